@@ -1,0 +1,155 @@
+"""Do our training steps compute what plain PyTorch computes?
+
+Train with the loss of every step recorded, then repeat the same steps in plain PyTorch, with
+its autograd, from the same initial weights, minibatches, crops and dropout masks:
+
+    python train.py --weights_dir runs/compare --devices cpu cpu --batch_size 32 \
+        --print_freq 1 --n_epochs 1 --data_folder data/imagenet
+    python benchmarks/against_pytorch.py runs/compare --steps 40
+
+Prints one JSON line per step, then one with the largest difference.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import yaml
+
+from alex_net import AlexNet
+from tandem.data.fill import FillRequest
+from tandem.data.order import epoch_order, global_minibatch, minibatch_count
+from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.philox import Purpose, words
+from tandem.run.config import Config
+from tandem.run.plan import make_plan, read_mean
+from tandem.run.record import TrainRecord, read_records
+from tandem.run.schedules import learning_rate
+
+
+class PlainAlexNet:
+    """AlexNet as a PyTorch user writes it, over a dictionary of parameters."""
+
+    def __init__(self, parameters: dict[str, torch.Tensor]) -> None:
+        self.parameters = parameters
+
+    def _conv(self, x: torch.Tensor, name: str, **options: int) -> torch.Tensor:
+        return F.relu(
+            F.conv2d(
+                x, self.parameters[name + ".weight"], self.parameters[name + ".bias"], **options
+            )
+        )
+
+    def _dense(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.linear(x, self.parameters[name + ".weight"].T, self.parameters[name + ".bias"])
+
+    def loss(
+        self, images: torch.Tensor, labels: torch.Tensor, masks: list[torch.Tensor]
+    ) -> torch.Tensor:
+        """Mean cross-entropy; `masks` are those of fc6 and fc7."""
+        # PyTorch divides alpha by the size of the window, the paper does not.
+        x = F.max_pool2d(self._conv(images, "conv1", stride=4), 3, 2)
+        x = F.local_response_norm(x, 5, alpha=5e-4, beta=0.75, k=2.0)
+        x = F.max_pool2d(self._conv(x, "conv2", padding=2, groups=2), 3, 2)
+        x = F.local_response_norm(x, 5, alpha=5e-4, beta=0.75, k=2.0)
+        x = self._conv(x, "conv3", padding=1)
+        x = self._conv(x, "conv4", padding=1, groups=2)
+        x = F.max_pool2d(self._conv(x, "conv5", padding=1, groups=2), 3, 2).flatten(1)
+        for name, mask in zip(("fc6", "fc7"), masks, strict=True):
+            x = F.relu(self._dense(x, name)) * mask
+        return F.cross_entropy(self._dense(x, "fc8"), labels)
+
+
+def dropout_masks(net: AlexNet, seed: int, epoch: int, indices: np.ndarray) -> list[torch.Tensor]:
+    """The masks of fc6 and fc7: a unit is kept when its counted word is in the upper half."""
+    masks = []
+    for layer, name in enumerate(("fc6", "fc7")):
+        units = net.parameters[name + ".bias"].type.shape[0]
+        drawn = words(seed, epoch, indices, Purpose.DROPOUT + layer, units)
+        masks.append(torch.from_numpy((drawn >= 2**31).astype(np.float32)))
+    return masks
+
+
+def minibatches(config: Config, trainers: int) -> Iterator[tuple[int, int, int, Slot]]:
+    """(epoch, step in the epoch, steps per epoch, filled slot) for each global minibatch."""
+    plan = make_plan(config.model_copy(update={"weights_dir": "runs/none"}), "alex_net:AlexNet")
+    size = config.batch_size * trainers
+    layout = SlotLayout(size, plan.picture_size)
+    slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
+    filler = plan.filler()
+    steps = minibatch_count(plan.train.size, size)
+    for epoch in range(config.n_epochs):
+        order = epoch_order(plan.train.counts, config.shuffle, config.seed, epoch)
+        for k in range(steps):
+            request = FillRequest(0, "train", epoch, k, global_minibatch(order, k, size))
+            filler.fill(slot, request)
+            yield epoch, k, steps, slot
+
+
+def images_of(slot: Slot, mean: np.ndarray, crop: int) -> torch.Tensor:
+    """The slot's valid crops minus the mean image at their own windows, (n, RGB, row, column)."""
+    images = np.empty((int(slot.valid), 3, crop, crop), np.float32)
+    for i in range(int(slot.valid)):
+        row, column = slot.origins[i]
+        window = mean[:, row : row + crop, column : column + crop]
+        if slot.mirrored[i]:
+            window = window[:, :, ::-1]
+        images[i] = slot.pictures[i].transpose(2, 0, 1) - window
+    return torch.from_numpy(images)
+
+
+def plain_losses(config: Config, trainers: int, count: int) -> Iterator[float]:
+    """The losses of the first `count` steps, in plain PyTorch."""
+    config = config.model_copy(update={"use_data_layer": False, "devices": ["cpu"] * trainers})
+    plan = make_plan(config.model_copy(update={"weights_dir": "runs/none"}), "alex_net:AlexNet")
+    mean = read_mean(config.mean_path, plan.train.image_size)
+    net = AlexNet(config.crop_size, plan.classes, config.width)
+    parameters = {
+        name: torch.from_numpy(value).requires_grad_()
+        for name, value in net.initial_values(config.seed)
+    }
+    plain = PlainAlexNet(parameters)
+    velocity = {name: torch.zeros_like(value) for name, value in parameters.items()}
+    for step, (epoch, k, steps, slot) in enumerate(minibatches(config, trainers)):
+        if step == count:
+            return
+        valid = int(slot.valid)
+        masks = dropout_masks(net, config.seed, epoch, slot.indices[:valid])
+        labels = torch.from_numpy(slot.labels[:valid].copy())
+        loss = plain.loss(images_of(slot, mean, config.crop_size), labels, masks)
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        yield float(loss.detach())
+        rate = learning_rate(config, epoch, k, steps, ())
+        with torch.no_grad():
+            for (name, weight), gradient in zip(parameters.items(), gradients, strict=True):
+                factor = 2 if name.endswith(".bias") else 1
+                decay = 0.0 if name.endswith(".bias") else config.weight_decay
+                velocity[name].mul_(config.momentum).sub_(
+                    factor * rate * (gradient + decay * weight)
+                )
+                weight.add_(velocity[name])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compare a run's recorded losses with plain PyTorch's; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("run", type=Path, help="folder of a run with --print_freq 1")
+    parser.add_argument("--steps", type=int, default=40)
+    options = parser.parse_args(arguments)
+    config = Config(**yaml.safe_load((options.run / "config.yaml").read_text()))
+    records = [r for r in read_records(options.run / "record.jsonl") if isinstance(r, TrainRecord)]
+    trainers = 1 if isinstance(config.devices, str) else len(config.devices)
+    differences = []
+    for record, plain in zip(records, plain_losses(config, trainers, options.steps), strict=False):
+        differences.append(abs(record.loss - plain))
+        print(json.dumps({"step": record.step, "ours": record.loss, "plain": plain}), flush=True)
+    print(json.dumps({"steps": len(differences), "largest_difference": max(differences)}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

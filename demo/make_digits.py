@@ -1,0 +1,123 @@
+"""scikit-learn's handwritten digits as JPEGs in ImageNet's folder layout, for a small trial.
+
+    python demo/make_digits.py --out data/demo/pictures
+
+1,797 real pictures: every fifth for validation (360), the others for training (1,437), as
+train/digit_0/0001.JPEG and so on. Run again, it finds them and leaves them alone.
+"""
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tandem.errors import InputError
+from tandem.files import write_json
+
+log = logging.getLogger(__name__)
+
+_RECORD = "digits.json"
+_EVERY = 5  # one picture in five is for validation
+_QUALITY = 95  # of the JPEGs, per cent of Pillow's scale
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; returns its exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    parser = argparse.ArgumentParser(
+        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument(
+        "--size", type=int, default=72, metavar="N", help="rows and columns, pixels (default 72)"
+    )
+    options = parser.parse_args(argv)
+    try:
+        make_digits(options.out, options.size)
+    except InputError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+def make_digits(folder: Path, size: int) -> None:
+    """Write the digits into `folder`, whole or not at all.
+
+    Parameters
+    ----------
+    folder : Path
+        Must not exist, unless it holds just these pictures.
+    size : int
+        Rows and columns of a picture, pixels.
+
+    Raises
+    ------
+    InputError
+        `folder` holds something else, or cannot be written, or `size` is no size.
+    """
+    if not 8 <= size <= 4096:
+        raise InputError(f"--size: found {size}, expected 8 to 4096 pixels")
+    record = {"size": size, "quality": _QUALITY, "validation_every": _EVERY}
+    if folder.exists():
+        _check_there(folder, record)
+        log.info("%s: the digits are there already", folder)
+        return
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
+    try:
+        written = _write_pictures(partial, size)
+        write_json(partial / _RECORD, record)
+        partial.chmod(0o777 & ~_umask())
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    log.info("%s: %d training and %d validation pictures", folder, *written)
+
+
+def _check_there(folder: Path, record: dict[str, int]) -> None:
+    try:
+        found = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = "other files"
+    if found != record:
+        raise InputError(
+            f"{folder}: found {found}, expected no folder, or digits of {record}; delete it, or"
+            " choose another --out"
+        )
+
+
+def _write_pictures(folder: Path, size: int) -> tuple[int, int]:
+    from sklearn.datasets import load_digits  # takes a second, and only a first run needs it
+
+    digits = load_digits()
+    # 16 levels of ink, white on black, to the range of a byte.
+    grey = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    counts = {"train": 0, "val": 0}
+    for number, (pixels, digit) in enumerate(zip(grey, digits.target, strict=True)):
+        split = "val" if number % _EVERY == 0 else "train"
+        path = folder / split / f"digit_{digit}" / f"{number:04d}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture = Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC)
+        picture.save(path, "JPEG", quality=_QUALITY)
+        counts[split] += 1
+    return counts["train"], counts["val"]
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

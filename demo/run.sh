@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# From handwritten digits to a trained AlexNet, with the programs that a user runs on ImageNet.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python demo/make_digits.py data/demo/digits
+python preprocessing/make_hkl.py --config demo/paths.yaml
+python preprocessing/make_train_val_txt.py --config demo/paths.yaml
+python preprocessing/make_labels.py --config demo/paths.yaml
+
+# The demo's own earlier run makes room for a new one; no other folder is ever removed.
+rm -rf runs/demo
+python train.py --config demo/config.yaml
+python -m tandem.plot runs/demo
+weights=$(ls runs/demo/epoch-*.safetensors | tail -n 1)
+python validate.py --config demo/config.yaml --weights "$weights" > runs/demo/validation.json
+python - <<'PYTHON'
+import json
+from pathlib import Path
+
+result = json.loads(Path("runs/demo/validation.json").read_text())
+print(
+    f"demo: top-1 error {100 * result['top1_error']:.2f} %, "
+    f"top-5 error {100 * result['top5_error']:.2f} % of {result['images']} validation pictures; "
+    "see runs/demo"
+)
+PYTHON

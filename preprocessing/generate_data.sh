@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# All of preprocessing, as paths.yaml says; options of the three programs can follow:
+#   preprocessing/generate_data.sh --tar-root-dir /big/disk/imagenet
+# Stopped and started again, it goes on where it was. PYTHON names another interpreter.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+python=${PYTHON:-python}
+
+"$python" "$here/make_hkl.py" "$@"
+"$python" "$here/make_train_val_txt.py" "$@"
+"$python" "$here/make_labels.py" "$@"

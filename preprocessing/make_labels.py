@@ -1,0 +1,17 @@
+"""train_labels.npy and val_labels.npy, from the manifest of make_hkl.py.
+
+As paths.yaml says:  python preprocessing/make_labels.py
+Another data set:    python preprocessing/make_labels.py --tar-root-dir data/small
+"""
+
+from pictures.derive import write_labels
+from pictures.program import run_program
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; returns its exit status."""
+    return run_program(__doc__ or "", write_labels, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,17 @@
+"""train.txt and val.txt in Caffe's style ("folder/name label"), from the manifest of make_hkl.py.
+
+As paths.yaml says:  python preprocessing/make_train_val_txt.py
+Another data set:    python preprocessing/make_train_val_txt.py --tar-root-dir data/small
+"""
+
+from pictures.derive import write_txt
+from pictures.program import run_program
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; returns its exit status."""
+    return run_program(__doc__ or "", write_txt, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,92 @@
+"""The loader: a process beside each trainer that keeps its next minibatch ready.
+
+`train.py` and `validate.py` start it with `para_load: true`; it is not run by hand. It waits for a
+request, reads the pictures from the batch files into the slot that the request names, crops and
+mirrors them unless the device does, answers that the slot is filled, and waits again. The slots lie
+in memory that the trainer sees; only requests and answers go through the pipe.
+
+It ends when it is told to, when its trainer or the program that started it is gone, and when
+something fails, which it tells the trainer first.
+"""
+
+import contextlib
+import multiprocessing
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+
+from tandem.data.fill import FillRequest, SlotFiller
+from tandem.errors import InputError
+from tandem.memory import Buffer, Slot, SlotLayout
+from tandem.run.messages import Filled, LoaderFailed, Stop
+from tandem.run.process import settle
+
+LOOK_SECONDS = 1.0  # the longest wait before looking again at who is still there
+
+
+def serve(
+    connection: Connection, filler: SlotFiller, layout: SlotLayout, buffers: Sequence[Buffer]
+) -> None:
+    """Fill slots until told to stop; the target of a loader process.
+
+    Parameters
+    ----------
+    connection : Connection
+        To the trainer. Its other end must be open in the trainer alone, so that its death shows.
+    filler : SlotFiller
+        What fills a slot.
+    layout : SlotLayout
+        Of every slot.
+    buffers : sequence of Buffer
+        One for each slot, by number.
+
+    Raises
+    ------
+    SystemExit
+        With status 1, when something failed. The trainer has been told.
+    """
+    settle()
+    try:
+        slots = [Slot.on(buffer, layout) for buffer in buffers]
+        while (request := _receive(connection)) is not None:
+            filler.fill(slots[request.slot], request)
+            connection.send(Filled(request.slot))
+    except BrokenPipeError:
+        # The trainer is gone, and says why to whom it concerns.
+        return
+    except Exception as error:
+        _report(connection, error)
+        raise SystemExit(1) from None
+    finally:
+        filler.close()
+        connection.close()
+
+
+def _receive(connection: Connection) -> FillRequest | None:
+    """The next request; None when it is time to end."""
+    parent = multiprocessing.parent_process()
+    watched = [connection] if parent is None else [connection, parent.sentinel]
+    while not (ready := wait(watched, LOOK_SECONDS)):
+        continue
+    if connection not in ready:
+        return None
+    try:
+        message = connection.recv()
+    except (EOFError, ConnectionResetError):
+        return None
+    if isinstance(message, Stop):
+        return None
+    if not isinstance(message, FillRequest):
+        raise TypeError(f"a trainer sent {type(message).__name__}, expected FillRequest or Stop")
+    return message
+
+
+def _report(connection: Connection, error: Exception) -> None:
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    message = LoaderFailed(
+        summary=summary,
+        traceback="".join(traceback.format_exception(error)),
+        input_error=str(error) if isinstance(error, InputError) else None,
+    )
+    with contextlib.suppress(OSError):
+        connection.send(message)

@@ -1,0 +1,148 @@
+"""One split of a preprocessed data set, checked against its manifest before it is used."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tandem.data.batchfile import BatchLocation, locate_batch
+from tandem.data.manifest import Manifest
+from tandem.errors import InputError
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Where the pictures of a split lie: small, and picklable, so that a loader gets it whole.
+
+    Attributes
+    ----------
+    paths : tuple of str
+        Batch files, absolute, in dataset order.
+    offsets : tuple of int
+        Bytes from the start of each file to its first pixel.
+    counts : tuple of int
+        Pictures in each file.
+    layout : str
+        ``b01c`` (picture, row, column, RGB) or ``c01b`` (RGB, row, column, picture).
+    image_size : int
+        S, the rows and the columns of a picture.
+    labels_file : str
+        ``.npy`` of int64 (pictures,), absolute.
+    """
+
+    paths: tuple[str, ...]
+    offsets: tuple[int, ...]
+    counts: tuple[int, ...]
+    layout: str
+    image_size: int
+    labels_file: str
+
+    @property
+    def size(self) -> int:
+        """Number of pictures."""
+        return sum(self.counts)
+
+
+def open_split(
+    manifest: Manifest,
+    data_folder: Path,
+    split: str,
+    label_folder: Path,
+    batch_folder: Path | None = None,
+) -> Dataset:
+    """Check every batch file and the labels of a split against the manifest.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        What the files must hold.
+    data_folder : Path
+        The folder of the manifest.
+    split : str
+        ``train`` or ``val``.
+    label_folder : Path
+        Holds ``train_labels.npy`` and ``val_labels.npy``.
+    batch_folder : Path, optional
+        Holds this split's batch files, where they are not where the manifest says.
+
+    Raises
+    ------
+    InputError
+        A file is missing or truncated, or has another shape, dtype, layout or number of pictures
+        than the manifest says, or the labels are others.
+    """
+    located = locate_split(manifest, data_folder, split, batch_folder)
+    labels_file = label_folder / f"{split}_labels.npy"
+    _check_labels(labels_file, manifest.splits[split].labels)
+    return Dataset(
+        paths=tuple(str(path.absolute()) for path, _ in located),
+        offsets=tuple(location.offset for _, location in located),
+        counts=manifest.counts(split),
+        layout=manifest.layout,
+        image_size=manifest.image_size,
+        labels_file=str(labels_file.absolute()),
+    )
+
+
+def locate_split(
+    manifest: Manifest, data_folder: Path, split: str, batch_folder: Path | None = None
+) -> list[tuple[Path, BatchLocation]]:
+    """Check every batch file of a split against the manifest; parameters as for `open_split`.
+
+    Returns
+    -------
+    list of (Path, BatchLocation)
+        The files in dataset order, and where in each the pixels lie.
+
+    Raises
+    ------
+    InputError
+        A file is missing or truncated, or has another shape, dtype, layout or number of pictures
+        than the manifest says.
+    """
+    files = manifest.splits[split].files
+    if batch_folder is None:
+        paths = [data_folder / file for file in files]
+    else:
+        paths = [batch_folder / Path(file).name for file in files]
+    return [
+        (path, _checked_batch(manifest, path, count))
+        for path, count in zip(paths, manifest.counts(split), strict=True)
+    ]
+
+
+def _checked_batch(manifest: Manifest, path: Path, count: int) -> BatchLocation:
+    location = locate_batch(path)
+    expected = manifest.batch_shape(count)
+    if location.shape != expected:
+        raise InputError(
+            f"{path}: found shape {location.shape}, expected {expected}: {count} pictures of"
+            f" {manifest.image_size} x {manifest.image_size} in layout {manifest.layout},"
+            " as the manifest says"
+        )
+    return location
+
+
+def _check_labels(path: Path, expected: np.ndarray) -> None:
+    remedy = "preprocessing/make_labels.py writes them from the manifest"
+    try:
+        with path.open("rb") as file:
+            labels = np.lib.format.read_array(file, allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"{path}: there are no labels; {remedy}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: the labels cannot be read ({error}); {remedy}") from None
+    if labels.dtype != np.int64:
+        raise InputError(f"{path}: found {labels.dtype}, expected int64 labels; {remedy}")
+    if labels.shape != expected.shape:
+        raise InputError(
+            f"{path}: found labels of shape {labels.shape}, expected {expected.shape}, one for"
+            f" each picture of the manifest; {remedy}"
+        )
+    differing = np.flatnonzero(labels != expected)
+    if len(differing):
+        first = differing[0]
+        raise InputError(
+            f"{path}: found label {labels[first]} for picture {first}, expected {expected[first]}"
+            f" as the manifest says ({len(differing)} labels differ); {remedy}"
+        )

@@ -1,0 +1,87 @@
+"""Which devices there are, and how many threads work on a CPU."""
+
+import contextlib
+import logging
+import os
+import shutil
+
+import torch
+
+from tandem.errors import InputError
+
+_logger = logging.getLogger(__name__)
+
+
+def as_device(device: str | torch.device) -> torch.device:
+    """Give the PyTorch device of that name, if it is there.
+
+    Parameters
+    ----------
+    device : str or torch.device
+        "cpu" or "cuda:0", "cuda:1" ...; "cuda" is "cuda:0".
+
+    Raises
+    ------
+    InputError
+        If there is no such device; the message says which there are.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"device {device!r} is unknown; {_what_is_there()}") from error
+    if found.type == "cpu" and found.index in (None, 0):
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found.type != "cuda" or (found.index or 0) >= count:
+        raise InputError(f"device {str(device)!r} is not there; {_what_is_there()}")
+    return torch.device("cuda", found.index or 0)
+
+
+def _what_is_there() -> str:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = ["cpu", *(f"cuda:{index}" for index in range(count))]
+    return f"this machine has {', '.join(names)}"
+
+
+def set_threads(count: int) -> None:
+    """Set how many threads a PyTorch kernel uses on the CPU.
+
+    Kernels are not run side by side: the threads that PyTorch keeps for that are set to one,
+    where it is not too late (PyTorch takes that number only before its first use).
+
+    Parameters
+    ----------
+    count : int
+        Threads of one kernel, at least 1.
+
+    Raises
+    ------
+    InputError
+        If `count` is below 1.
+    """
+    if count < 1:
+        raise InputError(f"threads must be at least 1, not {count}")
+    torch.set_num_threads(count)
+    with contextlib.suppress(RuntimeError):
+        torch.set_num_interop_threads(1)
+
+
+def cpp_compiler() -> str | None:
+    """Find the C++ compiler that ``torch.compile`` would use on a CPU; None if there is none."""
+    names = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def require_compiler(device: torch.device) -> None:
+    """Refuse to compile for the CPU where no C++ compiler is found.
+
+    Raises
+    ------
+    InputError
+        Naming what was looked for.
+    """
+    if device.type == "cpu" and cpp_compiler() is None:
+        raise InputError(
+            "compile: true needs a C++ compiler for the CPU, and none of $CXX, g++, clang++ and "
+            "c++ is found; install one, or set compile: false"
+        )

@@ -1,0 +1,231 @@
+"""Arithmetic on shapes and indices, in Python numbers.
+
+What is computed from shapes alone (lengths, strides, conditions) stays on the host: on a GPU
+nothing waits for it, and ``torch.compile`` sees constants. A 0-d variable is a Python number here
+and a vector is a tuple.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import pytensor.scalar as ps
+from pytensor.compile.ops import DeepCopyOp, TypeCastingOp
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+from pytensor.raise_op import CheckAndRaise
+from pytensor.scalar.basic import ScalarOp, ScalarType
+from pytensor.tensor.basic import Join, MakeVector, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.shape import SpecifyShape
+from pytensor.tensor.subtensor import Subtensor, unflatten_index_variables
+from pytensor.tensor.type import TensorType
+
+Rule = Callable[..., Any]
+
+# Python's integers do not wrap around, so only results in the widest type are computed here.
+_EXACT = ("bool", "int64")
+
+
+def _invert(x: int) -> int:
+    return not x if isinstance(x, bool) else ~x
+
+
+def _clip(x: int, low: int, high: int) -> int:
+    return low if x < low else min(x, high)
+
+
+_SCALAR_RULES: dict[type, Rule] = {
+    ps.Add: lambda *xs: sum(xs),
+    ps.Mul: lambda *xs: math.prod(xs),
+    ps.Sub: operator.sub,
+    ps.IntDiv: operator.floordiv,
+    ps.Mod: operator.mod,
+    ps.ScalarMaximum: max,
+    ps.ScalarMinimum: min,
+    ps.EQ: operator.eq,
+    ps.NEQ: operator.ne,
+    ps.LT: operator.lt,
+    ps.GT: operator.gt,
+    ps.LE: operator.le,
+    ps.GE: operator.ge,
+    ps.AND: operator.and_,
+    ps.OR: operator.or_,
+    ps.XOR: operator.xor,
+    ps.Invert: _invert,
+    ps.Neg: operator.neg,
+    ps.Abs: abs,
+    ps.Sign: lambda x: (x > 0) - (x < 0),
+    ps.Sqr: lambda x: x * x,
+    ps.Switch: lambda condition, yes, no: yes if condition else no,
+    ps.Clip: _clip,
+    ps.Second: lambda x, y: y,
+    ps.Identity: lambda x: x,
+    ps.Cast: lambda x: x,
+}
+
+_REDUCE_RULES: dict[type, Rule] = {
+    ps.Add: sum,
+    ps.Mul: math.prod,
+    ps.ScalarMaximum: max,
+    ps.ScalarMinimum: min,
+    ps.AND: all,
+    ps.OR: any,
+}
+
+
+def _is_exact(node: Apply) -> bool:
+    """Whether Python's integers give the node's results as they are."""
+    return all(
+        isinstance(v.type, TensorType | ScalarType)
+        and getattr(v.type, "ndim", 0) <= 1
+        and np.dtype(v.type.dtype).kind in "biu"
+        for v in node.inputs
+    ) and all(
+        isinstance(v.type, TensorType | ScalarType)
+        and getattr(v.type, "ndim", 0) <= 1
+        and v.type.dtype in _EXACT
+        for v in node.outputs
+    )
+
+
+@singledispatch
+def host_rule(op: Op, node: Apply) -> Rule | None:
+    """Give a function that computes `node` from Python numbers, or None if there is none.
+
+    Parameters
+    ----------
+    op : Op
+        The Op of `node`.
+    node : Apply
+        A node whose inputs may all be known as numbers or tuples of numbers.
+    """
+    return None
+
+
+@host_rule.register(ScalarOp)
+def _(op: ScalarOp, node: Apply) -> Rule | None:
+    rule = _SCALAR_RULES.get(type(op)) if _is_exact(node) else None
+    return _typed(rule, node) if rule is not None else _by_numpy(op, node)
+
+
+def _typed(rule: Rule, node: Apply) -> Rule:
+    """Make the result what its dtype says: a bool or an int."""
+    kind = bool if node.outputs[0].type.dtype == "bool" else int
+    return lambda *numbers: kind(rule(*numbers))
+
+
+def _by_numpy(op: ScalarOp, node: Apply) -> Rule:
+    """Compute scalars of any dtype as PyTensor's own backend does."""
+    kinds = [np.dtype(x.type.dtype).type for x in node.inputs]
+    result = np.dtype(node.outputs[0].type.dtype).type
+
+    def compute(*numbers: float) -> Any:
+        values = [kind(number) for kind, number in zip(kinds, numbers, strict=True)]
+        return result(op.impl(*values)).item()
+
+    return compute
+
+
+@host_rule.register(Elemwise)
+def _(op: Elemwise, node: Apply) -> Rule | None:
+    if type(op.scalar_op) not in _SCALAR_RULES or not _is_exact(node):
+        return None
+    rule = _typed(_SCALAR_RULES[type(op.scalar_op)], node)
+    return rule if node.outputs[0].type.ndim == 0 else _over_vectors(rule)
+
+
+def _over_vectors(rule: Rule) -> Rule:
+    def compute(*vectors: Sequence[int]) -> tuple[int, ...]:
+        lengths = {len(vector) for vector in vectors} - {1}
+        length = lengths.pop() if lengths else 1
+        if lengths:
+            raise ValueError(f"vectors of lengths {[len(v) for v in vectors]} cannot be combined")
+        spread = [vector if len(vector) == length else tuple(vector) * length for vector in vectors]
+        return tuple(rule(*numbers) for numbers in zip(*spread, strict=True))
+
+    return compute
+
+
+@host_rule.register(CAReduce)
+def _(op: CAReduce, node: Apply) -> Rule | None:
+    rule = _REDUCE_RULES.get(type(op.scalar_op))
+    if rule is None or not _is_exact(node) or node.inputs[0].type.ndim != 1:
+        return None
+    if node.outputs[0].type.ndim == 1 or type(op.scalar_op) in (ps.AND, ps.OR) and (
+        node.inputs[0].type.dtype != "bool"
+    ):
+        return None
+    return _typed(rule, node)
+
+
+@host_rule.register(DimShuffle)
+def _(op: DimShuffle, node: Apply) -> Rule | None:
+    given, wanted = node.inputs[0].type.ndim, node.outputs[0].type.ndim
+    if not _is_exact(node):
+        return None
+    if given == wanted:
+        return lambda x: x
+    return (lambda x: (x,)) if wanted else (lambda x: x[0])
+
+
+@host_rule.register(MakeVector)
+def _(op: MakeVector, node: Apply) -> Rule | None:
+    return (lambda *numbers: numbers) if _is_exact(node) else None
+
+
+@host_rule.register(Join)
+def _(op: Join, node: Apply) -> Rule | None:
+    if not _is_exact(node):
+        return None
+    return lambda axis, *vectors: tuple(number for vector in vectors for number in vector)
+
+
+@host_rule.register(Subtensor)
+def _(op: Subtensor, node: Apply) -> Rule | None:
+    if not _is_exact(node):
+        return None
+    if not op.idx_list:
+        return lambda x: x
+    return lambda x, *flat: x[unflatten_index_variables(flat, op.idx_list)[0]]
+
+
+@host_rule.register(ScalarFromTensor)
+@host_rule.register(TensorFromScalar)
+def _(op: Op, node: Apply) -> Rule | None:
+    return lambda x: x
+
+
+@host_rule.register(DeepCopyOp)
+@host_rule.register(TypeCastingOp)
+def _(op: Op, node: Apply) -> Rule | None:
+    return (lambda x: x) if _is_exact(node) else None
+
+
+@host_rule.register(CheckAndRaise)
+def _(op: CheckAndRaise, node: Apply) -> Rule | None:
+    if not _is_exact(node):
+        return None
+
+    def check(x: Any, *conditions: bool) -> Any:
+        if not all(conditions):
+            raise op.exc_type(op.msg)
+        return x
+
+    return check
+
+
+@host_rule.register(SpecifyShape)
+def _(op: SpecifyShape, node: Apply) -> Rule | None:
+    if not _is_exact(node) or node.inputs[0].type.ndim != 1:
+        return None
+
+    def check(x: Sequence[int], length: int) -> Sequence[int]:
+        if len(x) != length:
+            raise AssertionError(f"SpecifyShape: Got shape {(len(x),)}, expected {(length,)}.")
+        return x
+
+    return check

@@ -1,0 +1,76 @@
+"""Files that are written whole or not at all."""
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; on success flush it to disk and rename it to `path`.
+
+    When the block raises, or the process is killed, `path` stays as it was; after an exception
+    the temporary file is removed.
+
+    Parameters
+    ----------
+    path : Path
+        The file to write. Its folder must exist.
+
+    Yields
+    ------
+    Path
+        Where to write. It has the same suffix as `path`, for writers that look at it.
+    """
+    descriptor, name = tempfile.mkstemp(
+        prefix=f".{path.stem}.", suffix=f".partial{path.suffix}", dir=path.parent
+    )
+    os.close(descriptor)
+    partial = Path(name)
+    try:
+        yield partial
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.chmod(0o666 & ~_umask())
+        partial.replace(path)
+        _flush_folder(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Write `array` as an ``.npy`` file, whole or not at all."""
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` in UTF-8, whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any, default: Callable[[Any], Any] | None = None) -> None:
+    """Write `value` as indented JSON, whole or not at all."""
+    write_text(path, json.dumps(value, indent=1, default=default) + "\n")
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a rename in `folder` last through a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,125 @@
+"""A slot: the place in shared memory that a loader fills and its trainer reads."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from tandem.memory import Buffer
+
+ALIGNMENT = 64  # bytes: a cache line, and enough for every vector load
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """Where the arrays of a slot lie. Every array starts on a 64-byte boundary.
+
+    Parameters
+    ----------
+    batch_size : int
+        b, rows of a slot: pictures per trainer and step.
+    picture_size : int
+        P, rows and columns of a picture in the slot: the stored size where the device crops, the
+        crop size where the loader does.
+    """
+
+    batch_size: int
+    picture_size: int
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.picture_size < 1:
+            raise ValueError(f"a slot needs positive sizes, not {self}")
+
+    @property
+    def arrays(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of each array, in the order in which they lie."""
+        b, p = self.batch_size, self.picture_size
+        return {
+            "pictures": ((b, p, p, 3), "uint8"),
+            "labels": ((b,), "int64"),
+            "indices": ((b,), "int64"),
+            "origins": ((b, 2), "int64"),
+            "mirrored": ((b,), "uint8"),
+            "valid": ((), "int64"),
+        }
+
+    @property
+    def offsets(self) -> Mapping[str, int]:
+        """First byte of each array."""
+        offsets, end = {}, 0
+        for name, (shape, dtype) in self.arrays.items():
+            offsets[name] = end
+            end += _aligned(math.prod(shape) * np.dtype(dtype).itemsize)
+        return offsets
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a slot; a multiple of 64."""
+        return sum(
+            _aligned(math.prod(shape) * np.dtype(dtype).itemsize)
+            for shape, dtype in self.arrays.values()
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """One minibatch of one trainer, as arrays over a buffer. Rows from `valid` on are stale.
+
+    Attributes
+    ----------
+    pictures : uint8 (b, P, P, 3)
+        (batch, row, column, RGB). Whole pictures, or crops that are mirrored where `mirrored` is 1.
+    labels : int64 (b,)
+        Class of each picture.
+    indices : int64 (b,)
+        Dataset index of each picture.
+    origins : int64 (b, 2)
+        Row and column, in the stored picture, where the crop window begins.
+    mirrored : uint8 (b,)
+        1 where the window is mirrored left to right, otherwise 0.
+    valid : int64 ()
+        How many rows, from the first, hold a picture of this minibatch.
+    """
+
+    pictures: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int64]
+    origins: npt.NDArray[np.int64]
+    mirrored: npt.NDArray[np.uint8]
+    valid: npt.NDArray[np.int64]
+
+    @classmethod
+    def on(cls, buffer: "Buffer", layout: SlotLayout, offset: int = 0) -> "Slot":
+        """The slot that lies `offset` bytes into `buffer`.
+
+        Raises
+        ------
+        ValueError
+            `offset` is not a multiple of 64, or the buffer is too small.
+        """
+        if offset % ALIGNMENT:
+            raise ValueError(f"a slot starts on a {ALIGNMENT}-byte boundary, not at byte {offset}")
+        if offset + layout.nbytes > buffer.nbytes:
+            raise ValueError(
+                f"a slot of {layout.nbytes} bytes at byte {offset} doesn't fit in a buffer of "
+                f"{buffer.nbytes} bytes"
+            )
+        starts = layout.offsets
+        return cls(
+            **{
+                name: buffer.array(shape, dtype, offset + starts[name])
+                for name, (shape, dtype) in layout.arrays.items()
+            }
+        )
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: pixels cross between processes as a buffer and a layout only."""
+        raise TypeError("a Slot can't be pickled; pass its buffer and its layout")
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,33 @@
+"""The Ops that PyTensor lacks, each with its gradient and a `perform` to be read.
+
+The lower-case names build graphs and say what is computed; the classes are what a mode lowers.
+"""
+
+from tandem.ops.base import FLOATS
+from tandem.ops.conv import Conv2d, Conv2dInputGrad, Conv2dWeightGrad, conv2d
+from tandem.ops.crop import CropMirror, crop_mirror
+from tandem.ops.dropout import DropoutMask, dropout_mask
+from tandem.ops.lrn import LRN, LRNGrad, lrn
+from tandem.ops.pool import MaxPool2d, MaxPool2dGrad, max_pool2d
+from tandem.ops.relu import Relu, ReluGrad, relu
+
+__all__ = [
+    "FLOATS",
+    "LRN",
+    "Conv2d",
+    "Conv2dInputGrad",
+    "Conv2dWeightGrad",
+    "CropMirror",
+    "DropoutMask",
+    "LRNGrad",
+    "MaxPool2d",
+    "MaxPool2dGrad",
+    "Relu",
+    "ReluGrad",
+    "conv2d",
+    "crop_mirror",
+    "dropout_mask",
+    "lrn",
+    "max_pool2d",
+    "relu",
+]

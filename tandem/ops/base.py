@@ -1,0 +1,115 @@
+"""What the Ops share: their type, and how they check inputs when a graph is built.
+
+Every message says which Op it is, what was expected and what it got.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.graph.op import Op
+from pytensor.tensor.variable import TensorVariable
+
+FLOATS = ("float32", "float64")
+
+Length = int | None
+"""The length of an axis where it is known when the graph is built, else None."""
+
+
+class TensorOp(Op):
+    """An Op whose inputs and outputs are tensors."""
+
+    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
+        """Apply the Op: a tensor variable, or a list of them where it has several outputs."""
+        return super().__call__(*inputs, **keywords)
+
+    def pullback(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]
+    ) -> list[Any]:
+        raise NotImplementedError(f"{type(self).__name__} has no gradient")
+
+
+def positive_int(owner: str, name: str, value: Any, least: int = 1) -> int:
+    """Return `value` as an int of at least `least`, or raise TypeError or ValueError."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{owner}: {name} must be an int, got {value!r}")
+    if value < least:
+        raise ValueError(f"{owner}: {name} must be at least {least}, got {value}")
+    return int(value)
+
+
+def float_dtype(owner: str, dtype: Any) -> str:
+    """Return `dtype` as the name of a floating-point type, or raise TypeError."""
+    if str(dtype) not in FLOATS:
+        raise TypeError(f"{owner}: dtype must be {' or '.join(FLOATS)}, got {dtype!r}")
+    return str(dtype)
+
+
+def tensor_input(
+    op: Op, name: str, value: Any, ndim: int | None, dtypes: tuple[str, ...] = FLOATS
+) -> TensorVariable:
+    """Return `value` as a tensor variable of one of `dtypes`, or raise TypeError.
+
+    Parameters
+    ----------
+    op : Op
+        The Op that asks, named in the message.
+    name : str
+        The input's name, for the message.
+    value : tensor variable or anything that PyTensor turns into one
+    ndim : int or None
+        Number of axes; None takes any.
+    dtypes : tuple of str
+        Accepted dtypes.
+    """
+    variable = pt.as_tensor_variable(value)
+    if ndim not in (None, variable.type.ndim) or variable.type.dtype not in dtypes:
+        axes = "" if ndim is None else f"{ndim}-dimensional "
+        raise TypeError(
+            f"{op}: {name} must be a {axes}tensor of {' or '.join(dtypes)}, got {variable.type}"
+        )
+    return variable
+
+
+def same_dtype(op: Op, **variables: TensorVariable) -> str:
+    """Return the dtype that all `variables` have, or raise TypeError."""
+    dtypes = {name: variable.type.dtype for name, variable in variables.items()}
+    if len(set(dtypes.values())) > 1:
+        raise TypeError(f"{op}: inputs must have one dtype, got {dtypes}")
+    return next(iter(dtypes.values()))
+
+
+def same_length(op: Op, what: str, *lengths: Length) -> Length:
+    """Return the one length that those of `lengths` which are known agree on, or raise ValueError.
+
+    None if none is known.
+    """
+    known = sorted({length for length in lengths if length is not None})
+    if len(known) > 1:
+        raise ValueError(f"{op}: {what} must be equal, got {' and '.join(map(str, known))}")
+    return known[0] if known else None
+
+
+def same_shape(op: Op, what: str, *shapes: tuple[Length, ...]) -> tuple[Length, ...]:
+    """Return the static shape that `shapes` agree on, axis by axis, or raise ValueError."""
+    return tuple(
+        same_length(op, f"lengths of axis {axis} of {what}", *lengths)
+        for axis, lengths in enumerate(zip(*shapes, strict=True))
+    )
+
+
+def window_count(op: Op, length: Length, window: Length, stride: int, pad: int = 0) -> Length:
+    """Number of whole windows on an axis: ``(length + 2 pad - window) // stride + 1``.
+
+    Raises
+    ------
+    ValueError
+        No window fits.
+    """
+    if length is None or window is None:
+        return None
+    if length + 2 * pad < window:
+        raise ValueError(
+            f"{op}: a window of {window} does not fit into an axis of {length} padded by {pad}"
+        )
+    return (length + 2 * pad - window) // stride + 1

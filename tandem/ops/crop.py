@@ -1,0 +1,158 @@
+"""From stored pictures to the network's input: crop, mirror, mean subtraction, conversion."""
+
+# A make_node names its inputs, in place of the *inputs of PyTensor's Op.
+# mypy: disable-error-code=override
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.gradient import disconnected_type, grad_not_implemented
+from pytensor.graph.basic import Apply
+from pytensor.tensor.variable import TensorVariable
+
+from tandem.ops.base import TensorOp, float_dtype, positive_int, same_length, tensor_input
+
+_COLOURS = 3
+
+
+class CropMirror(TensorOp):
+    """Crop, mirror and subtract the mean image; `crop_mirror` says what it computes.
+
+    Parameters
+    ----------
+    crop_size, cropped, dtype
+        See `crop_mirror`.
+    """
+
+    __props__ = ("crop_size", "cropped", "dtype")
+
+    def __init__(self, crop_size: int, cropped: bool = False, dtype: str = "float32") -> None:
+        owner = type(self).__name__
+        self.crop_size = positive_int(owner, "crop_size", crop_size)
+        self.cropped = bool(cropped)
+        self.dtype = float_dtype(owner, dtype)
+
+    def make_node(self, pictures: Any, mean: Any, origins: Any, mirrored: Any) -> Apply:
+        pictures = tensor_input(self, "pictures", pictures, 4, ("uint8",))
+        mean = tensor_input(self, "mean", mean, 3, (self.dtype,))
+        origins = tensor_input(self, "origins", origins, 2, ("int64",))
+        mirrored = tensor_input(self, "mirrored", mirrored, 1, ("uint8",))
+        batch, picture_rows, picture_columns, picture_colours = pictures.type.shape
+        colours, mean_rows, mean_columns = mean.type.shape
+        same_length(self, "colours", picture_colours, colours, _COLOURS)
+        same_length(self, "lengths of a crop's origin and 2", origins.type.shape[1], 2)
+        self._check_sizes((picture_rows, picture_columns), (mean_rows, mean_columns))
+        batch = same_length(
+            self,
+            "numbers of pictures, origins and mirror flags",
+            batch,
+            origins.type.shape[0],
+            *mirrored.type.shape,
+        )
+        shape = (batch, _COLOURS, self.crop_size, self.crop_size)
+        return Apply(
+            self, [pictures, mean, origins, mirrored], [pt.tensor(dtype=self.dtype, shape=shape)]
+        )
+
+    def _check_sizes(self, pictures: Sequence[int | None], mean: Sequence[int | None]) -> None:
+        """Raise ValueError if a picture does not have the size of the crop or of the mean image."""
+        for picture_length, mean_length in zip(pictures, mean, strict=True):
+            expected = self.crop_size if self.cropped else mean_length
+            same_length(
+                self,
+                f"sides of a picture and of {'the crop' if self.cropped else 'the mean image'}",
+                picture_length,
+                expected,
+            )
+            if mean_length is not None and mean_length < self.crop_size:
+                raise ValueError(
+                    f"{self}: a crop of {self.crop_size} does not fit into a mean image of"
+                    f" {mean_length}"
+                )
+
+    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list[Any]]) -> None:
+        pictures, mean, origins, mirrored = inputs
+        self._check_sizes(pictures.shape[1:3], mean.shape[1:])
+        if (origins < 0).any() or (origins + self.crop_size > mean.shape[1:]).any():
+            raise ValueError(
+                f"{self}: a crop's origin lies outside [0, side - {self.crop_size}] of a mean image"
+                f" of {mean.shape[1]} x {mean.shape[2]}: {origins.tolist()}"
+            )
+        images = np.empty((len(pictures), _COLOURS, self.crop_size, self.crop_size), self.dtype)
+        for image, picture, (row, column), mirror in zip(
+            images, pictures, origins, mirrored, strict=True
+        ):
+            window = np.s_[:, row : row + self.crop_size, column : column + self.crop_size]
+            step = -1 if mirror else 1
+            pixels = picture.transpose(2, 0, 1)
+            if not self.cropped:
+                pixels = pixels[window][:, :, ::step]
+            np.subtract(pixels.astype(self.dtype), mean[window][:, :, ::step], out=image)
+        output_storage[0][0] = images
+
+    def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
+        colours, side = (pt.constant(n, dtype="int64") for n in (_COLOURS, self.crop_size))
+        return [(shapes[0][0], colours, side, side)]
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return [[False], [True], [False], [False]]
+
+    def pullback(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]
+    ) -> list[Any]:
+        no_gradient = grad_not_implemented(self, 1, inputs[1], "the mean image is not learned")
+        return [disconnected_type(), no_gradient, disconnected_type(), disconnected_type()]
+
+
+def crop_mirror(
+    pictures: Any,
+    mean: Any,
+    origins: Any,
+    mirrored: Any,
+    *,
+    crop_size: int,
+    cropped: bool = False,
+    dtype: str = "float32",
+) -> TensorVariable:
+    """Take each picture's own window, mirror it where asked, and subtract the mean image.
+
+    ``image[n, c, i, j] = dtype(pictures[n, r, s, c]) - mean[c, r, s]`` with ``r = row_n + i`` and
+    ``s = column_n + j``, or ``s = column_n + crop_size - 1 - j`` where the picture is mirrored. The
+    subtraction is done in `dtype`, once, so both ways of cropping give the same bits.
+
+    Parameters
+    ----------
+    pictures : uint8 (batch, row, column, RGB)
+        Whole pictures; with `cropped`, crops already taken and mirrored by the loader.
+    mean : dtype (RGB, row, column)
+        The mean of whole pictures, in units of a pixel's 0 to 255.
+    origins : int64 (batch, 2)
+        Row and column of each window's upper left corner in the whole picture.
+    mirrored : uint8 (batch,)
+        1 where left and right are exchanged, else 0.
+    crop_size : int
+        Side of the window, in pixels.
+    cropped : bool
+        Whether `pictures` are crops; then only the mean's window is taken here.
+    dtype : str
+        float32 or float64.
+
+    Returns
+    -------
+    dtype (batch, RGB, crop_size, crop_size)
+
+    Raises
+    ------
+    TypeError
+        An input has another dtype or number of axes.
+    ValueError
+        Shapes that are known do not fit each other; when it runs, also a window that does not lie
+        in the picture.
+
+    References
+    ----------
+    Krizhevsky, Sutskever, Hinton 2012, sections 2 and 4.1.
+    """
+    return CropMirror(crop_size, cropped, dtype)(pictures, mean, origins, mirrored)

@@ -1,0 +1,89 @@
+"""Counted randomness: every random choice is a pure integer function of what it is for.
+
+Philox-4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011,
+section 4.3) maps a 128-bit counter and a 64-bit key to four 32-bit words. Here the key is the
+seed, and the counter is (block of units, dataset index, epoch, purpose), so no two choices of a run
+share a counter, any choice can be computed at any time on any device, and nothing is drawn in turn.
+
+The code uses only ``*``, ``+``, ``^``, ``&`` and ``>>`` on 64-bit integers, so it runs on NumPy
+arrays and on PyTorch tensors alike, and gives the same bits on both.
+"""
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+class Purpose(IntEnum):
+    """What a random word is for: the last word of the counter. Values are part of the format."""
+
+    ORDER = 0
+    CROP = 1
+    MIRROR = 2
+    BATCH_CROP = 3
+    BATCH_MIRROR = 4
+    DROPOUT = 256  # plus the number of the dropout layer
+
+
+def philox4x32(counter: tuple[Any, Any, Any, Any], seed: Any) -> tuple[Any, Any, Any, Any]:
+    """Apply Philox-4x32-10.
+
+    Parameters
+    ----------
+    counter : four int64 arrays or tensors, or ints, that broadcast together
+        Values in [0, 2**32).
+    seed : int, or int64 scalar array or tensor
+        The 64-bit key.
+
+    Returns
+    -------
+    four int64 arrays or tensors
+        Values in [0, 2**32), each uniform and independent of the others.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = seed & _WORD, (seed >> 32) & _WORD
+    for _ in range(_ROUNDS):
+        # The 64-bit products wrap around in int64; the masks below read them as unsigned.
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (
+            ((product1 >> 32) & _WORD) ^ c1 ^ k0,
+            product1 & _WORD,
+            ((product0 >> 32) & _WORD) ^ c3 ^ k1,
+            product0 & _WORD,
+        )
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _WORD, (k1 + _KEY_STEPS[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def words(seed: int, epoch: int, indices: np.ndarray, purpose: int, count: int) -> np.ndarray:
+    """Random 32-bit words for each dataset index.
+
+    Parameters
+    ----------
+    seed : int
+        The run's seed, 64 bits.
+    epoch : int
+        The epoch, from 0.
+    indices : int64 (n,)
+        Dataset indices, below 2**32.
+    purpose : int
+        A `Purpose`, or ``Purpose.DROPOUT`` plus the number of the layer.
+    count : int
+        Words per index.
+
+    Returns
+    -------
+    int64 (n, count)
+        Values in [0, 2**32). Word j of an index does not depend on `count`.
+    """
+    blocks = np.arange(-(-count // 4), dtype=np.int64)[np.newaxis, :]
+    column = np.asarray(indices, np.int64)[:, np.newaxis]
+    four = philox4x32((blocks, column, np.array([epoch]), np.array([purpose])), int(seed))
+    drawn = np.stack(np.broadcast_arrays(*four), axis=-1)
+    return drawn.reshape(len(column), 4 * blocks.size)[:, :count]

@@ -1,0 +1,505 @@
+"""Checkpoints: weights, momentum and all state of a run, in one safetensors file.
+
+The tensors are ``conv1.weight`` and so on, in their logical layout (filters: out, in, row, column;
+fully connected: in, out), and ``momentum/conv1.weight`` and so on. Everything else is JSON under
+the key ``tandem`` of the file's metadata. Reading a file executes nothing that stands in it.
+
+``epoch-0003.safetensors`` was written after three whole epochs,
+``epoch-0003-step-000120.safetensors`` 120 steps into the fourth.
+"""
+
+import importlib.metadata
+import json
+import math
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from tandem.errors import InputError
+from tandem.files import replacing
+from tandem.run.config import Config
+
+FORMAT = 1
+
+_KEY = "tandem"
+_MOMENTUM = "momentum/"
+_NAME = re.compile(r"epoch-(\d{4,})(?:-step-(\d{6,}))?\.safetensors")
+_DTYPES: dict[str, np.dtype] = {"F32": np.dtype(np.float32), "F64": np.dtype(np.float64)}
+
+_Count = Annotated[int, Field(ge=0)]
+_Error = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+Shapes = Mapping[str, Sequence[int]]
+_Described = dict[str, tuple[np.dtype | str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class NetworkDescription:
+    """What decides the shapes of a network's parameters, and what its outputs mean.
+
+    Attributes
+    ----------
+    crop_size : int
+        Pixels on each side of the input.
+    classes : int
+        Number of outputs.
+    width : float
+        Factor on all filter and unit counts.
+    wnids : tuple of str or None
+        The classes by name, in the order of the outputs, where they are known.
+    """
+
+    crop_size: Annotated[int, Field(ge=1)]
+    classes: Annotated[int, Field(ge=1)]
+    width: float
+    wnids: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands. With the configuration it decides everything that follows.
+
+    Attributes
+    ----------
+    epoch : int
+        Whole epochs done.
+    step_in_epoch : int
+        Steps done since.
+    step : int
+        Steps done in all.
+    validation_errors : tuple of float
+        Top-1 error after each whole epoch, as a fraction: what ``lr_policy: auto`` looks at.
+    global_batch : int or None
+        Pictures per step over all trainers; `check_continues` compares it. None is unknown.
+    """
+
+    epoch: _Count = 0
+    step_in_epoch: _Count = 0
+    step: _Count = 0
+    validation_errors: tuple[_Error, ...] = ()
+    global_batch: Annotated[int, Field(ge=1)] | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint file holds.
+
+    Attributes
+    ----------
+    weights : dict of str to ndarray
+        float32 or float64, each in its logical layout.
+    momentum : dict of str to ndarray, or None
+        One for each weight, of its shape and dtype; None where there is none to continue, as in
+        weights that were converted.
+    network : NetworkDescription
+    state : RunState
+    config : dict
+        The run's resolved configuration, as ``Config.model_dump(mode="json")`` gives it.
+    versions : dict of str to str
+        Of Python and of the packages that wrote the file.
+    """
+
+    weights: dict[str, np.ndarray]
+    momentum: dict[str, np.ndarray] | None
+    network: NetworkDescription
+    state: RunState = RunState()
+    config: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=lambda: _versions())
+
+
+class _Metadata(BaseModel):
+    """The JSON beside the tensors, checked when it is read."""
+
+    format: Literal[1]
+    momentum: bool
+    network: NetworkDescription
+    state: RunState
+    config: dict[str, Any]
+    versions: dict[str, str]
+
+
+def write_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint into `folder`, whole or not at all, under the name of its state.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    InputError
+        The folder is missing, full or not writable.
+    """
+    path = Path(folder) / checkpoint_name(checkpoint.state)
+    save_checkpoint(path, checkpoint)
+    return path
+
+
+def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint to `path`, whole or not at all.
+
+    Raises
+    ------
+    InputError
+        The folder is missing, full or not writable.
+    ValueError
+        Momentum does not fit the weights, or a tensor is neither float32 nor float64.
+    """
+    momentum = checkpoint.momentum
+    tensors = dict(checkpoint.weights)
+    tensors |= {_MOMENTUM + name: value for name, value in (momentum or {}).items()}
+    described: _Described = {name: (array.dtype, array.shape) for name, array in tensors.items()}
+    if fault := _fault(described, momentum is not None):
+        raise ValueError(f"this checkpoint cannot be written: {fault}")
+    # save_file writes memory as it lies, so a strided view needs a copy; others are not copied.
+    laid_out = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+    try:
+        with replacing(path) as partial:
+            save_file(laid_out, partial, {_KEY: _metadata_text(checkpoint)})
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: the checkpoint could not be written: {error}") from error
+
+
+def checkpoint_name(state: RunState) -> str:
+    """The file name of a checkpoint, which sorts in the order of training."""
+    part = f"-step-{state.step_in_epoch:06d}" if state.step_in_epoch else ""
+    return f"epoch-{state.epoch:04d}{part}.safetensors"
+
+
+def read_checkpoint(path: str | Path, shapes: Shapes | None = None) -> Checkpoint:
+    """Read a checkpoint.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    shapes : mapping of str to sequence of int, optional
+        The name and shape of every parameter of the network that is to take the weights.
+
+    Returns
+    -------
+    Checkpoint
+        Its arrays are copies in memory.
+
+    Raises
+    ------
+    InputError
+        The file is missing, is not a checkpoint or is damaged, or is of another network.
+    """
+    path = Path(path)
+    with _opened(path) as (file, metadata, described):
+        found = {name: shape for name, (_, shape) in described.items()}
+        if shapes is not None:
+            _check_shapes(path, found, metadata.network, shapes)
+        names = [name for name in described if not name.startswith(_MOMENTUM)]
+        weights = {name: file.get_tensor(name) for name in names}
+        momentum = None
+        if metadata.momentum:
+            momentum = {name: file.get_tensor(_MOMENTUM + name) for name in names}
+    return Checkpoint(
+        weights,
+        momentum,
+        metadata.network,
+        metadata.state,
+        metadata.config,
+        metadata.versions,
+    )
+
+
+def read_state(path: str | Path) -> RunState:
+    """Read where the run of a checkpoint stood, without its tensors.
+
+    Raises
+    ------
+    InputError
+        As `read_checkpoint`.
+    """
+    with _opened(Path(path)) as (_, metadata, _):
+        return metadata.state
+
+
+def read_description(path: str | Path) -> NetworkDescription:
+    """Read which network a checkpoint is of, without its tensors.
+
+    Raises
+    ------
+    InputError
+        As `read_checkpoint`.
+    """
+    with _opened(Path(path)) as (_, metadata, _):
+        return metadata.network
+
+
+def check_network(checkpoint: Checkpoint, shapes: Shapes, path: str | Path) -> None:
+    """Refuse the weights of another network.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    shapes : mapping of str to sequence of int
+        The name and shape of every parameter of the network that is to take the weights.
+    path : Path
+        Where the checkpoint came from, for the message.
+
+    Raises
+    ------
+    InputError
+        Names the first tensor that is missing, of another shape, or unknown.
+    """
+    found = {name: array.shape for name, array in checkpoint.weights.items()}
+    _check_shapes(Path(path), found, checkpoint.network, shapes)
+
+
+def check_continues(path: str | Path, config: Config, global_batch: int) -> None:
+    """Refuse to go on inside an epoch with settings under which it is another epoch.
+
+    Between epochs these settings may change; inside one, pictures would be left out or come twice.
+
+    Parameters
+    ----------
+    path : Path
+        The checkpoint.
+    config : Config
+        Of the run that continues.
+    global_batch : int
+        Pictures per step over all trainers, of the run that continues.
+
+    Raises
+    ------
+    InputError
+        Names the setting, what the checkpoint has and what the run has.
+    """
+    with _opened(Path(path)) as (_, metadata, _):
+        state, before = metadata.state, metadata.config
+    if not state.step_in_epoch:
+        return
+    pairs = {
+        "pictures per step over all trainers": (state.global_batch, global_batch),
+        "seed": (before.get("seed"), config.seed),
+        "shuffle": (before.get("shuffle"), config.shuffle),
+    }
+    for name, (theirs, ours) in pairs.items():
+        if theirs is not None and theirs != ours:
+            raise InputError(
+                f"{path} stands inside epoch {state.epoch + 1}, which cannot be continued with "
+                f"other pictures in its steps: {name}: {theirs} in the checkpoint, now {ours}"
+            )
+
+
+def initial_weights(path: str | Path, shapes: Shapes) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Take what fits from a checkpoint of a network that may differ.
+
+    Parameters
+    ----------
+    path : Path
+        The checkpoint.
+    shapes : mapping of str to sequence of int
+        The name and shape of every parameter of the network to be trained.
+
+    Returns
+    -------
+    weights : dict of str to ndarray
+        The parameters of layers whose parameters all have the same shape there and here.
+    afresh : list of str
+        The names of the others, in the order of `shapes`.
+
+    Raises
+    ------
+    InputError
+        The file is not a checkpoint, or nothing in it fits.
+    """
+    path = Path(path)
+    with _opened(path) as (file, metadata, described):
+        differs = {
+            _layer(name)
+            for name, shape in shapes.items()
+            if name not in described or described[name][1] != tuple(shape)
+        }
+        afresh = [name for name in shapes if _layer(name) in differs]
+        weights = {name: file.get_tensor(name) for name in shapes if name not in afresh}
+    if not weights:
+        raise InputError(
+            f"{path}: init_weights: no layer of this checkpoint ({_summary(metadata.network)}) "
+            "has the shape of one of the network to be trained"
+        )
+    return weights, afresh
+
+
+def list_checkpoints(folder: str | Path) -> list[Path]:
+    """The checkpoints in a folder by their names, earliest first; none if there is no folder."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return []
+    found = {
+        (int(match[1]), int(match[2] or 0)): path
+        for path in folder.iterdir()
+        if (match := _NAME.fullmatch(path.name))
+    }
+    return [found[position] for position in sorted(found)]
+
+
+def latest_checkpoint(folder: str | Path) -> Path | None:
+    """The checkpoint that is furthest in training, or None if there is none."""
+    found = list_checkpoints(folder)
+    return found[-1] if found else None
+
+
+def find_checkpoint(folder: str | Path, load_epoch: int | Literal["latest"]) -> Path:
+    """Find the checkpoint to resume from.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the run left its checkpoints.
+    load_epoch : int or "latest"
+        How many whole epochs it was written after, or whichever is furthest.
+
+    Raises
+    ------
+    InputError
+        It is not there; the message lists those that are.
+    """
+    found = list_checkpoints(folder)
+    if not found:
+        raise InputError(
+            f"{folder}: no checkpoint to resume from; expected files named epoch-0001.safetensors"
+        )
+    if load_epoch == "latest":
+        return found[-1]
+    name = checkpoint_name(RunState(epoch=load_epoch))
+    for path in found:
+        if path.name == name:
+            return path
+    raise InputError(
+        f"{folder}: no checkpoint {name} (load_epoch {load_epoch}); there are: {_listing(found)}"
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, _Metadata, _Described]]:
+    """Open a checkpoint; what stands in its header has been checked, the tensors not yet read."""
+    if not path.is_file():
+        state = "is not a file" if path.exists() else "does not exist"
+        raise InputError(f"{path}: {state}; expected a checkpoint (.safetensors)")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = _parse_metadata(path, file.metadata())
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            described: _Described = {
+                name: (_dtype(part.get_dtype()), tuple(part.get_shape()))
+                for name, part in slices.items()
+            }
+            if fault := _fault(described, metadata.momentum):
+                raise InputError(f"{path}: not a whole checkpoint: {fault}")
+            yield file, metadata, described
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{path}: not a checkpoint, or damaged; expected a whole safetensors file ({error})"
+        ) from error
+
+
+def _parse_metadata(path: Path, metadata: Mapping[str, str] | None) -> _Metadata:
+    text = (metadata or {}).get(_KEY)
+    if text is None:
+        raise InputError(
+            f"{path}: a safetensors file, but not a checkpoint of this program: its metadata has "
+            f"no key {_KEY!r}"
+        )
+    try:
+        return _Metadata.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        newer = f" (this program reads format {FORMAT})" if place == "format" else ""
+        raise InputError(
+            f"{path}: the checkpoint's metadata cannot be used: {place or 'JSON'}: "
+            f"{first['msg']}{newer}"
+        ) from error
+
+
+def _metadata_text(checkpoint: Checkpoint) -> str:
+    state = asdict(checkpoint.state)
+    # JSON has no NaN: the error of an epoch in which the weights were lost.
+    state["validation_errors"] = [
+        float(error) if math.isfinite(error) else None for error in state["validation_errors"]
+    ]
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "momentum": checkpoint.momentum is not None,
+            "network": asdict(checkpoint.network),
+            "state": state,
+            "config": checkpoint.config,
+            "versions": checkpoint.versions,
+        },
+        allow_nan=False,
+    )
+
+
+def _fault(described: _Described, momentum: bool) -> str | None:
+    """What is wrong with the tensors of a checkpoint among themselves."""
+    for name, (dtype, _) in described.items():
+        if dtype not in _DTYPES.values():
+            return f"{name} is of type {dtype}, expected float32 or float64"
+    weights = [name for name in described if not name.startswith(_MOMENTUM)]
+    if not weights:
+        return "it has no weights"
+    expected = {*weights, *(_MOMENTUM + name for name in weights)} if momentum else {*weights}
+    if missing := sorted(expected - described.keys()):
+        return f"{missing[0]} is missing"
+    if unknown := sorted(described.keys() - expected):
+        return f"{unknown[0]} has no weight, or no momentum was announced"
+    for name in weights:
+        if momentum and described[name] != described[_MOMENTUM + name]:
+            (dtype, shape), (other, other_shape) = described[name], described[_MOMENTUM + name]
+            return f"{name} is {dtype} {shape}, its momentum {other} {other_shape}"
+    return None
+
+
+def _check_shapes(path: Path, found: Shapes, network: NetworkDescription, expected: Shapes) -> None:
+    whole = f"{path}: this checkpoint is of another network ({_summary(network)})"
+    for name, shape in expected.items():
+        if name not in found:
+            raise InputError(f"{whole}: {name} is missing, expected {tuple(shape)}")
+        if tuple(found[name]) != tuple(shape):
+            raise InputError(f"{whole}: {name} is {tuple(found[name])}, expected {tuple(shape)}")
+    for name in found:
+        if name not in expected and not name.startswith(_MOMENTUM):
+            raise InputError(f"{whole}: {name} is unknown to the network that is configured")
+
+
+def _summary(network: NetworkDescription) -> str:
+    return f"{network.classes} classes, crop_size {network.crop_size}, width {network.width:g}"
+
+
+def _dtype(name: str) -> np.dtype | str:
+    return _DTYPES.get(name, name)
+
+
+def _layer(name: str) -> str:
+    """The layer that a parameter is of: its weight and bias begin afresh together."""
+    return name.rpartition(".")[0]
+
+
+def _listing(paths: Sequence[Path]) -> str:
+    names = [path.name for path in paths]
+    return ", ".join(names if len(names) <= 8 else [*names[:3], "...", *names[-4:]])
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("tandem", "numpy", "pytensor", "torch", "safetensors"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,219 @@
+"""The trainer's side of double buffering: the next minibatch is loaded while one is in use."""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Literal, NoReturn, Protocol
+
+from tandem.data.fill import FillRequest, SlotFiller
+from tandem.memory import Slot
+from tandem.run.messages import Filled, LoaderFailed, Stop
+
+_LOOK_SECONDS = 1.0  # between looks at whether the loader is still there
+
+
+class LoaderError(Exception):
+    """The loader process has failed or ended.
+
+    Attributes
+    ----------
+    kind : "input", "fault" or "consequence"
+        The loader met an `InputError`, whose message this is; it met another exception; it ended
+        without a word, of which whoever started it knows the cause.
+    traceback : str or None
+        The loader's own, where it could send it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        kind: Literal["input", "fault", "consequence"],
+        traceback: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind: Literal["input", "fault", "consequence"] = kind
+        self.traceback = traceback
+
+
+class Loader(Protocol):
+    """What fills slots when asked, one request after another."""
+
+    def request(self, request: FillRequest) -> None:
+        """Ask for a slot to be filled. Returns at once."""
+        ...
+
+    def wait(self) -> int:
+        """Wait until the oldest request has been carried out; return the number of its slot."""
+        ...
+
+    def close(self) -> None:
+        """Let the loader go. May be called twice."""
+        ...
+
+
+class ProcessLoader:
+    """A loader process, as its trainer sees it.
+
+    Parameters
+    ----------
+    connection : Connection
+        To the loader. The other end must be open in the loader alone, so that its death shows.
+    sentinel : int, optional
+        The sentinel of the loader process, for a parent that holds one.
+
+    Raises
+    ------
+    LoaderError
+        From `request` and `wait`: the loader has failed or ended.
+    """
+
+    def __init__(self, connection: Connection, sentinel: int | None = None) -> None:
+        self._connection = connection
+        self._sentinels = [] if sentinel is None else [sentinel]
+
+    def request(self, request: FillRequest) -> None:
+        """Ask for a slot to be filled. Returns at once."""
+        try:
+            self._connection.send(request)
+        except OSError:
+            self._explain_end()
+
+    def wait(self) -> int:
+        """Wait until the oldest request has been carried out; return the number of its slot.
+
+        Reading a file may take any time, so no time is too long; the loader's end ends the wait.
+        """
+        while True:
+            ready = wait([self._connection, *self._sentinels], _LOOK_SECONDS)
+            if self._connection in ready:
+                return self._receive()
+            if ready:
+                self._explain_end()
+
+    def close(self) -> None:
+        """Tell the loader to stop and close the pipe; it ends after what it is doing."""
+        with contextlib.suppress(OSError):
+            self._connection.send(Stop())
+        self._connection.close()
+
+    def _receive(self) -> int:
+        try:
+            message = self._connection.recv()
+        except (EOFError, OSError):
+            raise LoaderError("its loader has ended", "consequence") from None
+        if isinstance(message, LoaderFailed):
+            if message.input_error is not None:
+                raise LoaderError(message.input_error, "input", message.traceback)
+            raise LoaderError(f"its loader failed: {message.summary}", "fault", message.traceback)
+        if not isinstance(message, Filled):
+            raise TypeError(f"a loader sent {type(message).__name__}, expected Filled")
+        return message.slot
+
+    def _explain_end(self) -> NoReturn:
+        """Raise what the loader has said before it ended; answers to requests may precede it."""
+        while self._connection.poll():
+            self._receive()
+        raise LoaderError("its loader has ended", "consequence")
+
+
+class InProcessLoader:
+    """A loader in the trainer itself, for `para_load: false`: a slot is filled when waited for.
+
+    Exceptions are those of `SlotFiller.fill`, as they are.
+
+    Parameters
+    ----------
+    filler : SlotFiller
+        What fills the slots.
+    slots : sequence of Slot
+        By number.
+    """
+
+    def __init__(self, filler: SlotFiller, slots: Sequence[Slot]) -> None:
+        self._filler, self._slots = filler, slots
+        self._requests: deque[FillRequest] = deque()
+
+    def request(self, request: FillRequest) -> None:
+        """Note that a slot is to be filled."""
+        self._requests.append(request)
+
+    def wait(self) -> int:
+        """Fill the slot of the oldest request and return its number."""
+        request = self._requests.popleft()
+        self._filler.fill(self._slots[request.slot], request)
+        return request.slot
+
+    def close(self) -> None:
+        """Close the batch files."""
+        self._filler.close()
+
+
+class Feed(Iterator[int]):
+    """Filled slots, one after another, while the loader works one ahead.
+
+    ``next(feed)`` gives the number of a slot that holds the next minibatch, having asked the loader
+    for the one after it. The slot is the consumer's until it asks for the next; on a device its
+    work on the slot must have completed by then, since the slot is filled again thereafter. The
+    first minibatch is asked for when the feed is made, so that it loads while graphs are compiled.
+
+    Parameters
+    ----------
+    requests : iterable of FillRequest
+        What is wanted, in order, in slots by turns. Taken one ahead of what is given out.
+    loader : Loader
+        What fills the slots. It is the feed's to close.
+
+    Attributes
+    ----------
+    load_wait_seconds : float
+        How long the consumer has waited for the loader since `take_wait_seconds`.
+    """
+
+    def __init__(self, requests: Iterable[FillRequest], loader: Loader) -> None:
+        self._requests, self._loader = iter(requests), loader
+        self._asked: FillRequest | None = None
+        self.load_wait_seconds = 0.0
+        self._ask()
+
+    def __next__(self) -> int:
+        """The number of the next filled slot.
+
+        Raises
+        ------
+        StopIteration
+            All requests have been given out.
+        LoaderError
+            The loader has failed or ended.
+        """
+        if self._asked is None:
+            raise StopIteration
+        slot = self._wait()
+        if slot != self._asked.slot:
+            raise RuntimeError(f"the loader filled slot {slot}, expected {self._asked.slot}")
+        self._ask()
+        if self._asked is not None and self._asked.slot == slot:
+            raise ValueError(f"two requests in a row are for slot {slot}, which is in use")
+        return slot
+
+    def take_wait_seconds(self) -> float:
+        """Give `load_wait_seconds` and set it to zero."""
+        seconds, self.load_wait_seconds = self.load_wait_seconds, 0.0
+        return seconds
+
+    def close(self) -> None:
+        """Let the loader go."""
+        self._loader.close()
+
+    def _wait(self) -> int:
+        start = time.perf_counter()
+        try:
+            return self._loader.wait()
+        finally:
+            self.load_wait_seconds += time.perf_counter() - start
+
+    def _ask(self) -> None:
+        self._asked = next(self._requests, None)
+        if self._asked is not None:
+            self._loader.request(self._asked)

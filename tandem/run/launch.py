@@ -1,0 +1,283 @@
+"""Start trainers and loaders, watch them, end with them."""
+
+import logging
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Any
+
+from tandem.exchange import Meeting, meetings
+from tandem.memory import HostBuffer, SlotLayout
+from tandem.run import trainer
+from tandem.run.messages import Failed, Finished, Ready, Stop
+from tandem.run.observe import Observer
+from tandem.run.plan import Plan
+
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 1.0  # to hear of the cause when a consequence of it is seen first
+END_SECONDS = 5.0  # for processes to end by themselves before they are killed
+
+LoaderTarget = Callable[..., None]
+
+
+@dataclass
+class Member:
+    """A process of the run and the launcher's pipe to it."""
+
+    name: str
+    process: BaseProcess
+    connection: Connection | None = None
+    finished: bool = False
+
+
+@dataclass
+class Crew:
+    """All processes of a run."""
+
+    members: list[Member] = field(default_factory=list)
+
+    @property
+    def trainers(self) -> list[Member]:
+        """Those that report to the launcher."""
+        return [member for member in self.members if member.connection is not None]
+
+    def send(self, message: object) -> None:
+        """Send a message to every trainer that is still there."""
+        for member in self.trainers:
+            try:
+                assert member.connection is not None
+                member.connection.send(message)
+            except OSError:
+                log.debug("%s has ended already", member.name)
+
+    def end(self, patience: float) -> None:
+        """Return when no process is left.
+
+        Parameters
+        ----------
+        patience : float
+            Seconds in which processes may end by themselves. Then they are asked to, then killed.
+        """
+        self._join(patience)
+        for member in self.members:
+            if member.process.is_alive():
+                member.process.terminate()
+        self._join(END_SECONDS)
+        for member in self.members:
+            if member.process.is_alive():
+                member.process.kill()
+            member.process.join()
+            member.process.close()
+
+    def _join(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for member in self.members:
+            member.process.join(max(0.0, deadline - time.monotonic()))
+
+
+class StopSignals:
+    """Count SIGINT and SIGTERM instead of being interrupted by them.
+
+    The first asks the trainers to stop after their step and a checkpoint; the second ends the run
+    at once.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.last = 0, signal.SIGINT
+        self._handlers = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.last = signal.Signals(number)
+
+    @property
+    def exit_status(self) -> int:
+        """130 after Ctrl-C, 143 after SIGTERM, as a shell gives it."""
+        return 128 + self.last
+
+    def restore(self) -> None:
+        """Give the signals back to their former handlers."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+
+def launch(plan: Plan, loader: LoaderTarget, observer: Observer) -> int:
+    """Run a plan in processes of its own.
+
+    Parameters
+    ----------
+    plan : Plan
+        What to do.
+    loader : callable
+        The target of a loader process: ``loader(connection, filler, slots, slot_buffers)``.
+    observer : Observer
+        Told of every report of trainer 0.
+
+    Returns
+    -------
+    int
+        Exit status: 0; 1 after a fault; 2 after bad input; 130 after Ctrl-C, 143 after SIGTERM.
+    """
+    signals, crew, patience = StopSignals(), Crew(), 0.0
+    try:
+        _start(plan, loader, crew)
+        failure = _supervise(plan, crew, observer, signals)
+        if failure is None and all(member.finished for member in crew.trainers):
+            patience = END_SECONDS
+    finally:
+        # Whatever comes, an exception here included, no process stays behind.
+        crew.end(patience)
+        observer.close()
+        signals.restore()
+    if failure is not None:
+        return explain(failure)
+    if signals.count:
+        log.info("stopped by %s", signals.last.name)
+        return signals.exit_status
+    return 0
+
+
+def _start(plan: Plan, loader: LoaderTarget, crew: Crew) -> None:
+    context = multiprocessing.get_context("spawn")
+    slots = SlotLayout(plan.config.batch_size, plan.picture_size)
+    places = meetings(plan.trainers)
+    parameters = tuple(HostBuffer.create(0, f"parameters {r}") for r in range(plan.trainers))
+    gradients = tuple(HostBuffer.create(0, f"gradients {r}") for r in range(plan.trainers))
+    for rank in range(plan.trainers):
+        buffers = (
+            HostBuffer.create(slots.nbytes, f"slot {rank}.0"),
+            HostBuffer.create(slots.nbytes, f"slot {rank}.1"),
+        )
+        to_trainer, to_launcher = context.Pipe(duplex=True)
+        loader_end: Connection | None = None
+        if plan.config.para_load:
+            loader_end, trainer_end = context.Pipe(duplex=True)
+            process = context.Process(
+                target=loader,
+                args=(trainer_end, plan.filler(), slots, buffers),
+                name=f"loader {rank}",
+                daemon=True,
+            )
+            process.start()
+            crew.members.append(Member(f"loader {rank}", process))
+            trainer_end.close()
+        seat = trainer.Seat(
+            plan, rank, places[rank], to_launcher, loader_end, slots, buffers, parameters, gradients
+        )
+        process = context.Process(
+            target=trainer.serve, args=(seat,), name=f"trainer {rank}", daemon=True
+        )
+        process.start()
+        crew.members.append(Member(f"trainer {rank}", process, to_trainer))
+        # A pipe tells of a process's end only when nobody else holds that end of it.
+        for end in (to_launcher, loader_end):
+            if end is not None:
+                end.close()
+        for buffer in buffers:
+            buffer.close()
+    _let_go(places, parameters + gradients)
+
+
+def _let_go(places: list[Meeting], buffers: tuple[HostBuffer, ...]) -> None:
+    for place in places:
+        place.close()
+    for buffer in buffers:
+        buffer.close()
+
+
+def _supervise(plan: Plan, crew: Crew, observer: Observer, signals: StopSignals) -> Failed | None:
+    """Pass reports on until all trainers have finished; return the cause when one fails."""
+    ready: set[int] = set()
+    asked = False
+    while not all(member.finished for member in crew.trainers):
+        # Before the first step there is nothing to save, and validation writes nothing.
+        training = plan.job == "train" and len(ready) == plan.trainers
+        if signals.count > (1 if training else 0):
+            return None
+        if signals.count and not asked:
+            log.info("%s: stopping after this step; again to stop at once", signals.last.name)
+            crew.send(Stop())
+            asked = True
+        failures = []
+        for message in _receive(crew, timeout=0.2):
+            if isinstance(message, Failed):
+                failures.append(message)
+            elif isinstance(message, Ready):
+                ready.add(message.rank)
+                if len(ready) == plan.trainers:
+                    observer.begin()
+            elif isinstance(message, Finished):
+                crew.trainers[message.rank].finished = True
+            else:
+                observer.tell(message)
+        failures += _deaths(crew)
+        if failures:
+            return _cause(crew, failures)
+    return None
+
+
+def _receive(crew: Crew, timeout: float) -> list[Any]:
+    """Every message that is there, after waiting at most `timeout` seconds for the first."""
+    connections = [m.connection for m in crew.trainers if not m.finished and m.connection]
+    sentinels = [m.process.sentinel for m in crew.members if m.process.exitcode is None]
+    messages = []
+    wait([*connections, *sentinels], timeout)
+    for connection in connections:
+        try:
+            while connection.poll():
+                messages.append(connection.recv())
+        except (EOFError, OSError):
+            continue
+    return messages
+
+
+def _deaths(crew: Crew) -> list[Failed]:
+    """A failure for each process that has ended and should not have."""
+    failures = []
+    for member in crew.members:
+        status = member.process.exitcode
+        # A loader ends by itself when its trainer needs it no more, or is gone.
+        expected = member.finished or (member.connection is None and status == 0)
+        if status is not None and not expected:
+            failures.append(Failed(member.name, "death", _epitaph(status), ""))
+    return failures
+
+
+def _epitaph(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit status {status}"
+    name = signal.Signals(-status).name
+    hint = "; the system does that when memory runs out" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
+
+
+def _cause(crew: Crew, failures: list[Failed]) -> Failed:
+    """The failure that the others follow from.
+
+    The first that is seen may be a consequence: a trainer that lost its peer, an exit status
+    whose message is still in the pipe. So unless one explains itself, a moment is waited.
+    """
+    order = ("input", "fault", "death", "consequence")
+    deadline = time.monotonic() + GRACE_SECONDS
+    while failures[0].kind not in order[:2] and time.monotonic() < deadline:
+        failures += [m for m in _receive(crew, timeout=0.1) if isinstance(m, Failed)]
+        failures += [f for f in _deaths(crew) if f not in failures]
+        failures.sort(key=lambda failure: (order.index(failure.kind), failure.who))
+    return failures[0]
+
+
+def explain(failure: Failed) -> int:
+    """Log why the run ended, in one message; return the exit status."""
+    if failure.kind == "input":
+        log.error("error: %s", failure.message)
+        return 2
+    if failure.traceback:
+        log.error("%s failed:\n%s", failure.who, failure.traceback.rstrip())
+    log.error("error: the run has ended: %s: %s", failure.who, failure.message)
+    return 1

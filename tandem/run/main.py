@@ -1,0 +1,98 @@
+"""What the programs do: settings in, exit status out."""
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from tandem.errors import InputError
+from tandem.run.checkpoint import RunState, read_state
+from tandem.run.config import load_config, weights_argument
+from tandem.run.launch import LoaderTarget, launch
+from tandem.run.observe import TrainingObserver, ValidationObserver, describe_validation
+from tandem.run.plan import Plan, make_plan
+
+log = logging.getLogger(__name__)
+
+
+def run_training(
+    arguments: Sequence[str] | None, network: str, loader: LoaderTarget, description: str | None
+) -> int:
+    """Train.
+
+    Parameters
+    ----------
+    arguments : sequence of str or None
+        The command line; None is the process's own.
+    network : str
+        "module:class" of the network; only trainer processes import it.
+    loader : callable
+        Target of the loader processes, see `launch`.
+    description : str or None
+        For ``--help``.
+
+    Returns
+    -------
+    int
+        Exit status, see `launch`.
+    """
+    configure_logging()
+    try:
+        config = load_config(arguments, description)
+        plan = make_plan(config, network)
+        state = read_state(plan.weights) if config.resume_train and plan.weights else RunState()
+    except InputError as error:
+        return refuse(error)
+    announce(plan)
+    return launch(plan, loader, TrainingObserver(plan, state))
+
+
+def run_validation(
+    arguments: Sequence[str] | None, network: str, loader: LoaderTarget, description: str | None
+) -> int:
+    """Validate one checkpoint and print its loss and errors. Parameters as in `run_training`."""
+    configure_logging()
+    try:
+        weights, rest = weights_argument(arguments, description)
+        plan = make_plan(load_config(rest, description), network, "validate", Path(weights))
+    except InputError as error:
+        return refuse(error)
+    announce(plan)
+    observer = ValidationObserver()
+    status = launch(plan, loader, observer)
+    if status == 0:
+        (record,) = observer.records
+        log.info("%s", describe_validation(record))
+        sys.stdout.write(json.dumps(asdict(record)) + "\n")
+    return status
+
+
+def configure_logging() -> None:
+    """Log to stderr, in the form that all programs share."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
+
+
+def refuse(error: InputError) -> int:
+    """Say what is wrong with the input; return exit status 2."""
+    log.error("error: %s", error)
+    return 2
+
+
+def announce(plan: Plan) -> None:
+    """Say what every ``auto`` has become."""
+    log.info(
+        "%d trainer%s on %s, %d thread%s each; %d training and %d validation pictures of %d "
+        "classes; crops made by the %s%s",
+        plan.trainers,
+        "s" * (plan.trainers > 1),
+        ", ".join(plan.devices),
+        plan.threads,
+        "s" * (plan.threads > 1),
+        plan.train.size,
+        plan.validation.size,
+        plan.classes,
+        "device" if plan.device_crops else "loader",
+        "; compiled" if plan.compile else "",
+    )

@@ -1,0 +1,118 @@
+"""Everything that crosses a pipe: small frozen dataclasses, and never pixels or parameters."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tandem.data.fill import FillRequest
+
+__all__ = [
+    "CheckpointWritten",
+    "Failed",
+    "FillRequest",
+    "Filled",
+    "Finished",
+    "LoaderFailed",
+    "Progress",
+    "Ready",
+    "Stop",
+]
+
+# Trainer to loader: `FillRequest`, which says what a slot is to hold, or
+
+
+@dataclass(frozen=True)
+class Stop:
+    """To a loader: no more minibatches are needed, end. To a trainer: finish the step, write a
+    checkpoint, end."""
+
+
+# Loader to trainer
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A request has been carried out.
+
+    Attributes
+    ----------
+    slot : int
+        Number of the slot that is filled.
+    """
+
+    slot: int
+
+
+@dataclass(frozen=True)
+class LoaderFailed:
+    """The loader has met an exception and is ending.
+
+    Attributes
+    ----------
+    summary : str
+        The exception's type and message, on one line.
+    traceback : str
+        The loader's own.
+    input_error : str or None
+        The message, when it is something that the user can put right.
+    """
+
+    summary: str
+    traceback: str
+    input_error: str | None
+
+
+# Launcher to trainer: Stop. Trainer to launcher: the records of `tandem.run.record`, and
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Trainer `rank` has its weights and can begin."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Trainer 0 has done `step` of `steps` in this part of `epoch`, all counted from 1."""
+
+    mode: Literal["train", "validation"]
+    epoch: int
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class CheckpointWritten:
+    """A checkpoint is at `path`."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Trainer `rank` has done its work, or has stopped as it was asked to."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Process `who` cannot go on.
+
+    Attributes
+    ----------
+    who : str
+        As "trainer 0".
+    kind : "input", "fault", "death" or "consequence"
+        Bad input; a fault of the program; an end that was seen from outside; what only followed
+        from the end of another process.
+    message : str
+        In a sentence.
+    traceback : str
+        The process's own; empty where there is none.
+    """
+
+    who: str
+    kind: Literal["input", "fault", "death", "consequence"]
+    message: str
+    traceback: str

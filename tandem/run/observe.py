@@ -1,0 +1,176 @@
+"""What a person and the run folder see of a run: log lines, progress bars, the record."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from tandem.run.checkpoint import RunState
+from tandem.run.config import save_config
+from tandem.run.messages import CheckpointWritten, Progress
+from tandem.run.plan import Plan
+from tandem.run.record import RecordFile, TrainRecord, ValidationRecord, truncate_after
+
+log = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """Told by the launcher what trainer 0 reports."""
+
+    def begin(self) -> None:
+        """All trainers are ready: from now on something may be written."""
+
+    def tell(self, message: object) -> None:
+        """A report has come."""
+
+    def close(self) -> None:
+        """The run is over, however it ended."""
+
+
+class Watch:
+    """Progress on a terminal, where there is one."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm | None = None
+        self._key: tuple[str, int] | None = None
+        self._redirect = logging_redirect_tqdm()
+        self._redirect.__enter__()
+
+    def show(self, progress: Progress) -> None:
+        """Move the bar of this epoch, or begin it."""
+        key = (progress.mode, progress.epoch)
+        if key != self._key:
+            self.close_bar()
+            self._key = key
+            self._bar = tqdm(
+                total=progress.steps,
+                desc=f"epoch {progress.epoch} {progress.mode}",
+                unit="step",
+                leave=False,
+                dynamic_ncols=True,
+                disable=not sys.stderr.isatty(),
+            )
+        if self._bar is not None:
+            self._bar.update(progress.step - self._bar.n)
+
+    def note(self, **figures: str) -> None:
+        """Show figures at the end of the bar."""
+        if self._bar is not None:
+            self._bar.set_postfix(figures)
+
+    def close_bar(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def close(self) -> None:
+        """Take everything away."""
+        self.close_bar()
+        self._redirect.__exit__(None, None, None)
+
+
+class TrainingObserver:
+    """Keeps the run folder of a training run and tells the user how it goes.
+
+    Parameters
+    ----------
+    plan : Plan
+        The run.
+    state : RunState
+        Where it begins; record lines after its step are dropped when the run begins.
+    """
+
+    def __init__(self, plan: Plan, state: RunState) -> None:
+        self._plan, self._state = plan, state
+        self._folder = Path(plan.config.weights_dir)
+        self._record: RecordFile | None = None
+        self._watch = Watch()
+
+    def begin(self) -> None:
+        """Create the run folder, save the configuration, open the record."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        save_config(self._plan.config, self._folder)
+        path = self._folder / "record.jsonl"
+        if path.exists():
+            truncate_after(path, self._state.step)
+        self._record = RecordFile(path)
+
+    def tell(self, message: object) -> None:
+        """Record and show a report."""
+        if isinstance(message, Progress):
+            self._watch.show(message)
+        elif isinstance(message, TrainRecord):
+            self._append(message)
+            self._tell_training(message)
+        elif isinstance(message, ValidationRecord):
+            self._append(message)
+            log.info("%s", describe_validation(message))
+        elif isinstance(message, CheckpointWritten):
+            log.info("wrote %s", message.path)
+
+    def close(self) -> None:
+        """Close the record, and remove what a killed trainer left half written."""
+        self._watch.close()
+        if self._record is not None:
+            self._record.close()
+            for partial in self._folder.glob(".*.partial*"):
+                partial.unlink(missing_ok=True)
+
+    def _append(self, record: TrainRecord | ValidationRecord) -> None:
+        if self._record is not None:
+            self._record.append(record)
+
+    def _tell_training(self, record: TrainRecord) -> None:
+        figures = {
+            "loss": f"{record.loss:.4f}",
+            "images/s": f"{record.images_per_second:.1f}",
+        }
+        if record.top1_error is not None:
+            figures["error"] = f"{100 * record.top1_error:.1f}%"
+        self._watch.note(**figures)
+        if not sys.stderr.isatty():
+            log.info(
+                "epoch %d step %d: %s, rate %.3g; seconds: compute %.2f, load %.2f, exchange %.2f",
+                record.epoch,
+                record.step,
+                ", ".join(f"{name} {value}" for name, value in figures.items()),
+                record.learning_rate,
+                record.compute_seconds,
+                record.load_wait_seconds,
+                record.exchange_seconds,
+            )
+
+
+class ValidationObserver:
+    """Keeps the one result of a validation run."""
+
+    def __init__(self) -> None:
+        self.records: list[ValidationRecord] = []
+        self._watch = Watch()
+
+    def begin(self) -> None:
+        """Nothing is written by a validation."""
+
+    def tell(self, message: object) -> None:
+        """Show progress; keep the result."""
+        if isinstance(message, Progress):
+            self._watch.show(message)
+        elif isinstance(message, ValidationRecord):
+            self.records.append(message)
+
+    def close(self) -> None:
+        """Take the progress bar away."""
+        self._watch.close()
+
+
+def describe_validation(record: ValidationRecord) -> str:
+    """One line that says how good the network is."""
+    return (
+        f"epoch {record.epoch} validation: loss {record.loss:.4f}, "
+        f"top-1 error {100 * record.top1_error:.2f} %, top-5 error {100 * record.top5_error:.2f} % "
+        f"of {record.images} images"
+    )

@@ -1,0 +1,238 @@
+"""What a run will do, resolved and checked before any process starts."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from tandem.data.augment import Augmentation
+from tandem.data.dataset import Dataset, open_split
+from tandem.data.fill import SlotFiller
+from tandem.data.manifest import Manifest, read_manifest
+from tandem.errors import InputError
+from tandem.run.checkpoint import check_continues, find_checkpoint, read_description
+from tandem.run.config import Config
+from tandem.run.devices import resolve_devices
+
+Job = Literal["train", "validate"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked run. Small, and sent to every trainer when it starts.
+
+    Attributes
+    ----------
+    job : "train" or "validate"
+        Validation only, or all of it.
+    config : Config
+        As the user gave it.
+    network : str
+        "module:class" of the network, imported by the trainers only.
+    classes : int
+        How many classes the pictures have.
+    devices : tuple of str
+        One for each trainer, by rank.
+    threads : int
+        Threads of each trainer.
+    compile, device_crops : bool
+        The resolved ``compile`` and ``use_data_layer``.
+    train, validation : Dataset
+        The pictures.
+    weights : Path or None
+        The checkpoint to continue, to start from or to validate.
+    """
+
+    job: Job
+    config: Config
+    network: str
+    classes: int
+    devices: tuple[str, ...]
+    threads: int
+    compile: bool
+    device_crops: bool
+    train: Dataset
+    validation: Dataset
+    weights: Path | None
+
+    @property
+    def trainers(self) -> int:
+        """How many trainers."""
+        return len(self.devices)
+
+    @property
+    def picture_size(self) -> int:
+        """Rows and columns of the pictures in a slot."""
+        return self.train.image_size if self.device_crops else self.config.crop_size
+
+    @property
+    def global_batch(self) -> int:
+        """Pictures per step over all trainers."""
+        return self.config.batch_size * self.trainers
+
+    def filler(self) -> SlotFiller:
+        """What fills the slots, for a loader process or for a trainer that loads by itself."""
+        config = self.config
+        augmentation = Augmentation(
+            crop_size=config.crop_size,
+            rand_crop=config.rand_crop,
+            rand_mirror=config.rand_mirror,
+            batch_crop_mirror=config.batch_crop_mirror,
+            seed=config.seed,
+        )
+        crop_here = not self.device_crops
+        return SlotFiller(self.train, self.validation, augmentation, crop_here)
+
+
+def make_plan(
+    config: Config, network: str, job: Job = "train", weights: Path | None = None
+) -> Plan:
+    """Check everything that a run needs, and resolve every ``auto``.
+
+    Nothing is written.
+
+    Raises
+    ------
+    InputError
+        The first thing that is missing, damaged or does not fit.
+    """
+    devices = resolve_devices(config.devices)
+    manifest = read_manifest(config.manifest_path)
+    train, validation = _open_splits(config, manifest)
+    if config.crop_size > manifest.image_size:
+        raise InputError(
+            f"crop_size is {config.crop_size}, but the pictures of {config.manifest_path} are "
+            f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
+        )
+    check_mean(config.mean_path, manifest.image_size)
+    if job == "train":
+        weights = _starting_weights(config)
+        _check_run_folder(config.weights_path, config.resume_train)
+    plan = Plan(
+        job=job,
+        config=config,
+        network=network,
+        classes=manifest.classes,
+        devices=devices,
+        threads=_threads(config, len(devices)),
+        compile=_compile(config, devices),
+        device_crops=_device_crops(config, devices),
+        train=train,
+        validation=validation,
+        weights=weights,
+    )
+    if weights is not None and not (job == "train" and config.init_weights):
+        _check_same_network(plan, weights)
+    if weights is not None and job == "train" and config.resume_train:
+        check_continues(weights, config, plan.global_batch)
+    return plan
+
+
+def check_mean(path: Path, image_size: int) -> None:
+    """Refuse a mean image that is missing or has another shape than (3, S, S)."""
+    read_mean(path, image_size)
+
+
+def read_mean(path: Path, image_size: int) -> np.ndarray:
+    """Read the mean image.
+
+    Returns
+    -------
+    float32 (3, S, S)
+        (channel, row, column), RGB, 0 to 255.
+
+    Raises
+    ------
+    InputError
+        It is missing, or not an array of that shape.
+    """
+    expected = (3, image_size, image_size)
+    try:
+        mean = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(
+            f"{path}: there is no mean image; preprocessing writes it, and mean_file names it"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: this is not a mean image in .npy format: {error}") from error
+    if not isinstance(mean, np.ndarray) or mean.shape != expected or mean.dtype.kind != "f":
+        found = f"{mean.dtype} {mean.shape}" if isinstance(mean, np.ndarray) else "an .npz archive"
+        raise InputError(f"{path}: the mean image is {found}, the pictures need float32 {expected}")
+    if not np.isfinite(mean).all():
+        raise InputError(f"{path}: the mean image holds values that are not finite")
+    return mean.astype(np.float32)
+
+
+def _open_splits(config: Config, manifest: Manifest) -> tuple[Dataset, Dataset]:
+    folder = config.manifest_path.parent
+    return (
+        open_split(manifest, folder, "train", config.label_path, config.train_path),
+        open_split(manifest, folder, "val", config.label_path, config.val_path),
+    )
+
+
+def _starting_weights(config: Config) -> Path | None:
+    if config.resume_train:
+        return find_checkpoint(config.weights_path, config.load_epoch)
+    if config.init_weights_path is not None:
+        read_description(config.init_weights_path)
+    return config.init_weights_path
+
+
+def _check_run_folder(folder: Path, resume: bool) -> None:
+    """Refuse a folder that can't be written, or that holds a run which would be overwritten."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise InputError(f"weights_dir {folder}: {existing} is a file, not a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"weights_dir {folder}: {existing} is not writable")
+    if (folder / "record.jsonl").exists() and not resume:
+        raise InputError(
+            f"weights_dir {folder} holds a run already: continue it with --resume_train true, "
+            "or choose another folder"
+        )
+
+
+def _check_same_network(plan: Plan, path: Path) -> None:
+    found = read_description(path)
+    for name, ours in (
+        ("classes", plan.classes),
+        ("crop_size", plan.config.crop_size),
+        ("width", plan.config.width),
+    ):
+        theirs = getattr(found, name)
+        if theirs != ours:
+            raise InputError(
+                f"{path}: this checkpoint is of a network with {name} {theirs}, "
+                f"the configuration and the pictures ask for {name} {ours}"
+            )
+
+
+def _threads(config: Config, trainers: int) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (cores or 1) // trainers) if config.threads == "auto" else config.threads
+
+
+def _compile(config: Config, devices: tuple[str, ...]) -> bool:
+    if config.compile != "auto":
+        if config.compile and devices[0] == "cpu" and not _compiler():
+            raise InputError(
+                "compile is true, but torch.compile needs a C++ compiler on a CPU and none was "
+                "found; install g++, name another by the environment variable CXX, or set "
+                "compile to false"
+            )
+        return config.compile
+    return devices[0] != "cpu"
+
+
+def _compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+def _device_crops(config: Config, devices: tuple[str, ...]) -> bool:
+    if config.use_data_layer != "auto":
+        return config.use_data_layer
+    return devices[0] != "cpu"

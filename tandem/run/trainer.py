@@ -1,0 +1,405 @@
+"""A trainer process: gradients, exchange, update, validation, checkpoints.
+
+Importing this module is cheap; PyTensor and PyTorch are imported when a trainer starts to work.
+"""
+
+import importlib
+import logging
+import os
+import time
+import traceback
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tandem.data.fill import FillRequest
+from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
+from tandem.errors import InputError
+from tandem.exchange import AverageGradients, AverageParameters, Exchange, Meeting, PeerLost
+from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.run.checkpoint import (
+    Checkpoint,
+    NetworkDescription,
+    RunState,
+    initial_weights,
+    read_checkpoint,
+    write_checkpoint,
+)
+from tandem.run.feed import Feed, InProcessLoader, LoaderError, ProcessLoader
+from tandem.run.messages import CheckpointWritten, Failed, Finished, Progress, Ready, Stop
+from tandem.run.plan import Plan, read_mean
+from tandem.run.process import settle
+from tandem.run.record import TrainRecord, ValidationRecord
+from tandem.run.schedules import learning_rate
+
+if TYPE_CHECKING:
+    from tandem.run.model import Model, Sums
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a trainer process is given when it starts.
+
+    Attributes
+    ----------
+    plan : Plan
+        The run.
+    rank : int
+        Which trainer this is, from 0.
+    meeting : Meeting
+        Where it meets the others.
+    launcher : Connection
+        Reports go there, and a request to stop comes from there.
+    loader : Connection or None
+        To its loader process; None where the trainer loads by itself.
+    slots : SlotLayout
+        Of the two slots.
+    slot_buffers : tuple of two HostBuffer
+        Where the loader puts minibatches.
+    parameters, gradients : tuple of HostBuffer
+        Every trainer's flat vectors, by rank. Each trainer sizes its own.
+    """
+
+    plan: Plan
+    rank: int
+    meeting: Meeting
+    launcher: Connection
+    loader: Connection | None
+    slots: SlotLayout
+    slot_buffers: tuple[HostBuffer, HostBuffer]
+    parameters: tuple[HostBuffer, ...]
+    gradients: tuple[HostBuffer, ...]
+
+
+class StopAgreed(Exception):
+    """All trainers have agreed to stop after the step that they have just made."""
+
+
+class LauncherLost(Exception):
+    """The launcher has ended; so must this trainer."""
+
+
+def serve(seat: Seat) -> None:
+    """Work as a trainer; the target of the process. Exits non-zero when it fails."""
+    settle()
+    os.environ["OMP_NUM_THREADS"] = str(seat.plan.threads)
+    try:
+        _work(seat)
+        seat.launcher.send(Finished(seat.rank))
+    except (LauncherLost, BrokenPipeError):
+        raise SystemExit(1) from None
+    except BaseException as error:
+        _report_failure(seat, error)
+        raise SystemExit(1) from None
+
+
+def _work(seat: Seat) -> None:
+    """Do the plan's job, to its end or until all trainers agree to stop."""
+    trainer = Trainer(seat)
+    try:
+        trainer.validate_only() if seat.plan.job == "validate" else trainer.train()
+    except StopAgreed:
+        return
+    finally:
+        trainer.close()
+
+
+def _report_failure(seat: Seat, error: BaseException) -> None:
+    kind: Literal["input", "fault", "consequence"] = "fault"
+    text = traceback.format_exc()
+    if isinstance(error, InputError):
+        kind = "input"
+    elif isinstance(error, PeerLost):
+        kind = "consequence"
+    elif isinstance(error, LoaderError):
+        kind = error.kind
+        text = error.traceback or text
+    try:
+        seat.launcher.send(Failed(f"trainer {seat.rank}", kind, str(error), text))
+    except OSError:
+        log.exception("trainer %d failed and could not tell the launcher", seat.rank)
+
+
+@dataclass
+class Clock:
+    """Seconds of one trainer since they were last taken."""
+
+    compute: float = 0.0
+    exchange: float = 0.0
+    started: float = 0.0
+
+
+class Trainer:
+    """One trainer: its model, its loader, its place among the others.
+
+    Parameters
+    ----------
+    seat : Seat
+        What the launcher gave it.
+    """
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat, self.plan, self.config = seat, seat.plan, seat.plan.config
+        self.rank, self.trainers = seat.rank, seat.plan.trainers
+        self.network = self._build_network()
+        self.model, self._vector = self._build_model()
+        self.state = self._load_weights()
+        self.exchange = self._build_exchange()
+        self.slots = [Slot.on(buffer, seat.slots) for buffer in seat.slot_buffers]
+        self.feed = Feed(self._requests(), self._connect_loader())
+        self._clock = Clock()
+        self._check_equal()
+        seat.launcher.send(Ready(seat.rank))
+
+    # What a trainer is made of
+
+    def _build_network(self) -> Any:
+        module, _, name = self.plan.network.partition(":")
+        network = getattr(importlib.import_module(module), name)
+        return network(
+            crop_size=self.config.crop_size,
+            classes=self.plan.classes,
+            width=self.config.width,
+            dtype=self.config.precision,
+        )
+
+    def _build_model(self) -> tuple["Model", np.ndarray]:
+        from tandem.device import set_threads
+        from tandem.run.model import Model, layout_of
+
+        set_threads(self.plan.threads)
+        layout = layout_of(self.network)
+        own = self.seat.parameters[self.rank], self.seat.gradients[self.rank]
+        for buffer, vectors in zip(own, (2, 1), strict=True):
+            buffer.resize(vectors * layout.nbytes)
+        # The others may map these buffers only once they have their size.
+        self.seat.meeting.meet()
+        parameters = own[0].array((2 * layout.size,), layout.dtype)
+        model = Model(
+            self.network,
+            self.config,
+            read_mean(self.config.mean_path, self.plan.train.image_size),
+            parameters,
+            own[1].array((layout.size,), layout.dtype),
+            device=self.plan.devices[self.rank],
+            compile=self.plan.compile,
+            device_crops=self.plan.device_crops,
+        )
+        return model, parameters
+
+    def _build_exchange(self) -> Exchange:
+        if self.config.exchange == "gradients":
+            return AverageGradients(self.seat.meeting, self._vectors(self.seat.gradients))
+        return AverageParameters(self.seat.meeting, self._vectors(self.seat.parameters))
+
+    def _vectors(self, buffers: Sequence[HostBuffer]) -> list[np.ndarray]:
+        dtype = np.dtype(self.config.precision)
+        return [buffer.array((buffer.nbytes // dtype.itemsize,), dtype) for buffer in buffers]
+
+    def _load_weights(self) -> RunState:
+        path, config = self.plan.weights, self.config
+        shapes = {name: v.type.shape for name, v in self.network.parameters.items()}
+        if path is not None and (self.plan.job == "validate" or config.resume_train):
+            checkpoint = read_checkpoint(path, shapes)
+            self.model.load(checkpoint.weights, checkpoint.momentum or {})
+            return replace(checkpoint.state, global_batch=self.plan.global_batch)
+        self.model.load(dict(self.network.initial_values(config.seed)), {})
+        if path is not None:
+            weights, afresh = initial_weights(path, shapes)
+            self.model.load(weights, {})
+            if afresh and self.rank == 0:
+                log.info("%s: of another shape, begin afresh: %s", path, ", ".join(afresh))
+        return RunState(global_batch=self.plan.global_batch)
+
+    def _connect_loader(self) -> ProcessLoader | InProcessLoader:
+        if self.seat.loader is not None:
+            return ProcessLoader(self.seat.loader)
+        return InProcessLoader(self.plan.filler(), self.slots)
+
+    def close(self) -> None:
+        """Let the loader go."""
+        self.feed.close()
+
+    # What it works through
+
+    def _requests(self) -> Iterator[FillRequest]:
+        """Every minibatch of the rest of the run, this trainer's rows of each, in order."""
+        plan, config, begin = self.plan, self.config, self.state
+        number = 0
+        epochs = range(begin.epoch, config.n_epochs) if plan.job == "train" else range(1)
+        for epoch in epochs:
+            parts: list[tuple[Literal["train", "validation"], np.ndarray, int]] = []
+            if plan.job == "train":
+                order = epoch_order(plan.train.counts, config.shuffle, config.seed, epoch)
+                first = begin.step_in_epoch if epoch == begin.epoch else 0
+                parts.append(("train", order, first))
+            parts.append(("validation", np.arange(plan.validation.size), 0))
+            for mode, order, first in parts:
+                for k in range(first, minibatch_count(len(order), plan.global_batch)):
+                    rows = global_minibatch(order, k, plan.global_batch)
+                    mine = trainer_rows(rows, self.rank, config.batch_size)
+                    yield FillRequest(number % 2, mode, epoch, k, mine)
+                    number += 1
+
+    def train(self) -> None:
+        """Train until ``n_epochs`` are done, from where the state says.
+
+        Raises
+        ------
+        StopAgreed
+            The launcher has asked for it; a checkpoint has been written.
+        """
+        steps = minibatch_count(self.plan.train.size, self.plan.global_batch)
+        for epoch in range(self.state.epoch, self.config.n_epochs):
+            self._restart_clock()
+            for step in range(self.state.step_in_epoch, steps):
+                self._train_step(epoch, step, steps)
+                self._stop_if_asked()
+            self._finish_epoch(epoch, self._validate(epoch))
+
+    def validate_only(self) -> None:
+        """Validate the loaded weights, and report."""
+        record = self._validate(self.state.epoch - 1)
+        if self.rank == 0:
+            self.seat.launcher.send(record)
+
+    def _train_step(self, epoch: int, step: int, steps: int) -> None:
+        slot = self.slots[next(self.feed)]
+        shares = self._shares(step)
+        history = self.state.validation_errors
+        rate = learning_rate(self.config, epoch, step, steps, history)
+        clock, marks = self._clock, [time.perf_counter()]
+        self.model.compute_gradients(slot, epoch)
+        marks.append(time.perf_counter())
+        self.exchange.before_update(shares)
+        marks.append(time.perf_counter())
+        self.model.update(rate)
+        marks.append(time.perf_counter())
+        self.exchange.after_update(shares)
+        marks.append(time.perf_counter())
+        clock.compute += marks[1] - marks[0] + marks[3] - marks[2]
+        clock.exchange += marks[2] - marks[1] + marks[4] - marks[3]
+        self.state = replace(self.state, step_in_epoch=step + 1, step=self.state.step + 1)
+        every = self.config.check_every
+        if every and self.state.step % every == 0:
+            self._check_equal()
+        if self.state.step % self.config.print_freq == 0:
+            self._report_training(epoch, rate)
+        self._report_progress("train", epoch, step + 1, steps)
+
+    def _validate(self, epoch: int) -> ValidationRecord:
+        self.model.take_sums()
+        steps = minibatch_count(self.plan.validation.size, self.plan.global_batch)
+        for step in range(steps):
+            self.model.validate(self.slots[next(self.feed)])
+            self._report_progress("validation", epoch, step + 1, steps)
+            if self.plan.job == "train":
+                self._stop_if_asked()
+        sums = self._gather_sums()
+        return ValidationRecord(
+            epoch=epoch + 1,
+            step=self.state.step,
+            loss=sums.loss / sums.images,
+            top1_error=sums.top1_errors / sums.images,
+            top5_error=sums.top5_errors / sums.images,
+            images=sums.images,
+        )
+
+    def _finish_epoch(self, epoch: int, record: ValidationRecord) -> None:
+        history = (*self.state.validation_errors, record.top1_error)
+        self.state = replace(
+            self.state, epoch=epoch + 1, step_in_epoch=0, validation_errors=history
+        )
+        done = epoch + 1
+        if self.rank == 0:
+            self.seat.launcher.send(record)
+        if done % self.config.snapshot_freq == 0 or done == self.config.n_epochs:
+            self._write_checkpoint()
+
+    # What the trainers do together
+
+    def _shares(self, step: int) -> Sequence[float]:
+        """Each trainer's part of the pictures of global minibatch `step`."""
+        batch = self.config.batch_size
+        rows = min(self.plan.train.size - step * self.plan.global_batch, self.plan.global_batch)
+        counts = [min(max(rows - r * batch, 0), batch) for r in range(self.trainers)]
+        return [count / rows for count in counts]
+
+    def _gather_sums(self) -> "Sums":
+        first, *others = self.seat.meeting.gather(self.model.take_sums())
+        for sums in others:
+            first = first + sums
+        return first
+
+    def _check_equal(self) -> None:
+        """Refuse to go on when the parameters of two trainers differ in a bit."""
+        sums = self.seat.meeting.gather(zlib.crc32(self._vector.data))
+        if len(set(sums)) > 1:
+            raise RuntimeError(
+                f"the parameters of the trainers differ after step {self.state.step}: "
+                f"checksums by rank {[f'{s:08x}' for s in sums]}"
+            )
+
+    def _stop_if_asked(self) -> None:
+        """Stop with the others, after a checkpoint, when the launcher has asked any of them."""
+        asked = False
+        try:
+            while self.seat.launcher.poll():
+                asked |= isinstance(self.seat.launcher.recv(), Stop)
+        except (EOFError, OSError):
+            raise LauncherLost from None
+        if any(self.seat.meeting.gather(asked)):
+            self._write_checkpoint()
+            raise StopAgreed
+
+    # What it reports
+
+    def _restart_clock(self) -> None:
+        self._clock = Clock(started=time.perf_counter())
+        self.feed.take_wait_seconds()
+
+    def _report_training(self, epoch: int, rate: float) -> None:
+        sums, clock = self._gather_sums(), self._clock
+        record = TrainRecord(
+            epoch=epoch + 1,
+            step=self.state.step,
+            loss=sums.loss / sums.images,
+            top1_error=sums.top1_errors / sums.images if self.config.print_train_error else None,
+            learning_rate=rate,
+            images_per_second=sums.images / (time.perf_counter() - clock.started),
+            compute_seconds=clock.compute,
+            load_wait_seconds=self.feed.take_wait_seconds(),
+            exchange_seconds=clock.exchange,
+        )
+        self._restart_clock()
+        if self.rank == 0:
+            self.seat.launcher.send(record)
+
+    def _report_progress(
+        self, mode: Literal["train", "validation"], epoch: int, step: int, steps: int
+    ) -> None:
+        if self.rank == 0:
+            self.seat.launcher.send(Progress(mode, epoch + 1, step, steps))
+
+    def _write_checkpoint(self) -> None:
+        """Trainer 0 writes; the others can't overtake it, since the next exchange waits for it."""
+        if self.rank != 0:
+            return
+        arrays = (self.model.weights, self.model.momenta)
+        weights, momentum = (
+            {name: variable.get_value(borrow=True) for name, variable in variables.items()}
+            for variables in arrays
+        )
+        config = self.config
+        network = NetworkDescription(config.crop_size, self.plan.classes, config.width)
+        path = write_checkpoint(
+            config.weights_dir,
+            Checkpoint(weights, momentum, network, self.state, config.model_dump(mode="json")),
+        )
+        self.seat.launcher.send(CheckpointWritten(str(path)))

@@ -1,0 +1,92 @@
+"""Filling slots: from batch file to slot, pixel by pixel."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data.coded import SIZE, coded_picture, label_of, write_coded
+
+from tandem.data.augment import Augmentation
+from tandem.data.fill import FillRequest, SlotFiller, crop_and_mirror
+from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
+from tandem.memory import HostBuffer, Slot, SlotLayout
+
+CROP = 6
+AUGMENTATION = Augmentation(
+    crop_size=CROP, rand_crop=True, rand_mirror=True, batch_crop_mirror=False, seed=11
+)
+
+
+def new_slot(batch: int, size: int) -> Slot:
+    layout = SlotLayout(batch, size)
+    return Slot.on(HostBuffer.create(layout.nbytes), layout)
+
+
+def window_by_loops(picture: np.ndarray, origin: np.ndarray, mirrored: int) -> np.ndarray:
+    out = np.empty((CROP, CROP, 3), picture.dtype)
+    for i in range(CROP):
+        for j in range(CROP):
+            column = CROP - 1 - j if mirrored else j
+            out[i, j] = picture[origin[0] + i, origin[1] + column]
+    return out
+
+
+def test_crop_and_mirror_equals_loops() -> None:
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (7, SIZE, SIZE, 3), np.uint8)
+    origins = rng.integers(0, SIZE - CROP + 1, (7, 2))
+    mirrored = np.array([0, 1, 0, 1, 1, 0, 1], np.uint8)
+    out = np.zeros((8, CROP, CROP, 3), np.uint8)
+    crop_and_mirror(pictures, origins, mirrored, out)
+    for i in range(7):
+        expected = window_by_loops(pictures[i], origins[i], mirrored[i])
+        np.testing.assert_array_equal(out[i], expected)
+    assert not out[7].any()
+
+
+@pytest.mark.parametrize("crop_here", [True, False])
+@pytest.mark.parametrize("shuffle", ["none", "files", "images"])
+@pytest.mark.parametrize("trainers", [1, 2, 3])
+def test_each_picture_arrives_once_with_its_label(
+    tmp_path: Path, crop_here: bool, shuffle: str, trainers: int
+) -> None:
+    dataset = write_coded(tmp_path, (4, 4, 4, 1))
+    filler = SlotFiller(dataset, dataset, AUGMENTATION, crop_here)
+    slot = new_slot(2, CROP if crop_here else SIZE)
+    order = epoch_order(dataset.counts, shuffle, 11, 3)
+    arrived = []
+    for k in range(minibatch_count(13, 2 * trainers)):
+        for rank in range(trainers):
+            rows = trainer_rows(global_minibatch(order, k, 2 * trainers), rank, 2)
+            filler.fill(slot, FillRequest(0, "train", 3, k, rows))
+            for i in range(int(slot.valid)):
+                index, label = slot.pictures[i, 0, 0, 1:]
+                whole = coded_picture(index, label)
+                window = window_by_loops(whole, slot.origins[i], slot.mirrored[i])
+                expected = window if crop_here else whole
+                np.testing.assert_array_equal(slot.pictures[i], expected)
+                assert (slot.indices[i], slot.labels[i]) == (index, label)
+                arrived.append((int(index), int(label)))
+    filler.close()
+    assert sorted(arrived) == [(i, label_of(i)) for i in range(13)]
+
+
+def test_an_empty_request_leaves_no_valid_row(tmp_path: Path) -> None:
+    dataset = write_coded(tmp_path, (3,))
+    filler = SlotFiller(dataset, dataset, AUGMENTATION, crop_here=True)
+    slot = new_slot(2, CROP)
+    filler.fill(slot, FillRequest(0, "train", 0, 0, np.array([0, 2])))
+    assert slot.valid == 2
+    filler.fill(slot, FillRequest(0, "train", 0, 1, np.array([], np.int64)))
+    assert slot.valid == 0
+
+
+def test_validation_takes_centres_from_its_own_pictures(tmp_path: Path) -> None:
+    train, validation = write_coded(tmp_path / "a", (3,)), write_coded(tmp_path / "b", (2, 2))
+    filler = SlotFiller(train, validation, AUGMENTATION, crop_here=True)
+    slot = new_slot(4, CROP)
+    filler.fill(slot, FillRequest(0, "validation", 0, 0, np.arange(4)))
+    for i in range(4):
+        expected = coded_picture(i, label_of(i))[1 : 1 + CROP, 1 : 1 + CROP]
+        np.testing.assert_array_equal(slot.pictures[i], expected)
+    assert not slot.mirrored.any()

@@ -1,0 +1,118 @@
+"""The manifest: written, read again, and refused when a value in it cannot be right."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.data.manifest import Manifest, Split, read_manifest, write_manifest
+from tandem.errors import InputError
+
+
+def make_manifest() -> Manifest:
+    train = Split(
+        files=("train_hkl/0000.hkl", "train_hkl/0001.hkl", "train_hkl/0002.hkl"),
+        pictures=("n02/a b.JPEG", "n01/b.JPEG", "n02/ü.JPEG", "n01/c.JPEG", "n01/d.JPEG"),
+        labels=np.array([1, 0, 1, 0, 0]),
+    )
+    val = Split(("val_hkl/0000.hkl",), ("ILSVRC2012_val_00000001.JPEG",), np.array([1]))
+    return Manifest(8, "c01b", 2, ("n01", "n02"), 7, {"numpy": "2"}, {"train": train, "val": val})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "manifest.json"
+    write_manifest(path, make_manifest())
+    return path
+
+
+@pytest.mark.parametrize("by_folder", [False, True])
+def test_what_is_written_is_read(path: Path, by_folder: bool) -> None:
+    written, read = make_manifest(), read_manifest(path.parent if by_folder else path)
+    for name in ("image_size", "layout", "pictures_per_file", "wnids", "seed", "versions"):
+        assert getattr(read, name) == getattr(written, name)
+    assert read.splits.keys() == {"train", "val"}
+    for name, split in read.splits.items():
+        assert split.files == written.splits[name].files
+        assert split.pictures == written.splits[name].pictures
+        assert split.labels.dtype == np.int64
+        np.testing.assert_array_equal(split.labels, written.splits[name].labels)
+
+
+def test_counts_and_shapes() -> None:
+    manifest = make_manifest()
+    assert manifest.classes == 2
+    assert manifest.counts("train") == (2, 2, 1)
+    assert manifest.counts("val") == (1,)
+    assert manifest.batch_shape(5) == (3, 8, 8, 5)
+
+
+def test_it_names_the_classes_for_readers_by_eye(path: Path) -> None:
+    assert json.loads(path.read_text())["classes"] == 2
+
+
+CHANGES: dict[str, tuple[tuple[str, ...], Any, str]] = {
+    "another format": (("format",), 2, "format: found 2, expected 1"),
+    "text for a number": (("image_size",), "8", 'image_size: found "8", expected an integer'),
+    "a truth for a number": (("image_size",), True, "image_size: found true"),
+    "a fraction": (("seed",), 1.5, "seed: found 1.5"),
+    "no size": (("image_size",), 0, "at least 1"),
+    "unknown layout": (("layout",), "bc01", "expected b01c or c01b"),
+    "unsorted classes": (("wnids",), ["n02", "n01"], "sorted, each once"),
+    "a class twice": (("wnids",), ["n01", "n01"], "sorted, each once"),
+    "other class count": (("classes",), 3, "classes: found 3, expected 2"),
+    "a label too high": (("splits", "train", "labels"), [1, 0, 2, 0, 0], "from 0 to 2"),
+    "a negative label": (("splits", "val", "labels"), [-1], "from -1 to -1"),
+    "a label too few": (("splits", "train", "labels"), [1, 0, 1, 0], "found 4, expected 5"),
+    "a label of text": (("splits", "train", "labels"), [1, 0, "1", 0, 0], "expected integers"),
+    "a huge label": (("splits", "val", "labels"), [1 << 70], "beyond 64 bits"),
+    "a picture too many": (("splits", "val", "pictures"), ["a", "b"], "found 1, expected 2"),
+    "no pictures": (("splits", "val", "pictures"), [], "found none"),
+    "a nameless picture": (("splits", "val", "pictures"), [1], "expected strings"),
+    "a file too few": (("splits", "train", "files"), ["a", "b"], "found 2, expected 3"),
+    "a file twice": (("splits", "train", "files"), ["a", "b", "a"], "named twice"),
+    "a path outside": (("splits", "val", "files"), ["../0000.hkl"], "inside the manifest's"),
+    "an absolute path": (("splits", "val", "files"), ["/0000.hkl"], "inside the manifest's"),
+    "a split of text": (("splits", "val"), "all", "expected an object"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda name: name.replace(" ", "_"))
+def test_a_wrong_value_is_refused(path: Path, change: str) -> None:
+    keys, value, message = CHANGES[change]
+    content = json.loads(path.read_text())
+    inner = content
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError) as caught:
+        read_manifest(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("keys", [("seed",), ("splits",), ("splits", "val"), ("versions",)])
+def test_a_missing_value_is_refused(path: Path, keys: tuple[str, ...]) -> None:
+    content = json.loads(path.read_text())
+    inner = content
+    for key in keys[:-1]:
+        inner = inner[key]
+    del inner[keys[-1]]
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=rf"{keys[-1]}: found nothing"):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_a_file_that_is_no_manifest_is_refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"manifest\.json: (the manifest is not JSON|found list)"):
+        read_manifest(path)
+
+
+def test_a_missing_manifest_names_the_program_that_writes_it(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no manifest.*make_hkl\.py"):
+        read_manifest(tmp_path / "manifest.json")

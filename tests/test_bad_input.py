@@ -1,0 +1,205 @@
+"""Each bad input of training gets one clear message and exit status 2, and nothing is written."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tiny import prepare, run_program, settings
+
+from tandem.data.batchfile import write_batch
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("pristine"))
+
+
+@pytest.fixture
+def data(pristine: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pristine, tmp_path / "data"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def refused(data: Path, run: Path, *expected: str, program: str = "train.py", **changes: object):
+    """Run, expect exit status 2, one line that says all of `expected`, and nothing written."""
+    before = contents(data), contents(run) if run.exists() else None
+    arguments = settings(data, run, **changes)
+    result = run_program(program, arguments)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, result.stderr
+    for text in expected:
+        assert text in result.stderr, f"{text!r} not in {result.stderr}"
+    assert (contents(data), contents(run) if run.exists() else None) == before
+
+
+def truncate(data: Path) -> None:
+    path = data / "train_hkl" / "0001.hkl"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def reshape(data: Path) -> None:
+    write_batch(data / "train_hkl" / "0001.hkl", np.zeros((5, 64, 64, 3), np.uint8), "b01c")
+
+
+def other_layout(data: Path) -> None:
+    write_batch(data / "val_hkl" / "0000.hkl", np.zeros((5, 70, 70, 3), np.uint8), "c01b")
+
+
+def other_dtype(data: Path) -> None:
+    import hickle
+
+    hickle.dump(np.zeros((5, 70, 70, 3), np.float32), data / "train_hkl" / "0000.hkl", mode="w")
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    def spoil(data: Path) -> None:
+        path = data / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return spoil
+
+
+def wrong_labels(data: Path) -> None:
+    path = data / "labels" / "train_labels.npy"
+    np.save(path, np.load(path)[::-1])
+
+
+def broken_manifest(data: Path) -> None:
+    (data / "manifest.json").write_text("{")
+
+
+def small_mean(data: Path) -> None:
+    np.save(data / "misc" / "img_mean.npy", np.zeros((3, 60, 60), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (truncate, ["0001.hkl", "truncated"]),
+        (reshape, ["0001.hkl", "(5, 64, 64, 3)", "(5, 70, 70, 3)"]),
+        (other_layout, ["val_hkl/0000.hkl", "(3, 70, 70, 5)", "b01c"]),
+        (other_dtype, ["0000.hkl", "float32", "uint8"]),
+        (remove("train_hkl/0002.hkl"), ["train_hkl/0002.hkl", "no such"]),
+        (remove("val_hkl"), ["val_hkl", "no such"]),
+        (remove("manifest.json"), ["manifest.json", "no manifest"]),
+        (remove("misc/img_mean.npy"), ["img_mean.npy", "no mean image"]),
+        (remove("labels"), ["train_labels.npy", "no labels"]),
+        (wrong_labels, ["train_labels.npy", "manifest"]),
+        (broken_manifest, ["manifest.json", "JSON"]),
+        (small_mean, ["img_mean.npy", "(3, 60, 60)", "(3, 70, 70)"]),
+    ],
+)
+def test_damaged_data(
+    data: Path, tmp_path: Path, spoil: Callable[[Path], None], expected: list[str]
+) -> None:
+    spoil(data)
+    refused(data, tmp_path / "run", *expected)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"lerning_rate": 0.1}, ["lerning_rate", "learning_rate"]),
+        ({"batch_size": "many"}, ["batch_size", "many"]),
+        ({"lr_policy": "stairs"}, ["lr_policy", "stairs", "cosine"]),
+        ({"crop_size": 71}, ["crop_size", "71", "70"]),
+        ({"devices": ["cuda:7"]}, ["cuda:7", "not there"]),
+        ({"lib_conv": "cudnn"}, ["lib_conv"]),
+        ({"shuffle": True}, ["shuffle", "files"]),
+        ({"load_epoch": 4, "resume_train": True}, ["4", "checkpoint"]),
+        ({"init_weights": "nowhere.safetensors"}, ["nowhere.safetensors"]),
+    ],
+)
+def test_bad_settings(
+    pristine: Path, tmp_path: Path, changes: dict[str, object], expected: list[str]
+) -> None:
+    refused(pristine, tmp_path / "run", *expected, **changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_key_in_a_file_is_named_with_the_file(pristine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("learning_rat: 0.1\n")
+    refused(pristine, tmp_path / "run", "mine.yaml", "learning_rat", "learning_rate", config=path)
+
+
+def test_a_folder_that_is_not_writable(pristine: Path, tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("not a folder")
+    refused(pristine, blocker / "run", str(blocker), "not a folder")
+
+
+@pytest.fixture(scope="module")
+def finished(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    result = run_program("train.py", settings(pristine, run, batch_size=8))
+    assert result.returncode == 0, result.stderr
+    return run
+
+
+def test_a_folder_with_a_run_in_it_is_not_overwritten(pristine: Path, finished: Path) -> None:
+    refused(pristine, finished, "holds a run already", "resume_train")
+
+
+def test_a_checkpoint_of_another_network(pristine: Path, finished: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    changes = {"resume_train": True, "n_epochs": 2}
+    refused(pristine, run, "crop_size", "67", "70", **changes, crop_size=70)
+    refused(pristine, run, "width", **changes, width=0.1)
+
+
+def test_a_checkpoint_of_another_number_of_classes(finished: Path, tmp_path: Path) -> None:
+    other = prepare(tmp_path / "four", classes=4)
+    weights = finished / "epoch-0001.safetensors"
+    arguments = ["--weights", str(weights), *settings(other, tmp_path / "run")]
+    result = run_program("validate.py", arguments)
+    assert result.returncode == 2, result.stderr
+    assert "classes 3" in result.stderr
+    assert "classes 4" in result.stderr
+
+
+def test_a_damaged_checkpoint(pristine: Path, finished: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    path = run / "epoch-0001.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    refused(pristine, run, "epoch-0001.safetensors", resume_train=True, n_epochs=2)
+
+
+def test_weights_of_another_class_count_begin_afresh_where_they_must(
+    finished: Path, tmp_path: Path
+) -> None:
+    other = prepare(tmp_path / "four", classes=4)
+    weights = finished / "epoch-0001.safetensors"
+    run = tmp_path / "run"
+    # No picture is learned from, so what was loaded can still be seen.
+    arguments = settings(other, run, init_weights=weights, learning_rate=1e-30, weight_decay=0.0)
+    result = run_program("train.py", arguments)
+    assert result.returncode == 0, result.stderr
+    assert "begin afresh: fc8.weight, fc8.bias" in result.stderr
+    before, after = load_file(weights), load_file(run / "epoch-0001.safetensors")
+    assert (before["fc7.weight"] == after["fc7.weight"]).all()
+    assert after["fc8.weight"].shape[1] == 4
+
+
+def test_a_safetensors_file_that_is_no_checkpoint(pristine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "other.safetensors"
+    save_file({"a": np.zeros(3)}, path, metadata={"note": json.dumps({})})
+    result = run_program(
+        "validate.py", ["--weights", str(path), *settings(pristine, tmp_path / "r")]
+    )
+    assert result.returncode == 2
+    assert "other.safetensors" in result.stderr

@@ -1,0 +1,241 @@
+"""train.py and validate.py as a user runs them, on a tiny data set."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tiny import group_members, prepare, run_program, settings, shared_memory, start_program
+
+TRAIN_KEYS = [
+    "event",
+    "epoch",
+    "step",
+    "loss",
+    "top1_error",
+    "learning_rate",
+    "images_per_second",
+    "compute_seconds",
+    "load_wait_seconds",
+    "exchange_seconds",
+]
+VALIDATION_KEYS = ["event", "epoch", "step", "loss", "top1_error", "top5_error", "images"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("data"))
+
+
+def train(data: Path, run: Path, **changes: object) -> list[dict[str, object]]:
+    """Train, check that it went well, and give the record."""
+    result = run_program("train.py", settings(data, run, **changes))
+    assert result.returncode == 0, result.stderr
+    return read_record(run)
+
+
+def read_record(run: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run / "record.jsonl").read_text().splitlines()]
+
+
+def weights(run: Path, name: str) -> dict[str, np.ndarray]:
+    return load_file(run / f"{name}.safetensors")
+
+
+def assert_same(left: dict[str, np.ndarray], right: dict[str, np.ndarray], rtol: float) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        scale = np.abs(right[name]).max()
+        np.testing.assert_allclose(value, right[name], rtol=0, atol=rtol * scale, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One trainer, 6 images a step, 13 pictures: a last minibatch of one; two epochs, float64."""
+    run = tmp_path_factory.mktemp("alone") / "run"
+    train(data, run, batch_size=6, n_epochs=2, precision="float64", learning_rate=0.05)
+    return run
+
+
+@pytest.mark.parametrize("exchange", ["average", "gradients"])
+@pytest.mark.parametrize("trainers", [2, 3])
+def test_the_number_of_trainers_does_not_change_what_is_computed(
+    data: Path, alone: Path, tmp_path: Path, trainers: int, exchange: str
+) -> None:
+    record = train(
+        data,
+        tmp_path / "run",
+        batch_size=6 // trainers,
+        devices=["cpu"] * trainers,
+        n_epochs=2,
+        precision="float64",
+        learning_rate=0.05,
+        exchange=exchange,
+        check_every=1,
+    )
+    for name in ("epoch-0001", "epoch-0002"):
+        assert_same(weights(tmp_path / "run", name), weights(alone, name), rtol=1e-9)
+    for ours, theirs in zip(record, read_record(alone), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-9)
+        assert ours["top1_error"] == theirs["top1_error"]
+
+
+def test_a_run_leaves_checkpoints_a_record_and_its_configuration(alone: Path) -> None:
+    names = sorted(path.name for path in alone.iterdir())
+    assert names == [
+        "config.yaml",
+        "epoch-0001.safetensors",
+        "epoch-0002.safetensors",
+        "record.jsonl",
+    ]
+    record = read_record(alone)
+    for line in record:
+        assert list(line) == (TRAIN_KEYS if line["event"] == "train" else VALIDATION_KEYS)
+    assert [line["step"] for line in record if line["event"] == "train"] == [1, 2, 3, 4, 5, 6]
+    validations = [line for line in record if line["event"] == "validation"]
+    assert [line["images"] for line in validations] == [7, 7]
+    assert [line["epoch"] for line in validations] == [1, 2]
+
+
+def test_training_lowers_the_loss(data: Path, tmp_path: Path) -> None:
+    record = train(
+        data,
+        tmp_path / "run",
+        n_epochs=25,
+        width=0.2,
+        batch_size=13,
+        rand_crop=False,
+        rand_mirror=False,
+        learning_rate=0.02,
+    )
+    losses = [line["loss"] for line in record if line["event"] == "train"]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_data_layer": True},
+        {"para_load": False},
+        {"para_load": False, "use_data_layer": True},
+    ],
+)
+def test_how_pictures_are_loaded_does_not_change_a_bit(
+    data: Path, tmp_path: Path, changes: dict[str, bool]
+) -> None:
+    for name, settings_of_run in (("one", {}), ("other", changes)):
+        train(data, tmp_path / name, batch_size=4, **settings_of_run)
+    ours, theirs = (weights(tmp_path / name, "epoch-0001") for name in ("one", "other"))
+    assert all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
+
+
+def test_validate_agrees_with_what_training_recorded(data: Path, alone: Path) -> None:
+    last = read_record(alone)[-1]
+    result = run_program(
+        "validate.py",
+        [
+            "--weights",
+            str(alone / "epoch-0002.safetensors"),
+            *settings(data, alone, batch_size=4, precision="float64", devices=["cpu", "cpu"]),
+        ],
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["images"] == 7
+    assert found["top1_error"] == last["top1_error"]
+    assert found["top5_error"] == last["top5_error"]
+    assert found["loss"] == pytest.approx(last["loss"], rel=1e-9)
+
+
+def test_a_resumed_run_continues_as_if_it_had_not_stopped(data: Path, tmp_path: Path) -> None:
+    common = {"batch_size": 4, "shuffle": "images"}
+    train(data, tmp_path / "whole", n_epochs=3, **common)
+    train(data, tmp_path / "parts", n_epochs=1, **common)
+    train(data, tmp_path / "parts", n_epochs=3, resume_train=True, **common)
+    ours, theirs = (weights(tmp_path / name, "epoch-0003") for name in ("parts", "whole"))
+    assert all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
+    assert [without_times(line) for line in read_record(tmp_path / "parts")] == [
+        without_times(line) for line in read_record(tmp_path / "whole")
+    ]
+
+
+def without_times(line: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in line.items() if "second" not in key}
+
+
+def wait_for_steps(run: Path, process: object, steps: int) -> None:
+    """Return when the record has that many lines."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        path = run / "record.jsonl"
+        if path.exists() and path.read_bytes().count(b"\n") >= steps:
+            return
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    pytest.fail("the run has not come so far in a minute")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_writes_a_checkpoint_and_continues_exactly(
+    data: Path, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    before = shared_memory()
+    common = {"batch_size": 1, "devices": ["cpu", "cpu"], "n_epochs": 6}
+    run = tmp_path / "run"
+    process = start_program("train.py", settings(data, run, **common))
+    wait_for_steps(run, process, 9)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal sends Ctrl-C
+    else:
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == status, errors
+    assert "Traceback" not in errors
+    assert group_members(process.pid) == []
+    assert shared_memory() <= before
+    assert not (run / "epoch-0006.safetensors").exists()
+    train(data, run, resume_train=True, **common)
+    train(data, tmp_path / "whole", **common)
+    ours, theirs = (weights(tmp_path / name, "epoch-0006") for name in ("run", "whole"))
+    assert all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
+
+
+@pytest.mark.parametrize("victim", ["trainer 0", "trainer 1", "loader 0", "loader 1"])
+def test_a_killed_process_ends_the_run(data: Path, tmp_path: Path, victim: str) -> None:
+    before = shared_memory()
+    run = tmp_path / "run"
+    arguments = settings(data, run, batch_size=1, devices=["cpu", "cpu"], n_epochs=10_000)
+    process = start_program("train.py", arguments)
+    wait_for_steps(run, process, 3)
+    os.kill(find_process(process.pid, victim), signal.SIGKILL)
+    _, errors = process.communicate(timeout=15)
+    assert process.returncode == 1
+    assert f"{victim}: was killed by SIGKILL" in errors
+    assert group_members(process.pid) == []
+    assert shared_memory() <= before
+
+
+def test_children_of_a_killed_launcher_end_by_themselves(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = settings(data, run, batch_size=1, devices=["cpu", "cpu"], n_epochs=10_000)
+    process = start_program("train.py", arguments)
+    wait_for_steps(run, process, 3)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while group_members(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert group_members(process.pid) == []
+
+
+def find_process(group: int, name: str) -> int:
+    """The process of a run by its name, which each process gives itself."""
+    wanted = name.replace(" ", "-")
+    for member in group_members(group):
+        if Path(f"/proc/{member}/comm").read_text().strip() == wanted:
+            return member
+    pytest.fail(f"no process is named {name}")

@@ -1,0 +1,122 @@
+"""Tiny prepared data sets, and the programs run on them as a user runs them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tandem.data.batchfile import write_batch
+from tandem.data.manifest import Manifest, Split, write_manifest
+from tandem.files import write_array
+
+ROOT = Path(__file__).parent.parent
+
+
+def prepare(
+    folder: Path,
+    train: int = 13,
+    validation: int = 7,
+    classes: int = 3,
+    image_size: int = 70,
+    per_file: int = 5,
+    layout: str = "b01c",
+    seed: int = 0,
+) -> Path:
+    """Write batch files, manifest, labels and mean image of random pictures; return `folder`."""
+    rng = np.random.default_rng(seed)
+    splits = {}
+    pixels = {}
+    for name, size in (("train", train), ("val", validation)):
+        pixels[name] = rng.integers(0, 256, (size, image_size, image_size, 3), np.uint8)
+        labels = rng.integers(0, classes, size)
+        files = []
+        for start in range(0, size, per_file):
+            file = folder / f"{name}_hkl" / f"{start // per_file:04}.hkl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_batch(file, pixels[name][start : start + per_file], layout)
+            files.append(f"{name}_hkl/{file.name}")
+        splits[name] = Split(tuple(files), tuple(f"{i}.JPEG" for i in range(size)), labels)
+        (folder / "labels").mkdir(exist_ok=True)
+        write_array(folder / "labels" / f"{name}_labels.npy", labels)
+    (folder / "misc").mkdir(exist_ok=True)
+    mean = pixels["train"].mean(axis=0, dtype=float).astype(np.float32).transpose(2, 0, 1)
+    write_array(folder / "misc" / "img_mean.npy", mean)
+    wnids = tuple(f"n{i:08}" for i in range(classes))
+    manifest = Manifest(image_size, layout, per_file, wnids, seed, {}, splits)
+    write_manifest(folder / "manifest.json", manifest)
+    return folder
+
+
+def settings(data: Path, run: Path, **changes: Any) -> list[str]:
+    """Command-line settings for a quick run on a tiny data set."""
+    values = {
+        "data_folder": data,
+        "weights_dir": run,
+        "crop_size": 67,
+        "width": 0.05,
+        "batch_size": 2,
+        "n_epochs": 1,
+        "print_freq": 1,
+        "threads": 1,
+        "devices": ["cpu"],
+        **changes,
+    }
+    arguments = []
+    for name, value in values.items():
+        items = value if isinstance(value, list) else [value]
+        arguments += [
+            f"--{name}",
+            *(json.dumps(v) if isinstance(v, bool) else str(v) for v in items),
+        ]
+    return arguments
+
+
+def run_program(
+    program: str, arguments: Iterable[str], timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of the project as a user does, from its top folder."""
+    return subprocess.run(
+        [sys.executable, program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def start_program(program: str, arguments: Iterable[str]) -> subprocess.Popen[str]:
+    """Start a program in a process group of its own, as a shell does."""
+    return subprocess.Popen(
+        [sys.executable, program, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def group_members(group: int) -> list[int]:
+    """Processes of a group that are alive."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:
+            continue
+        fields = text.rpartition(")")[2].split()
+        if int(fields[2]) == group and fields[0] != "Z":
+            members.append(int(stat.parent.name))
+    return members
+
+
+def shared_memory() -> set[str]:
+    """Names in the machine's shared memory folder."""
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()

@@ -1,0 +1,20 @@
+"""Loss, top-1 and top-5 error of saved weights over every validation picture.
+
+python validate.py --weights runs/alexnet/epoch-0060.safetensors
+python validate.py --weights runs/demo/epoch-0010.safetensors --config demo/config.yaml
+"""
+
+from collections.abc import Sequence
+
+import proc_load
+from tandem.run.main import run_validation
+from train import NETWORK
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Validate as the command line says; return the exit status."""
+    return run_validation(arguments, NETWORK, proc_load.serve, description=__doc__)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
