@@ -14,6 +14,7 @@ import multiprocessing
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
 from tandem.data.fill import FillRequest, SlotFiller
 from tandem.errors import InputError
@@ -51,7 +52,7 @@ def serve(
         while (request := _receive(connection)) is not None:
             filler.fill(slots[request.slot], request)
             connection.send(Filled(request.slot))
-    except BrokenPipeError:
+    except (BrokenPipeError, ConnectionResetError):
         # The trainer is gone, and says why to whom it concerns.
         return
     except Exception as error:
@@ -65,7 +66,7 @@ def serve(
 def _receive(connection: Connection) -> FillRequest | None:
     """The next request; None when it is time to end."""
     parent = multiprocessing.parent_process()
-    watched = [connection] if parent is None else [connection, parent.sentinel]
+    watched: list[Any] = [connection] if parent is None else [connection, parent.sentinel]
     while not (ready := wait(watched, LOOK_SECONDS)):
         continue
     if connection not in ready:

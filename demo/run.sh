@@ -3,10 +3,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python demo/make_digits.py data/demo/digits
-python preprocessing/make_hkl.py --config demo/paths.yaml
-python preprocessing/make_train_val_txt.py --config demo/paths.yaml
-python preprocessing/make_labels.py --config demo/paths.yaml
+python demo/make_digits.py --out data/demo/pictures
+preprocessing/generate_data.sh --train-img-dir data/demo/pictures/train \
+    --val-img-dir data/demo/pictures/val --tar-root-dir data/demo --image-size 72
 
 # The demo's own earlier run makes room for a new one; no other folder is ever removed.
 rm -rf runs/demo

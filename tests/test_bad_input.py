@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tiny import prepare, run_program, settings
 
+import train
 from tandem.data.batchfile import write_batch
 
 
@@ -31,18 +32,33 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def refused(data: Path, run: Path, *expected: str, program: str = "train.py", **changes: object):
-    """Run, expect exit status 2, one line that says all of `expected`, and nothing written."""
-    before = contents(data), contents(run) if run.exists() else None
-    arguments = settings(data, run, **changes)
-    result = run_program(program, arguments)
-    assert result.returncode == 2, result.stderr
+Refused = Callable[..., None]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Train, expect exit status 2, one line that says all that is expected, nothing written."""
+
+    def check(data: Path, run: Path, *expected: str, **changes: object) -> None:
+        before = contents(data), contents(run) if run.exists() else None
+        status = train.main(settings(data, run, **changes))
+        errors = capsys.readouterr().err
+        assert status == 2, errors
+        lines = errors.splitlines()
+        assert len(lines) == 1, errors
+        assert lines[0].startswith("error: ")
+        for text in expected:
+            assert text in errors, f"{text!r} not in {errors}"
+        assert (contents(data), contents(run) if run.exists() else None) == before
+
+    return check
+
+
+def test_the_program_itself_exits_with_status_2(tmp_path: Path) -> None:
+    result = run_program("train.py", settings(tmp_path, tmp_path / "run"))
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {tmp_path}/manifest.json: there is no manifest")
     assert "Traceback" not in result.stderr
-    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1, result.stderr
-    for text in expected:
-        assert text in result.stderr, f"{text!r} not in {result.stderr}"
-    assert (contents(data), contents(run) if run.exists() else None) == before
 
 
 def truncate(data: Path) -> None:
@@ -103,7 +119,11 @@ def small_mean(data: Path) -> None:
     ],
 )
 def test_damaged_data(
-    data: Path, tmp_path: Path, spoil: Callable[[Path], None], expected: list[str]
+    data: Path,
+    tmp_path: Path,
+    spoil: Callable[[Path], None],
+    expected: list[str],
+    refused: Refused,
 ) -> None:
     spoil(data)
     refused(data, tmp_path / "run", *expected)
@@ -120,24 +140,30 @@ def test_damaged_data(
         ({"devices": ["cuda:7"]}, ["cuda:7", "not there"]),
         ({"lib_conv": "cudnn"}, ["lib_conv"]),
         ({"shuffle": True}, ["shuffle", "files"]),
-        ({"load_epoch": 4, "resume_train": True}, ["4", "checkpoint"]),
+        ({"resume_train": True}, ["no checkpoint to resume from"]),
         ({"init_weights": "nowhere.safetensors"}, ["nowhere.safetensors"]),
     ],
 )
 def test_bad_settings(
-    pristine: Path, tmp_path: Path, changes: dict[str, object], expected: list[str]
+    pristine: Path,
+    tmp_path: Path,
+    changes: dict[str, object],
+    expected: list[str],
+    refused: Refused,
 ) -> None:
     refused(pristine, tmp_path / "run", *expected, **changes)
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_key_in_a_file_is_named_with_the_file(pristine: Path, tmp_path: Path) -> None:
+def test_an_unknown_key_in_a_file_is_named_with_the_file(
+    pristine: Path, tmp_path: Path, refused: Refused
+) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("learning_rat: 0.1\n")
     refused(pristine, tmp_path / "run", "mine.yaml", "learning_rat", "learning_rate", config=path)
 
 
-def test_a_folder_that_is_not_writable(pristine: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_writable(pristine: Path, tmp_path: Path, refused: Refused) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("not a folder")
     refused(pristine, blocker / "run", str(blocker), "not a folder")
@@ -151,15 +177,20 @@ def finished(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_a_folder_with_a_run_in_it_is_not_overwritten(pristine: Path, finished: Path) -> None:
+def test_a_folder_with_a_run_in_it_is_not_overwritten(
+    pristine: Path, finished: Path, refused: Refused
+) -> None:
     refused(pristine, finished, "holds a run already", "resume_train")
 
 
-def test_a_checkpoint_of_another_network(pristine: Path, finished: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_network(
+    pristine: Path, finished: Path, tmp_path: Path, refused: Refused
+) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     changes = {"resume_train": True, "n_epochs": 2}
     refused(pristine, run, "crop_size", "67", "70", **changes, crop_size=70)
     refused(pristine, run, "width", **changes, width=0.1)
+    refused(pristine, run, "no checkpoint", "load_epoch 4", "epoch-0001", load_epoch=4, **changes)
 
 
 def test_a_checkpoint_of_another_number_of_classes(finished: Path, tmp_path: Path) -> None:
@@ -172,7 +203,9 @@ def test_a_checkpoint_of_another_number_of_classes(finished: Path, tmp_path: Pat
     assert "classes 4" in result.stderr
 
 
-def test_a_damaged_checkpoint(pristine: Path, finished: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint(
+    pristine: Path, finished: Path, tmp_path: Path, refused: Refused
+) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     path = run / "epoch-0001.safetensors"
     path.write_bytes(path.read_bytes()[:1000])

@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -58,8 +57,8 @@ def test_the_lines_are_what_was_recorded(tmp_path: Path) -> None:
 
 def test_the_time_is_drawn_as_shares(tmp_path: Path) -> None:
     figure = _draw([_read_curve(record_run(tmp_path / "a"))])
-    tops = [max(path.vertices[:, 1].max() for path in area.get_paths())
-            for area in figure.axes[3].collections]  # fmt: skip
+    areas = figure.axes[3].collections
+    tops = [max(path.vertices[:, 1].max() for path in area.get_paths()) for area in areas]
     assert tops == pytest.approx([50, 62.5, 100])
 
 
@@ -102,9 +101,9 @@ def test_the_picture_is_whole(tmp_path: Path) -> None:
     run = record_run(tmp_path / "a")
     draw_curves(run / "record.jsonl", tmp_path / "curves.png")
     with Image.open(tmp_path / "curves.png") as picture:
-        pixels = np.asarray(picture.convert("RGB"))
-    assert min(pixels.shape[:2]) > 800
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+        assert min(picture.size) > 800
+        colours = picture.convert("RGB").getcolors(maxcolors=1 << 20)
+    assert len(colours) > 50
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "curves.png"]
 
 

@@ -105,15 +105,15 @@ def test_training_lowers_the_loss(data: Path, tmp_path: Path) -> None:
     record = train(
         data,
         tmp_path / "run",
-        n_epochs=25,
-        width=0.2,
+        n_epochs=16,
         batch_size=13,
-        rand_crop=False,
-        rand_mirror=False,
+        snapshot_freq=16,
         learning_rate=0.02,
     )
     losses = [line["loss"] for line in record if line["event"] == "train"]
-    assert losses[-1] < 0.8 * losses[0]
+    # Seven of the thirteen pictures are of one class; all the rest is for the demo to learn.
+    assert losses[0] == pytest.approx(np.log(3), abs=0.02)
+    assert np.mean(losses[-4:]) < losses[0] - 0.02
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,18 @@ def prepare(
     layout: str = "b01c",
     seed: int = 0,
 ) -> Path:
-    """Write batch files, manifest, labels and mean image of random pictures; return `folder`."""
+    """Write batch files, manifest, labels and mean image of random pictures; return `folder`.
+
+    A picture is noise whose brightness depends on its class, so that there is something to learn.
+    """
     rng = np.random.default_rng(seed)
     splits = {}
     pixels = {}
     for name, size in (("train", train), ("val", validation)):
-        pixels[name] = rng.integers(0, 256, (size, image_size, image_size, 3), np.uint8)
         labels = rng.integers(0, classes, size)
+        noise = rng.integers(0, 128, (size, image_size, image_size, 3))
+        brightness = 127 * labels // max(classes - 1, 1)
+        pixels[name] = (noise + brightness[:, None, None, None]).astype(np.uint8)
         files = []
         for start in range(0, size, per_file):
             file = folder / f"{name}_hkl" / f"{start // per_file:04}.hkl"

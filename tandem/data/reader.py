@@ -188,7 +188,7 @@ class PictureReader:
             while remaining:
                 count = os.preadv(descriptor, remaining[:_MOST_BUFFERS], begin)
                 if count == 0:
-                    self._refuse(file, f"it ends at byte {begin}, expected at least {end} bytes")
+                    self._refuse(file, f"truncated: found {begin} bytes, expected at least {end}")
                 begin += count
                 remaining = _after(remaining, count)
         except FileNotFoundError:

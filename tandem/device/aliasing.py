@@ -5,8 +5,17 @@ from dataclasses import dataclass
 
 import torch
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.tensor.blas import BatchedDot
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.math import Dot
 
 from tandem.device.lowering import Lowering
+from tandem.ops.base import TensorOp
+
+# Ops whose results are new numbers. The others move numbers about, and torch.compile may find that
+# one does nothing (a copy, a join of one part, a flip of an axis of length 1) and leave it out.
+_COMPUTING = (Elemwise, CAReduce, Dot, BatchedDot, Blockwise, TensorOp)
 
 Roots = frozenset[Variable]
 
@@ -21,9 +30,14 @@ class Aliases:
     ----------
     inputs : iterable of Variable
         The graph's inputs.
+    compiled : bool
+        Whether ``torch.compile`` reads the program. It leaves out copies that it takes for
+        needless, also one that was to save a value from being written over (PyTorch 2.13), so
+        whatever only moves numbers counts as a view then.
     """
 
-    def __init__(self, inputs: Iterable[Variable]) -> None:
+    def __init__(self, inputs: Iterable[Variable], compiled: bool = False) -> None:
+        self._compiled = compiled
         self._roots: dict[Variable, Roots] = {v: frozenset((v,)) for v in inputs}
         self._repeated: set[Variable] = set()
 
@@ -37,20 +51,29 @@ class Aliases:
         """Whether several elements of the variable may lie at one address."""
         return variable in self._repeated
 
+    def place(self, result: Variable, memory: Variable) -> None:
+        """Take note that a fresh result lies in the memory of an input."""
+        for variable, roots in self._roots.items():
+            if result in roots:
+                self._roots[variable] = roots - {result} | {memory}
+
     def compute(self, node: Apply, lowering: Lowering) -> None:
         """Take note of what `node` does."""
         if lowering.numbers:
             return
         for place, output in enumerate(node.outputs):
-            viewed = [
-                node.inputs[source]
-                for source in (*node.op.view_map.get(place, ()), *lowering.views.get(place, ()))
-            ]
+            viewed = self._viewed(node, lowering, place)
             roots = frozenset().union(*(self.roots(variable) for variable in viewed))
             # A view of a number is a tensor made of it: fresh.
             self._roots[output] = roots or frozenset((output,))
             if lowering.repeats or any(variable in self._repeated for variable in viewed):
                 self._repeated.add(output)
+
+    def _viewed(self, node: Apply, lowering: Lowering, output: int) -> list[Variable]:
+        if self._compiled and not isinstance(node.op, _COMPUTING):
+            return list(node.inputs)
+        places = (*node.op.view_map.get(output, ()), *lowering.views.get(output, ()))
+        return [node.inputs[place] for place in places]
 
 
 @dataclass(frozen=True)
@@ -75,12 +98,16 @@ class Overlaps:
                 one: frozenset(
                     other
                     for other in spans
-                    if other is one or (spans[one][0] < spans[other][1]
-                                        and spans[other][0] < spans[one][1])
+                    if other is one
+                    or (spans[one][0] < spans[other][1] and spans[other][0] < spans[one][1])
                 )
                 for one in spans
             }
         )
+
+    def are_alone(self, variable: Variable) -> bool:
+        """Whether no other input lies in the variable's memory."""
+        return self.groups[variable] == {variable}
 
     def touch(self, roots: Iterable[Variable], written: Collection[Variable]) -> bool:
         """Whether memory of one of `roots` is written when the inputs in `written` are."""
@@ -91,8 +118,9 @@ def _span(buffer: torch.Tensor) -> tuple[int, int]:
     """Give the first address of a tensor and the first one behind it."""
     if not buffer.numel():
         return buffer.data_ptr(), buffer.data_ptr()
-    last = sum((size - 1) * stride for size, stride in zip(buffer.shape, buffer.stride(),
-                                                           strict=True))
+    last = sum(
+        (size - 1) * stride for size, stride in zip(buffer.shape, buffer.stride(), strict=True)
+    )
     return buffer.data_ptr(), buffer.data_ptr() + (last + 1) * buffer.element_size()
 
 

@@ -2,17 +2,17 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.link.basic import Container, JITLinker
+from pytensor.link.basic import JITLinker
 from pytensor.link.utils import raise_with_op
 
 from tandem.device.lowering.registry import is_host_type
-from tandem.device.program import Program, Target, build_program
+from tandem.device.program import Program, Target, build_program, update_places
 from tandem.device.shared import DeviceContainer, is_on_device, tensor_over
 
 Read = Callable[[Any], Any]
@@ -76,6 +76,10 @@ class DeviceLinker(JITLinker):
         linker.no_recycling = [] if no_recycling is None else no_recycling
         return linker
 
+    @property
+    def _graph(self) -> FunctionGraph:
+        return cast(FunctionGraph, self.fgraph)
+
     def fgraph_convert(
         self,
         fgraph: FunctionGraph,
@@ -95,13 +99,16 @@ class DeviceLinker(JITLinker):
 
     def create_thunk_inputs(self, storage_map: dict[Variable, list[Any]]) -> Storage:
         """Give the storage of each input."""
-        return [storage_map[variable] for variable in self.fgraph.inputs]
+        return [storage_map[variable] for variable in self._graph.inputs]
 
-    def jit_compile(self, fn: Program) -> Callable[..., tuple[Any, ...]]:
+    def jit_compile(self, fn: Any) -> Callable[..., tuple[Any, ...]]:
         """Hand the program to ``torch.compile``, if that is wanted."""
-        if not self.target.compiled:
-            return fn.run
-        return torch.compile(fn.run, fullgraph=not fn.breaks, dynamic=False)
+        run, settle = fn.run, fn.settle
+        if self.target.compiled:
+            run = torch.compile(run, fullgraph=not fn.breaks, dynamic=False)
+        if settle is None:
+            return run
+        return lambda *inputs: settle(*inputs, *run(*inputs))
 
     def create_jitable_thunk(
         self,
@@ -112,24 +119,24 @@ class DeviceLinker(JITLinker):
         storage_map: dict[Variable, list[Any]],
     ) -> tuple[list[Callable[[], list[Any]]], list[Apply], Callable[..., Any]]:
         """Make the function that computes all outputs from what the input storages hold."""
-        program = self.fgraph_convert(
-            self.fgraph, order, input_storage, output_storage, storage_map
+        program = self._graph_convert(
+            self._graph, order, input_storage, output_storage, storage_map
         )
         cells = self.create_thunk_inputs(storage_map)
         run = self.jit_compile(program)
-        thunk = _make_thunk(self.fgraph, program, run, cells, self.target)
+        thunk = _make_thunk(self._graph, program, run, cells, self.target)
         thunk.inputs = cells
-        thunk.outputs = [storage_map[variable] for variable in self.fgraph.outputs]
+        thunk.outputs = [storage_map[variable] for variable in self._graph.outputs]
         thunk.lazy = False
         thunk.program = program
-        return [thunk], [v.owner for v in self.fgraph.outputs if v.owner is not None][:1], run
+        return [thunk], [v.owner for v in self._graph.outputs if v.owner is not None][:1], run
 
     def make_all(
         self,
         input_storage: Storage | None = None,
         output_storage: Storage | None = None,
         storage_map: dict[Variable, list[Any]] | None = None,
-    ) -> tuple[Any, list[Container], list[Container], list[Any], list[Apply]]:
+    ) -> Any:
         """Make the function and the containers of its inputs and outputs."""
         fn, inputs, outputs, thunks, nodes = super().make_all(
             input_storage, output_storage, storage_map
@@ -138,7 +145,7 @@ class DeviceLinker(JITLinker):
             DeviceContainer(variable, container.storage)
             if is_on_device(variable, container.storage)
             else container
-            for variable, container in zip(self.fgraph.inputs, inputs, strict=True)
+            for variable, container in zip(self._graph.inputs, inputs, strict=True)
         ]
         return fn, inputs, outputs, thunks, nodes
 
@@ -153,7 +160,7 @@ def _make_thunk(
     readers = [_reader(variable, target.device) for variable in fgraph.inputs]
     pairs = list(zip(readers, cells, strict=True))
     writers = [_writer(fgraph.outputs[place]) for place in program.returned]
-    mapping = fgraph.update_mapping or {}
+    mapping = update_places(fgraph)
     # An output that is not returned is an update in place: its value is what the input's storage
     # holds already.
     slots: list[list[Any]] = [

@@ -2,25 +2,34 @@
 
 The source has a line for each node, in the order of the schedule, and frees an intermediate value
 in the line after its last use. What it returns shares no memory with anything that outlives the
-call, and updates of device-resident variables are written after everything has been computed.
+call. Updates of device-resident variables are seen as if all were written after everything has been
+computed: most are, and one whose old value is not needed any more, in a part of the schedule where
+nothing can fail, is computed where it belongs.
 """
 
 import itertools
 import linecache
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.scalar.basic import Composite, IntDiv, Mod, Pow
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.type import TensorType, discrete_dtypes
 
 from tandem.device.aliasing import Aliases, Overlaps, last_uses
 from tandem.device.lowering import Lowering, host_rule, lower
 from tandem.device.lowering.registry import is_host_type, torch_dtype
+from tandem.ops.base import TensorOp
+from tandem.ops.crop import CropMirror
 
 _serial = itertools.count()
 
@@ -55,6 +64,9 @@ class Program:
     run : callable
         Takes a tensor (or a Python number) for each input of the graph; gives a tuple of the
         outputs at `returned`, and updates device-resident inputs in place.
+    settle : callable or None
+        If not None, `run` writes nothing. Then `settle`, which must not be compiled, takes the
+        inputs and what `run` gave, does the rest, and gives the outputs.
     returned : tuple of int
         Which outputs of the graph `run` gives. The others are updates of device-resident inputs.
     source : str
@@ -67,6 +79,7 @@ class Program:
     """
 
     run: Callable[..., tuple[Any, ...]]
+    settle: Callable[..., tuple[Any, ...]] | None
     returned: tuple[int, ...]
     source: str
     breaks: bool
@@ -106,30 +119,54 @@ def build_program(
     NotImplementedError
         If a node has an Op or a dtype without a lowering.
     """
-    writer = _Writer(fgraph, order, target)
+    ending = _Ending(fgraph, buffers)
+    if ending.stores and not target.compiled:
+        order = _uncertain_first(order)
+    writer = _Writer(fgraph, order, target, ending)
     for position, node in enumerate(order):
         writer.compute(position, node)
-    returned = writer.finish(_Ending(fgraph, buffers))
-    return writer.program(returned)
+    return writer.program(writer.finish())
 
 
-@dataclass(frozen=True)
 class _Ending:
-    """What is done when everything has been computed."""
+    """What happens to the outputs: which update inputs that live on the device."""
 
-    fgraph: FunctionGraph
-    buffers: Mapping[Variable, torch.Tensor]
-    overlaps: Overlaps = field(init=False)
+    def __init__(self, fgraph: FunctionGraph, buffers: Mapping[Variable, torch.Tensor]) -> None:
+        self.overlaps = Overlaps.of(buffers)
+        mapping = update_places(fgraph)
+        targets = {output: fgraph.inputs[place] for output, place in mapping.items()}
+        # For each output that updates an input in place, the input.
+        self.stores = {place: v for place, v in targets.items() if v in buffers}
+        self.written = frozenset(self.stores.values())
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "overlaps", Overlaps.of(self.buffers))
 
-    @property
-    def stores(self) -> dict[int, Variable]:
-        """For each output that updates an input in place, the input."""
-        mapping = self.fgraph.update_mapping or {}
-        targets = {output: self.fgraph.inputs[place] for output, place in mapping.items()}
-        return {output: target for output, target in targets.items() if target in self.buffers}
+def update_places(fgraph: FunctionGraph) -> dict[int, int]:
+    """Give, for each output that is an update, the place of the input that it updates."""
+    return cast(dict[int, int], fgraph.update_mapping or {})
+
+
+def _is_certain(node: Apply) -> bool:
+    """Whether a node cannot fail: its shapes are known to fit, and no value is out of a range."""
+    variables = [*node.inputs, *node.outputs]
+    if any(not isinstance(v.type, TensorType) or None in v.type.shape for v in variables):
+        return False
+    if isinstance(node.op, Elemwise):
+        divides = isinstance(node.op.scalar_op, IntDiv | Mod | Pow | Composite)
+        return not (divides and node.outputs[0].type.dtype in discrete_dtypes)
+    if isinstance(node.op, TensorOp):
+        return not isinstance(node.op, CropMirror)
+    return isinstance(node.op, DimShuffle | CAReduce | Dot | Softmax | LogSoftmax)
+
+
+def _uncertain_first(order: Sequence[Apply]) -> list[Apply]:
+    """Put the nodes that can fail, and what they need, before those that cannot."""
+    needed: set[Variable] = set()
+    first: set[Apply] = set()
+    for node in reversed(order):
+        if not _is_certain(node) or not needed.isdisjoint(node.outputs):
+            first.add(node)
+            needed.update(node.inputs)
+    return [n for n in order if n in first] + [n for n in order if n not in first]
 
 
 def plan_node(node: Apply, on_host: set[Variable], target: Target) -> Lowering:
@@ -155,15 +192,17 @@ def plan_node(node: Apply, on_host: set[Variable], target: Target) -> Lowering:
 class _Writer:
     """Writes the source of a program line by line."""
 
-    def __init__(self, fgraph: FunctionGraph, order: Sequence[Apply], target: Target) -> None:
+    def __init__(
+        self, fgraph: FunctionGraph, order: Sequence[Apply], target: Target, ending: _Ending
+    ) -> None:
         self.target = target
         self.fgraph = fgraph
-        self.aliases = Aliases(fgraph.inputs)
+        self.ending = ending
+        self.aliases = Aliases(fgraph.inputs, target.compiled)
         self.on_host = {v for v in fgraph.inputs if is_host_type(v)}
         self.uses = last_uses(order, fgraph.outputs)
         self.names = {v: f"i{place}" for place, v in enumerate(fgraph.inputs)}
         self.converted: dict[Variable, str] = {}
-        self.live: dict[int, list[Variable]] = {}
         self.globals: dict[str, Any] = {"torch": torch}
         self.lines = [f"def step({', '.join(self.names.values())}):"]
         self.nodes: dict[int, Apply] = {}
@@ -187,6 +226,44 @@ class _Writer:
         for variable, position in self.uses.items():
             if not isinstance(variable, Constant) and variable not in self.fgraph.inputs:
                 self.dying.setdefault(position, []).append(variable)
+        self.direct = {} if self.target.compiled else self._direct_stores(order)
+        for position, (_, variable) in self.direct.items():
+            self.aliases.place(order[position].outputs[0], variable)
+
+    def _direct_stores(self, order: Sequence[Apply]) -> dict[int, tuple[int, Variable]]:
+        """Find the nodes that may write their result to the input which it updates.
+
+        For the position of each in the schedule, the place of the output and the input.
+        """
+        positions = {node: position for position, node in enumerate(order)}
+        certain_from = max(
+            (position + 1 for node, position in positions.items() if not _is_certain(node)),
+            default=0,
+        )
+        direct = {}
+        for place, variable in self.ending.stores.items():
+            output = self.fgraph.outputs[place]
+            position = positions.get(output.owner, -1)
+            if position >= certain_from and self._may_store(position, output, variable):
+                direct[position] = place, variable
+        return direct
+
+    def _may_store(self, position: int, output: Variable, variable: Variable) -> bool:
+        """Whether nobody looks at the old value of `variable` after the node at `position`."""
+        node = output.owner
+        others = [v for v in node.inputs if variable in self.aliases.roots(v) and v is not variable]
+        elementwise = isinstance(node.op, Elemwise) or variable not in node.inputs
+        return (
+            self.lowerings[position].into is not None
+            and self.aliases.roots(output) == {output}
+            and self.fgraph.outputs.count(output) == 1
+            and output.type.shape == variable.type.shape
+            and None not in variable.type.shape
+            and self.root_uses.get(variable, -1) <= position
+            and self.ending.overlaps.are_alone(variable)
+            and elementwise
+            and not others
+        )
 
     def compute(self, position: int, node: Apply) -> None:
         """Write the line that computes `node`, and free what it was the last to use."""
@@ -199,6 +276,9 @@ class _Writer:
             for place in places
         ]
         call = self.bind("f", self._call(position, node, lowering))
+        if position in self.direct:
+            _, variable = self.direct[position]
+            arguments.insert(0, self.names[variable])
         for output in node.outputs:
             self.names[output] = f"v{len(self.names)}"
         results = ", ".join(self.names[output] for output in node.outputs)
@@ -209,6 +289,8 @@ class _Writer:
         """Take the variant that writes over an operand, where nobody can see it."""
         if self.target.compiled:
             return lowering.call
+        if position in self.direct and lowering.into is not None:
+            return lowering.into
         for place, variant in lowering.reuse.items():
             operand = node.inputs[place]
             owners = [v for v in node.inputs if operand in self.aliases.roots(v)]
@@ -278,35 +360,65 @@ class _Writer:
         array = np.array(variable.data)
         return torch.from_numpy(array).to(self.target.device, torch_dtype(variable))
 
-    def finish(self, ending: _Ending) -> tuple[int, ...]:
+    def finish(self) -> tuple[int, ...]:
         """Write copies of what would be overwritten, then the updates, then the return."""
-        stores = ending.stores
-        written = set(stores.values())
-        results: dict[int, str] = {}
-        taken: set[Variable] = set()
-        for place, output in enumerate(self.fgraph.outputs):
-            if place in stores and output is stores[place]:
-                continue
-            if place not in stores and (output in self.on_host or is_host_type(output)):
-                results[place] = self.number(output)
-                continue
-            name = self.tensor(output)
-            roots = self.aliases.roots(output)
-            exposed = place not in stores and self.target.shares_memory
-            if ending.overlaps.touch(roots, written) or (
-                exposed and self._is_exposed(output, taken)
-            ):
-                self.write(f"r{place} = {name}.clone()")
-                name = f"r{place}"
-            elif exposed:
-                taken |= roots
-            results[place] = name
+        stores = self.ending.stores
+        results = self._results(stores)
+        for place, _ in self.direct.values():
+            del results[place]
+        endangered = {
+            place
+            for place in results
+            if self.ending.overlaps.touch(
+                self.aliases.roots(self.fgraph.outputs[place]), self.ending.written
+            )
+        }
+        if endangered and self.target.compiled:
+            self._begin_settling(results)
+        self._copy_shared(results, stores, endangered)
         for place, variable in stores.items():
             if place in results:
                 self._store(variable, self.fgraph.outputs[place], results[place])
         returned = tuple(place for place in results if place not in stores)
-        self.write(f"return ({''.join(f'{results[place]}, ' for place in returned)})")
+        self._return(results[place] for place in returned)
         return returned
+
+    def _results(self, stores: Mapping[int, Variable]) -> dict[int, str]:
+        """Name the value of each output, but of an update of a variable to itself."""
+        results = {}
+        for place, output in enumerate(self.fgraph.outputs):
+            if place in stores:
+                if output is not stores[place]:
+                    results[place] = self.tensor(output)
+            elif output in self.on_host or is_host_type(output):
+                results[place] = self.number(output)
+            else:
+                results[place] = self.tensor(output)
+        return results
+
+    def _begin_settling(self, results: dict[int, str]) -> None:
+        """End the part that is compiled, and write the rest into a function of its own."""
+        self._return(results.values())
+        results.update({place: f"o{place}" for place in results})
+        inputs = [self.names[variable] for variable in self.fgraph.inputs]
+        self.lines.append(f"def settle({', '.join([*inputs, *results.values()])}):")
+
+    def _copy_shared(
+        self, results: dict[int, str], stores: Mapping[int, Variable], endangered: set[int]
+    ) -> None:
+        """Copy the results that will be written over, or that share memory and are handed out."""
+        taken: set[Variable] = set()
+        for place, name in results.items():
+            output = self.fgraph.outputs[place]
+            exposed = place not in stores and self.target.shares_memory
+            if place in endangered or (exposed and self._is_exposed(output, taken)):
+                self.write(f"r{place} = {name}.clone()")
+                results[place] = f"r{place}"
+            elif exposed:
+                taken |= self.aliases.roots(output)
+
+    def _return(self, names: Iterable[str]) -> None:
+        self.write(f"return ({''.join(f'{name}, ' for name in names)})")
 
     def _is_exposed(self, output: Variable, taken: set[Variable]) -> bool:
         """Whether somebody else could see, or be seen through, the memory of an output."""
@@ -330,7 +442,8 @@ class _Writer:
         # A traceback and a debugger show the lines; they are forgotten with the function.
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         weakref.finalize(run, linecache.cache.pop, file, None)
-        return Program(run, returned, source, self.breaks, self.nodes, file)
+        settle = namespace.get("settle")
+        return Program(run, settle, returned, source, self.breaks, self.nodes, file)
 
 
 def _tensor_maker(variable: Variable, device: torch.device) -> Callable[[Any], torch.Tensor]:

@@ -183,8 +183,10 @@ def device_shared(
         _check_same(value, buffer, name)
         write(buffer, value, kind, name)
     container = DeviceContainer(kind, storage=[buffer], name=name)
+    # With a container, PyTensor asks for None as `strict`.
+    absent: Any = None
     return DeviceSharedVariable(
-        type=kind, value=None, strict=None, container=container, name=name
+        type=kind, value=None, strict=absent, container=container, name=name
     )
 
 

@@ -39,7 +39,7 @@ class HostBuffer:
         self._release = weakref.finalize(self, os.close, descriptor)
 
     @classmethod
-    def create(cls, nbytes: int, name: str = "tandem") -> "HostBuffer":
+    def create(cls, nbytes: int = 0, name: str = "tandem") -> "HostBuffer":
         """Make a buffer.
 
         Parameters

@@ -1,9 +1,12 @@
 """Which devices there are, found out without importing PyTorch."""
 
 import ctypes
+import logging
 from collections.abc import Sequence
 
 from tandem.errors import InputError
+
+log = logging.getLogger(__name__)
 
 
 def resolve_devices(devices: str | Sequence[str]) -> tuple[str, ...]:
@@ -20,9 +23,13 @@ def resolve_devices(devices: str | Sequence[str]) -> tuple[str, ...]:
     InputError
         A device that isn't there.
     """
-    if isinstance(devices, str):
-        return ("cpu",)
     gpus = cuda_device_count()
+    if isinstance(devices, str):
+        if gpus:
+            log.info(
+                "devices: auto is the CPU; this version does not train on GPUs (%d found)", gpus
+            )
+        return ("cpu",)
     for device in devices:
         if device == "cpu":
             continue

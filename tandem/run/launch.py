@@ -1,10 +1,11 @@
 """Start trainers and loaders, watch them, end with them."""
 
+import contextlib
 import logging
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -126,7 +127,8 @@ def launch(plan: Plan, loader: LoaderTarget, observer: Observer) -> int:
     """
     signals, crew, patience = StopSignals(), Crew(), 0.0
     try:
-        _start(plan, loader, crew)
+        with _interrupts_held():
+            _start(plan, loader, crew)
         failure = _supervise(plan, crew, observer, signals)
         if failure is None and all(member.finished for member in crew.trainers):
             patience = END_SECONDS
@@ -141,6 +143,16 @@ def launch(plan: Plan, loader: LoaderTarget, observer: Observer) -> int:
         log.info("stopped by %s", signals.last.name)
         return signals.exit_status
     return 0
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold SIGINT back; children inherit that, so Ctrl-C can't reach one before it has settled."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _start(plan: Plan, loader: LoaderTarget, crew: Crew) -> None:

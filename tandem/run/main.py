@@ -1,10 +1,8 @@
 """What the programs do: settings in, exit status out."""
 
-import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from tandem.errors import InputError
@@ -13,6 +11,7 @@ from tandem.run.config import load_config, weights_argument
 from tandem.run.launch import LoaderTarget, launch
 from tandem.run.observe import TrainingObserver, ValidationObserver, describe_validation
 from tandem.run.plan import Plan, make_plan
+from tandem.run.record import to_json
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +44,9 @@ def run_training(
         state = read_state(plan.weights) if config.resume_train and plan.weights else RunState()
     except InputError as error:
         return refuse(error)
+    if state.epoch >= config.n_epochs:
+        log.info("%s: all %d epochs are done already", plan.weights, config.n_epochs)
+        return 0
     announce(plan)
     return launch(plan, loader, TrainingObserver(plan, state))
 
@@ -65,7 +67,7 @@ def run_validation(
     if status == 0:
         (record,) = observer.records
         log.info("%s", describe_validation(record))
-        sys.stdout.write(json.dumps(asdict(record)) + "\n")
+        sys.stdout.write(to_json(record) + "\n")
     return status
 
 

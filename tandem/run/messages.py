@@ -14,6 +14,7 @@ __all__ = [
     "LoaderFailed",
     "Progress",
     "Ready",
+    "Remark",
     "Stop",
 ]
 
@@ -86,6 +87,13 @@ class CheckpointWritten:
     """A checkpoint is at `path`."""
 
     path: str
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something that the user should know."""
+
+    text: str
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from tandem.run.checkpoint import RunState
 from tandem.run.config import save_config
-from tandem.run.messages import CheckpointWritten, Progress
+from tandem.run.messages import CheckpointWritten, Progress, Remark
 from tandem.run.plan import Plan
 from tandem.run.record import RecordFile, TrainRecord, ValidationRecord, truncate_after
 
@@ -111,6 +111,8 @@ class TrainingObserver:
             log.info("%s", describe_validation(message))
         elif isinstance(message, CheckpointWritten):
             log.info("wrote %s", message.path)
+        elif isinstance(message, Remark):
+            log.info("%s", message.text)
 
     def close(self) -> None:
         """Close the record, and remove what a killed trainer left half written."""

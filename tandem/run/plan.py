@@ -32,8 +32,8 @@ class Plan:
         As the user gave it.
     network : str
         "module:class" of the network, imported by the trainers only.
-    classes : int
-        How many classes the pictures have.
+    wnids : tuple of str
+        The classes of the pictures, in order.
     devices : tuple of str
         One for each trainer, by rank.
     threads : int
@@ -49,7 +49,7 @@ class Plan:
     job: Job
     config: Config
     network: str
-    classes: int
+    wnids: tuple[str, ...]
     devices: tuple[str, ...]
     threads: int
     compile: bool
@@ -57,6 +57,11 @@ class Plan:
     train: Dataset
     validation: Dataset
     weights: Path | None
+
+    @property
+    def classes(self) -> int:
+        """How many classes the pictures have."""
+        return len(self.wnids)
 
     @property
     def trainers(self) -> int:
@@ -115,7 +120,7 @@ def make_plan(
         job=job,
         config=config,
         network=network,
-        classes=manifest.classes,
+        wnids=manifest.wnids,
         devices=devices,
         threads=_threads(config, len(devices)),
         compile=_compile(config, devices),

@@ -30,7 +30,7 @@ from tandem.run.checkpoint import (
     write_checkpoint,
 )
 from tandem.run.feed import Feed, InProcessLoader, LoaderError, ProcessLoader
-from tandem.run.messages import CheckpointWritten, Failed, Finished, Progress, Ready, Stop
+from tandem.run.messages import CheckpointWritten, Failed, Finished, Progress, Ready, Remark, Stop
 from tandem.run.plan import Plan, read_mean
 from tandem.run.process import settle
 from tandem.run.record import TrainRecord, ValidationRecord
@@ -209,12 +209,14 @@ class Trainer:
             checkpoint = read_checkpoint(path, shapes)
             self.model.load(checkpoint.weights, checkpoint.momentum or {})
             return replace(checkpoint.state, global_batch=self.plan.global_batch)
-        self.model.load(dict(self.network.initial_values(config.seed)), {})
+        for name, value in self.network.initial_values(config.seed):
+            self.model.load({name: value}, {})
         if path is not None:
             weights, afresh = initial_weights(path, shapes)
             self.model.load(weights, {})
             if afresh and self.rank == 0:
-                log.info("%s: of another shape, begin afresh: %s", path, ", ".join(afresh))
+                names = ", ".join(afresh)
+                self.seat.launcher.send(Remark(f"{path}: of another shape, begin afresh: {names}"))
         return RunState(global_batch=self.plan.global_batch)
 
     def _connect_loader(self) -> ProcessLoader | InProcessLoader:
@@ -397,7 +399,9 @@ class Trainer:
             for variables in arrays
         )
         config = self.config
-        network = NetworkDescription(config.crop_size, self.plan.classes, config.width)
+        network = NetworkDescription(
+            config.crop_size, self.plan.classes, config.width, self.plan.wnids
+        )
         path = write_checkpoint(
             config.weights_dir,
             Checkpoint(weights, momentum, network, self.state, config.model_dump(mode="json")),

@@ -5,58 +5,81 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tandem.data.augment import Augmentation
+from tandem.data.augment import Augmentation, crop_origins, mirror_flags
 from tandem.philox import Purpose, words
 
 PLAIN = Augmentation(
     crop_size=227, rand_crop=True, rand_mirror=True, batch_crop_mirror=False, seed=1
 )
+WHOLE_BATCH = replace(PLAIN, batch_crop_mirror=True)
 INDICES = np.arange(20_000)
 
 
 def test_origins_are_uniform_over_every_position() -> None:
-    origins = PLAIN.origins(256, True, 0, 0, INDICES)
+    origins = crop_origins(PLAIN, 256, "train", 0, 0, INDICES)
     for axis in range(2):
         counts = np.bincount(origins[:, axis], minlength=30)
         assert len(counts) == 30
         assert np.abs(counts - 20_000 / 30).max() < 6 * np.sqrt(20_000 / 30)
+    assert abs(np.corrcoef(origins.T)[0, 1]) < 0.03
 
 
 def test_origins_scale_the_word_by_hand() -> None:
     drawn = words(1, 5, np.array([7]), Purpose.CROP, 2)[0].tolist()
-    expected = [int(word * 30 / 2**32) for word in drawn]
-    assert PLAIN.origins(256, True, 5, 0, np.array([7]))[0].tolist() == expected
+    expected = [word * 30 // 2**32 for word in drawn]
+    assert crop_origins(PLAIN, 256, "train", 5, 0, np.array([7])).tolist() == [expected]
 
 
-def test_half_are_mirrored() -> None:
-    assert abs(PLAIN.mirrored(True, 0, 0, INDICES).mean() - 0.5) < 0.02
+def test_half_are_mirrored_whatever_their_crop() -> None:
+    flags = mirror_flags(PLAIN, "train", 0, 0, INDICES)
+    assert flags.dtype == np.uint8
+    assert set(flags.tolist()) == {0, 1}
+    assert abs(flags.mean() - 0.5) < 0.02
+    rows = crop_origins(PLAIN, 256, "train", 0, 0, INDICES)[:, 0]
+    assert abs(np.corrcoef(rows, flags)[0, 1]) < 0.03
 
 
-@pytest.mark.parametrize(("image_size", "centre"), [(256, 14), (227, 0), (76 + 160, 4)])
-def test_validation_takes_the_centre_unmirrored(image_size: int, centre: int) -> None:
-    assert (PLAIN.origins(image_size, False, 3, 4, INDICES) == centre).all()
-    assert not PLAIN.mirrored(False, 3, 4, INDICES).any()
+@pytest.mark.parametrize(("image_size", "centre"), [(256, 14), (227, 0), (236, 4)])
+@pytest.mark.parametrize("settings", [PLAIN, WHOLE_BATCH])
+def test_validation_takes_the_centre_unmirrored(
+    settings: Augmentation, image_size: int, centre: int
+) -> None:
+    origins = crop_origins(settings, image_size, "validation", 3, 4, INDICES[:5])
+    assert origins.tolist() == [[centre, centre]] * 5
+    assert mirror_flags(settings, "validation", 3, 4, INDICES).sum() == 0
 
 
 def test_switches_turn_chance_off() -> None:
     off = replace(PLAIN, rand_crop=False, rand_mirror=False)
-    assert (off.origins(256, True, 0, 0, INDICES) == 14).all()
-    assert not off.mirrored(True, 0, 0, INDICES).any()
+    assert (crop_origins(off, 256, "train", 0, 0, INDICES) == 14).all()
+    assert not mirror_flags(off, "train", 0, 0, INDICES).any()
+
+
+def test_a_crop_as_large_as_the_picture_has_one_place() -> None:
+    assert not crop_origins(PLAIN, 227, "train", 0, 0, INDICES).any()
 
 
 def test_a_picture_has_its_own_choice_whatever_the_minibatch() -> None:
-    one = PLAIN.origins(256, True, 2, 0, INDICES)
-    np.testing.assert_array_equal(PLAIN.origins(256, True, 2, 9, INDICES[::-1])[::-1], one)
-    assert (PLAIN.origins(256, True, 3, 0, INDICES) != one).any()
+    one = crop_origins(PLAIN, 256, "train", 2, 0, INDICES)
+    other = crop_origins(PLAIN, 256, "train", 2, 9, INDICES[::-1])
+    np.testing.assert_array_equal(other[::-1], one)
+    assert (crop_origins(PLAIN, 256, "train", 3, 0, INDICES) != one).any()
+    assert (crop_origins(replace(PLAIN, seed=2), 256, "train", 2, 0, INDICES) != one).any()
 
 
 def test_batch_crop_mirror_gives_a_global_minibatch_one_choice() -> None:
-    whole = replace(PLAIN, batch_crop_mirror=True)
-    origins = [whole.origins(256, True, 0, k, INDICES[:8]) for k in range(50)]
+    origins = [crop_origins(WHOLE_BATCH, 256, "train", 0, k, INDICES[:8]) for k in range(50)]
     assert all((batch == batch[0]).all() for batch in origins)
     assert len({tuple(batch[0]) for batch in origins}) > 30
-    flags = [whole.mirrored(True, 0, k, INDICES[:8]) for k in range(50)]
+    flags = [mirror_flags(WHOLE_BATCH, "train", 0, k, INDICES[:8]) for k in range(50)]
     assert all((batch == batch[0]).all() for batch in flags)
     assert 10 < sum(int(batch[0]) for batch in flags) < 40
-    other = whole.origins(256, True, 0, 7, INDICES[100:103])
+    # Another trainer's rows of the same minibatch.
+    other = crop_origins(WHOLE_BATCH, 256, "train", 0, 7, INDICES[100:103])
     np.testing.assert_array_equal(other, origins[7][:3])
+
+
+@pytest.mark.parametrize("settings", [PLAIN, WHOLE_BATCH])
+def test_no_picture_gives_no_rows(settings: Augmentation) -> None:
+    assert crop_origins(settings, 256, "train", 0, 0, INDICES[:0]).shape == (0, 2)
+    assert mirror_flags(settings, "train", 0, 0, INDICES[:0]).shape == (0,)

@@ -1,5 +1,7 @@
 """Filling slots: from batch file to slot, pixel by pixel."""
 
+import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,14 @@ from data.coded import SIZE, coded_picture, label_of, write_coded
 
 from tandem.data.augment import Augmentation
 from tandem.data.fill import FillRequest, SlotFiller, crop_and_mirror
-from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
+from tandem.data.order import (
+    Shuffle,
+    epoch_order,
+    global_minibatch,
+    minibatch_count,
+    trainer_rows,
+)
+from tandem.errors import InputError
 from tandem.memory import HostBuffer, Slot, SlotLayout
 
 CROP = 6
@@ -36,23 +45,23 @@ def test_crop_and_mirror_equals_loops() -> None:
     pictures = rng.integers(0, 256, (7, SIZE, SIZE, 3), np.uint8)
     origins = rng.integers(0, SIZE - CROP + 1, (7, 2))
     mirrored = np.array([0, 1, 0, 1, 1, 0, 1], np.uint8)
-    out = np.zeros((8, CROP, CROP, 3), np.uint8)
+    out = np.zeros((7, CROP, CROP, 3), np.uint8)
     crop_and_mirror(pictures, origins, mirrored, out)
     for i in range(7):
         expected = window_by_loops(pictures[i], origins[i], mirrored[i])
         np.testing.assert_array_equal(out[i], expected)
-    assert not out[7].any()
 
 
 @pytest.mark.parametrize("crop_here", [True, False])
 @pytest.mark.parametrize("shuffle", ["none", "files", "images"])
 @pytest.mark.parametrize("trainers", [1, 2, 3])
 def test_each_picture_arrives_once_with_its_label(
-    tmp_path: Path, crop_here: bool, shuffle: str, trainers: int
+    tmp_path: Path, crop_here: bool, shuffle: Shuffle, trainers: int
 ) -> None:
     dataset = write_coded(tmp_path, (4, 4, 4, 1))
     filler = SlotFiller(dataset, dataset, AUGMENTATION, crop_here)
-    slot = new_slot(2, CROP if crop_here else SIZE)
+    assert filler.picture_size == (CROP if crop_here else SIZE)
+    slot = new_slot(2, filler.picture_size)
     order = epoch_order(dataset.counts, shuffle, 11, 3)
     arrived = []
     for k in range(minibatch_count(13, 2 * trainers)):
@@ -69,6 +78,54 @@ def test_each_picture_arrives_once_with_its_label(
                 arrived.append((int(index), int(label)))
     filler.close()
     assert sorted(arrived) == [(i, label_of(i)) for i in range(13)]
+
+
+@pytest.mark.parametrize("layout", ["b01c", "c01b"])
+def test_crops_in_the_slot_are_windows_of_the_whole_pictures(tmp_path: Path, layout: str) -> None:
+    dataset = write_coded(tmp_path, (25, 5), layout)
+    request = FillRequest(0, "train", 2, 1, np.random.default_rng(0).permutation(30))
+    slots = {}
+    for crop_here in (False, True):
+        filler = SlotFiller(dataset, dataset, AUGMENTATION, crop_here)
+        slots[crop_here] = new_slot(30, filler.picture_size)
+        filler.fill(slots[crop_here], request)
+    whole, cropped = slots[False], slots[True]
+    for name in ("labels", "indices", "origins", "mirrored", "valid"):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(cropped, name))
+    assert 0 < cropped.mirrored.sum() < 30
+    for i, (row, column) in enumerate(whole.origins):
+        window = whole.pictures[i, row : row + CROP, column : column + CROP]
+        expected = window[:, ::-1] if whole.mirrored[i] else window
+        np.testing.assert_array_equal(cropped.pictures[i], expected)
+
+
+@pytest.mark.parametrize("crop_here", [True, False])
+def test_the_same_request_gives_the_same_slot_from_a_filler_that_travelled(
+    tmp_path: Path, crop_here: bool
+) -> None:
+    dataset = write_coded(tmp_path, (4, 4))
+    filler = SlotFiller(dataset, dataset, AUGMENTATION, crop_here)
+    request = FillRequest(0, "train", 2, 1, np.array([7, 0, 3]))
+    slots = [new_slot(3, filler.picture_size) for _ in range(2)]
+    filler.fill(slots[0], FillRequest(0, "train", 5, 0, np.array([1, 2])))
+    filler.fill(slots[0], request)
+    pickle.loads(pickle.dumps(filler)).fill(slots[1], pickle.loads(pickle.dumps(request)))
+    for name in vars(slots[0]):
+        np.testing.assert_array_equal(getattr(slots[0], name), getattr(slots[1], name))
+
+
+@pytest.mark.parametrize("crop_here", [True, False])
+def test_rows_beyond_the_minibatch_are_left_alone(tmp_path: Path, crop_here: bool) -> None:
+    dataset = write_coded(tmp_path, (4,))
+    filler = SlotFiller(dataset, dataset, AUGMENTATION, crop_here)
+    slot = new_slot(4, filler.picture_size)
+    for array in vars(slot).values():
+        array[...] = 77
+    filler.fill(slot, FillRequest(0, "train", 0, 0, np.array([3, 1])))
+    assert slot.valid == 2
+    for array in (slot.pictures, slot.labels, slot.indices, slot.origins, slot.mirrored):
+        assert (array[2:] == 77).all()
+        assert (array[:2] != 77).any()
 
 
 def test_an_empty_request_leaves_no_valid_row(tmp_path: Path) -> None:
@@ -90,3 +147,19 @@ def test_validation_takes_centres_from_its_own_pictures(tmp_path: Path) -> None:
         expected = coded_picture(i, label_of(i))[1 : 1 + CROP, 1 : 1 + CROP]
         np.testing.assert_array_equal(slot.pictures[i], expected)
     assert not slot.mirrored.any()
+
+
+def test_a_slot_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    dataset = write_coded(tmp_path, (3,))
+    filler = SlotFiller(dataset, dataset, AUGMENTATION, crop_here=True)
+    for slot in (new_slot(1, CROP), new_slot(2, SIZE)):
+        with pytest.raises(ValueError, match="can't take 2 pictures"):
+            filler.fill(slot, FillRequest(0, "train", 0, 0, np.array([0, 2])))
+
+
+def test_settings_that_do_not_fit_the_pictures_are_refused(tmp_path: Path) -> None:
+    dataset = write_coded(tmp_path, (3,))
+    with pytest.raises(InputError, match=f"crop_size: found {SIZE + 1}, expected 1 to {SIZE}"):
+        SlotFiller(dataset, dataset, replace(AUGMENTATION, crop_size=SIZE + 1), True)
+    with pytest.raises(InputError, match="the validation pictures have 8 rows"):
+        SlotFiller(dataset, replace(dataset, image_size=8), AUGMENTATION, True)

@@ -1,6 +1,7 @@
 """Reading any pictures, in both layouts, and what happens when files change under the reader."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from tandem.data.reader import PictureReader
 from tandem.errors import InputError
 
 COUNTS = (4, 4, 4, 1)
+PICTURE = SIZE * SIZE * 3
 ORDERS = [
     range(13),
     [12, 0, 5, 6, 7, 8, 3, 4],
@@ -20,37 +22,109 @@ ORDERS = [
 ]
 
 
+def new_rows(count: int) -> np.ndarray:
+    return np.empty((count, SIZE, SIZE, 3), np.uint8)
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def check_pictures(reader: PictureReader, order: list[int]) -> None:
+    out = new_rows(len(order))
+    reader.read(np.array(order, np.int64), out)
+    for picture, index in zip(out, order, strict=True):
+        np.testing.assert_array_equal(picture, coded_picture(index, label_of(index)))
+
+
 @pytest.mark.parametrize("layout", ["b01c", "c01b"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("max_open", [1, 64])
 def test_pictures_are_read_in_any_order(
     tmp_path: Path, layout: str, order: list[int], max_open: int
 ) -> None:
-    reader = PictureReader(write_coded(tmp_path, COUNTS, layout), max_open)
-    indices = np.array(order, np.int64)
-    out = np.empty((len(indices), SIZE, SIZE, 3), np.uint8)
-    reader.read(indices, out)
-    for picture, index in zip(out, order, strict=True):
-        np.testing.assert_array_equal(picture, coded_picture(index, label_of(index)))
-    assert reader.labels(indices).tolist() == [label_of(i) for i in order]
-    reader.close()
+    with PictureReader(write_coded(tmp_path, COUNTS, layout), max_open) as reader:
+        check_pictures(reader, order)
+        assert reader.labels(order).tolist() == [label_of(i) for i in order]
 
 
-def test_open_files_are_bounded(tmp_path: Path) -> None:
-    reader = PictureReader(write_coded(tmp_path, (1,) * 20), max_open=3)
-    before = len(os.listdir("/proc/self/fd"))
-    out = np.empty((20, SIZE, SIZE, 3), np.uint8)
-    reader.read(np.arange(20), out)
-    assert len(os.listdir("/proc/self/fd")) <= before + 3
+def test_neighbours_are_read_with_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, preadv = [], os.preadv
+
+    def counted(descriptor: int, views: list[memoryview], offset: int) -> int:
+        sizes.append(sum(map(len, views)) // PICTURE)
+        return preadv(descriptor, views, offset)
+
+    reader = PictureReader(write_coded(tmp_path, (6, 6)))
+    monkeypatch.setattr(os, "preadv", counted)
+    check_pictures(reader, [8, 1, 2, 3, 7, 10, 4, 5, 6])
+    assert sizes == [5, 3, 1]
+
+
+@pytest.mark.parametrize("layout", ["b01c", "c01b"])
+@pytest.mark.parametrize("most", [1, 7, PICTURE, PICTURE + 1])
+def test_short_reads_are_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, most: int
+) -> None:
+    preadv = os.preadv
+
+    def short(descriptor: int, views: list[memoryview], offset: int) -> int:
+        granted, left = [], most
+        for view in views:
+            granted.append(view[:left])
+            left -= len(granted[-1])
+        return preadv(descriptor, granted, offset)
+
+    reader = PictureReader(write_coded(tmp_path, COUNTS, layout))
+    monkeypatch.setattr(os, "preadv", short)
+    check_pictures(reader, [12, 0, 5, 6, 7, 8, 3, 4])
+
+
+def test_more_neighbours_than_one_call_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.data.reader._MOST_BUFFERS", 3)
+    check_pictures(PictureReader(write_coded(tmp_path, (13,))), list(range(13)))
+
+
+def test_open_files_are_bounded_and_those_used_last_stay(tmp_path: Path) -> None:
+    dataset = write_coded(tmp_path, (1,) * 20)
+    reader = PictureReader(dataset, max_open=3)
+    before = open_descriptors()
+    reader.read(np.arange(20), new_rows(20))
+    reader.read([17], new_rows(1))
+    reader.read([2], new_rows(1))
+    kept = {str(Path(f"/proc/self/fd/{d}").readlink()) for d in reader._open.values()}
+    assert kept == {dataset.paths[2], dataset.paths[17], dataset.paths[19]}
+    assert open_descriptors() == before + 3
     reader.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
+    check_pictures(reader, [3])
+    reader.close()
 
 
 @pytest.mark.parametrize("index", [-1, 13])
 def test_an_index_outside_is_refused(tmp_path: Path, index: int) -> None:
     reader = PictureReader(write_coded(tmp_path, COUNTS))
+    with pytest.raises(IndexError, match=f"picture {index} of a split of 13"):
+        reader.read(np.array([0, index]), new_rows(2))
     with pytest.raises(IndexError, match="13"):
-        reader.read(np.array([0, index]), np.empty((2, SIZE, SIZE, 3), np.uint8))
+        reader.labels([index])
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        new_rows(3),
+        new_rows(2).astype(np.int8),
+        np.empty((2, SIZE, SIZE, 4), np.uint8)[..., :3],
+        np.empty((2, 3, SIZE, SIZE), np.uint8),
+    ],
+)
+def test_a_destination_that_does_not_fit_is_refused(tmp_path: Path, out: np.ndarray) -> None:
+    reader = PictureReader(write_coded(tmp_path, COUNTS))
+    with pytest.raises(ValueError, match="pictures are read into uint8"):
+        reader.read([0, 1], out)
 
 
 @pytest.mark.parametrize("layout", ["b01c", "c01b"])
@@ -58,8 +132,8 @@ def test_a_file_that_vanishes_is_named(tmp_path: Path, layout: str) -> None:
     dataset = write_coded(tmp_path, COUNTS, layout)
     reader = PictureReader(dataset)
     Path(dataset.paths[1]).unlink()
-    with pytest.raises(InputError, match=r"0001\.hkl"):
-        reader.read(np.arange(8), np.empty((8, SIZE, SIZE, 3), np.uint8))
+    with pytest.raises(InputError, match=r"0001\.hkl: it is gone"):
+        reader.read(np.arange(8), new_rows(8))
 
 
 @pytest.mark.parametrize("layout", ["b01c", "c01b"])
@@ -67,5 +141,31 @@ def test_a_file_that_shrinks_is_named(tmp_path: Path, layout: str) -> None:
     dataset = write_coded(tmp_path, COUNTS, layout)
     reader = PictureReader(dataset)
     os.truncate(dataset.paths[2], dataset.offsets[2] + 100)
-    with pytest.raises(InputError, match=r"0002\.hkl.*truncated"):
-        reader.read(np.arange(13), np.empty((13, SIZE, SIZE, 3), np.uint8))
+    found, expected = dataset.offsets[2] + 100, dataset.offsets[2] + 4 * PICTURE
+    message = rf"0002\.hkl: truncated: found {found} bytes, expected at least {expected}"
+    with pytest.raises(InputError, match=message):
+        reader.read(np.arange(13), new_rows(13))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    dataset = write_coded(tmp_path, COUNTS)
+    reader = PictureReader(replace(dataset, paths=(str(tmp_path), *dataset.paths[1:])))
+    with pytest.raises(InputError, match=f"{tmp_path}: .*directory"):
+        reader.read([0], new_rows(1))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.arange(12), r"found labels int64 \(12,\), expected int64 \(13,\)"),
+        (np.arange(13.0), "found labels float64"),
+        (np.array([None] * 13), "can't be read"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(
+    tmp_path: Path, labels: np.ndarray, message: str
+) -> None:
+    dataset = write_coded(tmp_path, COUNTS)
+    np.save(dataset.labels_file, labels)
+    with pytest.raises(InputError, match=rf"labels\.npy: .*{message}"):
+        PictureReader(dataset).labels([0])

@@ -1,5 +1,6 @@
 """Functions through ``torch.compile`` compute what they compute without it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,10 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.mode import Mode
+from pytensor.compile.ops import deep_copy_op
 
-from tandem.device import cpp_compiler, device_mode, device_shared
+from tandem.device import as_device, cpp_compiler, device_mode, device_shared
 from tandem.device.devices import require_compiler
-from tandem.device import as_device
 from tandem.errors import InputError
 from tandem.ops.conv import conv2d
 from tandem.ops.crop import crop_mirror
@@ -76,7 +77,9 @@ def small_network(mode: Mode) -> tuple[Any, list[Any]]:
     parameters = [w, b, v]
     gradients = pytensor.grad(cost, parameters)
     updates = [(p, p - np.float32(0.1) * g) for p, g in zip(parameters, gradients, strict=True)]
-    step = pytensor.function([pictures, origins, mirrored, labels], [cost, x], updates=updates, mode=mode)
+    step = pytensor.function(
+        [pictures, origins, mirrored, labels], [cost, x], updates=updates, mode=mode
+    )
     return step, parameters
 
 
@@ -97,13 +100,49 @@ def test_training_step(compiled: Mode) -> None:
         assert_same(fused_images, images)
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other.get_value(), one.get_value(), rtol=1e-4, atol=1e-5)
+    # The updates were written in the compiled part.
+    assert fused.vm.program.settle is None
+    assert fused.vm.program.source.count(".copy_(") == 3
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(4))
+def test_random_updates(compiled: Mode, number: int) -> None:
+    """Updates that are views, copies and expressions of each other, as without compilation."""
+    rng = np.random.default_rng(number)
+    forms: list[Callable] = [
+        lambda p, q: p,
+        lambda p, q: q.T,
+        lambda p, q: p + q,
+        lambda p, q: p[::-1],
+        lambda p, q: pt.alloc(p[0], 3, 3),
+        lambda p, q: deep_copy_op(p),
+        lambda p, q: pt.set_subtensor(p[:], q),
+        lambda p, q: pt.inc_subtensor(p[1], q[2]),
+    ]
+    start = rng.normal(size=(4, 3, 3))
+    plan = [(forms[rng.integers(len(forms))], rng.integers(4), rng.integers(4)) for _ in start]
+    outcomes = []
+    for mode in (DEVICE, compiled):
+        variables = [device_shared(value) for value in start]
+        new = [form(variables[i], variables[j]) for form, i, j in plan]
+        updates = list(zip(variables, new, strict=True))
+        step = pytensor.function([], [*variables, *new], updates=updates, mode=mode)
+        results = [result for _ in range(3) for result in step()]
+        outcomes.append(results + [variable.get_value() for variable in variables])
+    for one, other in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-12)
 
 
 @needs_compiler
 @pytest.mark.slow
 def test_dropout_masks_have_the_same_bits(compiled: Mode) -> None:
     indices = pt.tensor("indices", shape=(5,), dtype="int64")
-    masks = [dropout_mask(2**62 + 5, 9, indices, rate=r, layer=k, units=30) for k, r in ((0, 0.5), (1, 0.2))]
+    masks = [
+        dropout_mask(2**62 + 5, 9, indices, rate=r, layer=k, units=30)
+        for k, r in ((0, 0.5), (1, 0.2))
+    ]
     value = np.array([0, 1, 2**31, 2**32 - 1, 77])
     results = [pytensor.function([indices], masks, mode=mode)(value) for mode in (DEVICE, compiled)]
     for one, other in zip(*results, strict=True):

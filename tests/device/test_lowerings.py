@@ -83,7 +83,9 @@ def test_every_host_rule_has_a_case() -> None:
 
 def test_shapes_stay_on_the_host() -> None:
     x = pt.matrix("x")
-    function = pytensor.function([x], x.reshape((x.shape[0] * x.shape[1],))[: x.shape[0] - 1], mode=DEVICE)
+    function = pytensor.function(
+        [x], x.reshape((x.shape[0] * x.shape[1],))[: x.shape[0] - 1], mode=DEVICE
+    )
     program = function.vm.program
     assert not program.breaks
     assert "item" not in program.source

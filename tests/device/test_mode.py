@@ -27,7 +27,9 @@ def test_is_a_mode() -> None:
 
 def test_outputs_are_arrays_of_the_right_dtype() -> None:
     x = pt.fvector("x")
-    function = pytensor.function([x], [x * 2, x.sum(), x > 1, pt.argmax(x), x.shape[0]], mode=DEVICE)
+    function = pytensor.function(
+        [x], [x * 2, x.sum(), x > 1, pt.argmax(x), x.shape[0]], mode=DEVICE
+    )
     outputs = function(np.float32([1, 2]))
     assert all(type(output) is np.ndarray for output in outputs)
     assert [output.dtype.name for output in outputs] == [
@@ -190,7 +192,7 @@ def test_dead_intermediates_are_written_over() -> None:
 
     with Watch():
         function(np.zeros((2, 3)))
-    addresses = {name: address for name, address in results}
+    addresses = dict(results)
     assert addresses["mul"] == addresses["sin"] == addresses["add"] == addresses["exp"]
     assert addresses["mul"] != addresses["cos"]
 
@@ -239,10 +241,17 @@ def test_functions_are_forgotten() -> None:
     assert file not in linecache.cache
 
 
-def test_schedule_is_pytensor_s() -> None:
-    x = pt.dmatrix("x")
-    function = pytensor.function([x], pt.dot(x, x).sum() + x.sum(), mode=DEVICE)
-    assert list(function.vm.program.nodes.values()) == function.maker.fgraph.toposort()
+def test_every_node_is_computed_once_after_its_inputs() -> None:
+    x = pt.tensor("x", shape=(3, 3), dtype="float64")
+    a = device_shared(np.zeros((3, 3)))
+    y = pt.dot(x, x)
+    function = pytensor.function([x], y[x.argmax() // 9].sum(), updates=[(a, a + y)], mode=DEVICE)
+    computed = list(function.vm.program.nodes.values())
+    assert sorted(map(id, computed)) == sorted(map(id, function.maker.fgraph.apply_nodes))
+    known: set = set()
+    for node in computed:
+        assert all(v.owner is None or v in known for v in node.inputs)
+        known.update(node.outputs)
 
 
 @pytest.mark.parametrize("name", ["cuda:97", "tpu", "gpu0", "meta", "cpu:3"])

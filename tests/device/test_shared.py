@@ -89,7 +89,10 @@ def test_memory_keeps_its_contents_without_a_value() -> None:
 
 def test_memory_may_be_a_tensor() -> None:
     block = torch.zeros(6)
-    one, other = device_shared(np.ones(3, "float32"), memory=block[:3]), device_shared(None, memory=block[3:])
+    one, other = (
+        device_shared(np.ones(3, "float32"), memory=block[:3]),
+        device_shared(None, memory=block[3:]),
+    )
     np.testing.assert_array_equal(block.numpy(), [1, 1, 1, 0, 0, 0])
     assert one.buffer.untyped_storage().data_ptr() != other.buffer.untyped_storage().data_ptr()
 
@@ -111,7 +114,10 @@ def test_zero_keeps_the_buffer() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (np.zeros((3, 2), "float32"), r"w holds float32 of shape \(2, 3\); got float32 of shape \(3, 2\)"),
+        (
+            np.zeros((3, 2), "float32"),
+            r"w holds float32 of shape \(2, 3\); got float32 of shape \(3, 2\)",
+        ),
         (np.zeros(6, "float32"), r"got float32 of shape \(6,\)"),
         (np.zeros((1, 3), "float32"), r"got float32 of shape \(1, 3\)"),
         (np.zeros((2, 3), "float64"), r"w holds float32.*got float64 of shape \(2, 3\)"),

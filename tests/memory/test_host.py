@@ -1,7 +1,9 @@
-"""Host buffers across processes, and slots in them."""
+"""Host buffers, in one process and across two."""
 
+import mmap
 import multiprocessing
 import os
+import pickle
 import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -9,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.errors import InputError
+from tandem.memory import Buffer, HostBuffer
 
 CONTEXT = multiprocessing.get_context("spawn")
 
@@ -17,7 +20,7 @@ CONTEXT = multiprocessing.get_context("spawn")
 def double(buffer: HostBuffer, ready: Connection) -> None:
     array = buffer.array((10,), "float32")
     array *= 2
-    ready.send(array.sum())
+    ready.send((float(array.sum()), os.get_inheritable(buffer._descriptor)))
     signal.pause()
 
 
@@ -29,56 +32,130 @@ def start_doubling(buffer: HostBuffer) -> tuple[multiprocessing.process.BaseProc
     return process, here
 
 
-def test_two_processes_see_the_same_memory_and_a_kill_leaves_nothing() -> None:
-    names = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+def grow(buffer: HostBuffer, ready: Connection) -> None:
+    buffer.resize(40)
+    buffer.array((10,), "float32")[...] = 3
+    ready.send(buffer.nbytes)
+
+
+def names_in_shm() -> set[Path]:
+    return set(Path("/dev/shm").glob("*tandem*"))
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def as_buffer(buffer: Buffer) -> Buffer:
+    return buffer
+
+
+@pytest.mark.parametrize("memfd", [True, False])
+def test_two_processes_see_the_same_memory_and_a_kill_leaves_nothing(
+    memfd: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not memfd:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    before = names_in_shm()
     buffer = HostBuffer.create(40)
-    array = buffer.array((10,), "float32")
+    assert names_in_shm() <= before
+    array = as_buffer(buffer).array((10,), "float32")
     assert (array == 0).all()
     array[...] = np.arange(10)
     process, connection = start_doubling(buffer)
-    assert connection.recv() == 90
+    assert connection.recv() == (90.0, False)
     np.testing.assert_array_equal(array, 2 * np.arange(10))
     process.kill()
     process.join()
     array += 1
     assert array[0] == 1
-    if names:
-        assert set(os.listdir("/dev/shm")) <= names
+    assert buffer.array((10,), "float32")[9] == 19
+    assert names_in_shm() <= before
 
 
-def test_a_buffer_may_be_sized_after_it_was_passed_on() -> None:
+def test_a_buffer_may_be_sized_by_the_process_that_knows_how() -> None:
     buffer = HostBuffer.create()
     assert buffer.nbytes == 0
-    buffer.resize(40)
-    process, connection = start_doubling(buffer)
-    assert connection.recv() == 0
-    process.kill()
+    here, there = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=grow, args=(buffer, there))
+    process.start()
+    assert here.recv() == 40
     process.join()
-    with pytest.raises(ValueError, match="mapped"):
-        buffer.array((10,), "float32")
-        buffer.resize(80)
+    assert buffer.nbytes == 40
+    assert (buffer.array((10,), "float32") == 3).all()
 
 
-def test_arrays_outlive_a_closed_buffer() -> None:
+def test_a_buffer_that_grows_keeps_its_contents_and_its_arrays() -> None:
+    buffer = HostBuffer.create(8)
+    old = buffer.array((8,), "uint8")
+    old[...] = 5
+    buffer.resize(3 * mmap.PAGESIZE)
+    new = buffer.array((3 * mmap.PAGESIZE,), "uint8")
+    assert (new[:8] == 5).all()
+    assert not new[8:].any()
+    new[0] = 9
+    assert old[0] == 9
+
+
+def test_a_buffer_does_not_shrink() -> None:
+    with pytest.raises(ValueError, match="can't shrink to 7"):
+        HostBuffer.create(8).resize(7)
+
+
+def test_arrays_start_on_a_page_and_at_their_offset() -> None:
+    buffer = HostBuffer.create(100)
+    whole = buffer.array(100, "uint8")
+    assert whole.ctypes.data % mmap.PAGESIZE == 0
+    part = buffer.array((2, 3), "int32", offset=16)
+    part[...] = [[1, 2, 3], [4, 5, 6]]
+    assert whole[16:40].view("int32").tolist() == [1, 2, 3, 4, 5, 6]
+    scalar = buffer.array((), "int64", offset=64)
+    scalar[...] = 7
+    assert whole[64] == 7
+
+
+@pytest.mark.parametrize(("shape", "offset"), [((26,), 0), ((25,), 1), ((1,), -4), ((0,), 101)])
+def test_an_array_beyond_the_buffer_is_refused(shape: tuple[int, ...], offset: int) -> None:
+    with pytest.raises(ValueError, match="the buffer has 100"):
+        HostBuffer.create(100).array(shape, "float32", offset)
+
+
+def test_arrays_outlive_a_closed_buffer_and_the_rest_refuses() -> None:
     buffer = HostBuffer.create(80)
     array = buffer.array((10,), "int64")
     buffer.close()
     buffer.close()
     array[...] = 7
     assert array.sum() == 70
+    with pytest.raises(ValueError, match="closed"):
+        buffer.array((10,), "int64")
 
 
-def test_slot_arrays_are_aligned_and_disjoint() -> None:
-    layout = SlotLayout(batch_size=3, picture_size=5)
-    buffer = HostBuffer.create(layout.nbytes + 64)
-    slot = Slot.on(buffer, layout, offset=64)
-    arrays = [getattr(slot, name) for name in layout.fields]
-    base = buffer.array((1,), "uint8").__array_interface__["data"][0]
-    for number, array in enumerate(arrays, start=1):
-        assert (array.__array_interface__["data"][0] - base) % 64 == 0
-        assert (array == 0).all()
-        array[...] = number
-    assert [array.max() for array in arrays] == [1, 2, 3, 4, 5, 6]
-    assert slot.pictures.shape == (3, 5, 5, 3)
-    assert slot.origins.shape == (3, 2)
-    assert slot.valid.shape == ()
+def test_nothing_stays_open_when_a_buffer_is_forgotten() -> None:
+    before = open_descriptors()
+    array = HostBuffer.create(80).array((10,), "int64")
+    assert array.sum() == 0
+    del array
+    assert open_descriptors() == before
+
+
+def test_a_buffer_is_pickled_only_for_a_process_that_is_being_started() -> None:
+    with pytest.raises(TypeError, match="being started"):
+        pickle.dumps(HostBuffer.create(8))
+
+
+@pytest.mark.parametrize("nbytes", [1 << 55, 1 << 62])
+def test_too_much_is_refused_with_what_there_is(nbytes: int) -> None:
+    before = open_descriptors()
+    with pytest.raises(InputError, match=r"PiB of shared .* 'slot 3': this machine has .*"):
+        HostBuffer.create(nbytes, "slot 3")
+    assert open_descriptors() == before
+
+
+def test_the_system_saying_no_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(InputError, match=r"1 MiB .* 'tandem': No space left on device"):
+        HostBuffer.create(1 << 20)

@@ -385,12 +385,33 @@ def test_keys_of_the_original_that_are_gone(key: str) -> None:
 
 
 def test_keys_of_the_original_that_are_still_there() -> None:
-    original = (
-        "resume_train load_epoch n_epochs learning_rate lr_policy lr_step lr_adapt_threshold "
-        "use_momentum momentum use_nesterov_momentum weight_decay para_load shuffle rand_crop "
-        "batch_crop_mirror use_data_layer train_folder val_folder label_folder mean_file "
-        "weights_dir snapshot_freq print_freq print_train_error batch_size"
-    ).split()
+    original = [
+        "resume_train",
+        "load_epoch",
+        "n_epochs",
+        "learning_rate",
+        "lr_policy",
+        "lr_step",
+        "lr_adapt_threshold",
+        "use_momentum",
+        "momentum",
+        "use_nesterov_momentum",
+        "weight_decay",
+        "para_load",
+        "shuffle",
+        "rand_crop",
+        "batch_crop_mirror",
+        "use_data_layer",
+        "train_folder",
+        "val_folder",
+        "label_folder",
+        "mean_file",
+        "weights_dir",
+        "snapshot_freq",
+        "print_freq",
+        "print_train_error",
+        "batch_size",
+    ]
     assert set(original) <= Config.model_fields.keys()
 
 

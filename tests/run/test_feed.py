@@ -1,12 +1,21 @@
-"""Double buffering: what is asked for when, and a loader that fails."""
+"""Double buffering: what is asked for when, how long it is waited for, and a loader that fails."""
 
+import os
+import time
 from collections.abc import Iterator
+from multiprocessing import Pipe
+from pathlib import Path
 
 import numpy as np
 import pytest
+from data.coded import SIZE, coded_picture, label_of, write_coded
 
-from tandem.data.fill import FillRequest
-from tandem.run.feed import Feed
+from tandem.data.augment import Augmentation
+from tandem.data.fill import FillRequest, SlotFiller
+from tandem.errors import InputError
+from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.run.feed import Feed, InProcessLoader, LoaderError, ProcessLoader
+from tandem.run.messages import Filled, LoaderFailed, Ready, Stop
 
 
 def requests(count: int) -> Iterator[FillRequest]:
@@ -53,4 +62,157 @@ def test_the_next_minibatch_is_asked_for_before_the_current_one_is_used() -> Non
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 def test_every_request_is_answered_once(count: int) -> None:
-    assert list(Feed(requests(count), Diary())) == [n % 2 for n in range(count)]
+    feed = Feed(requests(count), Diary())
+    assert list(feed) == [n % 2 for n in range(count)]
+    with pytest.raises(StopIteration):
+        next(feed)
+
+
+def test_the_first_minibatch_is_asked_for_at_once_and_no_more() -> None:
+    loader, source = Diary(), requests(9)
+    feed = Feed(source, loader)
+    assert loader.events == ["ask 0"]
+    next(feed)
+    assert next(source).minibatch == 2
+    feed.close()
+    assert loader.events[-1] == "close"
+
+
+def test_a_slot_that_is_in_use_is_not_filled() -> None:
+    feed = Feed([FillRequest(1, "train", 0, k, np.array([k])) for k in range(2)], Diary())
+    with pytest.raises(ValueError, match="two requests in a row are for slot 1"):
+        next(feed)
+
+
+def test_an_answer_for_another_slot_is_noticed() -> None:
+    loader = Diary()
+    feed = Feed(requests(3), loader)
+    loader.asked[0] = FillRequest(1, "train", 0, 0, np.array([0]))
+    with pytest.raises(RuntimeError, match="filled slot 1, expected 0"):
+        next(feed)
+
+
+def test_the_wait_is_timed_and_the_work_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    class Slow(Diary):
+        def wait(self) -> int:
+            now[0] += 3
+            return super().wait()
+
+    feed = Feed(requests(4), Slow())
+    for _ in range(2):
+        next(feed)
+        now[0] += 1000
+    assert feed.load_wait_seconds == 6
+    assert feed.take_wait_seconds() == 6
+    assert feed.take_wait_seconds() == 0
+    next(feed)
+    assert feed.take_wait_seconds() == 3
+
+
+def test_a_trainer_that_loads_by_itself_fills_when_it_waits(tmp_path: Path) -> None:
+    dataset = write_coded(tmp_path, (4, 1))
+    settings = Augmentation(SIZE, False, False, False, 0)
+    filler = SlotFiller(dataset, dataset, settings, crop_here=False)
+    layout = SlotLayout(1, SIZE)
+    slots = [Slot.on(HostBuffer.create(layout.nbytes), layout) for _ in range(2)]
+    feed = Feed(requests(5), InProcessLoader(filler, slots))
+    assert not slots[0].valid
+    for index, slot in enumerate(feed):
+        expected = coded_picture(index, label_of(index))
+        np.testing.assert_array_equal(slots[slot].pictures[0], expected)
+    feed.close()
+
+
+def test_a_trainer_that_loads_by_itself_meets_the_error_as_it_is(tmp_path: Path) -> None:
+    dataset = write_coded(tmp_path, (4, 1))
+    settings = Augmentation(SIZE, False, False, False, 0)
+    filler = SlotFiller(dataset, dataset, settings, crop_here=False)
+    layout = SlotLayout(1, SIZE)
+    slots = [Slot.on(HostBuffer.create(layout.nbytes), layout) for _ in range(2)]
+    os.truncate(dataset.paths[0], 10)
+    with pytest.raises(InputError, match="truncated"):
+        next(Feed(requests(5), InProcessLoader(filler, slots)))
+
+
+# A loader process, as its messages
+
+
+def test_messages_of_a_loader_process() -> None:
+    here, there = Pipe()
+    loader = ProcessLoader(here)
+    feed = Feed(requests(2), loader)
+    assert there.recv().minibatch == 0
+    there.send(Filled(0))
+    assert next(feed) == 0
+    assert there.recv().minibatch == 1
+    feed.close()
+    feed.close()
+    assert there.recv() == Stop()
+    with pytest.raises(EOFError):
+        there.recv()
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "message"),
+    [
+        (
+            LoaderFailed("ValueError: no", "Trace...", None),
+            "fault",
+            "its loader failed: ValueError",
+        ),
+        (LoaderFailed("InputError: a.hkl", "Trace...", "a.hkl: gone"), "input", "a.hkl: gone"),
+    ],
+)
+def test_a_failure_carries_what_the_loader_says(
+    failure: LoaderFailed, kind: str, message: str
+) -> None:
+    here, there = Pipe()
+    loader = ProcessLoader(here)
+    there.send(failure)
+    with pytest.raises(LoaderError, match=message) as caught:
+        loader.wait()
+    assert (caught.value.kind, caught.value.traceback) == (kind, "Trace...")
+
+
+@pytest.mark.parametrize("unread", [True, False])
+def test_a_failure_is_told_also_by_a_request_that_comes_too_late(unread: bool) -> None:
+    here, there = Pipe()
+    loader = ProcessLoader(here)
+    loader.request(next(requests(1)))
+    if not unread:
+        there.recv()
+        there.send(Filled(0))
+    there.send(LoaderFailed("ValueError: no", "Trace...", None))
+    there.close()
+    with pytest.raises(LoaderError, match="ValueError: no"):
+        loader.request(next(requests(1)))
+
+
+def test_a_loader_that_is_gone_without_a_word() -> None:
+    here, there = Pipe()
+    there.close()
+    loader = ProcessLoader(here)
+    for act in (loader.wait, lambda: loader.request(next(requests(1)))):
+        with pytest.raises(LoaderError, match="its loader has ended") as caught:
+            act()
+        assert (caught.value.kind, caught.value.traceback) == ("consequence", None)
+    loader.close()
+
+
+def test_a_sentinel_ends_the_wait_where_the_pipe_stays_open() -> None:
+    here, _there = Pipe()
+    sentinel, ended = os.pipe()
+    os.close(ended)
+    with pytest.raises(LoaderError, match="its loader has ended"):
+        ProcessLoader(here, sentinel).wait()
+    os.close(sentinel)
+
+
+def test_a_message_of_another_kind_is_refused() -> None:
+    here, there = Pipe()
+    there.send(Ready(0))
+    with pytest.raises(TypeError, match="sent Ready, expected Filled"):
+        ProcessLoader(here).wait()

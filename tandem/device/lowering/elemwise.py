@@ -21,8 +21,19 @@ def lower_elemwise(op: Elemwise, node: Apply, device: torch.device, compiled: bo
     checks = _broadcast_checks(node, prepared.omit)
     if checks:
         call = _checked(checks, call)
-    reuse = {} if checks else _reuse(node, prepared)
-    return Lowering(call, omit=prepared.omit, views=views, repeats=repeats, reuse=reuse)
+        return Lowering(call, omit=prepared.omit, views=views, repeats=repeats)
+    return Lowering(
+        call,
+        omit=prepared.omit,
+        views=views,
+        repeats=repeats,
+        reuse=_reuse(node, prepared),
+        into=None if prepared.into is None else _out_first(prepared.into),
+    )
+
+
+def _out_first(into: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda out, *operands: into(*operands, out=out)
 
 
 def _may_repeat(op: ScalarOp) -> bool:
@@ -60,9 +71,7 @@ def _broadcast_checks(node: Apply, omit: frozenset[int]) -> list[list[tuple[int,
     checks = []
     for dimension in range(node.outputs[0].type.ndim):
         lengths = [variable.type.shape[dimension] for variable in kept]
-        places = [
-            (argument, dimension) for argument, length in enumerate(lengths) if length != 1
-        ]
+        places = [(argument, dimension) for argument, length in enumerate(lengths) if length != 1]
         if None in lengths and len(places) > 1:
             checks.append(places)
     return checks

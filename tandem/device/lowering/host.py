@@ -155,8 +155,8 @@ def _(op: CAReduce, node: Apply) -> Rule | None:
     rule = _REDUCE_RULES.get(type(op.scalar_op))
     if rule is None or not _is_exact(node) or node.inputs[0].type.ndim != 1:
         return None
-    if node.outputs[0].type.ndim == 1 or type(op.scalar_op) in (ps.AND, ps.OR) and (
-        node.inputs[0].type.dtype != "bool"
+    if node.outputs[0].type.ndim == 1 or (
+        type(op.scalar_op) in (ps.AND, ps.OR) and (node.inputs[0].type.dtype != "bool")
     ):
         return None
     return _typed(rule, node)

@@ -11,9 +11,7 @@ from tandem.device.lowering.registry import Lowering, lower, torch_dtype, unsupp
 
 @lower.register(Dot)
 @lower.register(BatchedDot)
-def lower_dot(
-    op: Dot | BatchedDot, node: Apply, device: torch.device, compiled: bool
-) -> Lowering:
+def lower_dot(op: Dot | BatchedDot, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     return _product(node)
 
 
@@ -30,5 +28,5 @@ def _product(node: Apply) -> Lowering:
     if isinstance(node.op, Blockwise):
         kernel = torch.matmul
     if all(torch_dtype(x) == dtype for x in node.inputs):
-        return Lowering(kernel)
+        return Lowering(kernel, into=lambda out, x, y: kernel(x, y, out=out))
     return Lowering(lambda x, y: kernel(x.to(dtype), y.to(dtype)))

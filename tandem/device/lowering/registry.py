@@ -55,6 +55,9 @@ class Lowering:
     reuse : mapping from int to callable
         Variants of `call` that may overwrite and return the input at that position. They are used
         where nobody needs that input's value any more.
+    into : callable or None
+        A variant of `call` that takes, before the inputs, a tensor of the output's shape and dtype
+        to write the result to, which may be one of the inputs, and gives that tensor.
     """
 
     call: Callable[..., Any]
@@ -64,6 +67,7 @@ class Lowering:
     repeats: bool = False
     numbers: bool = False
     reuse: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
+    into: Callable[..., Any] | None = None
 
 
 @singledispatch

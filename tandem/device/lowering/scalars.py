@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytensor.scalar as ps
+import pytensor.scalar.math as psm
 import torch
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.scalar import math as psm
+from pytensor.graph.basic import Apply, Constant
 from pytensor.scalar.basic import Composite
 
 from tandem.device.lowering.registry import (
@@ -90,9 +90,7 @@ def _softplus(x: torch.Tensor) -> torch.Tensor:
 
 
 def _log1mexp(x: torch.Tensor) -> torch.Tensor:
-    return torch.where(
-        x < -math.log(2), torch.log1p(-torch.exp(x)), torch.log(-torch.expm1(x))
-    )
+    return torch.where(x < -math.log(2), torch.log1p(-torch.exp(x)), torch.log(-torch.expm1(x)))
 
 
 def _round_half_away(x: torch.Tensor) -> torch.Tensor:
@@ -260,7 +258,7 @@ def _prepare(node: Apply, kernel: Kernel, condition: bool = False) -> ScalarCall
     )
 
 
-def _number(variable: Variable, dtype: torch.dtype) -> bool | int | float:
+def _number(variable: Any, dtype: torch.dtype) -> bool | int | float:
     """Give a one-element constant as a Python number, rounded to `dtype`."""
     return torch.from_numpy(np.array(variable.data)).to(dtype).item()
 
@@ -320,14 +318,14 @@ def _variadic(call: Call, numbers: Sequence[float]) -> Call:
     return combine
 
 
-def _with_casts(call: Call, casts: Sequence[torch.dtype | None], result: torch.dtype | None) -> Call:
+def _with_casts(
+    call: Call, casts: Sequence[torch.dtype | None], result: torch.dtype | None
+) -> Call:
     if result is None and not any(casts):
         return call
 
     def cast_and_call(*operands: torch.Tensor, **keywords: Any) -> torch.Tensor:
-        ready = [
-            x if cast is None else x.to(cast) for x, cast in zip(operands, casts, strict=True)
-        ]
+        ready = [x if cast is None else x.to(cast) for x, cast in zip(operands, casts, strict=True)]
         value = call(*ready, **keywords)
         return value if result is None else value.to(result)
 

@@ -121,8 +121,11 @@ def _index_places(op: Any, node: Apply, first: int) -> tuple[frozenset[int], fro
     bounds = set()
     for entry in op.idx_list:
         if isinstance(entry, slice):
-            bounds |= {first + place for place in (entry.start, entry.stop, entry.step) if
-                       place is not None}
+            bounds |= {
+                first + place
+                for place in (entry.start, entry.stop, entry.step)
+                if place is not None
+            }
     absent = frozenset(p for p in bounds if isinstance(node.inputs[p].type, NoneTypeT))
     return frozenset(bounds) - absent, absent
 
@@ -171,8 +174,7 @@ class _AdvancedIndex:
         self.absent_flat = sorted(place - first for place in self.absent)
         variables = unflatten_index_variables(node.inputs[first:], op.idx_list)
         self.dims = [
-            1 if isinstance(v, slice) or v.type.dtype != "bool" else v.type.ndim
-            for v in variables
+            1 if isinstance(v, slice) or v.type.dtype != "bool" else v.type.ndim for v in variables
         ]
         # Without any index tensor, or with 0-d ones only, what is selected is a view.
         self.copies = any(not isinstance(v, slice) and v.type.ndim for v in variables)
@@ -229,9 +231,7 @@ def lower_advanced_inc_subtensor(
         def call(x: Tensor, y: Tensor, *flat: Any) -> Tensor:
             slices, tensors = index.split(flat)
             y = y.to(x.dtype)
-            return _write(
-                x, slices, lambda part: _put(part, tensors, y, setting, accumulate), own
-            )
+            return _write(x, slices, lambda part: _put(part, tensors, y, setting, accumulate), own)
 
         return call
 

@@ -133,7 +133,7 @@ def lower_split(op: Split, node: Apply, device: torch.device, compiled: bool) ->
             raise ValueError(f"Split sizes cannot be negative, got {sizes}")
         if sum(sizes) != x.shape[axis]:
             raise ValueError(f"Split sizes sum to {sum(sizes)}; expected {x.shape[axis]}")
-        parts = torch.split(x, sizes, axis)
+        parts = torch.split(x, list(sizes), axis)
         return parts[0] if count == 1 else parts
 
     return Lowering(split, host=frozenset((1, 2)))
@@ -205,9 +205,7 @@ def lower_specify_shape(
         if any(x.shape[axis] != length for axis, length in zip(asked, lengths, strict=True)):
             wanted = dict(zip(asked, lengths, strict=True))
             expected = tuple(wanted.get(axis) for axis in range(x.ndim))
-            raise AssertionError(
-                f"SpecifyShape: Got shape {tuple(x.shape)}, expected {expected}."
-            )
+            raise AssertionError(f"SpecifyShape: Got shape {tuple(x.shape)}, expected {expected}.")
         return x
 
     unasked = frozenset(place + 1 for place in range(len(node.inputs) - 1) if place not in asked)
@@ -229,9 +227,7 @@ def lower_check(op: CheckAndRaise, node: Apply, device: torch.device, compiled: 
 
 @lower.register(ExtractDiag)
 def lower_diagonal(op: ExtractDiag, node: Apply, device: torch.device, compiled: bool) -> Lowering:
-    return Lowering(
-        lambda x: torch.diagonal(x, op.offset, op.axis1, op.axis2), views={0: (0,)}
-    )
+    return Lowering(lambda x: torch.diagonal(x, op.offset, op.axis1, op.axis2), views={0: (0,)})
 
 
 @lower.register(Nonzero)

@@ -1,0 +1,108 @@
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from tandem.ops import DropoutMask, dropout_mask
+from tandem.philox import Purpose
+from tests import slow_philox
+from tests.ops.graphs import check_shapes, evaluate
+
+INDICES = np.array([0, 1, 5, 255, 256, 1_281_166, 2**32 - 1], np.int64)
+
+
+def mask(rate=0.5, layer=0, units=10, seed=7, epoch=3, indices=INDICES, dtype="float32"):
+    op = DropoutMask(rate, layer, units, dtype)
+    return evaluate(op, np.int64(seed), np.int64(epoch), indices)
+
+
+def mask_unit_by_unit(rate, layer, units, seed, epoch, indices):
+    kept = np.empty((len(indices), units))
+    for i, j in np.ndindex(kept.shape):
+        random = slow_philox.word(seed, epoch, int(indices[i]), Purpose.DROPOUT + layer, j)
+        kept[i, j] = random >= rate * 2**32
+    return kept
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.999])
+@pytest.mark.parametrize(("layer", "units"), [(0, 1), (1, 4), (0, 5), (3, 18)])
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (2**63 - 1, 2**31)])
+def test_the_mask_is_what_the_scalar_generator_gives(rate, layer, units, seed, epoch):
+    found = mask(rate, layer, units, seed, epoch)
+    expected = mask_unit_by_unit(rate, layer, units, seed, epoch, INDICES)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_mask_is_zero_or_one_in_its_dtype(dtype):
+    found = mask(dtype=dtype, units=100)
+    assert found.dtype == np.dtype(dtype)
+    assert set(np.unique(found)) == {0, 1}
+
+
+@pytest.mark.parametrize("rate", [0.25, 0.5, 0.9])
+def test_the_fraction_dropped_is_the_rate(rate):
+    found = mask(rate, units=2000, indices=np.arange(100))
+    deviation = np.sqrt(rate * (1 - rate) / found.size)
+    assert abs((1 - found.mean()) - rate) < 5 * deviation
+
+
+@pytest.mark.parametrize("unit", range(5))
+def test_a_word_equal_to_the_threshold_keeps_its_unit(unit):
+    random = slow_philox.word(7, 3, 5, Purpose.DROPOUT, unit)
+    place = [*INDICES].index(5)
+    assert mask(rate=random / 2**32)[place, unit] == 1
+    assert mask(rate=(random + 1) / 2**32)[place, unit] == 0
+
+
+def test_a_rate_of_zero_keeps_everything():
+    assert mask(rate=0.0, units=1000).all()
+
+
+def test_a_picture_s_mask_does_not_depend_on_its_place():
+    order = np.array([3, 0, 6, 1])
+    np.testing.assert_array_equal(mask(indices=INDICES[order]), mask()[order])
+
+
+def test_a_unit_s_mask_does_not_depend_on_the_number_of_units():
+    np.testing.assert_array_equal(mask(units=37)[:, :10], mask(units=10))
+
+
+@pytest.mark.parametrize("other", [{"seed": 8}, {"epoch": 4}, {"layer": 1}])
+def test_seeds_epochs_and_layers_have_masks_of_their_own(other):
+    agreement = (mask(units=1000) == mask(units=1000, **other)).mean()
+    assert 0.4 < agreement < 0.6
+
+
+def test_shapes_are_known_without_computing():
+    check_shapes(DropoutMask(0.5, 0, 6), np.int64(1), np.int64(2), INDICES)
+
+
+def test_no_gradient_passes_through_the_mask():
+    x = pt.dmatrix("x")
+    kept = dropout_mask(1, 2, pt.as_tensor(INDICES), rate=0.5, layer=0, units=3, dtype="float64")
+    gradient = pytensor.grad((x * kept).sum(), x)
+    values = np.ones((len(INDICES), 3))
+    np.testing.assert_array_equal(
+        gradient.eval({x: values}, on_unused_input="ignore", mode="FAST_COMPILE"),
+        mask(units=3, seed=1, epoch=2),
+    )
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])
+def test_a_rate_out_of_range_is_refused(rate):
+    with pytest.raises(ValueError, match=r"rate must be in \[0, 1\), got"):
+        DropoutMask(rate, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((pt.dscalar(), pt.lscalar(), pt.lvector()), "seed must be .* int64, got .*float64"),
+        ((pt.lscalar(), pt.iscalar(), pt.lvector()), "epoch must be .* int64, got .*int32"),
+        ((pt.lscalar(), pt.lscalar(), pt.lmatrix()), "indices must be a 1-dimensional .* got"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(inputs, message):
+    with pytest.raises(TypeError, match=message):
+        dropout_mask(*inputs, rate=0.5, layer=0, units=4)

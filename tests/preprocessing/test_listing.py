@@ -1,0 +1,224 @@
+"""Which pictures there are, of which class, in which order; and folders that cannot be used."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+from picture_files import WNID_OF_ID, Pictures, write_small, write_synsets
+from pictures.listing import Listing, list_pictures, shuffled_positions
+from pictures.settings import Settings
+
+from tandem.errors import InputError
+from tandem.philox import words
+
+
+def listing_of(root: Path, **changes: object) -> Listing:
+    settings = {"train_img_dir": root / "train", "val_img_dir": root / "val", "tar_root_dir": root}
+    return list_pictures(Settings(**settings | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Pictures in class folders; only names count here."""
+    return write_small(tmp_path).root
+
+
+def test_classes_are_the_sorted_training_folders(root: Path) -> None:
+    listing = listing_of(root)
+    assert listing.wnids == ("n03", "n10", "n20")
+    for split, total in (("train", 13), ("val", 6)):
+        listed = listing.splits[split]
+        assert listed.folder == root / split
+        assert len(set(listed.pictures)) == len(listed.pictures) == total
+        assert listed.labels.dtype == np.int64
+        for name, label in zip(listed.pictures, listed.labels, strict=True):
+            assert (root / split / name).is_file()
+            assert listing.wnids[label] == name.split("/")[0]
+
+
+def test_a_class_may_have_no_validation_picture(root: Path) -> None:
+    shutil.rmtree(root / "val" / "n10")
+    val = listing_of(root).splits["val"]
+    assert sorted(zip(val.pictures, val.labels.tolist(), strict=True))[-1] == ("n20/001.JPEG", 2)
+
+
+def test_both_lists_are_shuffled_once_from_sorted_order(root: Path) -> None:
+    for split in ("train", "val"):
+        names = [str(p.relative_to(root / split)) for p in (root / split).glob("*/*")]
+        order = shuffled_positions(len(names), seed=1)
+        expected = tuple(sorted(names)[i] for i in order)
+        assert listing_of(root).splits[split].pictures == expected
+        assert listing_of(root, seed=2).splits[split].pictures != expected
+
+
+def test_the_shuffle_sorts_by_counted_keys() -> None:
+    for count, seed in ((1, 1), (2, 5), (100, 1), (100, 2**40)):
+        keys = [words(seed, 0, np.array([i]), 5, 2)[0].tolist() for i in range(count)]
+        expected = sorted(range(count), key=lambda i: (keys[i][0], keys[i][1], i))
+        assert shuffled_positions(count, seed).tolist() == expected
+
+
+def test_the_shuffle_is_the_same_for_ever() -> None:
+    assert shuffled_positions(10, 1).tolist() == [0, 8, 1, 4, 3, 9, 7, 6, 5, 2]
+
+
+def test_a_subset_is_the_first_after_the_shuffle(root: Path) -> None:
+    whole, part = listing_of(root), listing_of(root, subset=5)
+    for split in ("train", "val"):
+        assert part.splits[split].pictures == whole.splits[split].pictures[:5]
+        np.testing.assert_array_equal(part.splits[split].labels, whole.splits[split].labels[:5])
+    assert part.wnids == whole.wnids
+    assert len(listing_of(root, subset=100).splits["train"].pictures) == 13
+
+
+def test_files_that_are_no_pictures_are_ignored(root: Path) -> None:
+    before = listing_of(root).splits["train"].pictures
+    (root / "train" / "README.txt").touch()
+    (root / "train" / "n03" / "Thumbs.db").touch()
+    (root / "train" / "n03" / ".hidden.JPEG").touch()
+    (root / "train" / ".cache").mkdir()
+    assert listing_of(root).splits["train"].pictures == before
+
+
+TRUTH = [2, 1, 3, 1, 2, 2, 3, 1, 1, 3, 2]
+CLASS_OF_ID = {1: 2, 2: 0, 3: 1}
+
+
+@pytest.fixture
+def flat(root: Path) -> Path:
+    shutil.rmtree(root / "val")
+    (root / "val").mkdir()
+    for number in range(1, len(TRUTH) + 1):
+        (root / "val" / f"ILSVRC2012_val_{number:08d}.JPEG").touch()
+    (root / "truth.txt").write_text("".join(f"{number}\n" for number in TRUTH))
+    write_synsets(root / "meta.mat", WNID_OF_ID)
+    return root
+
+
+def flat_listing(root: Path, **changes: object) -> Listing:
+    given = {"val_label_file": root / "truth.txt", "meta_clsloc_mat": root / "meta.mat"}
+    return listing_of(root, **given | changes)
+
+
+def test_the_flat_folder_of_ilsvrc_keeps_its_order(flat: Path) -> None:
+    val = flat_listing(flat).splits["val"]
+    assert val.pictures[9] == "ILSVRC2012_val_00000010.JPEG"
+    assert list(val.pictures) == sorted(val.pictures)
+    assert val.labels.dtype == np.int64
+    assert val.labels.tolist() == [CLASS_OF_ID[number] for number in TRUTH]
+
+
+def test_numbers_need_no_zeros_before_them(flat: Path) -> None:
+    for path in (flat / "val").iterdir():
+        path.rename(path.with_name(f"v{int(path.stem[-8:])}.JPEG"))
+    val = flat_listing(flat).splits["val"]
+    assert val.pictures == tuple(f"v{number}.JPEG" for number in range(1, 12))
+    assert val.labels.tolist() == [CLASS_OF_ID[number] for number in TRUTH]
+
+
+def refused(root: Path, **changes: object) -> str:
+    with pytest.raises(InputError) as caught:
+        flat_listing(root, **changes)
+    return str(caught.value)
+
+
+def test_a_ground_truth_of_another_length(flat: Path) -> None:
+    (flat / "truth.txt").write_text("1\n2\n3\n")
+    assert "found 3 lines, expected 11" in refused(flat)
+    assert str(flat / "truth.txt") in refused(flat)
+
+
+def test_a_ground_truth_with_an_unknown_id(flat: Path) -> None:
+    (flat / "truth.txt").write_text("9\n" * 11)
+    assert "line 1: found ID 9, expected one of" in refused(flat)
+
+
+def test_a_ground_truth_with_a_class_that_train_lacks(flat: Path) -> None:
+    (flat / "truth.txt").write_text("1\n" * 10 + "4\n")
+    assert f"line 11: found ID 4, class n99, which {flat / 'train'} lacks" in refused(flat)
+
+
+@pytest.mark.parametrize("line", ["n01", "", "1 2", "-1", "1.0"])
+def test_a_ground_truth_of_something_else(flat: Path, line: str) -> None:
+    (flat / "truth.txt").write_text("1\n" + f"{line}\n" + "1\n" * 9)
+    assert f"line 2: found {line!r}, expected an ILSVRC ID" in refused(flat)
+
+
+@pytest.mark.parametrize("key", ["val_label_file", "meta_clsloc_mat"])
+def test_a_missing_table(flat: Path, key: str) -> None:
+    assert f"{key} is needed" in refused(flat, **{key: None})
+    assert f"{flat / 'nothing'} ({key}): cannot be read" in refused(flat, **{key: flat / "nothing"})
+
+
+@pytest.mark.parametrize("content", [b"", b"not MATLAB's", b"MATLAB 5.0 MAT-file" + b"\0" * 109])
+def test_a_table_of_something_else(flat: Path, content: bytes) -> None:
+    (flat / "meta.mat").write_bytes(content)
+    assert "(meta_clsloc_mat): " in refused(flat)
+    scipy.io.savemat(flat / "meta.mat", {"other": np.zeros(3)})
+    assert "expected a MATLAB file with the table synsets" in refused(flat)
+
+
+def test_pictures_and_truth_cannot_slip(flat: Path) -> None:
+    """A picture that is missing must not shift the labels of those after it."""
+    (flat / "val" / "ILSVRC2012_val_00000004.JPEG").unlink()
+    (flat / "truth.txt").write_text("1\n" * 10)
+    assert "without number 4, expected every number from 1" in refused(flat)
+
+
+def test_two_pictures_of_one_number(flat: Path) -> None:
+    (flat / "val" / "again_00000004.JPEG").touch()
+    (flat / "truth.txt").write_text("1\n" * 12)
+    assert "expected one picture of number 4" in refused(flat)
+
+
+def test_a_flat_picture_without_a_number(flat: Path) -> None:
+    (flat / "val" / "cat.JPEG").touch()
+    assert "found cat.JPEG, expected a name that ends in the picture's number" in refused(flat)
+
+
+def test_neither_layout(root: Path) -> None:
+    shutil.rmtree(root / "val")
+    assert f"{root / 'val'} (val_img_dir): there is no such folder" in refused(root)
+    (root / "val").touch()
+    assert "found a file, expected a folder" in refused(root)
+    (root / "val").unlink()
+    (root / "val").mkdir()
+    assert "found neither pictures nor class folders" in refused(root)
+
+
+def test_both_layouts_at_once(flat: Path) -> None:
+    Pictures(flat).write("val", {"n03": 1})
+    assert "found both class folders (n03, ...) and pictures" in refused(flat)
+
+
+def test_a_class_in_val_that_train_lacks(root: Path) -> None:
+    Pictures(root).write("val", {"n77": 1})
+    assert f"found class n77, which {root / 'train'} lacks" in refused(root)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_an_empty_class_folder(root: Path, split: str) -> None:
+    for path in (root / split / "n10").iterdir():
+        path.unlink()
+    assert f"{root / split / 'n10'} ({split}_img_dir): found no picture" in refused(root)
+
+
+def test_training_folders_that_cannot_be_used(root: Path) -> None:
+    Pictures(root / "train").write("", {"": 0})
+    (root / "train" / "loose.JPEG").touch()
+    assert "found the picture loose.JPEG beside the class folders" in refused(root)
+    for wnid in ("n03", "n10", "n20"):
+        shutil.rmtree(root / "train" / wnid)
+    assert "found pictures but no folder" in refused(root)
+    (root / "train" / "loose.JPEG").unlink()
+    assert "found no folder, expected one folder for each class" in refused(root)
+    (root / "train").rmdir()
+    assert f"{root / 'train'} (train_img_dir): there is no such folder" in refused(root)
+
+
+@pytest.mark.parametrize("name", ["a\nb.JPEG", "a\tb.JPEG", "a\udcff.JPEG"])
+def test_names_that_do_not_fit_a_line(root: Path, name: str) -> None:
+    (root / "train" / "n03" / name).touch()
+    assert "expected printable characters in UTF-8" in refused(root)

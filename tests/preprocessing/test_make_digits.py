@@ -1,0 +1,76 @@
+"""The digits: real pictures, in ImageNet's layout, written whole or not at all."""
+
+from pathlib import Path
+
+import make_digits
+import numpy as np
+import pytest
+from picture_files import contents
+from PIL import Image
+from sklearn.datasets import load_digits
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits") / "deep" / "pictures"
+    assert make_digits.main(["--out", str(folder), "--size", "64"]) == 0
+    return folder
+
+
+def test_every_digit_is_there_once(folder: Path) -> None:
+    paths = {split: sorted((folder / split).glob("*/*.JPEG")) for split in ("train", "val")}
+    assert {split: len(found) for split, found in paths.items()} == {"train": 1437, "val": 360}
+    numbers = sorted(int(path.stem) for found in paths.values() for path in found)
+    assert numbers == list(range(1797))
+    target = load_digits().target
+    for found in paths.values():
+        assert {path.parent.name for path in found} == {f"digit_{d}" for d in range(10)}
+        for path in found:
+            assert path.parent.name == f"digit_{target[int(path.stem)]}"
+
+
+def test_a_picture_shows_its_digit(folder: Path) -> None:
+    """Averaged back to 8 x 8, it is nearer to its own digit than to any other of the 1,797."""
+    digits = load_digits().images * (255 / 16)
+    for number in (0, 1, 500, 1796):
+        (path,) = folder.glob(f"*/*/{number:04d}.JPEG")
+        with Image.open(path) as image:
+            assert (image.format, image.mode, image.size) == ("JPEG", "L", (64, 64))
+            blocks = np.asarray(image, float).reshape(8, 8, 8, 8).mean((1, 3))
+        distances = np.abs(blocks - digits).mean((1, 2))
+        assert np.argmin(distances) == number
+        assert distances[number] < 16
+
+
+def test_a_second_run_leaves_them_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    monkeypatch.setattr(make_digits, "_write_pictures", None)
+    assert make_digits.main(["--out", str(folder), "--size", "64"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_another_folder_is_not_overwritten(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "precious").touch()
+    assert make_digits.main(["--out", str(tmp_path)]) == 2
+    assert f"error: {tmp_path}: found other files" in capsys.readouterr().err
+    assert contents(tmp_path) == {"precious": b""}
+    assert make_digits.main(["--out", str(folder), "--size", "72"]) == 2
+    assert "'size': 64" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_some(folder: Path, size: int) -> None:
+        (folder / "train").mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(make_digits, "_write_pictures", write_some)
+    with pytest.raises(KeyboardInterrupt):
+        make_digits.main(["--out", str(tmp_path / "digits")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_size_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert make_digits.main(["--out", str(tmp_path / "digits"), "--size", "3"]) == 2
+    assert "--size: found 3, expected 8 to 4096 pixels" in capsys.readouterr().err

@@ -1,0 +1,358 @@
+"""Pictures to batch files: each arrives once, with its own label, and counts once in the mean."""
+
+import fcntl
+import importlib.metadata
+import itertools
+import os
+from fractions import Fraction
+from pathlib import Path
+
+import make_hkl
+import numpy as np
+import pytest
+from picture_files import (
+    GARBAGE,
+    PER_FILE,
+    SIDE,
+    Pictures,
+    contents,
+    encoded,
+    stored,
+    write_exact,
+    write_small,
+)
+from pictures.prepare import mean_of
+
+from tandem.data.dataset import locate_split
+from tandem.data.manifest import Manifest, read_manifest
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Pictures:
+    return write_small(tmp_path / "pictures")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def source_of(split: str, name: str) -> np.ndarray:
+    wnid, file = name.split("/")
+    return encoded(split, wnid, int(file.partition(".")[0]))
+
+
+def check_arrival(out: Path, pictures: Pictures, bad: set[str], layout: str = "b01c") -> Manifest:
+    """Every good picture is in the batch files once, whole, where the manifest says."""
+    manifest = read_manifest(out)
+    for split in ("train", "val"):
+        names = manifest.splits[split].pictures
+        root = pictures.root / split
+        there = {str(path.relative_to(root)) for path in root.glob("*/*.JPEG")}
+        assert sorted(names) == sorted(name for name in there if f"{split}/{name}" not in bad)
+        batches = stored(out, split, layout)
+        labels = manifest.splits[split].labels
+        assert len(batches) == len(labels) == len(names)
+        for name, label, pixels in zip(names, labels, batches, strict=True):
+            np.testing.assert_array_equal(pixels, source_of(split, name))
+            assert manifest.wnids[label] == f"n{pixels[0, 0, 0]:02d}"
+        located = locate_split(manifest, out, split)
+        assert [path for path, _ in located] == sorted((out / f"{split}_hkl").iterdir())
+    return manifest
+
+
+@pytest.mark.parametrize(("layout", "workers"), [("b01c", "1"), ("c01b", "1"), ("b01c", "3")])
+def test_every_picture_arrives_with_its_label(
+    pictures: Pictures, out: Path, layout: str, workers: str
+) -> None:
+    assert make_hkl.main(pictures.options(out, "--layout", layout, "--workers", workers)) == 0
+    manifest = check_arrival(out, pictures, set(), layout)
+    assert manifest.counts("train") == (4, 4, 4, 1)
+    assert manifest.counts("val") == (4, 2)
+    assert (out / "misc" / "skipped.txt").read_bytes() == b""
+    there = {path.name for path in out.iterdir()}
+    assert there == {"manifest.json", "misc", "train_hkl", "val_hkl"}
+
+
+def test_the_manifest_says_how_it_was_made(pictures: Pictures, out: Path) -> None:
+    make_hkl.main(pictures.options(out, "--seed", "5", "--layout", "c01b"))
+    manifest = read_manifest(out)
+    assert (manifest.image_size, manifest.layout, manifest.seed) == (SIDE, "c01b", 5)
+    assert manifest.pictures_per_file == PER_FILE
+    assert manifest.wnids == ("n03", "n10", "n20")
+    for name in ("tandem", "numpy", "pillow", "hickle", "h5py"):
+        assert manifest.versions[name] == importlib.metadata.version(name)
+    assert "python" in manifest.versions
+
+
+def mean_by_loops(sources: list[np.ndarray]) -> np.ndarray:
+    """The exact mean of each pixel, rounded once to float64 and once to float32."""
+    mean = np.zeros((3, SIDE, SIDE), np.float32)
+    for channel, row, column in itertools.product(range(3), range(SIDE), range(SIDE)):
+        total = sum(int(pixels[row, column, channel]) for pixels in sources)
+        mean[channel, row, column] = float(Fraction(total, len(sources)))
+    return mean
+
+
+def test_every_training_picture_weighs_the_same_in_the_mean(pictures: Pictures, out: Path) -> None:
+    """Also those of the last file, which is shorter."""
+    make_hkl.main(pictures.options(out))
+    names = read_manifest(out).splits["train"].pictures
+    mean = np.load(out / "misc" / "img_mean.npy")
+    assert mean.dtype == np.float32
+    assert mean.shape == (3, SIDE, SIDE)
+    assert len(names) == 13
+    np.testing.assert_array_equal(mean, mean_by_loops([source_of("train", n) for n in names]))
+
+
+def test_the_mean_is_exact_for_all_of_imagenet() -> None:
+    """A sum in float32 is off by whole levels here."""
+    count = 1_281_167
+    sums = np.full((2, 2, 3), 255 * count - 1, np.int64)
+    sums[0, 1, 2] = 7
+    mean = mean_of(sums, count)
+    assert mean.dtype == np.float32
+    assert mean[0, 0, 0] == np.float32((255 * count - 1) / count)
+    assert mean[2, 0, 1] == np.float32(7 / count)
+
+
+# Positions in the lists of 13 training and 6 validation pictures.
+BAD_POSITIONS = {
+    "the first": ({0}, {0}),
+    "the last": ({12}, {5}),
+    "one in the middle": ({5}, {2}),
+    "every second": (set(range(0, 13, 2)), {1, 3, 5}),
+    "the first ten": (set(range(10)), set()),
+    "all after one file": (set(range(4, 13)), set()),
+    "all but the last": (set(range(12)), set(range(5))),
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "workers"), [*((where, "1") for where in BAD_POSITIONS), ("every second", "2")]
+)
+def test_a_bad_picture_is_left_out_everywhere(
+    pictures: Pictures, out: Path, tmp_path: Path, where: str, workers: str
+) -> None:
+    make_hkl.main(pictures.options(tmp_path / "whole"))
+    listed = read_manifest(tmp_path / "whole").splits
+    bad = [
+        f"{split}/{listed[split].pictures[position]}"
+        for split, positions in zip(("train", "val"), BAD_POSITIONS[where], strict=True)
+        for position in sorted(positions)
+    ]
+    for name in bad:
+        (pictures.root / name).write_bytes(GARBAGE)
+    assert make_hkl.main(pictures.options(out, "--workers", workers)) == 0
+    manifest = check_arrival(out, pictures, set(bad))
+    lines = (out / "misc" / "skipped.txt").read_text().splitlines()
+    assert [line.split("\t")[0] for line in lines] == bad
+    assert all("not a picture" in line.split("\t")[1] for line in lines)
+    kept = [source_of("train", name) for name in manifest.splits["train"].pictures]
+    np.testing.assert_array_equal(np.load(out / "misc" / "img_mean.npy"), mean_by_loops(kept))
+    for split in ("train", "val"):
+        expected = [n for n in listed[split].pictures if f"{split}/{n}" not in bad]
+        assert list(manifest.splits[split].pictures) == expected
+
+
+def test_a_class_whose_pictures_are_all_bad_stays_a_class(pictures: Pictures, out: Path) -> None:
+    for number in range(2):
+        pictures.path("train", "n10", number).write_bytes(GARBAGE)
+    assert make_hkl.main(pictures.options(out)) == 0
+    manifest = read_manifest(out)
+    assert manifest.wnids == ("n03", "n10", "n20")
+    assert set(manifest.splits["train"].labels.tolist()) == {0, 2}
+
+
+def spoil(pictures: Pictures, *names: tuple[str, str, int]) -> None:
+    for name in names:
+        pictures.path(*name).write_bytes(GARBAGE)
+
+
+def test_too_many_bad_pictures_are_an_error(
+    pictures: Pictures, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    spoil(pictures, ("train", "n03", 1), ("train", "n20", 4), ("val", "n10", 0))
+    assert make_hkl.main(pictures.options(out, "--max-bad", "2")) == 2
+    error = capsys.readouterr().err
+    assert "found 3 pictures that cannot be decoded, expected at most 2 (max_bad)" in error
+    assert "val/n10/000.JPEG" in error
+    assert str(out / "misc" / "skipped.txt") in error
+    assert len((out / "misc" / "skipped.txt").read_text().splitlines()) == 3
+    assert not (out / "manifest.json").exists()
+    # As many as are allowed are allowed, and what was done is not lost.
+    assert make_hkl.main(pictures.options(out, "--max-bad", "3")) == 0
+    assert make_hkl.main(pictures.options(tmp_path / "fresh", "--max-bad", "3")) == 0
+    assert contents(out) == contents(tmp_path / "fresh")
+
+
+def test_a_split_without_a_good_picture_is_an_error(
+    pictures: Pictures, out: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for path in (pictures.root / "val").glob("*/*"):
+        path.write_bytes(GARBAGE)
+    assert make_hkl.main(pictures.options(out)) == 2
+    assert f"{pictures.root / 'val'}: none of its pictures can be decoded" in (
+        capsys.readouterr().err
+    )
+    assert not (out / "manifest.json").exists()
+
+
+def test_a_picture_that_cannot_be_read_is_not_taken_for_a_bad_one(
+    pictures: Pictures, out: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = pictures.path("train", "n03", 1)
+    path.unlink()
+    path.symlink_to("nowhere")
+    for workers in ("1", "2"):
+        assert make_hkl.main(pictures.options(out, "--workers", workers)) == 2
+        assert f"error: {path}: the picture cannot be read" in capsys.readouterr().err
+    path.unlink()
+    write_exact(path, encoded("train", "n03", 1))
+    assert make_hkl.main(pictures.options(out)) == 0
+    check_arrival(out, pictures, set())
+
+
+def test_the_number_of_processes_changes_nothing(
+    pictures: Pictures, out: Path, tmp_path: Path
+) -> None:
+    spoil(pictures, ("train", "n03", 1), ("val", "n03", 0))
+    make_hkl.main(pictures.options(out))
+    make_hkl.main(pictures.options(tmp_path / "3", "--workers", "3"))
+    assert contents(out) == contents(tmp_path / "3")
+
+
+def test_more_pictures_than_the_shared_memory_holds(tmp_path: Path, out: Path) -> None:
+    """Slots are used again and again, with holes that bad pictures leave."""
+    pictures = Pictures(tmp_path / "many")
+    pictures.write("train", {"n01": 150, "n02": 91})
+    pictures.write("val", {"n01": 70})
+    bad = [("train", "n01", number) for number in range(3, 150, 17)]
+    spoil(pictures, *bad, ("val", "n01", 9))
+    assert make_hkl.main(pictures.options(out, "--batch-size", "3", "--workers", "2")) == 0
+    names = {str(pictures.path(*b).relative_to(pictures.root)) for b in bad}
+    check_arrival(out, pictures, names | {"val/n01/009.JPEG"})
+
+
+def test_a_finished_run_is_left_alone(
+    pictures: Pictures, out: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil(pictures, ("train", "n03", 1))
+    make_hkl.main(pictures.options(out))
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    with caplog.at_level("INFO"):
+        assert make_hkl.main(pictures.options(out)) == 0
+    assert "all is there already" in caplog.text
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--image-size", "7"), "image_size 8, expected 7"),
+        (("--batch-size", "5"), "batch_size 4, expected 5"),
+        (("--layout", "c01b"), "layout b01c, expected c01b"),
+        (("--seed", "2"), "seed 1, expected 2"),
+        (("--subset", "7"), "pictures"),
+        (("another picture",), "pictures"),
+        (("another class",), "pictures"),
+    ],
+)
+def test_outputs_of_another_run_are_not_overwritten(
+    pictures: Pictures,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    options: tuple[str, ...],
+    message: str,
+    finished: bool,
+) -> None:
+    with monkeypatch.context() as patch:
+        if not finished:
+            patch.setattr("pictures.prepare.write_manifest", raise_interrupt)
+        assert make_hkl.main(pictures.options(out)) == (0 if finished else 130)
+    before = contents(out)
+    if options == ("another picture",):
+        pictures.write("train", {"n03": 7})
+    elif options == ("another class",):
+        pictures.write("train", {"n77": 1})
+    else:
+        pictures = Pictures(pictures.root)
+    more = options if options[0].startswith("--") else ()
+    assert make_hkl.main(pictures.options(out, *more)) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "choose another tar_root_dir" in error
+    assert contents(out) == before
+
+
+def raise_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "path", ["train_hkl/0000.hkl", "val_hkl/0000.hkl", "train_hkl/mine", "misc/img_mean.npy"]
+)
+def test_files_of_other_programs_are_not_overwritten(
+    pictures: Pictures, out: Path, capsys: pytest.CaptureFixture, path: str
+) -> None:
+    (out / path).parent.mkdir(parents=True)
+    (out / path).write_bytes(b"precious")
+    assert make_hkl.main(pictures.options(out)) == 2
+    assert f"error: {out / path}: found a file that no run recorded" in capsys.readouterr().err
+    assert contents(out) == {path: b"precious"}
+
+
+def test_damage_to_a_finished_run_is_found(
+    pictures: Pictures, out: Path, capsys: pytest.CaptureFixture
+) -> None:
+    make_hkl.main(pictures.options(out))
+    path = out / "train_hkl" / "0001.hkl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert make_hkl.main(pictures.options(out)) == 2
+    assert str(path) in capsys.readouterr().err
+    path.write_bytes(whole)
+    (out / "misc" / "img_mean.npy").unlink()
+    assert make_hkl.main(pictures.options(out)) == 2
+    assert "there is no mean image" in capsys.readouterr().err
+
+
+def test_one_run_at_a_time(pictures: Pictures, out: Path, capsys: pytest.CaptureFixture) -> None:
+    out.mkdir()
+    descriptor = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert make_hkl.main(pictures.options(out)) == 2
+    finally:
+        os.close(descriptor)
+    assert "another run is at work in this folder" in capsys.readouterr().err
+    assert contents(out) == {}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_is_not_writable(
+    pictures: Pictures, out: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out.mkdir(mode=0o500)
+    assert make_hkl.main(pictures.options(out)) == 2
+    assert "not writable" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made(
+    pictures: Pictures, out: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out.write_bytes(b"a file")
+    assert make_hkl.main(pictures.options(out)) == 2
+    assert f"{out}: the folder cannot be made" in capsys.readouterr().err
+    assert out.read_bytes() == b"a file"
+
+
+def test_bad_input_leaves_nothing_behind(
+    pictures: Pictures, out: Path, capsys: pytest.CaptureFixture
+) -> None:
+    pictures.write("val", {"n77": 1})
+    assert make_hkl.main(pictures.options(out)) == 2
+    assert "found class n77" in capsys.readouterr().err
+    assert not out.exists()

@@ -1,0 +1,265 @@
+"""Stopped at any moment and started again, a run ends with the same bytes in every file."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import make_hkl
+import numpy as np
+import pytest
+from picture_files import GARBAGE, Pictures, contents, write_small
+from pictures import batches, prepare
+from pictures.progress import load_progress
+from PIL import Image
+
+PROGRAM = Path(make_hkl.__file__)
+
+
+class _Stop(BaseException):
+    """Nothing may catch it, as nothing catches SIGKILL."""
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Pictures:
+    """Some of them bad, in both splits."""
+    pictures = write_small(tmp_path / "pictures")
+    for name in (("train", "n03", 1), ("train", "n20", 2), ("val", "n20", 1)):
+        pictures.path(*name).write_bytes(GARBAGE)
+    return pictures
+
+
+@pytest.fixture
+def expected(tmp_path: Path, pictures: Pictures) -> dict[str, bytes]:
+    assert make_hkl.main(pictures.options(tmp_path / "undisturbed")) == 0
+    return contents(tmp_path / "undisturbed")
+
+
+def stopping(function: Callable, call: int, *, after: bool) -> Callable:
+    """`function`, but its call number `call` (from 0) stops the run, before or after it works."""
+    calls = iter(range(1_000_000))
+
+    def stopped(*args: object) -> object:
+        stop = next(calls) == call
+        if stop and not after:
+            raise _Stop
+        result = function(*args)
+        if stop:
+            raise _Stop
+        return result
+
+    return stopped
+
+
+# Where a run may stop, and how often it passes there: three train, two val files.
+MOMENTS = [
+    *((batches, "write_batch", call) for call in range(5)),
+    *((batches, "save_progress", call) for call in range(5)),
+    (prepare, "save_progress", 0),
+    (prepare, "write_array", 0),
+    (prepare, "write_text", 0),
+    (prepare, "write_manifest", 0),
+]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("module", "name", "call"), MOMENTS)
+def test_a_run_stopped_anywhere_goes_on(
+    pictures: Pictures,
+    expected: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: object,
+    name: str,
+    call: int,
+    after: bool,
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, stopping(getattr(module, name), call, after=after))
+        with pytest.raises(_Stop):
+            make_hkl.main(pictures.options(out))
+    assert contents(out) != expected
+    (out / ".progress.abc.partial.npz").write_bytes(b"half")
+    if (out / "progress.npz").exists():
+        (out / "train_hkl" / ".0001.abc.partial.hkl").write_bytes(b"half")
+    assert make_hkl.main(pictures.options(out)) == 0
+    assert contents(out) == expected
+
+
+def test_what_is_done_is_not_done_again(
+    pictures: Pictures, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "write_batch", stopping(batches.write_batch, 2, after=False))
+        with pytest.raises(_Stop):
+            make_hkl.main(pictures.options(out))
+    progress = load_progress(out)
+    assert progress is not None
+    assert progress.splits["train"].files == 2
+    before = {path: path.stat().st_ino for path in (out / "train_hkl").iterdir()}
+    decoded: list[int] = []
+    advance = prepare._Report.advance
+    monkeypatch.setattr(
+        prepare._Report, "advance", lambda self, n: (decoded.append(n), advance(self, n))[1]
+    )
+    assert make_hkl.main(pictures.options(out)) == 0
+    assert {path: path.stat().st_ino for path in before} == before
+    assert sum(decoded) == 13 + 6 - progress.splits["train"].cursor
+    assert contents(out) == expected
+
+
+def test_a_full_disk_is_one_clear_message(
+    pictures: Pictures,
+    expected: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """No later file may be written, and recorded, past one that was not."""
+    out = tmp_path / "out"
+    original = batches.write_batch
+
+    def write(path: Path, *rest: object) -> None:
+        if path.name == "0001.hkl":
+            raise OSError(28, "No space left on device")
+        original(path, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "write_batch", write)
+        assert make_hkl.main(pictures.options(out)) == 2
+    message = f"error: {out / 'train_hkl' / '0001.hkl'}: cannot be written: [Errno 28] No space"
+    assert message in capsys.readouterr().err
+    assert list((out / "train_hkl").iterdir()) == [out / "train_hkl" / "0000.hkl"]
+    assert make_hkl.main(pictures.options(out)) == 0
+    assert contents(out) == expected
+
+
+@pytest.mark.parametrize("versions", [{"pillow": "1.0"}, {"numpy": "0.1"}])
+def test_a_run_does_not_go_on_with_other_versions(
+    pictures: Pictures,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    versions: dict[str, str],
+) -> None:
+    """They may decode or resize otherwise; a finished run, though, is still good."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "write_manifest", stopping(prepare.write_manifest, 0, after=False))
+        with pytest.raises(_Stop):
+            make_hkl.main(pictures.options(out))
+    before = contents(out)
+    now = prepare._versions()
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "_versions", lambda: now | versions)
+        assert make_hkl.main(pictures.options(out)) == 2
+    (name,) = versions
+    assert f"a stopped run with versions.{name} {now[name]}, expected" in capsys.readouterr().err
+    assert contents(out) == before
+    assert make_hkl.main(pictures.options(out)) == 0
+    monkeypatch.setattr(prepare, "_versions", lambda: now | versions)
+    assert make_hkl.main(pictures.options(out)) == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing of the kind", b"PK\x03\x04"])
+def test_a_damaged_record_is_refused(
+    pictures: Pictures, tmp_path: Path, capsys: pytest.CaptureFixture, content: bytes
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "progress.npz").write_bytes(content)
+    assert make_hkl.main(pictures.options(out)) == 2
+    assert f"{out / 'progress.npz'}: found something else" in capsys.readouterr().err
+    assert contents(out) == {"progress.npz": content}
+
+
+def write_many(root: Path) -> Pictures:
+    """300 JPEGs, large enough that a run can be caught at work."""
+    pictures = Pictures(root)
+    noise = np.random.default_rng(0).integers(0, 256, (8, 300, 400, 3), np.uint8)
+    for split, count in (("train", 260), ("val", 40)):
+        for number in range(count):
+            path = pictures.path(split, f"n{number % 3:02d}", number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if number < len(noise):
+                Image.fromarray(noise[number]).save(path)
+            else:
+                path.hardlink_to(pictures.path(split, f"n{number % 8 % 3:02d}", number % 8))
+    pictures.path("train", "n01", 100).unlink()
+    pictures.path("train", "n01", 100).write_bytes(GARBAGE)
+    return pictures
+
+
+def children_of(process: int) -> list[int]:
+    text = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < end:
+        time.sleep(0.005)
+    return met
+
+
+def is_running(process: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, -15), (signal.SIGINT, 130)]
+)
+def test_a_killed_run_leaves_no_process_and_goes_on(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    pictures, out = write_many(tmp_path / "many"), tmp_path / "out"
+    size = ("--image-size", "128", "--batch-size", "20")
+    options = pictures.options(out, *size, "--workers", "2")
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM), *options], stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        assert wait_until((out / "train_hkl" / "0002.hkl").exists, 60)
+        children = children_of(process.pid)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == status
+    if status == 130:
+        assert error.splitlines()[-1] == "stopped; the same command goes on from there"
+        assert "Traceback" not in error
+    assert len(children) >= 2
+    assert wait_until(lambda: not any(map(is_running, children)), 10)
+    assert not (out / "manifest.json").exists()
+    assert make_hkl.main(pictures.options(out, *size)) == 0
+    assert make_hkl.main(pictures.options(tmp_path / "undisturbed", *size)) == 0
+    assert contents(out) == contents(tmp_path / "undisturbed")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
+def test_a_dead_worker_ends_the_run(tmp_path: Path) -> None:
+    pictures, out = write_many(tmp_path / "many"), tmp_path / "out"
+    options = pictures.options(out, "--image-size", "128", "--batch-size", "20", "--workers", "2")
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM), *options], stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        assert wait_until((out / "train_hkl" / "0000.hkl").exists, 60)
+        workers = [
+            child
+            for child in children_of(process.pid)
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+        ]
+        os.kill(workers[0], signal.SIGKILL)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "error: a process that decodes pictures died" in error
+    assert not any(map(is_running, workers))

@@ -1,0 +1,150 @@
+"""The programs as a user starts them, and that text and labels follow the manifest."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import make_hkl
+import make_labels
+import make_train_val_txt
+import numpy as np
+import pytest
+from picture_files import (
+    GARBAGE,
+    WNID_OF_ID,
+    Pictures,
+    encoded,
+    stored,
+    write_exact,
+    write_small,
+    write_synsets,
+)
+
+from tandem.data.dataset import open_split
+from tandem.data.manifest import read_manifest
+
+FOLDER = Path(make_hkl.__file__).parent
+ENVIRONMENT = os.environ | {"PYTHON": sys.executable}
+
+
+def run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Pictures:
+    return write_small(tmp_path / "pictures")
+
+
+def test_generate_data_runs_all_three(pictures: Pictures, tmp_path: Path) -> None:
+    pictures.path("train", "n03", 1).write_bytes(GARBAGE)
+    out = tmp_path / "out"
+    ended = run(str(FOLDER / "generate_data.sh"), *pictures.options(out), cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "train/n03/001.JPEG" in (out / "misc" / "skipped.txt").read_text()
+    manifest = read_manifest(out)
+    for split in ("train", "val"):
+        lines = (out / f"{split}.txt").read_text().splitlines()
+        labels = np.load(out / "labels" / f"{split}_labels.npy")
+        assert labels.dtype == np.int64
+        assert (
+            len(lines) == len(labels) == len(stored(out, split)) == {"train": 12, "val": 6}[split]
+        )
+        for line, label, pixels in zip(lines, labels, stored(out, split), strict=True):
+            name, _, number = line.rpartition(" ")
+            wnid, file = name.split("/")
+            assert manifest.wnids[int(number)] == wnid
+            assert int(number) == label
+            np.testing.assert_array_equal(pixels, encoded(split, wnid, int(file[:3])))
+        assert open_split(manifest, out, split, out / "labels").size == len(lines)
+
+
+def test_generate_toy_data_takes_a_part(tmp_path: Path) -> None:
+    pictures = Pictures(tmp_path / "pictures")
+    pictures.write("val", {"n01": 3})
+    write_exact(pictures.path("train", "n01", 0), encoded("train", "n01", 0))
+    for number in range(1, 2600):
+        pictures.path("train", "n01", number).hardlink_to(pictures.path("train", "n01", 0))
+    out = tmp_path / "toy"
+    options = pictures.options(out, "--batch-size", "1000", "--workers", "1")
+    ended = run(str(FOLDER / "generate_toy_data.sh"), *options)
+    assert ended.returncode == 0, ended.stderr
+    manifest = read_manifest(out)
+    assert manifest.counts("train") == (1000, 1000, 560)
+    assert manifest.counts("val") == (3,)
+
+
+def test_a_program_starts_in_its_own_folder_with_relative_paths(
+    pictures: Pictures, tmp_path: Path
+) -> None:
+    here = os.path.relpath(tmp_path, FOLDER)
+    relative = Pictures(Path(here) / "pictures").options(Path(here) / "out")
+    ended = run(sys.executable, "make_hkl.py", *relative, cwd=FOLDER)
+    assert ended.returncode == 0, ended.stderr
+    assert len(stored(tmp_path / "out", "train")) == 13
+
+
+def test_the_layout_of_ilsvrc_from_end_to_end(pictures: Pictures, tmp_path: Path) -> None:
+    """Labels follow the ground truth, by ID and not by the order of wnids."""
+    val, out = tmp_path / "flat", tmp_path / "out"
+    truth = [3, 1, 2, 2, 1]
+    for number, key in enumerate(truth, 1):
+        name = f"ILSVRC2012_val_{number:08d}.JPEG"
+        write_exact(val / name, encoded("val", WNID_OF_ID[key], number))
+    (tmp_path / "truth.txt").write_text("\n".join(map(str, truth)))
+    write_synsets(tmp_path / "meta.mat", WNID_OF_ID)
+    options = pictures.options(
+        out,
+        *("--val-img-dir", str(val), "--val-label-file", str(tmp_path / "truth.txt")),
+        *("--meta-clsloc-mat", str(tmp_path / "meta.mat")),
+    )
+    for program in (make_hkl, make_train_val_txt, make_labels):
+        assert program.main(options) == 0
+    manifest, labels = read_manifest(out), np.load(out / "labels" / "val_labels.npy")
+    pairs = zip(labels, stored(out, "val"), truth, strict=True)
+    for number, (label, pixels, key) in enumerate(pairs, 1):
+        assert manifest.wnids[label] == WNID_OF_ID[key]
+        np.testing.assert_array_equal(pixels, encoded("val", WNID_OF_ID[key], number))
+    first = (out / "val.txt").read_text().splitlines()[0]
+    assert first == "ILSVRC2012_val_00000001.JPEG 1"
+
+
+@pytest.mark.parametrize("program", [make_labels, make_train_val_txt])
+def test_without_a_manifest_nothing_is_written(
+    tmp_path: Path, program: object, capsys: pytest.CaptureFixture
+) -> None:
+    assert program.main(["--tar-root-dir", str(tmp_path)]) == 2  # type: ignore[attr-defined]
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path / 'manifest.json'}: there is no manifest")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--image-sise", "8"), "did you mean --image-size?"),
+        (("--train-img-dir", "/nowhere"), "/nowhere (train_img_dir): there is no such folder"),
+        (("--config", "/nowhere.yaml"), "/nowhere.yaml: the configuration cannot be read"),
+    ],
+)
+def test_bad_input_ends_with_one_message_and_status_2(
+    pictures: Pictures, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    out = tmp_path / "out"
+    ended = run(sys.executable, str(FOLDER / "make_hkl.py"), *pictures.options(out, *options))
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: ")
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("program", ["make_hkl.py", "make_labels.py", "make_train_val_txt.py"])
+def test_help_is_the_launch_commands_and_every_option(program: str) -> None:
+    ended = run(sys.executable, str(FOLDER / program), "--help")
+    assert ended.returncode == 0
+    assert f"python preprocessing/{program}" in ended.stdout
+    assert "--image-size" in ended.stdout

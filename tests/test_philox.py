@@ -1,0 +1,120 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from tandem.philox import Purpose, philox4x32, words
+from tests import slow_philox
+
+# Random123's known answers for philox4x32 with ten rounds: counter, key, result.
+KNOWN_ANSWERS = [
+    (
+        (0, 0, 0, 0),
+        (0, 0),
+        (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
+    ),
+    (
+        (0xFFFFFFFF,) * 4,
+        (0xFFFFFFFF,) * 2,
+        (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+    ),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+SEEDS = [0, 1, 2**32, 2**63 - 1, -1, -(2**63)]
+
+
+def seed_of(key):
+    """The signed 64-bit integer of two key words."""
+    return int(np.uint64(key[0] | key[1] << 32).astype(np.int64))
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
+def test_known_answers_on_arrays(counter, key, expected):
+    found = philox4x32(tuple(np.array([c], np.int64) for c in counter), seed_of(key))
+    assert tuple(int(f[0]) for f in found) == expected
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
+def test_known_answers_on_tensors(counter, key, expected):
+    tensors = tuple(torch.tensor([c], dtype=torch.int64) for c in counter)
+    found = philox4x32(tensors, torch.tensor(seed_of(key), dtype=torch.int64))
+    assert tuple(int(f[0]) for f in found) == expected
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
+def test_known_answers_of_the_oracle(counter, key, expected):
+    assert tuple(slow_philox.philox_block(list(counter), list(key))) == expected
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 13])
+def test_words_are_what_the_oracle_gives_one_by_one(seed, count):
+    indices = np.array([0, 1, 7, 1_281_166, 2**32 - 1])
+    for epoch, purpose in [(0, Purpose.ORDER), (2**32 - 1, Purpose.DROPOUT + 1)]:
+        found = words(seed, epoch, indices, purpose, count)
+        assert found.shape == (len(indices), count)
+        assert found.dtype == np.int64
+        for (i, j), value in np.ndenumerate(found):
+            assert value == slow_philox.word(seed, epoch, int(indices[i]), purpose, j)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_arrays_and_tensors_give_the_same_bits(seed):
+    rng = np.random.default_rng(0)
+    counter = rng.integers(0, 2**32, (4, 1000), dtype=np.int64)
+    of_arrays = philox4x32(tuple(counter), seed)
+    of_tensors = philox4x32(tuple(torch.from_numpy(counter)), torch.tensor(seed, dtype=torch.int64))
+    np.testing.assert_array_equal(np.stack(of_arrays), torch.stack(of_tensors).numpy())
+
+
+def test_a_word_does_not_depend_on_how_many_are_asked_for():
+    indices = np.arange(5)
+    many = words(3, 1, indices, Purpose.CROP, 50)
+    for count in range(1, 10):
+        np.testing.assert_array_equal(words(3, 1, indices, Purpose.CROP, count), many[:, :count])
+
+
+def test_no_two_keys_give_the_same_word():
+    """Of 64-bit values, for among so many 32-bit words some are equal by chance."""
+    indices = np.array([0, 1, 2, 255, 256, 65536, 2**32 - 1])
+    purposes = [*Purpose, Purpose.DROPOUT + 1]
+    values = []
+    for seed, epoch, purpose in itertools.product([0, 1, 2**32], [0, 1, 2, 256], purposes):
+        four = words(seed, epoch, indices, purpose, 8)
+        values.append(four[:, 0::2] << 32 | four[:, 1::2])
+    values = np.concatenate(values)
+    assert len(np.unique(values)) == values.size
+
+
+def test_words_are_uniform():
+    """Mean, bits and a histogram of 400,000 words, each within five standard deviations."""
+    found = words(11, 2, np.arange(4000), Purpose.DROPOUT, 100).ravel()
+    n = found.size
+    assert found.min() >= 0
+    assert found.max() < 2**32
+    assert abs(found.mean() / 2**32 - 0.5) < 5 * np.sqrt(1 / 12 / n)
+    for bit in range(32):
+        assert abs((found >> bit & 1).mean() - 0.5) < 5 * 0.5 / np.sqrt(n)
+    counts = np.bincount(found >> 24, minlength=256)
+    expected = n / 256
+    chi_squared = ((counts - expected) ** 2 / expected).sum()
+    assert abs(chi_squared - 255) < 5 * np.sqrt(2 * 255)
+
+
+@pytest.mark.parametrize("axis", ["unit", "index", "epoch", "seed"])
+def test_neighbouring_keys_are_not_correlated(axis):
+    n = 20_000
+    if axis == "unit":
+        a, b = words(1, 0, np.arange(n), Purpose.CROP, 2).T
+    elif axis == "index":
+        a, b = words(1, 0, np.arange(2 * n), Purpose.CROP, 1).reshape(n, 2).T
+    else:
+        other = {"epoch": (1, 1), "seed": (2, 0)}[axis]
+        a = words(1, 0, np.arange(n), Purpose.CROP, 1)[:, 0]
+        b = words(*other, np.arange(n), Purpose.CROP, 1)[:, 0]
+    assert abs(np.corrcoef(a, b)[0, 1]) < 5 / np.sqrt(n)

@@ -1,0 +1,229 @@
+"""The loader as a process of its own: round trips, its end, and the ends of others."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data.coded import coded_picture, label_of, write_coded
+
+import proc_load
+from tandem.data.augment import Augmentation
+from tandem.data.dataset import Dataset
+from tandem.data.fill import FillRequest, SlotFiller
+from tandem.data.order import (
+    epoch_order,
+    global_minibatch,
+    minibatch_count,
+    trainer_rows,
+)
+from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.run.feed import Feed, LoaderError, ProcessLoader
+from tandem.run.messages import Ready
+
+ROOT = Path(__file__).parent.parent
+CONTEXT = multiprocessing.get_context("spawn")
+SETTINGS = Augmentation(
+    crop_size=6, rand_crop=True, rand_mirror=True, batch_crop_mirror=False, seed=3
+)
+END_SECONDS = 10.0
+
+
+@dataclass
+class Loading:
+    """A loader process with two slots, and this end of its pipe."""
+
+    process: BaseProcess
+    connection: Connection
+    client: ProcessLoader
+    slots: list[Slot]
+
+    def ask(self, indices: list[int], slot: int = 0) -> int:
+        self.client.request(FillRequest(slot, "train", 0, 0, np.array(indices)))
+        return self.client.wait()
+
+    def exit_status(self) -> int | None:
+        self.process.join(END_SECONDS)
+        return self.process.exitcode
+
+
+def start(filler: SlotFiller, batch: int) -> Loading:
+    layout = SlotLayout(batch, filler.picture_size)
+    buffers = [HostBuffer.create(layout.nbytes) for _ in range(2)]
+    here, there = CONTEXT.Pipe()
+    process = CONTEXT.Process(
+        target=proc_load.serve,
+        args=(there, filler, layout, buffers),
+        name="loader 0",
+        daemon=True,
+    )
+    process.start()
+    there.close()
+    slots = [Slot.on(buffer, layout) for buffer in buffers]
+    return Loading(process, here, ProcessLoader(here), slots)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return write_coded(tmp_path, (4, 4, 4, 1))
+
+
+@pytest.fixture
+def loading(dataset: Dataset) -> Iterator[Loading]:
+    loading = start(SlotFiller(dataset, dataset, SETTINGS, crop_here=False), batch=3)
+    yield loading
+    loading.connection.close()
+    loading.process.kill()
+    loading.process.join()
+
+
+@pytest.mark.parametrize(("trainers", "crop_here"), [(1, True), (2, False), (3, True)])
+def test_every_picture_reaches_its_trainer_once_an_epoch(
+    dataset: Dataset, trainers: int, crop_here: bool
+) -> None:
+    filler = SlotFiller(dataset, dataset, SETTINGS, crop_here)
+    order = epoch_order(dataset.counts, "images", 3, 0)
+
+    def wanted(rank: int) -> Iterator[FillRequest]:
+        for k in range(minibatch_count(13, 3 * trainers)):
+            rows = trainer_rows(global_minibatch(order, k, 3 * trainers), rank, 3)
+            yield FillRequest(k % 2, "train", 0, k, rows)
+
+    loaders = [start(filler, batch=3) for _ in range(trainers)]
+    arrived = []
+    for rank, loading in enumerate(loaders):
+        feed = Feed(wanted(rank), loading.client)
+        for slot in (loading.slots[number] for number in feed):
+            for i in range(int(slot.valid)):
+                index, label = slot.pictures[i, 0, 0, 1:].tolist()
+                expected = coded_picture(index, label)
+                if crop_here:
+                    row, column = slot.origins[i]
+                    expected = expected[row : row + 6, column : column + 6]
+                    expected = expected[:, ::-1] if slot.mirrored[i] else expected
+                np.testing.assert_array_equal(slot.pictures[i], expected)
+                assert (slot.indices[i], slot.labels[i]) == (index, label)
+                arrived.append((index, label))
+        feed.close()
+    assert sorted(arrived) == [(i, label_of(i)) for i in range(13)]
+    assert [loading.exit_status() for loading in loaders] == [0] * trainers
+
+
+def test_one_slot_is_filled_while_the_other_is_read(loading: Loading) -> None:
+    assert loading.ask([1, 2], slot=0) == 0
+    before = loading.slots[0].pictures.copy()
+    assert loading.ask([3, 4, 5], slot=1) == 1
+    np.testing.assert_array_equal(loading.slots[0].pictures, before)
+    assert [int(slot.valid) for slot in loading.slots] == [2, 3]
+    for slot, index in ((0, 2), (1, 4)):
+        expected = coded_picture(index, label_of(index))
+        np.testing.assert_array_equal(loading.slots[slot].pictures[1], expected)
+    if sys.platform == "linux":
+        assert Path(f"/proc/{loading.process.pid}/comm").read_text() == "loader-0\n"
+    loading.client.close()
+    assert loading.exit_status() == 0
+
+
+def test_a_killed_loader_is_noticed_at_once(loading: Loading) -> None:
+    loading.ask([0])
+    assert loading.process.pid is not None
+    os.kill(loading.process.pid, signal.SIGSTOP)
+    loading.client.request(FillRequest(1, "train", 0, 1, np.array([1])))
+    start = time.monotonic()
+    loading.process.kill()
+    with pytest.raises(LoaderError, match="its loader has ended"):
+        loading.client.wait()
+    assert time.monotonic() - start < 2
+    assert loading.exit_status() == -signal.SIGKILL
+
+
+def test_a_missing_file_is_told_as_input_with_the_traceback(
+    loading: Loading, dataset: Dataset
+) -> None:
+    loading.ask([0])
+    Path(dataset.paths[2]).unlink()
+    with pytest.raises(LoaderError, match=r"0002\.hkl: it is gone") as caught:
+        loading.ask([8])
+    assert caught.value.kind == "input"
+    assert caught.value.traceback is not None
+    assert "_read_exactly" in caught.value.traceback
+    assert loading.exit_status() == 1
+
+
+def test_a_fault_is_told_with_its_traceback(loading: Loading) -> None:
+    with pytest.raises(LoaderError, match="IndexError: picture 13 of a split of 13") as caught:
+        loading.ask([13])
+    assert caught.value.kind == "fault"
+    assert caught.value.traceback is not None
+    assert "Traceback" in caught.value.traceback
+    assert "_checked" in caught.value.traceback
+    assert loading.exit_status() == 1
+
+
+def test_a_message_of_another_kind_is_a_fault(loading: Loading) -> None:
+    loading.connection.send(Ready(0))
+    with pytest.raises(LoaderError, match="TypeError: a trainer sent Ready"):
+        loading.client.wait()
+    assert loading.exit_status() == 1
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_loader_ends_quietly_when_its_trainer_is_gone(
+    loading: Loading, busy: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loading.ask([0])
+    if busy:
+        loading.client.request(FillRequest(1, "train", 0, 1, np.array([1])))
+    loading.connection.close()
+    assert loading.exit_status() == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_a_loader_leaves_ctrl_c_to_the_launcher(loading: Loading) -> None:
+    loading.ask([0])
+    assert loading.process.pid is not None
+    os.kill(loading.process.pid, signal.SIGINT)
+    assert loading.ask([5], slot=1) == 1
+    assert loading.slots[1].indices[0] == 5
+
+
+def start_and_die(dataset: Dataset, connection: Connection) -> None:
+    loading = start(SlotFiller(dataset, dataset, SETTINGS, crop_here=False), batch=3)
+    loading.ask([0])
+    # The trainer's end of the pipe stays open elsewhere.
+    connection.send(loading.connection)
+    connection.recv()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_loader_ends_when_the_program_that_started_it_is_gone(dataset: Dataset) -> None:
+    here, there = CONTEXT.Pipe()
+    launcher = CONTEXT.Process(target=start_and_die, args=(dataset, there))
+    launcher.start()
+    trainer_end = here.recv()
+    here.send("die")
+    launcher.join(END_SECONDS)
+    assert trainer_end.poll(END_SECONDS)
+    with pytest.raises(EOFError):
+        trainer_end.recv()
+
+
+def test_starting_a_loader_imports_no_heavy_package(dataset: Dataset) -> None:
+    program = (
+        "import sys, proc_load, tandem.data.dataset\n"
+        "heavy = {'torch', 'pytensor', 'hickle', 'pydantic', 'matplotlib', 'PIL', 'scipy'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
