@@ -7,6 +7,7 @@ cost = net.cost(net.logits(images, DropoutKeys(seed, epoch, indices)), labels, v
 gradients = pytensor.grad(cost, list(net.parameters.values()))
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from tandem import layers
 from tandem.layers import DropoutKeys, Kind, Parameter, Parameters
 
 COLOURS = 3
+PAPER_CROP = 227
 POOL_SIZE, POOL_STRIDE = 3, 2
 
 Shape = tuple[int, ...]
@@ -81,6 +83,11 @@ class AlexNet:
 
     At 227 pixels and 1000 classes these are 60,965,224 parameters.
 
+    In a network with fewer inputs to a unit, by `width` or by `crop_size`, the standard deviation
+    of its weights is larger by the root of the ratio, so that its outputs vary as much as in the
+    network of the table. With the table's own numbers the signal of a small network dies out on its
+    way, and training does not begin.
+
     Parameters
     ----------
     crop_size : int
@@ -134,7 +141,7 @@ class AlexNet:
         self.fully_connected = (*hidden, FullyConnected("fc8", classes))
         self.shapes = _output_shapes(crop_size, self.convolutions, self.fully_connected)
         declared = _parameters(self.convolutions, self.fully_connected, self._features)
-        self._parameters = Parameters(declared, dtype)
+        self._parameters = Parameters(_with_the_papers_variance(declared, classes), dtype)
 
     @property
     def parameters(self) -> dict[str, TensorSharedVariable]:
@@ -294,6 +301,21 @@ def _smallest_crop(convolutions: Sequence[Convolution]) -> int:
     while min(_sides(crop_size, convolutions).values()) < 1:
         crop_size += 1
     return crop_size
+
+
+def _with_the_papers_variance(declared: Iterator[Parameter], classes: int) -> Iterator[Parameter]:
+    """Scale the initial weights to as many inputs as each unit has, against the paper's network."""
+    dense = (*HIDDEN, FullyConnected("fc8", classes))
+    features = int(np.prod(_output_shapes(PAPER_CROP, CONVOLUTIONS, dense)["pool5"]))
+    for ours, paper in zip(declared, _parameters(CONVOLUTIONS, dense, features), strict=True):
+        yield replace(ours, std=ours.std * math.sqrt(_inputs(paper) / _inputs(ours)))
+
+
+def _inputs(parameter: Parameter) -> int:
+    """Number of inputs that a unit of this layer adds up."""
+    if parameter.kind == "bias":
+        return 1
+    return int(np.prod(parameter.shape[1:])) if len(parameter.shape) == 4 else parameter.shape[0]
 
 
 def _parameters(

@@ -124,4 +124,7 @@ def group_members(group: int) -> list[int]:
 def shared_memory() -> set[str]:
     """Names in the machine's shared memory folder."""
     folder = Path("/dev/shm")
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not folder.is_dir():
+        return set()
+    # Other programs of this machine may make semaphores meanwhile; ours makes none.
+    return {path.name for path in folder.iterdir() if not path.name.startswith("sem.")}

@@ -6,6 +6,7 @@ in the order of the list; a file is a list of slots. Those lie side by side unti
 picture, and then the file is written without a copy.
 """
 
+import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -96,6 +97,7 @@ class BatchWriter:
         path = self._folder / batch_name(batch.split, batch.progress.files - 1)
         try:
             write_batch(path, chosen, self._layout)
+            _forget(path)
             sums = self.progress.sums
             if batch.split == "train":
                 # 32 bits hold the sum of any file: a picture adds at most 255.
@@ -109,6 +111,16 @@ class BatchWriter:
                 " goes on from there"
             ) from error
         return batch.slots
+
+
+def _forget(path: Path) -> None:
+    """Drop a file that is on disk from the cache of the system.
+
+    All files together are larger than memory, and pages used again are cheaper than new ones.
+    """
+    if hasattr(os, "posix_fadvise"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _select(pictures: np.ndarray, slots: tuple[int, ...]) -> np.ndarray:

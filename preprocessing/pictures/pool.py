@@ -22,7 +22,7 @@ from tandem.errors import InputError
 from tandem.memory.host import HostBuffer
 
 # Enough that handing out work costs little, few enough that the processes end together.
-CHUNK = 8
+CHUNK = 16
 
 
 @dataclass(frozen=True)
@@ -142,5 +142,8 @@ def _squash_one(picture: np.ndarray, path: str) -> str | None:
 
 
 def free_slots(batch_size: int, workers: int) -> int:
-    """Slots with which neither the processes nor the writer of batch files wait for the other."""
-    return 2 * batch_size + max(batch_size, 2 * workers * CHUNK)
+    """Slots enough for one file to be written, one to be filled, and two tasks for each process.
+
+    More would only be more memory, which costs when it is first touched.
+    """
+    return 2 * batch_size + 2 * workers * CHUNK

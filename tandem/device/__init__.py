@@ -6,7 +6,7 @@ function of such calls, ``aliasing.py`` knows what shares memory, ``linker.py`` 
 it a PyTensor mode, ``shared.py`` holds the variables.
 """
 
-from tandem.device.devices import as_device, cpp_compiler, set_threads
+from tandem.device.devices import as_device, cpp_compiler, keep_freed_memory, set_threads
 from tandem.device.linker import DeviceLinker
 from tandem.device.lowering import Lowering, lower
 from tandem.device.mode import device_mode
@@ -20,6 +20,7 @@ __all__ = [
     "cpp_compiler",
     "device_mode",
     "device_shared",
+    "keep_freed_memory",
     "lower",
     "set_threads",
 ]

@@ -1,15 +1,13 @@
 """Which devices there are, and how many threads work on a CPU."""
 
 import contextlib
-import logging
+import ctypes
 import os
 import shutil
 
 import torch
 
 from tandem.errors import InputError
-
-_logger = logging.getLogger(__name__)
 
 
 def as_device(device: str | torch.device) -> torch.device:
@@ -64,6 +62,27 @@ def set_threads(count: int) -> None:
     torch.set_num_threads(count)
     with contextlib.suppress(RuntimeError):
         torch.set_num_interop_threads(1)
+
+
+def keep_freed_memory() -> bool:
+    """Tell the C library to keep memory that was freed, for this process, until it ends.
+
+    A kernel's result on a CPU is memory fresh from the C library. glibc asks the system for a large
+    block each time and gives it back when it is freed, and the system clears each page when it is
+    first touched: for the passes of a training step this takes longer than many of the kernels do.
+    Kept, the same memory serves the next step. The process stays as large as it was at its largest.
+
+    Returns
+    -------
+    bool
+        Whether the C library is one that can be told; elsewhere nothing changes.
+    """
+    trim_threshold, mmap_max = -1, -4  # numbers of the parameters in glibc's malloc.h
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, -1))
 
 
 def cpp_compiler() -> str | None:

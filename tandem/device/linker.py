@@ -119,7 +119,7 @@ class DeviceLinker(JITLinker):
         storage_map: dict[Variable, list[Any]],
     ) -> tuple[list[Callable[[], list[Any]]], list[Apply], Callable[..., Any]]:
         """Make the function that computes all outputs from what the input storages hold."""
-        program = self._graph_convert(
+        program = self.fgraph_convert(
             self._graph, order, input_storage, output_storage, storage_map
         )
         cells = self.create_thunk_inputs(storage_map)

@@ -72,10 +72,12 @@ class Program:
     source : str
         The Python source of `run`.
     breaks : bool
-        Whether `run` reads values of tensors into Python numbers, which ``torch.compile`` can only
-        do between two compiled parts.
+        Whether `run` reads values of tensors into Python numbers or sizes, which ``torch.compile``
+        can only do between two compiled parts.
     nodes : mapping from int to Apply
         The node that each line of the source computes.
+    file : str
+        The name under which tracebacks and `linecache` know the source.
     """
 
     run: Callable[..., tuple[Any, ...]]
@@ -216,6 +218,7 @@ class _Writer:
             lowering = plan_node(node, self.on_host, self.target)
             if lowering.numbers:
                 self.on_host.update(node.outputs)
+            self.breaks |= lowering.counts
             self.aliases.compute(node, lowering)
             self.lowerings.append(lowering)
         self.root_uses: dict[Variable, int] = {}

@@ -1,6 +1,5 @@
 """Shared variables whose values stay on the device, at an address that never changes."""
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from pytensor.tensor.type import TensorType
 
 from tandem.device.devices import as_device
 from tandem.device.lowering.registry import TORCH_DTYPES
-
-_logger = logging.getLogger(__name__)
 
 
 class DeviceContainer(Container):

@@ -1,7 +1,6 @@
 """What a run will do, resolved and checked before any process starts."""
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -222,22 +221,8 @@ def _threads(config: Config, trainers: int) -> int:
 
 
 def _compile(config: Config, devices: tuple[str, ...]) -> bool:
-    if config.compile != "auto":
-        if config.compile and devices[0] == "cpu" and not _compiler():
-            raise InputError(
-                "compile is true, but torch.compile needs a C++ compiler on a CPU and none was "
-                "found; install g++, name another by the environment variable CXX, or set "
-                "compile to false"
-            )
-        return config.compile
-    return devices[0] != "cpu"
-
-
-def _compiler() -> str | None:
-    return shutil.which(os.environ.get("CXX", "g++"))
+    return devices[0] != "cpu" if config.compile == "auto" else config.compile
 
 
 def _device_crops(config: Config, devices: tuple[str, ...]) -> bool:
-    if config.use_data_layer != "auto":
-        return config.use_data_layer
-    return devices[0] != "cpu"
+    return devices[0] != "cpu" if config.use_data_layer == "auto" else config.use_data_layer

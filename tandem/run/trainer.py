@@ -170,10 +170,11 @@ class Trainer:
         )
 
     def _build_model(self) -> tuple["Model", np.ndarray]:
-        from tandem.device import set_threads
+        from tandem.device import keep_freed_memory, set_threads
         from tandem.run.model import Model, layout_of
 
         set_threads(self.plan.threads)
+        keep_freed_memory()
         layout = layout_of(self.network)
         own = self.seat.parameters[self.rank], self.seat.gradients[self.rank]
         for buffer, vectors in zip(own, (2, 1), strict=True):

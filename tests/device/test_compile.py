@@ -153,12 +153,14 @@ def test_dropout_masks_have_the_same_bits(compiled: Mode) -> None:
 @pytest.mark.slow
 def test_graph_that_reads_values_on_the_host(compiled: Mode) -> None:
     x, i = pt.dvector("x"), pt.lscalar("i")
-    function = pytensor.function([x, i], [x[i:].sum() + x.shape[0], x[i]], mode=compiled)
+    outputs = [x[i:].sum() + x.shape[0], x[i], x[x > i].sum()]
+    function = pytensor.function([x, i], outputs, mode=compiled)
     assert function.vm.program.breaks
     for place in (1, 2):
-        total, one = function(np.arange(5.0), place)
+        total, one, above = function(np.arange(5.0), place)
         assert total == sum(range(place, 5)) + 5
         assert one == place
+        assert above == sum(range(place + 1, 5))
 
 
 @needs_compiler

@@ -21,6 +21,7 @@ from picture_files import (
     write_exact,
     write_small,
 )
+from pictures import prepare
 from pictures.prepare import mean_of
 
 from tandem.data.dataset import locate_split
@@ -356,3 +357,18 @@ def test_bad_input_leaves_nothing_behind(
     assert make_hkl.main(pictures.options(out)) == 2
     assert "found class n77" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_without_a_terminal_lines_say_how_it_goes_on(
+    pictures: Pictures,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(prepare, "_SECONDS_BETWEEN_LINES", 0.0)
+    with caplog.at_level("INFO"):
+        make_hkl.main(pictures.options(out))
+    lines = [line for line in caplog.messages if " left" in line and "pictures/s" in line]
+    assert lines[0].startswith("13 of 19 pictures, ")
+    assert lines[-1].startswith("19 of 19 pictures, ")
+    assert lines[-1].endswith("/s, 0 s left")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import make_hkl
@@ -148,3 +149,28 @@ def test_help_is_the_launch_commands_and_every_option(program: str) -> None:
     assert ended.returncode == 0
     assert f"python preprocessing/{program}" in ended.stdout
     assert "--image-size" in ended.stdout
+
+
+def test_on_a_terminal_there_is_a_bar_and_elsewhere_lines(
+    pictures: Pictures, tmp_path: Path
+) -> None:
+    """The bar has the rate and the time left; in a log file it would be thousands of lines."""
+    command = [sys.executable, str(FOLDER / "make_hkl.py")]
+    leader, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (25, 100))
+    ended = subprocess.run(
+        [*command, *pictures.options(tmp_path / "shown")], stderr=terminal, timeout=120
+    )
+    os.close(terminal)
+    shown = os.read(leader, 100_000).decode()
+    os.close(leader)
+    assert ended.returncode == 0
+    assert "19/19" in shown
+    assert "pictures/s" in shown
+    assert "<" in shown  # time so far < time left
+    ended = run(*command, *pictures.options(tmp_path / "logged"))
+    assert "\r" not in ended.stderr
+    assert ended.stderr.splitlines() == [
+        f"{tmp_path / 'logged' / 'manifest.json'}: 13 training and 6 validation pictures of"
+        " 3 classes; 0 left out"
+    ]

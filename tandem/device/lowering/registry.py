@@ -52,6 +52,9 @@ class Lowering:
         Whether an output that is a view may map several elements to one address.
     numbers : bool
         Whether the outputs are Python numbers or tuples of them, and not tensors.
+    counts : bool
+        Whether `call` counts elements by their values, as a mask does: ``torch.compile`` cannot
+        know the shape of what follows.
     reuse : mapping from int to callable
         Variants of `call` that may overwrite and return the input at that position. They are used
         where nobody needs that input's value any more.
@@ -66,6 +69,7 @@ class Lowering:
     views: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     repeats: bool = False
     numbers: bool = False
+    counts: bool = False
     reuse: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
     into: Callable[..., Any] | None = None
 

@@ -176,6 +176,7 @@ class _AdvancedIndex:
         self.dims = [
             1 if isinstance(v, slice) or v.type.dtype != "bool" else v.type.ndim for v in variables
         ]
+        self.masks = any(not isinstance(v, slice) and v.type.dtype == "bool" for v in variables)
         # Without any index tensor, or with 0-d ones only, what is selected is a view.
         self.copies = any(not isinstance(v, slice) and v.type.ndim for v in variables)
         self.plain = all(
@@ -215,7 +216,7 @@ def lower_advanced_subtensor(
         return _select(_view(x, slices) if slices else x, tensors)
 
     views = {} if index.copies else {0: (0,)}
-    return Lowering(select, host=index.host, omit=index.absent, views=views)
+    return Lowering(select, host=index.host, omit=index.absent, views=views, counts=index.masks)
 
 
 @lower.register(AdvancedIncSubtensor1)
@@ -236,5 +237,9 @@ def lower_advanced_inc_subtensor(
         return call
 
     return Lowering(
-        written(own=False), host=index.host, omit=index.absent, reuse={0: written(own=True)}
+        written(own=False),
+        host=index.host,
+        omit=index.absent,
+        counts=index.masks,
+        reuse={0: written(own=True)},
     )

@@ -233,8 +233,8 @@ def lower_diagonal(op: ExtractDiag, node: Apply, device: torch.device, compiled:
 @lower.register(Nonzero)
 def lower_nonzero(op: Nonzero, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     if node.inputs[0].type.ndim == 1:
-        return Lowering(lambda x: torch.nonzero(x, as_tuple=True)[0])
-    return Lowering(lambda x: torch.nonzero(x, as_tuple=True))
+        return Lowering(lambda x: torch.nonzero(x, as_tuple=True)[0], counts=True)
+    return Lowering(lambda x: torch.nonzero(x, as_tuple=True), counts=True)
 
 
 @lower.register(CpuContiguous)
