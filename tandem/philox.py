@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     MIRROR = 2
     BATCH_CROP = 3
     BATCH_MIRROR = 4
+    LISTING = 5  # preprocessing's one shuffle of the list of pictures
     DROPOUT = 256  # plus the number of the dropout layer
 
 

@@ -13,7 +13,7 @@ SOURCES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [
         *(ROOT / "tandem").rglob("*.py"),
-        *(ROOT / "preprocessing").glob("*.py"),
+        *(ROOT / "preprocessing").rglob("*.py"),
         *(ROOT / name for name in PROGRAMS),
     ]
 )

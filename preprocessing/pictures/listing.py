@@ -11,13 +11,11 @@ import numpy as np
 
 from pictures.settings import Settings
 from tandem.errors import InputError
-from tandem.philox import words
+from tandem.philox import Purpose, words
 
 log = logging.getLogger(__name__)
 
 _SUFFIXES = frozenset((".jpeg", ".jpg", ".png", ".gif", ".bmp", ".webp"))
-# The purpose word of the counter: none of those in tandem.philox.Purpose.
-_SHUFFLE = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +87,7 @@ def shuffled_positions(count: int, seed: int) -> np.ndarray:
     -------
     int64 (count,)
     """
-    halves = words(seed, 0, np.arange(count), _SHUFFLE, 2).astype(np.uint64)
+    halves = words(seed, 0, np.arange(count), Purpose.LISTING, 2).astype(np.uint64)
     keys = (halves[:, 0] << np.uint64(32)) | halves[:, 1]
     return np.argsort(keys, kind="stable")
 

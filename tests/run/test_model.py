@@ -1,0 +1,139 @@
+"""The compiled functions of a trainer: update against NumPy, gradients, sums, dropout."""
+
+import numpy as np
+import pytest
+
+from alex_net import AlexNet
+from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.ops import DropoutMask
+from tandem.run.config import Config
+from tandem.run.model import Model, Sums, layout_of
+
+BATCH, CLASSES = 3, 6
+MEAN = np.full((3, 67, 67), 100, np.float32)
+
+
+def build(**settings: object) -> tuple[Model, np.ndarray, np.ndarray, AlexNet]:
+    """A tiny model in float64, its two flat vectors, and its network."""
+    config = Config(
+        crop_size=67, width=0.05, batch_size=BATCH, precision="float64", threads=1, **settings
+    )
+    net = AlexNet(67, CLASSES, config.width, config.precision)
+    layout = layout_of(net)
+    parameters, gradients = np.zeros(2 * layout.size), np.zeros(layout.size)
+    model = Model(net, config, MEAN, parameters, gradients, device_crops=False)
+    model.load(dict(net.initial_values(1)), {})
+    return model, parameters, gradients, net
+
+
+def slot_of(valid: int, seed: int = 0) -> Slot:
+    rng = np.random.default_rng(seed)
+    layout = SlotLayout(BATCH, 67)
+    slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
+    slot.pictures[...] = rng.integers(0, 256, slot.pictures.shape)
+    slot.labels[...] = rng.integers(0, CLASSES, BATCH)
+    slot.indices[...] = rng.integers(0, 1000, BATCH)
+    slot.valid[...] = valid
+    return slot
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_update_gives_biases_twice_the_rate_and_no_decay(nesterov: bool) -> None:
+    model, parameters, gradients, net = build(use_nesterov_momentum=nesterov, weight_decay=0.01)
+    rng = np.random.default_rng(3)
+    views = layout_of(net).views(gradients)
+    for view in views.values():
+        view[...] = rng.normal(size=view.shape)
+    size = layout_of(net).size
+    weights, momenta = (
+        {name: view.copy() for name, view in layout_of(net).views(part).items()}
+        for part in (parameters[:size], parameters[size:])
+    )
+    for rate in (0.1, 0.02):
+        model.update(rate)
+        for name in weights:
+            bias = name.endswith(".bias")
+            slope = views[name] + (0 if bias else 0.01) * weights[name]
+            change = (2 if bias else 1) * rate * slope
+            momenta[name] = 0.9 * momenta[name] - change
+            ahead = 0.9 * momenta[name] - change if nesterov else momenta[name]
+            weights[name] = weights[name] + ahead
+    for part, expected in ((parameters[:size], weights), (parameters[size:], momenta)):
+        for name, view in layout_of(net).views(part).items():
+            np.testing.assert_allclose(view, expected[name], rtol=1e-12, err_msg=name)
+    assert np.count_nonzero(parameters[:size]) <= sum(w.size for w in weights.values())
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    model, _, gradients, net = build()
+    slot = slot_of(valid=2)
+    model.compute_gradients(slot, epoch=4)
+    model.take_sums()
+    views = layout_of(net).views(gradients.copy())
+    for name in ("conv1.weight", "conv4.bias", "fc6.weight", "fc8.bias"):
+        variable = model.weights[name]
+        value = variable.get_value()
+        place = np.unravel_index(np.abs(views[name]).argmax(), value.shape)
+        losses = []
+        for step in (1e-6, -1e-6):
+            moved = value.copy()
+            moved[place] += step
+            variable.set_value(moved)
+            model.compute_gradients(slot, epoch=4)
+            losses.append(model.take_sums().loss / 2)
+        variable.set_value(value)
+        slope = (losses[0] - losses[1]) / 2e-6
+        assert views[name][place] == pytest.approx(slope, rel=1e-4), name
+
+
+def test_a_trainer_without_pictures_has_a_gradient_of_zero() -> None:
+    model, _, gradients, _ = build()
+    gradients[...] = np.nan
+    model.compute_gradients(slot_of(valid=0), epoch=0)
+    views = layout_of(model._network).views(gradients)
+    assert all((view == 0).all() for view in views.values())
+    assert model.take_sums() == Sums()
+
+
+def test_stale_rows_change_nothing() -> None:
+    model, _, gradients, _ = build()
+    first, second = slot_of(valid=2), slot_of(valid=2)
+    second.pictures[2:], second.labels[2:], second.indices[2:] = 255, 1, 7
+    model.compute_gradients(first, epoch=0)
+    expected, sums = gradients.copy(), model.take_sums()
+    model.compute_gradients(second, epoch=0)
+    np.testing.assert_allclose(gradients, expected, rtol=1e-9, atol=1e-15)
+    again = model.take_sums()
+    assert again.loss == pytest.approx(sums.loss)
+    assert (again.top1_errors, again.images) == (sums.top1_errors, 2)
+
+
+def test_sums_count_every_valid_picture_until_they_are_taken() -> None:
+    model, _, _, _ = build()
+    for valid in (3, 1):
+        model.validate(slot_of(valid))
+    sums = model.take_sums()
+    assert sums.images == 4
+    assert 0 <= sums.top5_errors <= sums.top1_errors <= 4
+    assert sums.loss == pytest.approx(4 * np.log(CLASSES), rel=0.2)
+    assert model.take_sums() == Sums()
+
+
+def test_dropout_is_in_the_training_graph_alone() -> None:
+    model, _, _, _ = build()
+
+    def masks(function: object) -> int:
+        nodes = function.maker.fgraph.apply_nodes
+        return sum(isinstance(node.op, DropoutMask) for node in nodes)
+
+    assert masks(model._gradient_function) == 2
+    assert masks(model._validation_function) == 0
+
+
+def test_dropout_depends_on_the_epoch() -> None:
+    model, _, _, _ = build()
+    losses = []
+    for epoch in (0, 0, 1):
+        model.compute_gradients(slot_of(3), epoch)
+        losses.append(model.take_sums().loss)
+    assert losses[0] == losses[1] != losses[2]

@@ -1,0 +1,111 @@
+"""Pictures that say who they are, followed from the JPEG folder to the graph's input."""
+
+from pathlib import Path
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from PIL import Image
+from tiny import ROOT, run_program
+
+from tandem.data.fill import FillRequest
+from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
+from tandem.device import device_mode
+from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.ops import crop_mirror
+from tandem.run.config import Config
+from tandem.run.plan import make_plan, read_mean
+
+SIZE, CROP, BATCH = 70, 67, 2
+WNIDS = ("n01", "n05", "n07")
+
+
+def write_pictures(folder: Path) -> None:
+    """Five pictures of each class. Red is the class, green the number; blue is left over right.
+
+    They are PNGs named .JPEG, as some of ImageNet's are, so that no pixel changes on the way.
+    """
+    for split in ("train", "val"):
+        for label, wnid in enumerate(WNIDS):
+            (folder / split / wnid).mkdir(parents=True)
+            for number in range(5 if split == "train" else 2):
+                pixels = np.empty((SIZE, SIZE, 3), np.uint8)
+                pixels[..., 0], pixels[..., 1] = 40 * label + 7, 20 * number + 3
+                pixels[..., 2] = np.arange(SIZE)
+                name = f"{wnid}_{number}.JPEG"
+                Image.fromarray(pixels).save(folder / split / wnid / name, "PNG")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder)
+    options = [
+        *("--train-img-dir", str(folder / "train"), "--val-img-dir", str(folder / "val")),
+        *("--tar-root-dir", str(folder / "out"), "--image-size", str(SIZE)),
+        *("--batch-size", "4", "--workers", "2"),
+    ]
+    for program in ("make_hkl.py", "make_train_val_txt.py", "make_labels.py"):
+        result = run_program(f"preprocessing/{program}", options)
+        assert result.returncode == 0, result.stderr
+    return folder / "out"
+
+
+@pytest.mark.parametrize("trainers", [1, 2, 3])
+@pytest.mark.parametrize("device_crops", [True, False])
+@pytest.mark.parametrize("shuffle", ["files", "images"])
+def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
+    data: Path, monkeypatch: pytest.MonkeyPatch, trainers: int, device_crops: bool, shuffle: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    config = Config(
+        data_folder=str(data),
+        crop_size=CROP,
+        batch_size=BATCH,
+        devices=("cpu",) * trainers,
+        use_data_layer=device_crops,
+        shuffle=shuffle,
+        weights_dir=str(data / "run"),
+    )
+    plan = make_plan(config, "alex_net:AlexNet")
+    mean = read_mean(config.mean_path, SIZE)
+    images_of = graph_input(plan.picture_size, mean, cropped=not device_crops)
+    layout = SlotLayout(BATCH, plan.picture_size)
+    slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
+    filler = plan.filler()
+    order = epoch_order(plan.train.counts, shuffle, config.seed, 0)
+    arrived = []
+    for k in range(minibatch_count(plan.train.size, plan.global_batch)):
+        for rank in range(trainers):
+            rows = trainer_rows(global_minibatch(order, k, plan.global_batch), rank, BATCH)
+            filler.fill(slot, FillRequest(0, "train", 0, k, rows))
+            images = images_of(slot.pictures, slot.origins, slot.mirrored)
+            for i in range(int(slot.valid)):
+                arrived.append((*decode(images[i], mean, slot, i), int(slot.labels[i])))
+    assert sorted(arrived) == [(label, n, label) for label in range(3) for n in range(5)]
+
+
+def graph_input(side: int, mean: np.ndarray, cropped: bool) -> pytensor.compile.executor.Function:
+    """What stands at the beginning of the graph, as a function of a slot's arrays."""
+    pictures = pt.tensor("pictures", dtype="uint8", shape=(BATCH, side, side, 3))
+    origins = pt.tensor("origins", dtype="int64", shape=(BATCH, 2))
+    mirrored = pt.tensor("mirrored", dtype="uint8", shape=(BATCH,))
+    images = crop_mirror(
+        pictures, mean, origins, mirrored, crop_size=CROP, cropped=cropped, dtype="float32"
+    )
+    return pytensor.function([pictures, origins, mirrored], images, mode=device_mode())
+
+
+def decode(image: np.ndarray, mean: np.ndarray, slot: Slot, i: int) -> tuple[int, int]:
+    """(class, number) that the pixels of an image tell; and its window must be where it is said."""
+    row, column = slot.origins[i]
+    window = mean[:, row : row + CROP, column : column + CROP]
+    if slot.mirrored[i]:
+        window = window[:, :, ::-1]
+    red, green, blue = np.rint(image + window)
+    assert (red == red[0, 0]).all()
+    assert (green == green[0, 0]).all()
+    columns = np.arange(column, column + CROP)
+    assert (blue == (columns[::-1] if slot.mirrored[i] else columns)).all()
+    return int(red[0, 0] - 7) // 40, int(green[0, 0] - 3) // 20
