@@ -150,7 +150,7 @@ def test_number_of_parameters():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_initial_values_are_those_of_the_table(dtype):
+def test_initial_values_have_the_tables_biases_and_no_mean(dtype):
     biases = dict(zip(LAYERS, (0, 0.1, 0, 0.1, 0, 0.1, 0.1, 0), strict=True))
     net = AlexNet(crop_size=67, classes=50, width=0.25, dtype=dtype)
     net.initialize(seed=4)
@@ -161,9 +161,7 @@ def test_initial_values_are_those_of_the_table(dtype):
         if kind == "bias":
             np.testing.assert_array_equal(value, np.full(value.shape, biases[layer], dtype))
         else:
-            std = 0.005 if layer in ("fc6", "fc7") else 0.01
-            assert abs(value.mean()) < 5 * std / math.sqrt(value.size)
-            assert abs(value.std() - std) < 5 * std / math.sqrt(value.size)
+            assert abs(value.mean()) < 5 * value.std() / math.sqrt(value.size)
     assert all((net.parameters[name].get_value() == v).all() for name, v in net.initial_values(4))
 
 
@@ -386,3 +384,19 @@ def resident_bytes(array):
     except OSError as error:
         pytest.skip(f"the kernel does not tell which pages are mapped: {error}")
     return 4096 * int((entries >> np.uint64(63)).sum())
+
+
+@pytest.mark.parametrize(("crop_size", "width"), [(227, 1.0), (67, 1.0), (67, 0.25)])
+def test_a_unit_of_a_small_network_varies_as_in_the_papers(crop_size: int, width: float) -> None:
+    """Inputs times squared deviation is what the variance of a unit's sum follows."""
+    net = AlexNet(crop_size, 1000, width)
+    inputs = {"conv1": 363, "conv2": 1200, "conv3": 2304, "conv4": 1728, "conv5": 1728}
+    inputs |= {"fc6": 9216, "fc7": 4096, "fc8": 4096}
+    for name, value in net.initial_values(seed=3):
+        layer, kind = name.split(".")
+        if kind == "weight":
+            std = 0.005 if layer in ("fc6", "fc7") else 0.01
+            fan_in = np.prod(value.shape[1:]) if value.ndim == 4 else value.shape[0]
+            assert fan_in * value.var() == pytest.approx(inputs[layer] * std**2, rel=0.05), name
+            if (crop_size, width) == (227, 1.0):
+                assert fan_in == inputs[layer]
