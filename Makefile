@@ -20,7 +20,7 @@ lint: .venv/installed
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv runs data/demo
+	rm -rf .venv runs/demo data/demo
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

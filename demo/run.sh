@@ -7,9 +7,13 @@ python demo/make_digits.py --out data/demo/pictures
 preprocessing/generate_data.sh --train-img-dir data/demo/pictures/train \
     --val-img-dir data/demo/pictures/val --tar-root-dir data/demo --image-size 72
 
-# The demo's own earlier run makes room for a new one; no other folder is ever removed.
-rm -rf runs/demo
-python train.py --config demo/config.yaml
+# An earlier run of the demo is continued, or found to be finished; `make clean` removes it.
+if compgen -G "runs/demo/epoch-*.safetensors" > /dev/null; then
+    python train.py --config demo/config.yaml --resume_train true
+else
+    rm -rf runs/demo
+    python train.py --config demo/config.yaml
+fi
 python -m tandem.plot runs/demo
 weights=$(ls runs/demo/epoch-*.safetensors | tail -n 1)
 python validate.py --config demo/config.yaml --weights "$weights" > runs/demo/validation.json

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from tiny import ROOT
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_demo_learns_digits() -> None:
+    shutil.rmtree(ROOT / "runs" / "demo", ignore_errors=True)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     result = subprocess.run(
         ["demo/run.sh"], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PATH": path}

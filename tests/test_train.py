@@ -11,6 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 from tiny import group_members, prepare, run_program, settings, shared_memory, start_program
 
+from tandem.device import cpp_compiler
+
 TRAIN_KEYS = [
     "event",
     "epoch",
@@ -131,6 +133,17 @@ def test_how_pictures_are_loaded_does_not_change_a_bit(
         train(data, tmp_path / name, batch_size=4, **settings_of_run)
     ours, theirs = (weights(tmp_path / name, "epoch-0001") for name in ("one", "other"))
     assert all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_computes_the_same(data: Path, tmp_path: Path) -> None:
+    if cpp_compiler() is None:
+        pytest.skip("torch.compile needs a C++ compiler, and none is here")
+    compiled = train(data, tmp_path / "compiled", batch_size=6, n_epochs=2, compile=True)
+    eager = train(data, tmp_path / "eager", batch_size=6, n_epochs=2)
+    for ours, theirs in zip(compiled, eager, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert ours["top1_error"] == theirs["top1_error"]
 
 
 def test_validate_agrees_with_what_training_recorded(data: Path, alone: Path) -> None:

@@ -105,7 +105,9 @@ class DeviceLinker(JITLinker):
         """Hand the program to ``torch.compile``, if that is wanted."""
         run, settle = fn.run, fn.settle
         if self.target.compiled:
-            run = torch.compile(run, fullgraph=not fn.breaks, dynamic=False)
+            run = _with_vectors(
+                torch.compile(run, fullgraph=not fn.breaks, dynamic=False), fn.as_vectors
+            )
         if settle is None:
             return run
         return lambda *inputs: settle(*inputs, *run(*inputs))
@@ -148,6 +150,17 @@ class DeviceLinker(JITLinker):
             for variable, container in zip(self._graph.inputs, inputs, strict=True)
         ]
         return fn, inputs, outputs, thunks, nodes
+
+
+def _with_vectors(
+    run: Callable[..., tuple[Any, ...]], places: frozenset[int]
+) -> Callable[..., tuple[Any, ...]]:
+    """Let `run` have its arguments at `places` as vectors of one element, over the same memory."""
+    if not places:
+        return run
+    return lambda *inputs: run(
+        *(value.view(1) if place in places else value for place, value in enumerate(inputs))
+    )
 
 
 def _make_thunk(

@@ -78,6 +78,8 @@ class Program:
         The node that each line of the source computes.
     file : str
         The name under which tracebacks and `linecache` know the source.
+    as_vectors : frozenset of int
+        Which inputs without axes `run` takes as vectors of one element.
     """
 
     run: Callable[..., tuple[Any, ...]]
@@ -87,6 +89,7 @@ class Program:
     breaks: bool
     nodes: Mapping[int, Apply]
     file: str
+    as_vectors: frozenset[int]
 
     def failed_node(self, traceback: TracebackType | None) -> Apply | None:
         """Find the node whose computation raised an exception, if it was one."""
@@ -207,9 +210,23 @@ class _Writer:
         self.converted: dict[Variable, str] = {}
         self.globals: dict[str, Any] = {"torch": torch}
         self.lines = [f"def step({', '.join(self.names.values())}):"]
+        self.as_vectors = self._unpack_scalars() if target.compiled else frozenset()
         self.nodes: dict[int, Apply] = {}
         self.breaks = False
         self._plan(order)
+
+    def _unpack_scalars(self) -> frozenset[int]:
+        """Take each number that is updated in place as a vector of one element.
+
+        torch.compile 2.13 takes a float64 tensor without axes for a number of the program's, and
+        loses what is written into it.
+        """
+        places = set()
+        for place, variable in enumerate(self.fgraph.inputs):
+            if variable in self.ending.written and variable.type.ndim == 0:
+                places.add(place)
+                self.lines.append(f"    {self.names[variable]} = {self.names[variable]}.view(())")
+        return frozenset(places)
 
     def _plan(self, order: Sequence[Apply]) -> None:
         """Lower all nodes, so that it is known what shares memory before anything is reused."""
@@ -446,7 +463,9 @@ class _Writer:
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         weakref.finalize(run, linecache.cache.pop, file, None)
         settle = namespace.get("settle")
-        return Program(run, settle, returned, source, self.breaks, self.nodes, file)
+        return Program(
+            run, settle, returned, source, self.breaks, self.nodes, file, self.as_vectors
+        )
 
 
 def _tensor_maker(variable: Variable, device: torch.device) -> Callable[[Any], torch.Tensor]:

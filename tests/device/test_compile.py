@@ -57,6 +57,18 @@ def test_updates_in_one_block(compiled: Mode) -> None:
     np.testing.assert_array_equal(block[between], start[between])
 
 
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
+def test_numbers_are_updated_in_place(compiled: Mode, dtype: str) -> None:
+    """Sums that grow from call to call; torch.compile by itself loses those in float64."""
+    total = device_shared(np.zeros((), dtype), "total")
+    x = pt.vector("x", dtype=dtype, shape=(4,))
+    add = pytensor.function([x], total * 1, updates=[(total, total + x.sum())], mode=compiled)
+    for call in range(3):
+        assert add(np.arange(4, dtype=dtype)) == 6 * call
+        assert total.get_value() == 6 * (call + 1)
+
+
 def small_network(mode: Mode) -> tuple[Any, list[Any]]:
     """A training step with every kind of layer; the function and its parameters."""
     rng = np.random.default_rng(0)
