@@ -214,20 +214,6 @@ class AlexNet:
         """
         return layers.mean_over_valid(layers.negative_log_likelihood(logits, labels), valid)
 
-    def errors(
-        self,
-        logits: TensorVariable,
-        labels: TensorVariable,
-        valid: TensorVariable,
-        tops: Sequence[int] = (1, 5),
-    ) -> list[TensorVariable]:
-        """Top-k errors of the first `valid` rows, as fractions, one for each k of `tops`.
-
-        Arguments are as for `cost`.
-        """
-        rank = layers.label_rank(logits, labels)
-        return [layers.error_rate(rank, top, valid, self.dtype) for top in tops]
-
     def _convolve(self, layer: Convolution, x: TensorVariable) -> TensorVariable:
         weight, bias = self._parameters.of(layer.name)
         x = layers.convolution(x, weight, bias, layer.stride, layer.pad, layer.groups)

@@ -6,7 +6,7 @@ mirrors them unless the device does, answers that the slot is filled, and waits 
 in memory that the trainer sees; only requests and answers go through the pipe.
 
 It ends when it is told to, when its trainer or the program that started it is gone, and when
-something fails, which it tells the trainer first.
+something fails, which it tells that program first.
 """
 
 import contextlib
@@ -19,14 +19,18 @@ from typing import Any
 from tandem.data.fill import FillRequest, SlotFiller
 from tandem.errors import InputError
 from tandem.memory import Buffer, Slot, SlotLayout
-from tandem.run.messages import Filled, LoaderFailed, Stop
-from tandem.run.process import settle
+from tandem.run.messages import Failed, Filled, Stop
+from tandem.run.process import describe, settle
 
 LOOK_SECONDS = 1.0  # the longest wait before looking again at who is still there
 
 
 def serve(
-    connection: Connection, filler: SlotFiller, layout: SlotLayout, buffers: Sequence[Buffer]
+    connection: Connection,
+    filler: SlotFiller,
+    layout: SlotLayout,
+    buffers: Sequence[Buffer],
+    launcher: Connection,
 ) -> None:
     """Fill slots until told to stop; the target of a loader process.
 
@@ -40,11 +44,13 @@ def serve(
         Of every slot.
     buffers : sequence of Buffer
         One for each slot, by number.
+    launcher : Connection
+        Where a failure is reported: the launcher hears of it however long the trainer's step is.
 
     Raises
     ------
     SystemExit
-        With status 1, when something failed. The trainer has been told.
+        With status 1, when something failed. The launcher has been told.
     """
     settle()
     try:
@@ -56,7 +62,7 @@ def serve(
         # The trainer is gone, and says why to whom it concerns.
         return
     except Exception as error:
-        _report(connection, error)
+        _report(launcher, error)
         raise SystemExit(1) from None
     finally:
         filler.close()
@@ -82,12 +88,12 @@ def _receive(connection: Connection) -> FillRequest | None:
     return message
 
 
-def _report(connection: Connection, error: Exception) -> None:
-    summary = "".join(traceback.format_exception_only(error)).strip()
-    message = LoaderFailed(
-        summary=summary,
+def _report(launcher: Connection, error: Exception) -> None:
+    failed = Failed(
+        who=multiprocessing.current_process().name,
+        kind="input" if isinstance(error, InputError) else "fault",
+        message=describe(error),
         traceback="".join(traceback.format_exception(error)),
-        input_error=str(error) if isinstance(error, InputError) else None,
     )
     with contextlib.suppress(OSError):
-        connection.send(message)
+        launcher.send(failed)

@@ -1,7 +1,7 @@
 """Loss, top-1 and top-5 error of saved weights over every validation picture.
 
 python validate.py --weights runs/alexnet/epoch-0060.safetensors
-python validate.py --weights runs/demo/epoch-0010.safetensors --config demo/config.yaml
+python validate.py --weights runs/demo/epoch-0016.safetensors --config demo/config.yaml
 """
 
 from collections.abc import Sequence

@@ -5,30 +5,41 @@ its autograd, from the same initial weights, minibatches, crops and dropout mask
 
     python train.py --weights_dir runs/compare --devices cpu cpu --batch_size 32 \
         --print_freq 1 --n_epochs 1 --data_folder data/imagenet
-    python benchmarks/against_pytorch.py runs/compare --steps 40
+    python -m benchmarks.against_pytorch runs/compare --steps 40
 
-Prints one JSON line per step, then one with the largest difference.
+Run both from the project's top folder. Prints one JSON line per step, then one with the largest
+difference. The exit status is 0; 1 where that is above the tolerance; 2 where the run cannot be
+compared.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-import yaml
 
 from alex_net import AlexNet
 from tandem.data.fill import FillRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count
+from tandem.errors import InputError
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.philox import Purpose, words
-from tandem.run.config import Config
+from tandem.run.config import Config, make_config, read_config_file
 from tandem.run.plan import make_plan, read_mean
 from tandem.run.record import TrainRecord, read_records
 from tandem.run.schedules import learning_rate
+
+MODELLED = {
+    "precision": "float32",
+    "use_momentum": True,
+    "use_nesterov_momentum": False,
+    "init_weights": None,
+}
+"""Settings of which plain PyTorch's side knows one value only."""
 
 
 class PlainAlexNet:
@@ -76,7 +87,7 @@ def dropout_masks(net: AlexNet, seed: int, epoch: int, indices: np.ndarray) -> l
 
 def minibatches(config: Config, trainers: int) -> Iterator[tuple[int, int, int, Slot]]:
     """(epoch, step in the epoch, steps per epoch, filled slot) for each global minibatch."""
-    plan = make_plan(config.model_copy(update={"weights_dir": "runs/none"}), "alex_net:AlexNet")
+    plan = make_plan(config, "alex_net:AlexNet")
     size = config.batch_size * trainers
     layout = SlotLayout(size, plan.picture_size)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
@@ -104,8 +115,10 @@ def images_of(slot: Slot, mean: np.ndarray, crop: int) -> torch.Tensor:
 
 def plain_losses(config: Config, trainers: int, count: int) -> Iterator[float]:
     """The losses of the first `count` steps, in plain PyTorch."""
-    config = config.model_copy(update={"use_data_layer": False, "devices": ["cpu"] * trainers})
-    plan = make_plan(config.model_copy(update={"weights_dir": "runs/none"}), "alex_net:AlexNet")
+    elsewhere = {"weights_dir": "runs/none", "resume_train": False}
+    on_cpu = {"use_data_layer": False, "devices": ("cpu",) * trainers}
+    config = config.model_copy(update=elsewhere | on_cpu)
+    plan = make_plan(config, "alex_net:AlexNet")
     mean = read_mean(config.mean_path, plan.train.image_size)
     net = AlexNet(config.crop_size, plan.classes, config.width)
     parameters = {
@@ -134,21 +147,64 @@ def plain_losses(config: Config, trainers: int, count: int) -> Iterator[float]:
                 weight.add_(velocity[name])
 
 
+def read_modelled(path: Path) -> Config:
+    """The configuration of a run, if plain PyTorch's side can repeat it."""
+    config = make_config(read_config_file(path))
+    for key, modelled in MODELLED.items():
+        if (found := getattr(config, key)) != modelled:
+            raise InputError(f"{path}: {key} is {found}; only {modelled} can be compared")
+    if config.lr_policy == "auto":
+        raise InputError(f"{path}: lr_policy is auto; only the others can be compared")
+    return config
+
+
+def read_losses(path: Path, count: int) -> list[float]:
+    """The recorded losses of steps 1 to `count`."""
+    train = [record for record in read_records(path) if isinstance(record, TrainRecord)][:count]
+    if [record.step for record in train] != list(range(1, count + 1)):
+        raise InputError(
+            f"{path}: steps 1 to {count} are not all recorded; train with --print_freq 1, and at"
+            " least as many steps"
+        )
+    return [record.loss for record in train]
+
+
+def compare(run: Path, count: int) -> float:
+    """Print the losses of each step, recorded and plain; return their largest difference."""
+    if count < 1:
+        raise InputError(f"--steps is {count}; it must be at least 1")
+    config = read_modelled(run / "config.yaml")
+    recorded = read_losses(run / "record.jsonl", count)
+    trainers = 1 if config.devices == "auto" else len(config.devices)
+    differences = []
+    plain_ones = plain_losses(config, trainers, count)
+    for step, (ours, plain) in enumerate(zip(recorded, plain_ones, strict=True), start=1):
+        differences.append(abs(ours - plain))
+        print(json.dumps({"step": step, "ours": ours, "plain": plain}), flush=True)
+    # NumPy's maximum of numbers and NaN is NaN, which is within no tolerance.
+    return float(np.max(differences))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Compare a run's recorded losses with plain PyTorch's; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("run", type=Path, help="folder of a run with --print_freq 1")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=40, help="how many to compare (default 40)")
+    parser.add_argument(
+        "--tolerance", type=float, default=1e-3, help="of the loss, in nats (default 1e-3)"
+    )
     options = parser.parse_args(arguments)
-    config = Config(**yaml.safe_load((options.run / "config.yaml").read_text()))
-    records = [r for r in read_records(options.run / "record.jsonl") if isinstance(r, TrainRecord)]
-    trainers = 1 if isinstance(config.devices, str) else len(config.devices)
-    differences = []
-    for record, plain in zip(records, plain_losses(config, trainers, options.steps), strict=False):
-        differences.append(abs(record.loss - plain))
-        print(json.dumps({"step": record.step, "ours": record.loss, "plain": plain}), flush=True)
-    print(json.dumps({"steps": len(differences), "largest_difference": max(differences)}))
-    return 0
+    try:
+        largest = compare(options.run, options.steps)
+    except InputError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    print(json.dumps({"steps": options.steps, "largest_difference": largest}))
+    return 0 if largest <= options.tolerance else 1
 
 
 if __name__ == "__main__":

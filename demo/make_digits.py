@@ -9,7 +9,6 @@ train/digit_0/0001.JPEG and so on. Run again, it finds them and leaves them alon
 import argparse
 import json
 import logging
-import os
 import shutil
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from tandem.errors import InputError
-from tandem.files import write_json
+from tandem.files import umask, write_json
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ def make_digits(folder: Path, size: int) -> None:
     try:
         written = _write_pictures(partial, size)
         write_json(partial / _RECORD, record)
-        partial.chmod(0o777 & ~_umask())
+        partial.chmod(0o777 & ~umask())
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -111,12 +110,6 @@ def _write_pictures(folder: Path, size: int) -> tuple[int, int]:
         picture.save(path, "JPEG", quality=_QUALITY)
         counts[split] += 1
     return counts["train"], counts["val"]
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 if __name__ == "__main__":

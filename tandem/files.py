@@ -16,7 +16,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; on success flush it to disk and rename it to `path`.
 
     When the block raises, or the process is killed, `path` stays as it was; after an exception
-    the temporary file is removed.
+    the temporary file is removed. An `OSError` names `path`.
 
     Parameters
     ----------
@@ -28,20 +28,26 @@ def replacing(path: Path) -> Iterator[Path]:
     Path
         Where to write. It has the same suffix as `path`, for writers that look at it.
     """
-    descriptor, name = tempfile.mkstemp(
-        prefix=f".{path.stem}.", suffix=f".partial{path.suffix}", dir=path.parent
-    )
-    os.close(descriptor)
-    partial = Path(name)
+    prefix, suffix = f".{path.stem}.", f".partial{path.suffix}"
     try:
-        yield partial
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.chmod(0o666 & ~_umask())
-        partial.replace(path)
-        _flush_folder(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=path.parent)
+        os.close(descriptor)
+        partial = Path(name)
+        try:
+            yield partial
+            with partial.open("rb+") as file:
+                os.fsync(file.fileno())
+            partial.chmod(0o666 & ~umask())
+            partial.replace(path)
+            _flush_folder(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        # A full disk names no file, and other faults the temporary one.
+        named = "" if error.filename is None else Path(str(error.filename)).name
+        if error.errno is not None and (not named or named.startswith(prefix)):
+            error.filename = str(path)
+        raise
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
@@ -61,7 +67,8 @@ def write_json(path: Path, value: Any, default: Callable[[Any], Any] | None = No
     write_text(path, json.dumps(value, indent=1, default=default) + "\n")
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The permissions that new files and folders of this process go without."""
     current = os.umask(0)
     os.umask(current)
     return current

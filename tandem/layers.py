@@ -281,27 +281,3 @@ def mean_over_valid(values: TensorVariable, valid: TensorVariable) -> TensorVari
     counts = pt.lt(pt.arange(values.shape[0]), valid)
     total = pt.switch(counts, values, np.zeros((), dtype)).sum(dtype=dtype)
     return total / pt.maximum(valid, 1).astype(dtype)
-
-
-def error_rate(
-    rank: TensorVariable, top: int, valid: TensorVariable, dtype: str = "float32"
-) -> TensorVariable:
-    """Top-`top` error: the fraction of the first `valid` rows whose `label_rank` is `top` or more.
-
-    Parameters
-    ----------
-    rank : int64 (batch,)
-        See `label_rank`.
-    top : int
-        1 for the usual error.
-    valid : int64 scalar
-        In [0, batch].
-    dtype : str
-        Of the result.
-
-    Returns
-    -------
-    dtype scalar
-        In [0, 1]; 0 where no row is valid.
-    """
-    return mean_over_valid(pt.ge(rank, top).astype(dtype), valid)

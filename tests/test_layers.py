@@ -151,15 +151,6 @@ def test_a_row_with_nan_is_never_right_by_accident(logits, label, rank):
     assert evaluate(layers.label_rank, np.array([logits]), np.array([label])).tolist() == [rank]
 
 
-@pytest.mark.parametrize(("top", "expected"), [(1, 3 / 4), (2, 2 / 4), (5, 1 / 4), (9, 0.0)])
-def test_error_rate_is_the_share_of_ranks_from_top_on(top, expected):
-    ranks = np.array([0, 1, 4, 8, 100, 100])
-    rate = evaluate(lambda ranks, n: layers.error_rate(ranks, top, n), ranks, np.int64(4))
-    assert rate == expected
-    assert rate.dtype == np.dtype("float32")
-    assert evaluate(lambda ranks, n: layers.error_rate(ranks, top, n), ranks, np.int64(0)) == 0
-
-
 # Layers
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.philox import Purpose, philox4x32, words
+from tandem.philox import Purpose, permutation, philox4x32, words
 from tests import slow_philox
 
 # Random123's known answers for philox4x32 with ten rounds: counter, key, result.
@@ -77,6 +77,16 @@ def test_a_word_does_not_depend_on_how_many_are_asked_for():
     many = words(3, 1, indices, Purpose.CROP, 50)
     for count in range(1, 10):
         np.testing.assert_array_equal(words(3, 1, indices, Purpose.CROP, count), many[:, :count])
+
+
+@pytest.mark.parametrize("purpose", [Purpose.ORDER, Purpose.LISTING])
+@pytest.mark.parametrize(("count", "seed"), [(0, 1), (1, 1), (2, 5), (100, 1), (100, 2**40)])
+def test_a_permutation_sorts_by_counted_keys(count, seed, purpose):
+    keys = [[slow_philox.word(seed, 3, i, purpose, j) for j in (0, 1)] for i in range(count)]
+    found = permutation(count, seed, 3, purpose)
+    assert found.tolist() == sorted(range(count), key=keys.__getitem__)
+    assert found.dtype == np.int64
+    assert found.shape == (count,)
 
 
 def test_no_two_keys_give_the_same_word():

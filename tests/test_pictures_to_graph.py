@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 from tiny import ROOT, run_program
 
-from tandem.data.fill import FillRequest
-from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.device import device_mode
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.ops import crop_mirror
+from tandem.run.checkpoint import RunState
 from tandem.run.config import Config
 from tandem.run.plan import make_plan, read_mean
+from tandem.run.trainer import requests
 
 SIZE, CROP, BATCH = 70, 67, 2
 WNIDS = ("n01", "n05", "n07")
@@ -67,6 +67,7 @@ def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
         use_data_layer=device_crops,
         shuffle=shuffle,
         weights_dir=str(data / "run"),
+        n_epochs=2,
     )
     plan = make_plan(config, "alex_net:AlexNet")
     mean = read_mean(config.mean_path, SIZE)
@@ -74,16 +75,35 @@ def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
     layout = SlotLayout(BATCH, plan.picture_size)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
     filler = plan.filler()
-    order = epoch_order(plan.train.counts, shuffle, config.seed, 0)
-    arrived = []
-    for k in range(minibatch_count(plan.train.size, plan.global_batch)):
-        for rank in range(trainers):
-            rows = trainer_rows(global_minibatch(order, k, plan.global_batch), rank, BATCH)
-            filler.fill(slot, FillRequest(0, "train", 0, k, rows))
+    arrived: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
+    for rank in range(trainers):
+        for request in requests(plan, rank, RunState()):
+            filler.fill(slot, request)
             images = images_of(slot.pictures, slot.origins, slot.mirrored)
             for i in range(int(slot.valid)):
-                arrived.append((*decode(images[i], mean, slot, i), int(slot.labels[i])))
-    assert sorted(arrived) == [(label, n, label) for label in range(3) for n in range(5)]
+                seen = (*decode(images[i], mean, slot, i), int(slot.labels[i]))
+                arrived.setdefault((request.mode, request.epoch), []).append(seen)
+    for epoch in range(2):
+        for mode, count in (("train", 5), ("validation", 2)):
+            expected = [(label, n, label) for label in range(3) for n in range(count)]
+            assert sorted(arrived[mode, epoch]) == expected
+
+
+def test_a_resumed_epoch_goes_on_with_the_next_minibatch(data: Path) -> None:
+    settings = {"data_folder": str(data), "crop_size": CROP, "batch_size": BATCH, "n_epochs": 3}
+    plan = make_plan(Config(weights_dir=str(data / "run"), **settings), "alex_net:AlexNet")
+    whole = list(requests(plan, 0, RunState()))
+    rest = list(requests(plan, 0, RunState(epoch=1, step_in_epoch=3)))
+    per_epoch = len(whole) // 3
+    for ours, theirs in zip(rest, whole[per_epoch + 3 :], strict=True):
+        assert (ours.mode, ours.epoch, ours.minibatch) == (
+            theirs.mode,
+            theirs.epoch,
+            theirs.minibatch,
+        )
+        assert ours.indices.tolist() == theirs.indices.tolist()
+    slots = [request.slot for request in rest]
+    assert slots == [i % 2 for i in range(len(rest))]
 
 
 def graph_input(side: int, mean: np.ndarray, cropped: bool) -> pytensor.compile.executor.Function:

@@ -28,7 +28,7 @@ from tandem.data.order import (
 )
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.run.feed import Feed, LoaderError, ProcessLoader
-from tandem.run.messages import Ready
+from tandem.run.messages import Failed, Ready
 
 ROOT = Path(__file__).parent.parent
 CONTEXT = multiprocessing.get_context("spawn")
@@ -40,10 +40,11 @@ END_SECONDS = 10.0
 
 @dataclass
 class Loading:
-    """A loader process with two slots, and this end of its pipe."""
+    """A loader process with two slots, and this end of its pipes to trainer and launcher."""
 
     process: BaseProcess
     connection: Connection
+    launcher: Connection
     client: ProcessLoader
     slots: list[Slot]
 
@@ -60,16 +61,18 @@ def start(filler: SlotFiller, batch: int) -> Loading:
     layout = SlotLayout(batch, filler.picture_size)
     buffers = [HostBuffer.create(layout.nbytes) for _ in range(2)]
     here, there = CONTEXT.Pipe()
+    launcher, report = CONTEXT.Pipe()
     process = CONTEXT.Process(
         target=proc_load.serve,
-        args=(there, filler, layout, buffers),
+        args=(there, filler, layout, buffers, report),
         name="loader 0",
         daemon=True,
     )
     process.start()
     there.close()
+    report.close()
     slots = [Slot.on(buffer, layout) for buffer in buffers]
-    return Loading(process, here, ProcessLoader(here), slots)
+    return Loading(process, here, launcher, ProcessLoader(here), slots)
 
 
 @pytest.fixture
@@ -146,34 +149,41 @@ def test_a_killed_loader_is_noticed_at_once(loading: Loading) -> None:
     assert loading.exit_status() == -signal.SIGKILL
 
 
+def failure_of(loading: Loading) -> Failed:
+    """What the launcher is told; the trainer sees the loader end."""
+    with pytest.raises(LoaderError, match="its loader has ended"):
+        loading.client.wait()
+    assert loading.exit_status() == 1
+    failed = loading.launcher.recv()
+    assert isinstance(failed, Failed)
+    assert failed.who == "loader 0"
+    return failed
+
+
 def test_a_missing_file_is_told_as_input_with_the_traceback(
     loading: Loading, dataset: Dataset
 ) -> None:
     loading.ask([0])
     Path(dataset.paths[2]).unlink()
-    with pytest.raises(LoaderError, match=r"0002\.hkl: it is gone") as caught:
-        loading.ask([8])
-    assert caught.value.kind == "input"
-    assert caught.value.traceback is not None
-    assert "_read_exactly" in caught.value.traceback
-    assert loading.exit_status() == 1
+    loading.client.request(FillRequest(0, "train", 0, 0, np.array([8])))
+    failed = failure_of(loading)
+    assert failed.kind == "input"
+    assert "0002.hkl: it is gone" in failed.message
+    assert "_read_exactly" in failed.traceback
 
 
 def test_a_fault_is_told_with_its_traceback(loading: Loading) -> None:
-    with pytest.raises(LoaderError, match="IndexError: picture 13 of a split of 13") as caught:
-        loading.ask([13])
-    assert caught.value.kind == "fault"
-    assert caught.value.traceback is not None
-    assert "Traceback" in caught.value.traceback
-    assert "_checked" in caught.value.traceback
-    assert loading.exit_status() == 1
+    loading.client.request(FillRequest(0, "train", 0, 0, np.array([13])))
+    failed = failure_of(loading)
+    assert failed.kind == "fault"
+    assert failed.message.startswith("IndexError: picture 13 of a split of 13")
+    assert failed.traceback.startswith("Traceback")
+    assert "_checked" in failed.traceback
 
 
 def test_a_message_of_another_kind_is_a_fault(loading: Loading) -> None:
     loading.connection.send(Ready(0))
-    with pytest.raises(LoaderError, match="TypeError: a trainer sent Ready"):
-        loading.client.wait()
-    assert loading.exit_status() == 1
+    assert failure_of(loading).message.startswith("TypeError: a trainer sent Ready")
 
 
 @pytest.mark.parametrize("busy", [True, False])

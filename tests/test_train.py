@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -243,6 +244,67 @@ def test_children_of_a_killed_launcher_end_by_themselves(data: Path, tmp_path: P
     while group_members(process.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert group_members(process.pid) == []
+
+
+def test_a_batch_file_that_is_damaged_in_mid_run_is_named(tmp_path: Path) -> None:
+    data, run = prepare(tmp_path / "data"), tmp_path / "run"
+    process = start_program("train.py", settings(data, run, batch_size=1, n_epochs=10_000))
+    wait_for_steps(run, process, 3)
+    os.truncate(data / "train_hkl" / "0001.hkl", 100)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2, errors
+    assert re.search(r"^error: .*0001\.hkl", errors, re.MULTILINE), errors
+    assert "Traceback" not in errors
+    assert group_members(process.pid) == []
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0, 2.0])
+def test_ctrl_c_before_the_first_step(data: Path, tmp_path: Path, seconds: float) -> None:
+    process = start_program("train.py", settings(data, tmp_path / "run", devices=["cpu", "cpu"]))
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    if process.returncode != 0:  # a quick machine may have finished
+        assert process.returncode in (130, -signal.SIGINT), errors
+        assert process.returncode == 130 or seconds == 0.5, errors  # Python was still starting
+        assert "Traceback" not in errors or process.returncode < 0
+    assert group_members(process.pid) == []
+
+
+def test_ctrl_c_twice_ends_at_once(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start_program("train.py", settings(data, run, batch_size=1, n_epochs=10_000))
+    wait_for_steps(run, process, 3)
+    os.killpg(process.pid, signal.SIGSTOP)  # so that both are there when it goes on
+    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGCONT)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert group_members(process.pid) == []
+
+
+def test_the_originals_layout_gives_the_same_bits(data: Path, tmp_path: Path) -> None:
+    other = prepare(tmp_path / "c01b", layout="c01b")
+    train(data, tmp_path / "one", batch_size=4)
+    train(other, tmp_path / "two", batch_size=4)
+    ours, theirs = (weights(tmp_path / name, "epoch-0001") for name in ("one", "two"))
+    assert all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
+
+
+def test_every_step_is_in_one_record(data: Path, tmp_path: Path) -> None:
+    """Windows of print_freq steps go on from epoch to epoch: 4 steps an epoch, reports every 3."""
+    common = {"batch_size": 4, "n_epochs": 3}
+    each = train(data, tmp_path / "each", **common)
+    threes = train(data, tmp_path / "threes", **common, print_freq=3)
+    losses = [line["loss"] for line in each if line["event"] == "train"]
+    images = [4, 4, 4, 1] * 3
+    for number, line in enumerate(line for line in threes if line["event"] == "train"):
+        window = slice(3 * number, 3 * number + 3)
+        expected = np.average(losses[window], weights=images[window])
+        assert line["step"] == 3 * number + 3
+        assert line["loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def find_process(group: int, name: str) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pictures.settings import Settings
 from tandem.errors import InputError
-from tandem.philox import Purpose, words
+from tandem.philox import Purpose, permutation
 
 log = logging.getLogger(__name__)
 
@@ -77,23 +77,8 @@ def list_pictures(settings: Settings) -> Listing:
     return Listing(wnids, splits)
 
 
-def shuffled_positions(count: int, seed: int) -> np.ndarray:
-    """A permutation of `count` positions that depends on nothing but `count` and `seed`.
-
-    Position i has a 64-bit key, the first two Philox words of (seed, epoch 0, i, purpose 5), the
-    first of them in the high bits; positions are sorted by key, equal keys by position.
-
-    Returns
-    -------
-    int64 (count,)
-    """
-    halves = words(seed, 0, np.arange(count), Purpose.LISTING, 2).astype(np.uint64)
-    keys = (halves[:, 0] << np.uint64(32)) | halves[:, 1]
-    return np.argsort(keys, kind="stable")
-
-
 def _shuffled(listed: Listed, seed: int) -> Listed:
-    return listed.take(shuffled_positions(len(listed.pictures), seed))
+    return listed.take(permutation(len(listed.pictures), seed, 0, Purpose.LISTING))
 
 
 def _list_validation(settings: Settings, wnids: tuple[str, ...]) -> Listed:

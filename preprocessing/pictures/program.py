@@ -25,6 +25,10 @@ def run_program(
         work(read_settings(argv, description))
     except InputError as error:
         return _fail(f"error: {error}", 2)
+    except OSError as error:
+        reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
+        where = "" if error.filename is None else f"{error.filename}: "
+        return _fail(f"error: {where}{reason}", 2)
     except BrokenProcessPool:
         return _fail(
             "error: a process that decodes pictures died, perhaps for want of memory; the same"

@@ -11,11 +11,9 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from tandem.philox import Purpose, words
+from tandem.philox import Purpose, permutation
 
 Shuffle = Literal["none", "files", "images"]
-
-_CHUNK = 1 << 14  # keys that are computed at a time, so that Philox works in the cache
 
 
 def epoch_order(
@@ -23,8 +21,7 @@ def epoch_order(
 ) -> npt.NDArray[np.int64]:
     """Every picture of a split once, in the order of an epoch.
 
-    A shuffle sorts by 64-bit Philox keys, one for each thing that is shuffled; equal keys, of which
-    there are hardly ever any, keep their order.
+    A shuffle is a `permutation`.
 
     Parameters
     ----------
@@ -50,9 +47,9 @@ def epoch_order(
     if shuffle == "none":
         return np.arange(total, dtype=np.int64)
     if shuffle == "images":
-        return _shuffled(total, seed, epoch)
+        return permutation(total, seed, epoch, Purpose.ORDER)
     if shuffle == "files":
-        files = _shuffled(len(sizes), seed, epoch)
+        files = permutation(len(sizes), seed, epoch, Purpose.ORDER)
         starts = np.cumsum(sizes) - sizes
         places = np.cumsum(sizes[files]) - sizes[files]
         return np.repeat(starts[files] - places, sizes[files]) + np.arange(total, dtype=np.int64)
@@ -85,13 +82,3 @@ def trainer_rows(
 ) -> npt.NDArray[np.int64]:
     """Trainer `rank`'s rows of a global minibatch: at most `batch_size`, perhaps none."""
     return minibatch[rank * batch_size : (rank + 1) * batch_size]
-
-
-def _shuffled(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """0 to n - 1, sorted by their keys."""
-    keys = np.empty(n, np.uint64)
-    for start in range(0, n, _CHUNK):
-        some = np.arange(start, min(start + _CHUNK, n), dtype=np.int64)
-        high, low = words(seed, epoch, some, Purpose.ORDER, 2).T.astype(np.uint64)
-        keys[start : start + len(some)] = high << np.uint64(32) | low
-    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)

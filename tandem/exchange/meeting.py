@@ -18,8 +18,9 @@ class Meeting:
     """One trainer's place at the meeting: pipes in a star around trainer 0.
 
     A pipe reports the end of the process at its other end at once, whatever killed it, and holds
-    no lock that a dead process could keep; so no trainer waits for a dead one. It travels to a
-    child only while that child is being started.
+    no lock that a dead process could keep; so no trainer waits for a dead one. How long a
+    living one takes is not judged: a step or a compilation may take minutes. It travels to a child
+    only while that child is being started.
 
     Parameters
     ----------
@@ -31,11 +32,6 @@ class Meeting:
 
     rank: int
     links: Sequence[Connection]
-
-    @property
-    def trainers(self) -> int:
-        """How many trainers meet, where this is known: at trainer 0."""
-        return len(self.links) + 1
 
     def meet(self) -> None:
         """Return when every trainer has called this.

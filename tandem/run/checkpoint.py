@@ -77,8 +77,9 @@ class RunState:
         Steps done in all.
     validation_errors : tuple of float
         Top-1 error after each whole epoch, as a fraction: what ``lr_policy: auto`` looks at.
-    global_batch : int or None
-        Pictures per step over all trainers; `check_continues` compares it. None is unknown.
+    global_batch, train_pictures : int or None
+        Pictures per step over all trainers, and of an epoch; `check_continues` compares them. None
+        is unknown.
     """
 
     epoch: _Count = 0
@@ -86,6 +87,7 @@ class RunState:
     step: _Count = 0
     validation_errors: tuple[_Error, ...] = ()
     global_batch: Annotated[int, Field(ge=1)] | None = None
+    train_pictures: Annotated[int, Field(ge=1)] | None = None
 
 
 @dataclass(frozen=True)
@@ -239,27 +241,9 @@ def read_description(path: str | Path) -> NetworkDescription:
         return metadata.network
 
 
-def check_network(checkpoint: Checkpoint, shapes: Shapes, path: str | Path) -> None:
-    """Refuse the weights of another network.
-
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-    shapes : mapping of str to sequence of int
-        The name and shape of every parameter of the network that is to take the weights.
-    path : Path
-        Where the checkpoint came from, for the message.
-
-    Raises
-    ------
-    InputError
-        Names the first tensor that is missing, of another shape, or unknown.
-    """
-    found = {name: array.shape for name, array in checkpoint.weights.items()}
-    _check_shapes(Path(path), found, checkpoint.network, shapes)
-
-
-def check_continues(path: str | Path, config: Config, global_batch: int) -> None:
+def check_continues(
+    path: str | Path, config: Config, global_batch: int, train_pictures: int
+) -> None:
     """Refuse to go on inside an epoch with settings under which it is another epoch.
 
     Between epochs these settings may change; inside one, pictures would be left out or come twice.
@@ -270,8 +254,8 @@ def check_continues(path: str | Path, config: Config, global_batch: int) -> None
         The checkpoint.
     config : Config
         Of the run that continues.
-    global_batch : int
-        Pictures per step over all trainers, of the run that continues.
+    global_batch, train_pictures : int
+        Pictures per step over all trainers, and of an epoch, of the run that continues.
 
     Raises
     ------
@@ -284,6 +268,7 @@ def check_continues(path: str | Path, config: Config, global_batch: int) -> None
         return
     pairs = {
         "pictures per step over all trainers": (state.global_batch, global_batch),
+        "training pictures": (state.train_pictures, train_pictures),
         "seed": (before.get("seed"), config.seed),
         "shuffle": (before.get("shuffle"), config.shuffle),
     }
@@ -345,12 +330,6 @@ def list_checkpoints(folder: str | Path) -> list[Path]:
         if (match := _NAME.fullmatch(path.name))
     }
     return [found[position] for position in sorted(found)]
-
-
-def latest_checkpoint(folder: str | Path) -> Path | None:
-    """The checkpoint that is furthest in training, or None if there is none."""
-    found = list_checkpoints(folder)
-    return found[-1] if found else None
 
 
 def find_checkpoint(folder: str | Path, load_epoch: int | Literal["latest"]) -> Path:

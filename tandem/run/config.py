@@ -36,11 +36,13 @@ from tandem.files import write_text
 
 DEFAULT_FILE = Path("config.yaml")
 
+_USE_DEVICES = "use devices, a list with one entry for each trainer, such as devices: [cpu, cpu]"
+
 RETIRED: Mapping[str, str] = {
     "lib_conv": "the convolution library follows from devices (oneDNN on cpu, cuDNN on cuda:N)",
-    "gpu": "use devices, such as devices: [cuda:0]",
-    "gpu0": "use devices, such as devices: [cuda:0, cuda:1]",
-    "gpu1": "use devices, such as devices: [cuda:0, cuda:1]",
+    "gpu": _USE_DEVICES,
+    "gpu0": _USE_DEVICES,
+    "gpu1": _USE_DEVICES,
     "sock_data": "trainers and loaders meet through inherited pipes and need no port",
     "sock_data0": "trainers and loaders meet through inherited pipes and need no port",
     "sock_data1": "trainers and loaders meet through inherited pipes and need no port",
@@ -301,7 +303,7 @@ class Config(BaseModel):
     devices: _Devices = _key(
         _TRAINERS,
         "auto",
-        "a trainer on each: a list; auto: every GPU, or one CPU trainer",
+        "a trainer on each: a list; auto: one trainer on the CPU",
         "auto, or a list such as [cpu, cpu] or [cuda:0, cuda:1]",
         "list",
     )
@@ -347,9 +349,7 @@ class Config(BaseModel):
         "true, false or auto",
     )
 
-    weights_dir: _Path = _path(
-        _OUTPUT, "runs/alexnet", "checkpoints, record.jsonl, config.yaml and curves"
-    )
+    weights_dir: _Path = _path(_OUTPUT, "runs/alexnet", "checkpoints, record.jsonl and config.yaml")
     snapshot_freq: int = _key(
         _OUTPUT,
         1,

@@ -4,37 +4,18 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
-from typing import Literal, NoReturn, Protocol
+from multiprocessing.connection import Connection
+from typing import Protocol
 
 from tandem.data.fill import FillRequest, SlotFiller
 from tandem.memory import Slot
-from tandem.run.messages import Filled, LoaderFailed, Stop
+from tandem.run.messages import Filled, Stop
 
-_LOOK_SECONDS = 1.0  # between looks at whether the loader is still there
+_LOOK_SECONDS = 1.0  # the longest that a single look into the pipe may take
 
 
 class LoaderError(Exception):
-    """The loader process has failed or ended.
-
-    Attributes
-    ----------
-    kind : "input", "fault" or "consequence"
-        The loader met an `InputError`, whose message this is; it met another exception; it ended
-        without a word, of which whoever started it knows the cause.
-    traceback : str or None
-        The loader's own, where it could send it.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        kind: Literal["input", "fault", "consequence"],
-        traceback: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.kind: Literal["input", "fault", "consequence"] = kind
-        self.traceback = traceback
+    """The loader process has ended: a consequence, whose cause the launcher hears from it."""
 
 
 class Loader(Protocol):
@@ -60,37 +41,31 @@ class ProcessLoader:
     ----------
     connection : Connection
         To the loader. The other end must be open in the loader alone, so that its death shows.
-    sentinel : int, optional
-        The sentinel of the loader process, for a parent that holds one.
 
     Raises
     ------
     LoaderError
-        From `request` and `wait`: the loader has failed or ended.
+        From `request` and `wait`: the loader has ended.
     """
 
-    def __init__(self, connection: Connection, sentinel: int | None = None) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._sentinels = [] if sentinel is None else [sentinel]
 
     def request(self, request: FillRequest) -> None:
         """Ask for a slot to be filled. Returns at once."""
         try:
             self._connection.send(request)
         except OSError:
-            self._explain_end()
+            raise LoaderError("its loader has ended") from None
 
     def wait(self) -> int:
         """Wait until the oldest request has been carried out; return the number of its slot.
 
         Reading a file may take any time, so no time is too long; the loader's end ends the wait.
         """
-        while True:
-            ready = wait([self._connection, *self._sentinels], _LOOK_SECONDS)
-            if self._connection in ready:
-                return self._receive()
-            if ready:
-                self._explain_end()
+        while not self._connection.poll(_LOOK_SECONDS):
+            pass
+        return self._receive()
 
     def close(self) -> None:
         """Tell the loader to stop and close the pipe; it ends after what it is doing."""
@@ -102,20 +77,10 @@ class ProcessLoader:
         try:
             message = self._connection.recv()
         except (EOFError, OSError):
-            raise LoaderError("its loader has ended", "consequence") from None
-        if isinstance(message, LoaderFailed):
-            if message.input_error is not None:
-                raise LoaderError(message.input_error, "input", message.traceback)
-            raise LoaderError(f"its loader failed: {message.summary}", "fault", message.traceback)
+            raise LoaderError("its loader has ended") from None
         if not isinstance(message, Filled):
             raise TypeError(f"a loader sent {type(message).__name__}, expected Filled")
         return message.slot
-
-    def _explain_end(self) -> NoReturn:
-        """Raise what the loader has said before it ended; answers to requests may precede it."""
-        while self._connection.poll():
-            self._receive()
-        raise LoaderError("its loader has ended", "consequence")
 
 
 class InProcessLoader:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -33,8 +34,14 @@ class Member:
 
     name: str
     process: BaseProcess
-    connection: Connection | None = None
+    connection: Connection
     finished: bool = False
+    silent: bool = False  # it has closed its end of the pipe
+
+    @property
+    def is_trainer(self) -> bool:
+        """Whether it is a trainer, which says when it has finished, or a loader."""
+        return self.name.startswith("trainer")
 
 
 @dataclass
@@ -45,14 +52,23 @@ class Crew:
 
     @property
     def trainers(self) -> list[Member]:
-        """Those that report to the launcher."""
-        return [member for member in self.members if member.connection is not None]
+        """The trainers, by rank."""
+        return [member for member in self.members if member.is_trainer]
+
+    def start(self, name: str, target: Callable[..., None], *arguments: object) -> None:
+        """Start a process; the last argument of its target is its pipe to the launcher."""
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe(duplex=True)
+        process = context.Process(target=target, args=(*arguments, there), name=name, daemon=True)
+        process.start()
+        # A pipe tells of a process's end only when nobody else holds that end of it.
+        there.close()
+        self.members.append(Member(name, process, here))
 
     def send(self, message: object) -> None:
         """Send a message to every trainer that is still there."""
         for member in self.trainers:
             try:
-                assert member.connection is not None
                 member.connection.send(message)
             except OSError:
                 log.debug("%s has ended already", member.name)
@@ -116,7 +132,8 @@ def launch(plan: Plan, loader: LoaderTarget, observer: Observer) -> int:
     plan : Plan
         What to do.
     loader : callable
-        The target of a loader process: ``loader(connection, filler, slots, slot_buffers)``.
+        The target of a loader process, called with a connection to the trainer, a filler, the
+        layout and the buffers of the slots, and a connection to the launcher.
     observer : Observer
         Told of every report of trainer 0.
 
@@ -148,6 +165,8 @@ def launch(plan: Plan, loader: LoaderTarget, observer: Observer) -> int:
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
     """Hold SIGINT back; children inherit that, so Ctrl-C can't reach one before it has settled."""
+    # It is started with the first child otherwise, and lets SIGINT through again.
+    resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -156,7 +175,6 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _start(plan: Plan, loader: LoaderTarget, crew: Crew) -> None:
-    context = multiprocessing.get_context("spawn")
     slots = SlotLayout(plan.config.batch_size, plan.picture_size)
     places = meetings(plan.trainers)
     parameters = tuple(HostBuffer.create(0, f"parameters {r}") for r in range(plan.trainers))
@@ -166,31 +184,17 @@ def _start(plan: Plan, loader: LoaderTarget, crew: Crew) -> None:
             HostBuffer.create(slots.nbytes, f"slot {rank}.0"),
             HostBuffer.create(slots.nbytes, f"slot {rank}.1"),
         )
-        to_trainer, to_launcher = context.Pipe(duplex=True)
         loader_end: Connection | None = None
         if plan.config.para_load:
-            loader_end, trainer_end = context.Pipe(duplex=True)
-            process = context.Process(
-                target=loader,
-                args=(trainer_end, plan.filler(), slots, buffers),
-                name=f"loader {rank}",
-                daemon=True,
-            )
-            process.start()
-            crew.members.append(Member(f"loader {rank}", process))
+            loader_end, trainer_end = multiprocessing.Pipe(duplex=True)
+            crew.start(f"loader {rank}", loader, trainer_end, plan.filler(), slots, buffers)
             trainer_end.close()
         seat = trainer.Seat(
-            plan, rank, places[rank], to_launcher, loader_end, slots, buffers, parameters, gradients
+            plan, rank, places[rank], loader_end, slots, buffers, parameters, gradients
         )
-        process = context.Process(
-            target=trainer.serve, args=(seat,), name=f"trainer {rank}", daemon=True
-        )
-        process.start()
-        crew.members.append(Member(f"trainer {rank}", process, to_trainer))
-        # A pipe tells of a process's end only when nobody else holds that end of it.
-        for end in (to_launcher, loader_end):
-            if end is not None:
-                end.close()
+        crew.start(f"trainer {rank}", trainer.serve, seat)
+        if loader_end is not None:
+            loader_end.close()
         for buffer in buffers:
             buffer.close()
     _let_go(places, parameters + gradients)
@@ -229,6 +233,8 @@ def _supervise(plan: Plan, crew: Crew, observer: Observer, signals: StopSignals)
             else:
                 observer.tell(message)
         failures += _deaths(crew)
+        if failures and signals.count and not training:
+            return None  # whatever broke, the user has asked for the end
         if failures:
             return _cause(crew, failures)
     return None
@@ -236,16 +242,16 @@ def _supervise(plan: Plan, crew: Crew, observer: Observer, signals: StopSignals)
 
 def _receive(crew: Crew, timeout: float) -> list[Any]:
     """Every message that is there, after waiting at most `timeout` seconds for the first."""
-    connections = [m.connection for m in crew.trainers if not m.finished and m.connection]
+    listening = [member for member in crew.members if not (member.finished or member.silent)]
     sentinels = [m.process.sentinel for m in crew.members if m.process.exitcode is None]
     messages = []
-    wait([*connections, *sentinels], timeout)
-    for connection in connections:
+    wait([*(member.connection for member in listening), *sentinels], timeout)
+    for member in listening:
         try:
-            while connection.poll():
-                messages.append(connection.recv())
+            while member.connection.poll():
+                messages.append(member.connection.recv())
         except (EOFError, OSError):
-            continue
+            member.silent = True
     return messages
 
 
@@ -255,7 +261,7 @@ def _deaths(crew: Crew) -> list[Failed]:
     for member in crew.members:
         status = member.process.exitcode
         # A loader ends by itself when its trainer needs it no more, or is gone.
-        expected = member.finished or (member.connection is None and status == 0)
+        expected = member.finished or (not member.is_trainer and status == 0)
         if status is not None and not expected:
             failures.append(Failed(member.name, "death", _epitaph(status), ""))
     return failures

@@ -42,13 +42,15 @@ def run_training(
         config = load_config(arguments, description)
         plan = make_plan(config, network)
         state = read_state(plan.weights) if config.resume_train and plan.weights else RunState()
+        if state.epoch >= config.n_epochs:
+            log.info("%s: all %d epochs are done already", plan.weights, config.n_epochs)
+            return 0
+        announce(plan)
+        return launch(plan, loader, TrainingObserver(plan, state))
     except InputError as error:
         return refuse(error)
-    if state.epoch >= config.n_epochs:
-        log.info("%s: all %d epochs are done already", plan.weights, config.n_epochs)
-        return 0
-    announce(plan)
-    return launch(plan, loader, TrainingObserver(plan, state))
+    except KeyboardInterrupt:
+        return interrupted()
 
 
 def run_validation(
@@ -59,11 +61,13 @@ def run_validation(
     try:
         weights, rest = weights_argument(arguments, description)
         plan = make_plan(load_config(rest, description), network, "validate", Path(weights))
+        announce(plan)
+        observer = ValidationObserver()
+        status = launch(plan, loader, observer)
     except InputError as error:
         return refuse(error)
-    announce(plan)
-    observer = ValidationObserver()
-    status = launch(plan, loader, observer)
+    except KeyboardInterrupt:
+        return interrupted()
     if status == 0:
         (record,) = observer.records
         log.info("%s", describe_validation(record))
@@ -82,19 +86,34 @@ def refuse(error: InputError) -> int:
     return 2
 
 
+def interrupted() -> int:
+    """Say that Ctrl-C came before there was anything to save; return exit status 130."""
+    log.info("stopped by SIGINT")
+    return 130
+
+
 def announce(plan: Plan) -> None:
-    """Say what every ``auto`` has become."""
+    """Say what every ``auto`` has become, and what will be slow."""
+    pictures = f"{plan.validation.size} validation pictures"
+    if plan.job == "train":
+        pictures = f"{plan.train.size} training and {pictures}"
     log.info(
-        "%d trainer%s on %s, %d thread%s each; %d training and %d validation pictures of %d "
-        "classes; crops made by the %s%s",
+        "%d trainer%s on %s, %d thread%s each; %s of %d classes; crops made by the %s%s",
         plan.trainers,
         "s" * (plan.trainers > 1),
         ", ".join(plan.devices),
         plan.threads,
         "s" * (plan.threads > 1),
-        plan.train.size,
-        plan.validation.size,
+        pictures,
         plan.classes,
         "device" if plan.device_crops else "loader",
-        "; compiled" if plan.compile else "",
+        "; compiled" if plan.config.compile else "",
     )
+    if plan.validation.layout == "c01b":
+        log.info(
+            "the batch files have the original's layout c01b: whole files are read and transposed, "
+            "which is slower%s",
+            ", and with shuffle: images one file for each picture"
+            if plan.config.shuffle == "images"
+            else "",
+        )

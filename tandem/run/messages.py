@@ -11,7 +11,6 @@ __all__ = [
     "FillRequest",
     "Filled",
     "Finished",
-    "LoaderFailed",
     "Progress",
     "Ready",
     "Remark",
@@ -43,26 +42,8 @@ class Filled:
     slot: int
 
 
-@dataclass(frozen=True)
-class LoaderFailed:
-    """The loader has met an exception and is ending.
-
-    Attributes
-    ----------
-    summary : str
-        The exception's type and message, on one line.
-    traceback : str
-        The loader's own.
-    input_error : str or None
-        The message, when it is something that the user can put right.
-    """
-
-    summary: str
-    traceback: str
-    input_error: str | None
-
-
-# Launcher to trainer: Stop. Trainer to launcher: the records of `tandem.run.record`, and
+# Launcher to trainer: Stop. Loader to launcher: Failed. Trainer to launcher: Failed, the records of
+# `tandem.run.record`, and
 
 
 @dataclass(frozen=True)

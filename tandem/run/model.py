@@ -14,6 +14,7 @@ import pytensor.tensor as pt
 from pytensor.compile.executor import Function
 from pytensor.tensor.variable import TensorVariable
 
+from tandem.data.augment import Mode
 from tandem.device import DeviceSharedVariable, device_mode, device_shared
 from tandem.layers import DropoutKeys, label_rank
 from tandem.memory.flat import FlatLayout
@@ -101,8 +102,13 @@ class Model:
         self.momenta = place(parameters[layout.size :], "momentum/")
         self.gradients = place(gradients, "gradient/")
         self._mean = device_shared(mean.astype(config.precision), name="mean", device=device)
-        self._loss = scalar("float64", "loss sum")
-        self._counts = {name: scalar("int64", name) for name in ("top1", "top5", "images")}
+        self._sums = {
+            mode: {
+                name: scalar("float64" if name == "loss" else "int64", f"{mode} {name}")
+                for name in ("loss", "top1_errors", "top5_errors", "images")
+            }
+            for mode in ("train", "validation")
+        }
 
     def load(self, weights: Mapping[str, np.ndarray], momenta: Mapping[str, np.ndarray]) -> None:
         """Set weights and momenta, in their logical layouts, in place; names left out stay."""
@@ -125,11 +131,11 @@ class Model:
         """Add up loss and errors of the slot's valid pictures, without dropout."""
         self._validation_function(*_arrays(slot))
 
-    def take_sums(self) -> Sums:
-        """Give the sums since the last call, and start again from zero."""
-        counts = {name: int(variable.get_value()) for name, variable in self._counts.items()}
-        sums = Sums(float(self._loss.get_value()), counts["top1"], counts["top5"], counts["images"])
-        for variable in (self._loss, *self._counts.values()):
+    def take_sums(self, mode: Mode) -> Sums:
+        """Give the sums of training or of validation since the last call, and start from zero."""
+        variables = self._sums[mode]
+        sums = Sums(**{name: v.get_value().item() for name, v in variables.items()})
+        for variable in variables.values():
             variable.set_value(np.zeros((), variable.dtype))
         return sums
 
@@ -160,17 +166,21 @@ class Model:
         )
 
     def _accumulate(
-        self, cost: TensorVariable, logits: TensorVariable, labels: TensorVariable, valid: Any
+        self,
+        mode: Mode,
+        cost: TensorVariable,
+        logits: TensorVariable,
+        labels: TensorVariable,
+        valid: TensorVariable,
     ) -> list[tuple[DeviceSharedVariable, TensorVariable]]:
-        counted = pt.arange(self._config.batch_size) < valid
-        rank = label_rank(logits, labels)
-        found = {
-            "top1": pt.sum(counted & (rank >= 1), dtype="int64"),
-            "top5": pt.sum(counted & (rank >= 5), dtype="int64"),
-            "images": valid,
-        }
-        loss = self._loss + cost.astype("float64") * valid
-        return [(self._loss, loss), *((v, v + found[k]) for k, v in self._counts.items())]
+        found = {"loss": cost.astype("float64") * valid, "images": valid}
+        if mode == "validation" or self._config.print_train_error:
+            counted = pt.arange(self._config.batch_size) < valid
+            rank = label_rank(logits, labels)
+            found["top1_errors"] = pt.sum(counted & (rank >= 1), dtype="int64")
+            found["top5_errors"] = pt.sum(counted & (rank >= 5), dtype="int64")
+        variables = self._sums[mode]
+        return [(variables[name], variables[name] + value) for name, value in found.items()]
 
     def _function(self, inputs: list[TensorVariable], updates: list[Any], name: str) -> Function:
         placed = {self._network.parameters[name]: self.weights[name] for name in self.weights}
@@ -197,11 +207,7 @@ class Model:
         cost = network.cost(logits, labels, valid)
         gradients = cast(list[TensorVariable], pt.grad(cost, [*network.parameters.values()]))
         updates = list(zip(self.gradients.values(), gradients, strict=True))
-        sums = self._accumulate(cost, logits, labels, valid)
-        if not self._config.print_train_error:
-            errors = (self._counts["top1"], self._counts["top5"])
-            sums = [(variable, value) for variable, value in sums if variable not in errors]
-        updates += sums
+        updates += self._accumulate("train", cost, logits, labels, valid)
         return self._function([*inputs, indices, epoch], updates, "gradients")
 
     @cached_property
@@ -226,7 +232,9 @@ class Model:
         pictures, labels, origins, mirrored, valid = inputs = self._inputs()
         logits = self._network.logits(self._images(pictures, origins, mirrored), None)
         cost = self._network.cost(logits, labels, valid)
-        return self._function(inputs, self._accumulate(cost, logits, labels, valid), "validation")
+        return self._function(
+            inputs, self._accumulate("validation", cost, logits, labels, valid), "validation"
+        )
 
 
 def layout_of(network: Any) -> FlatLayout:

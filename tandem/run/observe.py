@@ -8,6 +8,7 @@ from typing import Protocol
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from tandem.errors import InputError
 from tandem.run.checkpoint import RunState
 from tandem.run.config import save_config
 from tandem.run.messages import CheckpointWritten, Progress, Remark
@@ -36,6 +37,7 @@ class Watch:
     def __init__(self) -> None:
         self._bar: tqdm | None = None
         self._key: tuple[str, int] | None = None
+        self._figures: dict[str, str] = {}
         self._redirect = logging_redirect_tqdm()
         self._redirect.__enter__()
 
@@ -53,11 +55,13 @@ class Watch:
                 dynamic_ncols=True,
                 disable=not sys.stderr.isatty(),
             )
+            self._bar.set_postfix(self._figures)
         if self._bar is not None:
             self._bar.update(progress.step - self._bar.n)
 
     def note(self, **figures: str) -> None:
-        """Show figures at the end of the bar."""
+        """Show figures at the end of the bar, and of the next ones."""
+        self._figures = figures
         if self._bar is not None:
             self._bar.set_postfix(figures)
 
@@ -92,12 +96,15 @@ class TrainingObserver:
 
     def begin(self) -> None:
         """Create the run folder, save the configuration, open the record."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        save_config(self._plan.config, self._folder)
         path = self._folder / "record.jsonl"
-        if path.exists():
-            truncate_after(path, self._state.step)
-        self._record = RecordFile(path)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            save_config(self._plan.config, self._folder)
+            if path.exists():
+                truncate_after(path, self._state.step)
+            self._record = RecordFile(path)
+        except OSError as error:
+            raise InputError(f"weights_dir {self._folder}: {error.strerror}") from error
 
     def tell(self, message: object) -> None:
         """Record and show a report."""

@@ -12,9 +12,15 @@ from tandem.data.dataset import Dataset, open_split
 from tandem.data.fill import SlotFiller
 from tandem.data.manifest import Manifest, read_manifest
 from tandem.errors import InputError
-from tandem.run.checkpoint import check_continues, find_checkpoint, read_description
+from tandem.run.checkpoint import (
+    check_continues,
+    find_checkpoint,
+    list_checkpoints,
+    read_description,
+)
 from tandem.run.config import Config
 from tandem.run.devices import resolve_devices
+from tandem.run.record import read_records
 
 Job = Literal["train", "validate"]
 
@@ -28,19 +34,15 @@ class Plan:
     job : "train" or "validate"
         Validation only, or all of it.
     config : Config
-        As the user gave it.
+        As the user gave it, with every ``auto`` resolved.
     network : str
         "module:class" of the network, imported by the trainers only.
     wnids : tuple of str
         The classes of the pictures, in order.
     devices : tuple of str
         One for each trainer, by rank.
-    threads : int
-        Threads of each trainer.
-    compile, device_crops : bool
-        The resolved ``compile`` and ``use_data_layer``.
     train, validation : Dataset
-        The pictures.
+        The pictures; a validation reads the second only, and has it in both places.
     weights : Path or None
         The checkpoint to continue, to start from or to validate.
     """
@@ -50,9 +52,6 @@ class Plan:
     network: str
     wnids: tuple[str, ...]
     devices: tuple[str, ...]
-    threads: int
-    compile: bool
-    device_crops: bool
     train: Dataset
     validation: Dataset
     weights: Path | None
@@ -66,6 +65,16 @@ class Plan:
     def trainers(self) -> int:
         """How many trainers."""
         return len(self.devices)
+
+    @property
+    def threads(self) -> int:
+        """Threads of each trainer."""
+        return int(self.config.threads)
+
+    @property
+    def device_crops(self) -> bool:
+        """Whether slots hold whole pictures, which the device crops."""
+        return bool(self.config.use_data_layer)
 
     @property
     def picture_size(self) -> int:
@@ -105,39 +114,23 @@ def make_plan(
     """
     devices = resolve_devices(config.devices)
     manifest = read_manifest(config.manifest_path)
-    train, validation = _open_splits(config, manifest)
+    train, validation = _open_splits(config, manifest, job)
     if config.crop_size > manifest.image_size:
         raise InputError(
             f"crop_size is {config.crop_size}, but the pictures of {config.manifest_path} are "
             f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
         )
-    check_mean(config.mean_path, manifest.image_size)
+    read_mean(config.mean_path, manifest.image_size)
     if job == "train":
         weights = _starting_weights(config)
-        _check_run_folder(config.weights_path, config.resume_train)
-    plan = Plan(
-        job=job,
-        config=config,
-        network=network,
-        wnids=manifest.wnids,
-        devices=devices,
-        threads=_threads(config, len(devices)),
-        compile=_compile(config, devices),
-        device_crops=_device_crops(config, devices),
-        train=train,
-        validation=validation,
-        weights=weights,
-    )
+        _check_run_folder(config.weights_path, weights if config.resume_train else None)
+    config = _resolved(config, devices)
+    plan = Plan(job, config, network, manifest.wnids, devices, train, validation, weights)
     if weights is not None and not (job == "train" and config.init_weights):
         _check_same_network(plan, weights)
     if weights is not None and job == "train" and config.resume_train:
-        check_continues(weights, config, plan.global_batch)
+        check_continues(weights, config, plan.global_batch, train.size)
     return plan
-
-
-def check_mean(path: Path, image_size: int) -> None:
-    """Refuse a mean image that is missing or has another shape than (3, S, S)."""
-    read_mean(path, image_size)
 
 
 def read_mean(path: Path, image_size: int) -> np.ndarray:
@@ -170,12 +163,12 @@ def read_mean(path: Path, image_size: int) -> np.ndarray:
     return mean.astype(np.float32)
 
 
-def _open_splits(config: Config, manifest: Manifest) -> tuple[Dataset, Dataset]:
-    folder = config.manifest_path.parent
-    return (
-        open_split(manifest, folder, "train", config.label_path, config.train_path),
-        open_split(manifest, folder, "val", config.label_path, config.val_path),
-    )
+def _open_splits(config: Config, manifest: Manifest, job: Job) -> tuple[Dataset, Dataset]:
+    folder, labels = config.data_path, config.label_path
+    validation = open_split(manifest, folder, "val", labels, config.val_path)
+    if job == "validate":
+        return validation, validation
+    return open_split(manifest, folder, "train", labels, config.train_path), validation
 
 
 def _starting_weights(config: Config) -> Path | None:
@@ -186,17 +179,40 @@ def _starting_weights(config: Config) -> Path | None:
     return config.init_weights_path
 
 
-def _check_run_folder(folder: Path, resume: bool) -> None:
-    """Refuse a folder that can't be written, or that holds a run which would be overwritten."""
+def _check_run_folder(folder: Path, resumed: Path | None) -> None:
+    """Refuse a folder that can't be written, or that holds what the run would overwrite.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the run is to leave its files.
+    resumed : Path or None
+        The checkpoint in it from which it continues.
+    """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise InputError(f"weights_dir {folder}: {existing} is a file, not a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"weights_dir {folder}: {existing} is not writable")
-    if (folder / "record.jsonl").exists() and not resume:
+    checkpoints = list_checkpoints(folder)
+    record = folder / "record.jsonl"
+    if resumed is not None:
+        if later := checkpoints[checkpoints.index(resumed) + 1 :]:
+            raise InputError(
+                f"weights_dir {folder}: {later[0].name} is later than {resumed.name}, from which "
+                "the run is to continue; move all later ones away, or use --load_epoch latest"
+            )
+        if record.exists():
+            read_records(record)
+    elif checkpoints:
         raise InputError(
-            f"weights_dir {folder} holds a run already: continue it with --resume_train true, "
-            "or choose another folder"
+            f"weights_dir {folder} holds a run already, up to {checkpoints[-1].name}: continue it "
+            "with --resume_train true, or choose another folder"
+        )
+    elif found := [p.name for p in (record, folder / "config.yaml") if p.exists()]:
+        raise InputError(
+            f"weights_dir {folder} holds {found[0]}, which the run would overwrite, and no "
+            "checkpoint to continue from: remove it, or choose another folder"
         )
 
 
@@ -213,16 +229,23 @@ def _check_same_network(plan: Plan, path: Path) -> None:
                 f"{path}: this checkpoint is of a network with {name} {theirs}, "
                 f"the configuration and the pictures ask for {name} {ours}"
             )
+    if found.wnids is not None and found.wnids != plan.wnids:
+        pairs = zip(found.wnids, plan.wnids, strict=True)
+        number = next(i for i, pair in enumerate(pairs) if len(set(pair)) > 1)
+        raise InputError(
+            f"{path}: class {number} of this checkpoint is {found.wnids[number]}, of the pictures "
+            f"{plan.wnids[number]}: it was trained on other classes"
+        )
 
 
-def _threads(config: Config, trainers: int) -> int:
+def _resolved(config: Config, devices: tuple[str, ...]) -> Config:
+    """The configuration without ``auto``."""
+    on_gpu = devices[0] != "cpu"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, (cores or 1) // trainers) if config.threads == "auto" else config.threads
-
-
-def _compile(config: Config, devices: tuple[str, ...]) -> bool:
-    return devices[0] != "cpu" if config.compile == "auto" else config.compile
-
-
-def _device_crops(config: Config, devices: tuple[str, ...]) -> bool:
-    return devices[0] != "cpu" if config.use_data_layer == "auto" else config.use_data_layer
+    found = {
+        "threads": max(1, (cores or 1) // len(devices)),
+        "compile": on_gpu,
+        "use_data_layer": on_gpu,
+    }
+    wanted = {key: value for key, value in found.items() if getattr(config, key) == "auto"}
+    return config.model_copy(update={"devices": devices, **wanted})

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tandem.data.augment import Mode
 from tandem.data.fill import FillRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.errors import InputError
@@ -32,7 +33,7 @@ from tandem.run.checkpoint import (
 from tandem.run.feed import Feed, InProcessLoader, LoaderError, ProcessLoader
 from tandem.run.messages import CheckpointWritten, Failed, Finished, Progress, Ready, Remark, Stop
 from tandem.run.plan import Plan, read_mean
-from tandem.run.process import settle
+from tandem.run.process import describe, settle
 from tandem.run.record import TrainRecord, ValidationRecord
 from tandem.run.schedules import learning_rate
 
@@ -54,8 +55,6 @@ class Seat:
         Which trainer this is, from 0.
     meeting : Meeting
         Where it meets the others.
-    launcher : Connection
-        Reports go there, and a request to stop comes from there.
     loader : Connection or None
         To its loader process; None where the trainer loads by itself.
     slots : SlotLayout
@@ -69,7 +68,6 @@ class Seat:
     plan: Plan
     rank: int
     meeting: Meeting
-    launcher: Connection
     loader: Connection | None
     slots: SlotLayout
     slot_buffers: tuple[HostBuffer, HostBuffer]
@@ -85,23 +83,31 @@ class LauncherLost(Exception):
     """The launcher has ended; so must this trainer."""
 
 
-def serve(seat: Seat) -> None:
-    """Work as a trainer; the target of the process. Exits non-zero when it fails."""
+def serve(seat: Seat, launcher: Connection) -> None:
+    """Work as a trainer; the target of the process. Exits non-zero when it fails.
+
+    Parameters
+    ----------
+    seat : Seat
+        What this trainer is given.
+    launcher : Connection
+        Reports go there, and a request to stop comes from there.
+    """
     settle()
     os.environ["OMP_NUM_THREADS"] = str(seat.plan.threads)
     try:
-        _work(seat)
-        seat.launcher.send(Finished(seat.rank))
+        _work(seat, launcher)
+        launcher.send(Finished(seat.rank))
     except (LauncherLost, BrokenPipeError):
         raise SystemExit(1) from None
     except BaseException as error:
-        _report_failure(seat, error)
+        _report_failure(seat, launcher, error)
         raise SystemExit(1) from None
 
 
-def _work(seat: Seat) -> None:
+def _work(seat: Seat, launcher: Connection) -> None:
     """Do the plan's job, to its end or until all trainers agree to stop."""
-    trainer = Trainer(seat)
+    trainer = Trainer(seat, launcher)
     try:
         trainer.validate_only() if seat.plan.job == "validate" else trainer.train()
     except StopAgreed:
@@ -110,20 +116,51 @@ def _work(seat: Seat) -> None:
         trainer.close()
 
 
-def _report_failure(seat: Seat, error: BaseException) -> None:
+def _report_failure(seat: Seat, launcher: Connection, error: BaseException) -> None:
     kind: Literal["input", "fault", "consequence"] = "fault"
-    text = traceback.format_exc()
     if isinstance(error, InputError):
         kind = "input"
-    elif isinstance(error, PeerLost):
+    elif isinstance(error, PeerLost | LoaderError):
         kind = "consequence"
-    elif isinstance(error, LoaderError):
-        kind = error.kind
-        text = error.traceback or text
+    text = traceback.format_exc()
     try:
-        seat.launcher.send(Failed(f"trainer {seat.rank}", kind, str(error), text))
+        launcher.send(Failed(f"trainer {seat.rank}", kind, describe(error), text))
     except OSError:
         log.exception("trainer %d failed and could not tell the launcher", seat.rank)
+
+
+def requests(plan: Plan, rank: int, begin: RunState) -> Iterator[FillRequest]:
+    """Every minibatch of the rest of a run, the rows of each that are one trainer's, in order.
+
+    Parameters
+    ----------
+    plan : Plan
+        The run.
+    rank : int
+        Which trainer, from 0.
+    begin : RunState
+        Where the run begins.
+
+    Yields
+    ------
+    FillRequest
+        For the two slots in turn. A request may be for no pictures, when a last minibatch has
+        too few for all trainers.
+    """
+    config, number = plan.config, 0
+    for epoch in range(begin.epoch, config.n_epochs) if plan.job == "train" else range(1):
+        parts: list[tuple[Mode, np.ndarray, int]] = []
+        if plan.job == "train":
+            order = epoch_order(plan.train.counts, config.shuffle, config.seed, epoch)
+            first = begin.step_in_epoch if epoch == begin.epoch else 0
+            parts.append(("train", order, first))
+        parts.append(("validation", np.arange(plan.validation.size), 0))
+        for mode, order, first in parts:
+            for k in range(first, minibatch_count(len(order), plan.global_batch)):
+                rows = global_minibatch(order, k, plan.global_batch)
+                mine = trainer_rows(rows, rank, config.batch_size)
+                yield FillRequest(number % 2, mode, epoch, k, mine)
+                number += 1
 
 
 @dataclass
@@ -131,8 +168,9 @@ class Clock:
     """Seconds of one trainer since they were last taken."""
 
     compute: float = 0.0
+    load_wait: float = 0.0
     exchange: float = 0.0
-    started: float = 0.0
+    steps: float = 0.0  # whole training steps, the others included
 
 
 class Trainer:
@@ -142,9 +180,12 @@ class Trainer:
     ----------
     seat : Seat
         What the launcher gave it.
+    launcher : Connection
+        To the launcher.
     """
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: Seat, launcher: Connection) -> None:
+        self.launcher = launcher
         self.seat, self.plan, self.config = seat, seat.plan, seat.plan.config
         self.rank, self.trainers = seat.rank, seat.plan.trainers
         self.network = self._build_network()
@@ -152,22 +193,25 @@ class Trainer:
         self.state = self._load_weights()
         self.exchange = self._build_exchange()
         self.slots = [Slot.on(buffer, seat.slots) for buffer in seat.slot_buffers]
-        self.feed = Feed(self._requests(), self._connect_loader())
+        self.feed = Feed(requests(self.plan, self.rank, self.state), self._connect_loader())
         self._clock = Clock()
         self._check_equal()
-        seat.launcher.send(Ready(seat.rank))
+        launcher.send(Ready(seat.rank))
 
     # What a trainer is made of
 
     def _build_network(self) -> Any:
         module, _, name = self.plan.network.partition(":")
         network = getattr(importlib.import_module(module), name)
-        return network(
-            crop_size=self.config.crop_size,
-            classes=self.plan.classes,
-            width=self.config.width,
-            dtype=self.config.precision,
-        )
+        try:
+            return network(
+                crop_size=self.config.crop_size,
+                classes=self.plan.classes,
+                width=self.config.width,
+                dtype=self.config.precision,
+            )
+        except ValueError as error:
+            raise InputError(f"crop_size, width: {error}") from error
 
     def _build_model(self) -> tuple["Model", np.ndarray]:
         from tandem.device import keep_freed_memory, set_threads
@@ -189,7 +233,7 @@ class Trainer:
             parameters,
             own[1].array((layout.size,), layout.dtype),
             device=self.plan.devices[self.rank],
-            compile=self.plan.compile,
+            compile=bool(self.config.compile),
             device_crops=self.plan.device_crops,
         )
         return model, parameters
@@ -206,10 +250,15 @@ class Trainer:
     def _load_weights(self) -> RunState:
         path, config = self.plan.weights, self.config
         shapes = {name: v.type.shape for name, v in self.network.parameters.items()}
+        begin = RunState(global_batch=self.plan.global_batch, train_pictures=self.plan.train.size)
         if path is not None and (self.plan.job == "validate" or config.resume_train):
             checkpoint = read_checkpoint(path, shapes)
             self.model.load(checkpoint.weights, checkpoint.momentum or {})
-            return replace(checkpoint.state, global_batch=self.plan.global_batch)
+            return replace(
+                checkpoint.state,
+                global_batch=begin.global_batch,
+                train_pictures=begin.train_pictures,
+            )
         for name, value in self.network.initial_values(config.seed):
             self.model.load({name: value}, {})
         if path is not None:
@@ -217,8 +266,8 @@ class Trainer:
             self.model.load(weights, {})
             if afresh and self.rank == 0:
                 names = ", ".join(afresh)
-                self.seat.launcher.send(Remark(f"{path}: of another shape, begin afresh: {names}"))
-        return RunState(global_batch=self.plan.global_batch)
+                self.launcher.send(Remark(f"{path}: of another shape, begin afresh: {names}"))
+        return begin
 
     def _connect_loader(self) -> ProcessLoader | InProcessLoader:
         if self.seat.loader is not None:
@@ -229,26 +278,7 @@ class Trainer:
         """Let the loader go."""
         self.feed.close()
 
-    # What it works through
-
-    def _requests(self) -> Iterator[FillRequest]:
-        """Every minibatch of the rest of the run, this trainer's rows of each, in order."""
-        plan, config, begin = self.plan, self.config, self.state
-        number = 0
-        epochs = range(begin.epoch, config.n_epochs) if plan.job == "train" else range(1)
-        for epoch in epochs:
-            parts: list[tuple[Literal["train", "validation"], np.ndarray, int]] = []
-            if plan.job == "train":
-                order = epoch_order(plan.train.counts, config.shuffle, config.seed, epoch)
-                first = begin.step_in_epoch if epoch == begin.epoch else 0
-                parts.append(("train", order, first))
-            parts.append(("validation", np.arange(plan.validation.size), 0))
-            for mode, order, first in parts:
-                for k in range(first, minibatch_count(len(order), plan.global_batch)):
-                    rows = global_minibatch(order, k, plan.global_batch)
-                    mine = trainer_rows(rows, self.rank, config.batch_size)
-                    yield FillRequest(number % 2, mode, epoch, k, mine)
-                    number += 1
+    # What it does
 
     def train(self) -> None:
         """Train until ``n_epochs`` are done, from where the state says.
@@ -260,7 +290,6 @@ class Trainer:
         """
         steps = minibatch_count(self.plan.train.size, self.plan.global_batch)
         for epoch in range(self.state.epoch, self.config.n_epochs):
-            self._restart_clock()
             for step in range(self.state.step_in_epoch, steps):
                 self._train_step(epoch, step, steps)
                 self._stop_if_asked()
@@ -270,10 +299,12 @@ class Trainer:
         """Validate the loaded weights, and report."""
         record = self._validate(self.state.epoch - 1)
         if self.rank == 0:
-            self.seat.launcher.send(record)
+            self.launcher.send(record)
 
     def _train_step(self, epoch: int, step: int, steps: int) -> None:
+        begun = time.perf_counter()
         slot = self.slots[next(self.feed)]
+        self._clock.load_wait += self.feed.take_wait_seconds()
         shares = self._shares(step)
         history = self.state.validation_errors
         rate = learning_rate(self.config, epoch, step, steps, history)
@@ -292,19 +323,21 @@ class Trainer:
         every = self.config.check_every
         if every and self.state.step % every == 0:
             self._check_equal()
+        clock.steps += time.perf_counter() - begun
         if self.state.step % self.config.print_freq == 0:
             self._report_training(epoch, rate)
         self._report_progress("train", epoch, step + 1, steps)
 
     def _validate(self, epoch: int) -> ValidationRecord:
-        self.model.take_sums()
+        self.model.take_sums("validation")
         steps = minibatch_count(self.plan.validation.size, self.plan.global_batch)
         for step in range(steps):
             self.model.validate(self.slots[next(self.feed)])
             self._report_progress("validation", epoch, step + 1, steps)
             if self.plan.job == "train":
                 self._stop_if_asked()
-        sums = self._gather_sums()
+        self.feed.take_wait_seconds()
+        sums = self._gather_sums("validation")
         return ValidationRecord(
             epoch=epoch + 1,
             step=self.state.step,
@@ -321,7 +354,7 @@ class Trainer:
         )
         done = epoch + 1
         if self.rank == 0:
-            self.seat.launcher.send(record)
+            self.launcher.send(record)
         if done % self.config.snapshot_freq == 0 or done == self.config.n_epochs:
             self._write_checkpoint()
 
@@ -334,8 +367,8 @@ class Trainer:
         counts = [min(max(rows - r * batch, 0), batch) for r in range(self.trainers)]
         return [count / rows for count in counts]
 
-    def _gather_sums(self) -> "Sums":
-        first, *others = self.seat.meeting.gather(self.model.take_sums())
+    def _gather_sums(self, mode: Mode) -> "Sums":
+        first, *others = self.seat.meeting.gather(self.model.take_sums(mode))
         for sums in others:
             first = first + sums
         return first
@@ -353,8 +386,8 @@ class Trainer:
         """Stop with the others, after a checkpoint, when the launcher has asked any of them."""
         asked = False
         try:
-            while self.seat.launcher.poll():
-                asked |= isinstance(self.seat.launcher.recv(), Stop)
+            while self.launcher.poll():
+                asked |= isinstance(self.launcher.recv(), Stop)
         except (EOFError, OSError):
             raise LauncherLost from None
         if any(self.seat.meeting.gather(asked)):
@@ -363,32 +396,28 @@ class Trainer:
 
     # What it reports
 
-    def _restart_clock(self) -> None:
-        self._clock = Clock(started=time.perf_counter())
-        self.feed.take_wait_seconds()
-
     def _report_training(self, epoch: int, rate: float) -> None:
-        sums, clock = self._gather_sums(), self._clock
+        sums, clock = self._gather_sums("train"), self._clock
+        self._clock = Clock()
         record = TrainRecord(
             epoch=epoch + 1,
             step=self.state.step,
             loss=sums.loss / sums.images,
             top1_error=sums.top1_errors / sums.images if self.config.print_train_error else None,
             learning_rate=rate,
-            images_per_second=sums.images / (time.perf_counter() - clock.started),
+            images_per_second=sums.images / clock.steps,
             compute_seconds=clock.compute,
-            load_wait_seconds=self.feed.take_wait_seconds(),
+            load_wait_seconds=clock.load_wait,
             exchange_seconds=clock.exchange,
         )
-        self._restart_clock()
         if self.rank == 0:
-            self.seat.launcher.send(record)
+            self.launcher.send(record)
 
     def _report_progress(
         self, mode: Literal["train", "validation"], epoch: int, step: int, steps: int
     ) -> None:
         if self.rank == 0:
-            self.seat.launcher.send(Progress(mode, epoch + 1, step, steps))
+            self.launcher.send(Progress(mode, epoch + 1, step, steps))
 
     def _write_checkpoint(self) -> None:
         """Trainer 0 writes; the others can't overtake it, since the next exchange waits for it."""
@@ -407,4 +436,4 @@ class Trainer:
             config.weights_dir,
             Checkpoint(weights, momentum, network, self.state, config.model_dump(mode="json")),
         )
-        self.seat.launcher.send(CheckpointWritten(str(path)))
+        self.launcher.send(CheckpointWritten(str(path)))

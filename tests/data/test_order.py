@@ -75,7 +75,7 @@ def test_order_depends_on_seed_and_epoch_alone(shuffle: Shuffle) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 40, 1 << 14])
 def test_images_sorts_by_counted_keys(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.data.order._CHUNK", chunk)
+    monkeypatch.setattr("tandem.philox._CHUNK", chunk)
     keys = [tuple(pair) for pair in words(3, 4, np.arange(40), Purpose.ORDER, 2).tolist()]
     expected = sorted(range(40), key=keys.__getitem__)
     assert epoch_order((25, 15), "images", 3, 4).tolist() == expected
@@ -85,7 +85,7 @@ def test_equal_keys_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def coarse(seed: int, epoch: int, indices: np.ndarray, purpose: int, count: int) -> np.ndarray:
         return np.stack([indices % 2, np.zeros_like(indices)], axis=1)
 
-    monkeypatch.setattr("tandem.data.order.words", coarse)
+    monkeypatch.setattr("tandem.philox.words", coarse)
     expected = [*range(0, 1000, 2), *range(1, 1000, 2)]
     assert epoch_order((1000,), "images", 0, 0).tolist() == expected
 

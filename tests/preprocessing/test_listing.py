@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import scipy.io
 from picture_files import WNID_OF_ID, Pictures, write_small, write_synsets
-from pictures.listing import Listing, list_pictures, shuffled_positions
+from pictures.listing import Listing, list_pictures
 from pictures.settings import Settings
 
 from tandem.errors import InputError
-from tandem.philox import words
+from tandem.philox import Purpose, permutation
 
 
 def listing_of(root: Path, **changes: object) -> Listing:
@@ -47,21 +47,14 @@ def test_a_class_may_have_no_validation_picture(root: Path) -> None:
 def test_both_lists_are_shuffled_once_from_sorted_order(root: Path) -> None:
     for split in ("train", "val"):
         names = [str(p.relative_to(root / split)) for p in (root / split).glob("*/*")]
-        order = shuffled_positions(len(names), seed=1)
+        order = permutation(len(names), 1, 0, Purpose.LISTING)
         expected = tuple(sorted(names)[i] for i in order)
         assert listing_of(root).splits[split].pictures == expected
         assert listing_of(root, seed=2).splits[split].pictures != expected
 
 
-def test_the_shuffle_sorts_by_counted_keys() -> None:
-    for count, seed in ((1, 1), (2, 5), (100, 1), (100, 2**40)):
-        keys = [words(seed, 0, np.array([i]), 5, 2)[0].tolist() for i in range(count)]
-        expected = sorted(range(count), key=lambda i: (keys[i][0], keys[i][1], i))
-        assert shuffled_positions(count, seed).tolist() == expected
-
-
 def test_the_shuffle_is_the_same_for_ever() -> None:
-    assert shuffled_positions(10, 1).tolist() == [0, 8, 1, 4, 3, 9, 7, 6, 5, 2]
+    assert permutation(10, 1, 0, Purpose.LISTING).tolist() == [0, 8, 1, 4, 3, 9, 7, 6, 5, 2]
 
 
 def test_a_subset_is_the_first_after_the_shuffle(root: Path) -> None:

@@ -1,10 +1,13 @@
 """The programs as a user starts them, and that text and labels follow the manifest."""
 
+import errno
 import os
 import subprocess
 import sys
+import tempfile
 import termios
 from pathlib import Path
+from types import ModuleType
 
 import make_hkl
 import make_labels
@@ -121,6 +124,53 @@ def test_without_a_manifest_nothing_is_written(
     error = capsys.readouterr().err
     assert error.startswith(f"error: {tmp_path / 'manifest.json'}: there is no manifest")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [(make_hkl, "manifest.json"), (make_train_val_txt, "train.txt")],
+)
+def test_a_full_disk_is_one_message_that_names_the_file(
+    pictures: Pictures,
+    tmp_path: Path,
+    program: ModuleType,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    out = tmp_path / "out"
+    if program is not make_hkl:
+        assert make_hkl.main(pictures.options(out)) == 0
+    original = Path.write_text
+
+    def write_text(path: Path, text: str, encoding: str | None = None) -> int:
+        if path.name.startswith(f".{Path(name).stem}."):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(path, text, encoding)
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    assert program.main(pictures.options(out)) == 2
+    assert f"error: {out / name}: No space left on device\n" in capsys.readouterr().err
+    assert not (out / name).exists()
+
+
+def test_a_folder_that_may_not_be_written_is_named(
+    pictures: Pictures,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    out = tmp_path / "out"
+    assert make_hkl.main(pictures.options(out)) == 0
+    capsys.readouterr()
+
+    def mkstemp(prefix: str, suffix: str, dir: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(dir / (prefix + suffix)))
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    assert make_labels.main(pictures.options(out)) == 2
+    path = out / "labels" / "train_labels.npy"
+    assert capsys.readouterr().err == f"error: {path}: Permission denied\n"
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
     model, _, gradients, net = build()
     slot = slot_of(valid=2)
     model.compute_gradients(slot, epoch=4)
-    model.take_sums()
+    model.take_sums("train")
     views = layout_of(net).views(gradients.copy())
     for name in ("conv1.weight", "conv4.bias", "fc6.weight", "fc8.bias"):
         variable = model.weights[name]
@@ -80,7 +80,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
             moved[place] += step
             variable.set_value(moved)
             model.compute_gradients(slot, epoch=4)
-            losses.append(model.take_sums().loss / 2)
+            losses.append(model.take_sums("train").loss / 2)
         variable.set_value(value)
         slope = (losses[0] - losses[1]) / 2e-6
         assert views[name][place] == pytest.approx(slope, rel=1e-4), name
@@ -92,7 +92,7 @@ def test_a_trainer_without_pictures_has_a_gradient_of_zero() -> None:
     model.compute_gradients(slot_of(valid=0), epoch=0)
     views = layout_of(model._network).views(gradients)
     assert all((view == 0).all() for view in views.values())
-    assert model.take_sums() == Sums()
+    assert model.take_sums("train") == Sums()
 
 
 def test_stale_rows_change_nothing() -> None:
@@ -100,10 +100,10 @@ def test_stale_rows_change_nothing() -> None:
     first, second = slot_of(valid=2), slot_of(valid=2)
     second.pictures[2:], second.labels[2:], second.indices[2:] = 255, 1, 7
     model.compute_gradients(first, epoch=0)
-    expected, sums = gradients.copy(), model.take_sums()
+    expected, sums = gradients.copy(), model.take_sums("train")
     model.compute_gradients(second, epoch=0)
     np.testing.assert_allclose(gradients, expected, rtol=1e-9, atol=1e-15)
-    again = model.take_sums()
+    again = model.take_sums("train")
     assert again.loss == pytest.approx(sums.loss)
     assert (again.top1_errors, again.images) == (sums.top1_errors, 2)
 
@@ -112,11 +112,11 @@ def test_sums_count_every_valid_picture_until_they_are_taken() -> None:
     model, _, _, _ = build()
     for valid in (3, 1):
         model.validate(slot_of(valid))
-    sums = model.take_sums()
+    sums = model.take_sums("validation")
     assert sums.images == 4
     assert 0 <= sums.top5_errors <= sums.top1_errors <= 4
     assert sums.loss == pytest.approx(4 * np.log(CLASSES), rel=0.2)
-    assert model.take_sums() == Sums()
+    assert model.take_sums("validation") == Sums()
 
 
 def test_dropout_is_in_the_training_graph_alone() -> None:
@@ -135,5 +135,5 @@ def test_dropout_depends_on_the_epoch() -> None:
     losses = []
     for epoch in (0, 0, 1):
         model.compute_gradients(slot_of(3), epoch)
-        losses.append(model.take_sums().loss)
+        losses.append(model.take_sums("train").loss)
     assert losses[0] == losses[1] != losses[2]

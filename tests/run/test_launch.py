@@ -1,0 +1,54 @@
+"""What the launcher makes of faults in its children."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny import prepare
+
+import proc_load
+from tandem.run.config import Config
+from tandem.run.launch import launch
+from tandem.run.observe import ValidationObserver
+from tandem.run.plan import Plan, make_plan
+
+
+def plan_of(folder: Path, network: str, **settings: object) -> Plan:
+    config = Config(
+        data_folder=str(prepare(folder / "data")),
+        weights_dir=str(folder / "run"),
+        crop_size=67,
+        width=0.05,
+        batch_size=2,
+        devices=("cpu", "cpu"),
+        threads=1,
+        **settings,
+    )
+    return make_plan(config, network)
+
+
+def test_an_exception_in_a_trainer_is_told_with_its_own_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = plan_of(tmp_path, "broken_network:BrokenAlexNet")
+    with caplog.at_level(logging.INFO):
+        assert launch(plan, proc_load.serve, ValidationObserver()) == 1
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[-1] == (
+        "error: the run has ended: trainer 1: ZeroDivisionError: broken on purpose"
+    )
+    assert messages[-2].startswith("trainer 1 failed:\nTraceback")
+    assert "broken_network.py" in messages[-2]
+
+
+def test_bad_input_that_a_trainer_finds_has_exit_status_2(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = plan_of(tmp_path, "alex_net:AlexNet")
+    plan = replace(plan, config=plan.config.model_copy(update={"crop_size": 40}))
+    with caplog.at_level(logging.INFO):
+        assert launch(plan, proc_load.serve, ValidationObserver()) == 2
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("error: crop_size, width: AlexNet: at crop_size 40")
+    assert not (tmp_path / "run").exists()
