@@ -11,7 +11,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from tandem.exchange import Meeting, meetings
 from tandem.memory import HostBuffer, SlotLayout
@@ -263,7 +263,9 @@ def _deaths(crew: Crew) -> list[Failed]:
         # A loader ends by itself when its trainer needs it no more, or is gone.
         expected = member.finished or (not member.is_trainer and status == 0)
         if status is not None and not expected:
-            failures.append(Failed(member.name, "death", _epitaph(status), ""))
+            # Who exits has said why, or ends because another did; who is killed says nothing.
+            kind: Literal["death", "consequence"] = "death" if status < 0 else "consequence"
+            failures.append(Failed(member.name, kind, _epitaph(status), ""))
     return failures
 
 
