@@ -10,7 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny import group_members, prepare, run_program, settings, shared_memory, start_program
+from tiny import (
+    group_members,
+    is_gone,
+    prepare,
+    run_program,
+    settings,
+    shared_memory,
+    start_program,
+)
 
 from tandem.device import cpp_compiler
 
@@ -209,7 +217,7 @@ def test_an_interrupted_run_writes_a_checkpoint_and_continues_exactly(
     _, errors = process.communicate(timeout=20)
     assert process.returncode == status, errors
     assert "Traceback" not in errors
-    assert group_members(process.pid) == []
+    assert is_gone(process.pid)
     assert shared_memory() <= before
     assert not (run / "epoch-0006.safetensors").exists()
     train(data, run, resume_train=True, **common)
@@ -229,7 +237,7 @@ def test_a_killed_process_ends_the_run(data: Path, tmp_path: Path, victim: str) 
     _, errors = process.communicate(timeout=15)
     assert process.returncode == 1
     assert f"{victim}: was killed by SIGKILL" in errors
-    assert group_members(process.pid) == []
+    assert is_gone(process.pid)
     assert shared_memory() <= before
 
 
@@ -240,10 +248,7 @@ def test_children_of_a_killed_launcher_end_by_themselves(data: Path, tmp_path: P
     wait_for_steps(run, process, 3)
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 10
-    while group_members(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert group_members(process.pid) == []
+    assert is_gone(process.pid, seconds=10)
 
 
 def test_a_batch_file_that_is_damaged_in_mid_run_is_named(tmp_path: Path) -> None:
@@ -255,7 +260,7 @@ def test_a_batch_file_that_is_damaged_in_mid_run_is_named(tmp_path: Path) -> Non
     assert process.returncode == 2, errors
     assert re.search(r"^error: .*0001\.hkl", errors, re.MULTILINE), errors
     assert "Traceback" not in errors
-    assert group_members(process.pid) == []
+    assert is_gone(process.pid)
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1.0, 2.0])
@@ -268,7 +273,7 @@ def test_ctrl_c_before_the_first_step(data: Path, tmp_path: Path, seconds: float
         assert process.returncode in (130, -signal.SIGINT), errors
         assert process.returncode == 130 or seconds == 0.5, errors  # Python was still starting
         assert "Traceback" not in errors or process.returncode < 0
-    assert group_members(process.pid) == []
+    assert is_gone(process.pid)
 
 
 def test_ctrl_c_twice_ends_at_once(data: Path, tmp_path: Path) -> None:
@@ -282,7 +287,7 @@ def test_ctrl_c_twice_ends_at_once(data: Path, tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    assert group_members(process.pid) == []
+    assert is_gone(process.pid)
 
 
 def test_the_originals_layout_gives_the_same_bits(data: Path, tmp_path: Path) -> None:

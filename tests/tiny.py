@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,16 @@ def group_members(group: int) -> list[int]:
         if int(fields[2]) == group and fields[0] != "Z":
             members.append(int(stat.parent.name))
     return members
+
+
+def is_gone(group: int, seconds: float = 5.0) -> bool:
+    """Whether no process of a group is left; multiprocessing's own helper ends a moment later."""
+    deadline = time.monotonic() + seconds
+    while group_members(group):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def shared_memory() -> set[str]:
