@@ -8,11 +8,13 @@ import json
 import logging
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -306,6 +308,7 @@ class _Report:
         self._done = self._before
         self._started = self._last_line = time.monotonic()
         self._bar: tqdm | None = None
+        self._interrupted = False
         self._check_bad()
 
     @property
@@ -329,17 +332,23 @@ class _Report:
         """Show a progress bar on a terminal; elsewhere, lines in the log."""
         if self._before:
             log.info("going on after %d of %d pictures", self._before, self._total)
-        if not sys.stderr.isatty():
-            yield
-            return
-        with (
-            tqdm(total=self._total, initial=self._before, unit="pictures") as self._bar,
-            logging_redirect_tqdm(),
-        ):
-            yield
+        former = signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            if not sys.stderr.isatty():
+                yield
+                return
+            with (
+                tqdm(total=self._total, initial=self._before, unit="pictures") as self._bar,
+                logging_redirect_tqdm(),
+            ):
+                yield
+        finally:
+            signal.signal(signal.SIGINT, former)
 
     def advance(self, count: int) -> None:
         """`count` more pictures are dealt with."""
+        if self._interrupted:
+            raise KeyboardInterrupt
         self._done += count
         if self._bar is not None:
             self._bar.update(count)
@@ -354,6 +363,11 @@ class _Report:
                 rate,
                 left,
             )
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        # Python drops an exception that comes while it runs a finalizer, so it is noted as well.
+        self._interrupted = True
+        raise KeyboardInterrupt
 
     def skip(self, split: str, skipped: Skipped) -> None:
         """Note a picture that is left out; raises InputError when they are too many."""

@@ -1,5 +1,6 @@
 """Stopped at any moment and started again, a run ends with the same bytes in every file."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -263,3 +264,22 @@ def test_a_dead_worker_ends_the_run(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert "error: a process that decodes pictures died" in error
     assert not any(map(is_running, workers))
+
+
+def test_ctrl_c_counts_also_where_python_drops_the_exception(
+    tmp_path: Path, pictures: Pictures, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a finalizer, where an exception is printed and forgotten."""
+    hand_out = prepare.SplitMaker._hand_out
+
+    def interrupted(maker: prepare.SplitMaker) -> None:
+        hand_out(maker)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare.SplitMaker, "_hand_out", interrupted)
+        assert make_hkl.main(pictures.options(out)) == 130
+    assert make_hkl.main(pictures.options(out)) == 0
+    assert contents(out) == expected
