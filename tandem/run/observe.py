@@ -130,8 +130,14 @@ class TrainingObserver:
                 partial.unlink(missing_ok=True)
 
     def _append(self, record: TrainRecord | ValidationRecord) -> None:
-        if self._record is not None:
+        if self._record is None:
+            return
+        try:
             self._record.append(record)
+        except OSError as error:
+            raise InputError(
+                f"{self._folder / 'record.jsonl'}: cannot be written ({error.strerror})"
+            ) from error
 
     def _tell_training(self, record: TrainRecord) -> None:
         figures = {
