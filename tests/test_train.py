@@ -271,7 +271,7 @@ def test_ctrl_c_before_the_first_step(data: Path, tmp_path: Path, seconds: float
     _, errors = process.communicate(timeout=20)
     if process.returncode != 0:  # a quick machine may have finished
         assert process.returncode in (130, -signal.SIGINT), errors
-        assert process.returncode == 130 or seconds == 0.5, errors  # Python was still starting
+        assert process.returncode == 130 or seconds < 2, errors  # Python was still starting
         assert "Traceback" not in errors or process.returncode < 0
     assert is_gone(process.pid)
 
