@@ -63,9 +63,10 @@ def test_numbers_are_updated_in_place(compiled: Mode, dtype: str) -> None:
     """Sums that grow from call to call; torch.compile by itself loses those in float64."""
     total = device_shared(np.zeros((), dtype), "total")
     x = pt.vector("x", dtype=dtype, shape=(4,))
-    add = pytensor.function([x], total * 1, updates=[(total, total + x.sum())], mode=compiled)
+    # No output: one that could show the old value would be computed another way.
+    add = pytensor.function([x], [], updates=[(total, total + x.sum())], mode=compiled)
     for call in range(3):
-        assert add(np.arange(4, dtype=dtype)) == 6 * call
+        add(np.arange(4, dtype=dtype))
         assert total.get_value() == 6 * (call + 1)
 
 
