@@ -300,11 +300,13 @@ if not keep_freed_memory():
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 x = torch.ones(1 << 24)
+pages = x.nbytes // resource.getpagesize()
 y = x * 2; del y
 before = faults()
-for _ in range(5):
+for _ in range(20):
     y = x * 2; del y
-assert faults() - before < 1000, faults() - before
+# A block that something small has nibbled at is given out anew, which may happen once or twice.
+assert faults() - before < 5 * pages, (faults() - before) / pages
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=120)
     if done.returncode == 3:
