@@ -20,7 +20,7 @@ from tandem.data.fill import FillRequest, SlotFiller
 from tandem.errors import InputError
 from tandem.memory import Buffer, Slot, SlotLayout
 from tandem.run.messages import Failed, Filled, Stop
-from tandem.run.process import describe, settle
+from tandem.run.process import describe
 
 LOOK_SECONDS = 1.0  # the longest wait before looking again at who is still there
 
@@ -52,7 +52,6 @@ def serve(
     SystemExit
         With status 1, when something failed. The launcher has been told.
     """
-    settle()
     try:
         slots = [Slot.on(buffer, layout) for buffer in buffers]
         while (request := _receive(connection)) is not None:

@@ -3,15 +3,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python demo/make_digits.py --out data/demo/pictures
-preprocessing/generate_data.sh --train-img-dir data/demo/pictures/train \
-    --val-img-dir data/demo/pictures/val --tar-root-dir data/demo --image-size 72
+demo/prepare.sh
 
 # An earlier run of the demo is continued, or found to be finished; `make clean` removes it.
-if compgen -G "runs/demo/epoch-*.safetensors" > /dev/null; then
+if [ -e runs/demo/config.yaml ]; then
     python train.py --config demo/config.yaml --resume_train true
 else
-    rm -rf runs/demo
     python train.py --config demo/config.yaml
 fi
 python -m tandem.plot runs/demo

@@ -67,6 +67,12 @@ def write_json(path: Path, value: Any, default: Callable[[Any], Any] | None = No
     write_text(path, json.dumps(value, indent=1, default=default) + "\n")
 
 
+def remove_partials(folder: Path) -> None:
+    """Remove what killed processes have left half written by `replacing` in `folder`."""
+    for partial in folder.glob(".*.partial*"):
+        partial.unlink(missing_ok=True)
+
+
 def umask() -> int:
     """The permissions that new files and folders of this process go without."""
     current = os.umask(0)

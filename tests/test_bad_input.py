@@ -191,7 +191,7 @@ def test_a_configuration_that_would_be_overwritten(
     pristine: Path, tmp_path: Path, refused: Refused
 ) -> None:
     (tmp_path / "config.yaml").write_text("learning_rate: 1\n")
-    refused(pristine, tmp_path, "config.yaml", "would overwrite")
+    refused(pristine, tmp_path, "config.yaml", "a run that left no checkpoint")
 
 
 def test_a_damaged_record(pristine: Path, finished: Path, tmp_path: Path, refused: Refused) -> None:

@@ -28,7 +28,9 @@ from tandem.data.order import (
 )
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.run.feed import Feed, LoaderError, ProcessLoader
+from tandem.run.heartbeat import Board
 from tandem.run.messages import Failed, Ready
+from tandem.run.process import Membership, enter
 
 ROOT = Path(__file__).parent.parent
 CONTEXT = multiprocessing.get_context("spawn")
@@ -62,9 +64,10 @@ def start(filler: SlotFiller, batch: int) -> Loading:
     buffers = [HostBuffer.create(layout.nbytes) for _ in range(2)]
     here, there = CONTEXT.Pipe()
     launcher, report = CONTEXT.Pipe()
+    membership = Membership(Board.create(("launcher", "loader 0"), timeout=60), place=1)
     process = CONTEXT.Process(
-        target=proc_load.serve,
-        args=(there, filler, layout, buffers, report),
+        target=enter,
+        args=(membership, proc_load.serve, there, filler, layout, buffers, report),
         name="loader 0",
         daemon=True,
     )

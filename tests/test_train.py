@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from tiny import (
-    group_members,
+    find_process,
     is_gone,
     prepare,
+    read_record,
     run_program,
     settings,
     shared_memory,
     start_program,
+    wait_for_steps,
+    without_times,
 )
 
 from tandem.device import cpp_compiler
@@ -47,10 +50,6 @@ def train(data: Path, run: Path, **changes: object) -> list[dict[str, object]]:
     result = run_program("train.py", settings(data, run, **changes))
     assert result.returncode == 0, result.stderr
     return read_record(run)
-
-
-def read_record(run: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (run / "record.jsonl").read_text().splitlines()]
 
 
 def weights(run: Path, name: str) -> dict[str, np.ndarray]:
@@ -185,22 +184,6 @@ def test_a_resumed_run_continues_as_if_it_had_not_stopped(data: Path, tmp_path: 
     ]
 
 
-def without_times(line: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in line.items() if "second" not in key}
-
-
-def wait_for_steps(run: Path, process: object, steps: int) -> None:
-    """Return when the record has that many lines."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        path = run / "record.jsonl"
-        if path.exists() and path.read_bytes().count(b"\n") >= steps:
-            return
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.05)
-    pytest.fail("the run has not come so far in a minute")
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_writes_a_checkpoint_and_continues_exactly(
     data: Path, tmp_path: Path, number: signal.Signals, status: int
@@ -310,12 +293,3 @@ def test_every_step_is_in_one_record(data: Path, tmp_path: Path) -> None:
         expected = np.average(losses[window], weights=images[window])
         assert line["step"] == 3 * number + 3
         assert line["loss"] == pytest.approx(expected, rel=1e-6)
-
-
-def find_process(group: int, name: str) -> int:
-    """The process of a run by its name, which each process gives itself."""
-    wanted = name.replace(" ", "-")
-    for member in group_members(group):
-        if Path(f"/proc/{member}/comm").read_text().strip() == wanted:
-            return member
-    pytest.fail(f"no process is named {name}")

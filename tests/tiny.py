@@ -1,5 +1,6 @@
 """Tiny prepared data sets, and the programs run on them as a user runs them."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -139,3 +140,39 @@ def shared_memory() -> set[str]:
         return set()
     # Other programs of this machine may make semaphores meanwhile; ours makes none.
     return {path.name for path in folder.iterdir() if not path.name.startswith("sem.")}
+
+
+def find_process(group: int, name: str) -> int:
+    """The process of a run by its name, which each process gives itself.
+
+    Raises
+    ------
+    LookupError
+        There is none.
+    """
+    wanted = name.replace(" ", "-")
+    for member in group_members(group):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{member}/comm").read_text().strip() == wanted:
+                return member
+    raise LookupError(f"no process is named {name}")
+
+
+def wait_for_steps(run: Path, process: "subprocess.Popen[str]", steps: int) -> None:
+    """Return when the record has that many lines."""
+    path, deadline = run / "record.jsonl", time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < steps:
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(f"the run has not come so far: {process.communicate()}")
+        time.sleep(0.05)
+
+
+def read_record(run: Path) -> list[dict[str, object]]:
+    """The lines of a record as they stand there."""
+    return [json.loads(line) for line in (run / "record.jsonl").read_text().splitlines()]
+
+
+def without_times(line: dict[str, object]) -> dict[str, object]:
+    """A line of the record but for how long things took."""
+    return {key: value for key, value in line.items() if "second" not in key}

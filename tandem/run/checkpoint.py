@@ -2,17 +2,13 @@
 
 The tensors are ``conv1.weight`` and so on, in their logical layout (filters: out, in, row, column;
 fully connected: in, out), and ``momentum/conv1.weight`` and so on. Everything else is JSON under
-the key ``tandem`` of the file's metadata. Reading a file executes nothing that stands in it.
-
-``epoch-0003.safetensors`` was written after three whole epochs,
-``epoch-0003-step-000120.safetensors`` 120 steps into the fourth.
+the key ``tandem`` of the file's metadata, and the key ``sha256`` holds a checksum of all this.
+Reading a file executes nothing that stands in it.
 """
 
-import importlib.metadata
+import hashlib
 import json
 import math
-import platform
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -27,12 +23,13 @@ from safetensors.numpy import save_file
 from tandem.errors import InputError
 from tandem.files import replacing
 from tandem.run.config import Config
+from tandem.run.sums import Pending
 
 FORMAT = 1
 
 _KEY = "tandem"
+_CHECKSUM = "sha256"
 _MOMENTUM = "momentum/"
-_NAME = re.compile(r"epoch-(\d{4,})(?:-step-(\d{6,}))?\.safetensors")
 _DTYPES: dict[str, np.dtype] = {"F32": np.dtype(np.float32), "F64": np.dtype(np.float64)}
 
 _Count = Annotated[int, Field(ge=0)]
@@ -80,6 +77,11 @@ class RunState:
     global_batch, train_pictures : int or None
         Pictures per step over all trainers, and of an epoch; `check_continues` compares them. None
         is unknown.
+    pending : Pending
+        What has been counted since the last line about training in the record.
+    skipped : tuple of (int, int)
+        Epoch and number of each global minibatch, both from 0, that is passed over because it made
+        the loss or a gradient not finite, after which the run went back to a checkpoint.
     """
 
     epoch: _Count = 0
@@ -88,6 +90,8 @@ class RunState:
     validation_errors: tuple[_Error, ...] = ()
     global_batch: Annotated[int, Field(ge=1)] | None = None
     train_pictures: Annotated[int, Field(ge=1)] | None = None
+    pending: Pending = field(default_factory=Pending)
+    skipped: tuple[tuple[_Count, _Count], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,8 @@ class Checkpoint:
     state : RunState
     config : dict
         The run's resolved configuration, as ``Config.model_dump(mode="json")`` gives it.
-    versions : dict of str to str
-        Of Python and of the packages that wrote the file.
+    conditions : dict of str to str
+        What else the bits depend on, see `tandem.run.exact`.
     """
 
     weights: dict[str, np.ndarray]
@@ -114,7 +118,7 @@ class Checkpoint:
     network: NetworkDescription
     state: RunState = RunState()
     config: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=lambda: _versions())
+    conditions: dict[str, str] = field(default_factory=dict)
 
 
 class _Metadata(BaseModel):
@@ -125,25 +129,7 @@ class _Metadata(BaseModel):
     network: NetworkDescription
     state: RunState
     config: dict[str, Any]
-    versions: dict[str, str]
-
-
-def write_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint into `folder`, whole or not at all, under the name of its state.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    InputError
-        The folder is missing, full or not writable.
-    """
-    path = Path(folder) / checkpoint_name(checkpoint.state)
-    save_checkpoint(path, checkpoint)
-    return path
+    conditions: dict[str, str]
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
@@ -164,17 +150,13 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         raise ValueError(f"this checkpoint cannot be written: {fault}")
     # save_file writes memory as it lies, so a strided view needs a copy; others are not copied.
     laid_out = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+    text = _metadata_text(checkpoint)
+    metadata = {_KEY: text, _CHECKSUM: _checksum(text, laid_out)}
     try:
         with replacing(path) as partial:
-            save_file(laid_out, partial, {_KEY: _metadata_text(checkpoint)})
+            save_file(laid_out, partial, metadata)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: the checkpoint could not be written: {error}") from error
-
-
-def checkpoint_name(state: RunState) -> str:
-    """The file name of a checkpoint, which sorts in the order of training."""
-    part = f"-step-{state.step_in_epoch:06d}" if state.step_in_epoch else ""
-    return f"epoch-{state.epoch:04d}{part}.safetensors"
 
 
 def read_checkpoint(path: str | Path, shapes: Shapes | None = None) -> Checkpoint:
@@ -202,19 +184,40 @@ def read_checkpoint(path: str | Path, shapes: Shapes | None = None) -> Checkpoin
         found = {name: shape for name, (_, shape) in described.items()}
         if shapes is not None:
             _check_shapes(path, found, metadata.network, shapes)
-        names = [name for name in described if not name.startswith(_MOMENTUM)]
-        weights = {name: file.get_tensor(name) for name in names}
-        momentum = None
-        if metadata.momentum:
-            momentum = {name: file.get_tensor(_MOMENTUM + name) for name in names}
+        tensors = _read_tensors(path, file, described)
+    weights = {n: value for n, value in tensors.items() if not n.startswith(_MOMENTUM)}
+    momentum = {name: tensors[_MOMENTUM + name] for name in weights} if metadata.momentum else None
     return Checkpoint(
         weights,
         momentum,
         metadata.network,
         metadata.state,
         metadata.config,
-        metadata.versions,
+        metadata.conditions,
     )
+
+
+def verify_checkpoint(path: str | Path) -> None:
+    """Read a checkpoint to its end and compare it with its checksum.
+
+    Raises
+    ------
+    InputError
+        The file is missing, is not a checkpoint or is damaged.
+    """
+    read_checkpoint(path)
+
+
+def read_conditions(path: str | Path) -> dict[str, str]:
+    """Read what the bits of a checkpoint's run depended on, without its tensors.
+
+    Raises
+    ------
+    InputError
+        As `read_checkpoint`.
+    """
+    with _opened(Path(path)) as (_, metadata, _):
+        return metadata.conditions
 
 
 def read_state(path: str | Path) -> RunState:
@@ -304,63 +307,20 @@ def initial_weights(path: str | Path, shapes: Shapes) -> tuple[dict[str, np.ndar
     """
     path = Path(path)
     with _opened(path) as (file, metadata, described):
+        tensors = _read_tensors(path, file, described)
         differs = {
             _layer(name)
             for name, shape in shapes.items()
             if name not in described or described[name][1] != tuple(shape)
         }
         afresh = [name for name in shapes if _layer(name) in differs]
-        weights = {name: file.get_tensor(name) for name in shapes if name not in afresh}
+        weights = {name: tensors[name] for name in shapes if name not in afresh}
     if not weights:
         raise InputError(
             f"{path}: init_weights: no layer of this checkpoint ({_summary(metadata.network)}) "
             "has the shape of one of the network to be trained"
         )
     return weights, afresh
-
-
-def list_checkpoints(folder: str | Path) -> list[Path]:
-    """The checkpoints in a folder by their names, earliest first; none if there is no folder."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        return []
-    found = {
-        (int(match[1]), int(match[2] or 0)): path
-        for path in folder.iterdir()
-        if (match := _NAME.fullmatch(path.name))
-    }
-    return [found[position] for position in sorted(found)]
-
-
-def find_checkpoint(folder: str | Path, load_epoch: int | Literal["latest"]) -> Path:
-    """Find the checkpoint to resume from.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the run left its checkpoints.
-    load_epoch : int or "latest"
-        How many whole epochs it was written after, or whichever is furthest.
-
-    Raises
-    ------
-    InputError
-        It is not there; the message lists those that are.
-    """
-    found = list_checkpoints(folder)
-    if not found:
-        raise InputError(
-            f"{folder}: no checkpoint to resume from; expected files named epoch-0001.safetensors"
-        )
-    if load_epoch == "latest":
-        return found[-1]
-    name = checkpoint_name(RunState(epoch=load_epoch))
-    for path in found:
-        if path.name == name:
-            return path
-    raise InputError(
-        f"{folder}: no checkpoint {name} (load_epoch {load_epoch}); there are: {_listing(found)}"
-    )
 
 
 @contextmanager
@@ -384,6 +344,28 @@ def _opened(path: Path) -> Iterator[tuple[Any, _Metadata, _Described]]:
         raise InputError(
             f"{path}: not a checkpoint, or damaged; expected a whole safetensors file ({error})"
         ) from error
+
+
+def _read_tensors(path: Path, file: Any, described: _Described) -> dict[str, np.ndarray]:
+    """All tensors, after a look at the checksum."""
+    tensors = {name: file.get_tensor(name) for name in described}
+    metadata = file.metadata()
+    if metadata.get(_CHECKSUM) != _checksum(metadata[_KEY], tensors):
+        raise InputError(
+            f"{path}: the checkpoint is damaged: its contents do not have the checksum that was "
+            "written with them"
+        )
+    return tensors
+
+
+def _checksum(text: str, tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 over the metadata and, by name, every tensor's type, shape and bytes."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        array = tensors[name]
+        digest.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.asarray(array, order="C").reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def _parse_metadata(path: Path, metadata: Mapping[str, str] | None) -> _Metadata:
@@ -418,7 +400,7 @@ def _metadata_text(checkpoint: Checkpoint) -> str:
             "network": asdict(checkpoint.network),
             "state": state,
             "config": checkpoint.config,
-            "versions": checkpoint.versions,
+            "conditions": checkpoint.conditions,
         },
         allow_nan=False,
     )
@@ -467,18 +449,3 @@ def _dtype(name: str) -> np.dtype | str:
 def _layer(name: str) -> str:
     """The layer that a parameter is of: its weight and bias begin afresh together."""
     return name.rpartition(".")[0]
-
-
-def _listing(paths: Sequence[Path]) -> str:
-    names = [path.name for path in paths]
-    return ", ".join(names if len(names) <= 8 else [*names[:3], "...", *names[-4:]])
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in ("tandem", "numpy", "pytensor", "torch", "safetensors"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

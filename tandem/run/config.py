@@ -196,6 +196,25 @@ class Config(BaseModel):
     init_weights: _Path | None = _path(
         _RUN, None, "checkpoint to take the first weights from; null: random ones"
     )
+    exact: bool = _key(
+        _RUN,
+        True,
+        "resume only where the same bits can follow; false: continue anyway",
+        _SWITCH,
+    )
+    restarts: int = _key(
+        _RUN,
+        0,
+        "times to start again from the newest checkpoint after a fault",
+        "a whole number of at least 0",
+        ge=0,
+    )
+    on_nan: Literal["stop", "skip", "rollback"] = _key(
+        _RUN,
+        "stop",
+        "when the loss or a gradient is not finite: stop, skip or rollback",
+        "stop, skip or rollback",
+    )
     seed: int = _key(
         _RUN,
         1,
@@ -349,6 +368,14 @@ class Config(BaseModel):
         "true, false or auto",
     )
 
+    peer_timeout_seconds: _Float = _key(
+        _TRAINERS,
+        60.0,
+        "seconds without a sign of life after which a process is dead",
+        "a number of seconds of at least 1",
+        ge=1,
+    )
+
     weights_dir: _Path = _path(_OUTPUT, "runs/alexnet", "checkpoints, record.jsonl and config.yaml")
     snapshot_freq: int = _key(
         _OUTPUT,
@@ -356,6 +383,19 @@ class Config(BaseModel):
         "epochs between checkpoints",
         "a whole number of epochs of at least 1",
         ge=1,
+    )
+    snapshot_minutes: _Float = _key(
+        _OUTPUT,
+        10.0,
+        "minutes between checkpoints within an epoch; 0: none",
+        "a number of minutes of at least 0",
+        ge=0,
+    )
+    keep_snapshots: Annotated[int, Field(ge=1)] | Literal["all"] = _key(
+        _OUTPUT,
+        3,
+        "last checkpoints that are kept, beside the best; or all",
+        "a whole number of at least 1, or all",
     )
     print_freq: int = _key(
         _OUTPUT,
@@ -370,11 +410,6 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
-        if self.resume_train and self.init_weights is not None:
-            raise ValueError(
-                "resume_train continues from a checkpoint's weights and init_weights begins with "
-                "another's: give only one of the two"
-            )
         if self.use_nesterov_momentum and not self.use_momentum:
             raise ValueError(
                 "use_nesterov_momentum is true while use_momentum is false: Nesterov's is a form "

@@ -10,20 +10,27 @@ from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
 from tandem.exchange import Meeting, meetings
+from tandem.files import remove_partials
 from tandem.memory import HostBuffer, SlotLayout
 from tandem.run import trainer
+from tandem.run.heartbeat import LAUNCHER, ORPHANED, Board, Heart, Watch
+from tandem.run.lock import FolderLock
 from tandem.run.messages import Failed, Finished, Ready, Stop
 from tandem.run.observe import Observer
 from tandem.run.plan import Plan
+from tandem.run.process import Membership, enter
 
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 1.0  # to hear of the cause when a consequence of it is seen first
 END_SECONDS = 5.0  # for processes to end by themselves before they are killed
+
+WRITER = "trainer 0"  # who writes to the run folder
 
 LoaderTarget = Callable[..., None]
 
@@ -46,8 +53,18 @@ class Member:
 
 @dataclass
 class Crew:
-    """All processes of a run."""
+    """All processes of a run.
 
+    Attributes
+    ----------
+    board : Board
+        Their signs of life.
+    folder : Path or None
+        Where trainer 0 writes.
+    """
+
+    board: Board
+    folder: Path | None
     members: list[Member] = field(default_factory=list)
 
     @property
@@ -59,7 +76,12 @@ class Crew:
         """Start a process; the last argument of its target is its pipe to the launcher."""
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe(duplex=True)
-        process = context.Process(target=target, args=(*arguments, there), name=name, daemon=True)
+        membership = Membership(
+            self.board, self.board.names.index(name), self.folder if name == WRITER else None
+        )
+        process = context.Process(
+            target=enter, args=(membership, target, *arguments, there), name=name, daemon=True
+        )
         process.start()
         # A pipe tells of a process's end only when nobody else holds that end of it.
         there.close()
@@ -79,18 +101,17 @@ class Crew:
         Parameters
         ----------
         patience : float
-            Seconds in which processes may end by themselves. Then they are asked to, then killed.
+            Seconds in which processes may end by themselves. Then they are killed: what they have
+            is in memory without a name, or written whole or not at all.
         """
         self._join(patience)
-        for member in self.members:
-            if member.process.is_alive():
-                member.process.terminate()
-        self._join(END_SECONDS)
         for member in self.members:
             if member.process.is_alive():
                 member.process.kill()
             member.process.join()
             member.process.close()
+        if self.folder is not None:
+            remove_partials(self.folder)
 
     def _join(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -124,7 +145,25 @@ class StopSignals:
             signal.signal(number, handler)
 
 
-def launch(plan: Plan, loader: LoaderTarget, observer: Observer) -> int:
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes
+    ----------
+    status : int
+        Exit status: 0; 1 after a fault; 2 after bad input; 130 after Ctrl-C, 143 after SIGTERM.
+    failure : Failed or None
+        Why, where something failed.
+    """
+
+    status: int
+    failure: Failed | None = None
+
+
+def launch(
+    plan: Plan, loader: LoaderTarget, observer: Observer, lock: FolderLock | None = None
+) -> Outcome:
     """Run a plan in processes of its own.
 
     Parameters
@@ -136,45 +175,57 @@ def launch(plan: Plan, loader: LoaderTarget, observer: Observer) -> int:
         layout and the buffers of the slots, and a connection to the launcher.
     observer : Observer
         Told of every report of trainer 0.
+    lock : FolderLock, optional
+        On the run folder; the trainers hold it as well.
 
     Returns
     -------
-    int
-        Exit status: 0; 1 after a fault; 2 after bad input; 130 after Ctrl-C, 143 after SIGTERM.
+    Outcome
+        The reason of a failure has been logged.
     """
-    signals, crew, patience = StopSignals(), Crew(), 0.0
+    names = ["launcher"]
+    for rank in range(plan.trainers):
+        names += [f"loader {rank}"] * plan.config.para_load + [f"trainer {rank}"]
+    board = Board.create(tuple(names), plan.config.peer_timeout_seconds)
+    folder = plan.config.weights_path if plan.job == "train" else None
+    heart = Heart(board, LAUNCHER)
+    signals, crew, patience = StopSignals(), Crew(board, folder), 0.0
     try:
-        with _interrupts_held():
-            _start(plan, loader, crew)
+        heart.start()
+        with _signals_held():
+            _start(plan, loader, crew, lock)
         failure = _supervise(plan, crew, observer, signals)
         if failure is None and all(member.finished for member in crew.trainers):
             patience = END_SECONDS
     finally:
         # Whatever comes, an exception here included, no process stays behind.
         crew.end(patience)
+        heart.stop()
+        board.buffer.close()
         observer.close()
         signals.restore()
     if failure is not None:
-        return explain(failure)
+        return Outcome(explain(failure), failure)
     if signals.count:
         log.info("stopped by %s", signals.last.name)
-        return signals.exit_status
-    return 0
+        return Outcome(signals.exit_status)
+    return Outcome(0)
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold SIGINT back; children inherit that, so Ctrl-C can't reach one before it has settled."""
+def _signals_held() -> Iterator[None]:
+    """Hold the signals to stop back; children inherit that, so none reaches one that is new."""
     # It is started with the first child otherwise, and lets SIGINT through again.
     resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    held = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
 
 
-def _start(plan: Plan, loader: LoaderTarget, crew: Crew) -> None:
+def _start(plan: Plan, loader: LoaderTarget, crew: Crew, lock: FolderLock | None) -> None:
     slots = SlotLayout(plan.config.batch_size, plan.picture_size)
     places = meetings(plan.trainers)
     parameters = tuple(HostBuffer.create(0, f"parameters {r}") for r in range(plan.trainers))
@@ -190,7 +241,7 @@ def _start(plan: Plan, loader: LoaderTarget, crew: Crew) -> None:
             crew.start(f"loader {rank}", loader, trainer_end, plan.filler(), slots, buffers)
             trainer_end.close()
         seat = trainer.Seat(
-            plan, rank, places[rank], loader_end, slots, buffers, parameters, gradients
+            plan, rank, places[rank], loader_end, slots, buffers, parameters, gradients, lock
         )
         crew.start(f"trainer {rank}", trainer.serve, seat)
         if loader_end is not None:
@@ -210,7 +261,7 @@ def _let_go(places: list[Meeting], buffers: tuple[HostBuffer, ...]) -> None:
 def _supervise(plan: Plan, crew: Crew, observer: Observer, signals: StopSignals) -> Failed | None:
     """Pass reports on until all trainers have finished; return the cause when one fails."""
     ready: set[int] = set()
-    asked = False
+    asked, watch = False, Watch(crew.board, range(1, len(crew.board.names)))
     while not all(member.finished for member in crew.trainers):
         # Before the first step there is nothing to save, and validation writes nothing.
         training = plan.job == "train" and len(ready) == plan.trainers
@@ -226,13 +277,11 @@ def _supervise(plan: Plan, crew: Crew, observer: Observer, signals: StopSignals)
                 failures.append(message)
             elif isinstance(message, Ready):
                 ready.add(message.rank)
-                if len(ready) == plan.trainers:
-                    observer.begin()
             elif isinstance(message, Finished):
                 crew.trainers[message.rank].finished = True
             else:
                 observer.tell(message)
-        failures += _deaths(crew)
+        failures += _deaths(crew) or _silences(crew, watch)
         if failures and signals.count and not training:
             return None  # whatever broke, the user has asked for the end
         if failures:
@@ -269,7 +318,24 @@ def _deaths(crew: Crew) -> list[Failed]:
     return failures
 
 
+def _silences(crew: Crew, watch: Watch) -> list[Failed]:
+    """A failure for each process that is there, and gives no sign of life."""
+    silent = {crew.board.names[place]: seconds for place, seconds in watch.silent().items()}
+    return [
+        Failed(
+            member.name,
+            "death",
+            f"has given no sign of life for {silent[member.name]:.0f} s: it was stopped, or hangs",
+            "",
+        )
+        for member in crew.members
+        if member.name in silent and not member.finished and member.process.exitcode is None
+    ]
+
+
 def _epitaph(status: int) -> str:
+    if status == ORPHANED:
+        return "ended because this program gave no sign of life: it was stopped, or starved"
     if status >= 0:
         return f"ended with exit status {status}"
     name = signal.Signals(-status).name
@@ -283,9 +349,9 @@ def _cause(crew: Crew, failures: list[Failed]) -> Failed:
     The first that is seen may be a consequence: a trainer that lost its peer, an exit status
     whose message is still in the pipe. So unless one explains itself, a moment is waited.
     """
-    order = ("input", "fault", "death", "consequence")
+    order = ("input", "diverged", "fault", "death", "consequence")
     deadline = time.monotonic() + GRACE_SECONDS
-    while failures[0].kind not in order[:2] and time.monotonic() < deadline:
+    while failures[0].kind not in order[:3] and time.monotonic() < deadline:
         failures += [m for m in _receive(crew, timeout=0.1) if isinstance(m, Failed)]
         failures += [f for f in _deaths(crew) if f not in failures]
         failures.sort(key=lambda failure: (order.index(failure.kind), failure.who))

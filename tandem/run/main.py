@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tandem.errors import InputError
-from tandem.run.checkpoint import RunState, read_state
-from tandem.run.config import load_config, weights_argument
+from tandem.run.checkpoint import read_state
+from tandem.run.config import Config, load_config, weights_argument
 from tandem.run.launch import LoaderTarget, launch
+from tandem.run.lock import FolderLock, locked
+from tandem.run.messages import Diverged
 from tandem.run.observe import TrainingObserver, ValidationObserver, describe_validation
 from tandem.run.plan import Plan, make_plan
 from tandem.run.record import to_json
 
 log = logging.getLogger(__name__)
+
+MOST_ROLLBACKS = 10  # from one checkpoint
 
 
 def run_training(
@@ -40,17 +44,66 @@ def run_training(
     configure_logging()
     try:
         config = load_config(arguments, description)
-        plan = make_plan(config, network)
-        state = read_state(plan.weights) if config.resume_train and plan.weights else RunState()
-        if state.epoch >= config.n_epochs:
-            log.info("%s: all %d epochs are done already", plan.weights, config.n_epochs)
-            return 0
-        announce(plan)
-        return launch(plan, loader, TrainingObserver(plan, state))
+        with locked(config.weights_path) as lock:
+            return _train(config, network, loader, lock)
     except InputError as error:
         return refuse(error)
     except KeyboardInterrupt:
         return interrupted()
+
+
+def _train(config: Config, network: str, loader: LoaderTarget, lock: FolderLock) -> int:
+    """Train, as often as the configuration permits to go on after a fault; the exit status."""
+    restarts, skipped = 0, Rollbacks()
+    while True:
+        plan = make_plan(config, network, skipped=skipped.minibatches)
+        if plan.resumed is not None and read_state(plan.resumed).epoch >= config.n_epochs:
+            log.info("%s: all %d epochs are done already", plan.resumed, config.n_epochs)
+            return 0
+        announce(plan)
+        outcome = launch(plan, loader, TrainingObserver(), lock)
+        failure = outcome.failure
+        if isinstance(failure, Diverged):
+            if config.on_nan != "rollback" or not skipped.note(failure, plan.resumed):
+                return outcome.status
+            log.warning("going back to the newest checkpoint, to pass over that minibatch")
+        elif failure is None or failure.kind == "input" or restarts == config.restarts:
+            return outcome.status
+        else:
+            restarts += 1
+            log.warning("starting again: %d of %d restarts", restarts, config.restarts)
+        config = config.model_copy(update={"resume_train": True, "load_epoch": "latest"})
+
+
+class Rollbacks:
+    """Which minibatches a run has gone back for. It gives up when that doesn't help."""
+
+    def __init__(self) -> None:
+        self.minibatches: tuple[tuple[int, int], ...] = ()
+        self._from: Path | None = None
+        self._count = 0
+
+    def note(self, failure: Diverged, resumed: Path | None) -> bool:
+        """Remember a minibatch; whether it makes sense to go back once more.
+
+        Parameters
+        ----------
+        failure : Diverged
+            Which minibatch it was.
+        resumed : Path or None
+            Where the run began that met it.
+        """
+        self._count = self._count + 1 if resumed == self._from else 1
+        self._from = resumed
+        self.minibatches += ((failure.epoch, failure.minibatch),)
+        if self._count <= MOST_ROLLBACKS:
+            return True
+        log.error(
+            "error: going back did not help: %d minibatches after %s were passed over already",
+            MOST_ROLLBACKS,
+            "the beginning" if resumed is None else resumed.name,
+        )
+        return False
 
 
 def run_validation(
@@ -63,7 +116,7 @@ def run_validation(
         plan = make_plan(load_config(rest, description), network, "validate", Path(weights))
         announce(plan)
         observer = ValidationObserver()
-        status = launch(plan, loader, observer)
+        status = launch(plan, loader, observer).status
     except InputError as error:
         return refuse(error)
     except KeyboardInterrupt:

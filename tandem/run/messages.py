@@ -7,6 +7,7 @@ from tandem.data.fill import FillRequest
 
 __all__ = [
     "CheckpointWritten",
+    "Diverged",
     "Failed",
     "FillRequest",
     "Filled",
@@ -15,6 +16,7 @@ __all__ = [
     "Ready",
     "Remark",
     "Stop",
+    "Word",
 ]
 
 # Trainer to loader: `FillRequest`, which says what a slot is to hold, or
@@ -40,6 +42,28 @@ class Filled:
     """
 
     slot: int
+
+
+# Trainer to all trainers, before any weight changes
+
+
+@dataclass(frozen=True)
+class Word:
+    """What a trainer has to say of a step. All trainers hear all words, and act on them alike.
+
+    Attributes
+    ----------
+    stop : bool
+        It has been asked to stop.
+    snapshot : bool
+        A checkpoint is due.
+    not_finite : tuple of int
+        Dataset indices of its pictures, where its loss or a gradient is not finite.
+    """
+
+    stop: bool = False
+    snapshot: bool = False
+    not_finite: tuple[int, ...] = ()
 
 
 # Launcher to trainer: Stop. Loader to launcher: Failed. Trainer to launcher: Failed, the records of
@@ -92,9 +116,9 @@ class Failed:
     ----------
     who : str
         As "trainer 0".
-    kind : "input", "fault", "death" or "consequence"
-        Bad input; a fault of the program; an end that was seen from outside; what only followed
-        from the end of another process.
+    kind : "input", "diverged", "fault", "death" or "consequence"
+        Bad input; a loss that is not finite; a fault of the program; an end that was seen from
+        outside; what only followed from the end of another process.
     message : str
         In a sentence.
     traceback : str
@@ -102,6 +126,20 @@ class Failed:
     """
 
     who: str
-    kind: Literal["input", "fault", "death", "consequence"]
+    kind: Literal["input", "diverged", "fault", "death", "consequence"]
     message: str
     traceback: str
+
+
+@dataclass(frozen=True)
+class Diverged(Failed):
+    """The run can't go on, because a loss or a gradient is not finite.
+
+    Attributes
+    ----------
+    epoch, minibatch : int
+        Where it happened, both from 0.
+    """
+
+    epoch: int
+    minibatch: int

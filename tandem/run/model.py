@@ -4,7 +4,6 @@ Importing this module imports PyTensor and PyTorch: only a trainer process does.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -21,34 +20,9 @@ from tandem.memory.flat import FlatLayout
 from tandem.memory.slot import Slot
 from tandem.ops import crop_mirror
 from tandem.run.config import Config
+from tandem.run.sums import Sums
 
 Tensors = dict[str, TensorVariable]
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Sums over pictures since they were last taken. They add up over trainers.
-
-    Attributes
-    ----------
-    loss : float
-        Sum of the cross-entropies, in nats.
-    top1_errors, top5_errors, images : int
-        Pictures whose label is not the first, not among the first five; and all.
-    """
-
-    loss: float = 0.0
-    top1_errors: int = 0
-    top5_errors: int = 0
-    images: int = 0
-
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(
-            self.loss + other.loss,
-            self.top1_errors + other.top1_errors,
-            self.top5_errors + other.top5_errors,
-            self.images + other.images,
-        )
 
 
 class Model:
@@ -102,13 +76,16 @@ class Model:
         self.momenta = place(parameters[layout.size :], "momentum/")
         self.gradients = place(gradients, "gradient/")
         self._mean = device_shared(mean.astype(config.precision), name="mean", device=device)
-        self._sums = {
-            mode: {
-                name: scalar("float64" if name == "loss" else "int64", f"{mode} {name}")
+
+        def sums(prefix: str) -> dict[str, DeviceSharedVariable]:
+            return {
+                name: scalar("float64" if name == "loss" else "int64", f"{prefix} {name}")
                 for name in ("loss", "top1_errors", "top5_errors", "images")
             }
-            for mode in ("train", "validation")
-        }
+
+        self._sums = {"train": sums("train"), "validation": sums("validation")}
+        self._last = sums("last")
+        self._finite = scalar("int64", "finite")
 
     def load(self, weights: Mapping[str, np.ndarray], momenta: Mapping[str, np.ndarray]) -> None:
         """Set weights and momenta, in their logical layouts, in place; names left out stay."""
@@ -119,12 +96,20 @@ class Model:
     def compute_gradients(self, slot: Slot, epoch: int) -> None:
         """Write the gradients of the mean cost over the slot's valid pictures to their vector.
 
-        Loss and errors of the same forward pass, with dropout, before the update, are added up.
+        Loss and errors are of the same forward pass, with dropout, before the update, which counts
+        them.
         """
         self._gradient_function(*_arrays(slot), slot.indices, np.int64(epoch))
 
+    def is_finite(self) -> bool:
+        """Whether the loss and all gradients that were computed last are finite."""
+        return bool(self._finite.get_value())
+
     def update(self, learning_rate: float) -> None:
-        """Step momenta and weights, in place, from the gradients in their vector."""
+        """Step momenta and weights, in place, from the gradients in their vector.
+
+        Loss and errors that came with the gradients are added to the sums of training.
+        """
         self._update_function(np.asarray(learning_rate, self._config.precision))
 
     def validate(self, slot: Slot) -> None:
@@ -133,11 +118,18 @@ class Model:
 
     def take_sums(self, mode: Mode) -> Sums:
         """Give the sums of training or of validation since the last call, and start from zero."""
-        variables = self._sums[mode]
-        sums = Sums(**{name: v.get_value().item() for name, v in variables.items()})
-        for variable in variables.values():
-            variable.set_value(np.zeros((), variable.dtype))
+        sums = self.read_sums(mode)
+        self.put_sums(mode, Sums())
         return sums
+
+    def read_sums(self, mode: Mode) -> Sums:
+        """Give the sums without starting anew."""
+        return Sums(**{name: v.get_value().item() for name, v in self._sums[mode].items()})
+
+    def put_sums(self, mode: Mode, sums: Sums) -> None:
+        """Go on from `sums`."""
+        for name, variable in self._sums[mode].items():
+            variable.set_value(np.asarray(getattr(sums, name), variable.dtype))
 
     def _inputs(self) -> list[TensorVariable]:
         """The slot as symbolic variables, in the order of `_arrays`."""
@@ -165,22 +157,22 @@ class Model:
             dtype=self._config.precision,
         )
 
-    def _accumulate(
+    def _counts(
         self,
-        mode: Mode,
         cost: TensorVariable,
         logits: TensorVariable,
         labels: TensorVariable,
         valid: TensorVariable,
-    ) -> list[tuple[DeviceSharedVariable, TensorVariable]]:
+        errors: bool,
+    ) -> Tensors:
+        """What one minibatch adds to the sums; `errors` says whether errors are counted."""
         found = {"loss": cost.astype("float64") * valid, "images": valid}
-        if mode == "validation" or self._config.print_train_error:
+        if errors:
             counted = pt.arange(self._config.batch_size) < valid
             rank = label_rank(logits, labels)
             found["top1_errors"] = pt.sum(counted & (rank >= 1), dtype="int64")
             found["top5_errors"] = pt.sum(counted & (rank >= 5), dtype="int64")
-        variables = self._sums[mode]
-        return [(variables[name], variables[name] + value) for name, value in found.items()]
+        return found
 
     def _function(self, inputs: list[TensorVariable], updates: list[Any], name: str) -> Function:
         placed = {self._network.parameters[name]: self.weights[name] for name in self.weights}
@@ -207,13 +199,15 @@ class Model:
         cost = network.cost(logits, labels, valid)
         gradients = cast(list[TensorVariable], pt.grad(cost, [*network.parameters.values()]))
         updates = list(zip(self.gradients.values(), gradients, strict=True))
-        updates += self._accumulate("train", cost, logits, labels, valid)
+        counts = self._counts(cost, logits, labels, valid, self._config.print_train_error)
+        updates += [(self._last[name], value) for name, value in counts.items()]
+        updates.append((self._finite, _are_finite([cost, *gradients]).astype("int64")))
         return self._function([*inputs, indices, epoch], updates, "gradients")
 
     @cached_property
     def _update_function(self) -> Function:
         rate = pt.tensor("learning_rate", dtype=self._config.precision, shape=())
-        updates = []
+        updates = _added(self._sums["train"], self._last)
         for name, kind in self._network.kinds.items():
             weight, momentum = momentum_step(
                 self.weights[name],
@@ -232,9 +226,8 @@ class Model:
         pictures, labels, origins, mirrored, valid = inputs = self._inputs()
         logits = self._network.logits(self._images(pictures, origins, mirrored), None)
         cost = self._network.cost(logits, labels, valid)
-        return self._function(
-            inputs, self._accumulate("validation", cost, logits, labels, valid), "validation"
-        )
+        counts = self._counts(cost, logits, labels, valid, errors=True)
+        return self._function(inputs, _added(self._sums["validation"], counts), "validation")
 
 
 def layout_of(network: Any) -> FlatLayout:
@@ -271,6 +264,22 @@ def momentum_step(
     if nesterov:
         return weight + dtype(momentum) * velocity - step, velocity
     return weight + velocity, velocity
+
+
+def _are_finite(values: list[TensorVariable]) -> TensorVariable:
+    """Whether all elements are finite: a sum is not, if one of its terms is not.
+
+    A sum can overflow although its terms do not, when they are of a size that is as bad.
+    """
+    sums = [pt.sum(value, dtype=value.dtype, acc_dtype=value.dtype) for value in values]
+    return pt.all(pt.isfinite(pt.stack(sums)))
+
+
+def _added(
+    sums: Mapping[str, DeviceSharedVariable], counts: Mapping[str, TensorVariable]
+) -> list[tuple[DeviceSharedVariable, TensorVariable]]:
+    """Updates that add `counts` to `sums`."""
+    return [(sums[name], sums[name] + value) for name, value in counts.items()]
 
 
 def _arrays(slot: Slot) -> tuple[np.ndarray, ...]:

@@ -1,28 +1,20 @@
-"""What a person and the run folder see of a run: log lines, progress bars, the record."""
+"""What a person sees of a run: log lines and progress bars."""
 
 import logging
 import sys
-from pathlib import Path
 from typing import Protocol
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from tandem.errors import InputError
-from tandem.run.checkpoint import RunState
-from tandem.run.config import save_config
 from tandem.run.messages import CheckpointWritten, Progress, Remark
-from tandem.run.plan import Plan
-from tandem.run.record import RecordFile, TrainRecord, ValidationRecord, truncate_after
+from tandem.run.record import TrainRecord, ValidationRecord
 
 log = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
     """Told by the launcher what trainer 0 reports."""
-
-    def begin(self) -> None:
-        """All trainers are ready: from now on something may be written."""
 
     def tell(self, message: object) -> None:
         """A report has come."""
@@ -78,43 +70,18 @@ class Watch:
 
 
 class TrainingObserver:
-    """Keeps the run folder of a training run and tells the user how it goes.
+    """Tells the user how a training run goes."""
 
-    Parameters
-    ----------
-    plan : Plan
-        The run.
-    state : RunState
-        Where it begins; record lines after its step are dropped when the run begins.
-    """
-
-    def __init__(self, plan: Plan, state: RunState) -> None:
-        self._plan, self._state = plan, state
-        self._folder = Path(plan.config.weights_dir)
-        self._record: RecordFile | None = None
+    def __init__(self) -> None:
         self._watch = Watch()
 
-    def begin(self) -> None:
-        """Create the run folder, save the configuration, open the record."""
-        path = self._folder / "record.jsonl"
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            save_config(self._plan.config, self._folder)
-            if path.exists():
-                truncate_after(path, self._state.step)
-            self._record = RecordFile(path)
-        except OSError as error:
-            raise InputError(f"weights_dir {self._folder}: {error.strerror}") from error
-
     def tell(self, message: object) -> None:
-        """Record and show a report."""
+        """Show a report."""
         if isinstance(message, Progress):
             self._watch.show(message)
         elif isinstance(message, TrainRecord):
-            self._append(message)
             self._tell_training(message)
         elif isinstance(message, ValidationRecord):
-            self._append(message)
             log.info("%s", describe_validation(message))
         elif isinstance(message, CheckpointWritten):
             log.info("wrote %s", message.path)
@@ -122,22 +89,8 @@ class TrainingObserver:
             log.info("%s", message.text)
 
     def close(self) -> None:
-        """Close the record, and remove what a killed trainer left half written."""
+        """Take the progress bar away."""
         self._watch.close()
-        if self._record is not None:
-            self._record.close()
-            for partial in self._folder.glob(".*.partial*"):
-                partial.unlink(missing_ok=True)
-
-    def _append(self, record: TrainRecord | ValidationRecord) -> None:
-        if self._record is None:
-            return
-        try:
-            self._record.append(record)
-        except OSError as error:
-            raise InputError(
-                f"{self._folder / 'record.jsonl'}: cannot be written ({error.strerror})"
-            ) from error
 
     def _tell_training(self, record: TrainRecord) -> None:
         figures = {
@@ -166,9 +119,6 @@ class ValidationObserver:
     def __init__(self) -> None:
         self.records: list[ValidationRecord] = []
         self._watch = Watch()
-
-    def begin(self) -> None:
-        """Nothing is written by a validation."""
 
     def tell(self, message: object) -> None:
         """Show progress; keep the result."""

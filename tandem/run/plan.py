@@ -1,5 +1,6 @@
 """What a run will do, resolved and checked before any process starts."""
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +13,14 @@ from tandem.data.dataset import Dataset, open_split
 from tandem.data.fill import SlotFiller
 from tandem.data.manifest import Manifest, read_manifest
 from tandem.errors import InputError
-from tandem.run.checkpoint import (
-    check_continues,
-    find_checkpoint,
-    list_checkpoints,
-    read_description,
-)
+from tandem.run.checkpoint import check_continues, read_conditions, read_description, read_state
 from tandem.run.config import Config
 from tandem.run.devices import resolve_devices
+from tandem.run.exact import Conditions, check_exact, conditions
+from tandem.run.folder import CONFIGURATION, RECORD, find_checkpoint, list_checkpoints
 from tandem.run.record import read_records
+
+log = logging.getLogger(__name__)
 
 Job = Literal["train", "validate"]
 
@@ -43,8 +43,14 @@ class Plan:
         One for each trainer, by rank.
     train, validation : Dataset
         The pictures; a validation reads the second only, and has it in both places.
+    conditions : dict of str to str
+        What else the bits depend on, see `tandem.run.exact`.
+    resumed : Path or None
+        The checkpoint that is continued.
     weights : Path or None
-        The checkpoint to continue, to start from or to validate.
+        Otherwise the checkpoint to start from, or to validate.
+    skipped : tuple of (int, int)
+        Epoch and global minibatch, from 0, of those to pass over, beside the checkpoint's own.
     """
 
     job: Job
@@ -54,7 +60,10 @@ class Plan:
     devices: tuple[str, ...]
     train: Dataset
     validation: Dataset
-    weights: Path | None
+    conditions: Conditions
+    resumed: Path | None = None
+    weights: Path | None = None
+    skipped: tuple[tuple[int, int], ...] = ()
 
     @property
     def classes(self) -> int:
@@ -101,11 +110,28 @@ class Plan:
 
 
 def make_plan(
-    config: Config, network: str, job: Job = "train", weights: Path | None = None
+    config: Config,
+    network: str,
+    job: Job = "train",
+    weights: Path | None = None,
+    skipped: tuple[tuple[int, int], ...] = (),
 ) -> Plan:
     """Check everything that a run needs, and resolve every ``auto``.
 
     Nothing is written.
+
+    Parameters
+    ----------
+    config : Config
+        As the user gave it.
+    network : str
+        "module:class" of the network.
+    job : "train" or "validate"
+        What the run is to do.
+    weights : Path, optional
+        What to validate.
+    skipped : tuple of (int, int), optional
+        Minibatches to pass over, see `Plan`.
 
     Raises
     ------
@@ -121,15 +147,26 @@ def make_plan(
             f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
         )
     read_mean(config.mean_path, manifest.image_size)
+    resumed = None
     if job == "train":
-        weights = _starting_weights(config)
-        _check_run_folder(config.weights_path, weights if config.resume_train else None)
+        resumed = _checkpoint_to_resume(config)
+        weights = config.init_weights_path if resumed is None else None
+        _check_run_folder(config, resumed)
     config = _resolved(config, devices)
-    plan = Plan(job, config, network, manifest.wnids, devices, train, validation, weights)
-    if weights is not None and not (job == "train" and config.init_weights):
-        _check_same_network(plan, weights)
-    if weights is not None and job == "train" and config.resume_train:
-        check_continues(weights, config, plan.global_batch, train.size)
+    plan = Plan(
+        job,
+        config,
+        network,
+        manifest.wnids,
+        devices,
+        train,
+        validation,
+        conditions(config),
+        resumed,
+        weights,
+        skipped,
+    )
+    _check_weights(plan)
     return plan
 
 
@@ -171,49 +208,67 @@ def _open_splits(config: Config, manifest: Manifest, job: Job) -> tuple[Dataset,
     return open_split(manifest, folder, "train", labels, config.train_path), validation
 
 
-def _starting_weights(config: Config) -> Path | None:
-    if config.resume_train:
-        return find_checkpoint(config.weights_path, config.load_epoch)
-    if config.init_weights_path is not None:
-        read_description(config.init_weights_path)
-    return config.init_weights_path
+def _checkpoint_to_resume(config: Config) -> Path | None:
+    if not config.resume_train:
+        return None
+    found = find_checkpoint(config.weights_path, config.load_epoch)
+    if found is None:
+        log.info(
+            "%s: the run that was begun there left no checkpoint: it begins again at its start",
+            config.weights_path,
+        )
+    return found
 
 
-def _check_run_folder(folder: Path, resumed: Path | None) -> None:
-    """Refuse a folder that can't be written, or that holds what the run would overwrite.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the run is to leave its files.
-    resumed : Path or None
-        The checkpoint in it from which it continues.
-    """
+def _check_run_folder(config: Config, resumed: Path | None) -> None:
+    """Refuse a folder that can't be written, or that holds what the run would overwrite."""
+    folder = config.weights_path
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise InputError(f"weights_dir {folder}: {existing} is a file, not a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"weights_dir {folder}: {existing} is not writable")
-    checkpoints = list_checkpoints(folder)
-    record = folder / "record.jsonl"
-    if resumed is not None:
-        if later := checkpoints[checkpoints.index(resumed) + 1 :]:
-            raise InputError(
-                f"weights_dir {folder}: {later[0].name} is later than {resumed.name}, from which "
-                "the run is to continue; move all later ones away, or use --load_epoch latest"
-            )
-        if record.exists():
-            read_records(record)
-    elif checkpoints:
+    if config.resume_train:
+        _check_resumed_folder(config, resumed)
+        return
+    if checkpoints := list_checkpoints(folder):
         raise InputError(
             f"weights_dir {folder} holds a run already, up to {checkpoints[-1].name}: continue it "
             "with --resume_train true, or choose another folder"
         )
-    elif found := [p.name for p in (record, folder / "config.yaml") if p.exists()]:
+    if found := [name for name in (RECORD, CONFIGURATION) if (folder / name).exists()]:
         raise InputError(
-            f"weights_dir {folder} holds {found[0]}, which the run would overwrite, and no "
-            "checkpoint to continue from: remove it, or choose another folder"
+            f"weights_dir {folder} holds {found[0]} of a run that left no checkpoint: begin it "
+            "again with --resume_train true, remove it, or choose another folder"
         )
+
+
+def _check_resumed_folder(config: Config, resumed: Path | None) -> None:
+    folder = config.weights_path
+    checkpoints = list_checkpoints(folder)
+    # Those after the latest sound one are damaged; the run will set them aside.
+    later = checkpoints[checkpoints.index(resumed) + 1 :] if resumed else []
+    if resumed and later and config.load_epoch != "latest":
+        raise InputError(
+            f"weights_dir {folder}: {later[0].name} is later than {resumed.name}, from which "
+            "the run is to continue; move all later ones away, or use --load_epoch latest"
+        )
+    if (folder / RECORD).exists():
+        read_records(folder / RECORD)
+
+
+def _check_weights(plan: Plan) -> None:
+    """Refuse weights that don't fit the run."""
+    if plan.resumed is not None:
+        _check_same_network(plan, plan.resumed)
+        check_continues(plan.resumed, plan.config, plan.global_batch, plan.train.size)
+        unfinished = read_state(plan.resumed).epoch < plan.config.n_epochs
+        if plan.config.exact and unfinished:
+            check_exact(plan.resumed, read_conditions(plan.resumed), plan.conditions)
+    elif plan.weights is not None and plan.job == "validate":
+        _check_same_network(plan, plan.weights)
+    elif plan.weights is not None:
+        read_description(plan.weights)
 
 
 def _check_same_network(plan: Plan, path: Path) -> None:

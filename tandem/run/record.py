@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 
 from tandem.errors import InputError
 from tandem.files import replacing
+from tandem.run.checkpoint import RunState
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,34 @@ class ValidationRecord:
     images: int
 
 
-Record = TrainRecord | ValidationRecord
+@dataclass(frozen=True)
+class NotFiniteRecord:
+    """A minibatch whose loss or gradient is infinite or not a number.
 
-_KINDS: dict[str, type[TrainRecord] | type[ValidationRecord]] = {
-    kind.event: kind for kind in (TrainRecord, ValidationRecord)
+    Attributes
+    ----------
+    epoch, step : int
+        From 1; the step that it would have been.
+    minibatch : int
+        Its number in the epoch, from 1.
+    action : str
+        What was done: ``stop``, ``skip`` or ``rollback``.
+    pictures : tuple of str
+        Names of the pictures, as the manifest has them, of the trainers where it happened.
+    """
+
+    event: ClassVar[str] = "not_finite"
+    epoch: int
+    step: int
+    minibatch: int
+    action: str
+    pictures: tuple[str, ...]
+
+
+Record = TrainRecord | ValidationRecord | NotFiniteRecord
+
+_KINDS: dict[str, type[Record]] = {
+    kind.event: kind for kind in (TrainRecord, ValidationRecord, NotFiniteRecord)
 }
 
 
@@ -133,16 +158,31 @@ class RecordFile:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
-            self._file = path.open("ab+")
+            self._file = path.open("ab+", buffering=0)
         except OSError as error:
             raise InputError(f"{path}: the record cannot be written ({error.strerror})") from error
         _end_last_line(self._file.fileno(), path.read_bytes())
 
     def append(self, record: Record) -> None:
-        """Write one line and hand it to the operating system."""
-        self._file.write(to_json(record).encode() + b"\n")
-        self._file.flush()
+        """Write one line and hand it to the operating system.
+
+        Raises
+        ------
+        InputError
+            It can't be written; the disk is full, say.
+        """
+        line = to_json(record).encode() + b"\n"
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise InputError(f"{self._path}: cannot be written ({error.strerror})") from error
+
+    def sync(self) -> None:
+        """Flush all lines to the disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -171,8 +211,8 @@ def read_records(path: Path) -> list[Record]:
     return [record for _, record in _lines(path)]
 
 
-def truncate_after(path: Path, step: int) -> None:
-    """Drop what was recorded after `step`, whole or not at all.
+def truncate_after(path: Path, state: RunState) -> None:
+    """Drop what was recorded after a checkpoint, whole or not at all.
 
     A run that is resumed from a checkpoint goes through the later steps once more, and no step is
     to stand in the record twice.
@@ -181,17 +221,25 @@ def truncate_after(path: Path, step: int) -> None:
     ----------
     path : Path
         The record.
-    step : int
-        Steps of the whole run that the checkpoint holds.
+    state : RunState
+        Of the checkpoint.
 
     Raises
     ------
     InputError
         As `read_records`.
     """
-    kept = [line + b"\n" for line, record in _lines(path) if record.step <= step]
+    kept = [line + b"\n" for line, record in _lines(path) if _lies_before(record, state)]
     with replacing(path) as partial:
         partial.write_bytes(b"".join(kept))
+
+
+def _lies_before(record: Record, state: RunState) -> bool:
+    """Whether a run that goes on from `state` won't come to write this line."""
+    if isinstance(record, ValidationRecord):
+        # A checkpoint that was written in the middle of a validation has all steps before it.
+        return record.epoch <= state.epoch
+    return record.step <= state.step
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, Record]]:
@@ -225,10 +273,12 @@ def _is_record(line: bytes) -> bool:
     return True
 
 
-def _plain(kind: Any, value: Any) -> int | float | None:
-    """A Python number, where NumPy's were given, that JSON can hold."""
+def _plain(kind: Any, value: Any) -> Any:
+    """A value that JSON can hold: Python's numbers where NumPy's were given."""
     if kind is int:
         return int(value)
+    if kind in (str, tuple[str, ...]):
+        return value
     return float(value) if value is not None and math.isfinite(value) else None
 
 
@@ -237,6 +287,14 @@ def _checked(field: Any, value: Any) -> Any:
         if type(value) is int and value >= 0:
             return value
         raise ValueError(f"{field.name} is {value!r}, expected a whole number")
+    if field.type is str:
+        if isinstance(value, str):
+            return value
+        raise ValueError(f"{field.name} is {value!r}, expected text")
+    if field.type == tuple[str, ...]:
+        if isinstance(value, list) and all(isinstance(word, str) for word in value):
+            return tuple(value)
+        raise ValueError(f"{field.name} is {value!r}, expected a list of text")
     if value is None:
         return None if field.type == (float | None) else math.nan
     if (type(value) is int and abs(value) < 2**63) or type(value) is float:

@@ -12,12 +12,13 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
 from tandem.data.augment import Mode
 from tandem.data.fill import FillRequest
+from tandem.data.manifest import read_manifest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.errors import InputError
 from tandem.exchange import AverageGradients, AverageParameters, Exchange, Meeting, PeerLost
@@ -28,17 +29,29 @@ from tandem.run.checkpoint import (
     RunState,
     initial_weights,
     read_checkpoint,
-    write_checkpoint,
 )
 from tandem.run.feed import Feed, InProcessLoader, LoaderError, ProcessLoader
-from tandem.run.messages import CheckpointWritten, Failed, Finished, Progress, Ready, Remark, Stop
+from tandem.run.folder import RunFolder
+from tandem.run.lock import FolderLock
+from tandem.run.messages import (
+    CheckpointWritten,
+    Diverged,
+    Failed,
+    Finished,
+    Progress,
+    Ready,
+    Remark,
+    Stop,
+    Word,
+)
 from tandem.run.plan import Plan, read_mean
-from tandem.run.process import describe, settle
-from tandem.run.record import TrainRecord, ValidationRecord
+from tandem.run.process import describe
+from tandem.run.record import NotFiniteRecord, Record, TrainRecord, ValidationRecord
 from tandem.run.schedules import learning_rate
+from tandem.run.sums import Pending, Seconds, Sums
 
 if TYPE_CHECKING:
-    from tandem.run.model import Model, Sums
+    from tandem.run.model import Model
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +76,8 @@ class Seat:
         Where the loader puts minibatches.
     parameters, gradients : tuple of HostBuffer
         Every trainer's flat vectors, by rank. Each trainer sizes its own.
+    lock : FolderLock or None
+        On the run folder, which stays locked as long as a trainer is there.
     """
 
     plan: Plan
@@ -73,6 +88,23 @@ class Seat:
     slot_buffers: tuple[HostBuffer, HostBuffer]
     parameters: tuple[HostBuffer, ...]
     gradients: tuple[HostBuffer, ...]
+    lock: FolderLock | None = None
+
+
+class NotFinite(Exception):
+    """The trainers have agreed that a loss or a gradient is not finite, and that the run ends.
+
+    Parameters
+    ----------
+    message : str
+        For the user.
+    epoch, minibatch : int
+        Where, both from 0.
+    """
+
+    def __init__(self, message: str, epoch: int, minibatch: int) -> None:
+        super().__init__(message)
+        self.epoch, self.minibatch = epoch, minibatch
 
 
 class StopAgreed(Exception):
@@ -93,7 +125,6 @@ def serve(seat: Seat, launcher: Connection) -> None:
     launcher : Connection
         Reports go there, and a request to stop comes from there.
     """
-    settle()
     os.environ["OMP_NUM_THREADS"] = str(seat.plan.threads)
     try:
         _work(seat, launcher)
@@ -117,14 +148,17 @@ def _work(seat: Seat, launcher: Connection) -> None:
 
 
 def _report_failure(seat: Seat, launcher: Connection, error: BaseException) -> None:
-    kind: Literal["input", "fault", "consequence"] = "fault"
-    if isinstance(error, InputError):
-        kind = "input"
+    who, text = f"trainer {seat.rank}", traceback.format_exc()
+    if isinstance(error, NotFinite):
+        failed: Failed = Diverged(who, "diverged", str(error), "", error.epoch, error.minibatch)
+    elif isinstance(error, InputError):
+        failed = Failed(who, "input", describe(error), text)
     elif isinstance(error, PeerLost | LoaderError):
-        kind = "consequence"
-    text = traceback.format_exc()
+        failed = Failed(who, "consequence", describe(error), text)
+    else:
+        failed = Failed(who, "fault", describe(error), text)
     try:
-        launcher.send(Failed(f"trainer {seat.rank}", kind, describe(error), text))
+        launcher.send(failed)
     except OSError:
         log.exception("trainer %d failed and could not tell the launcher", seat.rank)
 
@@ -145,7 +179,7 @@ def requests(plan: Plan, rank: int, begin: RunState) -> Iterator[FillRequest]:
     ------
     FillRequest
         For the two slots in turn. A request may be for no pictures, when a last minibatch has
-        too few for all trainers.
+        too few for all trainers. There is none for a minibatch that is passed over.
     """
     config, number = plan.config, 0
     for epoch in range(begin.epoch, config.n_epochs) if plan.job == "train" else range(1):
@@ -157,20 +191,12 @@ def requests(plan: Plan, rank: int, begin: RunState) -> Iterator[FillRequest]:
         parts.append(("validation", np.arange(plan.validation.size), 0))
         for mode, order, first in parts:
             for k in range(first, minibatch_count(len(order), plan.global_batch)):
+                if mode == "train" and (epoch, k) in begin.skipped:
+                    continue
                 rows = global_minibatch(order, k, plan.global_batch)
                 mine = trainer_rows(rows, rank, config.batch_size)
                 yield FillRequest(number % 2, mode, epoch, k, mine)
                 number += 1
-
-
-@dataclass
-class Clock:
-    """Seconds of one trainer since they were last taken."""
-
-    compute: float = 0.0
-    load_wait: float = 0.0
-    exchange: float = 0.0
-    steps: float = 0.0  # whole training steps, the others included
 
 
 class Trainer:
@@ -191,11 +217,13 @@ class Trainer:
         self.network = self._build_network()
         self.model, self._vector = self._build_model()
         self.state = self._load_weights()
+        self._seconds = self._take_up(self.state.pending)
         self.exchange = self._build_exchange()
         self.slots = [Slot.on(buffer, seat.slots) for buffer in seat.slot_buffers]
         self.feed = Feed(requests(self.plan, self.rank, self.state), self._connect_loader())
-        self._clock = Clock()
         self._check_equal()
+        self._folder = self._begin_folder()
+        self._last_save = time.monotonic()
         launcher.send(Ready(seat.rank))
 
     # What a trainer is made of
@@ -248,26 +276,45 @@ class Trainer:
         return [buffer.array((buffer.nbytes // dtype.itemsize,), dtype) for buffer in buffers]
 
     def _load_weights(self) -> RunState:
-        path, config = self.plan.weights, self.config
+        plan, model = self.plan, self.model
         shapes = {name: v.type.shape for name, v in self.network.parameters.items()}
-        begin = RunState(global_batch=self.plan.global_batch, train_pictures=self.plan.train.size)
-        if path is not None and (self.plan.job == "validate" or config.resume_train):
-            checkpoint = read_checkpoint(path, shapes)
-            self.model.load(checkpoint.weights, checkpoint.momentum or {})
+        begin = RunState(
+            global_batch=plan.global_batch, train_pictures=plan.train.size, skipped=plan.skipped
+        )
+        whole = plan.resumed or (plan.weights if plan.job == "validate" else None)
+        if whole is not None:
+            checkpoint = read_checkpoint(whole, shapes)
+            model.load(checkpoint.weights, checkpoint.momentum or {})
             return replace(
                 checkpoint.state,
                 global_batch=begin.global_batch,
                 train_pictures=begin.train_pictures,
+                skipped=(*checkpoint.state.skipped, *plan.skipped),
             )
-        for name, value in self.network.initial_values(config.seed):
-            self.model.load({name: value}, {})
-        if path is not None:
-            weights, afresh = initial_weights(path, shapes)
-            self.model.load(weights, {})
+        for name, value in self.network.initial_values(self.config.seed):
+            model.load({name: value}, {})
+        if plan.weights is not None:
+            weights, afresh = initial_weights(plan.weights, shapes)
+            model.load(weights, {})
             if afresh and self.rank == 0:
                 names = ", ".join(afresh)
-                self.launcher.send(Remark(f"{path}: of another shape, begin afresh: {names}"))
+                self.launcher.send(
+                    Remark(f"{plan.weights}: of another shape, begin afresh: {names}")
+                )
         return begin
+
+    def _take_up(self, pending: Pending) -> Seconds:
+        """Go on counting where a checkpoint stands; the seconds of this trainer so far."""
+        sums = list(pending.sums)
+        if len(sums) != self.trainers:
+            sums = [sum(sums, Sums())] + [Sums()] * (self.trainers - 1)
+        self.model.put_sums("train", sums[self.rank])
+        return pending.seconds if self.rank == 0 else Seconds()
+
+    def _begin_folder(self) -> RunFolder | None:
+        if self.rank != 0 or self.plan.job != "train":
+            return None
+        return RunFolder(self.config, self.state, self.plan.resumed)
 
     def _connect_loader(self) -> ProcessLoader | InProcessLoader:
         if self.seat.loader is not None:
@@ -275,8 +322,10 @@ class Trainer:
         return InProcessLoader(self.plan.filler(), self.slots)
 
     def close(self) -> None:
-        """Let the loader go."""
+        """Let the loader go, and finish what is being written."""
         self.feed.close()
+        if self._folder is not None:
+            self._folder.close()
 
     # What it does
 
@@ -291,9 +340,14 @@ class Trainer:
         steps = minibatch_count(self.plan.train.size, self.plan.global_batch)
         for epoch in range(self.state.epoch, self.config.n_epochs):
             for step in range(self.state.step_in_epoch, steps):
-                self._train_step(epoch, step, steps)
-                self._stop_if_asked()
+                if (epoch, step) in self.state.skipped:
+                    self._pass_over(epoch, step, steps)
+                else:
+                    self._train_step(epoch, step, steps)
             self._finish_epoch(epoch, self._validate(epoch))
+        if self._folder is not None:
+            self._folder.wait()
+            self._tell_written(self._folder)
 
     def validate_only(self) -> None:
         """Validate the loaded weights, and report."""
@@ -302,31 +356,50 @@ class Trainer:
             self.launcher.send(record)
 
     def _train_step(self, epoch: int, step: int, steps: int) -> None:
-        begun = time.perf_counter()
+        marks = [time.perf_counter()]
         slot = self.slots[next(self.feed)]
-        self._clock.load_wait += self.feed.take_wait_seconds()
+        load_wait = self.feed.take_wait_seconds()
         shares = self._shares(step)
-        history = self.state.validation_errors
-        rate = learning_rate(self.config, epoch, step, steps, history)
-        clock, marks = self._clock, [time.perf_counter()]
+        rate = learning_rate(self.config, epoch, step, steps, self.state.validation_errors)
+        marks.append(time.perf_counter())
         self.model.compute_gradients(slot, epoch)
+        bad = () if self.model.is_finite() else slot.indices[: int(slot.valid)].tolist()
         marks.append(time.perf_counter())
-        self.exchange.before_update(shares)
-        marks.append(time.perf_counter())
-        self.model.update(rate)
-        marks.append(time.perf_counter())
-        self.exchange.after_update(shares)
-        marks.append(time.perf_counter())
-        clock.compute += marks[1] - marks[0] + marks[3] - marks[2]
-        clock.exchange += marks[2] - marks[1] + marks[4] - marks[3]
+        words = self._agree(tuple(bad))
+        if any(word.not_finite for word in words):
+            self._meet_not_finite(epoch, step, rate, words)
+        else:
+            self.exchange.before_update(shares)
+            marks.append(time.perf_counter())
+            self.model.update(rate)
+            marks.append(time.perf_counter())
+            self.exchange.after_update(shares)
+            marks.append(time.perf_counter())
+            self._count_seconds(load_wait, marks)
+        self._finish_step(epoch, step, rate, words)
+        self._report_progress("train", epoch, step + 1, steps)
+
+    def _finish_step(self, epoch: int, step: int, rate: float, words: Sequence[Word] = ()) -> None:
+        """Count a step, report and check when it is time, then do what the trainers agreed on."""
         self.state = replace(self.state, step_in_epoch=step + 1, step=self.state.step + 1)
         every = self.config.check_every
         if every and self.state.step % every == 0:
             self._check_equal()
-        clock.steps += time.perf_counter() - begun
         if self.state.step % self.config.print_freq == 0:
             self._report_training(epoch, rate)
-        self._report_progress("train", epoch, step + 1, steps)
+        stop = any(word.stop for word in words)
+        if stop or any(word.snapshot for word in words):
+            self._save()
+        if stop:
+            self._stop()
+
+    def _pass_over(self, epoch: int, step: int, steps: int) -> None:
+        """Leave a minibatch out that the run has gone back for."""
+        order = epoch_order(self.plan.train.counts, self.config.shuffle, self.config.seed, epoch)
+        pictures = global_minibatch(order, step, self.plan.global_batch).tolist()
+        self._record_not_finite(epoch, step, "rollback", self._names(pictures))
+        rate = learning_rate(self.config, epoch, step, steps, self.state.validation_errors)
+        self._finish_step(epoch, step, rate)
 
     def _validate(self, epoch: int) -> ValidationRecord:
         self.model.take_sums("validation")
@@ -334,8 +407,9 @@ class Trainer:
         for step in range(steps):
             self.model.validate(self.slots[next(self.feed)])
             self._report_progress("validation", epoch, step + 1, steps)
-            if self.plan.job == "train":
-                self._stop_if_asked()
+            if self.plan.job == "train" and any(word.stop for word in self._agree()):
+                self._save()
+                self._stop()
         self.feed.take_wait_seconds()
         sums = self._gather_sums("validation")
         return ValidationRecord(
@@ -353,10 +427,15 @@ class Trainer:
             self.state, epoch=epoch + 1, step_in_epoch=0, validation_errors=history
         )
         done = epoch + 1
-        if self.rank == 0:
-            self.launcher.send(record)
+        self._record(record)
         if done % self.config.snapshot_freq == 0 or done == self.config.n_epochs:
-            self._write_checkpoint()
+            self._save()
+
+    def _stop(self) -> NoReturn:
+        if self._folder is not None:
+            self._folder.wait()
+            self._tell_written(self._folder)
+        raise StopAgreed
 
     # What the trainers do together
 
@@ -382,36 +461,106 @@ class Trainer:
                 f"checksums by rank {[f'{s:08x}' for s in sums]}"
             )
 
-    def _stop_if_asked(self) -> None:
-        """Stop with the others, after a checkpoint, when the launcher has asked any of them."""
+    def _agree(self, not_finite: tuple[int, ...] = ()) -> Sequence[Word]:
+        """Hear what every trainer has to say of this step, the same everywhere."""
+        return self.seat.meeting.gather(
+            Word(self._asked_to_stop(), self._snapshot_is_due(), not_finite)
+        )
+
+    def _asked_to_stop(self) -> bool:
         asked = False
         try:
             while self.launcher.poll():
                 asked |= isinstance(self.launcher.recv(), Stop)
         except (EOFError, OSError):
             raise LauncherLost from None
-        if any(self.seat.meeting.gather(asked)):
-            self._write_checkpoint()
-            raise StopAgreed
+        return asked
+
+    def _snapshot_is_due(self) -> bool:
+        """Whether trainer 0's clock says so; nobody else decides it."""
+        if self._folder is None:
+            return False
+        self._tell_written(self._folder)
+        every = 60 * self.config.snapshot_minutes
+        due = every > 0 and time.monotonic() - self._last_save >= every
+        return due and not self._folder.busy
+
+    def _meet_not_finite(self, epoch: int, step: int, rate: float, words: Sequence[Word]) -> None:
+        """Do what `on_nan` says with a minibatch that no weight has seen yet.
+
+        Raises
+        ------
+        NotFinite
+            Unless the minibatch is to be skipped.
+        """
+        action = self.config.on_nan
+        names = self._names([index for word in words for index in word.not_finite])
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        text = (
+            f"the loss or a gradient is not finite in step {self.state.step + 1} "
+            f"(epoch {epoch + 1}, minibatch {step + 1}), at rate {rate:.3g}, "
+            f"with the pictures {shown}"
+        )
+        if action != "rollback":  # which is recorded when the minibatch is passed over
+            self._record_not_finite(epoch, step, action, names)
+        if action != "skip":
+            hint = "; a smaller learning_rate may help, or on_nan: skip or rollback"
+            raise NotFinite(text + hint * (action == "stop"), epoch, step)
+        if self.rank == 0:
+            self.launcher.send(Remark(f"{text}: skipped"))
+
+    def _names(self, pictures: Sequence[int]) -> list[str]:
+        """The names of training pictures. Read when they are needed: there may be a million."""
+        if self.rank != 0:
+            return []
+        names = read_manifest(self.config.manifest_path).splits["train"].pictures
+        return [names[index] for index in pictures]
 
     # What it reports
 
-    def _report_training(self, epoch: int, rate: float) -> None:
-        sums, clock = self._gather_sums("train"), self._clock
-        self._clock = Clock()
-        record = TrainRecord(
-            epoch=epoch + 1,
-            step=self.state.step,
-            loss=sums.loss / sums.images,
-            top1_error=sums.top1_errors / sums.images if self.config.print_train_error else None,
-            learning_rate=rate,
-            images_per_second=sums.images / clock.steps,
-            compute_seconds=clock.compute,
-            load_wait_seconds=clock.load_wait,
-            exchange_seconds=clock.exchange,
+    def _count_seconds(self, load_wait: float, marks: Sequence[float]) -> None:
+        """Add a step, of which `marks` are the beginning of each part and the end, in seconds."""
+        begun, ready, computed, exchanged, updated, ended = marks
+        self._seconds += Seconds(
+            compute=computed - ready + updated - exchanged,
+            load_wait=load_wait,
+            exchange=exchanged - computed + ended - updated,
+            steps=ended - begun,
         )
-        if self.rank == 0:
+
+    def _report_training(self, epoch: int, rate: float) -> None:
+        sums, seconds = self._gather_sums("train"), self._seconds
+        self._seconds = Seconds()
+        if sums.images == 0:  # all minibatches since the last line were left out
+            return
+        self._record(
+            TrainRecord(
+                epoch=epoch + 1,
+                step=self.state.step,
+                loss=sums.loss / sums.images,
+                top1_error=sums.top1_errors / sums.images
+                if self.config.print_train_error
+                else None,
+                learning_rate=rate,
+                images_per_second=sums.images / seconds.steps,
+                compute_seconds=seconds.compute,
+                load_wait_seconds=seconds.load_wait,
+                exchange_seconds=seconds.exchange,
+            )
+        )
+
+    def _record(self, record: Record) -> None:
+        """Write a line, then show it: what the user has seen is in the record."""
+        if self._folder is not None:
+            self._folder.append(record)
             self.launcher.send(record)
+
+    def _record_not_finite(
+        self, epoch: int, step: int, action: str, pictures: Sequence[str]
+    ) -> None:
+        self._record(
+            NotFiniteRecord(epoch + 1, self.state.step + 1, step + 1, action, tuple(pictures))
+        )
 
     def _report_progress(
         self, mode: Literal["train", "validation"], epoch: int, step: int, steps: int
@@ -419,21 +568,33 @@ class Trainer:
         if self.rank == 0:
             self.launcher.send(Progress(mode, epoch + 1, step, steps))
 
-    def _write_checkpoint(self) -> None:
-        """Trainer 0 writes; the others can't overtake it, since the next exchange waits for it."""
-        if self.rank != 0:
+    def _tell_written(self, folder: RunFolder) -> None:
+        path = folder.written()
+        if path is not None:
+            self.launcher.send(CheckpointWritten(str(path)))
+
+    def _save(self) -> None:
+        """Trainer 0 copies; the others can't overtake it, since the next step waits for it."""
+        self._last_save = time.monotonic()
+        sums = self.seat.meeting.gather(self.model.read_sums("train"))
+        if self._folder is None:
             return
-        arrays = (self.model.weights, self.model.momenta)
+        self._folder.wait()
+        self._tell_written(self._folder)
+        config = self.config
         weights, momentum = (
             {name: variable.get_value(borrow=True) for name, variable in variables.items()}
-            for variables in arrays
+            for variables in (self.model.weights, self.model.momenta)
         )
-        config = self.config
-        network = NetworkDescription(
-            config.crop_size, self.plan.classes, config.width, self.plan.wnids
+        self._folder.save(
+            Checkpoint(
+                weights,
+                momentum,
+                NetworkDescription(
+                    config.crop_size, self.plan.classes, config.width, self.plan.wnids
+                ),
+                replace(self.state, pending=Pending(sums, self._seconds)),
+                config.model_dump(mode="json"),
+                self.plan.conditions,
+            )
         )
-        path = write_checkpoint(
-            config.weights_dir,
-            Checkpoint(weights, momentum, network, self.state, config.model_dump(mode="json")),
-        )
-        self.launcher.send(CheckpointWritten(str(path)))

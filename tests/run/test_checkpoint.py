@@ -22,17 +22,16 @@ from tandem.run.checkpoint import (
     NetworkDescription,
     RunState,
     check_continues,
-    checkpoint_name,
-    find_checkpoint,
     initial_weights,
-    list_checkpoints,
     read_checkpoint,
+    read_conditions,
     read_description,
     read_state,
     save_checkpoint,
-    write_checkpoint,
+    verify_checkpoint,
 )
 from tandem.run.config import Config, make_config
+from tandem.run.sums import Pending, Seconds, Sums
 
 SHAPES = {
     "conv1.weight": (4, 3, 2, 2),
@@ -41,7 +40,8 @@ SHAPES = {
     "fc8.bias": (3,),
 }
 NETWORK = NetworkDescription(67, 3, 0.25, ("n01", "n02", "n03"))
-STATE = RunState(3, 0, 36, (0.9, math.nan, 0.5), 64)
+PENDING = Pending((Sums(0.1 + 0.2, 1, 0, 3), Sums(7e-9, 2, 1, 4)), Seconds(1 / 3, 0.1, 0.2, 0.7))
+STATE = RunState(3, 0, 36, (0.9, math.nan, 0.5), 64, None, PENDING, ((2, 7),))
 
 
 def tensors(seed: int, dtype: str = "float32") -> dict[str, np.ndarray]:
@@ -51,7 +51,14 @@ def tensors(seed: int, dtype: str = "float32") -> dict[str, np.ndarray]:
 
 def make(dtype: str = "float32", state: RunState = STATE) -> Checkpoint:
     config = Config().model_dump(mode="json")
-    return Checkpoint(tensors(1, dtype), tensors(2, dtype), NETWORK, state, config)
+    conditions = {"threads": "1", "numpy": "2.0"}
+    return Checkpoint(tensors(1, dtype), tensors(2, dtype), NETWORK, state, config, conditions)
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    path = folder / "a.safetensors"
+    save_checkpoint(path, checkpoint)
+    return path
 
 
 @pytest.fixture
@@ -91,7 +98,7 @@ def with_tensors(path: Path, **changes: np.ndarray | None) -> Path:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_everything_comes_back(tmp_path: Path, dtype: str) -> None:
     written = make(dtype)
-    found = read_checkpoint(write_checkpoint(str(tmp_path), written), SHAPES)
+    found = read_checkpoint(write_checkpoint(tmp_path, written), SHAPES)
     for ours, theirs in ((found.weights, written.weights), (found.momentum, written.momentum)):
         assert ours is not None
         assert theirs is not None
@@ -105,7 +112,7 @@ def test_everything_comes_back(tmp_path: Path, dtype: str) -> None:
     assert math.isnan(errors[1])
     assert replace(found.state, validation_errors=()) == replace(STATE, validation_errors=())
     assert Config(**found.config) == Config()
-    assert {"python", "numpy", "safetensors"} <= found.versions.keys()
+    assert found.conditions == read_conditions(tmp_path / "a.safetensors") == written.conditions
 
 
 def test_weights_without_momentum(tmp_path: Path) -> None:
@@ -161,12 +168,6 @@ def test_the_default_state_is_the_beginning() -> None:
 
 
 # Writing
-
-
-def test_names_say_how_far_training_is() -> None:
-    assert checkpoint_name(RunState(epoch=3)) == "epoch-0003.safetensors"
-    middle = RunState(epoch=3, step_in_epoch=120)
-    assert checkpoint_name(middle) == "epoch-0003-step-000120.safetensors"
 
 
 def test_a_failed_write_leaves_the_older_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,6 +228,41 @@ def test_a_truncated_checkpoint(path: Path) -> None:
         assert "not a checkpoint, or damaged" in refusal(path)
 
 
+def test_any_changed_byte_of_the_tensors_is_noticed(path: Path) -> None:
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    for place in range(8 + length, len(content), 7):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        assert "do not have the checksum" in refusal(path)
+        with pytest.raises(InputError, match="checksum"):
+            verify_checkpoint(path)
+        with pytest.raises(InputError, match="checksum"):
+            initial_weights(path, SHAPES)
+
+
+def test_a_changed_number_of_the_state_is_noticed(path: Path) -> None:
+    # Such a file can be read in every other respect.
+    content = path.read_bytes()
+    changed = content.replace(b'\\"step\\": 36', b'\\"step\\": 37')
+    assert changed != content
+    path.write_bytes(changed)
+    assert read_state(path).step == 37
+    assert "do not have the checksum" in refusal(path)
+
+
+def test_exchanged_tensors_are_noticed(path: Path) -> None:
+    arrays = load_file(path)
+    other = with_tensors(path, fc8__bias=arrays["momentum/fc8.bias"])
+    assert "do not have the checksum" in refusal(other)
+
+
+def test_a_checkpoint_without_a_checksum(path: Path) -> None:
+    with safe_open(path, framework="numpy") as file:
+        text = file.metadata()["tandem"]
+    save_file(load_file(path), path, {"tandem": text})
+    assert "do not have the checksum" in refusal(path)
+
+
 def test_bytes_after_the_end(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"more")
     assert "damaged" in refusal(path)
@@ -281,7 +317,10 @@ def test_safetensors_of_another_program(tmp_path: Path) -> None:
         ({"state": {"validation_errors": ["low"]}}, "state.validation_errors.0"),
         ({"state": []}, "state"),
         ({"config": 3}, "config"),
-        ({"versions": {"numpy": 2}}, "versions.numpy"),
+        ({"state": {"pending": {"sums": [{"loss": "nan"}]}}}, "state.pending.sums.0.loss"),
+        ({"state": {"pending": {"sums": [{"images": -1}]}}}, "state.pending.sums.0.images"),
+        ({"state": {"skipped": [[1, -2]]}}, "state.skipped.0.1"),
+        ({"conditions": {"numpy": 2}}, "conditions.numpy"),
         ({"momentum": "yes"}, "momentum"),
     ],
 )
@@ -354,70 +393,7 @@ def test_initial_weights_of_which_nothing_fits(path: Path) -> None:
     assert "init_weights" in str(caught.value)
 
 
-# Which one, and whether it can go on
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Checkpoints by name only, and other files."""
-    for name in (
-        "epoch-0001.safetensors",
-        "epoch-0002.safetensors",
-        "epoch-0009-step-000120.safetensors",
-        "epoch-0009-step-000020.safetensors",
-        "epoch-0009.safetensors",
-        ".epoch-0010.abc.partial.safetensors",
-        "epoch-0011.safetensors.bak",
-        "epoch-11.safetensors",
-        "record.jsonl",
-    ):
-        (tmp_path / name).touch()
-    return tmp_path
-
-
-def test_checkpoints_in_the_order_of_training(folder: Path) -> None:
-    assert [path.name for path in list_checkpoints(folder)] == [
-        "epoch-0001.safetensors",
-        "epoch-0002.safetensors",
-        "epoch-0009.safetensors",
-        "epoch-0009-step-000020.safetensors",
-        "epoch-0009-step-000120.safetensors",
-    ]
-    (folder / "epoch-10000.safetensors").touch()
-    assert list_checkpoints(folder)[-1] == folder / "epoch-10000.safetensors"
-
-
-def test_find_checkpoint(folder: Path) -> None:
-    latest = folder / "epoch-0009-step-000120.safetensors"
-    assert find_checkpoint(folder, "latest") == latest
-    assert find_checkpoint(folder, 9) == folder / "epoch-0009.safetensors"
-    assert find_checkpoint(folder, 2) == folder / "epoch-0002.safetensors"
-
-
-def test_a_checkpoint_that_is_not_there(folder: Path) -> None:
-    with pytest.raises(InputError) as caught:
-        find_checkpoint(folder, 4)
-    message = str(caught.value)
-    assert f"{folder}: no checkpoint epoch-0004.safetensors (load_epoch 4)" in message
-    assert "epoch-0001.safetensors, epoch-0002.safetensors, epoch-0009.safetensors" in message
-
-
-def test_a_long_list_of_checkpoints_is_cut(tmp_path: Path) -> None:
-    for epoch in range(1, 61):
-        (tmp_path / f"epoch-{epoch:04d}.safetensors").touch()
-    with pytest.raises(InputError) as caught:
-        find_checkpoint(tmp_path, 61)
-    message = str(caught.value)
-    assert "epoch-0001" in message
-    assert "epoch-0060" in message
-    assert len(message) < 600
-
-
-@pytest.mark.parametrize("load_epoch", ["latest", 1])
-def test_no_checkpoint_at_all(tmp_path: Path, load_epoch: Any) -> None:
-    for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(InputError, match="no checkpoint to resume from"):
-            find_checkpoint(folder, load_epoch)
+# Whether it can go on
 
 
 def test_between_epochs_settings_may_change(path: Path) -> None:

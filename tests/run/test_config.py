@@ -331,7 +331,6 @@ def test_several_wrong_values_are_all_named() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"resume_train": True, "init_weights": "w"}, "give only one"),
         ({"use_nesterov_momentum": True, "use_momentum": False}, "use_momentum"),
     ],
 )

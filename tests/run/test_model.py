@@ -1,13 +1,16 @@
 """The compiled functions of a trainer: update against NumPy, gradients, sums, dropout."""
 
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
 import pytest
 
 from alex_net import AlexNet
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.ops import DropoutMask
 from tandem.run.config import Config
-from tandem.run.model import Model, Sums, layout_of
+from tandem.run.model import Model, _are_finite, layout_of
+from tandem.run.sums import Sums
 
 BATCH, CLASSES = 3, 6
 MEAN = np.full((3, 67, 67), 100, np.float32)
@@ -24,6 +27,19 @@ def build(**settings: object) -> tuple[Model, np.ndarray, np.ndarray, AlexNet]:
     model = Model(net, config, MEAN, parameters, gradients, device_crops=False)
     model.load(dict(net.initial_values(1)), {})
     return model, parameters, gradients, net
+
+
+def counted(model: Model) -> Sums:
+    """What the gradients that were computed last add to the sums, by an update of no effect."""
+    parameters = [
+        variable.get_value() for variable in (*model.weights.values(), *model.momenta.values())
+    ]
+    model.update(0.0)
+    for variable, value in zip(
+        (*model.weights.values(), *model.momenta.values()), parameters, strict=True
+    ):
+        variable.set_value(value)
+    return model.take_sums("train")
 
 
 def slot_of(valid: int, seed: int = 0) -> Slot:
@@ -68,7 +84,6 @@ def test_gradients_are_those_of_finite_differences() -> None:
     model, _, gradients, net = build()
     slot = slot_of(valid=2)
     model.compute_gradients(slot, epoch=4)
-    model.take_sums("train")
     views = layout_of(net).views(gradients.copy())
     for name in ("conv1.weight", "conv4.bias", "fc6.weight", "fc8.bias"):
         variable = model.weights[name]
@@ -80,7 +95,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
             moved[place] += step
             variable.set_value(moved)
             model.compute_gradients(slot, epoch=4)
-            losses.append(model.take_sums("train").loss / 2)
+            losses.append(counted(model).loss / 2)
         variable.set_value(value)
         slope = (losses[0] - losses[1]) / 2e-6
         assert views[name][place] == pytest.approx(slope, rel=1e-4), name
@@ -92,7 +107,8 @@ def test_a_trainer_without_pictures_has_a_gradient_of_zero() -> None:
     model.compute_gradients(slot_of(valid=0), epoch=0)
     views = layout_of(model._network).views(gradients)
     assert all((view == 0).all() for view in views.values())
-    assert model.take_sums("train") == Sums()
+    assert model.is_finite()
+    assert counted(model) == Sums()
 
 
 def test_stale_rows_change_nothing() -> None:
@@ -100,10 +116,10 @@ def test_stale_rows_change_nothing() -> None:
     first, second = slot_of(valid=2), slot_of(valid=2)
     second.pictures[2:], second.labels[2:], second.indices[2:] = 255, 1, 7
     model.compute_gradients(first, epoch=0)
-    expected, sums = gradients.copy(), model.take_sums("train")
+    expected, sums = gradients.copy(), counted(model)
     model.compute_gradients(second, epoch=0)
     np.testing.assert_allclose(gradients, expected, rtol=1e-9, atol=1e-15)
-    again = model.take_sums("train")
+    again = counted(model)
     assert again.loss == pytest.approx(sums.loss)
     assert (again.top1_errors, again.images) == (sums.top1_errors, 2)
 
@@ -135,5 +151,60 @@ def test_dropout_depends_on_the_epoch() -> None:
     losses = []
     for epoch in (0, 0, 1):
         model.compute_gradients(slot_of(3), epoch)
-        losses.append(model.take_sums("train").loss)
+        losses.append(counted(model).loss)
     assert losses[0] == losses[1] != losses[2]
+
+
+def test_what_is_not_updated_is_not_counted() -> None:
+    """A minibatch that the trainers agree to leave out is in no figure either."""
+    model, parameters, _, _ = build()
+    before = parameters.copy()
+    model.compute_gradients(slot_of(3), 0)
+    assert model.read_sums("train") == Sums()
+    assert (parameters == before).all()
+    model.compute_gradients(slot_of(2), 0)
+    model.update(0.01)
+    assert model.read_sums("train").images == 2
+    assert (parameters != before).any()
+
+
+def test_sums_go_on_where_they_stood() -> None:
+    model, _, _, _ = build()
+    begin = Sums(0.1 + 0.2, 2, 1, 5)
+    model.put_sums("train", begin)
+    assert model.read_sums("train") == begin
+    model.compute_gradients(slot_of(3), 0)
+    model.update(0.01)
+    assert model.take_sums("train").images == 8
+    assert model.take_sums("train") == Sums()
+
+
+@pytest.mark.parametrize("name", ["conv1.weight", "fc7.bias", "fc8.weight"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_a_loss_that_is_not_finite_is_noticed(name: str, value: float) -> None:
+    model, _, _, _ = build()
+    model.compute_gradients(slot_of(3), 0)
+    assert model.is_finite()
+    wrong = model.weights[name].get_value()
+    wrong.flat[0] = value
+    model.weights[name].set_value(wrong)
+    model.compute_gradients(slot_of(3), 0)
+    loss = model._last["loss"].get_value()
+    gradients = [variable.get_value() for variable in model.gradients.values()]
+    expected = np.isfinite(loss) and all(np.isfinite(g).all() for g in gradients)
+    assert model.is_finite() == expected
+    assert name != "fc8.weight" or not np.isnan(value) or not expected
+    model.load(dict(model._network.initial_values(1)), {})
+    model.compute_gradients(slot_of(3), 0)
+    assert model.is_finite()
+
+
+def test_a_gradient_that_is_not_finite_is_noticed_though_the_loss_is() -> None:
+    """Else the weights would be lost in this step, and noticed in the next, when it is too late."""
+    value, wrong = pt.vector("value"), pt.vector("wrong")
+    finite = pytensor.function([value, wrong], _are_finite([pt.sum(value), value, wrong]))
+    ones = np.ones(4)
+    assert finite(ones, ones)
+    for bad in (np.nan, np.inf, -np.inf):
+        assert not finite(ones, np.array([1, bad, 2, 3]))
+        assert not finite(ones, np.array([bad, -bad, 2, 3]))

@@ -1,7 +1,10 @@
 """The record of a run: what its lines say, and what a reader makes of a damaged one."""
 
+import errno
 import json
 import math
+import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +12,9 @@ import numpy as np
 import pytest
 
 from tandem.errors import InputError
+from tandem.run.checkpoint import RunState
 from tandem.run.record import (
+    NotFiniteRecord,
     Record,
     RecordFile,
     TrainRecord,
@@ -22,6 +27,7 @@ from tandem.run.record import (
 
 TRAIN = TrainRecord(1, 20, 2.5, 0.75, 0.01, 130.5, 18.25, 0.5, 1.25)
 VALIDATION = ValidationRecord(1, 40, 2.25, 0.5, 0.125, 360)
+NOT_FINITE = NotFiniteRecord(2, 47, 7, "skip", ("a/1.JPEG", "b/\N{SNOWMAN} 2.JPEG"))
 
 
 @pytest.fixture
@@ -151,12 +157,17 @@ def test_a_record_that_is_not_there(path: Path) -> None:
         RecordFile(path / "missing" / "record.jsonl")
 
 
-@pytest.mark.parametrize(("step", "kept"), [(0, 0), (19, 0), (20, 1), (39, 1), (40, 2), (99, 3)])
-def test_what_lies_after_a_checkpoint_is_dropped(path: Path, step: int, kept: int) -> None:
-    records = [TRAIN, VALIDATION, replace(TRAIN, step=60)]
+@pytest.mark.parametrize(
+    ("epoch", "step", "kept"),
+    [(0, 0, 0), (0, 19, 0), (0, 20, 1), (0, 40, 1), (1, 40, 2), (1, 59, 2), (1, 60, 4), (2, 99, 4)],
+)
+def test_what_lies_after_a_checkpoint_is_dropped(
+    path: Path, epoch: int, step: int, kept: int
+) -> None:
+    records = [TRAIN, VALIDATION, replace(NOT_FINITE, step=60), replace(TRAIN, step=60)]
     write(path, *records)
     path.write_bytes(path.read_bytes() + b'{"torn')
-    truncate_after(path, step)
+    truncate_after(path, RunState(epoch=epoch, step=step))
     assert read_records(path) == records[:kept]
     assert b"torn" not in path.read_bytes()
     write(path, replace(TRAIN, step=100))
@@ -168,9 +179,54 @@ def test_a_damaged_record_is_not_rewritten(path: Path) -> None:
     path.write_text(f"damage\n{to_json(TRAIN)}\n")
     before = path.read_bytes()
     with pytest.raises(InputError):
-        truncate_after(path, 0)
+        truncate_after(path, RunState())
     assert path.read_bytes() == before
 
 
 def test_from_json_takes_what_to_json_gives() -> None:
-    assert from_json(to_json(VALIDATION)) == VALIDATION
+    for record in (TRAIN, VALIDATION, NOT_FINITE):
+        assert from_json(to_json(record)) == record
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"action": 3}, "action is 3, expected text"),
+        ({"pictures": "a"}, "pictures is 'a', expected a list of text"),
+        ({"pictures": ["a", 1]}, "expected a list of text"),
+    ],
+)
+def test_a_line_about_pictures_is_checked(changes: dict[str, object], expected: str) -> None:
+    values = {**json.loads(to_json(NOT_FINITE)), **changes}
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        from_json(json.dumps(values))
+
+
+def test_a_full_disk_is_told_in_a_sentence(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def write(self, line: bytes) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with RecordFile(path) as file, monkeypatch.context() as patch:
+        patch.setattr(file, "_file", Full())
+        with pytest.raises(InputError, match=r"record\.jsonl: cannot be written \(No space"):
+            file.append(TRAIN)
+
+
+def test_a_line_that_is_taken_in_parts_is_whole(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is nearly full takes the beginning of a line without complaint."""
+
+    class Slow:
+        def __init__(self) -> None:
+            self.content = b""
+
+        def write(self, line: bytes) -> int:
+            self.content += line[:5]
+            return len(line[:5])
+
+    with RecordFile(path) as file, monkeypatch.context() as patch:
+        patch.setattr(file, "_file", slow := Slow())
+        file.append(TRAIN)
+    assert slow.content == to_json(TRAIN).encode() + b"\n"
