@@ -107,8 +107,8 @@ class BatchWriter:
             save_progress(self._folder, self.progress)
         except OSError as error:
             raise InputError(
-                f"{path}: cannot be written: {error}; what is done stays, and the same command"
-                " goes on from there"
+                f"{error.filename or path}: cannot be written: {error.strerror or error}; what is"
+                " done stays, and the same command goes on from there"
             ) from error
         return batch.slots
 

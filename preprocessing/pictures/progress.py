@@ -1,6 +1,7 @@
 """What a run has done so far: written after every batch file, so that a stopped run can go on."""
 
 import json
+import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,13 +82,11 @@ def load_progress(folder: Path) -> Progress | None:
     if not path.exists():
         return None
     try:
+        _check_stored(path)
         with np.load(path, allow_pickle=False) as arrays:
             record = json.loads(arrays["record"].tobytes())
-            return Progress(
-                plan=record["plan"],
-                sums=arrays["sums"],
-                splits={name: _split(value) for name, value in record["splits"].items()},
-            )
+            splits = {name: _split(record["splits"][name]) for name in ("train", "val")}
+            return Progress(record["plan"], _checked_sums(record["plan"], arrays["sums"]), splits)
     except Exception as error:
         # A damaged archive fails in NumPy, zipfile, zlib or json, each in its own way.
         raise InputError(
@@ -96,6 +95,28 @@ def load_progress(folder: Path) -> Progress | None:
         ) from None
 
 
+def _check_stored(path: Path) -> None:
+    # A compressed member can unpack to a thousand times its size; save_progress compresses none.
+    with zipfile.ZipFile(path) as archive:
+        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+            raise ValueError("compressed arrays")
+
+
 def _split(value: dict[str, Any]) -> SplitProgress:
-    skipped = tuple(Skipped(**item) for item in value["skipped"])
-    return SplitProgress(value["cursor"], value["files"], skipped)
+    skipped = tuple(
+        Skipped(_count(item["position"]), str(item["reason"])) for item in value["skipped"]
+    )
+    return SplitProgress(_count(value["cursor"]), _count(value["files"]), skipped)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r:.40} for a number of pictures or files")
+    return value
+
+
+def _checked_sums(plan: dict[str, Any], sums: np.ndarray) -> np.ndarray:
+    side = plan["image_size"]
+    if (sums.dtype, sums.shape) != (np.int64, (side, side, 3)):
+        raise ValueError(f"{sums.dtype} {sums.shape} for sums of pictures of {side} pixels")
+    return sums

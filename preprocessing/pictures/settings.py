@@ -158,12 +158,25 @@ def _checked_integer(where: str, value: Any) -> int:
     return value
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without aliases, by which a few lines can stand for more than memory holds."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(
+                None, None, "found an alias, expected plain values", mark
+            )
+        return super().compose_node(parent, index)
+
+
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=_PlainLoader)
     except OSError as error:
         raise InputError(f"{path}: the configuration cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        # ValueError: not UTF-8, or a date that is none.
         raise InputError(f"{path}: the configuration is not YAML: {error}") from None
     if loaded is None:
         return {}

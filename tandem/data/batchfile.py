@@ -4,18 +4,23 @@ A batch file is data, not code. `hickle.load` unpickles the type table of any fi
 files are never loaded with it: h5py says where the pixels lie, and they are read by offset.
 """
 
+import io
+import os
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
+from tandem.data.untrusted import open_file
 from tandem.errors import InputError
 from tandem.files import replacing
 
 # A plain array is /data in hickle 3 and later, /data_0 in older files.
 _DATASET_NAMES = ("data", "data_0")
+_MOST_NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,13 @@ def write_batch(path: Path, pictures: np.ndarray, layout: str) -> None:
     import hickle  # only the writer needs it: a loader starts sooner without
 
     stored = np.ascontiguousarray(pictures) if layout == "b01c" else _pictures_last(pictures)
+    # HDF5 that meets a full disk cannot close its file, and the process crashes when it ends. So
+    # HDF5 writes to memory, and only what it has finished goes to disk.
+    finished = io.BytesIO()
+    with h5py.File(finished, "w") as file:
+        hickle.dump(stored, file, mode="w")
     with replacing(path) as partial:
-        hickle.dump(stored, str(partial), mode="w")
+        partial.write_bytes(finished.getbuffer())
 
 
 def locate_batch(path: Path) -> BatchLocation:
@@ -66,17 +76,20 @@ def locate_batch(path: Path) -> BatchLocation:
         The file is missing, truncated or not HDF5, or its pixels are not one contiguous
         uncompressed block of uint8 in one of the two layouts.
     """
+    size = _size_of(path)
     try:
-        size = path.stat().st_size
         with h5py.File(path, "r") as file:
             location = _locate_dataset(path, _find_dataset(path, file))
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such batch file") from None
-    except OSError as error:
+    except InputError:
+        raise
+    except Exception as error:
+        # What is wrong with a file makes h5py raise OSError, RuntimeError, KeyError, ValueError
+        # or TypeError, by the place where HDF5 stumbles over it.
+        reason = " ".join(str(error).split())
         raise InputError(
-            f"{path}: found a file that h5py cannot open ({error}), expected a whole batch file"
+            f"{path}: found a file that h5py cannot open ({reason}), expected a whole batch file"
         ) from None
-    end = location.offset + int(np.prod(location.shape))
+    end = location.offset + prod(location.shape)
     if size < end:
         raise InputError(f"{path}: truncated: found {size} bytes, expected at least {end}")
     return location
@@ -94,6 +107,17 @@ def _pictures_last(pictures: np.ndarray) -> np.ndarray:
     return stored
 
 
+def _size_of(path: Path) -> int:
+    try:
+        with open_file(path) as file:
+            return os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such batch file") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: not a batch file that can be read: {reason}") from None
+
+
 def _find_dataset(path: Path, file: h5py.File) -> h5py.Dataset:
     for name in _DATASET_NAMES:
         # A soft or external link could lead to any other file.
@@ -101,24 +125,39 @@ def _find_dataset(path: Path, file: h5py.File) -> h5py.Dataset:
             dataset = file[name]
             if isinstance(dataset, h5py.Dataset):
                 return dataset
-    names = ", ".join(sorted(file)) or "nothing"
-    raise InputError(f"{path}: found {names}, expected the dataset /data of a hickle batch file")
+    raise InputError(
+        f"{path}: found {_names_shown(file)}, expected the dataset /data of a hickle batch file"
+    )
+
+
+def _names_shown(file: h5py.File) -> str:
+    # One that is not UTF-8 comes as bytes, and control characters could fool a terminal.
+    names = sorted(name if str(name).isprintable() else repr(name) for name in map(str, file))
+    more = [f"{len(names) - _MOST_NAMES_SHOWN} more"] if len(names) > _MOST_NAMES_SHOWN else []
+    return ", ".join(names[:_MOST_NAMES_SHOWN] + more) or "nothing"
 
 
 def _locate_dataset(path: Path, dataset: h5py.Dataset) -> BatchLocation:
+    # First of all: HDF5 opens the sources of a virtual dataset when it is asked for its shape.
+    if not _is_contiguous(dataset):
+        raise InputError(
+            f"{path}: found pixels in chunks, compressed or in another file, expected one"
+            " uncompressed contiguous block (hickle.dump without compression)"
+        )
     if dataset.dtype != np.uint8:
         raise InputError(f"{path}: found dtype {dataset.dtype}, expected uint8")
     shape = dataset.shape
     if not _is_batch_shape(shape):
         raise InputError(f"{path}: found shape {shape}, expected (n, S, S, 3) or (3, S, S, n)")
     offset = dataset.id.get_offset()
-    stored_here = dataset.external is None and not dataset.is_virtual
-    if dataset.chunks is not None or offset is None or not stored_here:
-        raise InputError(
-            f"{path}: found pixels in chunks, compressed or in another file, expected one"
-            " uncompressed contiguous block (hickle.dump without compression)"
-        )
+    if offset is None:
+        raise InputError(f"{path}: found no pixels, though room for {shape} was made for them")
     return BatchLocation(offset, shape, dataset.dtype)
+
+
+def _is_contiguous(dataset: h5py.Dataset) -> bool:
+    created = dataset.id.get_create_plist()
+    return created.get_layout() == h5py.h5d.CONTIGUOUS and created.get_external_count() == 0
 
 
 def _is_batch_shape(shape: Any) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 
 from tandem.data.batchfile import BatchLocation, locate_batch
 from tandem.data.manifest import Manifest
+from tandem.data.untrusted import read_npy
 from tandem.errors import InputError
 
 
@@ -125,20 +126,22 @@ def _checked_batch(manifest: Manifest, path: Path, count: int) -> BatchLocation:
 
 def _check_labels(path: Path, expected: np.ndarray) -> None:
     remedy = "preprocessing/make_labels.py writes them from the manifest"
+
+    def check(dtype: np.dtype, shape: tuple[int, ...]) -> None:
+        if dtype != np.int64:
+            raise InputError(f"{path}: found {dtype}, expected int64 labels; {remedy}")
+        if shape != expected.shape:
+            raise InputError(
+                f"{path}: found labels of shape {shape}, expected {expected.shape}, one for"
+                f" each picture of the manifest; {remedy}"
+            )
+
     try:
-        with path.open("rb") as file:
-            labels = np.lib.format.read_array(file, allow_pickle=False)
+        labels = read_npy(path, check)
     except FileNotFoundError:
         raise InputError(f"{path}: there are no labels; {remedy}") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: the labels cannot be read ({error}); {remedy}") from None
-    if labels.dtype != np.int64:
-        raise InputError(f"{path}: found {labels.dtype}, expected int64 labels; {remedy}")
-    if labels.shape != expected.shape:
-        raise InputError(
-            f"{path}: found labels of shape {labels.shape}, expected {expected.shape}, one for"
-            f" each picture of the manifest; {remedy}"
-        )
     differing = np.flatnonzero(labels != expected)
     if len(differing):
         first = differing[0]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tandem.data.untrusted import read_text
 from tandem.errors import InputError
 from tandem.files import write_text
 
@@ -19,6 +20,9 @@ MANIFEST_NAME = "manifest.json"
 FORMAT = 1
 LAYOUTS = ("b01c", "c01b")
 SPLITS = ("train", "val")
+
+# ImageNet's 1.3 million pictures take 60 MB.
+_MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +140,7 @@ def _split_as_json(split: Split) -> str:
 
 def _load_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path, _MOST_BYTES))
     except FileNotFoundError:
         raise InputError(
             f"{path}: there is no manifest; expected the one that preprocessing/make_hkl.py"
@@ -144,7 +148,8 @@ def _load_object(path: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise InputError(f"{path}: the manifest cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
+        # Plain ValueError: an integer of more digits than Python converts.
         raise InputError(f"{path}: the manifest is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InputError(f"{path}: found {type(value).__name__}, expected a JSON object")
@@ -173,7 +178,9 @@ class _Checked:
     def integer(self, key: str, low: int) -> int:
         value = self.take(key, int, "an integer")
         if value < low:
-            raise self.fail(key, str(value), f"at least {low}")
+            raise self.fail(key, _shown(value), f"at least {low}")
+        if value >= 1 << 63:
+            raise self.fail(key, "an integer beyond 64 bits", f"at least {low}")
         return value
 
     def strings(self, key: str) -> tuple[str, ...]:
@@ -181,6 +188,9 @@ class _Checked:
         for value in values:
             if not isinstance(value, str):
                 raise self.fail(key, _shown(value), "strings")
+            # Half a surrogate or a zero byte is in no path, and a line of train.txt is one name.
+            if not value.isprintable():
+                raise self.fail(key, _shown(value), "printable characters")
         return tuple(values)
 
     def integers(self, key: str) -> np.ndarray:
@@ -199,7 +209,10 @@ class _Checked:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} too deep to show"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -4,12 +4,14 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from tandem.data.untrusted import read_npy
 from tandem.errors import InputError
 
 if TYPE_CHECKING:
@@ -119,14 +121,15 @@ class PictureReader:
     def _labels(self) -> npt.NDArray[np.int64]:
         # Read, not mapped: a mapped file that someone shortens kills the process without a word.
         path, size = self.dataset.labels_file, self.dataset.size
+
+        def check(dtype: np.dtype, shape: tuple[int, ...]) -> None:
+            if (shape, dtype) != ((size,), np.int64):
+                raise InputError(f"{path}: found labels {dtype} {shape}, expected int64 ({size},)")
+
         try:
-            labels = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+            return read_npy(Path(path), check)
+        except (OSError, ValueError) as error:
             raise InputError(f"{path}: the labels can't be read: {error}") from error
-        if not isinstance(labels, np.ndarray) or (labels.shape, labels.dtype) != ((size,), "int64"):
-            found = f"{labels.dtype} {labels.shape}" if isinstance(labels, np.ndarray) else "others"
-            raise InputError(f"{path}: found labels {found}, expected int64 ({size},)")
-        return labels
 
     def _checked(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
         wanted = np.asarray(indices, np.int64)

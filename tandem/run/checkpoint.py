@@ -340,7 +340,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, _Metadata, _Described]]:
             if fault := _fault(described, metadata.momentum):
                 raise InputError(f"{path}: not a whole checkpoint: {fault}")
             yield file, metadata, described
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, MemoryError, SafetensorError) as error:
         raise InputError(
             f"{path}: not a checkpoint, or damaged; expected a whole safetensors file ({error})"
         ) from error

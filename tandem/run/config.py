@@ -653,7 +653,18 @@ def sections() -> dict[str, list[str]]:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's safe loader, which would take the last of two equal keys without a word."""
+    """YAML's safe loader, which would take the last of two equal keys without a word.
+
+    It refuses aliases, by which a few lines can stand for more than memory holds.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(
+                None, None, "found an alias, expected plain values", mark
+            )
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -747,7 +758,7 @@ def _list_of(key: str, tokens: list[str]) -> Any:
 
 def _yaml_of(key: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=_UniqueKeyLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(
             f"--{key} {text}: not a YAML value; expected {_role(Config.model_fields[key]).allowed}"

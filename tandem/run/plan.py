@@ -12,6 +12,7 @@ from tandem.data.augment import Augmentation
 from tandem.data.dataset import Dataset, open_split
 from tandem.data.fill import SlotFiller
 from tandem.data.manifest import Manifest, read_manifest
+from tandem.data.untrusted import read_npy
 from tandem.errors import InputError
 from tandem.run.checkpoint import check_continues, read_conditions, read_description, read_state
 from tandem.run.config import Config
@@ -184,17 +185,21 @@ def read_mean(path: Path, image_size: int) -> np.ndarray:
         It is missing, or not an array of that shape.
     """
     expected = (3, image_size, image_size)
+
+    def check(dtype: np.dtype, shape: tuple[int, ...]) -> None:
+        if shape != expected or dtype.kind != "f":
+            raise InputError(
+                f"{path}: the mean image is {dtype} {shape}, the pictures need float32 {expected}"
+            )
+
     try:
-        mean = np.load(path, allow_pickle=False)
+        mean = read_npy(path, check)
     except FileNotFoundError:
         raise InputError(
             f"{path}: there is no mean image; preprocessing writes it, and mean_file names it"
         ) from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: this is not a mean image in .npy format: {error}") from error
-    if not isinstance(mean, np.ndarray) or mean.shape != expected or mean.dtype.kind != "f":
-        found = f"{mean.dtype} {mean.shape}" if isinstance(mean, np.ndarray) else "an .npz archive"
-        raise InputError(f"{path}: the mean image is {found}, the pictures need float32 {expected}")
     if not np.isfinite(mean).all():
         raise InputError(f"{path}: the mean image holds values that are not finite")
     return mean.astype(np.float32)

@@ -1,6 +1,7 @@
 """Stopped at any moment and started again, a run ends with the same bytes in every file."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -133,7 +134,7 @@ def test_a_full_disk_is_one_clear_message(
     with monkeypatch.context() as patch:
         patch.setattr(batches, "write_batch", write)
         assert make_hkl.main(pictures.options(out)) == 2
-    message = f"error: {out / 'train_hkl' / '0001.hkl'}: cannot be written: [Errno 28] No space"
+    message = f"error: {out / 'train_hkl' / '0001.hkl'}: cannot be written: No space"
     assert message in capsys.readouterr().err
     assert list((out / "train_hkl").iterdir()) == [out / "train_hkl" / "0000.hkl"]
     assert make_hkl.main(pictures.options(out)) == 0
@@ -177,6 +178,48 @@ def test_a_damaged_record_is_refused(
     assert make_hkl.main(pictures.options(out)) == 2
     assert f"{out / 'progress.npz'}: found something else" in capsys.readouterr().err
     assert contents(out) == {"progress.npz": content}
+
+
+def record(**changes: object) -> dict[str, object]:
+    split = {"cursor": 4, "files": 1, "skipped": []}
+    return {"plan": {"image_size": 8}, "splits": {"train": split, "val": split}, **changes}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        record(plan=3),
+        record(plan={"image_size": 9}),
+        record(splits={}),
+        record(splits={"train": {"cursor": "all", "files": 1, "skipped": []}}),
+        record(splits={"train": {"cursor": 4, "files": -1, "skipped": []}}),
+        record(splits={"train": {"cursor": 4, "files": 1, "skipped": [{"position": 1}]}}),
+        [],
+    ],
+)
+def test_a_record_of_something_else_is_refused(
+    pictures: Pictures, tmp_path: Path, capsys: pytest.CaptureFixture, content: object
+) -> None:
+    """It is read before anything else is known of the folder."""
+    out = tmp_path / "out"
+    out.mkdir()
+    packed = np.frombuffer(json.dumps(content).encode(), np.uint8)
+    np.savez(out / "progress.npz", record=packed, sums=np.zeros((8, 8, 3), np.int64))
+    assert make_hkl.main(pictures.options(out)) == 2
+    assert f"{out / 'progress.npz'}: found something else" in capsys.readouterr().err
+
+
+def test_a_record_that_unpacks_to_much_is_refused(
+    pictures: Pictures, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """A compressed array may be a thousand times as large as its file."""
+    out = tmp_path / "out"
+    out.mkdir()
+    packed = np.frombuffer(json.dumps(record()).encode(), np.uint8)
+    sums = np.zeros((8, 8, 3), np.int64)
+    np.savez_compressed(out / "progress.npz", record=packed, sums=sums)
+    assert make_hkl.main(pictures.options(out)) == 2
+    assert "found something else (compressed arrays)" in capsys.readouterr().err
 
 
 def write_many(root: Path) -> Pictures:

@@ -81,12 +81,28 @@ def refused(tmp_path: Path, text: str, *options: str) -> str:
         ("- a", "found list, expected keys and values"),
         ("a: [", "is not YAML"),
         ("!!python/object/apply:os.getcwd []", "is not YAML"),
+        ("seed: 2001-99-99", "is not YAML: month must be in 1..12"),
+        (f"seed: {'[' * 5_000}", "is not YAML"),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
     found = refused(tmp_path, text if text[0] in "-a!" else f"{FOLDERS}{text}\n")
     assert message in found
     assert str(tmp_path / "mine.yaml") in found
+
+
+DOUBLED = "".join(f"  - &a{n + 1} [*a{n}, *a{n}]\n" for n in range(20))
+MERGED = "".join(f"  - &a{n + 1} {{<<: [*a{n}, *a{n}]}}\n" for n in range(20))
+
+
+@pytest.mark.parametrize(
+    "text", [f"seed:\n  - &a0 [1]\n{DOUBLED}", f"seed:\n  - &a0 {{a: 1}}\n{MERGED}"]
+)
+def test_a_few_lines_cannot_stand_for_a_million(tmp_path: Path, text: str) -> None:
+    """Each line doubles the one before it, when it is shown or merged."""
+    found = refused(tmp_path, f"{FOLDERS}{text}\n")
+    assert "is not YAML: found an alias, expected plain values" in found
+    assert len(found) < 1_000
 
 
 def test_an_empty_or_missing_file(tmp_path: Path) -> None:
