@@ -511,8 +511,6 @@ class Trainer:
 
     def _names(self, pictures: Sequence[int]) -> list[str]:
         """The names of training pictures. Read when they are needed: there may be a million."""
-        if self.rank != 0:
-            return []
         names = read_manifest(self.config.manifest_path).splits["train"].pictures
         return [names[index] for index in pictures]
 

@@ -1,0 +1,13 @@
+"""Train a network of `broken_network`: python tests/broken_train.py NanAlexNet --devices cpu."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import proc_load
+from tandem.run.main import run_training
+
+if __name__ == "__main__":
+    name, *arguments = sys.argv[1:]
+    raise SystemExit(run_training(arguments, f"broken_network:{name}", proc_load.serve, None))
