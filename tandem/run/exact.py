@@ -1,5 +1,6 @@
 """What has to be the same for a resumed run to compute the same bits."""
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -25,12 +26,12 @@ Conditions = dict[str, str]
 
 
 def conditions(config: Config) -> Conditions:
-    """What the bits of a run depend on beside its settings of training and its data.
+    """What the bits of a run depend on, beside its settings of training.
 
     Parameters
     ----------
     config : Config
-        With every ``auto`` resolved.
+        With every ``auto`` resolved. Its manifest and mean image are there.
 
     Returns
     -------
@@ -43,6 +44,7 @@ def conditions(config: Config) -> Conditions:
         "compile": str(bool(config.compile)).lower(),
         "exchange": config.exchange,
         "precision": config.precision,
+        "data": _digest(config.manifest_path, config.mean_path),
         "processor": processor(),
         "python": platform.python_version(),
     }
@@ -96,6 +98,11 @@ def check_exact(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) 
 
 
 _VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm", "neon")
+
+
+def _digest(*paths: Path) -> str:
+    """A short checksum of files, the same wherever they lie."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -1,17 +1,30 @@
 """A resumed run that could not compute the same bits is refused, and is told why."""
 
+import shutil
 from pathlib import Path
 
 import numpy
 import pytest
+from tiny import prepare
 
 from tandem.errors import InputError
 from tandem.run import exact
 from tandem.run.config import Config
 from tandem.run.exact import check_exact, conditions, processor
 
-CONFIG = Config(devices=("cpu", "cpu"), threads=1, compile=False, use_data_layer=False)
 PATH = Path("runs/a/epoch-0001.safetensors")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    folder = prepare(tmp_path_factory.mktemp("data"))
+    return Config(
+        data_folder=str(folder),
+        devices=("cpu", "cpu"),
+        threads=1,
+        compile=False,
+        use_data_layer=False,
+    )
 
 
 def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
@@ -20,8 +33,8 @@ def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
     return str(caught.value)
 
 
-def test_all_conditions_are_named() -> None:
-    found = conditions(CONFIG)
+def test_all_conditions_are_named(config: Config) -> None:
+    found = conditions(config)
     assert found["trainers"] == "2"
     assert found["threads"] == "1"
     assert found["compile"] == "false"
@@ -29,8 +42,8 @@ def test_all_conditions_are_named() -> None:
     assert {"processor", "python", "torch", "pytensor", "exchange", "precision"} <= found.keys()
 
 
-def test_equal_conditions_pass() -> None:
-    check_exact(PATH, conditions(CONFIG), conditions(CONFIG))
+def test_equal_conditions_pass(config: Config) -> None:
+    check_exact(PATH, conditions(config), conditions(config))
 
 
 @pytest.mark.parametrize(
@@ -43,22 +56,36 @@ def test_equal_conditions_pass() -> None:
         ({"precision": "float64"}, "precision float32 in the checkpoint, now float64"),
     ],
 )
-def test_a_setting_that_differs_is_named(changes: dict[str, object], expected: str) -> None:
-    message = refusal(conditions(CONFIG), conditions(CONFIG.model_copy(update=changes)))
+def test_a_setting_that_differs_is_named(
+    config: Config, changes: dict[str, object], expected: str
+) -> None:
+    message = refusal(conditions(config), conditions(config.model_copy(update=changes)))
     assert message.startswith(f"{PATH}: ")
     assert f": {expected}. " in message
     assert "--exact false" in message
 
 
-def test_every_difference_is_named_at_once() -> None:
-    ours = conditions(CONFIG)
+@pytest.mark.parametrize("name", ["manifest.json", "misc/img_mean.npy"])
+def test_other_data_are_noticed_wherever_they_lie(
+    config: Config, tmp_path: Path, name: str
+) -> None:
+    folder = Path(shutil.copytree(config.data_folder, tmp_path / "moved"))
+    moved = config.model_copy(update={"data_folder": str(folder)})
+    check_exact(PATH, conditions(config), conditions(moved))
+    with (folder / name).open("ab") as file:
+        file.write(b" ")
+    assert ": data " in refusal(conditions(config), conditions(moved))
+
+
+def test_every_difference_is_named_at_once(config: Config) -> None:
+    ours = conditions(config)
     message = refusal({**ours, "torch": "2.0", "threads": "7"}, ours)
     assert "torch 2.0 in the checkpoint" in message
     assert "threads 7 in the checkpoint" in message
 
 
-def test_a_condition_that_one_side_does_not_know() -> None:
-    ours = conditions(CONFIG)
+def test_a_condition_that_one_side_does_not_know(config: Config) -> None:
+    ours = conditions(config)
     assert "threads unknown in the checkpoint, now 1" in refusal(
         {key: value for key, value in ours.items() if key != "threads"}, ours
     )
