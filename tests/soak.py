@@ -159,12 +159,18 @@ class Soak:
         Of train.py.
     random : Random
         Decides on the moments.
+    log : callable
+        Told of each fault.
+    lines : int
+        It strikes before the record has grown by so many lines: a measure of time that is the same
+        on every machine.
     """
 
     run: Path
     arguments: Sequence[str]
     random: random.Random
     log: Callable[[str], None] = print
+    lines: int = 1
     struck: int = field(default=0, init=False)
 
     def disturb(self, fault: Fault) -> bool:
@@ -206,19 +212,20 @@ class Soak:
             seconds = self.random.uniform(0, 6)
             time.sleep(seconds)
             return f"{seconds:.1f} s after the start"
-        before, deadline = self._progress(), time.monotonic() + START_SECONDS
-        while self._progress() == before and process.poll() is None:
+        wanted, deadline = self.random.randint(1, self.lines), time.monotonic() + START_SECONDS
+        begin = self._recorded()
+        while self._recorded() < begin + wanted and process.poll() is None:
             if time.monotonic() > deadline:
                 raise Broken("a run was started again and made no progress")
+            # What the run had beyond its checkpoint is dropped from the record when it goes on.
+            begin = min(begin, self._recorded())
             time.sleep(0.02)
-        seconds = self.random.uniform(0, 3)
-        time.sleep(seconds)
-        return f"{seconds:.1f} s after the first sign of progress"
+        time.sleep(self.random.uniform(0, 0.3))
+        return f"after {wanted} lines"
 
-    def _progress(self) -> tuple[object, ...]:
+    def _recorded(self) -> int:
         record = self.run / "record.jsonl"
-        size = record.stat().st_size if record.exists() else 0
-        return size, *list_checkpoints(self.run)
+        return record.read_bytes().count(b"\n") if record.exists() else 0
 
     def _strike(self, fault: Fault, process: subprocess.Popen[str]) -> None:
         try:
@@ -305,6 +312,7 @@ def soak(
     whole = Soak(runs / "whole", settings(data, runs / "whole", **common), chance, log)
     parts = Soak(runs / "parts", settings(data, runs / "parts", **common), chance, log)
     whole.finish()
+    parts.lines = max(1, len(read_record(whole.run)) // count)
     for fault in endless(faults(len(devices)), chance):
         if parts.struck == count:
             break

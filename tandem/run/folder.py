@@ -7,6 +7,7 @@
 
 import logging
 import math
+import mmap
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -145,6 +146,7 @@ class RunFolder:
         self._folder, self._keep = config.weights_path, config.keep_snapshots
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
+        self._room: Future[HostBuffer] | None = None
         path = self._folder / RECORD
         try:
             remove_partials(self._folder)
@@ -161,6 +163,23 @@ class RunFolder:
         """Whether a checkpoint is still being written."""
         return self._writing is not None and not self._writing.done()
 
+    def prepare(self, nbytes: int) -> bool:
+        """Have memory made ready, beside the training, for the copy that `save` makes.
+
+        Parameters
+        ----------
+        nbytes : int
+            Of all arrays, each begun on a 64-byte boundary.
+
+        Returns
+        -------
+        bool
+            Whether it is ready. Ask again later.
+        """
+        if self._room is None and not self.busy:
+            self._room = self._writer.submit(_room, nbytes)
+        return self._room is not None and self._room.done()
+
     def append(self, record: Record) -> None:
         """Append a line to the record.
 
@@ -174,10 +193,13 @@ class RunFolder:
     def save(self, checkpoint: Checkpoint) -> None:
         """Begin to write a checkpoint; return when its arrays have been copied.
 
-        Waits for the one before it first; call `written` before.
+        Waits for the one before it first; call `written` before. Memory that was not made ready
+        before has to be found page by page, which takes longer than the copy.
         """
         self.wait()
-        self._writing = self._writer.submit(self._write, _copied(checkpoint))
+        room, self._room = self._room, None
+        copy = _copied(checkpoint, None if room is None else room.result())
+        self._writing = self._writer.submit(self._write, copy)
 
     def written(self) -> Path | None:
         """The checkpoint that has been written since the last call, if one has.
@@ -255,11 +277,19 @@ def _listing(paths: Sequence[Path]) -> str:
     return ", ".join(names if len(names) <= 8 else [*names[:3], "...", *names[-4:]])
 
 
-def _copied(checkpoint: Checkpoint) -> Checkpoint:
-    """A copy in memory of its own, which goes back to the system when it is no more needed."""
+def _room(nbytes: int) -> HostBuffer:
+    """Memory that the system has given already, and takes back when it is no more needed."""
+    buffer = HostBuffer.create(nbytes, "checkpoint")
+    buffer.array(nbytes, np.uint8)[:: mmap.PAGESIZE] = 0
+    return buffer
+
+
+def _copied(checkpoint: Checkpoint, room: HostBuffer | None) -> Checkpoint:
+    """A copy in memory of its own; in `room`, if there is enough."""
     groups = [checkpoint.weights, checkpoint.momentum or {}]
-    sizes = [_aligned(array.nbytes) for group in groups for array in group.values()]
-    memory = HostBuffer.create(sum(sizes), "checkpoint")
+    size = sum(_aligned(array.nbytes) for group in groups for array in group.values())
+    fits = room is not None and room.nbytes >= size
+    memory = room if room is not None and fits else HostBuffer.create(size, "checkpoint")
     offset = 0
 
     def copy(group: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

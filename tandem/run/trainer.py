@@ -483,7 +483,7 @@ class Trainer:
         self._tell_written(self._folder)
         every = 60 * self.config.snapshot_minutes
         due = every > 0 and time.monotonic() - self._last_save >= every
-        return due and not self._folder.busy
+        return due and not self._folder.busy and self._folder.prepare(self._vector.nbytes)
 
     def _meet_not_finite(self, epoch: int, step: int, rate: float, words: Sequence[Word]) -> None:
         """Do what `on_nan` says with a minibatch that no weight has seen yet.

@@ -254,9 +254,12 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     run.close()
 
 
-def test_the_copy_is_the_checkpoint_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nbytes", [None, 4096, 1 << 20])
+def test_the_copy_is_the_checkpoint_bit_for_bit(tmp_path: Path, nbytes: int | None) -> None:
     written = make(EPOCHS[1])
     run = open_folder(tmp_path)
+    while nbytes is not None and not run.prepare(nbytes):
+        time.sleep(0.01)
     run.save(written)
     run.close()
     found = read_checkpoint(tmp_path / "epoch-0002.safetensors")
