@@ -11,7 +11,7 @@ import itertools
 import linecache
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.type import TensorType, discrete_dtypes
 
 from tandem.device.aliasing import Aliases, Overlaps, last_uses
+from tandem.device.kernels import Kernels, fit
 from tandem.device.lowering import Lowering, host_rule, lower
 from tandem.device.lowering.registry import is_host_type, torch_dtype
 from tandem.ops.base import TensorOp
@@ -44,10 +45,13 @@ class Target:
         Where tensors are.
     compiled : bool
         Whether ``torch.compile`` will read the program.
+    kernels : Kernels
+        How convolutions and matrix products are computed.
     """
 
     device: torch.device
     compiled: bool
+    kernels: Kernels = field(default_factory=Kernels)
 
     @property
     def shares_memory(self) -> bool:
@@ -191,7 +195,8 @@ def plan_node(node: Apply, on_host: set[Variable], target: Target) -> Lowering:
         rule = host_rule(node.op, node)
         if rule is not None:
             return Lowering(rule, host=frozenset(range(len(node.inputs))), numbers=True)
-    return lower(node.op, node, device=target.device, compiled=target.compiled)
+    lowering = lower(node.op, node, device=target.device, compiled=target.compiled)
+    return fit(lowering, node, target.kernels)
 
 
 class _Writer:
