@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow gpu-test gpu-bench lint clean
 
 demo: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
@@ -13,6 +13,15 @@ test: .venv/installed
 
 test-slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
+
+# On a machine with a GPU. GPU_PYTHON=python3 takes packages that are there already.
+GPU_PYTHON ?= $(BIN)/python
+
+gpu-test: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/gpu)
+	$(GPU_PYTHON) -m pytest -m gpu tests/gpu
+
+gpu-bench: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/gpu)
+	$(GPU_PYTHON) -m benchmarks.gpu $(BENCH)
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -27,4 +36,8 @@ clean:
 	  { echo "error: Python 3.11 or later is needed, and $(PYTHON) is $$($(PYTHON) --version 2>&1); name another with 'make PYTHON=python3.12 ...'"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv/gpu: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[gpu]'
 	touch $@

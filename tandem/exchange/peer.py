@@ -72,7 +72,7 @@ class PeerVectors:
         self._devices = [handle.device for handle in handles]
         reach = meeting.gather(tuple(driver.can_reach(device) for device in self._devices))
         self._apart = [
-            [not (reach[i][j] and reach[j][i]) for j in range(self.trainers)]
+            [i != j and not (reach[i][j] and reach[j][i]) for j in range(self.trainers)]
             for i in range(self.trainers)
         ]
         self._buffers = [self._open(rank, handle) for rank, handle in enumerate(handles)]
@@ -265,14 +265,14 @@ class _PeerAverage(Exchange):
     def _fetch(self, lane: _Lane, rank: int, block: slice) -> int:
         """Give the address, on this device, of a block of a trainer's vector."""
         vectors, driver = self._vectors, self._driver
-        if vectors.is_here(rank):
-            return vectors.address(rank, block.start)
         place = lane.place(rank)
         if vectors.is_apart(rank):
             driver.upload(place, vectors.detour(rank, block), lane.stream)
-        else:
-            nbytes = (block.stop - block.start) * vectors.dtype.itemsize
-            driver.copy(place, vectors.address(rank, block.start), nbytes, lane.stream)
+            return place
+        there = vectors.address(rank, block.start)
+        if vectors.is_here(rank):
+            return there
+        driver.copy(place, there, (block.stop - block.start) * vectors.dtype.itemsize, lane.stream)
         return place
 
     def _finish(self) -> None:

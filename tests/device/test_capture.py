@@ -12,9 +12,9 @@ from pytensor.compile.executor import Function
 from pytensor.compile.mode import Mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.resident import ResidentStep
 from tandem.device import DeviceLinker, Kernels, capture, device_shared, on_stream
 from tests.device.check import DEVICE
-from tests.device.resident import ResidentStep
 
 # Tensors without values, and a device that is not the CPU: what a GPU program needs to run here.
 AFAR = torch.device("meta")

@@ -9,11 +9,11 @@ import pytensor.tensor as pt
 import pytest
 import torch
 
+from benchmarks.resident import ResidentStep
 from tandem.device import cpp_compiler, deterministic, device_mode, device_shared
 from tandem.errors import InputError
 from tandem.ops.conv import conv2d
 from tests.device.check import DEVICE
-from tests.device.resident import ResidentStep
 
 BFLOAT16 = 2.0**-8  # the largest relative error of rounding to it
 
