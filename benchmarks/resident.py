@@ -4,7 +4,7 @@ The graph, the update and the memory are those of a run; what is left out is whe
 from. Tests run it small on a CPU.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,8 +115,12 @@ class ResidentStep:
         mean = np.random.default_rng(2).uniform(90, 130, (3, side, side))
         return self._place("mean", mean.astype("float32"))
 
-    def compile(self, mode: Mode) -> list[Function]:
-        """The functions of a step in another mode, over the same variables."""
+    def compile(self, mode: Mode, fused: bool = False) -> list[Function]:
+        """The functions of a step in another mode, over the same variables.
+
+        With `fused` it is one function, which doesn't write gradients down: what a run may do that
+        exchanges nothing between gradient and update.
+        """
         net, slot = self._net, self.slot
         images = crop_mirror(
             slot["pictures"],
@@ -130,20 +134,27 @@ class ResidentStep:
         cost = net.cost(logits, slot["labels"], slot["valid"])
         gradients = pytensor.grad(cost, list(net.parameters.values()))
         placed = {variable: self.weights[name] for name, variable in net.parameters.items()}
-        stores: list[Any] = list(zip(self.gradients.values(), gradients, strict=True))
-        stores.append((self.loss, self.loss + cost.astype("float64") * slot["valid"]))
+        sums: list[Any] = [(self.loss, self.loss + cost.astype("float64") * slot["valid"])]
+
+        def function(name: str, updates: list[Any]) -> Function:
+            return pytensor.function([], [], updates=updates, givens=placed, mode=mode, name=name)
+
+        if fused:
+            found = dict(zip(self.gradients, gradients, strict=True))
+            return [function("step", sums + self._updates(found))]
+        stores = list(zip(self.gradients.values(), gradients, strict=True))
         return [
-            pytensor.function([], [], updates=stores, givens=placed, mode=mode, name="gradient"),
-            pytensor.function([], [], updates=self._updates(), mode=mode, name="update"),
+            function("gradient", sums + stores),
+            function("update", self._updates(self.gradients)),
         ]
 
-    def _updates(self) -> list[Any]:
+    def _updates(self, gradients: Mapping[str, Any]) -> list[Any]:
         updates: list[Any] = []
         for name, kind in self._net.kinds.items():
             weight, momentum = momentum_step(
                 self.weights[name],
                 self.momenta[name],
-                self.gradients[name],
+                gradients[name],
                 self.rate * np.float32(2) if kind == "bias" else self.rate,
                 momentum=0.9,
                 decay=0.0005 if kind == "weight" else 0.0,

@@ -14,7 +14,7 @@ from tandem.device.linker import DeviceLinker
 from tandem.device.lowering import Lowering, lower
 from tandem.device.mode import device_mode
 from tandem.device.shared import DeviceSharedVariable, device_shared
-from tandem.device.streams import on_stream
+from tandem.device.streams import on_stream, use_device
 
 __all__ = [
     "DeviceLinker",
@@ -32,4 +32,5 @@ __all__ = [
     "lower",
     "on_stream",
     "set_threads",
+    "use_device",
 ]

@@ -144,8 +144,9 @@ class Driver(Protocol):
 class CudaDriver:
     """A `Driver` by PyCUDA, in the device's primary context, which PyTorch uses too.
 
-    It belongs to the thread that makes it, and there should be one in a process. It ends with the
-    process: PyCUDA aborts a process that exits within a context, so leaving it is arranged for.
+    It belongs to the thread that makes it, and there should be one in a process, whose PyTorch
+    works on the same device (`tandem.device.use_device`). It closes by itself when the process
+    ends: PyCUDA would abort a process that exits within a context.
 
     Parameters
     ----------
@@ -167,10 +168,10 @@ class CudaDriver:
         except cuda.Error as error:
             raise InputError(f"cuda:{device} can't be used: {error}") from error
         self._context.push()
-        atexit.register(self._context.pop)
         self._owned: dict[int, Any] = {}
         self._opened: dict[int, Any] = {}
         self._locked: list[npt.NDArray[np.uint8]] = []
+        atexit.register(self._close)
 
     def allocate(self, nbytes: int) -> int:
         """Allocate zeros on the device; give the address. Waits until they are there.
@@ -301,6 +302,13 @@ class CudaDriver:
     def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         """Copy from one device address to another, in turn on `stream`."""
         self._cuda.memcpy_dtod_async(target, source, nbytes, stream)
+
+    def _close(self) -> None:
+        for address in [*self._opened]:
+            self.unmap(address)
+        for address in [*self._owned]:
+            self.free(address)
+        self._context.pop()
 
     def _shortage(self, nbytes: int) -> str:
         free, total = self._cuda.mem_get_info()

@@ -36,6 +36,17 @@ def test_a_captured_step_is_the_step_and_warming_up_leaves_no_trace() -> None:
     assert (expected["fc8.weight"] != before["fc8.weight"]).any()
 
 
+def test_gradient_and_update_in_one_function_are_the_two() -> None:
+    plain, fused = ResidentStep(DEVICE), ResidentStep(DEVICE)
+    (step,) = fused.compile(DEVICE, fused=True)
+    for _ in range(3):
+        plain.run()
+        step()
+    for name, weight in plain.weights.items():
+        expected = weight.get_value()
+        np.testing.assert_allclose(fused.weights[name].get_value(), expected, 1e-5, 1e-6)
+
+
 def test_functions_that_need_the_host_are_refused() -> None:
     a = device_shared(np.zeros(3, "float32"), "a")
     x = pt.fvector("x")
