@@ -7,7 +7,7 @@ it a PyTensor mode, ``shared.py`` holds the variables, ``kernels.py`` chooses pr
 ``capture.py`` records a step for a GPU, and ``streams.py`` says on which stream it runs.
 """
 
-from tandem.device.capture import capture
+from tandem.device.capture import Captured, capture
 from tandem.device.devices import as_device, cpp_compiler, keep_freed_memory, set_threads
 from tandem.device.kernels import Kernels, Precision, deterministic
 from tandem.device.linker import DeviceLinker
@@ -17,6 +17,7 @@ from tandem.device.shared import DeviceSharedVariable, device_shared
 from tandem.device.streams import on_stream, use_device
 
 __all__ = [
+    "Captured",
     "DeviceLinker",
     "DeviceSharedVariable",
     "Kernels",

@@ -1,6 +1,7 @@
 """Recording what functions make a GPU do, to have it done again without the host's part."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -10,9 +11,38 @@ from tandem.device.devices import as_device
 from tandem.device.shared import DeviceSharedVariable
 
 
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """Functions, recorded; calling it does what they do.
+
+    On a GPU it is replayed on the stream that PyTorch uses at the time of the call, and must not
+    run twice at a time.
+
+    Attributes
+    ----------
+    functions : tuple of Function
+        Kept, since a recording reads their constants where they lie.
+    graph : torch.cuda.CUDAGraph or None
+        The recording; None on a CPU.
+    """
+
+    functions: tuple[Function, ...]
+    graph: Any
+
+    def __call__(self) -> None:
+        """Do what the functions do, in their order."""
+        if self.graph is None:
+            _call_all(self.functions)
+        else:
+            self.graph.replay()
+
+
 def capture(
-    functions: Sequence[Function], device: str | torch.device = "cpu", warmups: int = 3
-) -> Callable[[], None]:
+    functions: Sequence[Function],
+    device: str | torch.device = "cpu",
+    warmups: int = 3,
+    beside: Captured | None = None,
+) -> Captured:
     """Record the kernels of functions, in their order, as one CUDA graph.
 
     A replay costs the host one call. It reads and writes the memory that the functions use: what is
@@ -32,12 +62,13 @@ def capture(
         "cpu", or a CUDA device as "cuda:0".
     warmups : int
         How many calls before the recording, at least 1.
+    beside : Captured, optional
+        A recording that is never replayed at the same time as this one, as the step on the other
+        slot: the two share their memory for intermediate values.
 
     Returns
     -------
-    callable
-        Replays on the stream that PyTorch uses when it is called. It keeps the functions' memory
-        for intermediate values, and must not run twice at a time.
+    Captured
 
     Raises
     ------
@@ -56,9 +87,8 @@ def capture(
         _call_all(functions)
     for tensor, value in saved:
         tensor.copy_(value)
-    if place.type == "cpu":
-        return lambda: _call_all(functions)
-    return _record(functions, place)
+    graph = None if place.type == "cpu" else _record(functions, place, beside)
+    return Captured(tuple(functions), graph)
 
 
 def check_capturable(function: Function) -> None:
@@ -105,8 +135,15 @@ def _call_all(functions: Sequence[Function]) -> None:
         function()
 
 
-def _record(functions: Sequence[Function], device: torch.device) -> Callable[[], None]:
+def _record(
+    functions: Sequence[Function], device: torch.device, beside: Captured | None
+) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    pool = None if beside is None else beside.graph.pool()
+    with (
+        torch.cuda.device(device),
+        # What other threads do with the GPU meanwhile does no harm.
+        torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+    ):
         _call_all(functions)
-    return graph.replay
+    return graph

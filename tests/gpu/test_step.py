@@ -82,6 +82,21 @@ def test_a_step_never_makes_the_host_wait(driver: CudaDriver) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def test_two_recordings_share_their_memory(driver: CudaDriver) -> None:
+    """As the steps on two slots: they take turns, and each leaves what the plain step leaves."""
+    deterministic(True)
+    steps = [on_gpu(driver) for _ in range(3)]
+    first = capture(steps[0].functions, "cuda:0")
+    second = capture(steps[1].functions, "cuda:0", beside=first)
+    for _ in range(3):
+        for run in (first, second, steps[2].run):
+            run()
+    expected = steps[2].state()
+    for step in steps[:2]:
+        for name, value in step.state().items():
+            np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
 def test_memory_in_use_stays_flat(driver: CudaDriver) -> None:
     step = on_gpu(driver, "bfloat16", compile=True)
     replay = capture(step.functions, "cuda:0")
