@@ -20,7 +20,7 @@ from tandem.memory.cuda import INSTALL, BufferHandle, CudaBuffer, Driver, Stream
 
 log = logging.getLogger(__name__)
 
-BLOCK = 4 << 20  # bytes that are copied at once, while those before them are being added
+BLOCK = 16 << 20  # bytes that are copied at once, while those before them are being added
 
 Average = Callable[[int, Sequence[tuple[int, float]], int, np.dtype, Stream], None]
 """Called with a target address, (address, weight) of each term, elements, dtype and a stream."""
@@ -95,8 +95,13 @@ class PeerVectors:
         return self._apart[self.rank][rank]
 
     def is_here(self, rank: int) -> bool:
-        """Whether a trainer's vector lies on this trainer's device."""
-        return self._devices[rank] == self.driver.device
+        """Whether a trainer's vector can be read where it is: it lies on this trainer's device."""
+        return self._devices[rank] == self.driver.device and not self.is_apart(rank)
+
+    @property
+    def are_all_here(self) -> bool:
+        """Whether every vector lies on this trainer's device."""
+        return all(self.is_here(rank) for rank in range(self.trainers))
 
     def address(self, rank: int, element: int) -> int:
         """Where an element of a trainer's vector is, as this process sees it."""
@@ -197,7 +202,7 @@ class _PeerAverage(Exchange):
             lane.scratch.close()
 
     def _lane(self) -> _Lane:
-        size = self._vectors.trainers * BLOCK
+        size = 0 if self._vectors.are_all_here else self._vectors.trainers * BLOCK
         return _Lane(self._driver.stream(), CudaBuffer.create(self._driver, size, "blocks"))
 
     def _average(self, shares: Sequence[float]) -> None:
@@ -265,14 +270,14 @@ class _PeerAverage(Exchange):
     def _fetch(self, lane: _Lane, rank: int, block: slice) -> int:
         """Give the address, on this device, of a block of a trainer's vector."""
         vectors, driver = self._vectors, self._driver
+        if vectors.is_here(rank):
+            return vectors.address(rank, block.start)
         place = lane.place(rank)
         if vectors.is_apart(rank):
             driver.upload(place, vectors.detour(rank, block), lane.stream)
-            return place
-        there = vectors.address(rank, block.start)
-        if vectors.is_here(rank):
-            return there
-        driver.copy(place, there, (block.stop - block.start) * vectors.dtype.itemsize, lane.stream)
+        else:
+            nbytes = (block.stop - block.start) * vectors.dtype.itemsize
+            driver.copy(place, vectors.address(rank, block.start), nbytes, lane.stream)
         return place
 
     def _finish(self) -> None:
@@ -297,7 +302,8 @@ class PeerAverageGradients(_PeerAverage):
 
 
 def _blocks(part: slice, vectors: PeerVectors) -> list[slice]:
-    step = BLOCK // vectors.dtype.itemsize
+    """The parts of a shard that are worked on one after another; all at once, if none is copied."""
+    step = vectors.size if vectors.are_all_here else BLOCK // vectors.dtype.itemsize
     starts = range(part.start, part.stop, step)
     return [slice(start, min(start + step, part.stop)) for start in starts]
 

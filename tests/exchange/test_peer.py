@@ -175,9 +175,9 @@ def test_shards_are_read_and_written_in_blocks() -> None:
     assert trainers[0].driver.log == 2 * 4 * block
 
 
-def test_on_one_device_nothing_is_copied_before_it_is_added() -> None:
+def test_on_one_device_a_shard_is_added_where_it_lies() -> None:
     trainers, _ = exchange(FakeMachine(1), (0, 0), size=2048)
-    assert trainers[0].driver.log == 2 * 4 * ["average 2", f"copy {BLOCK}"]
+    assert trainers[0].driver.log == 2 * ["average 2", f"copy {4 * 1024}"]
 
 
 def test_devices_that_cannot_reach_each_other_are_named_once(
