@@ -7,6 +7,7 @@ sums, normalisation and softmax stay as they are.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,11 +17,14 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Dot
 
 from tandem.device.lowering import Lowering
+from tandem.device.lowering.registry import torch_dtype
 from tandem.errors import InputError
 from tandem.ops.conv import Conv2d, Conv2dInputGrad, Conv2dWeightGrad
 
 Tensor = torch.Tensor
 Precision = Literal["float32", "tf32", "bfloat16"]
+
+_CONVOLUTIONS = (Conv2d, Conv2dInputGrad, Conv2dWeightGrad)
 
 
 @dataclass(frozen=True)
@@ -86,15 +90,18 @@ def fit(lowering: Lowering, node: Apply, kernels: Kernels) -> Lowering:
         What is wanted.
     """
     narrow = kernels.precision == "bfloat16" and _is_float32(node)
-    if isinstance(node.op, Conv2d):
-        if narrow or kernels.channels_last:
-            return Lowering(_convolution(lowering.call, _converter(kernels, narrow), narrow))
-    elif isinstance(node.op, Conv2dInputGrad | Conv2dWeightGrad):
-        if narrow or kernels.channels_last:
-            return Lowering(_converted(lowering.call, _converter(kernels, narrow)))
+    if isinstance(node.op, _CONVOLUTIONS) and (narrow or kernels.channels_last):
+        operands = 2 if isinstance(node.op, Conv2d) else 3  # a bias stays as it is
+        convert = _converter(narrow, kernels.channels_last)
     elif narrow and _is_product(node):
-        return Lowering(_converted(lowering.call, lambda x: x.to(torch.bfloat16)))
-    return lowering
+        operands, convert = 2, _converter(narrow, False)
+    else:
+        return lowering
+    call = _with_wide_bias(lowering.call) if operands < len(node.inputs) else lowering.call
+    return Lowering(
+        _with_result(call, torch_dtype(node.outputs[0])),
+        prepare=dict.fromkeys(range(operands), convert),
+    )
 
 
 def _is_float32(node: Apply) -> bool:
@@ -106,8 +113,9 @@ def _is_product(node: Apply) -> bool:
     return isinstance(op, Dot | BatchedDot)
 
 
-def _converter(kernels: Kernels, narrow: bool) -> Callable[[Tensor], Tensor]:
-    layout = torch.channels_last if kernels.channels_last else torch.preserve_format
+@cache
+def _converter(narrow: bool, channels_last: bool) -> Callable[[Tensor], Tensor]:
+    layout = torch.channels_last if channels_last else torch.preserve_format
 
     def convert(x: Tensor) -> Tensor:
         return x.to(torch.bfloat16 if narrow else x.dtype, memory_format=layout)
@@ -115,24 +123,17 @@ def _converter(kernels: Kernels, narrow: bool) -> Callable[[Tensor], Tensor]:
     return convert
 
 
-def _converted(
-    call: Callable[..., Tensor], convert: Callable[[Tensor], Tensor]
-) -> Callable[..., Tensor]:
-    """Convert all operands, and the result back to the first one's dtype."""
-
-    def fitted(*operands: Tensor) -> Tensor:
-        return call(*(convert(x) for x in operands)).to(operands[0].dtype)
-
-    return fitted
+def _with_result(call: Callable[..., Tensor], dtype: torch.dtype) -> Callable[..., Tensor]:
+    return lambda *operands: call(*operands).to(dtype)
 
 
-def _convolution(
-    call: Callable[..., Any], convert: Callable[[Tensor], Tensor], narrow: bool
-) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    def fitted(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        if not narrow:
-            return call(convert(x), convert(w), b)
-        # The bias is not rounded, and torch.compile fuses it with what follows.
-        return call(convert(x), convert(w), None).to(x.dtype) + b[:, None, None]
+def _with_wide_bias(call: Callable[..., Any]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Add a convolution's bias afterwards where it would be rounded as the operands are."""
 
-    return fitted
+    def convolve(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        if x.dtype == b.dtype:
+            return call(x, w, b)
+        # torch.compile fuses it with what follows.
+        return call(x, w, None).to(b.dtype) + b[:, None, None]
+
+    return convolve

@@ -104,6 +104,19 @@ def test_an_unknown_precision_is_bad_input() -> None:
         device_mode(precision=wrong)
 
 
+def test_what_several_nodes_take_is_converted_once() -> None:
+    """The forward pass and both gradients of a layer share its pictures, weights and gradients."""
+    step = ResidentStep(device_mode(precision="bfloat16", channels_last=True))
+    source = step.functions[0].vm.program.source
+    names = [line.split(" = ")[0].strip() for line in source.splitlines() if " = " in line]
+    made = [name for name in names if name.startswith("p")]
+    # For each layer what comes in, the weight and the gradient of what goes out; in the three
+    # products also what comes in and the weight transposed, the latter only seen another way.
+    assert len(made) == 5 * 3 + 3 * 5
+    assert sum(".permute(" in line for line in source.splitlines()) == 3
+    assert len(set(made)) == len(made)
+
+
 def losses(mode: Any, steps: int = 6) -> tuple[list[float], ResidentStep]:
     step = ResidentStep(mode)
     found = []
