@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow soak lint clean
+.PHONY: demo test test-slow soak gpu-test gpu-bench lint clean
 
 demo: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
@@ -19,6 +19,15 @@ soak: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/prepare.sh
 	$(BIN)/python tests/soak.py --faults 50
 
+# On a machine with a GPU. GPU_PYTHON=python3 takes packages that are there already.
+GPU_PYTHON ?= $(BIN)/python
+
+gpu-test: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/gpu)
+	$(GPU_PYTHON) -m pytest -m gpu tests/gpu
+
+gpu-bench: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/gpu)
+	$(GPU_PYTHON) -m benchmarks.gpu $(BENCH)
+
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,4 +41,8 @@ clean:
 	  { echo "error: Python 3.11 or later is needed, and $(PYTHON) is $$($(PYTHON) --version 2>&1); name another with 'make PYTHON=python3.12 ...'"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv/gpu: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[gpu]'
 	touch $@

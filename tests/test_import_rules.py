@@ -19,7 +19,7 @@ SOURCES = sorted(
 )
 ALLOWED = {
     "torch": ("tandem/device/",),
-    "pycuda": ("tandem/memory/cuda.py", "tandem/exchange/cuda.py"),
+    "pycuda": ("tandem/memory/cuda.py", "tandem/exchange/peer.py"),
     "h5py": ("tandem/data/", "preprocessing/"),
     "hickle": ("tandem/data/", "preprocessing/"),
     "mpi4py": ("tandem/exchange/mpi.py",),
@@ -87,6 +87,7 @@ def test_the_network_imports_nothing_below_pytensor() -> None:
         ("proc_load", "torch pytensor numba matplotlib"),
         ("tandem.run.trainer", "torch pytensor"),
         ("tandem", "numpy"),
+        ("tandem.memory.cuda, tandem.exchange.peer", "pycuda torch pytensor"),
     ],
 )
 def test_starting_imports_no_heavy_package(module: str, banned: str) -> None:

@@ -3,24 +3,35 @@
 PyTensor builds the graph and its gradients; PyTorch is a library of kernels here (oneDNN on a CPU,
 cuDNN on CUDA). ``lowering/`` says what each Op becomes, ``program.py`` writes a graph as a Python
 function of such calls, ``aliasing.py`` knows what shares memory, ``linker.py`` and ``mode.py`` make
-it a PyTensor mode, ``shared.py`` holds the variables.
+it a PyTensor mode, ``shared.py`` holds the variables, ``kernels.py`` chooses precision and layout,
+``capture.py`` records a step for a GPU, and ``streams.py`` says on which stream it runs.
 """
 
+from tandem.device.capture import Captured, capture
 from tandem.device.devices import as_device, cpp_compiler, keep_freed_memory, set_threads
+from tandem.device.kernels import Kernels, Precision, deterministic
 from tandem.device.linker import DeviceLinker
 from tandem.device.lowering import Lowering, lower
 from tandem.device.mode import device_mode
 from tandem.device.shared import DeviceSharedVariable, device_shared
+from tandem.device.streams import on_stream, use_device
 
 __all__ = [
+    "Captured",
     "DeviceLinker",
     "DeviceSharedVariable",
+    "Kernels",
     "Lowering",
+    "Precision",
     "as_device",
+    "capture",
     "cpp_compiler",
+    "deterministic",
     "device_mode",
     "device_shared",
     "keep_freed_memory",
     "lower",
+    "on_stream",
     "set_threads",
+    "use_device",
 ]

@@ -11,6 +11,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.link.basic import JITLinker
 from pytensor.link.utils import raise_with_op
 
+from tandem.device.kernels import Kernels
 from tandem.device.lowering.registry import is_host_type
 from tandem.device.program import Program, Target, build_program, update_places
 from tandem.device.shared import DeviceContainer, is_on_device, tensor_over
@@ -31,6 +32,10 @@ class DeviceLinker(JITLinker):
         Where to compute.
     compiled : bool
         Whether functions go through ``torch.compile``.
+    kernels : Kernels
+        How convolutions and matrix products are computed.
+    tuned : bool
+        Whether ``torch.compile`` tries several kernels for each of them and keeps the fastest.
     allow_gc : bool, optional
         As for any PyTensor linker; intermediates are freed after their last use either way.
     scheduler : callable, optional
@@ -55,11 +60,15 @@ class DeviceLinker(JITLinker):
         self,
         device: torch.device,
         compiled: bool = False,
+        kernels: Kernels = Kernels(),  # noqa: B008 (it never changes)
+        tuned: bool = False,
         allow_gc: bool | None = None,
         scheduler: Callable[[FunctionGraph], list[Apply]] | None = None,
     ) -> None:
         super().__init__(allow_gc=allow_gc, schedule=scheduler)
-        self.target = Target(device, compiled)
+        self.target = Target(device, compiled, kernels)
+        # A captured step records the kernels itself, so the compiler is to leave that alone.
+        self._compile_mode = "max-autotune-no-cudagraphs" if tuned else None
 
     def __repr__(self) -> str:
         return f"DeviceLinker({str(self.target.device)!r}, compiled={self.target.compiled})"
@@ -105,9 +114,9 @@ class DeviceLinker(JITLinker):
         """Hand the program to ``torch.compile``, if that is wanted."""
         run, settle = fn.run, fn.settle
         if self.target.compiled:
-            run = _with_vectors(
-                torch.compile(run, fullgraph=not fn.breaks, dynamic=False), fn.as_vectors
-            )
+            whole = not fn.breaks
+            compiled = torch.compile(run, fullgraph=whole, dynamic=False, mode=self._compile_mode)
+            run = _with_vectors(compiled, fn.as_vectors)
         if settle is None:
             return run
         return lambda *inputs: settle(*inputs, *run(*inputs))

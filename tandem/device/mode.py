@@ -5,10 +5,17 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
 from tandem.device.devices import as_device, require_compiler
+from tandem.device.kernels import Kernels, Precision, set_tf32
 from tandem.device.linker import DeviceLinker
 
 
-def device_mode(device: str | torch.device = "cpu", compile: bool = False) -> Mode:
+def device_mode(
+    device: str | torch.device = "cpu",
+    compile: bool = False,
+    precision: Precision = "float32",
+    channels_last: bool | None = None,
+    tune: bool = False,
+) -> Mode:
     """Give a PyTensor mode whose functions run PyTorch's kernels on a device.
 
     It is used as any other: ``pytensor.function(inputs, outputs, updates=..., givens=...,
@@ -23,6 +30,13 @@ def device_mode(device: str | torch.device = "cpu", compile: bool = False) -> Mo
     compile : bool
         Put functions through ``torch.compile``, which fuses elementwise calls. The first call of
         a function then takes from seconds to minutes.
+    precision : "float32", "tf32" or "bfloat16"
+        Of the operands of convolutions and matrix products, see `Kernels`. Whether float32 means
+        tf32 on CUDA is PyTorch's setting for the whole process, and this sets it.
+    channels_last : bool, optional
+        Whether convolutions see the channels of a pixel side by side; by default on CUDA devices.
+    tune : bool
+        With `compile`, try several kernels for each convolution and product, which takes minutes.
 
     Returns
     -------
@@ -31,9 +45,14 @@ def device_mode(device: str | torch.device = "cpu", compile: bool = False) -> Mo
     Raises
     ------
     InputError
-        If the device is not there, or `compile` is asked for and no C++ compiler is found.
+        If the device is not there, the precision is unknown, or `compile` is asked for and no C++
+        compiler is found.
     """
     place = as_device(device)
+    on_cuda = place.type == "cuda"
+    kernels = Kernels(precision, on_cuda if channels_last is None else channels_last)
     if compile:
         require_compiler(place)
-    return Mode(DeviceLinker(place, compile), RewriteDatabaseQuery(include=["fast_run"]))
+    set_tf32(precision == "tf32")
+    linker = DeviceLinker(place, compile, kernels, tuned=tune)
+    return Mode(linker, RewriteDatabaseQuery(include=["fast_run"]))

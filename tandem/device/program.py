@@ -11,7 +11,7 @@ import itertools
 import linecache
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.type import TensorType, discrete_dtypes
 
 from tandem.device.aliasing import Aliases, Overlaps, last_uses
+from tandem.device.kernels import Kernels, fit
 from tandem.device.lowering import Lowering, host_rule, lower
 from tandem.device.lowering.registry import is_host_type, torch_dtype
 from tandem.ops.base import TensorOp
@@ -44,10 +45,13 @@ class Target:
         Where tensors are.
     compiled : bool
         Whether ``torch.compile`` will read the program.
+    kernels : Kernels
+        How convolutions and matrix products are computed.
     """
 
     device: torch.device
     compiled: bool
+    kernels: Kernels = field(default_factory=Kernels)
 
     @property
     def shares_memory(self) -> bool:
@@ -191,7 +195,8 @@ def plan_node(node: Apply, on_host: set[Variable], target: Target) -> Lowering:
         rule = host_rule(node.op, node)
         if rule is not None:
             return Lowering(rule, host=frozenset(range(len(node.inputs))), numbers=True)
-    return lower(node.op, node, device=target.device, compiled=target.compiled)
+    lowering = lower(node.op, node, device=target.device, compiled=target.compiled)
+    return fit(lowering, node, target.kernels)
 
 
 class _Writer:
@@ -208,6 +213,8 @@ class _Writer:
         self.uses = last_uses(order, fgraph.outputs)
         self.names = {v: f"i{place}" for place, v in enumerate(fgraph.inputs)}
         self.converted: dict[Variable, str] = {}
+        self.forms: dict[Variable, dict[Callable[..., Any], str]] = {}
+        self.serial = itertools.count()
         self.globals: dict[str, Any] = {"torch": torch}
         self.lines = [f"def step({', '.join(self.names.values())}):"]
         self.as_vectors = self._unpack_scalars() if target.compiled else frozenset()
@@ -289,12 +296,7 @@ class _Writer:
         """Write the line that computes `node`, and free what it was the last to use."""
         lowering = self.lowerings[position]
         places = [place for place in range(len(node.inputs)) if place not in lowering.omit]
-        arguments = [
-            self.number(node.inputs[place])
-            if place in lowering.host
-            else self.tensor(node.inputs[place])
-            for place in places
-        ]
+        arguments = [self._argument(lowering, place, node.inputs[place]) for place in places]
         call = self.bind("f", self._call(position, node, lowering))
         if position in self.direct:
             _, variable = self.direct[position]
@@ -304,6 +306,29 @@ class _Writer:
         results = ", ".join(self.names[output] for output in node.outputs)
         self.write(f"{results} = {call}({', '.join(arguments)})", node)
         self._free(position)
+
+    def _argument(self, lowering: Lowering, place: int, variable: Variable) -> str:
+        if place in lowering.host:
+            return self.number(variable)
+        if place in lowering.prepare:
+            return self.prepared(variable, lowering.prepare[place])
+        return self.tensor(variable)
+
+    def prepared(self, variable: Variable, prepare: Callable[..., Any]) -> str:
+        """Name the value of a variable in another form, made when it is first asked for."""
+        forms = self.forms.setdefault(variable, {})
+        if prepare not in forms:
+            node = variable.owner
+            name = f"p{next(self.serial)}"
+            if node and _is_transposition(node) and node.inputs[0] in self.fgraph.inputs:
+                # A weight and its transpose are one form, seen in two ways.
+                straight = self.prepared(node.inputs[0], prepare)
+                self.write(f"{name} = {straight}.permute({tuple(node.op.shuffle)})")
+            else:
+                call = self.bind("f", prepare)
+                self.write(f"{name} = {call}({self.tensor(variable)})")
+            forms[prepare] = name
+        return forms[prepare]
 
     def _call(self, position: int, node: Apply, lowering: Lowering) -> Callable[..., Any]:
         """Take the variant that writes over an operand, where nobody can see it."""
@@ -326,6 +351,7 @@ class _Writer:
     def _free(self, position: int) -> None:
         dead = [self.names[v] for v in self.dying.get(position, ())]
         dead += [self.converted[v] for v in self.dying.get(position, ()) if v in self.converted]
+        dead += [n for v in self.dying.get(position, ()) for n in self.forms.pop(v, {}).values()]
         if dead:
             self.write(f"del {', '.join(dead)}")
 
@@ -466,6 +492,10 @@ class _Writer:
         return Program(
             run, settle, returned, source, self.breaks, self.nodes, file, self.as_vectors
         )
+
+
+def _is_transposition(node: Apply) -> bool:
+    return isinstance(node.op, DimShuffle) and not node.op.drop and not node.op.augment
 
 
 def _tensor_maker(variable: Variable, device: torch.device) -> Callable[[Any], torch.Tensor]:

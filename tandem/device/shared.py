@@ -58,7 +58,11 @@ def write(buffer: torch.Tensor, value: Any, kind: TensorType, name: str | None) 
             f"{label} holds {kind.dtype} of shape {kind.shape}; got {dtype} of shape {shape}: "
             f"{error}"
         ) from error
-    buffer.copy_(tensor_over(array))
+    if array.ndim or buffer.device.type == "cpu":
+        buffer.copy_(tensor_over(array))
+    else:
+        # A fill, unlike a copy from the host, makes nothing wait.
+        buffer.fill_(array.item())
 
 
 class _WritableView:
@@ -139,7 +143,7 @@ def device_shared(
     value: ArrayLike | torch.Tensor | None,
     name: str | None = None,
     device: str | torch.device = "cpu",
-    memory: np.ndarray | torch.Tensor | None = None,
+    memory: Any = None,
 ) -> DeviceSharedVariable:
     """Create a shared variable that lives on a device.
 
@@ -152,10 +156,10 @@ def device_shared(
         A name, for messages and for printing graphs.
     device : str or torch.device
         "cpu", or a CUDA device as "cuda:0".
-    memory : ndarray or Tensor, optional
+    memory : ndarray, Tensor, or object with ``__cuda_array_interface__``, optional
         Where the variable lives: on a CPU, a NumPy array, which may be a view into memory that
-        other processes see; or a tensor on `device`. Several variables may lie in parts of one
-        block. Without it, memory is allocated.
+        other processes see; on a CUDA device, what shows memory there; or a tensor on `device`.
+        Several variables may lie in parts of one block. Without it, memory is allocated.
 
     Returns
     -------
@@ -196,7 +200,7 @@ def _allocate(value: ArrayLike | torch.Tensor, device: torch.device) -> torch.Te
     return torch.empty(array.shape, dtype=TORCH_DTYPES[array.dtype.name], device=device)
 
 
-def _wrap(memory: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
+def _wrap(memory: Any, device: torch.device) -> torch.Tensor:
     """Give a tensor over `memory` with a storage of its own.
 
     torch.compile takes tensors of one storage for views of each other, which our variables, lying
@@ -207,7 +211,11 @@ def _wrap(memory: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tens
             raise TypeError(f"memory is on {memory.device}, the variable is to be on {device}")
         return torch.from_dlpack(memory.detach())
     if device.type != "cpu":
-        raise TypeError(f"memory for a variable on {device} must be a tensor there, not an array")
+        if not hasattr(memory, "__cuda_array_interface__"):
+            raise TypeError(f"memory for a variable on {device} must be there, not on the host")
+        return torch.as_tensor(memory, device=device)
+    if not isinstance(memory, np.ndarray):
+        raise TypeError(f"memory for a variable on the CPU can't be a {type(memory).__name__}")
     if not memory.flags.writeable:
         raise TypeError("memory of a device shared variable must be writable")
     if memory.dtype.name not in TORCH_DTYPES or not memory.dtype.isnative:

@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from tandem.memory import Buffer
 
 ALIGNMENT = 256  # bytes; what CUDA's allocator and copy engines prefer
 
@@ -21,15 +25,24 @@ class FlatLayout:
         In the order in which the arrays lie.
     dtype : str
         Of every array, "float32" or "float64".
+    channels_last : bool
+        Whether filters, the arrays of four axes, lie as (filter, row, column, channel), which is
+        how a GPU's convolutions read them. Their views have the axes (filter, channel, row,
+        column) either way.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     dtype: str
+    channels_last: bool = False
 
     @classmethod
-    def of(cls, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> "FlatLayout":
+    def of(
+        cls, shapes: Mapping[str, tuple[int, ...]], dtype: str, channels_last: bool = False
+    ) -> "FlatLayout":
         """Lay out `shapes` in their order."""
-        return cls(tuple((name, tuple(shape)) for name, shape in shapes.items()), dtype)
+        return cls(
+            tuple((name, tuple(shape)) for name, shape in shapes.items()), dtype, channels_last
+        )
 
     @property
     def _step(self) -> int:
@@ -74,6 +87,45 @@ class FlatLayout:
             )
         offsets = self.offsets
         return {
-            name: vector[offsets[name] : offsets[name] + int(np.prod(shape))].reshape(shape)
+            name: self._turned(
+                vector[offsets[name] : offsets[name] + int(np.prod(shape))].reshape(
+                    self._stored(shape)
+                )
+            )
             for name, shape in self.shapes
         }
+
+    def on(self, buffer: "Buffer", offset: int = 0) -> dict[str, Any]:
+        """Each array as a view of a buffer, on the host or on a device.
+
+        Parameters
+        ----------
+        buffer : Buffer
+            Where the vector lies.
+        offset : int
+            Byte at which it begins, a multiple of 256.
+
+        Returns
+        -------
+        dict of str to array
+            Of the kind that the buffer gives, in order.
+        """
+        if offset % ALIGNMENT:
+            raise ValueError(f"a vector begins at a multiple of {ALIGNMENT} bytes, not at {offset}")
+        itemsize = np.dtype(self.dtype).itemsize
+        starts = {name: offset + itemsize * start for name, start in self.offsets.items()}
+        return {
+            name: self._turned(buffer.array(self._stored(shape), self.dtype, starts[name]))
+            for name, shape in self.shapes
+        }
+
+    def _is_turned(self, shape: tuple[int, ...]) -> bool:
+        return self.channels_last and len(shape) == 4
+
+    def _stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Lengths of the axes in the order in which they lie."""
+        return (shape[0], *shape[2:], shape[1]) if self._is_turned(shape) else shape
+
+    def _turned(self, stored: Any) -> Any:
+        """The array with its axes in the logical order."""
+        return stored.transpose(0, 3, 1, 2) if self._is_turned(stored.shape) else stored

@@ -1,10 +1,13 @@
-"""Which devices there are, found out without importing PyTorch."""
+"""Which devices there are, found without loading PyTorch."""
 
 import ctypes
+import importlib.metadata
+import importlib.util
 import logging
 from collections.abc import Sequence
 
 from tandem.errors import InputError
+from tandem.memory.cuda import INSTALL
 
 log = logging.getLogger(__name__)
 
@@ -15,32 +18,55 @@ def resolve_devices(devices: str | Sequence[str]) -> tuple[str, ...]:
     Parameters
     ----------
     devices : "auto" or sequence of str
-        "auto" is one trainer on the CPU. A list names each trainer's device; a name that stands
-        twice has two trainers.
+        "auto" is one trainer on each GPU, if there are any and the packages that it takes; else one
+        on the CPU. A list names each trainer's device; a name that stands twice has two trainers.
 
     Raises
     ------
     InputError
-        A device that isn't there.
+        A device that isn't there, or a GPU that can't be used for want of a package.
     """
     gpus = cuda_device_count()
     if isinstance(devices, str):
-        if gpus:
-            log.info(
-                "devices: auto is the CPU; this version does not train on GPUs (%d found)", gpus
-            )
-        return ("cpu",)
+        return _automatic(gpus)
     for device in devices:
-        if device == "cpu":
-            continue
-        number = int(device.partition(":")[2])
-        if number >= gpus:
-            there = "no GPU was found" if gpus == 0 else f"found: cuda:0 to cuda:{gpus - 1}"
-            raise InputError(f"devices: {device} is not there; {there}")
-        raise InputError(
-            f"devices: {device} is there, but this version trains on the CPU only; use cpu"
-        )
+        if device != "cpu":
+            _check_gpu(device, gpus)
     return tuple(devices)
+
+
+def _automatic(gpus: int) -> tuple[str, ...]:
+    if not gpus:
+        log.info("devices: auto is the CPU: no GPU was found")
+        return ("cpu",)
+    if missing := missing_for_gpus():
+        log.info("devices: auto is the CPU, though there are GPUs (%d found): %s", gpus, missing)
+        return ("cpu",)
+    names = tuple(f"cuda:{number}" for number in range(gpus))
+    log.info("devices: auto is a trainer on each GPU: %s", ", ".join(names))
+    return names
+
+
+def _check_gpu(device: str, gpus: int) -> None:
+    if int(device.partition(":")[2]) >= gpus:
+        there = {0: "no GPU was found", 1: "found: cuda:0"}
+        found = there.get(gpus, f"found: cuda:0 to cuda:{gpus - 1}")
+        raise InputError(f"devices: {device} is not there; {found}")
+    if missing := missing_for_gpus():
+        raise InputError(f"devices: {device} is there, but can't be used: {missing}")
+
+
+def missing_for_gpus() -> str | None:
+    """Say which package is missing to train on a GPU; None if all are there."""
+    if importlib.util.find_spec("pycuda") is None:
+        return f"PyCUDA is not installed; {INSTALL}"
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "PyTorch is not installed"
+    if version.endswith("+cpu"):
+        return f"PyTorch {version} is built for the CPU only; install a build for CUDA"
+    return None
 
 
 def cuda_device_count() -> int:

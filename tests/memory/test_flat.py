@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+from fake_cuda import FakeDriver, FakeMachine
 
+from tandem.memory import HostBuffer
+from tandem.memory.cuda import CudaBuffer
 from tandem.memory.flat import ALIGNMENT, FlatLayout
 
 SHAPES = {"a": (3, 5), "b": (1,), "c": (64,), "d": (65,), "e": (2, 3, 4)}
@@ -29,3 +32,32 @@ def test_a_vector_of_another_size_or_type_is_refused() -> None:
         layout.views(np.zeros(layout.size, "float64"))
     with pytest.raises(ValueError, match="the layout needs"):
         layout.views(np.zeros(layout.size - 1, "float32"))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_filters_lie_as_asked_and_look_the_same(channels_last: bool) -> None:
+    shapes = {"weight": (4, 3, 5, 5), "bias": (4,), "dense": (6, 7)}
+    layout = FlatLayout.of(shapes, "float32", channels_last)
+    buffer = HostBuffer.create(2 * layout.nbytes)
+    views = layout.on(buffer, layout.nbytes)
+    vector = buffer.array(2 * layout.size, "float32")[layout.size :]
+    same = layout.views(vector)
+    for name, shape in shapes.items():
+        assert views[name].shape == same[name].shape == shape
+        values = np.arange(np.prod(shape), dtype="float32").reshape(shape)
+        views[name][...] = values
+        np.testing.assert_array_equal(same[name], values)
+    expected = np.arange(300).reshape(4, 3, 5, 5)
+    stored = expected.transpose(0, 2, 3, 1) if channels_last else expected
+    np.testing.assert_array_equal(vector[:300], stored.ravel())
+    np.testing.assert_array_equal(views["weight"], expected)
+
+
+def test_a_layout_lies_in_device_memory_too() -> None:
+    driver = FakeDriver(FakeMachine())
+    layout = FlatLayout.of({"weight": (4, 3, 5, 5), "bias": (4,)}, "float32", channels_last=True)
+    views = layout.on(CudaBuffer.create(driver, layout.nbytes))
+    base = views["weight"].address
+    assert views["bias"].address - base == 4 * layout.offsets["bias"]
+    assert views["weight"].shape == (4, 3, 5, 5)
+    assert views["weight"].strides == (300, 4, 60, 12)

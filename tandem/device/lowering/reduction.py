@@ -38,7 +38,11 @@ def lower_reduce(op: CAReduce, node: Apply, device: torch.device, compiled: bool
         return Lowering(lambda x: x.to(result), views={0: (0,)})
     kind = type(op.scalar_op)
     reducers: dict[type, Callable[[], Callable[[Tensor], Tensor]]] = {
-        ps.Add: lambda: _sum(axes, (torch_dtype(x), accumulator, result), compiled),
+        # On a CPU torch.compile adds one after another; on CUDA a tree of threads, as PyTorch does,
+        # and float64 is slow there.
+        ps.Add: lambda: _sum(
+            axes, (torch_dtype(x), accumulator, result), compiled and device.type == "cpu"
+        ),
         ps.Mul: lambda: _product(axes, accumulator),
         MulWithoutZeros: lambda: _product_without_zeros(axes, accumulator),
         ps.ScalarMaximum: lambda: lambda x: torch.amax(_computable(x), axes),
@@ -59,15 +63,18 @@ def _computable(x: Tensor) -> Tensor:
 
 
 def _sum(
-    axes: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype, torch.dtype], compiled: bool
+    axes: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype, torch.dtype], in_turn: bool
 ) -> Callable[[Tensor], Tensor]:
-    """Sum over `axes`; `dtypes` are those of the operand, the accumulator and the result."""
+    """Sum over `axes`; `dtypes` are those of the operand, the accumulator and the result.
+
+    With `in_turn`, a sum in the operand's dtype would add one element after another.
+    """
     _, accumulator, _ = dtypes
 
     def exactly(x: Tensor) -> Tensor:
         return torch.sum(_computable(x), axes, dtype=accumulator)
 
-    if dtypes != (torch.float32, torch.float64, torch.float32) or compiled:
+    if dtypes != (torch.float32, torch.float64, torch.float32) or in_turn:
         return exactly
 
     def cascade(x: Tensor) -> Tensor:

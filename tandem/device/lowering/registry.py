@@ -58,6 +58,9 @@ class Lowering:
     reuse : mapping from int to callable
         Variants of `call` that may overwrite and return the input at that position. They are used
         where nobody needs that input's value any more.
+    prepare : mapping from int to callable
+        For inputs that `call` takes in another form, in another layout or precision, what gives it.
+        The nodes that take a variable in one form share it: they name the same function.
     into : callable or None
         A variant of `call` that takes, before the inputs, a tensor of the output's shape and dtype
         to write the result to, which may be one of the inputs, and gives that tensor.
@@ -71,6 +74,7 @@ class Lowering:
     numbers: bool = False
     counts: bool = False
     reuse: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
+    prepare: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
     into: Callable[..., Any] | None = None
 
 

@@ -1,0 +1,416 @@
+"""How fast is training on a GPU, against the same network in plain PyTorch?
+
+    python -m benchmarks.gpu                                   a step with its data in memory
+    python -m benchmarks.gpu --precision float32 --batch 128
+    python -m benchmarks.gpu --data data/imagenet              and whole runs, with the loader
+    python -m benchmarks.gpu --quick                           fewer variants of either side
+
+Run it from the project's top folder on a machine with a GPU that is otherwise idle. What is
+compared runs in turn, a few steps of each at a time, so that a GPU that grows warm slows all. A
+time is the median over the rounds, after warming up, with its quartiles. Prints JSON lines, then a
+table.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.plain_alexnet import plain_step, step_flops
+from benchmarks.resident import PAPER, ResidentStep, Sizes
+from tandem.device import capture, device_mode, on_stream
+from tandem.errors import InputError
+from tandem.exchange import Meeting, meetings
+from tandem.exchange.peer import PeerAverageParameters, PeerVectors
+from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, Driver, SlotUploader
+from tandem.run.devices import cuda_device_count, missing_for_gpus
+from tandem.run.record import TrainRecord, read_records
+
+PEAK_TFLOPS = {
+    # name of the device: dense bfloat16, tf32, float32, from NVIDIA's data sheets
+    "H200": (989.4, 494.7, 66.9),
+    "H100 PCIe": (756.0, 378.0, 51.0),
+    "H100": (989.4, 494.7, 66.9),
+    "A100": (312.0, 156.0, 19.5),
+    "L40S": (362.0, 183.0, 91.6),
+}
+PARAMETERS = 60_965_224
+OUR_VARIANTS: dict[str, dict[str, bool]] = {
+    "ours, compiled, fused, captured": {"compile": True},
+    "ours, compiled, captured": {"compile": True},
+    "ours, tuned, fused, captured": {"compile": True, "tune": True},
+    "ours, captured": {},
+    "ours, compiled": {"compile": True},
+    "ours": {},
+}
+"""What `device_mode` is asked for. What is fused is one function, not gradient and update; what is
+captured is recorded as a CUDA graph."""
+Step = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one thing, each the mean of a round's repetitions."""
+
+    name: str
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        if len(self.seconds) < 2:
+            return self.median, self.median
+        low, _, high = statistics.quantiles(self.seconds, n=4)
+        return low, high
+
+
+def measure(
+    contenders: Mapping[str, Step],
+    rounds: int,
+    repeats: int,
+    synchronize: Callable[[], None],
+    warmups: int = 1,
+) -> list[Measured]:
+    """Time several things in turn.
+
+    Parameters
+    ----------
+    contenders : mapping of str to callable
+        What is called, by name.
+    rounds, repeats : int
+        In each round everything is called `repeats` times in a row.
+    synchronize : callable
+        Waits for the device; called before each reading of the clock.
+    warmups : int
+        Rounds that don't count.
+    """
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(warmups + rounds):
+        for name, step in contenders.items():
+            synchronize()
+            begun = time.perf_counter()
+            for _ in range(repeats):
+                step()
+            synchronize()
+            if number >= warmups:
+                found[name].append((time.perf_counter() - begun) / repeats)
+    return [Measured(name, tuple(seconds)) for name, seconds in found.items()]
+
+
+def peak_flops(device_name: str, precision: str) -> float | None:
+    """Operations per second that the device is sold for; None for one that isn't known."""
+    place = ("bfloat16", "tf32", "float32").index(precision)
+    known = (rates for name, rates in PEAK_TFLOPS.items() if name in device_name)
+    rates = next(known, None)
+    return None if rates is None else 1e12 * rates[place]
+
+
+def step_row(measured: Measured, sizes: Sizes, peak: float | None) -> dict[str, Any]:
+    """What is printed of a step."""
+    low, high = measured.quartiles
+    flops = step_flops(sizes.network(), sizes.batch) / measured.median
+    return {
+        "what": "step",
+        "name": measured.name,
+        "images_per_second": round(sizes.batch / measured.median, 1),
+        "milliseconds": round(1e3 * measured.median, 3),
+        "quartiles": [round(1e3 * low, 3), round(1e3 * high, 3)],
+        "rounds": len(measured.seconds),
+        "share_of_peak": None if peak is None else round(flops / peak, 4),
+    }
+
+
+def copy_row(measured: Measured, nbytes: int) -> dict[str, Any]:
+    """What is printed of something that moves so many bytes."""
+    low, high = measured.quartiles
+    return {
+        "what": "copy",
+        "name": measured.name,
+        "gigabytes_per_second": round(nbytes / measured.median / 1e9, 2),
+        "milliseconds": round(1e3 * measured.median, 3),
+        "quartiles": [round(1e3 * low, 3), round(1e3 * high, 3)],
+        "rounds": len(measured.seconds),
+    }
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as text, one block for each kind, the columns under their names."""
+    blocks = []
+    for what in dict.fromkeys(row["what"] for row in rows):
+        some = [row for row in rows if row["what"] == what]
+        columns = [key for key in some[0] if key != "what"]
+        lines = [columns, *([_shown(row.get(column)) for column in columns] for row in some)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+        blocks += [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
+        blocks.append("")
+    return "\n".join(blocks)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " to ".join(str(item) for item in value)
+    return "-" if value is None else str(value)
+
+
+def our_steps(
+    sizes: Sizes, precision: Any, driver: Driver | None, names: Iterable[str] = OUR_VARIANTS
+) -> dict[str, Step]:
+    """Our step in some of its variants; a driver gives the memory of a GPU."""
+    device = "cpu" if driver is None else f"cuda:{driver.device}"
+    steps: dict[str, Step] = {}
+    for name in names:
+        mode = device_mode(device, precision=precision, **OUR_VARIANTS[name])
+        if driver is None:
+            step = ResidentStep(mode, sizes)
+        else:
+            step = ResidentStep(mode, sizes, device, _memory_of(driver), channels_last=True)
+        functions = step.compile(mode, fused=True) if "fused" in name else step.functions
+        steps[name] = capture(functions, device) if "captured" in name else step.run
+    return steps
+
+
+def _memory_of(driver: Driver) -> Callable[[int], CudaBuffer]:
+    return lambda nbytes: CudaBuffer.create(driver, nbytes, "parameters")
+
+
+def plain_steps(sizes: Sizes, precision: str, device: str, quick: bool = False) -> dict[str, Step]:
+    """Plain PyTorch's step, in every way in which users write it."""
+    modes = ["max-autotune"] if quick else [None, "default", "reduce-overhead", "max-autotune"]
+    return {
+        f"PyTorch, {mode or 'eager'}, LRN as {norm}": plain_step(
+            sizes.network(), sizes.batch, device, norm, precision, mode
+        )
+        for norm in ("module", "slices")
+        for mode in modes
+    }
+
+
+def upload_copies(driver: Driver, batch: int, side: int) -> tuple[dict[str, Step], int]:
+    """A loader's copy of a minibatch to the GPU and PyTorch's of the same bytes; how many."""
+    layout = SlotLayout(batch, side)
+    slot = CudaSlot.create(driver, layout)
+    uploader = SlotUploader(driver, [slot])
+    rng = np.random.default_rng(0)
+    pinned = torch.from_numpy(rng.integers(0, 256, layout.nbytes, np.uint8)).pin_memory()
+    target = torch.empty_like(pinned, device=f"cuda:{driver.device}")
+
+    def noise(staged: Slot) -> None:
+        staged.pictures[...] = rng.integers(0, 256, staged.pictures.shape, np.uint8)
+        staged.valid[...] = batch
+
+    uploader.fill(0, noise)
+
+    def by_uploader() -> None:
+        # The staging area holds the noise already: it is the copy that is timed.
+        uploader.fill(0, lambda staged: None)
+
+    return {
+        "a minibatch to the GPU, ours": by_uploader,
+        "a minibatch to the GPU, PyTorch's copy": lambda: target.copy_(pinned, non_blocking=True),
+    }, layout.nbytes
+
+
+def exchange_seconds(elements: int, rounds: int, repeats: int) -> tuple[list[Measured], int]:
+    """An exchange of two trainers on one GPU, beside a plain copy of the bytes that one moves."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in range(2))
+    processes = [
+        context.Process(
+            target=_exchange, args=(place, detours, elements, rounds, repeats, there), daemon=True
+        )
+        for place in meetings(2)
+    ]
+    for process in processes:
+        process.start()
+    there.close()
+    try:
+        found: list[Measured] = here.recv()
+    except EOFError:
+        raise InputError("the exchange could not be measured; its own message is above") from None
+    finally:
+        for process in processes:
+            process.join(30)
+            process.kill()
+    return found, 4 * elements
+
+
+def _exchange(
+    place: Meeting,
+    detours: Sequence[HostBuffer],
+    elements: int,
+    rounds: int,
+    repeats: int,
+    report: Connection,
+) -> None:
+    driver = CudaDriver(0)
+    own = CudaBuffer.create(driver, 4 * elements, "vector")
+    stream = driver.stream()
+    values = torch.as_tensor(own.array(elements, "float32"), device="cuda:0")
+    values.normal_()
+    other = torch.empty_like(values)
+    torch.cuda.synchronize()
+    vectors = PeerVectors(place, driver, own, "float32", detours)
+    exchange = PeerAverageParameters(vectors, stream)
+    steps: dict[str, Step] = {
+        "an exchange of two trainers on one GPU": lambda: exchange.after_update([0.5, 0.5])
+    }
+    if place.rank == 0:
+        # The other trainer waits in the next exchange meanwhile.
+        steps["a copy of the same bytes on the GPU"] = lambda: other.copy_(values)
+    found = measure(steps, rounds, repeats, torch.cuda.synchronize)
+    if place.rank == 0:
+        report.send(found)
+    place.meet()
+    exchange.close()
+    vectors.close()
+    place.meet()
+    own.close()
+
+
+def run_rates(
+    data: Path, devices: Sequence[str], steps: int, extra: Iterable[str] = (), skip: int = 20
+) -> tuple[float, ...]:
+    """Images per second of a whole run, between its reports, once it has warmed up.
+
+    Parameters
+    ----------
+    data : Path
+        A prepared data set.
+    devices : sequence of str
+        One for each trainer.
+    steps : int
+        Between two reports.
+    extra : iterable of str
+        More settings, as on the command line.
+    skip : int
+        Reports that don't count.
+
+    Raises
+    ------
+    InputError
+        The run has failed, or was too short.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "train.py", "--data_folder", str(data)]
+        command += ["--weights_dir", f"{folder}/run", "--print_freq", str(steps)]
+        command += ["--devices", *devices, *extra]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            raise InputError(f"{' '.join(command)} has failed:\n{result.stderr}")
+        records = read_records(Path(folder) / "run" / "record.jsonl")
+    rates = [r.images_per_second for r in records if isinstance(r, TrainRecord)][skip:]
+    if not rates:
+        raise InputError(f"a run of {data} has no more than {skip} reports; train for longer")
+    return tuple(rates)
+
+
+def run_row(name: str, rates: Sequence[float]) -> dict[str, Any]:
+    """What is printed of a run."""
+    low, high = (min(rates), max(rates))
+    return {
+        "what": "run",
+        "name": name,
+        "images_per_second": round(statistics.median(rates), 1),
+        "least and most": [round(low, 1), round(high, 1)],
+        "reports": len(rates),
+    }
+
+
+def setting(options: argparse.Namespace) -> dict[str, Any]:
+    """Where and with what it was measured."""
+    return {
+        "what": "setting",
+        "device": torch.cuda.get_device_name(0),
+        "precision": options.precision,
+        "batch": options.batch,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "python": sys.version.split()[0],
+    }
+
+
+def run(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure everything, printing a line for each."""
+    rows: list[dict[str, Any]] = []
+
+    def report(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+
+    report(setting(options))
+    sizes = replace(PAPER, batch=options.batch)
+    driver, rounds = CudaDriver(0), options.rounds
+    stream = driver.stream()
+    torch.backends.cudnn.benchmark = True
+    with on_stream("cuda:0", stream.handle):
+        ours = list(OUR_VARIANTS)[: 1 if options.quick else None]
+        steps = our_steps(sizes, options.precision, driver, ours)
+        steps |= plain_steps(sizes, options.precision, "cuda:0", options.quick)
+        peak = peak_flops(torch.cuda.get_device_name(0), options.precision)
+        for measured in measure(steps, rounds, options.repeats, torch.cuda.synchronize, 3):
+            report(step_row(measured, sizes, peak))
+        copies, nbytes = upload_copies(driver, options.batch, sizes.stored)
+        for measured in measure(copies, rounds, options.repeats, torch.cuda.synchronize):
+            report(copy_row(measured, nbytes))
+    found, nbytes = exchange_seconds(2 * PARAMETERS, rounds, options.repeats)
+    for measured in found:
+        report(copy_row(measured, nbytes))
+    if options.data is not None:
+        settings = ["--batch_size", str(options.batch), "--precision", options.precision]
+        for name, devices in (("one trainer", 1), ("two trainers on one GPU", 2)):
+            rates = run_rates(options.data, ["cuda:0"] * devices, 10, settings + options.settings)
+            report(run_row(f"{name}, with loaders", rates))
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, and print; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--precision", default="bfloat16", choices=["float32", "tf32", "bfloat16"])
+    parser.add_argument("--batch", type=int, default=256, help="images of a step (default 256)")
+    parser.add_argument("--rounds", type=int, default=30, help="that count (default 30)")
+    parser.add_argument("--repeats", type=int, default=10, help="in a round (default 10)")
+    parser.add_argument("--quick", action="store_true", help="the fastest of each side only")
+    parser.add_argument("--data", type=Path, help="a prepared data set, for whole runs")
+    parser.add_argument("settings", nargs="*", help="more settings of these runs, after --")
+    options = parser.parse_args(arguments)
+    missing = missing_for_gpus() if cuda_device_count() else "no GPU was found"
+    if missing:
+        sys.stderr.write(f"error: this benchmark needs a GPU: {missing}\n")
+        return 2
+    try:
+        rows = run(options)
+    except (InputError, torch.cuda.OutOfMemoryError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

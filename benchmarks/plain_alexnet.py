@@ -1,0 +1,143 @@
+"""AlexNet and its training step as a PyTorch user writes them, to compare with."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from alex_net import AlexNet
+
+Norm = Literal["module", "slices"]
+
+
+class SlicedNorm(nn.Module):
+    """Local response normalisation as sums of slices, which ``torch.compile`` fuses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        squares = F.pad(x.float() ** 2, (0, 0, 0, 0, 2, 2))
+        total = sum(squares[:, i : i + x.shape[1]] for i in range(5))
+        return (x * (2 + 1e-4 * total) ** -0.75).to(x.dtype)
+
+
+def _norm(kind: Norm) -> nn.Module:
+    # PyTorch divides alpha by the size of the window, the paper does not.
+    return (
+        nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0) if kind == "module" else SlicedNorm()
+    )
+
+
+class PlainAlexNet(nn.Sequential):
+    """The network, from images to logits, of the sizes of `net`.
+
+    Parameters
+    ----------
+    net : AlexNet
+        Whose layers are repeated, with PyTorch's own initial weights.
+    norm : "module" or "slices"
+        `nn.LocalResponseNorm`, as users write it, or sums of slices.
+    """
+
+    def __init__(self, net: AlexNet, norm: Norm) -> None:
+        layers: list[nn.Module] = []
+        channels = 3
+        for layer in net.convolutions:
+            layers += [
+                nn.Conv2d(
+                    channels,
+                    layer.filters,
+                    layer.size,
+                    layer.stride,
+                    layer.pad,
+                    groups=layer.groups,
+                ),
+                nn.ReLU(inplace=True),
+            ]
+            layers += [nn.MaxPool2d(3, 2)] if layer.pool else []
+            layers += [_norm(norm)] if layer.normalize else []
+            channels = layer.filters
+        layers.append(nn.Flatten())
+        features = channels * net.shapes["pool5"][1] ** 2
+        for dense in net.fully_connected:
+            layers.append(nn.Linear(features, dense.units))
+            if dense.dropout is not None:
+                layers += [nn.ReLU(inplace=True), nn.Dropout(dense.dropout)]
+            features = dense.units
+        super().__init__(*layers)
+
+
+def plain_step(
+    net: AlexNet,
+    batch: int,
+    device: str,
+    norm: Norm,
+    precision: str = "float32",
+    compile_mode: str | None = None,
+) -> Callable[[], None]:
+    """A training step in plain PyTorch: channels-last, SGD in one fused kernel.
+
+    Its images lie ready on the device, cropped and converted, which ours has yet to do.
+
+    Parameters
+    ----------
+    net : AlexNet
+        Whose layers are repeated.
+    batch : int
+        Images of a step.
+    device : str
+        "cpu" or "cuda:0".
+    norm : "module" or "slices"
+        How local response normalisation is written.
+    precision : str
+        "bfloat16" is `torch.autocast`; whether float32 means tf32 is set elsewhere.
+    compile_mode : str or None
+        Of `torch.compile`: "default", "reduce-overhead" or "max-autotune"; None for none.
+    """
+    torch.manual_seed(0)
+    model = PlainAlexNet(net, norm).to(device, memory_format=torch.channels_last)
+    size = net.crop_size
+    images = 60 * torch.randn(batch, 3, size, size, device=device)
+    images = images.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(0, net.classes, (batch,), device=device)
+    sgd = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=5e-4, fused=True)
+
+    def loss_of(images: Tensor, labels: Tensor) -> Tensor:
+        with _autocast(device, precision):
+            return F.cross_entropy(model(images), labels)
+
+    call: Any = loss_of if compile_mode is None else torch.compile(loss_of, mode=compile_mode)
+
+    def step() -> None:
+        sgd.zero_grad(set_to_none=True)
+        call(images, labels).backward()
+        sgd.step()
+
+    return step
+
+
+def _autocast(device: str, precision: str) -> AbstractContextManager[Any]:
+    if precision != "bfloat16":
+        return nullcontext()
+    return torch.autocast(device.partition(":")[0], torch.bfloat16)
+
+
+def step_flops(net: AlexNet, batch: int) -> int:
+    """Floating-point operations of the convolutions and matrix products of a training step.
+
+    A multiplication and an addition are two. The forward pass is done once more for the gradient of
+    the weights and once more for that of the inputs, which the first layer doesn't need.
+    """
+    per_image, channels, first = 0, 3, True
+    for layer in net.convolutions:
+        filters, rows, columns = net.shapes[layer.name]
+        taps = channels // layer.groups * layer.size**2
+        forward = 2 * filters * rows * columns * taps
+        per_image += forward * (2 if first else 3)
+        channels, first = filters, False
+    features = channels * net.shapes["pool5"][1] ** 2
+    for dense in net.fully_connected:
+        per_image += 3 * 2 * features * dense.units
+        features = dense.units
+    return batch * per_image

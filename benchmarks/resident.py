@@ -1,0 +1,174 @@
+"""AlexNet's training step with everything on the device, minibatch included, as a GPU runs it.
+
+The graph, the update and the memory are those of a run; what is left out is where minibatches come
+from. Tests run it small on a CPU.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.compile.executor import Function
+from pytensor.compile.mode import Mode
+
+from alex_net import AlexNet
+from tandem.device import DeviceSharedVariable, device_shared
+from tandem.layers import DropoutKeys
+from tandem.memory import Buffer, HostBuffer
+from tandem.memory.flat import FlatLayout
+from tandem.ops import crop_mirror
+from tandem.run.model import momentum_step
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a step: pictures, their side stored and cropped, classes and the network's width."""
+
+    batch: int = 4
+    crop: int = 67
+    stored: int = 72
+    classes: int = 5
+    width: float = 0.1
+
+    def network(self) -> AlexNet:
+        """The network, with zeros for parameters."""
+        return AlexNet(self.crop, self.classes, self.width)
+
+
+PAPER = Sizes(batch=256, crop=227, stored=256, classes=1000, width=1.0)
+
+
+class ResidentStep:
+    """The gradient and the update, as functions without inputs and outputs.
+
+    Parameters
+    ----------
+    mode : Mode
+        Of the device.
+    sizes : Sizes
+    device : str
+        "cpu" or "cuda:0".
+    memory : callable
+        Gives a buffer of so many bytes on the device.
+    channels_last : bool
+        How filters lie in the flat vector.
+
+    Attributes
+    ----------
+    functions : list of Function
+        The gradient, then the update.
+    weights, momenta, gradients, slot : dict of str to DeviceSharedVariable
+    loss, rate, epoch : DeviceSharedVariable
+        Sum of all losses so far, in nats; the learning rate; the epoch.
+    """
+
+    def __init__(
+        self,
+        mode: Mode,
+        sizes: Sizes = Sizes(),
+        device: str = "cpu",
+        memory: Callable[[int], Buffer] = HostBuffer.create,
+        channels_last: bool = False,
+    ) -> None:
+        self._device, self._sizes, self._net = device, sizes, sizes.network()
+        shapes = {name: v.type.shape for name, v in self._net.parameters.items()}
+        layout = FlatLayout.of(shapes, "float32", channels_last)
+        self._buffer = memory(3 * layout.nbytes)
+        self.weights, self.momenta, self.gradients = (
+            {
+                name: device_shared(None, prefix + name, device, memory=view)
+                for name, view in layout.on(self._buffer, place * layout.nbytes).items()
+            }
+            for place, prefix in enumerate(("", "momentum/", "gradient/"))
+        )
+        for name, value in self._net.initial_values(seed=1):
+            self.weights[name].set_value(value)
+        self.loss = self._place("loss", np.float64(0))
+        self.rate = self._place("rate", np.float32(0.01))
+        self.epoch = self._place("epoch", np.int64(2))
+        self.slot = self._minibatch()
+        self.mean = self._mean()
+        self.functions = self.compile(mode)
+
+    def _place(self, name: str, value: Any) -> DeviceSharedVariable:
+        return device_shared(np.asarray(value), name, self._device)
+
+    def _minibatch(self) -> dict[str, DeviceSharedVariable]:
+        """Noise: on zeros a GPU needs less power, and runs faster than it will."""
+        rng, sizes = np.random.default_rng(1), self._sizes
+        batch, side = sizes.batch, sizes.stored
+        values: dict[str, Any] = {
+            "pictures": rng.integers(0, 256, (batch, side, side, 3), np.uint8),
+            "labels": rng.integers(0, sizes.classes, batch),
+            "indices": rng.integers(0, 100_000, batch),
+            "origins": rng.integers(0, side - sizes.crop + 1, (batch, 2)),
+            "mirrored": rng.integers(0, 2, batch, np.uint8),
+            "valid": np.int64(batch),
+        }
+        return {name: self._place(name, value) for name, value in values.items()}
+
+    def _mean(self) -> DeviceSharedVariable:
+        side = self._sizes.stored
+        mean = np.random.default_rng(2).uniform(90, 130, (3, side, side))
+        return self._place("mean", mean.astype("float32"))
+
+    def compile(self, mode: Mode, fused: bool = False) -> list[Function]:
+        """The functions of a step in another mode, over the same variables.
+
+        With `fused` it is one function, which doesn't write gradients down: what a run may do that
+        exchanges nothing between gradient and update.
+        """
+        net, slot = self._net, self.slot
+        images = crop_mirror(
+            slot["pictures"],
+            self.mean,
+            slot["origins"],
+            slot["mirrored"],
+            crop_size=self._sizes.crop,
+        )
+        keys = DropoutKeys(pt.constant(np.int64(3)), self.epoch, slot["indices"])
+        logits = net.logits(images, keys)
+        cost = net.cost(logits, slot["labels"], slot["valid"])
+        gradients = pytensor.grad(cost, list(net.parameters.values()))
+        placed = {variable: self.weights[name] for name, variable in net.parameters.items()}
+        sums: list[Any] = [(self.loss, self.loss + cost.astype("float64") * slot["valid"])]
+
+        def function(name: str, updates: list[Any]) -> Function:
+            return pytensor.function([], [], updates=updates, givens=placed, mode=mode, name=name)
+
+        if fused:
+            found = dict(zip(self.gradients, gradients, strict=True))
+            return [function("step", sums + self._updates(found))]
+        stores = list(zip(self.gradients.values(), gradients, strict=True))
+        return [
+            function("gradient", sums + stores),
+            function("update", self._updates(self.gradients)),
+        ]
+
+    def _updates(self, gradients: Mapping[str, Any]) -> list[Any]:
+        updates: list[Any] = []
+        for name, kind in self._net.kinds.items():
+            weight, momentum = momentum_step(
+                self.weights[name],
+                self.momenta[name],
+                gradients[name],
+                self.rate * np.float32(2) if kind == "bias" else self.rate,
+                momentum=0.9,
+                decay=0.0005 if kind == "weight" else 0.0,
+                nesterov=False,
+            )
+            updates += [(self.weights[name], weight), (self.momenta[name], momentum)]
+        return updates
+
+    def run(self) -> None:
+        """Make a step."""
+        for function in self.functions:
+            function()
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything that a step changes, copied to the host."""
+        groups = (self.weights, self.momenta, self.gradients, {"loss": self.loss})
+        return {v.name: v.get_value() for group in groups for v in group.values()}

@@ -1,0 +1,386 @@
+"""Averaging over device memory: trainer i averages shard i by copies between the GPUs.
+
+One of the two modules that import PyCUDA, and it does so only when its kernel is compiled.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tandem.errors import InputError
+from tandem.exchange.average import shard
+from tandem.exchange.base import Exchange
+from tandem.exchange.meeting import Meeting
+from tandem.memory import HostBuffer
+from tandem.memory.cuda import INSTALL, BufferHandle, CudaBuffer, Driver, Stream, import_pycuda
+
+log = logging.getLogger(__name__)
+
+BLOCK = 16 << 20  # bytes that are copied at once, while those before them are being added
+
+Average = Callable[[int, Sequence[tuple[int, float]], int, np.dtype, Stream], None]
+"""Called with a target address, (address, weight) of each term, elements, dtype and a stream."""
+
+
+class PeerVectors:
+    """A flat vector of every trainer, in device memory that the others have opened.
+
+    Making it is a thing that all trainers do together, and so is closing it: whoever opened a
+    vector closes it before its owner does.
+
+    Two GPUs that can't reach each other pass a shard through page-locked host memory, to which both
+    have access: the owner copies it there and back, since the other can't open its memory.
+
+    Parameters
+    ----------
+    meeting : Meeting
+        This trainer's place.
+    driver : Driver
+        Its device.
+    own : CudaBuffer
+        Its vector, which stays the caller's to close, after `close`.
+    dtype : str
+        Of every vector, "float32" or "float64".
+    detours : sequence of HostBuffer
+        One for each trainer, by rank, of any size: each trainer makes its own large enough when
+        another can't be reached.
+
+    Raises
+    ------
+    InputError
+        The system does not permit processes to share device memory.
+    PeerLost
+        Another trainer has ended.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        driver: Driver,
+        own: CudaBuffer,
+        dtype: str,
+        detours: Sequence[HostBuffer],
+    ) -> None:
+        self.meeting, self.driver, self.own, self.dtype = meeting, driver, own, np.dtype(dtype)
+        self.rank = meeting.rank
+        handles: tuple[BufferHandle, ...] = meeting.gather(own.handle())
+        self.trainers = len(handles)
+        self._devices = [handle.device for handle in handles]
+        reach = meeting.gather(tuple(driver.can_reach(device) for device in self._devices))
+        self._apart = [
+            [i != j and not (reach[i][j] and reach[j][i]) for j in range(self.trainers)]
+            for i in range(self.trainers)
+        ]
+        self._buffers = [self._open(rank, handle) for rank, handle in enumerate(handles)]
+        self._detours = self._map_detours(detours)
+        if self.rank == 0:
+            self._warn()
+
+    @property
+    def size(self) -> int:
+        """Elements of each vector."""
+        return self.own.nbytes // self.dtype.itemsize
+
+    @property
+    def has_detours(self) -> bool:
+        """Whether any two trainers can't reach each other."""
+        return any(any(row) for row in self._apart)
+
+    def is_apart(self, rank: int) -> bool:
+        """Whether this trainer and another can't reach each other."""
+        return self._apart[self.rank][rank]
+
+    def is_here(self, rank: int) -> bool:
+        """Whether a trainer's vector can be read where it is: it lies on this trainer's device."""
+        return self._devices[rank] == self.driver.device and not self.is_apart(rank)
+
+    @property
+    def are_all_here(self) -> bool:
+        """Whether every vector lies on this trainer's device."""
+        return all(self.is_here(rank) for rank in range(self.trainers))
+
+    def address(self, rank: int, element: int) -> int:
+        """Where an element of a trainer's vector is, as this process sees it."""
+        buffer = self._buffers[rank]
+        if buffer is None:
+            raise ValueError(f"trainer {rank}'s memory can't be reached from trainer {self.rank}")
+        return buffer.address + element * self.dtype.itemsize
+
+    def detour(self, owner: int, part: slice) -> np.ndarray:
+        """The page-locked host memory by which elements of a trainer's vector pass."""
+        return self._detours[owner].view(self.dtype)[part]
+
+    def close(self) -> None:
+        """Give up the others' vectors. Then meet them, and then every owner may close its own."""
+        for rank, buffer in enumerate(self._buffers):
+            if buffer is not None and rank != self.rank:
+                buffer.close()
+
+    def _open(self, rank: int, handle: BufferHandle) -> CudaBuffer | None:
+        if rank == self.rank:
+            return self.own
+        return None if self.is_apart(rank) else CudaBuffer.open(self.driver, handle)
+
+    def _map_detours(self, buffers: Sequence[HostBuffer]) -> dict[int, np.ndarray]:
+        """Page-lock the host memory of each pair of which this trainer is one."""
+        if any(self._apart[self.rank]):
+            buffers[self.rank].resize(self.own.nbytes)
+        # The others may map these buffers only once they have their size.
+        self.meeting.meet()
+        others = [rank for rank in range(self.trainers) if self.is_apart(rank)]
+        passed_by = [self.rank, *others] if others else []
+        detours = {rank: buffers[rank].array(self.own.nbytes, np.uint8) for rank in passed_by}
+        for detour in detours.values():
+            self.driver.lock_pages(detour)
+        return detours
+
+    def _warn(self) -> None:
+        ranks = itertools.combinations(range(self.trainers), 2)
+        pairs = {(self._devices[i], self._devices[j]) for i, j in ranks if self._apart[i][j]}
+        for one, other in sorted({(min(pair), max(pair)) for pair in pairs}):
+            log.warning(
+                "cuda:%d and cuda:%d can't reach each other's memory: what they exchange goes "
+                "through the host, which is slower",
+                one,
+                other,
+            )
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """A stream, and memory for one block of each vector that is copied on it."""
+
+    stream: Stream
+    scratch: CudaBuffer
+
+    def place(self, rank: int) -> int:
+        """Where the block of a trainer's vector goes."""
+        return self.scratch.address + rank * BLOCK
+
+
+class _PeerAverage(Exchange):
+    """Average flat vectors in device memory.
+
+    The trainers meet; trainer i reads shard i of all vectors, block by block, adds them in rank
+    order and writes the sum into all vectors; they meet again. Each element is computed once, so
+    all vectors hold the same bits afterwards. Nobody else touches shard i, so no meeting lies
+    between, unless shards pass through the host.
+
+    Copies between devices don't make the host wait. So a trainer lets its device finish before it
+    goes to a meeting: its step before the first, its copies before the others.
+
+    Parameters
+    ----------
+    vectors : PeerVectors
+        Every trainer's vector.
+    step : Stream
+        On which this trainer computes, before and after the exchange.
+    average : callable, optional
+        The kernel; by default it is compiled, which needs nvcc.
+
+    Raises
+    ------
+    InputError
+        The device has too little memory for blocks of all vectors, or the kernel can't be compiled.
+    """
+
+    def __init__(self, vectors: PeerVectors, step: Stream, average: Average | None = None) -> None:
+        self._vectors, self._step, self._driver = vectors, step, vectors.driver
+        self._own = shard(vectors.size, vectors.trainers, vectors.rank)
+        self._add = compile_average() if average is None else average
+        # Of two blocks, one is on its way while the other is added.
+        self._lanes = [self._lane() for _ in range(2)]
+
+    def close(self) -> None:
+        """Wait for what is under way, and free the memory for blocks."""
+        for lane in self._lanes:
+            lane.stream.synchronize()
+            lane.scratch.close()
+
+    def _lane(self) -> _Lane:
+        size = 0 if self._vectors.are_all_here else self._vectors.trainers * BLOCK
+        return _Lane(self._driver.stream(), CudaBuffer.create(self._driver, size, "blocks"))
+
+    def _average(self, shares: Sequence[float]) -> None:
+        if self._vectors.trainers == 1:
+            return
+        self._step.synchronize()
+        if self._vectors.has_detours:
+            self._lend(shares)
+        self._vectors.meeting.meet()
+        for lane, block in zip(itertools.cycle(self._lanes), _blocks(self._own, self._vectors)):
+            self._average_block(lane, block, shares)
+        self._finish()
+        self._vectors.meeting.meet()
+        if self._vectors.has_detours:
+            self._take_back()
+
+    def _lend(self, shares: Sequence[float]) -> None:
+        """Copy to the host what is asked for by those who can't reach this vector."""
+        vectors = self._vectors
+        if shares[vectors.rank] > 0:
+            for part in self._parts_of_others():
+                address = vectors.address(vectors.rank, part.start)
+                target = vectors.detour(vectors.rank, part)
+                self._driver.download(target, address, self._lanes[0].stream)
+        self._finish()
+
+    def _take_back(self) -> None:
+        """Copy from the host what they have made of it."""
+        vectors = self._vectors
+        for part in self._parts_of_others():
+            address = vectors.address(vectors.rank, part.start)
+            source = vectors.detour(vectors.rank, part)
+            self._driver.upload(address, source, self._lanes[0].stream)
+        self._finish()
+
+    def _parts_of_others(self) -> list[slice]:
+        """The shards of those who can't reach this vector."""
+        vectors = self._vectors
+        shards = [
+            shard(vectors.size, vectors.trainers, rank)
+            for rank in range(vectors.trainers)
+            if vectors.is_apart(rank)
+        ]
+        return [part for part in shards if part.start < part.stop]
+
+    def _average_block(self, lane: _Lane, block: slice, shares: Sequence[float]) -> None:
+        vectors, driver = self._vectors, self._driver
+        terms = [
+            (self._fetch(lane, rank, block), share)
+            for rank, share in enumerate(shares)
+            if share > 0
+        ]
+        count = block.stop - block.start
+        target = vectors.address(vectors.rank, block.start)
+        self._add(target, terms, count, vectors.dtype, lane.stream)
+        for rank in range(vectors.trainers):
+            if rank == vectors.rank:
+                continue
+            if vectors.is_apart(rank):
+                driver.download(vectors.detour(rank, block), target, lane.stream)
+            else:
+                there = vectors.address(rank, block.start)
+                driver.copy(there, target, count * vectors.dtype.itemsize, lane.stream)
+
+    def _fetch(self, lane: _Lane, rank: int, block: slice) -> int:
+        """Give the address, on this device, of a block of a trainer's vector."""
+        vectors, driver = self._vectors, self._driver
+        if vectors.is_here(rank):
+            return vectors.address(rank, block.start)
+        place = lane.place(rank)
+        if vectors.is_apart(rank):
+            driver.upload(place, vectors.detour(rank, block), lane.stream)
+        else:
+            nbytes = (block.stop - block.start) * vectors.dtype.itemsize
+            driver.copy(place, vectors.address(rank, block.start), nbytes, lane.stream)
+        return place
+
+    def _finish(self) -> None:
+        for lane in self._lanes:
+            lane.stream.synchronize()
+
+
+class PeerAverageParameters(_PeerAverage):
+    """`AverageParameters` on GPUs: weights and momenta, after the update."""
+
+    def after_update(self, shares: Sequence[float]) -> None:
+        """Average weights and momenta over the trainers, weighted by `shares`."""
+        self._average(shares)
+
+
+class PeerAverageGradients(_PeerAverage):
+    """`AverageGradients` on GPUs: before the update, half the bytes."""
+
+    def before_update(self, shares: Sequence[float]) -> None:
+        """Average gradients over the trainers, weighted by `shares`."""
+        self._average(shares)
+
+
+def _blocks(part: slice, vectors: PeerVectors) -> list[slice]:
+    """The parts of a shard that are worked on one after another; all at once, if none is copied."""
+    step = vectors.size if vectors.are_all_here else BLOCK // vectors.dtype.itemsize
+    starts = range(part.start, part.stop, step)
+    return [slice(start, min(start + step, part.stop)) for start in starts]
+
+
+def compile_average() -> Average:
+    """Compile the kernel that adds weighted blocks, for the device of the present context.
+
+    Every product and every sum is rounded by itself, never fused: the result has the bits of
+    `tandem.exchange.average.average_into_all`.
+
+    Returns
+    -------
+    callable
+        See `Average`. For each dtype and number of terms the kernel is compiled when it is first
+        needed, and kept by PyCUDA on disk.
+
+    Raises
+    ------
+    InputError
+        PyCUDA is missing. From the result: nvcc is missing.
+    """
+    cuda = import_pycuda()
+    kernels: dict[tuple[str, int], Any] = {}
+    threads, largest_grid = 256, 4096
+
+    def average(
+        target: int,
+        terms: Sequence[tuple[int, float]],
+        count: int,
+        dtype: np.dtype,
+        stream: Stream,
+    ) -> None:
+        key = dtype.name, len(terms)
+        if key not in kernels:
+            kernels[key] = _compile(cuda, average_source(*key))
+        arguments: list[Any] = [np.uintp(target), np.uint64(count)]
+        for source, share in terms:
+            arguments += [np.uintp(source), dtype.type(share)]
+        grid = (min(largest_grid, -(-count // threads)), 1)
+        kernels[key](*arguments, block=(threads, 1, 1), grid=grid, stream=stream)
+
+    return average
+
+
+def _compile(cuda: Any, source: str) -> Any:
+    from pycuda.compiler import SourceModule
+
+    try:
+        return SourceModule(source).get_function("average")
+    except (OSError, cuda.CompileError) as error:
+        raise InputError(
+            f"the kernel of the exchange can't be compiled: {error}; PyCUDA needs the CUDA "
+            f"toolkit: {INSTALL}"
+        ) from error
+
+
+def average_source(dtype: str, terms: int) -> str:
+    """The kernel's CUDA source.
+
+    Parameters
+    ----------
+    dtype : "float32" or "float64"
+    terms : int
+        How many vectors it adds, at least 1.
+    """
+    real, letter = {"float32": ("float", "f"), "float64": ("double", "d")}[dtype]
+    arguments = "".join(f", const {real} *x{k}, {real} s{k}" for k in range(terms))
+    products = [f"__{letter}mul_rn(x{k}[i], s{k})" for k in range(terms)]
+    total = products[0]
+    for product in products[1:]:
+        total = f"__{letter}add_rn({total}, {product})"
+    return f"""
+__global__ void average({real} *target, unsigned long long count{arguments})
+{{
+    unsigned long long step = (unsigned long long) gridDim.x * blockDim.x;
+    unsigned long long i = (unsigned long long) blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < count; i += step)
+        target[i] = {total};
+}}
+"""

@@ -1,0 +1,232 @@
+"""A machine of CUDA devices on the host, for tests: work is done only when somebody waits for it.
+
+Memory is NumPy arrays, a process is a `FakeDriver`, and a stream is a queue of work that stays
+undone until it is synchronised with, or until another stream's work waits for it. So whoever
+forgets to wait reads what was there before.
+"""
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tandem.errors import InputError
+
+
+@dataclass
+class Allocation:
+    """Memory of one device; `opened` counts the processes that have mapped it."""
+
+    device: int
+    bytes: np.ndarray
+    opened: int = 0
+
+
+@dataclass
+class FakeMachine:
+    """What all processes of a test share.
+
+    Parameters
+    ----------
+    devices : int
+    capacity : int
+        Bytes of each device.
+    apart : set of frozenset of int
+        Pairs of devices that can't reach each other.
+    """
+
+    devices: int = 1
+    capacity: int = 1 << 30
+    apart: frozenset[frozenset[int]] = frozenset()
+    handles: dict[bytes, Any] = field(default_factory=dict)
+    allocations: list[Allocation] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    numbers: Any = field(default_factory=lambda: itertools.count(1))
+
+    def used(self, device: int) -> int:
+        return sum(a.bytes.nbytes for a in self.allocations if a.device == device)
+
+    def publish(self, thing: Any) -> bytes:
+        handle = next(self.numbers).to_bytes(64, "big")
+        self.handles[handle] = thing
+        return handle
+
+
+@dataclass
+class Mark:
+    """What an event has recorded: a place in a stream's work."""
+
+    stream: "FakeStream"
+    reached: bool = False
+
+
+class FakeStream:
+    """Work in order, which is done when somebody waits for it."""
+
+    def __init__(self, machine: FakeMachine, device: int) -> None:
+        self.machine, self.device = machine, device
+        self.work: deque[Callable[[], None]] = deque()
+        self.handle = next(machine.numbers)
+
+    def wait_for_event(self, event: "FakeEvent") -> None:
+        mark = event.mark
+        if mark is not None:
+            self.work.append(lambda: mark.stream.reach(mark))
+
+    def synchronize(self) -> None:
+        with self.machine.lock:
+            while self.work:
+                self.work.popleft()()
+
+    def reach(self, mark: Mark) -> None:
+        with self.machine.lock:
+            while not mark.reached:
+                self.work.popleft()()
+
+
+class FakeEvent:
+    """A place in a stream; shared by the processes that have opened it."""
+
+    def __init__(self, machine: FakeMachine, device: int, shared: bool) -> None:
+        self.machine, self.device, self.shared = machine, device, shared
+        self.mark: Mark | None = None
+
+    def record(self, stream: FakeStream) -> None:
+        assert stream.device == self.device, "an event is recorded on its own device"
+        mark = self.mark = Mark(stream)
+
+        def arrive() -> None:
+            mark.reached = True
+
+        stream.work.append(arrive)
+
+    def synchronize(self) -> None:
+        if self.mark is not None:
+            self.mark.stream.reach(self.mark)
+
+    def ipc_handle(self) -> bytearray:
+        assert self.shared, "only an interprocess event has a handle"
+        return bytearray(self.machine.publish(self))
+
+
+class FakeDriver:
+    """One process's use of one device of a `FakeMachine`."""
+
+    def __init__(self, machine: FakeMachine, device: int = 0) -> None:
+        self.machine, self.device, self.process = machine, device, next(machine.numbers)
+        self.mapped: dict[int, Allocation] = {}
+        self.log: list[str] = []
+
+    def _map(self, allocation: Allocation) -> int:
+        address = (next(self.machine.numbers) << 32) | 0x100
+        self.mapped[address] = allocation
+        return address
+
+    def at(self, address: int, nbytes: int) -> np.ndarray:
+        """The bytes at an address of this process."""
+        for base, allocation in self.mapped.items():
+            first = address - base
+            if first >= 0 and first + nbytes <= allocation.bytes.nbytes:
+                return allocation.bytes[first : first + nbytes]
+        raise AssertionError(f"an illegal address was encountered: {address:#x}")
+
+    def read(self, array: Any) -> np.ndarray:
+        """A copy of what a `CudaArray` holds, without waiting for anything."""
+        found = self.at(array.address, array.nbytes).view(array.dtype)
+        return found.reshape(array.shape).copy()
+
+    def write(self, array: Any, values: Any) -> None:
+        """Set what a `CudaArray` holds at once."""
+        flat = np.ascontiguousarray(values, array.dtype).reshape(-1)
+        self.at(array.address, array.nbytes)[:] = flat.view(np.uint8)
+
+    def allocate(self, nbytes: int) -> int:
+        if self.machine.used(self.device) + nbytes > self.machine.capacity:
+            raise InputError(f"cuda:{self.device} has too little memory: {nbytes}")
+        allocation = Allocation(self.device, np.zeros(nbytes, np.uint8))
+        self.machine.allocations.append(allocation)
+        return self._map(allocation)
+
+    def free(self, address: int) -> None:
+        allocation = self.mapped[address]
+        assert not allocation.opened, "memory is freed while another process has it open"
+        del self.mapped[address]
+        self.machine.allocations = [a for a in self.machine.allocations if a is not allocation]
+
+    def export(self, address: int) -> bytes:
+        return self.machine.publish(self.mapped[address])
+
+    def open(self, data: bytes) -> int:
+        allocation = self.machine.handles[bytes(data)]
+        assert self.can_reach(allocation.device), "the device's memory can't be mapped here"
+        allocation.opened += 1
+        return self._map(allocation)
+
+    def unmap(self, address: int) -> None:
+        self.mapped.pop(address).opened -= 1
+
+    def can_reach(self, device: int) -> bool:
+        return frozenset((self.device, device)) not in self.machine.apart
+
+    def stream(self) -> FakeStream:
+        return FakeStream(self.machine, self.device)
+
+    def event(self, shared: bool = False) -> FakeEvent:
+        return FakeEvent(self.machine, self.device, shared)
+
+    def open_event(self, data: bytes) -> FakeEvent:
+        return self.machine.handles[bytes(data)]
+
+    def page_locked(self, nbytes: int) -> np.ndarray:
+        return np.zeros(nbytes, np.uint8)
+
+    def lock_pages(self, array: np.ndarray) -> None:
+        pass
+
+    def upload(self, address: int, source: np.ndarray, stream: FakeStream) -> None:
+        self.log.append(f"upload {source.nbytes}")
+
+        def work() -> None:
+            self.at(address, source.nbytes)[:] = source.reshape(-1).view(np.uint8)
+
+        stream.work.append(work)
+
+    def download(self, target: np.ndarray, address: int, stream: FakeStream) -> None:
+        self.log.append(f"download {target.nbytes}")
+
+        def work() -> None:
+            target.reshape(-1).view(np.uint8)[:] = self.at(address, target.nbytes)
+
+        stream.work.append(work)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: FakeStream) -> None:
+        self.log.append(f"copy {nbytes}")
+
+        def work() -> None:
+            self.at(target, nbytes)[:] = self.at(source, nbytes)
+
+        stream.work.append(work)
+
+    def average(
+        self,
+        target: int,
+        terms: Sequence[tuple[int, float]],
+        count: int,
+        dtype: np.dtype,
+        stream: FakeStream,
+    ) -> None:
+        """The exchange's kernel: the weighted sum of `terms`, in their order."""
+        self.log.append(f"average {len(terms)}")
+
+        def work() -> None:
+            nbytes = count * dtype.itemsize
+            total = sum(
+                self.at(source, nbytes).view(dtype) * dtype.type(share) for source, share in terms
+            )
+            self.at(target, nbytes)[:] = np.asarray(total, dtype).view(np.uint8)
+
+        stream.work.append(work)

@@ -1,0 +1,86 @@
+"""Trainers on one GPU average as NumPy does, to the last bit."""
+
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+import numpy as np
+import pytest
+import torch
+
+from tandem.exchange import Meeting, meetings
+from tandem.exchange.average import average_into_all
+from tandem.exchange.peer import PeerAverageParameters, PeerVectors
+from tandem.memory import HostBuffer
+from tandem.memory.cuda import CudaBuffer, CudaDriver
+from tests.gpu.processes import run_all
+
+pytestmark = pytest.mark.gpu
+
+SIZE = 5_000_077  # several blocks, and an odd end
+ROUNDS = 3
+
+
+class Lonely(CudaDriver):
+    """A device that says it reaches no other, not even itself."""
+
+    def can_reach(self, device: int) -> bool:
+        return False
+
+
+def values_of(rank: int, dtype: str) -> np.ndarray:
+    return np.random.default_rng(rank).normal(size=SIZE).astype(dtype)
+
+
+def average(
+    place: Meeting,
+    detours: Sequence[HostBuffer],
+    dtype: str,
+    shares: Sequence[float],
+    apart: bool,
+    report: Connection,
+) -> None:
+    """Average a few times, computing in between on the device; send what is left."""
+    driver = Lonely(0) if apart else CudaDriver(0)
+    own = CudaBuffer.create(driver, SIZE * np.dtype(dtype).itemsize)
+    stream = driver.stream()
+    vectors = PeerVectors(place, driver, own, dtype, detours)
+    exchange = PeerAverageParameters(vectors, stream)
+    vector = torch.as_tensor(own.array(SIZE, dtype), device="cuda:0")
+    work = torch.cuda.ExternalStream(stream.handle, device="cuda:0")
+    with torch.cuda.stream(work):
+        vector.copy_(torch.from_numpy(values_of(place.rank, dtype)))
+        for _ in range(ROUNDS):
+            torch.cuda._sleep(20_000_000)
+            vector.mul_(place.rank + 2)
+            exchange.after_update(shares)
+        found = vector.cpu().numpy()
+    report.send(found)
+    exchange.close()
+    vectors.close()
+    place.meet()
+    own.close()
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "shares"),
+    [
+        ("float32", [0.25, 0.75]),
+        ("float64", [0.3, 0.7]),
+        ("float32", [1.0, 0.0]),
+        ("float32", [0.5, 0.3, 0.2]),
+    ],
+)
+def test_two_processes_on_one_gpu_leave_the_bits_of_numpy(
+    dtype: str, shares: list[float], apart: bool
+) -> None:
+    trainers = len(shares)
+    detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in range(trainers))
+    found = run_all(average, [(p, detours, dtype, shares, apart) for p in meetings(trainers)])
+    expected = [values_of(rank, dtype) for rank in range(trainers)]
+    for _ in range(ROUNDS):
+        for rank, vector in enumerate(expected):
+            vector *= np.dtype(dtype).type(rank + 2)
+        average_into_all(expected, shares)
+    for vector in found:
+        assert vector.tobytes() == expected[0].tobytes()
