@@ -12,13 +12,14 @@ something fails, which it tells that program first.
 import contextlib
 import multiprocessing
 import traceback
-from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from tandem.data.fill import FillRequest, SlotFiller
 from tandem.errors import InputError
-from tandem.memory import Buffer, Slot, SlotLayout
+from tandem.memory import HostSlots, Slot
+from tandem.memory.cuda import CudaSlots
 from tandem.run.messages import Failed, Filled, Stop
 from tandem.run.process import describe
 
@@ -28,8 +29,7 @@ LOOK_SECONDS = 1.0  # the longest wait before looking again at who is still ther
 def serve(
     connection: Connection,
     filler: SlotFiller,
-    layout: SlotLayout,
-    buffers: Sequence[Buffer],
+    slots: HostSlots | CudaSlots,
     launcher: Connection,
 ) -> None:
     """Fill slots until told to stop; the target of a loader process.
@@ -40,10 +40,8 @@ def serve(
         To the trainer. Its other end must be open in the trainer alone, so that its death shows.
     filler : SlotFiller
         What fills a slot.
-    layout : SlotLayout
-        Of every slot.
-    buffers : sequence of Buffer
-        One for each slot, by number.
+    slots : HostSlots or CudaSlots
+        Where minibatches go.
     launcher : Connection
         Where a failure is reported: the launcher hears of it however long the trainer's step is.
 
@@ -53,11 +51,12 @@ def serve(
         With status 1, when something failed. The launcher has been told.
     """
     try:
-        slots = [Slot.on(buffer, layout) for buffer in buffers]
+        area = slots.open(connection.recv)
         while (request := _receive(connection)) is not None:
-            filler.fill(slots[request.slot], request)
+            area.fill(request.slot, partial(_fill, filler, request))
             connection.send(Filled(request.slot))
-    except (BrokenPipeError, ConnectionResetError):
+        area.close()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
         # The trainer is gone, and says why to whom it concerns.
         return
     except Exception as error:
@@ -66,6 +65,10 @@ def serve(
     finally:
         filler.close()
         connection.close()
+
+
+def _fill(filler: SlotFiller, request: FillRequest, slot: Slot) -> None:
+    filler.fill(slot, request)
 
 
 def _receive(connection: Connection) -> FillRequest | None:

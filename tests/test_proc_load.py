@@ -26,7 +26,7 @@ from tandem.data.order import (
     minibatch_count,
     trainer_rows,
 )
-from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.memory import HostSlots, Slot, SlotLayout
 from tandem.run.feed import Feed, LoaderError, ProcessLoader
 from tandem.run.heartbeat import Board
 from tandem.run.messages import Failed, Ready
@@ -61,21 +61,20 @@ class Loading:
 
 def start(filler: SlotFiller, batch: int) -> Loading:
     layout = SlotLayout(batch, filler.picture_size)
-    buffers = [HostBuffer.create(layout.nbytes) for _ in range(2)]
+    slots = HostSlots.create(layout, rank=0)
     here, there = CONTEXT.Pipe()
     launcher, report = CONTEXT.Pipe()
     membership = Membership(Board.create(("launcher", "loader 0"), timeout=60), place=1)
     process = CONTEXT.Process(
         target=enter,
-        args=(membership, proc_load.serve, there, filler, layout, buffers, report),
+        args=(membership, proc_load.serve, there, filler, slots, report),
         name="loader 0",
         daemon=True,
     )
     process.start()
     there.close()
     report.close()
-    slots = [Slot.on(buffer, layout) for buffer in buffers]
-    return Loading(process, here, launcher, ProcessLoader(here), slots)
+    return Loading(process, here, launcher, ProcessLoader(here), slots.arrays)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from tandem.memory.host import HostBuffer
-from tandem.memory.slot import Slot, SlotLayout
+from tandem.memory.slot import HostSlots, Slot, SlotLayout
 
-__all__ = ["Buffer", "HostBuffer", "Slot", "SlotLayout"]
+__all__ = ["Buffer", "HostBuffer", "HostSlots", "Slot", "SlotLayout"]
 
 
 class Buffer(Protocol):

@@ -722,3 +722,39 @@ class SlotUploader:
             if part.start < part.stop:
                 address = slot.buffer.address + part.start
                 self._driver.upload(address, area.memory[part], self._stream)
+
+
+@dataclass(frozen=True)
+class CudaSlots:
+    """The two slots of a trainer on its GPU, for its loader to open.
+
+    Attributes
+    ----------
+    device : int
+        The GPU's number.
+    layout : SlotLayout
+        Of each slot.
+    """
+
+    device: int
+    layout: SlotLayout
+
+    def open(self, receive: Callable[[], Any]) -> SlotUploader:
+        """Open the slots in the loader's process.
+
+        Parameters
+        ----------
+        receive : callable
+            Gives the trainer's first message: a tuple of `SlotHandle`, by number.
+
+        Raises
+        ------
+        InputError
+            The system does not permit it, or the trainer has ended.
+        """
+        driver = self._driver()
+        slots = [CudaSlot.open(driver, self.layout, handle) for handle in receive()]
+        return SlotUploader(driver, slots)
+
+    def _driver(self) -> Driver:
+        return CudaDriver(self.device)

@@ -129,3 +129,25 @@ class FlatLayout:
     def _turned(self, stored: Any) -> Any:
         """The array with its axes in the logical order."""
         return stored.transpose(0, 3, 1, 2) if self._is_turned(stored.shape) else stored
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The parameters of a trainer by name, as views of flat vectors.
+
+    Attributes
+    ----------
+    weights, momenta, gradients : mapping of str to array
+        NumPy arrays, or a device's.
+    """
+
+    weights: Mapping[str, Any]
+    momenta: Mapping[str, Any]
+    gradients: Mapping[str, Any]
+
+    @classmethod
+    def on(cls, layout: FlatLayout, parameters: "Buffer", gradients: "Buffer") -> "Vectors":
+        """All weights, then all momenta, in one buffer, and all gradients in another."""
+        return cls(
+            layout.on(parameters), layout.on(parameters, layout.nbytes), layout.on(gradients)
+        )

@@ -1,12 +1,15 @@
 """A slot: the place in shared memory that a loader fills and its trainer reads."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+
+from tandem.memory.host import HostBuffer
 
 if TYPE_CHECKING:
     from tandem.memory import Buffer
@@ -119,6 +122,46 @@ class Slot:
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: pixels cross between processes as a buffer and a layout only."""
         raise TypeError("a Slot can't be pickled; pass its buffer and its layout")
+
+
+@dataclass(frozen=True)
+class HostSlots:
+    """The two slots of a trainer in host memory, for its loader to fill.
+
+    It can be sent to a process that is being started.
+
+    Attributes
+    ----------
+    buffers : tuple of two HostBuffer
+        One for each slot, by number.
+    layout : SlotLayout
+        Of each slot.
+    """
+
+    buffers: tuple[HostBuffer, HostBuffer]
+    layout: SlotLayout
+
+    @classmethod
+    def create(cls, layout: SlotLayout, rank: int) -> "HostSlots":
+        """New slots of one trainer."""
+        first, second = (HostBuffer.create(layout.nbytes, f"slot {rank}.{n}") for n in (0, 1))
+        return cls((first, second), layout)
+
+    @cached_property
+    def arrays(self) -> list[Slot]:
+        """The slots by number."""
+        return [Slot.on(buffer, self.layout) for buffer in self.buffers]
+
+    def open(self, receive: Callable[[], Any]) -> "HostSlots":
+        """The slots as the loader fills them; nothing has to be received first."""
+        return self
+
+    def fill(self, number: int, fill: Callable[[Slot], None]) -> None:
+        """Have a slot filled."""
+        fill(self.arrays[number])
+
+    def close(self) -> None:
+        """Nothing: host memory goes with its last user."""
 
 
 def _aligned(nbytes: int) -> int:

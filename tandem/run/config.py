@@ -312,17 +312,17 @@ class Config(BaseModel):
     width: _Float = _key(
         _NETWORK, 1.0, "factor on all filter and unit counts", "a number above 0", gt=0
     )
-    precision: Literal["float32", "float64"] = _key(
+    precision: Literal["float32", "tf32", "bfloat16", "float64"] = _key(
         _NETWORK,
         "float32",
-        "type of all numbers in the network: float32 or float64",
-        "float32 or float64",
+        "of products: float32, tf32 (GPUs), bfloat16; float64: all",
+        "float32, tf32, bfloat16 or float64",
     )
 
     devices: _Devices = _key(
         _TRAINERS,
         "auto",
-        "a trainer on each: a list; auto: one trainer on the CPU",
+        "a trainer on each: a list; auto: all GPUs, or the CPU",
         "auto, or a list such as [cpu, cpu] or [cuda:0, cuda:1]",
         "list",
     )
@@ -350,6 +350,12 @@ class Config(BaseModel):
         "average",
         "after a step trainers average weights, or before it gradients",
         "average or gradients",
+    )
+    deterministic: bool = _key(
+        _TRAINERS,
+        False,
+        "on GPUs: the same bits every time, for exact resume; slower",
+        _SWITCH,
     )
     check_every: int = _key(
         _TRAINERS,
@@ -416,6 +422,11 @@ class Config(BaseModel):
                 "of momentum, so set use_momentum to true or both to false"
             )
         return self
+
+    @property
+    def dtype(self) -> Literal["float32", "float64"]:
+        """Of weights, momenta and sums: tf32 and bfloat16 are only multiplied in."""
+        return "float64" if self.precision == "float64" else "float32"
 
     @property
     def data_path(self) -> Path:

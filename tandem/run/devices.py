@@ -56,6 +56,23 @@ def _check_gpu(device: str, gpus: int) -> None:
         raise InputError(f"devices: {device} is there, but can't be used: {missing}")
 
 
+def device_names(devices: Sequence[str]) -> list[str]:
+    """What each device is, by its maker's name; "cpu" for the CPU."""
+    return ["cpu" if device == "cpu" else _gpu_name(int(device[5:])) for device in devices]
+
+
+def _gpu_name(number: int) -> str:
+    driver, name, handle = (
+        ctypes.CDLL("libcuda.so.1"),
+        ctypes.create_string_buffer(256),
+        ctypes.c_int(),
+    )
+    found = driver.cuDeviceGet(ctypes.byref(handle), number) == 0
+    if found and driver.cuDeviceGetName(name, 256, handle) == 0:
+        return name.value.decode(errors="replace")
+    return "unknown"
+
+
 def missing_for_gpus() -> str | None:
     """Say which package is missing to train on a GPU; None if all are there."""
     if importlib.util.find_spec("pycuda") is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tandem.errors import InputError
 from tandem.run.config import Config
+from tandem.run.devices import device_names
 
 PACKAGES = ("tandem", "numpy", "pytensor", "torch")
 """Those whose code computes, or decides what is computed."""
@@ -44,6 +45,8 @@ def conditions(config: Config) -> Conditions:
         "compile": str(bool(config.compile)).lower(),
         "exchange": config.exchange,
         "precision": config.precision,
+        "deterministic": str(config.deterministic).lower(),
+        "devices": ", ".join(dict.fromkeys(device_names(config.devices))),
         "data": _digest(config.manifest_path, config.mean_path),
         "processor": processor(),
         "python": platform.python_version(),

@@ -3,14 +3,23 @@
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from tandem.data.fill import FillRequest, SlotFiller
 from tandem.memory import Slot
 from tandem.run.messages import Filled, Stop
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tandem.memory.cuda import CudaSlot, Stream
+
+_END_SECONDS = 5.0  # for a loader to finish what it is doing
 _LOOK_SECONDS = 1.0  # the longest that a single look into the pipe may take
 
 
@@ -68,9 +77,14 @@ class ProcessLoader:
         return self._receive()
 
     def close(self) -> None:
-        """Tell the loader to stop and close the pipe; it ends after what it is doing."""
-        with contextlib.suppress(OSError):
+        """Tell the loader to stop, and wait for its end as long as it should take."""
+        if self._connection.closed:
+            return
+        with contextlib.suppress(OSError, EOFError):
             self._connection.send(Stop())
+            # What it has opened it gives up before its trainer does.
+            while self._connection.poll(_END_SECONDS):
+                self._connection.recv()
         self._connection.close()
 
     def _receive(self) -> int:
@@ -83,6 +97,18 @@ class ProcessLoader:
         return message.slot
 
 
+class SlotArea(Protocol):
+    """Slots, as whoever fills them sees them."""
+
+    def fill(self, number: int, fill: Callable[[Slot], None]) -> None:
+        """Have a slot filled by a function that is given one on the host."""
+        ...
+
+    def close(self) -> None:
+        """Give the slots up."""
+        ...
+
+
 class InProcessLoader:
     """A loader in the trainer itself, for `para_load: false`: a slot is filled when waited for.
 
@@ -91,12 +117,12 @@ class InProcessLoader:
     Parameters
     ----------
     filler : SlotFiller
-        What fills the slots.
-    slots : sequence of Slot
-        By number.
+        What a minibatch is made by.
+    slots : SlotArea
+        Where it goes.
     """
 
-    def __init__(self, filler: SlotFiller, slots: Sequence[Slot]) -> None:
+    def __init__(self, filler: SlotFiller, slots: SlotArea) -> None:
         self._filler, self._slots = filler, slots
         self._requests: deque[FillRequest] = deque()
 
@@ -107,12 +133,46 @@ class InProcessLoader:
     def wait(self) -> int:
         """Fill the slot of the oldest request and return its number."""
         request = self._requests.popleft()
-        self._filler.fill(self._slots[request.slot], request)
+        self._slots.fill(request.slot, lambda slot: self._filler.fill(slot, request))
         return request.slot
 
     def close(self) -> None:
-        """Close the batch files."""
+        """Close the batch files, and give the slots up."""
         self._filler.close()
+        self._slots.close()
+
+
+class OrderedLoader:
+    """A loader of slots on a GPU, in order with the trainer's work on them.
+
+    Parameters
+    ----------
+    loader : Loader
+        Fills the slots.
+    slots : sequence of CudaSlot
+        By number.
+    stream : Stream
+        On which the trainer works.
+    """
+
+    def __init__(self, loader: Loader, slots: "Sequence[CudaSlot]", stream: "Stream") -> None:
+        self._loader, self._slots, self._stream = loader, slots, stream
+
+    def request(self, request: FillRequest) -> None:
+        """Ask for a slot to be filled, after all work on it so far. Returns at once."""
+        self._slots[request.slot].end_reading(self._stream)
+        self._loader.request(request)
+
+    def wait(self) -> int:
+        """Wait for the oldest request; later work on the slot comes after the copy into it."""
+        slot = self._loader.wait()
+        self._slots[slot].begin_reading(self._stream)
+        return slot
+
+    def close(self) -> None:
+        """Finish the work on the slots, then let the loader go."""
+        self._stream.synchronize()
+        self._loader.close()
 
 
 class Feed(Iterator[int]):
@@ -132,6 +192,8 @@ class Feed(Iterator[int]):
 
     Attributes
     ----------
+    indices : int64 (n,)
+        Dataset indices of the minibatch that was given out last.
     load_wait_seconds : float
         How long the consumer has waited for the loader since `take_wait_seconds`.
     """
@@ -139,6 +201,7 @@ class Feed(Iterator[int]):
     def __init__(self, requests: Iterable[FillRequest], loader: Loader) -> None:
         self._requests, self._loader = iter(requests), loader
         self._asked: FillRequest | None = None
+        self.indices: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.load_wait_seconds = 0.0
         self._ask()
 
@@ -157,6 +220,7 @@ class Feed(Iterator[int]):
         slot = self._wait()
         if slot != self._asked.slot:
             raise RuntimeError(f"the loader filled slot {slot}, expected {self._asked.slot}")
+        self.indices = self._asked.indices
         self._ask()
         if self._asked is not None and self._asked.slot == slot:
             raise ValueError(f"two requests in a row are for slot {slot}, which is in use")

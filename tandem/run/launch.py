@@ -14,9 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from tandem.exchange import Meeting, meetings
+from tandem.exchange import meetings
 from tandem.files import remove_partials
-from tandem.memory import HostBuffer, SlotLayout
 from tandem.run import trainer
 from tandem.run.heartbeat import LAUNCHER, ORPHANED, Board, Heart, Watch
 from tandem.run.lock import FolderLock
@@ -24,6 +23,7 @@ from tandem.run.messages import Failed, Finished, Ready, Stop
 from tandem.run.observe import Observer
 from tandem.run.plan import Plan
 from tandem.run.process import Membership, enter
+from tandem.run.site import make_sites
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ def launch(
         What to do.
     loader : callable
         The target of a loader process, called with a connection to the trainer, a filler, the
-        layout and the buffers of the slots, and a connection to the launcher.
+        slots, and a connection to the launcher.
     observer : Observer
         Told of every report of trainer 0.
     lock : FolderLock, optional
@@ -226,36 +226,21 @@ def _signals_held() -> Iterator[None]:
 
 
 def _start(plan: Plan, loader: LoaderTarget, crew: Crew, lock: FolderLock | None) -> None:
-    slots = SlotLayout(plan.config.batch_size, plan.picture_size)
     places = meetings(plan.trainers)
-    parameters = tuple(HostBuffer.create(0, f"parameters {r}") for r in range(plan.trainers))
-    gradients = tuple(HostBuffer.create(0, f"gradients {r}") for r in range(plan.trainers))
-    for rank in range(plan.trainers):
-        buffers = (
-            HostBuffer.create(slots.nbytes, f"slot {rank}.0"),
-            HostBuffer.create(slots.nbytes, f"slot {rank}.1"),
-        )
+    sites = make_sites(plan)
+    for rank, site in enumerate(sites):
         loader_end: Connection | None = None
         if plan.config.para_load:
             loader_end, trainer_end = multiprocessing.Pipe(duplex=True)
-            crew.start(f"loader {rank}", loader, trainer_end, plan.filler(), slots, buffers)
+            crew.start(f"loader {rank}", loader, trainer_end, plan.filler(), site.loader_side())
             trainer_end.close()
-        seat = trainer.Seat(
-            plan, rank, places[rank], loader_end, slots, buffers, parameters, gradients, lock
-        )
+        seat = trainer.Seat(plan, rank, places[rank], loader_end, site, lock)
         crew.start(f"trainer {rank}", trainer.serve, seat)
         if loader_end is not None:
             loader_end.close()
-        for buffer in buffers:
-            buffer.close()
-    _let_go(places, parameters + gradients)
-
-
-def _let_go(places: list[Meeting], buffers: tuple[HostBuffer, ...]) -> None:
-    for place in places:
+    for place, site in zip(places, sites, strict=True):
         place.close()
-    for buffer in buffers:
-        buffer.close()
+        site.release()
 
 
 def _supervise(plan: Plan, crew: Crew, observer: Observer, signals: StopSignals) -> Failed | None:

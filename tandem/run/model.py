@@ -4,7 +4,7 @@ Importing this module imports PyTensor and PyTorch: only a trainer process does.
 """
 
 from collections.abc import Mapping
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -14,9 +14,9 @@ from pytensor.compile.executor import Function
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.data.augment import Mode
-from tandem.device import DeviceSharedVariable, device_mode, device_shared
+from tandem.device import Captured, DeviceSharedVariable, capture, device_mode, device_shared
 from tandem.layers import DropoutKeys, label_rank
-from tandem.memory.flat import FlatLayout
+from tandem.memory.flat import Vectors
 from tandem.memory.slot import Slot
 from tandem.ops import crop_mirror
 from tandem.run.config import Config
@@ -25,8 +25,30 @@ from tandem.run.sums import Sums
 Tensors = dict[str, TensorVariable]
 
 
+@dataclass(frozen=True)
+class _Graph:
+    """What a function is to be made of.
+
+    Attributes
+    ----------
+    minibatch : dict of str to variable
+        The arrays of a slot that it reads, by their names there.
+    values : dict of str to variable
+        Numbers that it is given.
+    updates : list of (shared variable, variable)
+        All that it does.
+    """
+
+    minibatch: Tensors
+    values: Tensors
+    updates: list[Any]
+
+
 class Model:
     """A network whose parameters, momenta and gradients lie in flat vectors.
+
+    On the host a function takes a slot's arrays as its arguments. On a GPU it is recorded once for
+    each slot, over the slot's memory, and replayed: that costs the host one call.
 
     Parameters
     ----------
@@ -36,15 +58,16 @@ class Model:
         Rates, precision, seed, and what else the functions depend on.
     mean : float32 (3, S, S)
         The mean image.
-    parameters, gradients : dtype (2 * n,), dtype (n,)
-        Flat vectors to live in, n the size of ``layout_of(network)``: all weights, then all
-        momenta; and all gradients. In memory that other trainers may see.
+    vectors : Vectors
+        What parameters, momenta and gradients are to live in: memory that other trainers may see.
     device : str
         "cpu" or "cuda:0" and so on.
     compile : bool
         Whether the functions go through ``torch.compile``.
     device_crops : bool
         Whether a slot holds whole pictures, to be cropped here, or crops.
+    records : bool
+        Whether slots are in the device's own memory, so that functions are recorded over it.
     """
 
     def __init__(
@@ -52,46 +75,51 @@ class Model:
         network: Any,
         config: Config,
         mean: np.ndarray,
-        parameters: np.ndarray,
-        gradients: np.ndarray,
+        vectors: Vectors,
         device: str = "cpu",
         compile: bool = False,
         device_crops: bool = True,
+        records: bool = False,
     ) -> None:
-        layout = layout_of(network)
-        self._network, self._config = network, config
-        self._mode = device_mode(device, compile=compile)
+        self._network, self._config, self._device = network, config, device
+        self._records = records
+        products = "float32" if config.precision == "float64" else config.precision
+        self._mode = device_mode(device, compile=compile, precision=products)
         self._crop = (config.crop_size, not device_crops)
+        self.weights = self._place(vectors.weights, "")
+        self.momenta = self._place(vectors.momenta, "momentum/")
+        self.gradients = self._place(vectors.gradients, "gradient/")
+        self._mean = device_shared(mean.astype(config.dtype), name="mean", device=device)
+        self._sums = {mode: self._zeros(mode) for mode in ("train", "validation")}
+        self._last = self._zeros("last")
+        self._finite = self._number("int64", "finite")
+        self._values = {
+            "epoch": self._number("int64", "epoch"),
+            "learning_rate": self._number(config.dtype, "learning_rate"),
+        }
+        self._functions: dict[str, tuple[Function, tuple[str, ...]]] = {}
+        self._recorded: dict[tuple[str, Slot | None], Captured] = {}
 
-        def place(vector: np.ndarray, prefix: str) -> dict[str, DeviceSharedVariable]:
-            return {
-                name: device_shared(None, name=prefix + name, device=device, memory=view)
-                for name, view in layout.views(vector).items()
-            }
+    def _place(self, arrays: Mapping[str, Any], prefix: str) -> dict[str, DeviceSharedVariable]:
+        return {
+            name: device_shared(None, name=prefix + name, device=self._device, memory=array)
+            for name, array in arrays.items()
+        }
 
-        def scalar(dtype: str, name: str) -> DeviceSharedVariable:
-            return device_shared(np.zeros((), dtype), name=name, device=device)
+    def _number(self, dtype: str, name: str) -> DeviceSharedVariable:
+        return device_shared(np.zeros((), dtype), name=name, device=self._device)
 
-        self.weights = place(parameters[: layout.size], "")
-        self.momenta = place(parameters[layout.size :], "momentum/")
-        self.gradients = place(gradients, "gradient/")
-        self._mean = device_shared(mean.astype(config.precision), name="mean", device=device)
-
-        def sums(prefix: str) -> dict[str, DeviceSharedVariable]:
-            return {
-                name: scalar("float64" if name == "loss" else "int64", f"{prefix} {name}")
-                for name in ("loss", "top1_errors", "top5_errors", "images")
-            }
-
-        self._sums = {"train": sums("train"), "validation": sums("validation")}
-        self._last = sums("last")
-        self._finite = scalar("int64", "finite")
+    def _zeros(self, prefix: str) -> dict[str, DeviceSharedVariable]:
+        return {
+            name: self._number("float64" if name == "loss" else "int64", f"{prefix} {name}")
+            for name in ("loss", "top1_errors", "top5_errors", "images")
+        }
 
     def load(self, weights: Mapping[str, np.ndarray], momenta: Mapping[str, np.ndarray]) -> None:
         """Set weights and momenta, in their logical layouts, in place; names left out stay."""
         for variables, values in ((self.weights, weights), (self.momenta, momenta)):
             for name, value in values.items():
-                variables[name].set_value(value.astype(self._config.precision, copy=False))
+                variables[name].set_value(value.astype(self._config.dtype, copy=False))
 
     def compute_gradients(self, slot: Slot, epoch: int) -> None:
         """Write the gradients of the mean cost over the slot's valid pictures to their vector.
@@ -99,7 +127,7 @@ class Model:
         Loss and errors are of the same forward pass, with dropout, before the update, which counts
         them.
         """
-        self._gradient_function(*_arrays(slot), slot.indices, np.int64(epoch))
+        self._call("gradients", slot, epoch=np.array(epoch, np.int64))
 
     def is_finite(self) -> bool:
         """Whether the loss and all gradients that were computed last are finite."""
@@ -110,11 +138,11 @@ class Model:
 
         Loss and errors that came with the gradients are added to the sums of training.
         """
-        self._update_function(np.asarray(learning_rate, self._config.precision))
+        self._call("update", None, learning_rate=np.asarray(learning_rate, self._config.dtype))
 
     def validate(self, slot: Slot) -> None:
         """Add up loss and errors of the slot's valid pictures, without dropout."""
-        self._validation_function(*_arrays(slot))
+        self._call("validation", slot)
 
     def take_sums(self, mode: Mode) -> Sums:
         """Give the sums of training or of validation since the last call, and start from zero."""
@@ -131,41 +159,89 @@ class Model:
         for name, variable in self._sums[mode].items():
             variable.set_value(np.asarray(getattr(sums, name), variable.dtype))
 
-    def _inputs(self) -> list[TensorVariable]:
-        """The slot as symbolic variables, in the order of `_arrays`."""
+    def _call(self, name: str, slot: Slot | None, **values: np.ndarray) -> None:
+        if not self._records:
+            function, parts = self._function(name)
+            function(*(getattr(slot, part) for part in parts), *values.values())
+            return
+        for key, value in values.items():
+            self._values[key].set_value(value)
+        if (name, slot) not in self._recorded:
+            self._recorded[name, slot] = self._record(name, slot)
+        self._recorded[name, slot]()
+
+    def _graph(self, name: str) -> _Graph:
+        return {
+            "gradients": self._gradient_graph,
+            "update": self._update_graph,
+            "validation": self._validation_graph,
+        }[name]()
+
+    def _function(self, name: str) -> tuple[Function, tuple[str, ...]]:
+        """The function that takes parts of a slot and numbers as arguments, and these parts."""
+        if name not in self._functions:
+            graph = self._graph(name)
+            inputs = [*graph.minibatch.values(), *graph.values.values()]
+            parts = tuple(graph.minibatch)
+            self._functions[name] = self._compile(name, graph, inputs, {}), parts
+        return self._functions[name]
+
+    def _record(self, name: str, slot: Slot | None) -> Captured:
+        """The function over one slot's memory, recorded. The slot holds a minibatch already."""
+        graph = self._graph(name)
+        arrays = {part: getattr(slot, part) for part in graph.minibatch}
+        places = self._place(arrays, "slot/") | self._values
+        givens = {
+            variable: places[key] for key, variable in (graph.minibatch | graph.values).items()
+        }
+        function = self._compile(name, graph, [], givens)
+        # No two of them ever run at a time, so they share what memory they need in between.
+        beside = next(iter(self._recorded.values()), None)
+        return capture([function], self._device, beside=beside)
+
+    def _compile(
+        self, name: str, graph: _Graph, inputs: list[TensorVariable], givens: dict[Any, Any]
+    ) -> Function:
+        placed = {self._network.parameters[key]: self.weights[key] for key in self.weights}
+        return pytensor.function(
+            inputs,
+            [],
+            updates=graph.updates,
+            givens={**placed, **givens},
+            mode=self._mode,
+            name=name,
+            trust_input=True,
+        )
+
+    def _minibatch(self) -> Tensors:
+        """The arrays of a slot as symbolic variables."""
         batch, crop = self._config.batch_size, self._crop
         side = crop[0] if crop[1] else self._mean.type.shape[1]
-        return [
-            pt.tensor("pictures", dtype="uint8", shape=(batch, side, side, 3)),
-            pt.tensor("labels", dtype="int64", shape=(batch,)),
-            pt.tensor("origins", dtype="int64", shape=(batch, 2)),
-            pt.tensor("mirrored", dtype="uint8", shape=(batch,)),
-            pt.tensor("valid", dtype="int64", shape=()),
-        ]
+        return {
+            "pictures": pt.tensor("pictures", dtype="uint8", shape=(batch, side, side, 3)),
+            "labels": pt.tensor("labels", dtype="int64", shape=(batch,)),
+            "origins": pt.tensor("origins", dtype="int64", shape=(batch, 2)),
+            "mirrored": pt.tensor("mirrored", dtype="uint8", shape=(batch,)),
+            "valid": pt.tensor("valid", dtype="int64", shape=()),
+        }
 
-    def _images(
-        self, pictures: TensorVariable, origins: TensorVariable, mirrored: TensorVariable
-    ) -> TensorVariable:
+    def _images(self, minibatch: Tensors) -> TensorVariable:
         size, cropped = self._crop
         return crop_mirror(
-            pictures,
+            minibatch["pictures"],
             self._mean,
-            origins,
-            mirrored,
+            minibatch["origins"],
+            minibatch["mirrored"],
             crop_size=size,
             cropped=cropped,
-            dtype=self._config.precision,
+            dtype=self._config.dtype,
         )
 
     def _counts(
-        self,
-        cost: TensorVariable,
-        logits: TensorVariable,
-        labels: TensorVariable,
-        valid: TensorVariable,
-        errors: bool,
+        self, cost: TensorVariable, logits: TensorVariable, minibatch: Tensors, errors: bool
     ) -> Tensors:
         """What one minibatch adds to the sums; `errors` says whether errors are counted."""
+        labels, valid = minibatch["labels"], minibatch["valid"]
         found = {"loss": cost.astype("float64") * valid, "images": valid}
         if errors:
             counted = pt.arange(self._config.batch_size) < valid
@@ -174,39 +250,25 @@ class Model:
             found["top5_errors"] = pt.sum(counted & (rank >= 5), dtype="int64")
         return found
 
-    def _function(self, inputs: list[TensorVariable], updates: list[Any], name: str) -> Function:
-        placed = {self._network.parameters[name]: self.weights[name] for name in self.weights}
-        return pytensor.function(
-            inputs,
-            [],
-            updates=updates,
-            givens=placed,
-            mode=self._mode,
-            name=name,
-            trust_input=True,
+    def _gradient_graph(self) -> _Graph:
+        network, minibatch = self._network, self._minibatch()
+        minibatch["indices"] = pt.tensor(
+            "indices", dtype="int64", shape=minibatch["labels"].type.shape
         )
-
-    @cached_property
-    def _gradient_function(self) -> Function:
-        network = self._network
-        pictures, labels, origins, mirrored, valid = inputs = self._inputs()
-        indices = pt.tensor("indices", dtype="int64", shape=labels.type.shape)
         epoch = pt.tensor("epoch", dtype="int64", shape=())
         seed = pt.constant(np.int64(self._config.seed))
-        logits = network.logits(
-            self._images(pictures, origins, mirrored), DropoutKeys(seed, epoch, indices)
-        )
-        cost = network.cost(logits, labels, valid)
+        keys = DropoutKeys(seed, epoch, minibatch["indices"])
+        logits = network.logits(self._images(minibatch), keys)
+        cost = network.cost(logits, minibatch["labels"], minibatch["valid"])
         gradients = cast(list[TensorVariable], pt.grad(cost, [*network.parameters.values()]))
         updates = list(zip(self.gradients.values(), gradients, strict=True))
-        counts = self._counts(cost, logits, labels, valid, self._config.print_train_error)
+        counts = self._counts(cost, logits, minibatch, self._config.print_train_error)
         updates += [(self._last[name], value) for name, value in counts.items()]
         updates.append((self._finite, _are_finite([cost, *gradients]).astype("int64")))
-        return self._function([*inputs, indices, epoch], updates, "gradients")
+        return _Graph(minibatch, {"epoch": epoch}, updates)
 
-    @cached_property
-    def _update_function(self) -> Function:
-        rate = pt.tensor("learning_rate", dtype=self._config.precision, shape=())
+    def _update_graph(self) -> _Graph:
+        rate = pt.tensor("learning_rate", dtype=self._config.dtype, shape=())
         updates = _added(self._sums["train"], self._last)
         for name, kind in self._network.kinds.items():
             weight, momentum = momentum_step(
@@ -219,22 +281,14 @@ class Model:
                 self._config.use_nesterov_momentum,
             )
             updates += [(self.weights[name], weight), (self.momenta[name], momentum)]
-        return self._function([rate], updates, "update")
+        return _Graph({}, {"learning_rate": rate}, updates)
 
-    @cached_property
-    def _validation_function(self) -> Function:
-        pictures, labels, origins, mirrored, valid = inputs = self._inputs()
-        logits = self._network.logits(self._images(pictures, origins, mirrored), None)
-        cost = self._network.cost(logits, labels, valid)
-        counts = self._counts(cost, logits, labels, valid, errors=True)
-        return self._function(inputs, _added(self._sums["validation"], counts), "validation")
-
-
-def layout_of(network: Any) -> FlatLayout:
-    """How the parameters of `network` lie in a flat vector."""
-    parameters = network.parameters
-    (dtype,) = {variable.dtype for variable in parameters.values()}
-    return FlatLayout.of({name: v.type.shape for name, v in parameters.items()}, dtype)
+    def _validation_graph(self) -> _Graph:
+        minibatch = self._minibatch()
+        logits = self._network.logits(self._images(minibatch), None)
+        cost = self._network.cost(logits, minibatch["labels"], minibatch["valid"])
+        counts = self._counts(cost, logits, minibatch, errors=True)
+        return _Graph(minibatch, {}, _added(self._sums["validation"], counts))
 
 
 def momentum_step(
@@ -280,7 +334,3 @@ def _added(
 ) -> list[tuple[DeviceSharedVariable, TensorVariable]]:
     """Updates that add `counts` to `sums`."""
     return [(sums[name], sums[name] + value) for name, value in counts.items()]
-
-
-def _arrays(slot: Slot) -> tuple[np.ndarray, ...]:
-    return slot.pictures, slot.labels, slot.origins, slot.mirrored, slot.valid

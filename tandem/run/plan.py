@@ -77,6 +77,11 @@ class Plan:
         return len(self.devices)
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether the trainers work on GPUs."""
+        return self.devices[0] != "cpu"
+
+    @property
     def threads(self) -> int:
         """Threads of each trainer."""
         return int(self.config.threads)
@@ -154,6 +159,8 @@ def make_plan(
         weights = config.init_weights_path if resumed is None else None
         _check_run_folder(config, resumed)
     config = _resolved(config, devices)
+    if config.precision == "tf32" and devices[0] == "cpu":
+        raise InputError("precision: tf32 is a format of GPUs; on cpu use float32 or bfloat16")
     plan = Plan(
         job,
         config,

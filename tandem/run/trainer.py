@@ -3,12 +3,12 @@
 Importing this module is cheap; PyTensor and PyTorch are imported when a trainer starts to work.
 """
 
+import contextlib
 import importlib
 import logging
 import os
 import time
 import traceback
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -21,8 +21,7 @@ from tandem.data.fill import FillRequest
 from tandem.data.manifest import read_manifest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.errors import InputError
-from tandem.exchange import AverageGradients, AverageParameters, Exchange, Meeting, PeerLost
-from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.exchange import Meeting, PeerLost
 from tandem.run.checkpoint import (
     Checkpoint,
     NetworkDescription,
@@ -30,7 +29,7 @@ from tandem.run.checkpoint import (
     initial_weights,
     read_checkpoint,
 )
-from tandem.run.feed import Feed, InProcessLoader, LoaderError, ProcessLoader
+from tandem.run.feed import Feed, LoaderError
 from tandem.run.folder import RunFolder
 from tandem.run.lock import FolderLock
 from tandem.run.messages import (
@@ -48,6 +47,7 @@ from tandem.run.plan import Plan, read_mean
 from tandem.run.process import describe
 from tandem.run.record import NotFiniteRecord, Record, TrainRecord, ValidationRecord
 from tandem.run.schedules import learning_rate
+from tandem.run.site import Memory, Site
 from tandem.run.sums import Pending, Seconds, Sums
 
 if TYPE_CHECKING:
@@ -70,12 +70,8 @@ class Seat:
         Where it meets the others.
     loader : Connection or None
         To its loader process; None where the trainer loads by itself.
-    slots : SlotLayout
-        Of the two slots.
-    slot_buffers : tuple of two HostBuffer
-        Where the loader puts minibatches.
-    parameters, gradients : tuple of HostBuffer
-        Every trainer's flat vectors, by rank. Each trainer sizes its own.
+    site : Site
+        Where its memory lies.
     lock : FolderLock or None
         On the run folder, which stays locked as long as a trainer is there.
     """
@@ -84,10 +80,7 @@ class Seat:
     rank: int
     meeting: Meeting
     loader: Connection | None
-    slots: SlotLayout
-    slot_buffers: tuple[HostBuffer, HostBuffer]
-    parameters: tuple[HostBuffer, ...]
-    gradients: tuple[HostBuffer, ...]
+    site: Site
     lock: FolderLock | None = None
 
 
@@ -140,9 +133,9 @@ def _work(seat: Seat, launcher: Connection) -> None:
     """Do the plan's job, to its end or until all trainers agree to stop."""
     trainer = Trainer(seat, launcher)
     try:
-        trainer.validate_only() if seat.plan.job == "validate" else trainer.train()
-    except StopAgreed:
-        return
+        with contextlib.suppress(StopAgreed):
+            trainer.validate_only() if seat.plan.job == "validate" else trainer.train()
+        trainer.finish()
     finally:
         trainer.close()
 
@@ -215,12 +208,13 @@ class Trainer:
         self.seat, self.plan, self.config = seat, seat.plan, seat.plan.config
         self.rank, self.trainers = seat.rank, seat.plan.trainers
         self.network = self._build_network()
-        self.model, self._vector = self._build_model()
+        self.memory = self._open_memory()
+        self.model = self._build_model()
         self.state = self._load_weights()
         self._seconds = self._take_up(self.state.pending)
-        self.exchange = self._build_exchange()
-        self.slots = [Slot.on(buffer, seat.slots) for buffer in seat.slot_buffers]
-        self.feed = Feed(requests(self.plan, self.rank, self.state), self._connect_loader())
+        self.exchange = self.memory.exchange(self.config.exchange)
+        loader = self.memory.loader(seat.loader, self.plan.filler())
+        self.feed = Feed(requests(self.plan, self.rank, self.state), loader)
         self._check_equal()
         self._folder = self._begin_folder()
         self._last_save = time.monotonic()
@@ -236,44 +230,32 @@ class Trainer:
                 crop_size=self.config.crop_size,
                 classes=self.plan.classes,
                 width=self.config.width,
-                dtype=self.config.precision,
+                dtype=self.config.dtype,
             )
         except ValueError as error:
             raise InputError(f"crop_size, width: {error}") from error
 
-    def _build_model(self) -> tuple["Model", np.ndarray]:
+    def _open_memory(self) -> Memory:
         from tandem.device import keep_freed_memory, set_threads
-        from tandem.run.model import Model, layout_of
 
         set_threads(self.plan.threads)
         keep_freed_memory()
-        layout = layout_of(self.network)
-        own = self.seat.parameters[self.rank], self.seat.gradients[self.rank]
-        for buffer, vectors in zip(own, (2, 1), strict=True):
-            buffer.resize(vectors * layout.nbytes)
-        # The others may map these buffers only once they have their size.
-        self.seat.meeting.meet()
-        parameters = own[0].array((2 * layout.size,), layout.dtype)
-        model = Model(
+        shapes = {name: v.type.shape for name, v in self.network.parameters.items()}
+        return self.seat.site.open(self.seat.meeting, shapes, self.config.dtype)
+
+    def _build_model(self) -> "Model":
+        from tandem.run.model import Model
+
+        return Model(
             self.network,
             self.config,
             read_mean(self.config.mean_path, self.plan.train.image_size),
-            parameters,
-            own[1].array((layout.size,), layout.dtype),
-            device=self.plan.devices[self.rank],
+            self.memory.vectors,
+            device=self.memory.device,
             compile=bool(self.config.compile),
             device_crops=self.plan.device_crops,
+            records=self.memory.records,
         )
-        return model, parameters
-
-    def _build_exchange(self) -> Exchange:
-        if self.config.exchange == "gradients":
-            return AverageGradients(self.seat.meeting, self._vectors(self.seat.gradients))
-        return AverageParameters(self.seat.meeting, self._vectors(self.seat.parameters))
-
-    def _vectors(self, buffers: Sequence[HostBuffer]) -> list[np.ndarray]:
-        dtype = np.dtype(self.config.precision)
-        return [buffer.array((buffer.nbytes // dtype.itemsize,), dtype) for buffer in buffers]
 
     def _load_weights(self) -> RunState:
         plan, model = self.plan, self.model
@@ -316,16 +298,15 @@ class Trainer:
             return None
         return RunFolder(self.config, self.state, self.plan.resumed)
 
-    def _connect_loader(self) -> ProcessLoader | InProcessLoader:
-        if self.seat.loader is not None:
-            return ProcessLoader(self.seat.loader)
-        return InProcessLoader(self.plan.filler(), self.slots)
-
     def close(self) -> None:
-        """Let the loader go, and finish what is being written."""
-        self.feed.close()
+        """Finish what is being written."""
         if self._folder is not None:
             self._folder.close()
+
+    def finish(self) -> None:
+        """Let the loader go, and give the memory back together with the other trainers."""
+        self.feed.close()
+        self.memory.close()
 
     # What it does
 
@@ -357,13 +338,13 @@ class Trainer:
 
     def _train_step(self, epoch: int, step: int, steps: int) -> None:
         marks = [time.perf_counter()]
-        slot = self.slots[next(self.feed)]
+        slot = self.memory.slots[next(self.feed)]
         load_wait = self.feed.take_wait_seconds()
         shares = self._shares(step)
         rate = learning_rate(self.config, epoch, step, steps, self.state.validation_errors)
         marks.append(time.perf_counter())
         self.model.compute_gradients(slot, epoch)
-        bad = () if self.model.is_finite() else slot.indices[: int(slot.valid)].tolist()
+        bad = [] if self.model.is_finite() else self.feed.indices.tolist()
         marks.append(time.perf_counter())
         words = self._agree(tuple(bad))
         if any(word.not_finite for word in words):
@@ -405,7 +386,7 @@ class Trainer:
         self.model.take_sums("validation")
         steps = minibatch_count(self.plan.validation.size, self.plan.global_batch)
         for step in range(steps):
-            self.model.validate(self.slots[next(self.feed)])
+            self.model.validate(self.memory.slots[next(self.feed)])
             self._report_progress("validation", epoch, step + 1, steps)
             if self.plan.job == "train" and any(word.stop for word in self._agree()):
                 self._save()
@@ -454,7 +435,7 @@ class Trainer:
 
     def _check_equal(self) -> None:
         """Refuse to go on when the parameters of two trainers differ in a bit."""
-        sums = self.seat.meeting.gather(zlib.crc32(self._vector.data))
+        sums = self.seat.meeting.gather(self.memory.checksum())
         if len(set(sums)) > 1:
             raise RuntimeError(
                 f"the parameters of the trainers differ after step {self.state.step}: "
@@ -483,7 +464,7 @@ class Trainer:
         self._tell_written(self._folder)
         every = 60 * self.config.snapshot_minutes
         due = every > 0 and time.monotonic() - self._last_save >= every
-        return due and not self._folder.busy and self._folder.prepare(self._vector.nbytes)
+        return due and not self._folder.busy and self._folder.prepare(self.memory.nbytes)
 
     def _meet_not_finite(self, epoch: int, step: int, rate: float, words: Sequence[Word]) -> None:
         """Do what `on_nan` says with a minibatch that no weight has seen yet.

@@ -13,7 +13,7 @@ from data.coded import SIZE, coded_picture, label_of, write_coded
 from tandem.data.augment import Augmentation
 from tandem.data.fill import FillRequest, SlotFiller
 from tandem.errors import InputError
-from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.memory import HostSlots, SlotLayout
 from tandem.run.feed import Feed, InProcessLoader, LoaderError, ProcessLoader
 from tandem.run.messages import Filled, Ready, Stop
 
@@ -117,12 +117,12 @@ def test_a_trainer_that_loads_by_itself_fills_when_it_waits(tmp_path: Path) -> N
     settings = Augmentation(SIZE, False, False, False, 0)
     filler = SlotFiller(dataset, dataset, settings, crop_here=False)
     layout = SlotLayout(1, SIZE)
-    slots = [Slot.on(HostBuffer.create(layout.nbytes), layout) for _ in range(2)]
+    slots = HostSlots.create(layout, rank=0)
     feed = Feed(requests(5), InProcessLoader(filler, slots))
-    assert not slots[0].valid
+    assert not slots.arrays[0].valid
     for index, slot in enumerate(feed):
         expected = coded_picture(index, label_of(index))
-        np.testing.assert_array_equal(slots[slot].pictures[0], expected)
+        np.testing.assert_array_equal(slots.arrays[slot].pictures[0], expected)
     feed.close()
 
 
@@ -131,7 +131,7 @@ def test_a_trainer_that_loads_by_itself_meets_the_error_as_it_is(tmp_path: Path)
     settings = Augmentation(SIZE, False, False, False, 0)
     filler = SlotFiller(dataset, dataset, settings, crop_here=False)
     layout = SlotLayout(1, SIZE)
-    slots = [Slot.on(HostBuffer.create(layout.nbytes), layout) for _ in range(2)]
+    slots = HostSlots.create(layout, rank=0)
     os.truncate(dataset.paths[0], 10)
     with pytest.raises(InputError, match="truncated"):
         next(Feed(requests(5), InProcessLoader(filler, slots)))

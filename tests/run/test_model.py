@@ -7,26 +7,40 @@ import pytest
 
 from alex_net import AlexNet
 from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.memory.flat import FlatLayout, Vectors
 from tandem.ops import DropoutMask
 from tandem.run.config import Config
-from tandem.run.model import Model, _are_finite, layout_of
+from tandem.run.model import Model, _are_finite
 from tandem.run.sums import Sums
 
 BATCH, CLASSES = 3, 6
 MEAN = np.full((3, 67, 67), 100, np.float32)
 
 
-def build(**settings: object) -> tuple[Model, np.ndarray, np.ndarray, AlexNet]:
+def build(
+    records: bool = False, **settings: object
+) -> tuple[Model, np.ndarray, np.ndarray, AlexNet]:
     """A tiny model in float64, its two flat vectors, and its network."""
     config = Config(
         crop_size=67, width=0.05, batch_size=BATCH, precision="float64", threads=1, **settings
     )
     net = AlexNet(67, CLASSES, config.width, config.precision)
     layout = layout_of(net)
-    parameters, gradients = np.zeros(2 * layout.size), np.zeros(layout.size)
-    model = Model(net, config, MEAN, parameters, gradients, device_crops=False)
+    parameters, gradients = (HostBuffer.create(n * layout.nbytes) for n in (2, 1))
+    vectors = Vectors.on(layout, parameters, gradients)
+    model = Model(net, config, MEAN, vectors, device_crops=False, records=records)
     model.load(dict(net.initial_values(1)), {})
-    return model, parameters, gradients, net
+    return (
+        model,
+        parameters.array(2 * layout.size, "float64"),
+        gradients.array(layout.size, "float64"),
+        net,
+    )
+
+
+def layout_of(net: AlexNet) -> FlatLayout:
+    shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
+    return FlatLayout.of(shapes, "float64")
 
 
 def counted(model: Model) -> Sums:
@@ -142,8 +156,8 @@ def test_dropout_is_in_the_training_graph_alone() -> None:
         nodes = function.maker.fgraph.apply_nodes
         return sum(isinstance(node.op, DropoutMask) for node in nodes)
 
-    assert masks(model._gradient_function) == 2
-    assert masks(model._validation_function) == 0
+    assert masks(model._function("gradients")[0]) == 2
+    assert masks(model._function("validation")[0]) == 0
 
 
 def test_dropout_depends_on_the_epoch() -> None:
@@ -208,3 +222,21 @@ def test_a_gradient_that_is_not_finite_is_noticed_though_the_loss_is() -> None:
     for bad in (np.nan, np.inf, -np.inf):
         assert not finite(ones, np.array([1, bad, 2, 3]))
         assert not finite(ones, np.array([bad, -bad, 2, 3]))
+
+
+def test_functions_that_are_recorded_over_slots_compute_the_same() -> None:
+    """As on a GPU, where nothing is passed to them; here a recording is just a call."""
+    results = []
+    for records in (False, True):
+        model, parameters, _, _ = build(records=records)
+        slots = [slot_of(3, seed=1), slot_of(2, seed=2)]
+        for step in range(4):
+            slots[step % 2].labels[:] = (slots[step % 2].labels + 1) % CLASSES
+            model.compute_gradients(slots[step % 2], epoch=step // 2)
+            assert model.is_finite()
+            model.update(0.01 / (step + 1))
+            model.validate(slots[step % 2])
+        sums = model.take_sums("train"), model.take_sums("validation")
+        results.append((parameters.tobytes(), sums))
+    assert results[0] == results[1]
+    assert results[0][1][0].images == 10

@@ -1,0 +1,96 @@
+"""Whole runs with trainers and loaders on GPUs that are pretended; see `pretend_gpu`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pretend_gpu
+import pytest
+from safetensors.numpy import load_file
+from tiny import prepare, read_record, run_program, settings, without_times
+
+import proc_load
+import train
+from tandem.run.config import load_config
+from tandem.run.folder import list_checkpoints
+from tandem.run.main import run_training
+from tandem.run.plan import make_plan
+from tandem.run.site import CudaSite, HostSite, make_sites
+
+COMMON = {"precision": "float64", "batch_size": 2, "n_epochs": 2, "check_every": 1}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def on_host(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("host") / "run"
+    result = run_program("train.py", settings(data, run, **{**COMMON, "devices": ["cpu"] * 2}))
+    assert result.returncode == 0, result.stderr
+    return run
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.run.plan.resolve_devices", tuple)
+    monkeypatch.setattr("tandem.run.exact.device_names", lambda devices: [*devices])
+    monkeypatch.setattr("tandem.run.launch.make_sites", pretend_gpu.make_sites)
+
+
+def train_pretended(data: Path, run: Path, **changes: Any) -> int:
+    arguments = settings(data, run, **{**COMMON, "compile": False, **changes})
+    return run_training(arguments, train.NETWORK, proc_load.serve, None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"devices": ["cuda:0", "cuda:0"]},
+        {"devices": ["cuda:0", "cuda:0"], "exchange": "gradients", "para_load": False},
+        # These two can't reach each other.
+        {"devices": ["cuda:0", "cuda:1"], "use_data_layer": False},
+    ],
+)
+def test_trainers_on_gpus_compute_what_they_do_on_the_host(
+    data: Path,
+    tmp_path: Path,
+    on_host: Path,
+    pretended: None,
+    changes: dict[str, Any],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    assert train_pretended(data, run, **changes) == 0
+    apart = "cuda:0 and cuda:1 can't reach each other's memory" in capfd.readouterr().err
+    assert apart == (changes["devices"][1] == "cuda:1")
+    ours, theirs = (load_file(list_checkpoints(folder)[-1]) for folder in (run, on_host))
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+    for line, expected in zip(read_record(run), read_record(on_host), strict=True):
+        assert without_times(line).keys() == without_times(expected).keys()
+        assert line["loss"] == pytest.approx(expected["loss"], rel=1e-9)
+
+
+def test_a_run_on_gpus_is_resumed_exactly(data: Path, tmp_path: Path, pretended: None) -> None:
+    gpus = {"devices": ["cuda:0", "cuda:0"]}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train_pretended(data, whole, **gpus) == 0
+    assert train_pretended(data, parts, **gpus, n_epochs=1) == 0
+    assert train_pretended(data, parts, **gpus, resume_train=True) == 0
+    ours, theirs = (load_file(list_checkpoints(folder)[-1]) for folder in (parts, whole))
+    assert all(ours[name].tobytes() == value.tobytes() for name, value in theirs.items())
+
+
+def test_where_trainers_work_decides_where_memory_lies(data: Path, tmp_path: Path) -> None:
+    plan = make_plan(load_config(settings(data, tmp_path / "run", devices=["cpu"] * 2)), "a:B")
+    sites = make_sites(plan)
+    assert [type(site) for site in sites] == [HostSite] * 2
+    assert sites[0].parameters is sites[1].parameters
+    sites = make_sites(replace(plan, devices=("cuda:3", "cuda:1")))
+    assert [type(site) for site in sites] == [CudaSite] * 2
+    assert [site.device for site in sites] == [3, 1]
