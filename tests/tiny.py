@@ -158,9 +158,11 @@ def find_process(group: int, name: str) -> int:
     raise LookupError(f"no process is named {name}")
 
 
-def wait_for_steps(run: Path, process: "subprocess.Popen[str]", steps: int) -> None:
+def wait_for_steps(
+    run: Path, process: "subprocess.Popen[str]", steps: int, seconds: float = 60
+) -> None:
     """Return when the record has that many lines."""
-    path, deadline = run / "record.jsonl", time.monotonic() + 60
+    path, deadline = run / "record.jsonl", time.monotonic() + seconds
     while not path.exists() or path.read_bytes().count(b"\n") < steps:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()

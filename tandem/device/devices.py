@@ -35,6 +35,14 @@ def as_device(device: str | torch.device) -> torch.device:
     return torch.device("cuda", found.index or 0)
 
 
+def too_little_memory(error: torch.OutOfMemoryError) -> InputError:
+    """What the user is to be told when a device's memory is used up."""
+    return InputError(
+        f"cuda:{torch.cuda.current_device()} has too little memory; a smaller batch_size or width "
+        f"needs less ({' '.join(str(error).split())})"
+    )
+
+
 def _what_is_there() -> str:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = ["cpu", *(f"cuda:{index}" for index in range(count))]

@@ -11,6 +11,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.link.basic import JITLinker
 from pytensor.link.utils import raise_with_op
 
+from tandem.device.devices import too_little_memory
 from tandem.device.kernels import Kernels
 from tandem.device.lowering.registry import is_host_type
 from tandem.device.program import Program, Target, build_program, update_places
@@ -237,6 +238,8 @@ def _writer(variable: Variable) -> Callable[[Any], Any]:
 
 def _explain(error: Exception, fgraph: FunctionGraph, program: Program) -> NoReturn:
     """Add to an exception which node failed, and raise it again."""
+    if isinstance(error, torch.OutOfMemoryError):
+        raise too_little_memory(error) from error
     node = program.failed_node(error.__traceback__)
     if node is None:
         raise error
