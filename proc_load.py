@@ -27,8 +27,8 @@ LOOK_SECONDS = 1.0  # the longest wait before looking again at who is still ther
 
 
 def serve(
-    connection: Connection,
     filler: SlotFiller,
+    connection: Connection,
     slots: HostSlots | CudaSlots,
     launcher: Connection,
 ) -> None:
@@ -36,10 +36,10 @@ def serve(
 
     Parameters
     ----------
-    connection : Connection
-        To the trainer. Its other end must be open in the trainer alone, so that its death shows.
     filler : SlotFiller
         What fills a slot.
+    connection : Connection
+        To the trainer. Its other end must be open in the trainer alone, so that its death shows.
     slots : HostSlots or CudaSlots
         Where minibatches go.
     launcher : Connection

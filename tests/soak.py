@@ -39,6 +39,7 @@ from tandem.run.heartbeat import PATIENCE_SECONDS
 TIMEOUT = 3.0  # peer_timeout_seconds
 GONE_SECONDS = 10.0  # after detection
 START_SECONDS = 120.0
+EARLY_STATUSES = (143, 130, -signal.SIGTERM, -signal.SIGINT)
 
 
 class Broken(AssertionError):
@@ -177,20 +178,24 @@ class Soak:
         """Start the run, strike, see what follows. Whether it came to the fault before the end."""
         shared = shared_memory()
         process = self._start()
+        accepted = fault.statuses
         try:
             moment = self._await_moment(process)
-            if process.poll() is None:
-                self._strike(fault, process)
+            if process.poll() is None and not self._strike(fault, process):
+                accepted = EARLY_STATUSES
             _, errors = process.communicate(timeout=fault.seconds + 5)
         except subprocess.TimeoutExpired:
             raise Broken(f"{fault.name}: the run did not end in {fault.seconds} s") from None
         finally:
             self._clear(process)
         status = process.returncode
-        if status != 0 and status not in fault.statuses:
+        # In its first moment a program has no handlers yet: the signal itself ends it.
+        if "after the start" in moment:
+            accepted += EARLY_STATUSES
+        if status not in (0, *accepted):
             raise Broken(f"{fault.name} {moment}: exit status {status}\n{errors}")
         self._check_nothing_left(fault, process.pid, shared)
-        self.struck += status != 0
+        self.struck += status in fault.statuses
         where = [path.name for path in list_checkpoints(self.run)[-1:]]
         self.log(f"{self.struck}: {fault.name} {moment}: exit status {status}; {where}")
         return status != 0
@@ -203,8 +208,7 @@ class Soak:
             raise Broken(f"undisturbed: exit status {process.returncode}\n{errors}")
 
     def _start(self) -> subprocess.Popen[str]:
-        begun = (self.run / "config.yaml").exists()
-        return start_program("train.py", [*self.arguments, *["--resume_train", "true"] * begun])
+        return start_program("train.py", [*self.arguments, "--resume_train", "true"])
 
     def _await_moment(self, process: subprocess.Popen[str]) -> str:
         """Wait until some random moment; say which."""
@@ -227,13 +231,14 @@ class Soak:
         record = self.run / "record.jsonl"
         return record.read_bytes().count(b"\n") if record.exists() else 0
 
-    def _strike(self, fault: Fault, process: subprocess.Popen[str]) -> None:
+    def _strike(self, fault: Fault, process: subprocess.Popen[str]) -> bool:
+        """Strike; if the victim is not there yet, or not any more, end the run instead."""
         try:
             fault.strike(process)
         except (ProcessLookupError, LookupError):
-            # It is not there yet, or not any more.
             process.terminate()
-            self.log(f"{fault.name}: no such process; the launcher was told to end")
+            return False
+        return True
 
     def _clear(self, process: subprocess.Popen[str]) -> None:
         """Leave nothing behind when a check has failed."""
@@ -247,7 +252,7 @@ class Soak:
                 killpg(group, signal.SIGKILL)
                 raise Broken(f"{fault.name}: processes {left} are left")
             time.sleep(0.05)
-        if partial := [path.name for path in self.run.glob(".*")]:
+        if partial := [path.name for path in self.run.glob(".*.partial*")]:
             raise Broken(f"{fault.name}: {partial} are left in {self.run}")
         if names := shared_memory() - shared:
             raise Broken(f"{fault.name}: {names} are left in shared memory")
@@ -286,6 +291,7 @@ def soak(
     count: int,
     seed: int,
     log: Callable[[str], None] = print,
+    kinds: Sequence[str] = (),
     **changes: object,
 ) -> None:
     """Train undisturbed and disturbed, and compare.
@@ -302,6 +308,8 @@ def soak(
         Of the order of the faults and of their moments.
     log : callable
         Told of each fault.
+    kinds : sequence of str
+        Which faults, by name; none is all.
     **changes
         Settings of the runs.
     """
@@ -313,7 +321,8 @@ def soak(
     parts = Soak(runs / "parts", settings(data, runs / "parts", **common), chance, log)
     whole.finish()
     parts.lines = max(1, len(read_record(whole.run)) // count)
-    for fault in endless(faults(len(devices)), chance):
+    chosen = [fault for fault in faults(len(devices)) if not kinds or fault.name in kinds]
+    for fault in endless(chosen, chance):
         if parts.struck == count:
             break
         if not parts.disturb(fault):

@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from broken_network import PICTURE
 from safetensors.numpy import load_file
 from tiny import (
     find_process,
+    group_members,
     is_gone,
     prepare,
     read_record,
@@ -27,8 +29,10 @@ from tiny import (
 
 import train
 from tandem.data.order import epoch_order
+from tandem.errors import InputError
 from tandem.run.checkpoint import read_state
 from tandem.run.folder import list_checkpoints
+from tandem.run.lock import locked
 
 COMMON = {"batch_size": 2, "devices": ["cpu", "cpu"], "n_epochs": 3, "shuffle": "images"}
 
@@ -106,6 +110,103 @@ def test_a_trainer_without_memory_is_named(data: Path, tmp_path: Path) -> None:
     assert is_gone(process.pid)
 
 
+@pytest.mark.parametrize("victim", ["trainer 1", pytest.param("loader 0", marks=pytest.mark.slow)])
+def test_a_process_that_is_stopped_alone_is_dead_after_its_time(
+    data: Path, tmp_path: Path, victim: str
+) -> None:
+    run = tmp_path / "run"
+    changes = {**COMMON, "n_epochs": 10_000, "peer_timeout_seconds": 3}
+    process = start_program("train.py", settings(data, run, **changes))
+    wait_for_steps(run, process, 2)
+    os.kill(find_process(process.pid, victim), signal.SIGSTOP)
+    _, errors = process.communicate(timeout=3 + 20)
+    assert process.returncode == 1, errors
+    assert re.search(f"{victim}: has given no sign of life for [345] s", errors), errors
+    assert is_gone(process.pid)
+
+
+def test_a_suspended_run_goes_on(data: Path, tmp_path: Path) -> None:
+    """Ctrl-Z for longer than a process may be silent, then fg."""
+    run = tmp_path / "run"
+    changes = {**COMMON, "n_epochs": 10_000, "peer_timeout_seconds": 3}
+    process = start_program("train.py", settings(data, run, **changes))
+    wait_for_steps(run, process, 2)
+    os.killpg(process.pid, signal.SIGSTOP)
+    time.sleep(4)
+    lines = len(read_record(run))
+    os.killpg(process.pid, signal.SIGCONT)
+    wait_for_steps(run, process, lines + 20)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+
+
+def test_a_launcher_that_was_stopped_says_so_when_it_goes_on(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    changes = {**COMMON, "n_epochs": 10_000, "peer_timeout_seconds": 3}
+    process = start_program("train.py", settings(data, run, **changes))
+    wait_for_steps(run, process, 2)
+    os.kill(process.pid, signal.SIGSTOP)
+    trainers = [find_process(process.pid, f"trainer {rank}") for rank in (0, 1)]
+    deadline = time.monotonic() + 30
+    while set(trainers) & set(group_members(process.pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGCONT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "ended because this program gave no sign of life" in errors
+    assert is_gone(process.pid)
+
+
+def test_trainers_hold_the_folder_until_they_have_ended(data: Path, tmp_path: Path) -> None:
+    """One whose launcher was killed may still be writing."""
+    run = tmp_path / "run"
+    process = start_program("train.py", settings(data, run, **{**COMMON, "n_epochs": 10_000}))
+    wait_for_steps(run, process, 2)
+    trainer = find_process(process.pid, "trainer 0")
+    os.kill(trainer, signal.SIGSTOP)  # the kernel continues it when the launcher ends
+    process.kill()
+    with pytest.raises(InputError, match="in use"), locked(run, wait_seconds=0):
+        pytest.fail("the folder is held by nobody, and a trainer is there")
+    process.communicate()
+    with locked(run, wait_seconds=20):
+        assert is_gone(process.pid)
+
+
+def test_a_wish_to_end_is_not_forgotten_over_a_fault(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    changes = {**COMMON, "n_epochs": 10_000, "restarts": 3}
+    process = start_program("train.py", settings(data, run, **changes))
+    wait_for_steps(run, process, 2)
+    victim = find_process(process.pid, "trainer 1")
+    os.kill(victim, signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    os.kill(victim, signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "starting again" not in errors
+
+
+@pytest.mark.slow
+def test_a_launcher_does_not_wait_for_a_process_that_died_as_it_was_started(
+    tmp_path: Path,
+) -> None:
+    """What a process is told may be larger than a pipe, and nobody reads it then."""
+    data = prepare(tmp_path / "data", train=3_000, per_file=1, image_size=67)
+    run = tmp_path / "run"
+    process = start_program("train.py", settings(data, run, devices=["cpu"] * 2))
+    deadline = time.monotonic() + 60
+    while len(children := [pid for pid in group_members(process.pid) if pid != process.pid]) < 2:
+        assert time.monotonic() < deadline
+    os.kill(max(children), signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1, errors
+    assert "was killed by SIGKILL" in errors
+    assert is_gone(process.pid)
+
+
 # Resuming
 
 
@@ -152,6 +253,7 @@ def test_what_would_give_other_bits_is_refused(
     assert {path: path.read_bytes() for path in whole.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_other_bits_are_permitted_on_request(data: Path, tmp_path: Path, whole: Path) -> None:
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     changed = {**COMMON, "n_epochs": 4, "devices": ["cpu"], "batch_size": 4, "exact": False}
@@ -176,7 +278,7 @@ def test_a_run_that_was_ended_before_its_first_checkpoint_begins_again(
         path.unlink()
     result = run_program("train.py", settings(data, run, **COMMON, resume_train=True))
     assert result.returncode == 0, result.stderr
-    assert "left no checkpoint: it begins again at its start" in result.stderr
+    assert "there is no checkpoint to resume from: the run begins at its start" in result.stderr
     assert_same(run, whole)
 
 
@@ -260,6 +362,7 @@ def test_the_minibatch_is_left_out_by_skip_and_by_rollback_alike(
     assert all(line["loss"] is not None for line in rest[0])
 
 
+@pytest.mark.slow
 def test_a_rollback_is_remembered_by_the_checkpoint(data: Path, tmp_path: Path) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
     train_nan(data, whole, on_nan="rollback")

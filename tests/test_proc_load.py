@@ -67,13 +67,14 @@ def start(filler: SlotFiller, batch: int) -> Loading:
     membership = Membership(Board.create(("launcher", "loader 0"), timeout=60), place=1)
     process = CONTEXT.Process(
         target=enter,
-        args=(membership, proc_load.serve, there, filler, slots, report),
+        args=(membership, proc_load.serve, there, slots, report),
         name="loader 0",
         daemon=True,
     )
     process.start()
     there.close()
     report.close()
+    launcher.send(filler)
     return Loading(process, here, launcher, ProcessLoader(here), slots.arrays)
 
 

@@ -32,6 +32,11 @@ _CHECKSUM = "sha256"
 _MOMENTUM = "momentum/"
 _DTYPES: dict[str, np.dtype] = {"F32": np.dtype(np.float32), "F64": np.dtype(np.float64)}
 
+
+class Damaged(InputError):
+    """A file is not the whole checkpoint that it was: another may be."""
+
+
 _Count = Annotated[int, Field(ge=0)]
 _Error = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 Shapes = Mapping[str, Sequence[int]]
@@ -338,10 +343,12 @@ def _opened(path: Path) -> Iterator[tuple[Any, _Metadata, _Described]]:
                 for name, part in slices.items()
             }
             if fault := _fault(described, metadata.momentum):
-                raise InputError(f"{path}: not a whole checkpoint: {fault}")
+                raise Damaged(f"{path}: not a whole checkpoint: {fault}")
             yield file, metadata, described
-    except (OSError, ValueError, MemoryError, SafetensorError) as error:
-        raise InputError(
+    except (OSError, MemoryError) as error:
+        raise InputError(f"{path}: the checkpoint cannot be read ({error})") from error
+    except (ValueError, SafetensorError) as error:
+        raise Damaged(
             f"{path}: not a checkpoint, or damaged; expected a whole safetensors file ({error})"
         ) from error
 
@@ -351,7 +358,7 @@ def _read_tensors(path: Path, file: Any, described: _Described) -> dict[str, np.
     tensors = {name: file.get_tensor(name) for name in described}
     metadata = file.metadata()
     if metadata.get(_CHECKSUM) != _checksum(metadata[_KEY], tensors):
-        raise InputError(
+        raise Damaged(
             f"{path}: the checkpoint is damaged: its contents do not have the checksum that was "
             "written with them"
         )
@@ -381,7 +388,9 @@ def _parse_metadata(path: Path, metadata: Mapping[str, str] | None) -> _Metadata
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         newer = f" (this program reads format {FORMAT})" if place == "format" else ""
-        raise InputError(
+        # What another version has written is whole.
+        kind = InputError if place == "format" else Damaged
+        raise kind(
             f"{path}: the checkpoint's metadata cannot be used: {place or 'JSON'}: "
             f"{first['msg']}{newer}"
         ) from error

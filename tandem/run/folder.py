@@ -5,6 +5,7 @@
 ``record.jsonl`` and ``config.yaml``. Trainer 0 alone writes here.
 """
 
+import contextlib
 import logging
 import math
 import mmap
@@ -20,7 +21,13 @@ import numpy as np
 from tandem.errors import InputError
 from tandem.files import remove_partials
 from tandem.memory import HostBuffer
-from tandem.run.checkpoint import Checkpoint, RunState, save_checkpoint, verify_checkpoint
+from tandem.run.checkpoint import (
+    Checkpoint,
+    Damaged,
+    RunState,
+    save_checkpoint,
+    verify_checkpoint,
+)
 from tandem.run.config import Config, save_config
 from tandem.run.record import Record, RecordFile, truncate_after
 
@@ -65,21 +72,21 @@ def find_checkpoint(folder: str | Path, load_epoch: int | Literal["latest"]) -> 
     Returns
     -------
     Path or None
-        None where a run was begun but ended before its first checkpoint.
+        None where the latest is wanted and there is none: a run that ended before its first.
 
     Raises
     ------
     InputError
-        There is none; the message lists those that are there.
+        It is not there, and the message lists those that are; or all are damaged.
     """
     folder = Path(folder)
     found = list_checkpoints(folder)
     if load_epoch == "latest":
-        if not found and (folder / CONFIGURATION).is_file():
-            return None
-        return _newest_sound(folder, found)
+        return _newest_sound(folder, found) if found else None
     if not found:
-        raise _nothing_in(folder)
+        raise InputError(
+            f"{folder}: no checkpoint to resume from; expected files named epoch-0001.safetensors"
+        )
     name = checkpoint_name(RunState(epoch=load_epoch))
     for path in found:
         if path.name == name:
@@ -193,31 +200,37 @@ class RunFolder:
     def save(self, checkpoint: Checkpoint) -> None:
         """Begin to write a checkpoint; return when its arrays have been copied.
 
-        Waits for the one before it first; call `written` before. Memory that was not made ready
-        before has to be found page by page, which takes longer than the copy.
+        Memory that was not made ready before has to be found page by page, which takes longer than
+        the copy.
+
+        Raises
+        ------
+        RuntimeError
+            Nobody has asked yet what became of the one before it, see `written`.
         """
-        self.wait()
+        if self._writing is not None:
+            raise RuntimeError("a checkpoint is to be written while another one is")
         room, self._room = self._room, None
         copy = _copied(checkpoint, None if room is None else room.result())
         self._writing = self._writer.submit(self._write, copy)
 
-    def written(self) -> Path | None:
+    def written(self, wait: bool = False) -> Path | None:
         """The checkpoint that has been written since the last call, if one has.
+
+        Parameters
+        ----------
+        wait : bool
+            Whether to wait for one that is being written.
 
         Raises
         ------
         InputError
             It could not be written.
         """
-        if self._writing is None or not self._writing.done():
+        if self._writing is None or not (wait or self._writing.done()):
             return None
         done, self._writing = self._writing, None
         return done.result()
-
-    def wait(self) -> None:
-        """Wait until no checkpoint is being written. Exceptions as in `written`."""
-        if self._writing is not None:
-            self._writing.result()
 
     def close(self) -> None:
         """Finish what is being written, and close the record."""
@@ -231,7 +244,9 @@ class RunFolder:
         save_checkpoint(path, checkpoint)
         there = list_checkpoints(self._folder)
         for old in superseded(there, self._keep, checkpoint.state.validation_errors):
-            old.unlink(missing_ok=True)
+            # One that can't be removed is tried again next time.
+            with contextlib.suppress(OSError):
+                old.unlink()
         return path
 
     def _set_damaged_aside(self, resumed: Path | None) -> None:
@@ -250,20 +265,12 @@ def _newest_sound(folder: Path, found: Sequence[Path]) -> Path:
     for path in reversed(found):
         try:
             verify_checkpoint(path)
-        except InputError as error:
+        except Damaged as error:
             reasons.append(str(error))
             log.warning("%s; looking for the one before it", error)
             continue
         return path
-    if reasons:
-        raise InputError(f"{folder}: every checkpoint is damaged; the newest: {reasons[0]}")
-    raise _nothing_in(folder)
-
-
-def _nothing_in(folder: Path) -> InputError:
-    return InputError(
-        f"{folder}: no checkpoint to resume from; expected files named epoch-0001.safetensors"
-    )
+    raise InputError(f"{folder}: every checkpoint is damaged; the newest: {reasons[0]}")
 
 
 def _position(path: Path) -> tuple[int, int] | None:

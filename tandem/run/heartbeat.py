@@ -1,8 +1,8 @@
 """Signs of life. Every process of a run counts in shared memory, and each watches another's count.
 
-A pipe tells of a process's end at once, but not that it was stopped (SIGSTOP) or hangs in the
-kernel. So a thread of each process counts up, four times a second, whatever its main thread does: a
-long step or a compilation is no sign of death. The launcher watches all others; they watch the
+A pipe tells of a process's end at once, but not that it was stopped (SIGSTOP). So a thread of each
+process counts up, four times a second, whatever its main thread does: a long step, a compilation or
+a disk that doesn't answer is no sign of death. The launcher watches all others; they watch the
 launcher, and end by themselves when it is gone.
 
 Ctrl-Z stops all of them together. A process that finds that it was itself suspended takes nobody's
@@ -145,8 +145,7 @@ class Heart(threading.Thread):
         # The main thread learns of it from a broken pipe, unless it waits for something else.
         time.sleep(PATIENCE_SECONDS)
         if self._before_exit is not None:
-            with contextlib.suppress(OSError):
-                self._before_exit()
+            self._before_exit()
         os._exit(ORPHANED)
 
 

@@ -2,8 +2,10 @@
 
 import contextlib
 import logging
+import math
 import multiprocessing
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ from tandem.run.lock import FolderLock
 from tandem.run.messages import Failed, Finished, Ready, Stop
 from tandem.run.observe import Observer
 from tandem.run.plan import Plan
-from tandem.run.process import Membership, enter
+from tandem.run.process import Membership, enter, tracker_pid
 from tandem.run.site import make_sites
 
 log = logging.getLogger(__name__)
@@ -30,7 +32,8 @@ log = logging.getLogger(__name__)
 GRACE_SECONDS = 1.0  # to hear of the cause when a consequence of it is seen first
 END_SECONDS = 5.0  # for processes to end by themselves before they are killed
 
-WRITER = "trainer 0"  # who writes to the run folder
+REPEAT_SECONDS = 1.0  # within which a second signal is the first once more
+KILL_SECONDS = 5.0  # for the system to end a process that was killed
 
 LoaderTarget = Callable[..., None]
 
@@ -72,12 +75,31 @@ class Crew:
         """The trainers, by rank."""
         return [member for member in self.members if member.is_trainer]
 
-    def start(self, name: str, target: Callable[..., None], *arguments: object) -> None:
-        """Start a process; the last argument of its target is its pipe to the launcher."""
+    def start(
+        self, name: str, target: Callable[..., None], parcel: object, *arguments: object
+    ) -> None:
+        """Start a process.
+
+        Parameters
+        ----------
+        name : str
+            As "trainer 0", the one that writes to the folder.
+        target : callable
+            Called with the parcel, the arguments and a pipe to the launcher.
+        parcel : object
+            The first argument of `target`, of any size.
+        *arguments
+            What can travel only while a process is started. They must be small: the launcher writes
+            them to a pipe of which it holds both ends, and would wait for ever for a process that
+            dies before it has read more than fits in.
+        """
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe(duplex=True)
         membership = Membership(
-            self.board, self.board.names.index(name), self.folder if name == WRITER else None
+            self.board,
+            self.board.names.index(name),
+            self.folder if name == "trainer 0" else None,
+            tracker_pid(),
         )
         process = context.Process(
             target=enter, args=(membership, target, *arguments, there), name=name, daemon=True
@@ -86,6 +108,7 @@ class Crew:
         # A pipe tells of a process's end only when nobody else holds that end of it.
         there.close()
         self.members.append(Member(name, process, here))
+        threading.Thread(target=_send, args=(here, parcel), daemon=True).start()
 
     def send(self, message: object) -> None:
         """Send a message to every trainer that is still there."""
@@ -108,10 +131,13 @@ class Crew:
         for member in self.members:
             if member.process.is_alive():
                 member.process.kill()
-            member.process.join()
-            member.process.close()
+        self._join(KILL_SECONDS)
+        for member in self.members:
+            if member.process.is_alive():
+                log.error("%s can't be ended: the system holds it", member.name)
         if self.folder is not None:
-            remove_partials(self.folder)
+            with contextlib.suppress(OSError):
+                remove_partials(self.folder)
 
     def _join(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -119,19 +145,29 @@ class Crew:
             member.process.join(max(0.0, deadline - time.monotonic()))
 
 
+def _send(connection: Connection, parcel: object) -> None:
+    """Send what may be larger than a pipe holds, to a process that may be stopped or die."""
+    with contextlib.suppress(OSError):
+        connection.send(parcel)
+
+
 class StopSignals:
     """Count SIGINT and SIGTERM instead of being interrupted by them.
 
     The first asks the trainers to stop after their step and a checkpoint; the second ends the run
-    at once.
+    at once. What comes within a second is the same wish: a wrapper that passes a signal on which
+    the group has had already, say.
     """
 
     def __init__(self) -> None:
         self.count, self.last = 0, signal.SIGINT
+        self._latest = -math.inf
         self._handlers = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
+        now = time.monotonic()
+        self.count += now - self._latest >= REPEAT_SECONDS
+        self._latest = now
         self.last = signal.Signals(number)
 
     @property
@@ -155,10 +191,13 @@ class Outcome:
         Exit status: 0; 1 after a fault; 2 after bad input; 130 after Ctrl-C, 143 after SIGTERM.
     failure : Failed or None
         Why, where something failed.
+    stopped : bool
+        Whether it was asked to end.
     """
 
     status: int
     failure: Failed | None = None
+    stopped: bool = False
 
 
 def launch(
@@ -171,7 +210,7 @@ def launch(
     plan : Plan
         What to do.
     loader : callable
-        The target of a loader process, called with a connection to the trainer, a filler, the
+        The target of a loader process, called with a filler, a connection to the trainer, the
         slots, and a connection to the launcher.
     observer : Observer
         Told of every report of trainer 0.
@@ -205,10 +244,10 @@ def launch(
         observer.close()
         signals.restore()
     if failure is not None:
-        return Outcome(explain(failure), failure)
+        return Outcome(explain(failure), failure, stopped=signals.count > 0)
     if signals.count:
         log.info("stopped by %s", signals.last.name)
-        return Outcome(signals.exit_status)
+        return Outcome(signals.exit_status, stopped=True)
     return Outcome(0)
 
 
@@ -232,10 +271,10 @@ def _start(plan: Plan, loader: LoaderTarget, crew: Crew, lock: FolderLock | None
         loader_end: Connection | None = None
         if plan.config.para_load:
             loader_end, trainer_end = multiprocessing.Pipe(duplex=True)
-            crew.start(f"loader {rank}", loader, trainer_end, plan.filler(), site.loader_side())
+            crew.start(f"loader {rank}", loader, plan.filler(), trainer_end, site.loader_side())
             trainer_end.close()
-        seat = trainer.Seat(plan, rank, places[rank], loader_end, site, lock)
-        crew.start(f"trainer {rank}", trainer.serve, seat)
+        seat = trainer.Seat(rank, places[rank], loader_end, site, lock)
+        crew.start(f"trainer {rank}", trainer.serve, plan, seat)
         if loader_end is not None:
             loader_end.close()
     for place, site in zip(places, sites, strict=True):
@@ -310,7 +349,7 @@ def _silences(crew: Crew, watch: Watch) -> list[Failed]:
         Failed(
             member.name,
             "death",
-            f"has given no sign of life for {silent[member.name]:.0f} s: it was stopped, or hangs",
+            f"has given no sign of life for {silent[member.name]:.0f} s: was it stopped?",
             "",
         )
         for member in crew.members

@@ -14,12 +14,16 @@ from tandem.errors import InputError
 
 log = logging.getLogger(__name__)
 
+NAME = ".lock"
 WAIT_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
 
 
 class FolderLock:
     """An exclusive lock on a folder, which the kernel gives up when the last holder ends.
+
+    It is a lock on a file in the folder, which is removed when the launcher lets go: file systems
+    of a network pass on locks of files that are open for writing, and not of folders.
 
     It may be given to a `multiprocessing` process of the "spawn" method as an argument, which then
     holds it as well. So a folder stays locked while a trainer still writes to it whose launcher was
@@ -42,82 +46,83 @@ class FolderLock:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, wait_seconds: float = WAIT_SECONDS) -> Iterator[FolderLock]:
+def locked(folder: Path, wait_seconds: float | None = None) -> Iterator[FolderLock]:
     """Hold a folder, creating it if need be; removed again if it is left empty.
 
     Parameters
     ----------
     folder : Path
         The run folder.
-    wait_seconds : float
-        How long to wait for a run that holds it: one whose launcher was killed is about to end.
+    wait_seconds : float, optional
+        How long to wait for a run that holds it, by default `WAIT_SECONDS`: one whose launcher was
+        killed is about to end.
 
     Raises
     ------
     InputError
-        Another run holds it, or it can't be created or opened.
+        Another run holds it, or it can't be created or written.
     """
-    created = _create(folder)
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        lock = _take(folder, wait_seconds)
+        lock = _take(folder, WAIT_SECONDS if wait_seconds is None else wait_seconds)
         try:
             yield lock
         finally:
+            with contextlib.suppress(OSError):
+                (folder / NAME).unlink()
             lock.close()
     finally:
         with contextlib.suppress(OSError):
-            for path in created:
+            for path in missing:
                 path.rmdir()
 
 
-def _create(folder: Path) -> list[Path]:
-    """Create a folder and its parents; those that were missing, the innermost first."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise InputError(f"weights_dir {folder}: {folder} is a file, not a folder") from None
-    except NotADirectoryError:
-        file = next(path for path in folder.parents if path.exists())
-        raise InputError(f"weights_dir {folder}: {file} is a file, not a folder") from None
-    except OSError as error:
-        raise InputError(f"weights_dir {folder}: cannot be created ({error.strerror})") from error
-    return missing
-
-
 def _take(folder: Path, wait_seconds: float) -> FolderLock:
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise InputError(f"weights_dir {folder}: cannot be opened ({error.strerror})") from error
-    try:
-        _wait_for(descriptor, folder, wait_seconds)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return FolderLock(descriptor)
-
-
-def _wait_for(descriptor: int, folder: Path, wait_seconds: float) -> None:
     deadline, told = time.monotonic() + wait_seconds, False
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise InputError(
-                    f"weights_dir {folder} is in use by another run: wait for its end, or choose "
-                    "another folder"
-                ) from None
-        except OSError as error:
+    while (lock := _try(folder)) is None:
+        if time.monotonic() >= deadline:
             raise InputError(
-                f"weights_dir {folder}: cannot be locked ({error.strerror})"
-            ) from error
+                f"weights_dir {folder} is in use by another run: wait for its end, or choose "
+                "another folder"
+            )
         if not told:
             log.info("%s is in use; waiting %g s for its run to end", folder, wait_seconds)
             told = True
         time.sleep(_LOOK_SECONDS)
+    return lock
+
+
+def _try(folder: Path) -> FolderLock | None:
+    """The lock, if nobody else holds it."""
+    _create(folder)
+    try:
+        descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except FileNotFoundError:
+        return None  # its last user has just removed it
+    except OSError as error:
+        raise InputError(f"weights_dir {folder}: cannot be written ({error.strerror})") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Who let go has removed the file that it had locked: another one may stand there now.
+        if os.path.samestat(os.fstat(descriptor), (folder / NAME).stat()):
+            return FolderLock(descriptor)
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError as error:
+        os.close(descriptor)
+        raise InputError(f"weights_dir {folder}: cannot be locked ({error.strerror})") from error
+    os.close(descriptor)
+    return None
+
+
+def _create(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        file = next(path for path in (folder, *folder.parents) if path.exists())
+        raise InputError(f"weights_dir {folder}: {file} is a file, not a folder") from None
+    except OSError as error:
+        raise InputError(f"weights_dir {folder}: cannot be created ({error.strerror})") from error
 
 
 def _received(handle: Any) -> FolderLock:

@@ -63,6 +63,8 @@ def _train(config: Config, network: str, loader: LoaderTarget, lock: FolderLock)
         announce(plan)
         outcome = launch(plan, loader, TrainingObserver(), lock)
         failure = outcome.failure
+        if outcome.stopped:
+            return outcome.status
         if isinstance(failure, Diverged):
             if config.on_nan != "rollback" or not skipped.note(failure, plan.resumed):
                 return outcome.status

@@ -226,7 +226,7 @@ def _checkpoint_to_resume(config: Config) -> Path | None:
     found = find_checkpoint(config.weights_path, config.load_epoch)
     if found is None:
         log.info(
-            "%s: the run that was begun there left no checkpoint: it begins again at its start",
+            "%s: there is no checkpoint to resume from: the run begins at its start",
             config.weights_path,
         )
     return found

@@ -1,10 +1,15 @@
 """What every child process of a run does first."""
 
+import contextlib
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 from tandem.errors import InputError
 from tandem.files import remove_partials
@@ -24,17 +29,39 @@ class Membership:
     folder : Path or None
         Where it writes, if it does: what it leaves half written there when it has to end at once is
         removed.
+    tracker : int or None
+        The process in which Python's multiprocessing keeps track of resources.
     """
 
     board: Board
     place: int
     folder: Path | None = None
+    tracker: int | None = None
 
 
-def enter(membership: Membership, target: Callable[..., None], *arguments: object) -> None:
-    """Make this process a member of a run, then do its work: the target of every child process."""
+def enter(membership: Membership, target: Callable[..., None], *arguments: Any) -> None:
+    """Make this process a member of a run, then do its work: the target of every child process.
+
+    Parameters
+    ----------
+    membership : Membership
+        Its place in the run.
+    target : callable
+        The work, called with the first message of the launcher and then `arguments`.
+    *arguments
+        The last is the connection to the launcher.
+    """
     settle(membership)
-    target(*arguments)
+    try:
+        parcel = arguments[-1].recv()
+    except (EOFError, OSError):
+        raise SystemExit(1) from None  # the launcher is gone
+    target(parcel, *arguments)
+
+
+def tracker_pid() -> int | None:
+    """The process in which Python's multiprocessing keeps track of resources, once it runs."""
+    return getattr(resource_tracker._resource_tracker, "_pid", None)
 
 
 def settle(membership: Membership) -> None:
@@ -47,12 +74,21 @@ def settle(membership: Membership) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     wake_when_parent_ends()
-    folder = membership.folder
-    clean = None if folder is None else lambda: remove_partials(folder)
-    Heart(membership.board, membership.place, clean).start()
+    Heart(membership.board, membership.place, partial(_leave, membership)).start()
     comm = Path("/proc/self/comm")
     if comm.exists():
         comm.write_text(multiprocessing.current_process().name.replace(" ", "-"))
+
+
+def _leave(membership: Membership) -> None:
+    """Leave nothing behind in a run whose launcher is gone."""
+    if membership.folder is not None:
+        with contextlib.suppress(OSError):
+            remove_partials(membership.folder)
+    if membership.tracker is not None:
+        # It ends with the launcher, unless it was stopped with it, by Ctrl-Z say.
+        with contextlib.suppress(OSError):
+            os.kill(membership.tracker, signal.SIGCONT)
 
 
 def describe(error: BaseException) -> str:

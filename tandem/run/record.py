@@ -181,8 +181,17 @@ class RecordFile:
             raise InputError(f"{self._path}: cannot be written ({error.strerror})") from error
 
     def sync(self) -> None:
-        """Flush all lines to the disk."""
-        os.fsync(self._file.fileno())
+        """Flush all lines to the disk.
+
+        Raises
+        ------
+        InputError
+            The disk does not take them.
+        """
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise InputError(f"{self._path}: cannot be written ({error.strerror})") from error
 
     def close(self) -> None:
         """Close the file."""

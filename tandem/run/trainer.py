@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MOST_SKIPS = 10  # minibatches in a row
+
 
 @dataclass(frozen=True)
 class Seat:
@@ -62,8 +64,6 @@ class Seat:
 
     Attributes
     ----------
-    plan : Plan
-        The run.
     rank : int
         Which trainer this is, from 0.
     meeting : Meeting
@@ -76,7 +76,6 @@ class Seat:
         On the run folder, which stays locked as long as a trainer is there.
     """
 
-    plan: Plan
     rank: int
     meeting: Meeting
     loader: Connection | None
@@ -108,19 +107,21 @@ class LauncherLost(Exception):
     """The launcher has ended; so must this trainer."""
 
 
-def serve(seat: Seat, launcher: Connection) -> None:
+def serve(plan: Plan, seat: Seat, launcher: Connection) -> None:
     """Work as a trainer; the target of the process. Exits non-zero when it fails.
 
     Parameters
     ----------
+    plan : Plan
+        The run.
     seat : Seat
         What this trainer is given.
     launcher : Connection
         Reports go there, and a request to stop comes from there.
     """
-    os.environ["OMP_NUM_THREADS"] = str(seat.plan.threads)
+    os.environ["OMP_NUM_THREADS"] = str(plan.threads)
     try:
-        _work(seat, launcher)
+        _work(plan, seat, launcher)
         launcher.send(Finished(seat.rank))
     except (LauncherLost, BrokenPipeError):
         raise SystemExit(1) from None
@@ -129,12 +130,12 @@ def serve(seat: Seat, launcher: Connection) -> None:
         raise SystemExit(1) from None
 
 
-def _work(seat: Seat, launcher: Connection) -> None:
+def _work(plan: Plan, seat: Seat, launcher: Connection) -> None:
     """Do the plan's job, to its end or until all trainers agree to stop."""
-    trainer = Trainer(seat, launcher)
+    trainer = Trainer(plan, seat, launcher)
     try:
         with contextlib.suppress(StopAgreed):
-            trainer.validate_only() if seat.plan.job == "validate" else trainer.train()
+            trainer.validate_only() if plan.job == "validate" else trainer.train()
         trainer.finish()
     finally:
         trainer.close()
@@ -197,16 +198,18 @@ class Trainer:
 
     Parameters
     ----------
+    plan : Plan
+        The run.
     seat : Seat
         What the launcher gave it.
     launcher : Connection
         To the launcher.
     """
 
-    def __init__(self, seat: Seat, launcher: Connection) -> None:
+    def __init__(self, plan: Plan, seat: Seat, launcher: Connection) -> None:
         self.launcher = launcher
-        self.seat, self.plan, self.config = seat, seat.plan, seat.plan.config
-        self.rank, self.trainers = seat.rank, seat.plan.trainers
+        self.seat, self.plan, self.config = seat, plan, plan.config
+        self.rank, self.trainers = seat.rank, plan.trainers
         self.network = self._build_network()
         self.memory = self._open_memory()
         self.model = self._build_model()
@@ -218,6 +221,7 @@ class Trainer:
         self._check_equal()
         self._folder = self._begin_folder()
         self._last_save = time.monotonic()
+        self._skips = 0
         launcher.send(Ready(seat.rank))
 
     # What a trainer is made of
@@ -271,7 +275,7 @@ class Trainer:
                 checkpoint.state,
                 global_batch=begin.global_batch,
                 train_pictures=begin.train_pictures,
-                skipped=(*checkpoint.state.skipped, *plan.skipped),
+                skipped=tuple(dict.fromkeys((*checkpoint.state.skipped, *plan.skipped))),
             )
         for name, value in self.network.initial_values(self.config.seed):
             model.load({name: value}, {})
@@ -326,9 +330,7 @@ class Trainer:
                 else:
                     self._train_step(epoch, step, steps)
             self._finish_epoch(epoch, self._validate(epoch))
-        if self._folder is not None:
-            self._folder.wait()
-            self._tell_written(self._folder)
+        self._tell_written(wait=True)
 
     def validate_only(self) -> None:
         """Validate the loaded weights, and report."""
@@ -348,8 +350,10 @@ class Trainer:
         marks.append(time.perf_counter())
         words = self._agree(tuple(bad))
         if any(word.not_finite for word in words):
+            self._skips += 1
             self._meet_not_finite(epoch, step, rate, words)
         else:
+            self._skips = 0
             self.exchange.before_update(shares)
             marks.append(time.perf_counter())
             self.model.update(rate)
@@ -413,9 +417,7 @@ class Trainer:
             self._save()
 
     def _stop(self) -> NoReturn:
-        if self._folder is not None:
-            self._folder.wait()
-            self._tell_written(self._folder)
+        self._tell_written(wait=True)
         raise StopAgreed
 
     # What the trainers do together
@@ -461,7 +463,7 @@ class Trainer:
         """Whether trainer 0's clock says so; nobody else decides it."""
         if self._folder is None:
             return False
-        self._tell_written(self._folder)
+        self._tell_written()
         every = 60 * self.config.snapshot_minutes
         due = every > 0 and time.monotonic() - self._last_save >= every
         return due and not self._folder.busy and self._folder.prepare(self.memory.nbytes)
@@ -475,7 +477,11 @@ class Trainer:
             Unless the minibatch is to be skipped.
         """
         action = self.config.on_nan
-        names = self._names([index for word in words for index in word.not_finite])
+        if action == "skip" and self._skips > MOST_SKIPS:
+            action = "stop"
+        bad = [index for word in words for index in word.not_finite]
+        # Where nobody else has something to say, nobody else reads a million names.
+        names = self._names(bad) if self.rank == 0 or action != "skip" else []
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         text = (
             f"the loss or a gradient is not finite in step {self.state.step + 1} "
@@ -486,6 +492,8 @@ class Trainer:
             self._record_not_finite(epoch, step, action, names)
         if action != "skip":
             hint = "; a smaller learning_rate may help, or on_nan: skip or rollback"
+            if self._skips > MOST_SKIPS:
+                hint = f"; {MOST_SKIPS} minibatches before it were skipped: that does not help"
             raise NotFinite(text + hint * (action == "stop"), epoch, step)
         if self.rank == 0:
             self.launcher.send(Remark(f"{text}: skipped"))
@@ -547,9 +555,8 @@ class Trainer:
         if self.rank == 0:
             self.launcher.send(Progress(mode, epoch + 1, step, steps))
 
-    def _tell_written(self, folder: RunFolder) -> None:
-        path = folder.written()
-        if path is not None:
+    def _tell_written(self, wait: bool = False) -> None:
+        if self._folder is not None and (path := self._folder.written(wait)):
             self.launcher.send(CheckpointWritten(str(path)))
 
     def _save(self) -> None:
@@ -558,8 +565,7 @@ class Trainer:
         sums = self.seat.meeting.gather(self.model.read_sums("train"))
         if self._folder is None:
             return
-        self._folder.wait()
-        self._tell_written(self._folder)
+        self._tell_written(wait=True)
         config = self.config
         weights, momentum = (
             {name: variable.get_value(borrow=True) for name, variable in variables.items()}

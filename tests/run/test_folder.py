@@ -125,11 +125,12 @@ def test_a_long_list_of_checkpoints_is_cut(tmp_path: Path) -> None:
     assert len(message) < 600
 
 
-@pytest.mark.parametrize("load_epoch", ["latest", 1])
-def test_no_checkpoint_at_all(tmp_path: Path, load_epoch: Any) -> None:
+def test_no_checkpoint_at_all(tmp_path: Path) -> None:
+    """A script may always ask for the latest: a run that ended before its first begins again."""
     for folder in (tmp_path, tmp_path / "missing"):
+        assert find_checkpoint(folder, "latest") is None
         with pytest.raises(InputError, match="no checkpoint to resume from"):
-            find_checkpoint(folder, load_epoch)
+            find_checkpoint(folder, 1)
 
 
 # Which one to go on from
@@ -157,11 +158,16 @@ def test_when_all_are_damaged_nothing_is_begun_afresh(tmp_path: Path) -> None:
         find_checkpoint(tmp_path, "latest")
 
 
-def test_a_run_that_ended_before_its_first_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").touch()
-    assert find_checkpoint(tmp_path, "latest") is None
-    with pytest.raises(InputError, match="no checkpoint to resume from"):
-        find_checkpoint(tmp_path, 1)
+def test_what_is_not_damaged_is_not_passed_over(tmp_path: Path) -> None:
+    """A checkpoint of a newer program, or one that can't be read just now, is no damage."""
+    _, path = write(tmp_path, *EPOCHS[:2])
+    path.write_bytes(path.read_bytes().replace(b'{\\"format\\": 1', b'{\\"format\\": 2'))
+    with pytest.raises(InputError, match="this program reads format 1"):
+        find_checkpoint(tmp_path, "latest")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(InputError, match="is not a file"):
+        find_checkpoint(tmp_path, "latest")
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_supersedes_nothing(tmp_path: Path) -> None:
@@ -217,6 +223,7 @@ def test_what_is_superseded_goes_when_the_next_is_there(tmp_path: Path) -> None:
     errors = (0.3, 0.5, 0.4, 0.6)
     for epoch in (1, 2, 3, 4):
         run.save(make(RunState(epoch=epoch, validation_errors=errors[:epoch])))
+        run.written(wait=True)
     run.close()
     assert [path.name for path in list_checkpoints(tmp_path)] == [
         "epoch-0001.safetensors",
@@ -246,8 +253,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     assert run.busy
     assert run.written() is None
     permitted.set()
-    run.wait()
-    path = run.written()
+    path = run.written(wait=True)
     assert path == tmp_path / "epoch-0001.safetensors"
     assert (read_checkpoint(path).weights["fc8.weight"] == 7.0).all()
     assert run.written() is None

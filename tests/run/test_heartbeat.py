@@ -79,7 +79,10 @@ def test_the_counters_are_seen_by_other_processes() -> None:
     board = Board.create(("launcher", "trainer 0"), timeout=60)
     here, there = CONTEXT.Pipe()
     process = CONTEXT.Process(
-        target=enter, args=(Membership(board, 1), wait_for_word, there), name="trainer 0"
+        target=enter,
+        args=(Membership(board, 1), wait_for_word, there),
+        name="trainer 0",
+        daemon=True,
     )
     process.start()
     there.close()
@@ -87,12 +90,14 @@ def test_the_counters_are_seen_by_other_processes() -> None:
     while board.counters[1] < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert board.counters[1] >= 3
+    here.send("parcel")
     here.send("go on")
     process.join(20)
     assert process.exitcode == 0
 
 
-def wait_for_word(connection: Connection) -> None:
+def wait_for_word(parcel: str, connection: Connection) -> None:
+    assert parcel == "parcel"
     assert connection.recv() == "go on"
 
 
@@ -102,16 +107,20 @@ def child_of(place: Path, started: Connection) -> None:
     Heart(board, LAUNCHER).start()
     here, there = CONTEXT.Pipe()
     process = CONTEXT.Process(
-        target=enter, args=(Membership(board, 1, place), stubborn, there), name="trainer 0"
+        target=enter,
+        args=(Membership(board, 1, place), stubborn, there),
+        name="trainer 0",
+        daemon=True,
     )
     process.start()
     there.close()
+    here.send(None)
     assert here.recv() == "begun"
     started.send(process.pid)
     time.sleep(600)
 
 
-def stubborn(connection: Connection) -> None:
+def stubborn(parcel: None, connection: Connection) -> None:
     """Do work that looks at no pipe, as a step that takes long."""
     connection.send("begun")
     time.sleep(600)
@@ -136,7 +145,7 @@ def test_a_child_ends_by_itself_when_its_launcher_is_gone(
     assert launcher.pid is not None
     os.kill(launcher.pid, fault)
     try:
-        limit = heartbeat.PATIENCE_SECONDS + 1.0 + 4.0
+        limit = heartbeat.PATIENCE_SECONDS + 1.0 + 10.0
         deadline = time.monotonic() + limit
         while is_there(child) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -1,17 +1,19 @@
 """A run folder belongs to one run at a time, and to no dead one."""
 
+import contextlib
 import multiprocessing
 import os
 import pickle
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from tandem.errors import InputError
-from tandem.run.lock import FolderLock, locked
+from tandem.run.lock import NAME, FolderLock, locked
 
 CONTEXT = multiprocessing.get_context("spawn")
 
@@ -52,6 +54,33 @@ def test_a_folder_that_was_there_stays(tmp_path: Path) -> None:
     with locked(tmp_path):
         pass
     assert tmp_path.is_dir()
+
+
+def test_a_folder_that_its_user_has_removed_is_not_held_twice(tmp_path: Path) -> None:
+    """Else one who waited would hold what is gone, and the next the folder of that name."""
+    folder = tmp_path / "run"
+    with contextlib.ExitStack() as first:
+        first.enter_context(locked(folder))
+        waiting = ThreadPoolExecutor(1).submit(hold_for_a_moment, folder)
+        time.sleep(0.5)
+        first.close()
+        begin, end = waiting.result(timeout=20)
+        assert end > begin
+
+
+def hold_for_a_moment(folder: Path) -> tuple[float, float]:
+    with locked(folder):
+        begin = time.monotonic()
+        assert (folder / NAME).exists()
+        refuse(folder)
+        return begin, time.monotonic()
+
+
+def test_a_lock_that_a_killed_launcher_left_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / NAME).touch()
+    with locked(tmp_path, wait_seconds=0):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

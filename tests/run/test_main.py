@@ -72,6 +72,15 @@ def test_what_would_come_again_or_was_asked_for_is_not_started_again(
     assert len(launches.plans) == 1
 
 
+@pytest.mark.parametrize("failure", [DEATH, NOT_FINITE])
+def test_who_was_asked_to_end_does_not_start_again(
+    monkeypatch: pytest.MonkeyPatch, config: Config, failure: Failed
+) -> None:
+    launches = Launches(Outcome(1, failure, stopped=True))
+    assert train(monkeypatch, launches, config, restarts=5, on_nan="rollback") == 1
+    assert len(launches.plans) == 1
+
+
 def test_each_rollback_passes_over_one_minibatch_more(
     monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
