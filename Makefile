@@ -44,5 +44,5 @@ clean:
 	touch $@
 
 .venv/gpu: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[gpu]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[gpu]"
 	touch $@

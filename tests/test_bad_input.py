@@ -142,7 +142,7 @@ def test_damaged_data(
         ({"devices": ["cuda:7"]}, ["cuda:7", "not there"]),
         ({"lib_conv": "cudnn"}, ["lib_conv"]),
         ({"shuffle": True}, ["shuffle", "files"]),
-        ({"resume_train": True}, ["no checkpoint to resume from"]),
+        ({"resume_train": True, "load_epoch": 1}, ["no checkpoint to resume from"]),
         ({"init_weights": "nowhere.safetensors"}, ["nowhere.safetensors"]),
     ],
 )

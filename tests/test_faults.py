@@ -125,6 +125,7 @@ def test_a_process_that_is_stopped_alone_is_dead_after_its_time(
     assert is_gone(process.pid)
 
 
+@pytest.mark.slow
 def test_a_suspended_run_goes_on(data: Path, tmp_path: Path) -> None:
     """Ctrl-Z for longer than a process may be silent, then fg."""
     run = tmp_path / "run"
@@ -141,6 +142,7 @@ def test_a_suspended_run_goes_on(data: Path, tmp_path: Path) -> None:
     assert process.returncode == 143
 
 
+@pytest.mark.slow
 def test_a_launcher_that_was_stopped_says_so_when_it_goes_on(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     changes = {**COMMON, "n_epochs": 10_000, "peer_timeout_seconds": 3}

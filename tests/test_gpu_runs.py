@@ -76,6 +76,7 @@ def test_trainers_on_gpus_compute_what_they_do_on_the_host(
         assert line["loss"] == pytest.approx(expected["loss"], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_on_gpus_is_resumed_exactly(data: Path, tmp_path: Path, pretended: None) -> None:
     gpus = {"devices": ["cuda:0", "cuda:0"]}
     whole, parts = tmp_path / "whole", tmp_path / "parts"

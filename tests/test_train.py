@@ -184,7 +184,10 @@ def test_a_resumed_run_continues_as_if_it_had_not_stopped(data: Path, tmp_path: 
     ]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_an_interrupted_run_writes_a_checkpoint_and_continues_exactly(
     data: Path, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
