@@ -42,7 +42,7 @@ ROOMS = {
     "run": {"exchange", "data", "memory", "device", "layers", "ops"},
     "plot": {"run"},
 }
-LEAVES = {"errors", "files", "philox"}
+LEAVES = {"errors", "files", "philox", "plain_yaml"}
 
 
 def imported_modules(source: str) -> set[str]:

@@ -11,6 +11,7 @@ import yaml
 
 from tandem.data.manifest import LAYOUTS
 from tandem.errors import InputError
+from tandem.plain_yaml import parse_yaml
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent.parent / "paths.yaml"
 
@@ -158,21 +159,9 @@ def _checked_integer(where: str, value: Any) -> int:
     return value
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """YAML without aliases, by which a few lines can stand for more than memory holds."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(
-                None, None, "found an alias, expected plain values", mark
-            )
-        return super().compose_node(parent, index)
-
-
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=_PlainLoader)
+        loaded = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: the configuration cannot be read: {error.strerror}") from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:

@@ -15,7 +15,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self, get_args
 
@@ -33,6 +33,7 @@ from pydantic.fields import FieldInfo
 
 from tandem.errors import InputError
 from tandem.files import write_text
+from tandem.plain_yaml import parse_yaml
 
 DEFAULT_FILE = Path("config.yaml")
 
@@ -592,7 +593,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         that has no meaning any more.
     """
     try:
-        values = yaml.load(path.read_bytes(), Loader=_UniqueKeyLoader)
+        values = parse_yaml(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path}: cannot be read as a configuration ({error.strerror})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -661,32 +662,6 @@ def sections() -> dict[str, list[str]]:
     for key, field in Config.model_fields.items():
         grouped.setdefault(_role(field).section, []).append(key)
     return grouped
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's safe loader, which would take the last of two equal keys without a word.
-
-    It refuses aliases, by which a few lines can stand for more than memory holds.
-    """
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(
-                None, None, "found an alias, expected plain values", mark
-            )
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            if isinstance(key_node, yaml.ScalarNode):
-                if key_node.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key_node.value!r} stands twice", key_node.start_mark
-                    )
-                seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -769,7 +744,7 @@ def _list_of(key: str, tokens: list[str]) -> Any:
 
 def _yaml_of(key: str, text: str) -> Any:
     try:
-        return yaml.load(text, Loader=_UniqueKeyLoader)
+        return parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(
             f"--{key} {text}: not a YAML value; expected {_role(Config.model_fields[key]).allowed}"

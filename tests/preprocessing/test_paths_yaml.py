@@ -86,7 +86,9 @@ def refused(tmp_path: Path, text: str, *options: str) -> str:
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
-    found = refused(tmp_path, text if text[0] in "-a!" else f"{FOLDERS}{text}\n")
+    key = text.partition(":")[0]
+    others = "".join(line for line in FOLDERS.splitlines(True) if not line.startswith(f"{key}:"))
+    found = refused(tmp_path, text if text[0] in "-a!" else f"{others}{text}\n")
     assert message in found
     assert str(tmp_path / "mine.yaml") in found
 
