@@ -234,14 +234,18 @@ def exchange_seconds(elements: int, rounds: int, repeats: int) -> tuple[list[Mea
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in range(2))
+    places = meetings(2)
     processes = [
         context.Process(
             target=_exchange, args=(place, detours, elements, rounds, repeats, there), daemon=True
         )
-        for place in meetings(2)
+        for place in places
     ]
     for process in processes:
         process.start()
+    # A process sees the other's end only when nobody else holds that end of their pipe.
+    for place in places:
+        place.close()
     there.close()
     try:
         found: list[Measured] = here.recv()

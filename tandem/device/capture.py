@@ -1,6 +1,7 @@
 """Recording what functions make a GPU do, to have it done again without the host's part."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -140,10 +141,28 @@ def _record(
 ) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     pool = None if beside is None else beside.graph.pool()
-    with (
-        torch.cuda.device(device),
-        # What other threads do with the GPU meanwhile does no harm.
-        torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
-    ):
-        _call_all(functions)
+    fault: list[BaseException] = []
+    try:
+        with (
+            torch.cuda.device(device),
+            # What other threads do with the GPU meanwhile does no harm.
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+            _noting(fault),
+        ):
+            _call_all(functions)
+    except Exception:
+        # PyTorch ends a recording that has failed with an error of its own.
+        if fault:
+            raise fault[0] from None
+        raise
     return graph
+
+
+@contextmanager
+def _noting(fault: list[BaseException]) -> Iterator[None]:
+    """Remember what is raised."""
+    try:
+        yield
+    except BaseException as error:
+        fault.append(error)
+        raise

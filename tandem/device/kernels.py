@@ -36,8 +36,8 @@ class Kernels:
     precision : "float32", "tf32" or "bfloat16"
         Of the operands of convolutions and matrix products. "tf32" keeps 10 bits after the leading
         one, on CUDA devices that can, and "bfloat16" 7; products are added up in float32 either
-        way. bfloat16 has the exponents of float32, so gradients don't vanish as in float16, and
-        the loss needs no scaling.
+        way, and what comes out of bfloat16 is rounded to it once. bfloat16 has the exponents of
+        float32, so gradients don't vanish as in float16, and the loss needs no scaling.
     channels_last : bool
         Whether convolutions see pictures and filters with the channels of a pixel side by side, as
         the tensor cores of a GPU want them. Values are the same to rounding.
@@ -53,9 +53,14 @@ class Kernels:
 
 
 def set_tf32(wanted: bool) -> None:
-    """Let this process's float32 convolutions and matrix products on CUDA round to tf32, or not."""
+    """Let this process's float32 convolutions and matrix products on CUDA round to tf32, or not.
+
+    Products of bfloat16 are added up in float32 either way, which PyTorch by itself does not ask
+    for where a product is computed in parts.
+    """
     torch.backends.cuda.matmul.allow_tf32 = wanted
     torch.backends.cudnn.allow_tf32 = wanted
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def deterministic(wanted: bool) -> None:

@@ -191,7 +191,7 @@ class _PeerAverage(Exchange):
     def __init__(self, vectors: PeerVectors, step: Stream, average: Average | None = None) -> None:
         self._vectors, self._step, self._driver = vectors, step, vectors.driver
         self._own = shard(vectors.size, vectors.trainers, vectors.rank)
-        self._add = compile_average() if average is None else average
+        self._add = self._compile() if average is None else average
         # Of two blocks, one is on its way while the other is added.
         self._lanes = [self._lane() for _ in range(2)]
 
@@ -200,6 +200,18 @@ class _PeerAverage(Exchange):
         for lane in self._lanes:
             lane.stream.synchronize()
             lane.scratch.close()
+
+    def _compile(self) -> Average:
+        """Compile for any number of terms, one trainer after another.
+
+        PyCUDA keeps what it has compiled in files that it does not write whole or not at all.
+        """
+        vectors = self._vectors
+        for rank in range(vectors.trainers):
+            if rank == vectors.rank:
+                found = compile_average(vectors.dtype.name, vectors.trainers)
+            vectors.meeting.meet()
+        return found
 
     def _lane(self) -> _Lane:
         size = 0 if self._vectors.are_all_here else self._vectors.trainers * BLOCK
@@ -308,25 +320,30 @@ def _blocks(part: slice, vectors: PeerVectors) -> list[slice]:
     return [slice(start, min(start + step, part.stop)) for start in starts]
 
 
-def compile_average() -> Average:
-    """Compile the kernel that adds weighted blocks, for the device of the present context.
+def compile_average(dtype: str, most_terms: int) -> Average:
+    """Compile the kernels that add weighted blocks, for the device of the present context.
 
     Every product and every sum is rounded by itself, never fused: the result has the bits of
     `tandem.exchange.average.average_into_all`.
 
+    Parameters
+    ----------
+    dtype : "float32" or "float64"
+    most_terms : int
+        How many vectors are added at most; PyCUDA keeps the compiled kernels on disk.
+
     Returns
     -------
     callable
-        See `Average`. For each dtype and number of terms the kernel is compiled when it is first
-        needed, and kept by PyCUDA on disk.
+        See `Average`.
 
     Raises
     ------
     InputError
-        PyCUDA is missing. From the result: nvcc is missing.
+        PyCUDA or nvcc is missing, or the place on disk can't be written.
     """
     cuda = import_pycuda()
-    kernels: dict[tuple[str, int], Any] = {}
+    kernels = {n: _compile(cuda, average_source(dtype, n)) for n in range(1, most_terms + 1)}
     threads, largest_grid = 256, 4096
 
     def average(
@@ -336,14 +353,11 @@ def compile_average() -> Average:
         dtype: np.dtype,
         stream: Stream,
     ) -> None:
-        key = dtype.name, len(terms)
-        if key not in kernels:
-            kernels[key] = _compile(cuda, average_source(*key))
         arguments: list[Any] = [np.uintp(target), np.uint64(count)]
         for source, share in terms:
             arguments += [np.uintp(source), dtype.type(share)]
         grid = (min(largest_grid, -(-count // threads)), 1)
-        kernels[key](*arguments, block=(threads, 1, 1), grid=grid, stream=stream)
+        kernels[len(terms)](*arguments, block=(threads, 1, 1), grid=grid, stream=stream)
 
     return average
 
@@ -353,10 +367,10 @@ def _compile(cuda: Any, source: str) -> Any:
 
     try:
         return SourceModule(source).get_function("average")
-    except (OSError, cuda.CompileError) as error:
+    except (OSError, cuda.Error) as error:
         raise InputError(
             f"the kernel of the exchange can't be compiled: {error}; PyCUDA needs the CUDA "
-            f"toolkit: {INSTALL}"
+            f"toolkit ({INSTALL}) and a folder to keep kernels in (PYCUDA_CACHE_DIR)"
         ) from error
 
 

@@ -145,8 +145,8 @@ class CudaDriver:
     """A `Driver` by PyCUDA, in the device's primary context, which PyTorch uses too.
 
     It belongs to the thread that makes it, and there should be one in a process, whose PyTorch
-    works on the same device (`tandem.device.use_device`). It closes by itself when the process
-    ends: PyCUDA would abort a process that exits within a context.
+    works on the same device (`tandem.device.use_device`). It leaves the context when the process
+    ends: PyCUDA would abort a process that exits within one.
 
     Parameters
     ----------
@@ -172,6 +172,10 @@ class CudaDriver:
         self._opened: dict[int, Any] = {}
         self._locked: list[npt.NDArray[np.uint8]] = []
         atexit.register(self._close)
+        # Never destroyed: PyCUDA's destructor of a primary context makes a call that is for others,
+        # and to free memory may be to wait, with Python's lock held, for a device that waits for a
+        # process that has died. The system takes all back.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     def allocate(self, nbytes: int) -> int:
         """Allocate zeros on the device; give the address. Waits until they are there.
@@ -304,10 +308,6 @@ class CudaDriver:
         self._cuda.memcpy_dtod_async(target, source, nbytes, stream)
 
     def _close(self) -> None:
-        for address in [*self._opened]:
-            self.unmap(address)
-        for address in [*self._owned]:
-            self.free(address)
         self._context.pop()
 
     def _shortage(self, nbytes: int) -> str:

@@ -57,6 +57,10 @@ class Memory(Protocol):
         """What fills the slots: the process at the other end, or the trainer itself."""
         ...
 
+    def wait(self) -> None:
+        """Wait for all work on it so far."""
+        ...
+
     def checksum(self) -> int:
         """Of the bits of weights and momenta."""
         ...
@@ -165,6 +169,9 @@ class HostMemory:
         if connection is not None:
             return ProcessLoader(connection)
         return InProcessLoader(filler, self._site.slots)
+
+    def wait(self) -> None:
+        """See `Memory`: the host's kernels are done when their calls return."""
 
     def checksum(self) -> int:
         """See `Memory`."""
@@ -287,6 +294,10 @@ class CudaMemory:
             return OrderedLoader(InProcessLoader(filler, uploader), self._slots, self._stream)
         connection.send(tuple(slot.handle() for slot in self._slots))
         return OrderedLoader(ProcessLoader(connection), self._slots, self._stream)
+
+    def wait(self) -> None:
+        """See `Memory`."""
+        self._stream.synchronize()
 
     def checksum(self) -> int:
         """See `Memory`."""

@@ -357,6 +357,8 @@ class Trainer:
             self.exchange.before_update(shares)
             marks.append(time.perf_counter())
             self.model.update(rate)
+            if self.trainers > 1:  # who meet anyway; it is to count as computing
+                self.memory.wait()
             marks.append(time.perf_counter())
             self.exchange.after_update(shares)
             marks.append(time.perf_counter())

@@ -1,11 +1,15 @@
 """One driver for the process of the tests; whatever else uses the GPU is a process of its own."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tandem.memory.cuda import CudaDriver
+
+# PyTorch looks once whether products are the same every time: at its first one.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 @pytest.fixture(scope="session")

@@ -78,7 +78,7 @@ def test_a_process_does_not_open_its_own_handle(driver: CudaDriver) -> None:
 
 def test_too_little_memory_is_bad_input(driver: CudaDriver) -> None:
     with pytest.raises(InputError, match=r"MiB were asked for, .* are free"):
-        CudaBuffer.create(driver, 1 << 50)
+        CudaBuffer.create(driver, 1 << 42)
 
 
 def minibatch(number: int) -> tuple[np.ndarray, np.ndarray]:
