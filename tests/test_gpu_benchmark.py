@@ -102,6 +102,7 @@ def test_the_table_has_a_block_for_each_kind() -> None:
     assert all(json.dumps(row) for row in rows)
 
 
+@pytest.mark.slow
 def test_rates_are_read_from_a_run(tmp_path: Path) -> None:
     data = tiny.prepare(tmp_path / "data")
     settings = tiny.settings(data, tmp_path / "unused")

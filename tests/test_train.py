@@ -71,8 +71,15 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.parametrize("exchange", ["average", "gradients"])
-@pytest.mark.parametrize("trainers", [2, 3])
+@pytest.mark.parametrize(
+    ("trainers", "exchange"),
+    [
+        (2, "average"),
+        (2, "gradients"),
+        (3, "average"),
+        pytest.param(3, "gradients", marks=pytest.mark.slow),
+    ],
+)
 def test_the_number_of_trainers_does_not_change_what_is_computed(
     data: Path, alone: Path, tmp_path: Path, trainers: int, exchange: str
 ) -> None:
@@ -131,7 +138,7 @@ def test_training_lowers_the_loss(data: Path, tmp_path: Path) -> None:
     [
         {"use_data_layer": True},
         {"para_load": False},
-        {"para_load": False, "use_data_layer": True},
+        pytest.param({"para_load": False, "use_data_layer": True}, marks=pytest.mark.slow),
     ],
 )
 def test_how_pictures_are_loaded_does_not_change_a_bit(
@@ -267,6 +274,7 @@ def test_ctrl_c_twice_ends_at_once(data: Path, tmp_path: Path) -> None:
     assert is_gone(process.pid)
 
 
+@pytest.mark.slow
 def test_the_originals_layout_gives_the_same_bits(data: Path, tmp_path: Path) -> None:
     other = prepare(tmp_path / "c01b", layout="c01b")
     train(data, tmp_path / "one", batch_size=4)
@@ -275,6 +283,7 @@ def test_the_originals_layout_gives_the_same_bits(data: Path, tmp_path: Path) ->
     assert all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
 
 
+@pytest.mark.slow
 def test_every_step_is_in_one_record(data: Path, tmp_path: Path) -> None:
     """Windows of print_freq steps go on from epoch to epoch: 4 steps an epoch, reports every 3."""
     common = {"batch_size": 4, "n_epochs": 3}

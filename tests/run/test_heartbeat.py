@@ -128,7 +128,7 @@ def stubborn(parcel: None, connection: Connection) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "child_is_stopped"),
-    [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGSTOP, False)],
+    [(signal.SIGKILL, True), (signal.SIGSTOP, False)],
 )
 def test_a_child_ends_by_itself_when_its_launcher_is_gone(
     tmp_path: Path, fault: signal.Signals, child_is_stopped: bool
