@@ -14,7 +14,7 @@ test: .venv/installed
 test-slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
 
-# Half an hour of faults on the demo's data; the last line says whether every bit is as without.
+# Some twenty minutes of faults on the demo's data; the last line says whether every bit is as without.
 soak: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/prepare.sh
 	$(BIN)/python tests/soak.py --faults 50

@@ -329,6 +329,8 @@ class Trainer:
                     self._pass_over(epoch, step, steps)
                 else:
                     self._train_step(epoch, step, steps)
+            if self._folder is not None and self._is_kept(epoch + 1):
+                self._folder.prepare(self.memory.nbytes)  # while the validation lasts
             self._finish_epoch(epoch, self._validate(epoch))
         self._tell_written(wait=True)
 
@@ -413,10 +415,13 @@ class Trainer:
         self.state = replace(
             self.state, epoch=epoch + 1, step_in_epoch=0, validation_errors=history
         )
-        done = epoch + 1
         self._record(record)
-        if done % self.config.snapshot_freq == 0 or done == self.config.n_epochs:
+        if self._is_kept(epoch + 1):
             self._save()
+
+    def _is_kept(self, done: int) -> bool:
+        """Whether a checkpoint is written after so many whole epochs."""
+        return done % self.config.snapshot_freq == 0 or done == self.config.n_epochs
 
     def _stop(self) -> NoReturn:
         self._tell_written(wait=True)
