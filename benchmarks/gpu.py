@@ -18,9 +18,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.measure import Measured, Step, measure
 from benchmarks.plain_alexnet import plain_step, step_flops
 from benchmarks.resident import PAPER, ResidentStep, Sizes
 from tandem.device import capture, device_mode, on_stream
@@ -58,59 +58,6 @@ OUR_VARIANTS: dict[str, dict[str, bool]] = {
 }
 """What `device_mode` is asked for. What is fused is one function, not gradient and update; what is
 captured is recorded as a CUDA graph."""
-Step = Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Seconds of one thing, each the mean of a round's repetitions."""
-
-    name: str
-    seconds: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        if len(self.seconds) < 2:
-            return self.median, self.median
-        low, _, high = statistics.quantiles(self.seconds, n=4)
-        return low, high
-
-
-def measure(
-    contenders: Mapping[str, Step],
-    rounds: int,
-    repeats: int,
-    synchronize: Callable[[], None],
-    warmups: int = 1,
-) -> list[Measured]:
-    """Time several things in turn.
-
-    Parameters
-    ----------
-    contenders : mapping of str to callable
-        What is called, by name.
-    rounds, repeats : int
-        In each round everything is called `repeats` times in a row.
-    synchronize : callable
-        Waits for the device; called before each reading of the clock.
-    warmups : int
-        Rounds that don't count.
-    """
-    found: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(warmups + rounds):
-        for name, step in contenders.items():
-            synchronize()
-            begun = time.perf_counter()
-            for _ in range(repeats):
-                step()
-            synchronize()
-            if number >= warmups:
-                found[name].append((time.perf_counter() - begun) / repeats)
-    return [Measured(name, tuple(seconds)) for name, seconds in found.items()]
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:

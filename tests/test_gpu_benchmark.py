@@ -12,9 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from alex_net import AlexNet
 from benchmarks.gpu import (
-    Measured,
     copy_row,
-    measure,
     our_steps,
     peak_flops,
     run_rates,
@@ -22,6 +20,7 @@ from benchmarks.gpu import (
     step_row,
     table,
 )
+from benchmarks.measure import Measured, measure
 from benchmarks.plain_alexnet import PlainAlexNet, plain_step, step_flops
 from benchmarks.resident import PAPER, Sizes
 from tandem.errors import InputError

@@ -1,0 +1,245 @@
+"""How things are timed and compared here: in turn, many times, as ratios of medians.
+
+A machine that is shared or grows warm slows everything that runs at that time. So what is compared
+runs in turn, round after round, and what is stated is a ratio: of the medians, with the quartiles
+of the ratio within each round.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Step = Callable[[], Any]
+Kind = Literal["speed", "time"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one thing, each the mean of a round's repetitions."""
+
+    name: str
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        return quartiles(self.seconds)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How one thing compares with another: a line of the table.
+
+    Attributes
+    ----------
+    question : str
+        What is asked, as "training step, batch 64, 227 pixels".
+    name, peer : str
+        What is compared, and with what.
+    kind : "speed" or "time"
+        "speed": the ratio is the peer's time over ours, more is better; "time": ours over the
+        peer's, less is better.
+    ratio, low, high : float
+        Of the medians; quartiles of the ratios within each round.
+    target : float or None
+        What the ratio is to reach; None where it is told for information.
+    seconds, peer_seconds : float
+        Medians.
+    rounds : int
+        How often each was timed.
+    """
+
+    question: str
+    name: str
+    peer: str
+    kind: Kind
+    ratio: float
+    low: float
+    high: float
+    target: float | None
+    seconds: float
+    peer_seconds: float
+    rounds: int
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the ratio is at the target or better; None without one."""
+        if self.target is None:
+            return None
+        return self.ratio >= self.target if self.kind == "speed" else self.ratio <= self.target
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The first and the third; of fewer than two values, the value itself."""
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4)
+    return low, high
+
+
+def measure(
+    contenders: Mapping[str, Step],
+    rounds: int,
+    repeats: int = 1,
+    synchronize: Callable[[], None] = lambda: None,
+    warmups: int = 1,
+) -> list[Measured]:
+    """Time several things in turn.
+
+    Parameters
+    ----------
+    contenders : mapping of str to callable
+        What is called, by name.
+    rounds, repeats : int
+        In each round everything is called `repeats` times in a row.
+    synchronize : callable
+        Waits for the device; called before each reading of the clock.
+    warmups : int
+        Rounds that don't count.
+    """
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(warmups + rounds):
+        for name, step in contenders.items():
+            synchronize()
+            begun = time.perf_counter()
+            for _ in range(repeats):
+                step()
+            synchronize()
+            if number >= warmups:
+                found[name].append((time.perf_counter() - begun) / repeats)
+    return [Measured(name, tuple(seconds)) for name, seconds in found.items()]
+
+
+def compare(
+    question: str,
+    ours: Measured,
+    peer: Measured,
+    kind: Kind = "speed",
+    target: float | None = None,
+) -> Comparison:
+    """Set two things that were measured in the same rounds against each other."""
+    pairs = list(zip(ours.seconds, peer.seconds, strict=True))
+    if kind == "speed":
+        ratio, ratios = peer.median / ours.median, [theirs / own for own, theirs in pairs]
+    else:
+        ratio, ratios = ours.median / peer.median, [own / theirs for own, theirs in pairs]
+    low, high = quartiles(ratios)
+    return Comparison(
+        question,
+        ours.name,
+        peer.name,
+        kind,
+        ratio,
+        low,
+        high,
+        target,
+        ours.median,
+        peer.median,
+        len(pairs),
+    )
+
+
+def row(comparison: Comparison) -> dict[str, Any]:
+    """A comparison as it is written down: a JSON object."""
+    numbers = {k: float(f"{v:.4g}") for k, v in asdict(comparison).items() if isinstance(v, float)}
+    return asdict(comparison) | numbers | {"reached": comparison.reached}
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows as text, one block for each question."""
+    rows = list(rows)
+    blocks = []
+    for question in dict.fromkeys(row["question"] for row in rows):
+        lines = [_cells(row) for row in rows if row["question"] == question]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        aligned = (
+            "  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+        blocks += [question, *aligned]
+    return "\n".join(blocks)
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    unit, sign = ("speed", "at least") if row["kind"] == "speed" else ("time", "at most")
+    target = row["target"]
+    return (
+        row["name"],
+        f"{row['ratio']:.2f} x the {unit} of",
+        row["peer"],
+        f"({row['low']:.2f} to {row['high']:.2f})",
+        "" if target is None else f"{sign} {target:g}: {'yes' if row['reached'] else 'NO'}",
+    )
+
+
+def setting() -> dict[str, Any]:
+    """Where and with what it is measured."""
+    import importlib.metadata as metadata
+
+    packages = ("torch", "pytensor", "numpy", "numba", "pillow", "h5py")
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def run(
+    description: str | None,
+    answer: Callable[[int], Iterator[Comparison]],
+    rounds: int,
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """The command line of a benchmark: answer the question, print JSON lines, then a table.
+
+    Parameters
+    ----------
+    description : str
+        The module's docstring.
+    answer : callable
+        Takes the number of rounds; yields comparisons.
+    rounds : int
+        By default.
+    arguments : sequence of str, optional
+        Of the command line.
+
+    Returns
+    -------
+    int
+        The exit status.
+    """
+    parser = argparse.ArgumentParser(
+        description=description,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"that count (default {rounds})")
+    options = parser.parse_args(arguments)
+    rows = []
+    for comparison in answer(options.rounds):
+        rows.append(row(comparison))
+        print(json.dumps(rows[-1]), flush=True)
+    sys.stderr.write(table(rows) + "\n")
+    return 0
