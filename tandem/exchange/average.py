@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tandem.exchange.base import Exchange
-from tandem.exchange.meeting import Meeting
+from tandem.exchange.base import Exchange, Gathering
 
 BLOCK = 1 << 15  # elements; a block of each buffer and the sum stay in a core's cache
 
@@ -19,13 +18,13 @@ class _Average(Exchange):
 
     Parameters
     ----------
-    meeting : Meeting
+    meeting : Gathering
         This trainer's place.
     vectors : sequence of float arrays (n,)
         Every trainer's vector, by rank, in shared memory.
     """
 
-    def __init__(self, meeting: Meeting, vectors: Sequence[np.ndarray]) -> None:
+    def __init__(self, meeting: Gathering, vectors: Sequence[np.ndarray]) -> None:
         self._meeting = meeting
         self._vectors = vectors
         self._shard = shard(vectors[0].size, len(vectors), meeting.rank)

@@ -1,6 +1,36 @@
-"""The interface of an exchange strategy."""
+"""The interfaces of an exchange strategy, and of the place where trainers meet."""
 
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+Message = TypeVar("Message")
+
+
+class Gathering(Protocol):
+    """One trainer's place among all; see `tandem.exchange.Meeting`, which is one."""
+
+    @property
+    def rank(self) -> int:
+        """This trainer's number, from 0."""
+        ...
+
+    def meet(self) -> None:
+        """Return when every trainer has called this. Raises PeerLost as `gather`."""
+        ...
+
+    def gather(self, message: Message) -> tuple[Message, ...]:
+        """Pass a small message to every trainer; those of all trainers, by rank.
+
+        Raises
+        ------
+        PeerLost
+            Another trainer has ended.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up the place."""
+        ...
 
 
 class Exchange:

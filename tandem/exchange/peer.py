@@ -13,8 +13,7 @@ import numpy as np
 
 from tandem.errors import InputError
 from tandem.exchange.average import shard
-from tandem.exchange.base import Exchange
-from tandem.exchange.meeting import Meeting
+from tandem.exchange.base import Exchange, Gathering
 from tandem.memory import HostBuffer
 from tandem.memory.cuda import INSTALL, BufferHandle, CudaBuffer, Driver, Stream, import_pycuda
 
@@ -37,7 +36,7 @@ class PeerVectors:
 
     Parameters
     ----------
-    meeting : Meeting
+    meeting : Gathering
         This trainer's place.
     driver : Driver
         Its device.
@@ -59,7 +58,7 @@ class PeerVectors:
 
     def __init__(
         self,
-        meeting: Meeting,
+        meeting: Gathering,
         driver: Driver,
         own: CudaBuffer,
         dtype: str,

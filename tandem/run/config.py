@@ -352,6 +352,24 @@ class Config(BaseModel):
         "after a step trainers average weights, or before it gradients",
         "average or gradients",
     )
+    collective: Literal["auto", "ar", "asa", "asa16", "hierarchical"] = _key(
+        _TRAINERS,
+        "auto",
+        "over MPI, how: ar, asa, asa16 or hierarchical; auto: asa",
+        "auto, ar, asa, asa16 or hierarchical",
+    )
+    wire: Literal["float16", "bfloat16"] = _key(
+        _TRAINERS,
+        "float16",
+        "asa16: in what vectors travel, float16 or bfloat16",
+        "float16 or bfloat16",
+    )
+    error_feedback: bool = _key(
+        _TRAINERS,
+        False,
+        "asa16: what rounding loses is sent with the next step",
+        _SWITCH,
+    )
     deterministic: bool = _key(
         _TRAINERS,
         False,
@@ -421,6 +439,15 @@ class Config(BaseModel):
             raise ValueError(
                 "use_nesterov_momentum is true while use_momentum is false: Nesterov's is a form "
                 "of momentum, so set use_momentum to true or both to false"
+            )
+        if self.error_feedback and self.collective != "asa16":
+            raise ValueError(
+                f"error_feedback is true while collective is {self.collective}, which rounds "
+                "nothing: it is for collective: asa16"
+            )
+        if self.collective == "asa16" and self.precision == "float64":
+            raise ValueError(
+                "collective: asa16 is for float32, and precision is float64: choose another of both"
             )
         return self
 

@@ -4,12 +4,105 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import logging
+import os
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tandem.errors import InputError
 from tandem.memory.cuda import INSTALL
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is: what its machine offers it.
+
+    Attributes
+    ----------
+    machine : int
+        The same for the ranks of one machine.
+    cores : tuple of int
+        On which it may run.
+    gpus : tuple of str
+        Names of those that it sees.
+    visible : str
+        The environment variable that says which it sees: each rank its own, perhaps.
+    processor : str
+        Model and vector instructions.
+    software : tuple of str
+        Packages with their versions.
+    """
+
+    machine: int
+    cores: tuple[int, ...]
+    gpus: tuple[str, ...]
+    visible: str
+    processor: str
+    software: tuple[str, ...]
+
+    @classmethod
+    def here(cls, machine: int, processor: str, software: tuple[str, ...]) -> "Place":
+        """This process's."""
+        gpus = device_names([f"cuda:{number}" for number in range(cuda_device_count())])
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return cls(machine, available_cores(), tuple(gpus), visible, processor, software)
+
+
+def available_cores() -> tuple[int, ...]:
+    """The numbers of the processor's cores on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def threads_of(places: Sequence[Place]) -> int:
+    """How many threads every rank can have: cores are divided by the ranks that share them."""
+    sharing = Counter((place.machine, place.cores) for place in places)
+    return max(1, min(len(p.cores) // sharing[p.machine, p.cores] for p in places))
+
+
+def place_devices(devices: str | Sequence[str], places: Sequence[Place]) -> tuple[str, ...]:
+    """Turn the setting ``devices`` into one device per rank, by its number on its machine.
+
+    Parameters
+    ----------
+    devices : "auto" or sequence of str
+        What each machine has for its ranks, in order; "auto" is all GPUs, or the CPU. Ranks that
+        see other GPUs than their neighbours count by themselves.
+    places : sequence of Place
+        By rank.
+
+    Raises
+    ------
+    InputError
+        A machine has more ranks than devices, or a device is not there or can't be used.
+    """
+    if isinstance(devices, str):
+        counts = {len(place.gpus) for place in places}
+        if 0 in counts and len(counts) > 1:
+            raise InputError("devices: auto finds GPUs on some machines and none on others")
+        devices = _automatic(min(counts))
+        found = [[f"cuda:{n}" for n in range(len(place.gpus))] for place in places]
+    else:
+        found = [[*devices] for _ in places]
+    if set(devices) == {"cpu"}:
+        return ("cpu",) * len(places)
+    before: Counter[tuple[int, str]] = Counter()
+    chosen = []
+    for rank, (place, names) in enumerate(zip(places, found, strict=True)):
+        number = before[place.machine, place.visible]
+        before[place.machine, place.visible] += 1
+        if number >= len(names):
+            raise InputError(
+                f"rank {rank} is number {number} on its machine, which has "
+                f"{len(names)} for its ranks: {', '.join(names)}; start fewer ranks on a machine, "
+                "or name a device twice in devices"
+            )
+        _check_gpu(names[number], len(place.gpus))
+        chosen.append(names[number])
+    return tuple(chosen)
 
 
 def resolve_devices(devices: str | Sequence[str]) -> tuple[str, ...]:

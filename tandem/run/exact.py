@@ -4,12 +4,13 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tandem.errors import InputError
 from tandem.run.config import Config
-from tandem.run.devices import device_names
+from tandem.run.devices import Place, device_names
 
 PACKAGES = ("tandem", "numpy", "pytensor", "torch")
 """Those whose code computes, or decides what is computed."""
@@ -26,13 +27,15 @@ STEERING = (
 Conditions = dict[str, str]
 
 
-def conditions(config: Config) -> Conditions:
+def conditions(config: Config, places: Sequence[Place] = ()) -> Conditions:
     """What the bits of a run depend on, beside its settings of training.
 
     Parameters
     ----------
     config : Config
         With every ``auto`` resolved. Its manifest and mean image are there.
+    places : sequence of Place
+        Of the ranks, by rank, where the trainers are ranks.
 
     Returns
     -------
@@ -46,11 +49,19 @@ def conditions(config: Config) -> Conditions:
         "exchange": config.exchange,
         "precision": config.precision,
         "deterministic": str(config.deterministic).lower(),
-        "devices": ", ".join(dict.fromkeys(device_names(config.devices))),
+        "devices": ", ".join(dict.fromkeys(_devices(config.devices, places))),
         "data": _digest(config.manifest_path, config.mean_path),
-        "processor": processor(),
+        "processor": ", ".join(dict.fromkeys(p.processor for p in places)) or processor(),
         "python": platform.python_version(),
     }
+    if collective := _collective(config, places):
+        found["collective"] = collective
+    return found | versions()
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that compute."""
+    found = {}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
@@ -98,6 +109,24 @@ def check_exact(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) 
         f"{path}: this run would not continue with the same bits: {listed}. "
         "Restore what differs, or set exact: false (--exact false) to continue all the same"
     )
+
+
+def _devices(devices: Sequence[str], places: Sequence[Place]) -> list[str]:
+    """What each trainer's device is, by its maker's name."""
+    if not places or devices[0] == "cpu":
+        return device_names(devices)
+    pairs = zip(devices, places, strict=True)
+    return [place.gpus[int(device.partition(":")[2])] for device, place in pairs]
+
+
+def _collective(config: Config, places: Sequence[Place]) -> str:
+    """How ranks average; nothing where the bits are those of one machine's trainers."""
+    machines = Counter(place.machine for place in places)
+    if config.collective == "asa16":
+        return f"asa16 {config.wire}" + " with error feedback" * config.error_feedback
+    if config.collective == "hierarchical" and len(machines) > 1:
+        return "hierarchical " + "+".join(str(count) for count in machines.values())
+    return "ar" if config.collective == "ar" else ""
 
 
 _VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm", "neon")

@@ -7,14 +7,15 @@ import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from tandem.exchange import meetings
 from tandem.files import remove_partials
@@ -25,7 +26,7 @@ from tandem.run.messages import Failed, Finished, Ready, Stop
 from tandem.run.observe import Observer
 from tandem.run.plan import Plan
 from tandem.run.process import Membership, enter, tracker_pid
-from tandem.run.site import make_sites
+from tandem.run.site import Site, make_sites
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +39,38 @@ KILL_SECONDS = 5.0  # for the system to end a process that was killed
 LoaderTarget = Callable[..., None]
 
 
+class Worker(Protocol):
+    """What works for the launcher as a process does; see `multiprocessing.Process`."""
+
+    @property
+    def sentinel(self) -> int:
+        """Ready to be read when the work has ended."""
+        ...
+
+    @property
+    def exitcode(self) -> int | None:
+        """None until it has."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Whether it goes on."""
+        ...
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+        ...
+
+    def kill(self) -> None:
+        """End it."""
+        ...
+
+
 @dataclass
 class Member:
     """A process of the run and the launcher's pipe to it."""
 
     name: str
-    process: BaseProcess
+    process: "BaseProcess | Worker"
     connection: Connection
     finished: bool = False
     silent: bool = False  # it has closed its end of the pipe
@@ -74,6 +101,10 @@ class Crew:
     def trainers(self) -> list[Member]:
         """The trainers, by rank."""
         return [member for member in self.members if member.is_trainer]
+
+    def find(self, name: str) -> Member:
+        """The member of that name."""
+        return next(member for member in self.members if member.name == name)
 
     def start(
         self, name: str, target: Callable[..., None], parcel: object, *arguments: object
@@ -225,14 +256,43 @@ def launch(
     names = ["launcher"]
     for rank in range(plan.trainers):
         names += [f"loader {rank}"] * plan.config.para_load + [f"trainer {rank}"]
-    board = Board.create(tuple(names), plan.config.peer_timeout_seconds)
     folder = plan.config.weights_path if plan.job == "train" else None
+    start = partial(_start, plan, loader, lock=lock)
+    return run_crew(plan, names, folder, start, observer, explain)
+
+
+def run_crew(
+    plan: Plan,
+    names: Sequence[str],
+    folder: Path | None,
+    start: Callable[["Crew"], None],
+    observer: Observer,
+    explain: Callable[[Failed], int],
+) -> Outcome:
+    """Start the processes of a run that are this launcher's, watch them, and end with them.
+
+    Parameters
+    ----------
+    plan : Plan
+        What is done.
+    names : sequence of str
+        "launcher", and then those of the processes.
+    folder : Path or None
+        Where one of them writes.
+    start : callable
+        Starts them.
+    observer : Observer
+        Told of every report.
+    explain : callable
+        Tells the user of a failure; gives the exit status.
+    """
+    board = Board.create(tuple(names), plan.config.peer_timeout_seconds)
     heart = Heart(board, LAUNCHER)
     signals, crew, patience = StopSignals(), Crew(board, folder), 0.0
     try:
         heart.start()
         with _signals_held():
-            _start(plan, loader, crew, lock)
+            start(crew)
         failure = _supervise(plan, crew, observer, signals)
         if failure is None and all(member.finished for member in crew.trainers):
             patience = END_SECONDS
@@ -268,11 +328,7 @@ def _start(plan: Plan, loader: LoaderTarget, crew: Crew, lock: FolderLock | None
     places = meetings(plan.trainers)
     sites = make_sites(plan)
     for rank, site in enumerate(sites):
-        loader_end: Connection | None = None
-        if plan.config.para_load:
-            loader_end, trainer_end = multiprocessing.Pipe(duplex=True)
-            crew.start(f"loader {rank}", loader, plan.filler(), trainer_end, site.loader_side())
-            trainer_end.close()
+        loader_end = start_loader(plan, loader, crew, rank, site)
         seat = trainer.Seat(rank, places[rank], loader_end, site, lock)
         crew.start(f"trainer {rank}", trainer.serve, plan, seat)
         if loader_end is not None:
@@ -282,13 +338,25 @@ def _start(plan: Plan, loader: LoaderTarget, crew: Crew, lock: FolderLock | None
         site.release()
 
 
+def start_loader(
+    plan: Plan, loader: LoaderTarget, crew: Crew, rank: int, site: Site
+) -> Connection | None:
+    """Start the loader of a trainer; the trainer's connection to it, if it is to have one."""
+    if not plan.config.para_load:
+        return None
+    loader_end, trainer_end = multiprocessing.Pipe(duplex=True)
+    crew.start(f"loader {rank}", loader, plan.filler(), trainer_end, site.loader_side())
+    trainer_end.close()
+    return loader_end
+
+
 def _supervise(plan: Plan, crew: Crew, observer: Observer, signals: StopSignals) -> Failed | None:
     """Pass reports on until all trainers have finished; return the cause when one fails."""
     ready: set[int] = set()
     asked, watch = False, Watch(crew.board, range(1, len(crew.board.names)))
     while not all(member.finished for member in crew.trainers):
         # Before the first step there is nothing to save, and validation writes nothing.
-        training = plan.job == "train" and len(ready) == plan.trainers
+        training = plan.job == "train" and len(ready) == len(crew.trainers)
         if signals.count > (1 if training else 0):
             return None
         if signals.count and not asked:
@@ -302,7 +370,7 @@ def _supervise(plan: Plan, crew: Crew, observer: Observer, signals: StopSignals)
             elif isinstance(message, Ready):
                 ready.add(message.rank)
             elif isinstance(message, Finished):
-                crew.trainers[message.rank].finished = True
+                crew.find(f"trainer {message.rank}").finished = True
             else:
                 observer.tell(message)
         failures += _deaths(crew) or _silences(crew, watch)

@@ -2,17 +2,27 @@
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from tandem.errors import InputError
+from tandem.exchange.mpi import is_started_by_mpi
 from tandem.run.checkpoint import read_state
 from tandem.run.config import Config, load_config, weights_argument
-from tandem.run.launch import LoaderTarget, launch
+from tandem.run.devices import Place
+from tandem.run.launch import LoaderTarget, Outcome, launch
 from tandem.run.lock import FolderLock, locked
 from tandem.run.messages import Diverged
-from tandem.run.observe import TrainingObserver, ValidationObserver, describe_validation
+from tandem.run.observe import (
+    Observer,
+    TrainingObserver,
+    ValidationObserver,
+    configure_logging,
+    describe_validation,
+)
 from tandem.run.plan import Plan, make_plan
+from tandem.run.ranks import Start, work_on_ranks
 from tandem.run.record import to_json
 
 log = logging.getLogger(__name__)
@@ -41,27 +51,56 @@ def run_training(
     int
         Exit status, see `launch`.
     """
-    configure_logging()
-    try:
+
+    def work(start: Start) -> int:
         config = load_config(arguments, description)
         with locked(config.weights_path) as lock:
-            return _train(config, network, loader, lock)
+            return _train(config, network, loader, lock, start)
+
+    return _run(work, loader)
+
+
+def _run(work: Callable[[Start], int], loader: LoaderTarget) -> int:
+    """Do the work of a program, which may be one rank of many; the exit status."""
+    if is_started_by_mpi():
+        return work_on_ranks(partial(_guarded, work), loader)
+    configure_logging()
+    return _guarded(work, Here())
+
+
+def _guarded(work: Callable[[Start], int], start: Start) -> int:
+    try:
+        return work(start)
     except InputError as error:
         return refuse(error)
     except KeyboardInterrupt:
         return interrupted()
 
 
-def _train(config: Config, network: str, loader: LoaderTarget, lock: FolderLock) -> int:
+class Here:
+    """Starts trainers and loaders on this machine."""
+
+    places: Sequence[Place] = ()
+
+    def launch(
+        self, plan: Plan, loader: LoaderTarget, observer: Observer, lock: FolderLock | None = None
+    ) -> Outcome:
+        """See `tandem.run.launch.launch`."""
+        return launch(plan, loader, observer, lock)
+
+
+def _train(
+    config: Config, network: str, loader: LoaderTarget, lock: FolderLock, start: Start
+) -> int:
     """Train, as often as the configuration permits to go on after a fault; the exit status."""
     restarts, skipped = 0, Rollbacks()
     while True:
-        plan = make_plan(config, network, skipped=skipped.minibatches)
+        plan = make_plan(config, network, skipped=skipped.minibatches, places=start.places)
         if plan.resumed is not None and read_state(plan.resumed).epoch >= config.n_epochs:
             log.info("%s: all %d epochs are done already", plan.resumed, config.n_epochs)
             return 0
         announce(plan)
-        outcome = launch(plan, loader, TrainingObserver(), lock)
+        outcome = start.launch(plan, loader, TrainingObserver(), lock)
         failure = outcome.failure
         if outcome.stopped:
             return outcome.status
@@ -112,27 +151,21 @@ def run_validation(
     arguments: Sequence[str] | None, network: str, loader: LoaderTarget, description: str | None
 ) -> int:
     """Validate one checkpoint and print its loss and errors. Parameters as in `run_training`."""
-    configure_logging()
-    try:
+
+    def work(start: Start) -> int:
         weights, rest = weights_argument(arguments, description)
-        plan = make_plan(load_config(rest, description), network, "validate", Path(weights))
+        config, places = load_config(rest, description), start.places
+        plan = make_plan(config, network, "validate", Path(weights), places=places)
         announce(plan)
         observer = ValidationObserver()
-        status = launch(plan, loader, observer).status
-    except InputError as error:
-        return refuse(error)
-    except KeyboardInterrupt:
-        return interrupted()
-    if status == 0:
-        (record,) = observer.records
-        log.info("%s", describe_validation(record))
-        sys.stdout.write(to_json(record) + "\n")
-    return status
+        status = start.launch(plan, loader, observer).status
+        if status == 0:
+            (record,) = observer.records
+            log.info("%s", describe_validation(record))
+            sys.stdout.write(to_json(record) + "\n")
+        return status
 
-
-def configure_logging() -> None:
-    """Log to stderr, in the form that all programs share."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
+    return _run(work, loader)
 
 
 def refuse(error: InputError) -> int:

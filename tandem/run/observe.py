@@ -13,6 +13,12 @@ from tandem.run.record import TrainRecord, ValidationRecord
 log = logging.getLogger(__name__)
 
 
+def configure_logging(prefix: str = "") -> None:
+    """Log to stderr, in the form that all programs share."""
+    logging.basicConfig(level=logging.WARNING, format=f"{prefix}%(message)s", force=True)
+    logging.getLogger("tandem").setLevel(logging.INFO)
+
+
 class Observer(Protocol):
     """Told by the launcher what trainer 0 reports."""
 
@@ -111,6 +117,16 @@ class TrainingObserver:
                 record.load_wait_seconds,
                 record.exchange_seconds,
             )
+
+
+class SilentObserver:
+    """Tells nobody: trainer 0 reports elsewhere."""
+
+    def tell(self, message: object) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 class ValidationObserver:

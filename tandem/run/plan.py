@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +17,13 @@ from tandem.data.untrusted import read_npy
 from tandem.errors import InputError
 from tandem.run.checkpoint import check_continues, read_conditions, read_description, read_state
 from tandem.run.config import Config
-from tandem.run.devices import resolve_devices
+from tandem.run.devices import (
+    Place,
+    available_cores,
+    place_devices,
+    resolve_devices,
+    threads_of,
+)
 from tandem.run.exact import Conditions, check_exact, conditions
 from tandem.run.folder import CONFIGURATION, RECORD, find_checkpoint, list_checkpoints
 from tandem.run.record import read_records
@@ -121,6 +128,7 @@ def make_plan(
     job: Job = "train",
     weights: Path | None = None,
     skipped: tuple[tuple[int, int], ...] = (),
+    places: Sequence[Place] = (),
 ) -> Plan:
     """Check everything that a run needs, and resolve every ``auto``.
 
@@ -138,13 +146,16 @@ def make_plan(
         What to validate.
     skipped : tuple of (int, int), optional
         Minibatches to pass over, see `Plan`.
+    places : sequence of Place, optional
+        Where each rank is, by rank, when the trainers are ranks that were started together.
 
     Raises
     ------
     InputError
         The first thing that is missing, damaged or does not fit.
     """
-    devices = resolve_devices(config.devices)
+    _check_start(config, places)
+    devices = place_devices(config.devices, places) if places else resolve_devices(config.devices)
     manifest = read_manifest(config.manifest_path)
     train, validation = _open_splits(config, manifest, job)
     if config.crop_size > manifest.image_size:
@@ -158,7 +169,7 @@ def make_plan(
         resumed = _checkpoint_to_resume(config)
         weights = config.init_weights_path if resumed is None else None
         _check_run_folder(config, resumed)
-    config = _resolved(config, devices)
+    config = _resolved(config, devices, places)
     if config.precision == "tf32" and devices[0] == "cpu":
         raise InputError("precision: tf32 is a format of GPUs; on cpu use float32 or bfloat16")
     plan = Plan(
@@ -169,7 +180,7 @@ def make_plan(
         devices,
         train,
         validation,
-        conditions(config),
+        conditions(config, places),
         resumed,
         weights,
         skipped,
@@ -305,12 +316,36 @@ def _check_same_network(plan: Plan, path: Path) -> None:
         )
 
 
-def _resolved(config: Config, devices: tuple[str, ...]) -> Config:
+def _check_start(config: Config, places: Sequence[Place]) -> None:
+    """Refuse what can't be done as the trainers are started, by mpirun or by this program."""
+    if not places:
+        if config.collective != "auto":
+            raise InputError(
+                f"collective: {config.collective} is for trainers that are joined by MPI: start "
+                "them with mpirun -n 4 python train.py, or leave collective at auto"
+            )
+        return
+    if config.restarts:
+        raise InputError(
+            f"restarts: {config.restarts} can't be done under mpirun, which ends all ranks when "
+            "one fails: let the job script start the run again, with --resume_train true"
+        )
+    if len({place.software for place in places}) > 1:
+        first = places[0].software
+        rank = next(r for r, place in enumerate(places) if place.software != first)
+        raise InputError(
+            f"the ranks have different software: rank 0 {', '.join(first)}; rank {rank} "
+            f"{', '.join(places[rank].software)}; use the same environment on every machine"
+        )
+
+
+def _resolved(config: Config, devices: tuple[str, ...], places: Sequence[Place]) -> Config:
     """The configuration without ``auto``."""
     on_gpu = devices[0] != "cpu"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    shared = max(1, len(available_cores()) // len(devices))
     found = {
-        "threads": max(1, (cores or 1) // len(devices)),
+        "threads": threads_of(places) if places else shared,
+        "collective": "asa" if places else "auto",
         "compile": on_gpu,
         "use_data_layer": on_gpu,
     }

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from tandem.data.fill import SlotFiller
-from tandem.exchange import AverageGradients, AverageParameters, Exchange, Meeting
+from tandem.exchange import AverageGradients, AverageParameters, Exchange, Gathering
 from tandem.memory import HostBuffer, HostSlots, Slot, SlotLayout
 from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, CudaSlots, Driver, SlotUploader
 from tandem.memory.flat import FlatLayout, Vectors
@@ -80,12 +80,12 @@ class Site(Protocol):
         """What the trainer's loader opens."""
         ...
 
-    def open(self, meeting: Meeting, shapes: Shapes, dtype: str) -> Memory:
+    def open(self, meeting: Gathering, shapes: Shapes, dtype: str) -> Memory:
         """Make the memory in the trainer's process. All trainers do so together.
 
         Parameters
         ----------
-        meeting : Meeting
+        meeting : Gathering
             The trainer's place.
         shapes : mapping of str to tuple of int
             Of the parameters.
@@ -132,7 +132,7 @@ class HostSite:
         """See `Site`."""
         return self.slots
 
-    def open(self, meeting: Meeting, shapes: Shapes, dtype: str) -> "HostMemory":
+    def open(self, meeting: Gathering, shapes: Shapes, dtype: str) -> "HostMemory":
         """See `Site`."""
         return HostMemory(self, meeting, FlatLayout.of(shapes, dtype))
 
@@ -147,7 +147,7 @@ class HostMemory:
 
     device, records = "cpu", False
 
-    def __init__(self, site: HostSite, meeting: Meeting, layout: FlatLayout) -> None:
+    def __init__(self, site: HostSite, meeting: Gathering, layout: FlatLayout) -> None:
         self._site, self._meeting, self._layout = site, meeting, layout
         self._parameters = site.parameters[meeting.rank]
         self._parameters.resize(2 * layout.nbytes)
@@ -210,7 +210,7 @@ class CudaSite:
         """See `Site`."""
         return CudaSlots(self.device, self.slots)
 
-    def open(self, meeting: Meeting, shapes: Shapes, dtype: str) -> "CudaMemory":
+    def open(self, meeting: Gathering, shapes: Shapes, dtype: str) -> "CudaMemory":
         """See `Site`. From now on PyTorch's work in this process goes to one stream of this GPU."""
         from tandem.device import deterministic, on_stream, use_device
 
@@ -240,7 +240,7 @@ class CudaMemory:
     Parameters
     ----------
     site : CudaSite
-    meeting : Meeting
+    meeting : Gathering
     layout : FlatLayout
         Of the parameters.
     driver : Driver
@@ -254,7 +254,7 @@ class CudaMemory:
     def __init__(
         self,
         site: CudaSite,
-        meeting: Meeting,
+        meeting: Gathering,
         layout: FlatLayout,
         driver: Driver,
         use: Callable[[Any], AbstractContextManager],

@@ -21,7 +21,7 @@ from tandem.data.fill import FillRequest
 from tandem.data.manifest import read_manifest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.errors import InputError
-from tandem.exchange import Meeting, PeerLost
+from tandem.exchange import Gathering, PeerLost
 from tandem.run.checkpoint import (
     Checkpoint,
     NetworkDescription,
@@ -66,7 +66,7 @@ class Seat:
     ----------
     rank : int
         Which trainer this is, from 0.
-    meeting : Meeting
+    meeting : Gathering
         Where it meets the others.
     loader : Connection or None
         To its loader process; None where the trainer loads by itself.
@@ -77,7 +77,7 @@ class Seat:
     """
 
     rank: int
-    meeting: Meeting
+    meeting: Gathering
     loader: Connection | None
     site: Site
     lock: FolderLock | None = None

@@ -1,0 +1,258 @@
+"""Ranks that are joined by MPI. The one module that imports mpi4py, and only when ranks join.
+
+A library of MPI waits by asking over and over, which takes a core from whoever still computes. Here
+a rank waits for the others with pauses, and asks without any only while bytes move.
+"""
+
+import contextlib
+import itertools
+import os
+import pickle
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from tandem.errors import InputError
+from tandem.exchange.meeting import PeerLost
+
+Message = TypeVar("Message")
+
+INSTALL = "install mpi4py and an MPI with `pip install .[mpi]`, or mpi4py for the cluster's own MPI"
+VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_SIZE")
+"""Environment variables by which MPI's starters tell a process that it is one of several."""
+
+_FRAME = 512  # bytes; a message that fits goes in one exchange
+_LENGTH = 8  # bytes of a frame that say how long the message is
+_SPIN_SECONDS = 0.0005  # before a wait begins to pause
+_FLUSH_SECONDS = 0.5  # for a message to get through before all is killed
+_PAUSE_SECONDS = 0.001  # the longest pause
+
+
+def is_started_by_mpi() -> bool:
+    """Whether mpirun or srun has started this process as a rank."""
+    return any(name in os.environ for name in VARIABLES)
+
+
+def join() -> "MpiEngine":
+    """Become a rank among all that were started together.
+
+    Raises
+    ------
+    InputError
+        mpi4py is missing, or its MPI is not the one that started this process, or that can't serve
+        several threads.
+    """
+    mpi = _import_mpi()
+    world = mpi.COMM_WORLD
+    started = next((os.environ[n] for n in VARIABLES if n.endswith("SIZE") and n in os.environ), "")
+    if started.isdigit() and int(started) != world.size:
+        raise InputError(
+            f"{started} processes were started together, but the MPI that mpi4py uses sees "
+            f"{world.size}: mpirun belongs to another MPI. Use the mpirun beside this Python "
+            f"({Path(sys.executable).parent}), or {INSTALL}"
+        )
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        raise InputError(
+            "this MPI lets one thread only use it (MPI_THREAD_MULTIPLE is needed, for signs of "
+            "life beside the training); use another build of it"
+        )
+    engine = MpiEngine(world.Dup())
+    engine.local.meet()
+    if engine.local.rank == 0:
+        _forget_names()
+    return engine
+
+
+def _import_mpi() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        raise InputError(f"MPI can't be used: {text}; {INSTALL}") from error
+    return MPI
+
+
+def _forget_names() -> None:
+    """Remove the name of the memory by which MPICH's ranks of a machine talk.
+
+    All have it open by now. A job that is killed would leave it behind for ever.
+    """
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        for path in set(re.findall(r"/dev/shm/mpich_shm\S+", maps.read_text())):
+            with contextlib.suppress(OSError):
+                Path(path).unlink()
+
+
+class MpiEngine:
+    """The ranks of a communicator. An `Engine`, and a `Gathering` for trainers.
+
+    Use `join` to get one.
+
+    Parameters
+    ----------
+    communicator : mpi4py.MPI.Intracomm
+        Of this engine alone.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank's number and how many there are.
+    """
+
+    def __init__(self, communicator: Any) -> None:
+        self._comm, self._mpi = communicator, _import_mpi()
+        self.rank, self.size = communicator.rank, communicator.size
+        self._frame = np.zeros(_FRAME, np.uint8)
+        self._frames = np.zeros((self.size, _FRAME), np.uint8)
+
+    @cached_property
+    def local(self) -> "MpiEngine":
+        """The ranks of this machine, in the same order. All ranks ask for it together."""
+        return MpiEngine(self._comm.Split_type(self._mpi.COMM_TYPE_SHARED, self.rank))
+
+    def group(self, number: int) -> "MpiEngine":
+        """Those ranks that give the same number, in the same order. All ranks call it together."""
+        return MpiEngine(self._comm.Split(number, self.rank))
+
+    def copy(self) -> "MpiEngine":
+        """The same ranks, for another thread. All ranks call it together."""
+        return MpiEngine(self._comm.Dup())
+
+    # As a meeting
+
+    def meet(self) -> None:
+        """Return when every rank has called this, whatever time they take."""
+        self.gather(None)
+
+    def gather(self, message: Message) -> tuple[Message, ...]:
+        """Pass a small message to every rank; those of all ranks, by rank.
+
+        Raises
+        ------
+        PeerLost
+            MPI has noticed that another rank ended.
+        """
+        data = pickle.dumps(message)
+        frame = data[: _FRAME - _LENGTH]
+        self._frame[:_LENGTH] = np.frombuffer(len(data).to_bytes(_LENGTH, "little"), np.uint8)
+        self._frame[_LENGTH : _LENGTH + len(frame)] = np.frombuffer(frame, np.uint8)
+        self._await(self._comm.Iallgather, self._frame, self._frames)
+        lengths = [int.from_bytes(row[:_LENGTH].tobytes(), "little") for row in self._frames]
+        if max(lengths) <= _FRAME - _LENGTH:
+            parts = [row[_LENGTH:].tobytes() for row in self._frames]
+        else:
+            parts = self._gather_long(data, lengths)
+        return tuple(pickle.loads(part[:n]) for part, n in zip(parts, lengths, strict=True))
+
+    def _gather_long(self, data: bytes, lengths: list[int]) -> list[bytes]:
+        starts = np.cumsum([0, *lengths])
+        together = np.empty(starts[-1], np.uint8)
+        self._await(
+            self._comm.Iallgatherv,
+            np.frombuffer(data, np.uint8),
+            [together, (lengths, starts[:-1].tolist())],
+        )
+        return [together[a:b].tobytes() for a, b in itertools.pairwise(starts)]
+
+    def close(self) -> None:
+        """Nothing: the others hear of this rank's end from MPI's starter."""
+
+    # As an engine
+
+    def all_reduce(self, vector: np.ndarray) -> None:
+        """See `Engine`."""
+        self._move(self._comm.Iallreduce, self._mpi.IN_PLACE, vector)
+
+    def all_to_all(self, vector: np.ndarray, received: np.ndarray, parts: Sequence[slice]) -> None:
+        """See `Engine`."""
+        own = received.shape[1]
+        rows = ([own] * self.size, [own * rank for rank in range(self.size)])
+        self._move(self._comm.Ialltoallv, [vector, _extents(parts)], [received, rows])
+
+    def all_gather(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
+        """See `Engine`."""
+        self._move(self._comm.Iallgatherv, self._mpi.IN_PLACE, [vector, _extents(parts)])
+
+    def shared(self, nbytes: int) -> list[np.ndarray]:
+        """Memory that the ranks of one machine share, zero at first.
+
+        Parameters
+        ----------
+        nbytes : int
+            Of each rank's part, the same at all.
+
+        Returns
+        -------
+        list of uint8 (nbytes,)
+            Every rank's part, by rank.
+        """
+        window = self._mpi.Win.Allocate_shared(nbytes, 1, comm=self._comm)
+        self._windows = (*getattr(self, "_windows", ()), window)
+        self.meet()
+        if self.rank == 0:
+            _forget_names()
+        parts = [np.asarray(window.Shared_query(rank)[0]) for rank in range(self.size)]
+        parts[self.rank].fill(0)
+        self.meet()
+        return parts
+
+    def abort(self, status: int) -> NoReturn:
+        """End all ranks, everywhere, this one too.
+
+        What was just written to stderr goes through mpirun, which drops what it has not passed on.
+        """
+        sys.stderr.flush()
+        time.sleep(_FLUSH_SECONDS)
+        self._mpi.COMM_WORLD.Abort(status)
+        os._exit(status)
+
+    # Signs of life
+
+    def beat(self, rank: int) -> None:
+        """Send another rank a sign of life. Returns at once."""
+        self._comm.Isend([None, 0, self._mpi.BYTE], rank).Free()
+
+    def heard(self) -> set[int]:
+        """Who has sent a sign of life since the last call."""
+        status, ranks = self._mpi.Status(), set()
+        while self._comm.Iprobe(status=status):
+            ranks.add(status.source)
+            self._comm.Recv([None, 0, self._mpi.BYTE], status.source)
+        return ranks
+
+    def _await(self, begin: Callable[..., Any], *arguments: Any) -> None:
+        """Begin an operation that may have to wait long for other ranks, and pause meanwhile."""
+        self._do(begin, arguments, _PAUSE_SECONDS)
+
+    def _move(self, begin: Callable[..., Any], *arguments: Any) -> None:
+        """Move bytes, once all ranks are there.
+
+        MPI's blocking operations would not let others have the core: with more processes than cores
+        they were seen to take twenty times as long.
+        """
+        self.meet()
+        self._do(begin, arguments, 0.0)
+
+    def _do(self, begin: Callable[..., Any], arguments: Sequence[Any], pause: float) -> None:
+        try:
+            request, begun = begin(*arguments), time.perf_counter()
+            while not request.Test():
+                waited = time.perf_counter() - begun
+                if pause and waited > _SPIN_SECONDS:
+                    time.sleep(min(waited / 8, pause))
+                else:
+                    os.sched_yield()
+        except self._mpi.Exception as error:
+            raise PeerLost(f"trainer {self.rank} lost the others: {error}") from error
+
+
+def _extents(parts: Sequence[slice]) -> tuple[list[int], list[int]]:
+    """Counts and first elements of parts of a vector."""
+    return [part.stop - part.start for part in parts], [part.start for part in parts]

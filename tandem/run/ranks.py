@@ -1,0 +1,325 @@
+"""Runs whose trainers are ranks, started together by mpirun or srun, on one machine or many.
+
+Each rank is a process that launches its own part of the run: its loader is a child process as ever,
+its trainer is a thread, since it is the process that was started which talks to the others. Rank 0
+reads the configuration, holds the run folder and decides; the others do as it says.
+
+What MPI does when a process fails is simple: all end. So a rank that sees a failure tells it, and
+aborts the job. mpirun does so too when a rank is killed; and ranks send each other signs of life,
+for one may be stopped, or another starter may not look.
+"""
+
+import logging
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from tandem.errors import InputError
+from tandem.exchange.mpi import MpiEngine, join
+from tandem.run import trainer
+from tandem.run.devices import Place
+from tandem.run.exact import processor, versions
+from tandem.run.heartbeat import Board, Watch
+from tandem.run.launch import (
+    Crew,
+    LoaderTarget,
+    Member,
+    Outcome,
+    explain,
+    run_crew,
+    start_loader,
+)
+from tandem.run.lock import FolderLock
+from tandem.run.messages import Diverged, Failed
+from tandem.run.observe import Observer, SilentObserver, configure_logging
+from tandem.run.plan import Plan
+from tandem.run.rank_site import RankSite
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.5
+FIRST_TIMEOUT = 60.0  # before the configuration is known
+TURN_SECONDS = 0.5  # that rank 0 is given to speak first where all ranks fail alike
+
+
+class Start(Protocol):
+    """How a run is started.
+
+    Attributes
+    ----------
+    places : sequence of Place
+        Where each rank is, by rank; none where the run starts its own processes.
+    """
+
+    places: Sequence[Place]
+
+    def launch(
+        self, plan: Plan, loader: LoaderTarget, observer: Observer, lock: FolderLock | None = None
+    ) -> Outcome:
+        """Run a plan; see `tandem.run.launch.launch`."""
+        ...
+
+
+@dataclass(frozen=True)
+class End:
+    """From rank 0 to all: there is nothing more to do. `status` is the exit status."""
+
+    status: int
+
+
+def work_on_ranks(work: Callable[[Start], int], loader: LoaderTarget) -> int:
+    """Be a rank: do a program's work on rank 0, and on the others what it says.
+
+    Parameters
+    ----------
+    work : callable
+        Called on rank 0 with what starts the run; gives the exit status.
+    loader : callable
+        Target of the loader processes.
+
+    Returns
+    -------
+    int
+        Exit status, the same at all ranks.
+    """
+    configure_logging()
+    try:
+        world = join()
+    except InputError as error:
+        log.error("error: %s", error)
+        return 2
+    configure_logging(f"[{world.rank}] ")
+    _take_name(f"trainer {world.rank}")
+    pulse = Pulse(world.copy())
+    pulse.start()
+    ranks = Ranks(world, pulse)
+    try:
+        status = _lead(ranks, work) if world.rank == 0 else _follow(ranks, loader)
+        world.meet()
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt):
+            log.exception("rank %d failed", world.rank)
+        world.abort(130 if isinstance(error, KeyboardInterrupt) else 1)
+    pulse.stop()
+    return status
+
+
+def _lead(ranks: "Ranks", work: Callable[[Start], int]) -> int:
+    try:
+        status = work(ranks)
+    except SystemExit as end:  # after --help
+        status = end.code if isinstance(end.code, int) else 0
+    ranks.world.gather(End(status))
+    return status
+
+
+def _follow(ranks: "Ranks", loader: LoaderTarget) -> int:
+    while True:
+        word: Any = ranks.world.gather(None)[0]
+        if isinstance(word, End):
+            return word.status
+        ranks.take_part(word, loader, SilentObserver())
+
+
+class Ranks:
+    """Starts runs in which every rank is a trainer. A `Start`.
+
+    Parameters
+    ----------
+    world : MpiEngine
+        All ranks.
+    pulse : Pulse
+        Their signs of life.
+
+    Attributes
+    ----------
+    places : tuple of Place
+        Where each rank is, by rank.
+    """
+
+    def __init__(self, world: MpiEngine, pulse: "Pulse") -> None:
+        self.world, self._pulse = world, pulse
+        leader = world.local.gather(world.rank)[0]
+        software = tuple(f"{name} {version}" for name, version in versions().items())
+        self.places: Sequence[Place] = world.gather(Place.here(leader, processor(), software))
+
+    def launch(
+        self, plan: Plan, loader: LoaderTarget, observer: Observer, lock: FolderLock | None = None
+    ) -> Outcome:
+        """On rank 0: have all ranks take part in a run."""
+        self.world.gather(plan)
+        return self.take_part(plan, loader, observer)
+
+    def take_part(self, plan: Plan, loader: LoaderTarget, observer: Observer) -> Outcome:
+        """Run this rank's part of a plan; the outcome for all.
+
+        Does not return when the run fails, unless all ranks have agreed on it.
+        """
+        rank = self.world.rank
+        self._pulse.expect(plan.config.peer_timeout_seconds)
+        names = ["launcher"] + [f"loader {rank}"] * plan.config.para_load + [f"trainer {rank}"]
+        writes = rank == 0 and plan.job == "train"
+        threads: list[TrainerThread] = []
+        outcome = run_crew(
+            plan,
+            names,
+            plan.config.weights_path if writes else None,
+            partial(_start, plan, loader, self.world.copy(), threads),
+            observer,
+            partial(_explain, rank),
+        )
+        agreed = outcome.failure is None or isinstance(outcome.failure, Diverged)
+        if not agreed or any(thread.goes_on for thread in threads):
+            self.world.abort(outcome.status)
+        outcomes = self.world.gather(outcome)
+        return Outcome(
+            max(each.status for each in outcomes),
+            outcome.failure,
+            any(each.stopped for each in outcomes),
+        )
+
+
+def _start(
+    plan: Plan, loader: LoaderTarget, team: MpiEngine, threads: "list[TrainerThread]", crew: Crew
+) -> None:
+    site = RankSite(plan, team)
+    connection = start_loader(plan, loader, crew, team.rank, site)
+    seat = trainer.Seat(team.rank, team, connection, site)
+    here, there = multiprocessing.Pipe(duplex=True)
+    thread = TrainerThread(partial(trainer.serve, plan, seat, there), there)
+    thread.start()
+    threads.append(thread)
+    crew.members.append(Member(f"trainer {team.rank}", thread, here))
+
+
+def _explain(rank: int, failure: Failed) -> int:
+    """Tell why the run ends. Where all ranks know, one tells."""
+    if rank > 0:
+        if isinstance(failure, Diverged):
+            return 1
+        time.sleep(TURN_SECONDS)
+    return explain(failure)
+
+
+class TrainerThread:
+    """A trainer in this process, which its launcher watches as if it were another one.
+
+    Parameters
+    ----------
+    work : callable
+        Raises SystemExit to end with another status than 0.
+    connection : Connection
+        The trainer's to its launcher; closed when it ends.
+    """
+
+    def __init__(self, work: Callable[[], None], connection: Connection) -> None:
+        self._work, self._connection = work, connection
+        self._end, self._ended = multiprocessing.Pipe(duplex=False)
+        self._status: int | None = None
+        self._is_given_up = False
+        self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
+
+    def start(self) -> None:
+        """Begin the work."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        status = 1
+        try:
+            self._work()
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+        finally:
+            self._status = status
+            self._connection.close()
+            self._ended.close()
+
+    @property
+    def sentinel(self) -> int:
+        """See `tandem.run.launch.Worker`."""
+        return self._end.fileno()
+
+    @property
+    def exitcode(self) -> int | None:
+        """See `tandem.run.launch.Worker`."""
+        return self._status
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it works still, given up or not."""
+        return self._thread.is_alive()
+
+    def is_alive(self) -> bool:
+        """Whether it works still and has not been given up."""
+        return self.goes_on and not self._is_given_up
+
+    def join(self, timeout: float | None = None) -> None:
+        """See `tandem.run.launch.Worker`."""
+        if not self._is_given_up:
+            self._thread.join(timeout)
+
+    def kill(self) -> None:
+        """Give it up: a thread ends with its process only."""
+        self._is_given_up = True
+
+
+class Pulse(threading.Thread):
+    """Sends signs of life to other ranks, and ends the job when one of them sends none.
+
+    Rank 0 hears from all and all hear from rank 0.
+
+    Parameters
+    ----------
+    engine : MpiEngine
+        The ranks, for this thread alone.
+    """
+
+    def __init__(self, engine: MpiEngine) -> None:
+        super().__init__(name="pulse", daemon=True)
+        self._engine = engine
+        self._partners = range(1, engine.size) if engine.rank == 0 else range(1)
+        self._stopped = threading.Event()
+        self.expect(FIRST_TIMEOUT)
+
+    def expect(self, timeout: float) -> None:
+        """From now on take a rank for dead that has been silent for so many seconds."""
+        names = tuple(f"trainer {rank}" for rank in range(self._engine.size))
+        board = Board.create(names, timeout)
+        self._looks = board, Watch(board, self._partners)
+
+    def run(self) -> None:
+        """Send and listen until `stop`, or until another rank is silent."""
+        while not self._stopped.wait(BEAT_SECONDS):
+            for rank in self._partners:
+                self._engine.beat(rank)
+            board, watch = self._looks
+            for rank in self._engine.heard():
+                board.counters[rank] += 1
+            for rank, seconds in watch.silent().items():
+                log.error(
+                    "error: the run has ended: %s: has given no sign of life for %.0f s: "
+                    "was it stopped?",
+                    board.names[rank],
+                    seconds,
+                )
+                self._engine.abort(1)
+
+    def stop(self) -> None:
+        """Send and listen no more."""
+        self._stopped.set()
+        self.join()
+
+
+def _take_name(name: str) -> None:
+    """Show in the list of processes which rank this is."""
+    multiprocessing.current_process().name = name
+    comm = Path("/proc/self/comm")
+    if comm.exists():
+        comm.write_text(name.replace(" ", "-"))

@@ -1,0 +1,211 @@
+"""What each rank checks of the collectives, started by mpirun: every vector against NumPy.
+
+Prints "checked" on rank 0 when all is well; a failed check ends the job with its traceback.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from wires import NumpyWire
+
+from tandem.exchange.average import average_into_all
+from tandem.exchange.collective import (
+    AllReduce,
+    Collective,
+    FromCommon,
+    Hierarchical,
+    RankGradients,
+    RankParameters,
+    RoundedShardSum,
+    ShardSum,
+)
+from tandem.exchange.mpi import MpiEngine, join
+
+SIZES = (1, 1500, 70_001)
+
+
+def vectors(ranks: int, size: int, dtype: str = "float32", turn: int = 0) -> list[np.ndarray]:
+    """Every rank's vector, the same at every rank."""
+    rng = np.random.default_rng([ranks, size, turn])
+    return [
+        (10.0 ** rng.uniform(-6, 0) * rng.normal(size=size)).astype(dtype) for _ in range(ranks)
+    ]
+
+
+def uneven(ranks: int) -> list[float]:
+    """Shares of which the last is none, unless there is one only."""
+    counts = np.arange(ranks, 0, -1.0)
+    if ranks > 1:
+        counts[-1] = 0
+    return (counts / counts.sum()).tolist()
+
+
+def exact(every: Sequence[np.ndarray], shares: Sequence[float]) -> np.ndarray:
+    """The average in float64."""
+    total = np.zeros(every[0].shape)
+    for vector, share in zip(every, shares, strict=True):
+        if share:
+            total += share * vector.astype(float)
+    return total
+
+
+def averaged(
+    engine: MpiEngine, collective: Collective, own: np.ndarray, shares: Sequence[float]
+) -> np.ndarray:
+    """The vector after an exchange, checked to have the same bits at every rank."""
+    if shares[engine.rank] == 0:
+        own.fill(np.nan)  # it is not to be read
+    collective.average(own, shares)
+    assert len(set(engine.gather(own.tobytes()))) == 1
+    return own
+
+
+def check_gather(engine: MpiEngine) -> None:
+    for length in (0, 1, 400, 504, 505, 100_000):
+        messages = engine.gather((engine.rank, b"x" * length))
+        assert messages == tuple((rank, b"x" * length) for rank in range(engine.size))
+    # One long message among short ones.
+    lengths = [len(m) for m in engine.gather(b"y" * (5000 if engine.rank == 0 else 3))]
+    assert lengths == [5000] + [3] * (engine.size - 1)
+
+
+def check_shard_sum(engine: MpiEngine) -> None:
+    """The bits are those of trainers on one machine."""
+    for dtype in ("float32", "float64"):
+        for size in SIZES:
+            every = vectors(engine.size, size, dtype)
+            own = every[engine.rank].copy()
+            found = averaged(engine, ShardSum(engine, own), own, uneven(engine.size))
+            average_into_all(every, uneven(engine.size))
+            assert found.tobytes() == every[0].tobytes()
+
+
+def check_all_reduce(engine: MpiEngine) -> None:
+    for dtype, tolerance in (("float32", 1e-6), ("float64", 1e-14)):
+        for size in SIZES:
+            every, shares = vectors(engine.size, size, dtype), uneven(engine.size)
+            own = every[engine.rank].copy()
+            found = averaged(engine, AllReduce(engine), own, shares)
+            scale = max(np.abs(v).max() for v in every)
+            np.testing.assert_allclose(found, exact(every, shares), atol=tolerance * scale)
+
+
+def check_rounded(engine: MpiEngine) -> None:
+    """The error of ASA16 against the bound of its docstring."""
+    for wire, unit in ((NumpyWire("float16"), 2.0**-11), (NumpyWire("bfloat16"), 2.0**-8)):
+        for size in SIZES:
+            every, shares = vectors(engine.size, size), uneven(engine.size)
+            own = every[engine.rank].copy()
+            found = averaged(engine, RoundedShardSum(engine, own, wire, False), own, shares)
+            error = np.abs(found - exact(every, shares))
+            sizes = exact([np.abs(v) for v in every], shares)
+            largest = max(float(np.abs(v).max()) for v in every)
+            # Of float32 beside: each product, sum and rounding by itself.
+            bound = (2 * unit + unit**2) * sizes + 2.0**-40 * largest
+            bound += 2 * engine.size * 2.0**-24 * sizes
+            assert (error <= bound).all()
+            if engine.size > 1 and size > 1:
+                assert error.max() > 0.1 * unit * sizes.max()  # it did travel in 16 bits
+
+
+def check_feedback(engine: MpiEngine) -> None:
+    """With feedback, the sum over many steps is off by one step's rounding, else by many."""
+    if engine.size == 1:
+        return
+    shares, steps, size = [1 / engine.size] * engine.size, 30, 3000
+    every = vectors(engine.size, size)
+    errors = {}
+    for feedback in (False, True):
+        collective = RoundedShardSum(engine, every[0], NumpyWire("bfloat16"), feedback)
+        total = np.zeros(size)
+        for _ in range(steps):  # the same gradients each time, so that errors do not cancel
+            total += averaged(engine, collective, every[engine.rank].copy(), shares)
+        errors[feedback] = np.abs(total - steps * exact(every, shares)).max()
+    sizes = exact([np.abs(v) for v in every], shares).max()
+    assert errors[True] <= 4 * 2.0**-8 * sizes
+    assert errors[False] > 4 * errors[True]
+
+
+def check_from_common(engine: MpiEngine) -> None:
+    """Weights in 16 bits: small updates of large weights are not lost."""
+    rng = np.random.default_rng(7)
+    start = rng.normal(size=5000).astype(np.float32)
+    own, wire = start.copy(), NumpyWire("float16")
+    shares = [1 / engine.size] * engine.size
+    collective = FromCommon(RoundedShardSum(engine, own, wire, False), own)
+    expected = start.astype(float)
+    for turn in range(5):
+        changes = [1e-6 * v / np.abs(v).max() for v in vectors(engine.size, 5000, turn=turn)]
+        own += changes[engine.rank]
+        averaged(engine, collective, own, shares)
+        expected += exact(changes, shares)
+    # float16 itself has a spacing of 2**-10 there.
+    assert np.abs(own - expected).max() < 2e-6
+
+
+def check_hierarchy(engine: MpiEngine) -> None:
+    """Machines of one and two ranks, as far as there are any."""
+    machine = (engine.rank + 1) // 2
+    local = engine.group(machine)
+    leaders = engine.group(0 if local.rank == 0 else 1)
+    machines = sum(engine.gather(local.rank == 0))
+    for size in SIZES:
+        every, shares = vectors(engine.size, size), uneven(engine.size)
+        parts = [part.view(np.float32) for part in local.shared(4 * size)]
+        own = parts[local.rank]
+        own[:] = every[engine.rank]
+        collective = Hierarchical(
+            local,
+            local.gather(engine.rank),
+            parts,
+            ShardSum(leaders, own) if local.rank == 0 else None,
+            machines,
+        )
+        for _ in range(2):  # of equal vectors, the average is the same again
+            found = averaged(engine, collective, own, shares)
+        scale = max(np.abs(v).max() for v in every)
+        np.testing.assert_allclose(found, exact(every, shares), atol=1e-6 * scale)
+
+
+def check_sides(engine: MpiEngine) -> None:
+    """Parameters are averaged after the update only, gradients before it only."""
+    for kind, side in ((RankParameters, "after_update"), (RankGradients, "before_update")):
+        for method in ("before_update", "after_update"):
+            own = np.full(10, float(engine.rank))
+            exchange = kind(ShardSum(engine, own), own)
+            getattr(exchange, method)([1 / engine.size] * engine.size)
+            mean = (engine.size - 1) / 2
+            np.testing.assert_allclose(own, mean if method == side else engine.rank)
+
+
+CHECKS: tuple[Callable[[MpiEngine], None], ...] = (
+    check_gather,
+    check_shard_sum,
+    check_all_reduce,
+    check_rounded,
+    check_feedback,
+    check_from_common,
+    check_hierarchy,
+    check_sides,
+)
+
+
+def main() -> None:
+    """Run every check; all ranks go through them together."""
+    engine = join()
+    for check in CHECKS:
+        try:
+            check(engine)
+        except BaseException:
+            sys.stderr.write(f"rank {engine.rank}: {traceback.format_exc()}\n")
+            sys.stderr.flush()
+            engine.abort(1)
+    engine.meet()
+    if engine.rank == 0:
+        print("checked", engine.size)
+
+
+if __name__ == "__main__":
+    main()

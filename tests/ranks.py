@@ -1,0 +1,117 @@
+"""Programs of the project as ranks, by the mpirun beside this Python or the system's."""
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tiny import ROOT
+
+_MARK = "TANDEM_TEST_JOB"
+_numbers = itertools.count()
+
+
+@cache
+def missing() -> str | None:
+    """Why ranks can't be started here; None where they can."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed: pip install .[mpi]"
+    if starter() is None:
+        return "there is no mpirun: pip install .[mpi]"
+    probe = "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"
+    result = subprocess.run(
+        [*command(2), "-c", probe], capture_output=True, text=True, timeout=60, check=False
+    )
+    if result.stdout.count("2") != 2:
+        told = f"{result.stdout}{result.stderr}".strip()[-300:]
+        return f"mpirun does not start two ranks of mpi4py: {told}"
+    return None
+
+
+def starter() -> str | None:
+    """mpirun, where there is one."""
+    beside = Path(sys.executable).parent / "mpirun"
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+def command(ranks: int) -> list[str]:
+    """What starts this Python as so many ranks."""
+    return [str(starter()), "-n", str(ranks), sys.executable]
+
+
+def need_ranks() -> None:
+    """Skip a test, or a module of tests, where ranks can't be started."""
+    if reason := missing():
+        pytest.skip(reason, allow_module_level=True)
+
+
+class Job:
+    """A program that runs as ranks.
+
+    mpirun puts its ranks into other sessions and groups, so a job's processes are told by their
+    environment, which they inherit.
+    """
+
+    def __init__(self, ranks: int, program: str, arguments: Iterable[str] = ()) -> None:
+        self._mark = f"{_MARK}={os.getpid()}-{next(_numbers)}"
+        name, _, value = self._mark.partition("=")
+        self.process = subprocess.Popen(
+            [*command(ranks), program, *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, name: value, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        )
+
+    def finish(self, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+        """Wait for its end. What is left then is killed, and is an error."""
+        try:
+            output, errors = self.process.communicate(timeout=timeout)
+            left = {} if self.is_gone() else self.members()
+        finally:
+            for member in self.members():
+                with contextlib.suppress(OSError):
+                    os.kill(member, signal.SIGKILL)
+        assert not left, f"processes are left behind: {left}"
+        return subprocess.CompletedProcess((), self.process.returncode, output, errors)
+
+    def members(self) -> dict[int, str]:
+        """Its processes that are alive, with the names that they have given themselves."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found[int(folder.name)] = (folder / "comm").read_text().strip()
+        return found
+
+    def find(self, name: str) -> int:
+        """A process by its name."""
+        by_name = {comm: member for member, comm in self.members().items()}
+        return by_name[name.replace(" ", "-")]
+
+    def is_gone(self, seconds: float = 8.0) -> bool:
+        """Whether no process is left; loaders notice a moment later that their trainer is gone."""
+        deadline = time.monotonic() + seconds
+        while self.members():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+
+def run_ranks(
+    ranks: int, program: str, arguments: Iterable[str] = (), timeout: float = 120
+) -> "subprocess.CompletedProcess[str]":
+    """Run a program as ranks, from the project's top folder."""
+    return Job(ranks, program, arguments).finish(timeout)

@@ -1,0 +1,305 @@
+"""train.py and validate.py under mpirun, on a tiny data set."""
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import Job, missing, run_ranks
+from safetensors.numpy import load_file
+from tiny import prepare, read_record, run_program, settings, shared_memory, without_times
+
+from tandem.run.folder import list_checkpoints
+
+if reason := missing():
+    pytest.skip(reason, allow_module_level=True)
+
+# 13 pictures, 7 for validation: the last minibatch leaves some ranks with none.
+COMMON = {"n_epochs": 2, "check_every": 1, "shuffle": "images"}
+DOUBLE = {**COMMON, "precision": "float64", "learning_rate": 0.05}
+ENDLESS = {**COMMON, "n_epochs": 10_000}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One trainer with the global minibatch of six, in float64."""
+    return train_here(data, tmp_path_factory.mktemp("alone") / "run", **DOUBLE, batch_size=6)
+
+
+@pytest.fixture(scope="module")
+def two(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trainers of one machine, started as ever, in float32."""
+    return train_here(data, tmp_path_factory.mktemp("two") / "run", **COMMON, devices=["cpu"] * 2)
+
+
+def train_here(data: Path, run: Path, **changes: object) -> Path:
+    result = run_program("train.py", settings(data, run, **changes))
+    assert result.returncode == 0, result.stderr
+    return run
+
+
+def train(data: Path, run: Path, ranks: int, **changes: object) -> str:
+    """Train as ranks, check that it went well; what was logged."""
+    result = run_ranks(ranks, "train.py", settings(data, run, **changes))
+    assert result.returncode == 0, result.stderr
+    return result.stderr
+
+
+def weights(run: Path) -> dict[str, np.ndarray]:
+    return load_file(list_checkpoints(run)[-1])
+
+
+def assert_same_bits(ours: Path, theirs: Path) -> None:
+    left, right = weights(ours), weights(theirs)
+    assert {name: value.tobytes() for name, value in left.items()} == {
+        name: value.tobytes() for name, value in right.items()
+    }
+    records = [[without_times(line) for line in read_record(run)] for run in (ours, theirs)]
+    assert records[0] == records[1]
+
+
+def assert_close(ours: Path, theirs: Path, tolerance: float) -> None:
+    left, right = weights(ours), weights(theirs)
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        scale = np.abs(right[name]).max()
+        np.testing.assert_allclose(value, right[name], rtol=0, atol=tolerance * scale, err_msg=name)
+    for mine, other in zip(read_record(ours), read_record(theirs), strict=True):
+        assert mine["loss"] == pytest.approx(other["loss"], rel=max(tolerance, 1e-9))
+        assert mine["event"] == other["event"]
+        if mine["event"] == "validation":
+            assert mine["images"] == 7
+
+
+def job(data: Path, run: Path, ranks: int, steps: int, **changes: object) -> Job:
+    """Start ranks, and return when the record has so many lines."""
+    started = Job(ranks, "train.py", settings(data, run, **changes))
+    record, deadline = run / "record.jsonl", time.monotonic() + 60
+    while not record.exists() or record.read_bytes().count(b"\n") < steps:
+        if started.process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"the run has not come so far: {started.finish(1)}")
+        time.sleep(0.05)
+    return started
+
+
+# What is computed
+
+
+def test_ranks_compute_the_bits_of_trainers_on_one_machine(
+    data: Path, tmp_path: Path, two: Path
+) -> None:
+    log = train(data, tmp_path / "run", 2, **COMMON)
+    assert_same_bits(tmp_path / "run", two)
+    # Rank 0 alone reports.
+    assert all(line.startswith("[0] ") for line in log.splitlines())
+    assert log.count("wrote") == 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "collective", "exchange"),
+    [
+        pytest.param(3, "asa", "gradients", marks=pytest.mark.slow),
+        pytest.param(2, "ar", "average", marks=pytest.mark.slow),
+        pytest.param(3, "ar", "gradients", marks=pytest.mark.slow),
+        pytest.param(3, "asa", "average", marks=pytest.mark.slow),
+        pytest.param(1, "asa", "average", marks=pytest.mark.slow),
+        pytest.param(3, "hierarchical", "average", marks=pytest.mark.slow),
+        pytest.param(2, "hierarchical", "gradients", marks=pytest.mark.slow),
+    ],
+)
+def test_the_number_of_ranks_does_not_change_what_is_computed(
+    data: Path, tmp_path: Path, alone: Path, ranks: int, collective: str, exchange: str
+) -> None:
+    changes = {**DOUBLE, "batch_size": 6 // ranks, "collective": collective, "exchange": exchange}
+    train(data, tmp_path / "run", ranks, **changes)
+    assert_close(tmp_path / "run", alone, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("wire", "exchange", "feedback"),
+    [
+        pytest.param("float16", "average", False, marks=pytest.mark.slow),
+        pytest.param("bfloat16", "average", True, marks=pytest.mark.slow),
+        pytest.param("float16", "gradients", True, marks=pytest.mark.slow),
+        pytest.param("bfloat16", "gradients", False, marks=pytest.mark.slow),
+    ],
+)
+def test_sixteen_bits_train_nearly_the_same(
+    data: Path, tmp_path: Path, two: Path, wire: str, exchange: str, feedback: bool
+) -> None:
+    changes = {"collective": "asa16", "wire": wire, "exchange": exchange}
+    train(data, tmp_path / "run", 2, **COMMON, **changes, error_feedback=feedback)
+    ours, theirs = weights(tmp_path / "run"), weights(two)
+    assert any(ours[name].tobytes() != theirs[name].tobytes() for name in theirs)
+    for name, value in ours.items():
+        # Eight updates, each rounded; momenta are of the size of an update.
+        scale = np.abs(theirs[name]).max()
+        # Biases began at 0 or .1, and are no more than their updates.
+        tolerance = 2e-3 if value.ndim > 1 and not name.startswith("momentum/") else 0.05
+        np.testing.assert_allclose(value, theirs[name], rtol=0, atol=tolerance * scale)
+
+
+def test_validation_counts_each_picture_once(data: Path, two: Path) -> None:
+    """Seven pictures, two a rank: the second minibatch is one rank's alone."""
+    arguments = ["--weights", str(list_checkpoints(two)[-1]), *settings(data, two)]
+    result = run_ranks(3, "validate.py", arguments)
+    assert result.returncode == 0, result.stderr
+    found, last = json.loads(result.stdout), read_record(two)[-1]
+    assert found["images"] == 7
+    assert found["top1_error"] == last["top1_error"]
+    assert found["loss"] == pytest.approx(last["loss"], rel=1e-6)
+
+
+# How it ends
+
+
+@pytest.mark.parametrize(
+    ("victim", "said"),
+    [
+        ("trainer 1", "KILLED|Killed|signal 9"),
+        pytest.param("trainer 0", "KILLED|Killed|signal 9", marks=pytest.mark.slow),
+        pytest.param(
+            "loader 1",
+            r"\[1\] error: the run has ended: loader 1: was killed by SIGKILL",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_killed_process_ends_the_job(data: Path, tmp_path: Path, victim: str, said: str) -> None:
+    before = shared_memory()
+    started = job(data, tmp_path / "run", 3, 3, **ENDLESS)
+    os.kill(started.find(victim), signal.SIGKILL)
+    killed = time.monotonic()
+    result = started.finish(20)
+    assert result.returncode not in (0, 2)
+    assert time.monotonic() - killed < 15
+    assert re.search(said, result.stdout + result.stderr)
+    assert shared_memory() <= before
+
+
+def test_a_rank_that_raises_tells_its_traceback(data: Path, tmp_path: Path) -> None:
+    arguments = ["BrokenAlexNet", *settings(data, tmp_path / "run", **COMMON)]
+    result = run_ranks(3, "tests/broken_train.py", arguments, timeout=60)
+    assert result.returncode == 1, result.stderr
+    assert "[1] trainer 1 failed:\nTraceback" in result.stderr
+    text = "[1] error: the run has ended: trainer 1: ZeroDivisionError: broken on purpose"
+    assert text in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["trainer 0", "trainer 1"])
+def test_a_rank_that_is_stopped_is_dead_after_its_time(
+    data: Path, tmp_path: Path, victim: str
+) -> None:
+    started = job(data, tmp_path / "run", 2, 3, **ENDLESS, peer_timeout_seconds=2)
+    os.kill(started.find(victim), signal.SIGSTOP)
+    result = started.finish(30)
+    assert result.returncode == 1
+    assert f"error: the run has ended: {victim}: has given no sign of life" in result.stderr
+
+
+def test_bad_input_is_told_once(data: Path, tmp_path: Path) -> None:
+    result = run_ranks(3, "train.py", settings(data, tmp_path / "run", crop_size=400))
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("[0] error: crop_size is 400")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"restarts": 2}, "restarts: 2 can't be done under mpirun"),
+        pytest.param(
+            {"devices": ["cuda:0"]}, "devices: cuda:0 is not there", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(
+    data: Path, tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    if "devices" in changes and Path("/dev/nvidia0").exists():
+        pytest.skip("there is a GPU here")
+    result = run_ranks(2, "train.py", settings(data, tmp_path / "run", **changes))
+    assert result.returncode == 2
+    assert said in result.stderr
+
+
+def test_a_collective_of_ranks_needs_mpirun(data: Path, tmp_path: Path) -> None:
+    result = run_program("train.py", settings(data, tmp_path / "run", collective="ar"))
+    assert result.returncode == 2
+    assert "collective: ar is for trainers that are joined by MPI" in result.stderr
+
+
+@pytest.mark.slow
+def test_help_is_shown_once(tmp_path: Path) -> None:
+    result = run_ranks(2, "train.py", ["--help"])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("Train AlexNet with several processes") == 1
+
+
+# How it goes on
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130)],
+)
+def test_an_interrupted_job_goes_on_with_the_same_bits(
+    data: Path, tmp_path: Path, two: Path, number: signal.Signals, status: int
+) -> None:
+    """It goes on as ranks, and the whole has the bits of two trainers on one machine."""
+    run = tmp_path / "run"
+    started = job(data, run, 2, 2, **{**COMMON, "n_epochs": 10_000})
+    started.process.send_signal(number)
+    result = started.finish(30)
+    assert result.returncode == status, result.stderr
+    assert "wrote" in result.stderr
+    for later in list_checkpoints(run):  # as if it had been stopped in the first epoch
+        if later.name >= "epoch-0001-":
+            later.unlink()
+    train(data, run, 2, **COMMON, resume_train=True)
+    assert_same_bits(run, two)
+
+
+@pytest.mark.slow
+def test_a_killed_job_goes_on_with_the_same_bits(data: Path, tmp_path: Path, two: Path) -> None:
+    """The other way round: begun as ranks, ended as trainers of one machine."""
+    run = tmp_path / "run"
+    started = job(data, run, 2, 7, **{**COMMON, "n_epochs": 10_000}, keep_snapshots="all")
+    os.kill(started.find("trainer 1"), signal.SIGKILL)
+    assert started.finish(20).returncode != 0
+    for later in list_checkpoints(run):
+        if later.name >= "epoch-0001-":
+            later.unlink()
+    train_here(data, run, **COMMON, devices=["cpu"] * 2, resume_train=True)
+    assert_same_bits(run, two)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collective", ["ar", "asa16"])
+def test_other_collectives_go_on_consistently(data: Path, tmp_path: Path, collective: str) -> None:
+    for name, epochs, resume in (("whole", 2, False), ("parts", 1, False), ("parts", 2, True)):
+        changes = {**COMMON, "n_epochs": epochs, "collective": collective, "resume_train": resume}
+        train(data, tmp_path / name, 2, **changes)
+    assert_close(tmp_path / "parts", tmp_path / "whole", 1e-2)
+
+
+@pytest.mark.slow
+def test_a_bad_minibatch_is_passed_over_by_all_ranks(data: Path, tmp_path: Path) -> None:
+    arguments = settings(data, tmp_path / "run", **COMMON, on_nan="rollback")
+    result = run_ranks(2, "tests/broken_train.py", ["NanAlexNet", *arguments])
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("going back to the newest checkpoint") == 1
+    events = [line["event"] for line in read_record(tmp_path / "run")]
+    assert events.count("not_finite") == 1
+    assert events.count("validation") == 2
