@@ -6,8 +6,6 @@ import numpy as np
 
 from tandem.exchange.base import Exchange, Gathering
 
-BLOCK = 1 << 15  # elements; a block of each buffer and the sum stay in a core's cache
-
 
 class _Average(Exchange):
     """Average flat vectors that all trainers can see.
@@ -26,14 +24,14 @@ class _Average(Exchange):
 
     def __init__(self, meeting: Gathering, vectors: Sequence[np.ndarray]) -> None:
         self._meeting = meeting
-        self._vectors = vectors
-        self._shard = shard(vectors[0].size, len(vectors), meeting.rank)
+        part = shard(vectors[0].size, len(vectors), meeting.rank)
+        self._parts = [vector[part] for vector in vectors]
 
     def _average(self, shares: Sequence[float]) -> None:
-        if len(self._vectors) == 1:
+        if len(self._parts) == 1:
             return
         self._meeting.meet()
-        average_into_all([vector[self._shard] for vector in self._vectors], shares)
+        average_into_all(self._parts, shares)
         self._meeting.meet()
 
 
@@ -89,15 +87,18 @@ def average_into_all(vectors: Sequence[np.ndarray], shares: Sequence[float]) -> 
     shares : sequence of float
         Weights that add up to 1. A vector of weight 0 is not read.
     """
-    weighted = [(v, v.dtype.type(s)) for v, s in zip(vectors, shares, strict=True) if s > 0]
-    total, term = np.empty((2, min(BLOCK, vectors[0].size)), vectors[0].dtype)
-    for start in range(0, vectors[0].size, BLOCK):
-        block = slice(start, min(start + BLOCK, vectors[0].size))
-        size = block.stop - start
-        (first, share), *others = weighted
-        np.multiply(first[block], share, out=total[:size])
-        for vector, share in others:
-            np.multiply(vector[block], share, out=term[:size])
-            total[:size] += term[:size]
-        for vector in vectors:
-            vector[block] = total[:size]
+    from tandem.exchange import loops
+
+    terms, weights = _weighted(vectors, shares)
+    loops.run(loops.into_all, terms, weights)
+    for vector, share in zip(vectors, shares, strict=True):
+        if not share > 0:
+            np.copyto(vector, terms[0])
+
+
+def _weighted(
+    vectors: Sequence[np.ndarray], shares: Sequence[float]
+) -> tuple[list[np.ndarray], list[np.floating]]:
+    """The vectors that have a weight, and these weights, rounded to the vectors' dtype."""
+    pairs = [(v, v.dtype.type(s)) for v, s in zip(vectors, shares, strict=True) if s > 0]
+    return [vector for vector, _ in pairs], [share for _, share in pairs]
