@@ -11,9 +11,12 @@ from typing import Protocol
 
 import numpy as np
 
-from tandem.exchange.average import BLOCK, shard
+from tandem.exchange.average import shard
 from tandem.exchange.base import Exchange
 from tandem.exchange.engine import Engine
+
+BLOCK = 1 << 15  # elements that are worked on at a time, to stay in a core's cache
+_TERMS = 8
 
 
 class Collective(ABC):
@@ -306,7 +309,7 @@ def weigh(vector: np.ndarray, share: float) -> None:
 def add_weighted(
     target: np.ndarray, terms: Sequence[np.ndarray] | np.ndarray, shares: Sequence[float]
 ) -> None:
-    """Write the weighted sum of vectors, added in their order, into one that may be among them.
+    """Write the weighted sum of vectors, added in their order, into one that may be their first.
 
     Parameters
     ----------
@@ -316,19 +319,19 @@ def add_weighted(
     shares : sequence of float
         The weights.
     """
-    weighted = [(t, target.dtype.type(s)) for t, s in zip(terms, shares, strict=True) if s > 0]
-    total, term = np.empty((2, min(BLOCK, target.size)), target.dtype)
-    for block in blocks(target.size):
-        size = block.stop - block.start
-        total[:size] = 0
-        for number, (vector, share) in enumerate(weighted):
-            product = term if number else total
-            np.multiply(vector[block], share, out=product[:size])
-            if number:
-                total[:size] += term[:size]
-        target[block] = total[:size]
+    from tandem.exchange import loops
+
+    kind = target.dtype.type
+    weighted = [(t, kind(s)) for t, s in zip(terms, shares, strict=True) if s > 0]
+    if not weighted:
+        target.fill(0)
+    # A few terms at a time: a compiled loop is for so many, and there may be hundreds.
+    for first in range(0, len(weighted), _TERMS):
+        some = [(target, kind(1))] * (first > 0) + weighted[first : first + _TERMS]
+        vectors, weights = zip(*some, strict=True)
+        loops.run(loops.into_first, (target, *vectors), (kind(0), *weights))
 
 
 def blocks(size: int) -> list[slice]:
-    """The parts of a vector that are worked on one after another, to stay in a core's cache."""
+    """The parts of a vector that are worked on one after another."""
     return [slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]

@@ -43,6 +43,18 @@ def into_all(vectors: tuple[np.ndarray, ...], weights: tuple[np.floating, ...]) 
             vectors[k][i] = total
 
 
+def into_first(vectors: tuple[np.ndarray, ...], weights: tuple[np.floating, ...]) -> None:
+    """Replace the first vector by the weighted sum of the others, added in their order.
+
+    The first may be among the others too. Its own weight is not used.
+    """
+    for i in range(vectors[0].size):
+        total = vectors[1][i] * weights[1]
+        for k in range(2, len(vectors)):
+            total += vectors[k][i] * weights[k]
+        vectors[0][i] = total
+
+
 @functools.cache
 def _compiled(loop: Loop, dtype: np.dtype, terms: int) -> Loop:
     """The loop in machine code, which numba keeps on disk for the next run if it can."""
