@@ -1,8 +1,10 @@
-"""Where the memory of a trainer lies that is a rank: nobody else sees it but its own loader."""
+"""Where the memory of a trainer lies that is a rank: on the host, or on a GPU."""
 
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 
@@ -20,39 +22,24 @@ from tandem.exchange.collective import (
 )
 from tandem.exchange.mpi import MpiEngine
 from tandem.memory import HostSlots, SlotLayout
+from tandem.memory.cuda import Driver, Stream
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.run.config import Config
 from tandem.run.feed import InProcessLoader, Loader, ProcessLoader
 from tandem.run.plan import Plan
-from tandem.run.site import Shapes, Strategy
+from tandem.run.site import CudaMemory, CudaSite, Shapes, Site, Strategy
 
 
-class RankSite:
-    """In host memory of a rank's own process. A `Site`.
-
-    Parameters
-    ----------
-    plan : Plan
-        The run.
-    engine : MpiEngine
-        What joins the ranks.
-    """
-
-    def __init__(self, plan: Plan, engine: MpiEngine) -> None:
-        layout = SlotLayout(plan.config.batch_size, plan.picture_size)
-        self.slots = HostSlots.create(layout, engine.rank)
-        self._config, self._engine = plan.config, engine
-
-    def loader_side(self) -> HostSlots:
-        """See `Site`."""
-        return self.slots
-
-    def open(self, meeting: Gathering, shapes: Shapes, dtype: str) -> "RankMemory":
-        """See `Site`."""
-        return RankMemory(self._config, self._engine, self.slots, FlatLayout.of(shapes, dtype))
-
-    def release(self) -> None:
-        """Nothing: it is the trainer's own process that made it."""
+def rank_site(plan: Plan, engine: MpiEngine) -> Site:
+    """The site of a rank: on the host, or on the GPU that the plan gives it."""
+    slots = SlotLayout(plan.config.batch_size, plan.picture_size)
+    device = plan.devices[engine.rank]
+    if device == "cpu":
+        return RankSite(HostSlots.create(slots, engine.rank), plan.config, engine)
+    number = int(device.partition(":")[2])
+    return CudaRankSite(
+        number, slots, (), plan.config.deterministic, config=plan.config, engine=engine
+    )
 
 
 @dataclass(frozen=True)
@@ -91,58 +78,42 @@ class _Neighbours:
         return self.engine.rank == 0
 
 
-class RankMemory:
-    """Host memory of one rank. A `Memory`.
+class Joint:
+    """What a rank exchanges with the others: vectors on the host, averaged as configured.
+
+    All ranks make it together, and call its methods together.
 
     Parameters
     ----------
     config : Config
-        How the ranks exchange.
+        How they exchange.
     engine : MpiEngine
         What joins them.
-    slots : HostSlots
-        The trainer's.
-    layout : FlatLayout
-        Of the parameters.
     """
 
-    device, records = "cpu", False
+    def __init__(self, config: Config, engine: MpiEngine) -> None:
+        self._config, self._engine = config, engine
+        is_hierarchical = config.collective == "hierarchical"
+        self._neighbours = _Neighbours.find(engine) if is_hierarchical else None
 
-    def __init__(
-        self, config: Config, engine: MpiEngine, slots: HostSlots, layout: FlatLayout
-    ) -> None:
-        self._config, self._engine, self._slots = config, engine, slots
-        self._dtype = np.dtype(layout.dtype)
-        self._neighbours = _Neighbours.find(engine) if self._is_hierarchical else None
-        self._parameters = self._allocate(2 * layout.nbytes)
-        self._gradients = self._allocate(layout.nbytes)
-        number = 0 if self._neighbours is None else self._neighbours.engine.rank
-        self._own = self._parameters[number], self._gradients[number]
-        size = layout.size
-        weights, momenta = self._own[0][:size], self._own[0][size:]
-        views = [layout.views(vector) for vector in (weights, momenta, self._own[1])]
-        self.vectors = Vectors(*views)
-        self.slots = slots.arrays
-        self.nbytes = 2 * layout.nbytes
-
-    @property
-    def _is_hierarchical(self) -> bool:
-        return self._config.collective == "hierarchical"
-
-    def _allocate(self, nbytes: int) -> list[np.ndarray]:
+    def vectors(self, nbytes: int, dtype: str) -> list[np.ndarray]:
         """A vector for each rank of this machine, if others see it, or for this one alone."""
         if self._neighbours is None:
-            return [np.zeros(nbytes // self._dtype.itemsize, self._dtype)]
-        return [part.view(self._dtype) for part in self._neighbours.engine.shared(nbytes)]
+            return [np.zeros(nbytes // np.dtype(dtype).itemsize, dtype)]
+        return [part.view(dtype) for part in self._neighbours.engine.shared(nbytes)]
 
-    def exchange(self, strategy: Strategy) -> Exchange:
-        """See `Memory`."""
+    def own(self, vectors: list[np.ndarray]) -> np.ndarray:
+        """This rank's vector."""
+        return vectors[0 if self._neighbours is None else self._neighbours.engine.rank]
+
+    def exchange(self, strategy: Strategy, vectors: list[np.ndarray]) -> Exchange:
+        """The exchange of parameters, which the vectors hold already, or of gradients."""
+        collective, own = self._collective(vectors), self.own(vectors)
         if strategy == "gradients":
-            return RankGradients(self._collective(self._gradients), self._own[1])
-        collective, vector = self._collective(self._parameters), self._own[0]
+            return RankGradients(collective, own)
         if self._config.collective == "asa16" and self._engine.size > 1:
-            collective = FromCommon(collective, vector)
-        return RankParameters(collective, vector)
+            collective = FromCommon(collective, own)
+        return RankParameters(collective, own)
 
     def _collective(self, vectors: list[np.ndarray]) -> Collective:
         name, engine = self._config.collective, self._engine
@@ -159,6 +130,68 @@ class RankMemory:
         between = ShardSum(here.leaders, vectors[0]) if here.is_leader else None
         return Hierarchical(here.engine, here.numbers, vectors, between, here.machines)
 
+
+@dataclass(frozen=True)
+class RankSite:
+    """In host memory of a rank's own process. A `Site`.
+
+    Attributes
+    ----------
+    slots : HostSlots
+        The trainer's.
+    config : Config
+        How the ranks exchange.
+    engine : MpiEngine
+        What joins them.
+    """
+
+    slots: HostSlots
+    config: Config
+    engine: MpiEngine
+
+    def loader_side(self) -> HostSlots:
+        """See `Site`."""
+        return self.slots
+
+    def open(self, meeting: Gathering, shapes: Shapes, dtype: str) -> "RankMemory":
+        """See `Site`."""
+        return RankMemory(self.slots, Joint(self.config, self.engine), FlatLayout.of(shapes, dtype))
+
+    def release(self) -> None:
+        """Nothing: it is the trainer's own process that made it."""
+
+
+class RankMemory:
+    """Host memory of one rank. A `Memory`.
+
+    Parameters
+    ----------
+    slots : HostSlots
+        The trainer's.
+    joint : Joint
+        Where its vectors lie, and how they are exchanged.
+    layout : FlatLayout
+        Of the parameters.
+    """
+
+    device, records = "cpu", False
+
+    def __init__(self, slots: HostSlots, joint: Joint, layout: FlatLayout) -> None:
+        self._slots, self._joint = slots, joint
+        self._parameters = joint.vectors(2 * layout.nbytes, layout.dtype)
+        self._gradients = joint.vectors(layout.nbytes, layout.dtype)
+        self._own = joint.own(self._parameters)
+        weights, momenta = self._own[: layout.size], self._own[layout.size :]
+        vectors = (weights, momenta, joint.own(self._gradients))
+        self.vectors = Vectors(*(layout.views(vector) for vector in vectors))
+        self.slots = slots.arrays
+        self.nbytes = 2 * layout.nbytes
+
+    def exchange(self, strategy: Strategy) -> Exchange:
+        """See `Memory`."""
+        vectors = self._gradients if strategy == "gradients" else self._parameters
+        return self._joint.exchange(strategy, vectors)
+
     def loader(self, connection: Connection | None, filler: SlotFiller) -> Loader:
         """See `Memory`."""
         if connection is not None:
@@ -170,7 +203,95 @@ class RankMemory:
 
     def checksum(self) -> int:
         """See `Memory`."""
-        return zlib.crc32(self._own[0].view(np.uint8).data)
+        return zlib.crc32(self._own.view(np.uint8).data)
 
     def close(self) -> None:
         """Nothing: host memory goes with its last user."""
+
+
+@dataclass(frozen=True)
+class CudaRankSite(CudaSite):
+    """On a rank's GPU. A `Site`.
+
+    Attributes
+    ----------
+    config : Config
+        How the ranks exchange.
+    engine : MpiEngine
+        What joins them.
+    """
+
+    config: Config = field(kw_only=True)
+    engine: MpiEngine = field(kw_only=True)
+
+    def memory(self, meeting: Gathering, layout: FlatLayout, *where: Any) -> CudaMemory:
+        """See `CudaSite`."""
+        return CudaRankMemory(self, meeting, layout, *where)
+
+
+class CudaRankMemory(CudaMemory):
+    """Memory of one rank on its GPU: what is exchanged passes through page-locked host memory."""
+
+    def exchange(self, strategy: Strategy) -> Exchange:
+        """See `Memory`."""
+        site = self._site
+        if not isinstance(site, CudaRankSite):
+            raise TypeError(f"a rank's memory lies on a rank's site, not on {type(site).__name__}")
+        if site.engine.size == 1:
+            return Exchange()
+        joint = Joint(site.config, site.engine)
+        own = self._gradients if strategy == "gradients" else self._parameters
+        vectors = joint.vectors(own.nbytes, self._layout.dtype)
+        copy = joint.own(vectors)
+        self._driver.lock_pages(copy.view(np.uint8))
+        staged = Staged(self._driver, self._stream, own.address, copy)
+        staged.download()
+        staged.inner = joint.exchange(strategy, vectors)
+        return staged
+
+
+class Staged(Exchange):
+    """An exchange of a vector on a GPU by a copy of it on the host.
+
+    Parameters
+    ----------
+    driver : Driver
+        Of the GPU.
+    stream : Stream
+        On which the trainer computes.
+    address : int
+        Of the vector.
+    copy : float (n,)
+        The copy, page-locked.
+
+    Attributes
+    ----------
+    inner : Exchange
+        Of the copy.
+    """
+
+    def __init__(self, driver: Driver, stream: Stream, address: int, copy: np.ndarray) -> None:
+        self._driver, self._stream, self._address, self._copy = driver, stream, address, copy
+        self.inner = Exchange()
+
+    def download(self) -> None:
+        """Copy the vector to the host, and wait for it."""
+        self._driver.download(self._copy, self._address, self._stream)
+        self._stream.synchronize()
+
+    def before_update(self, shares: Sequence[float]) -> None:
+        """See `Exchange`."""
+        if isinstance(self.inner, RankGradients):
+            self._pass(self.inner.before_update, shares)
+
+    def after_update(self, shares: Sequence[float]) -> None:
+        """See `Exchange`."""
+        if not isinstance(self.inner, RankGradients):
+            self._pass(self.inner.after_update, shares)
+
+    def _pass(self, exchange: Callable[[Sequence[float]], None], shares: Sequence[float]) -> None:
+        self.download()
+        exchange(shares)
+        self._driver.upload(self._address, self._copy, self._stream)
+        # The next exchange writes to the copy: what is read of it now must have been read.
+        self._stream.synchronize()

@@ -39,7 +39,7 @@ from tandem.run.lock import FolderLock
 from tandem.run.messages import Diverged, Failed
 from tandem.run.observe import Observer, SilentObserver, configure_logging
 from tandem.run.plan import Plan
-from tandem.run.rank_site import RankSite
+from tandem.run.rank_site import rank_site
 
 log = logging.getLogger(__name__)
 
@@ -188,11 +188,11 @@ class Ranks:
 def _start(
     plan: Plan, loader: LoaderTarget, team: MpiEngine, threads: "list[TrainerThread]", crew: Crew
 ) -> None:
-    site = RankSite(plan, team)
+    site = rank_site(plan, team)
     connection = start_loader(plan, loader, crew, team.rank, site)
     seat = trainer.Seat(team.rank, team, connection, site)
     here, there = multiprocessing.Pipe(duplex=True)
-    thread = TrainerThread(partial(trainer.serve, plan, seat, there), there)
+    thread = TrainerThread(partial(trainer.serve, plan, seat, there), here)
     thread.start()
     threads.append(thread)
     crew.members.append(Member(f"trainer {team.rank}", thread, here))
@@ -215,7 +215,7 @@ class TrainerThread:
     work : callable
         Raises SystemExit to end with another status than 0.
     connection : Connection
-        The trainer's to its launcher; closed when it ends.
+        The launcher's to the trainer: it has not ended while there is something to read.
     """
 
     def __init__(self, work: Callable[[], None], connection: Connection) -> None:
@@ -238,7 +238,6 @@ class TrainerThread:
             status = end.code if isinstance(end.code, int) else 1
         finally:
             self._status = status
-            self._connection.close()
             self._ended.close()
 
     @property
@@ -248,8 +247,8 @@ class TrainerThread:
 
     @property
     def exitcode(self) -> int | None:
-        """See `tandem.run.launch.Worker`."""
-        return self._status
+        """See `tandem.run.launch.Worker`. The last message comes before the end."""
+        return None if self._connection.poll() else self._status
 
     @property
     def goes_on(self) -> bool:

@@ -218,13 +218,12 @@ class CudaSite:
         deterministic(self.deterministic)
         driver = CudaDriver(self.device)
         use_device(name)
-        return CudaMemory(
-            self,
-            meeting,
-            FlatLayout.of(shapes, dtype, channels_last=True),
-            driver,
-            lambda stream: on_stream(name, stream.handle),
-        )
+        layout = FlatLayout.of(shapes, dtype, channels_last=True)
+        return self.memory(meeting, layout, driver, lambda s: on_stream(name, s.handle))
+
+    def memory(self, meeting: Gathering, layout: FlatLayout, *where: Any) -> "CudaMemory":
+        """The memory on a driver, and with the context of PyTorch's work, see `CudaMemory`."""
+        return CudaMemory(self, meeting, layout, *where)
 
     def release(self) -> None:
         """See `Site`."""

@@ -6,8 +6,10 @@ Prints "checked" on rank 0 when all is well; a failed check ends the job with it
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
+from fake_cuda import FakeDriver, FakeMachine
 from wires import NumpyWire
 
 from tandem.exchange.average import average_into_all
@@ -22,6 +24,8 @@ from tandem.exchange.collective import (
     ShardSum,
 )
 from tandem.exchange.mpi import MpiEngine, join
+from tandem.memory.cuda import CudaBuffer
+from tandem.run.rank_site import Staged
 
 SIZES = (1, 1500, 70_001)
 
@@ -180,6 +184,25 @@ def check_sides(engine: MpiEngine) -> None:
             np.testing.assert_allclose(own, mean if method == side else engine.rank)
 
 
+def check_staged(engine: MpiEngine) -> None:
+    """A vector on a GPU that does nothing unasked, averaged by way of the host."""
+    for kind, method in ((RankParameters, "after_update"), (RankGradients, "before_update")):
+        driver = FakeDriver(FakeMachine())
+        stream, buffer = driver.stream(), CudaBuffer.create(driver, 4 * 3000, "vector")
+        array, copy = buffer.array((3000,), "float32"), np.zeros(3000, np.float32)
+        staged = Staged(driver, stream, buffer.address, copy)
+        staged.inner = kind(ShardSum(engine, copy), copy)
+        shares = [1 / engine.size] * engine.size
+        for turn in range(2):
+            every = vectors(engine.size, 3000, turn=turn)
+            own = every[engine.rank]
+            stream.work.append(partial(driver.write, array, own))
+            for side in ("before_update", "after_update"):
+                getattr(staged, side)(shares)
+            average_into_all(every, shares)
+            assert driver.read(array).tobytes() == every[0].tobytes(), method
+
+
 CHECKS: tuple[Callable[[MpiEngine], None], ...] = (
     check_gather,
     check_shard_sum,
@@ -189,6 +212,7 @@ CHECKS: tuple[Callable[[MpiEngine], None], ...] = (
     check_from_common,
     check_hierarchy,
     check_sides,
+    check_staged,
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.errors import InputError
 from tandem.run import devices
-from tandem.run.devices import resolve_devices
+from tandem.run.devices import Place, place_devices, resolve_devices, threads_of
 
 Machine = Callable[..., None]
 
@@ -85,3 +85,60 @@ def test_what_is_missing_is_bad_input(
 def test_a_cpu_needs_no_package(machine: Machine) -> None:
     machine(1, pycuda=False, torch="2.13.0+cpu")
     assert resolve_devices(["cpu"]) == ("cpu",)
+
+
+# Ranks
+
+
+def place(machine: int, gpus: int = 0, visible: str = "", cores: tuple[int, ...] = (0, 1)) -> Place:
+    return Place(machine, cores, ("A GPU",) * gpus, visible, "a processor", ())
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if all that GPUs need were installed."""
+    monkeypatch.setattr("tandem.run.devices.missing_for_gpus", lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "places", "expected"),
+    [
+        ("auto", [place(0), place(0), place(2)], "cpu cpu cpu"),
+        (["cpu"], [place(0)] * 3, "cpu cpu cpu"),
+        ("auto", [place(0, 2), place(0, 2), place(2, 2), place(2, 2)], "0 1 0 1"),
+        # As mpirun may deal ranks out in turn.
+        ("auto", [place(0, 2), place(1, 2), place(0, 2), place(1, 2)], "0 0 1 1"),
+        (["cuda:1", "cuda:0"], [place(0, 2)] * 2, "1 0"),
+        (["cuda:0", "cuda:0"], [place(0, 1)] * 2, "0 0"),
+        # As Slurm may give each task a GPU of its own.
+        ("auto", [place(0, 1, "3"), place(0, 1, "5")], "0 0"),
+    ],
+)
+def test_ranks_get_devices_by_their_number_on_their_machine(
+    packages: None, setting: Any, places: list[Place], expected: str
+) -> None:
+    found = place_devices(setting, places)
+    assert " ".join(name.removeprefix("cuda:") for name in found) == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "places", "said"),
+    [
+        ("auto", [place(0, 1)] * 2, "rank 1 is number 1 on its machine, which has 1"),
+        ("auto", [place(0, 1), place(1)], "GPUs on some machines and none on others"),
+        (["cuda:2"], [place(0, 2)], "cuda:2 is not there; found: cuda:0 to cuda:1"),
+    ],
+)
+def test_ranks_without_a_device_are_refused(
+    packages: None, setting: Any, places: list[Place], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        place_devices(setting, places)
+
+
+def test_cores_are_divided_by_the_ranks_that_share_them() -> None:
+    eight = tuple(range(8))
+    assert threads_of([place(0, cores=eight)] * 2) == 4
+    assert threads_of([place(0, cores=eight), place(1, cores=eight)]) == 8
+    assert threads_of([place(0, cores=(0, 1)), place(0, cores=(2, 3))]) == 2  # bound by mpirun
+    assert threads_of([place(0, cores=(0,))] * 3) == 1
