@@ -262,9 +262,16 @@ class Config(BaseModel):
     warmup_epochs: _Float = _key(
         _RATE,
         0.0,
-        "epochs over which the rate first rises linearly from 0",
+        "epochs over which the rate first rises, from 0, or to its scaling",
         "a number of epochs of at least 0",
         ge=0,
+    )
+
+    lr_scaling: Literal["none", "linear", "sqrt"] = _key(
+        _RATE,
+        "none",
+        "rate times the trainers, or their root: none, linear or sqrt",
+        "none, linear or sqrt",
     )
 
     use_momentum: bool = _key(_RULE, True, "momentum SGD; false: plain SGD", _SWITCH)

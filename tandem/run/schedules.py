@@ -27,7 +27,8 @@ def learning_rate(
     Parameters
     ----------
     config : Config
-        Its ``learning_rate``, ``lr_...`` settings, ``warmup_epochs`` and ``n_epochs``.
+        Its ``learning_rate``, ``lr_...`` settings, ``warmup_epochs``, ``n_epochs`` and, resolved,
+        ``devices``.
     epoch : int
         Whole epochs done, from 0.
     step_in_epoch : int
@@ -55,7 +56,11 @@ def learning_rate(
     else:
         rate = base
     steps = epoch * steps_per_epoch + step_in_epoch
-    return rate * warmup_factor(steps, config.warmup_epochs * steps_per_epoch)
+    warmup_steps = config.warmup_epochs * steps_per_epoch
+    if config.lr_scaling == "none":
+        return rate * warmup_factor(steps, warmup_steps)
+    full = scaling_factor(config.lr_scaling, len(config.devices))
+    return rate * gradual_factor(steps, warmup_steps, full)
 
 
 def step_rate(epoch: int, base: float, drops: Sequence[int]) -> float:
@@ -146,3 +151,36 @@ def warmup_factor(steps: int, warmup_steps: float) -> float:
         Length of the warm-up in steps; 0 is none.
     """
     return min((steps + 1) / warmup_steps, 1.0) if warmup_steps > 0 else 1.0
+
+
+def scaling_factor(scaling: str, trainers: int) -> float:
+    """How much larger a rate may be for a global minibatch of several trainers'.
+
+    Parameters
+    ----------
+    scaling : "linear" or "sqrt"
+        In proportion, by which so many steps of one trainer become one ("linear scaling rule",
+        Goyal et al. 2017, arXiv 1706.02677, section 2.1), or to the root, by which the noise of a
+        step stays the same (Krizhevsky 2014, arXiv 1404.5997, section 5).
+    trainers : int
+        By how much the global minibatch is larger than ``batch_size``, for which the rate is meant.
+    """
+    return float(trainers) if scaling == "linear" else math.sqrt(trainers)
+
+
+def gradual_factor(steps: int, warmup_steps: float, full: float) -> float:
+    """A factor that rises linearly from about 1 to `full` over the first steps of a run.
+
+    "Gradual warm-up", Goyal et al. 2017, section 2.2. The last step of the warm-up is the first
+    with the whole factor, as in `warmup_factor`.
+
+    Parameters
+    ----------
+    steps : int
+        Steps done in all.
+    warmup_steps : float
+        Length of the warm-up in steps; 0 is none.
+    full : float
+        The factor after it.
+    """
+    return 1 + (full - 1) * warmup_factor(steps, warmup_steps)

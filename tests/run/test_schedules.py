@@ -9,8 +9,10 @@ from tandem.run.config import Config, make_config
 from tandem.run.schedules import (
     auto_rate,
     cosine_rate,
+    gradual_factor,
     learning_rate,
     poly_rate,
+    scaling_factor,
     step_rate,
     warmup_factor,
 )
@@ -179,3 +181,24 @@ def test_warm_up_multiplies_every_policy(policy: str) -> None:
     expected = [rate * factor for rate, factor in zip(rates_of(plain), factors, strict=True)]
     assert rates_of(warmed) == pytest.approx(expected)
     assert rates_of(warmed)[0] > 0
+
+
+def test_a_scaled_rate_rises_from_that_of_one_trainer() -> None:
+    """Goyal et al. 2017, section 2.2: from eta to k eta, by equal amounts."""
+    assert [gradual_factor(step, 4, 9.0) for step in range(6)] == [3, 5, 7, 9, 9, 9]
+    assert gradual_factor(0, 0, 9.0) == 9
+    assert scaling_factor("linear", 8) == 8
+    assert scaling_factor("sqrt", 9) == 3
+
+
+@pytest.mark.parametrize(("scaling", "full"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_the_scaling_multiplies_the_policy(scaling: str, full: float) -> None:
+    config = make_config({"devices": ["cpu"] * 4, "lr_scaling": scaling})
+    for epoch in (0, 19, 20, 40):
+        plain = step_rate(epoch, 0.01, (20, 40))
+        assert learning_rate(config, epoch, 3, 10) == pytest.approx(full * plain, rel=1e-12)
+    warmed = config.model_copy(update={"warmup_epochs": 2.0})
+    rates = [learning_rate(warmed, s // 10, s % 10, 10) for s in range(25)]
+    assert rates[20:] == pytest.approx([0.01 * full] * 5, rel=1e-12)
+    first = 0.01 * (full - 1) / 20 + 0.01 if full > 1 else 0.01 / 20
+    assert rates[0] == pytest.approx(first, rel=1e-12)
