@@ -4,6 +4,7 @@ One trainer on the CPU:      python train.py --devices cpu
 Two trainers, two loaders:   python train.py --devices cpu cpu
 Another configuration:       python train.py --config demo/config.yaml --n_epochs 3
 Go on after an interruption: python train.py --resume_train true
+Eight ranks, over machines:  mpirun -n 8 python train.py
 All settings:                python train.py --help
 """
 

@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     BATCH_CROP = 3
     BATCH_MIRROR = 4
     LISTING = 5  # preprocessing's one shuffle of the list of pictures
+    GOSSIP = 6  # which rank sends to which, of (step, rank) for (epoch, index)
     DROPOUT = 256  # plus the number of the dropout layer
 
 

@@ -159,6 +159,37 @@ def test_validation_counts_each_picture_once(data: Path, two: Path) -> None:
     assert found["loss"] == pytest.approx(last["loss"], rel=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [{"rule": "easgd", "easgd_tau": 2}, {"rule": "gosgd", "gosgd_p": 0.5}]
+)
+def test_ranks_that_are_not_in_step_train_validate_and_go_on(
+    data: Path, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    """Every picture is seen, the centre is what is validated and kept, and all of them end."""
+    run, common = tmp_path / "run", {**changes, "shuffle": "images", "print_freq": 3}
+    train(data, run, 3, **common, n_epochs=2)
+    record = read_record(run)
+    assert [line["images"] for line in record if line["event"] == "validation"] == [7, 7]
+    log = train(data, run, 3, **common, n_epochs=3, resume_train=True)
+    assert "epoch 3 validation" in log
+    checkpoint = str(list_checkpoints(run)[-1])
+    result = run_program("validate.py", ["--weights", checkpoint, *settings(data, run)])
+    assert result.returncode == 0, result.stderr
+    last = read_record(run)[-1]
+    assert json.loads(result.stdout)["loss"] == pytest.approx(last["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["easgd", "gosgd"])
+def test_each_rule_learns(tmp_path: Path, rule: str) -> None:
+    data = prepare(tmp_path / "data")
+    changes = {"rule": rule, "n_epochs": 16, "learning_rate": 0.02, "batch_size": 5}
+    train(data, tmp_path / "run", 3, **changes, snapshot_freq=16, gosgd_p=0.5)
+    losses = [x["loss"] for x in read_record(tmp_path / "run") if x["event"] == "train"]
+    assert np.mean(losses[-4:]) < losses[0] - 0.02
+
+
 # How it ends
 
 
@@ -217,6 +248,9 @@ def test_bad_input_is_told_once(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        pytest.param(
+            {"rule": "easgd", "on_nan": "rollback"}, "on_nan is rollback", marks=pytest.mark.slow
+        ),
         ({"restarts": 2}, "restarts: 2 can't be done under mpirun"),
         pytest.param(
             {"devices": ["cuda:0"]}, "devices: cuda:0 is not there", marks=pytest.mark.slow

@@ -1,6 +1,7 @@
 """The interfaces of an exchange strategy, and of the place where trainers meet."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 
 Message = TypeVar("Message")
@@ -36,8 +37,16 @@ class Gathering(Protocol):
 class Exchange:
     """What trainers do together around the update. The base class does nothing: one trainer.
 
-    A trainer calls both methods in every step, and a strategy overrides the one that it needs.
+    A trainer calls the first two methods in every step, and a strategy overrides the one that it
+    needs.
+
+    Attributes
+    ----------
+    is_synchronous : bool
+        Whether all trainers hold the same weights after a step, and so make each together.
     """
+
+    is_synchronous = True
 
     def before_update(self, shares: Sequence[float]) -> None:
         """Exchange gradients.
@@ -50,3 +59,10 @@ class Exchange:
 
     def after_update(self, shares: Sequence[float]) -> None:
         """Exchange weights and momenta. Parameters as in `before_update`."""
+
+    def centre(self) -> AbstractContextManager[None]:
+        """A context in which the weights are those that the run is about. All enter together."""
+        return nullcontext()
+
+    def leave(self) -> None:
+        """Exchange no more. All trainers do so together, when all has gone well."""

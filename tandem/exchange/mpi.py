@@ -24,8 +24,11 @@ from tandem.exchange.meeting import PeerLost
 Message = TypeVar("Message")
 
 INSTALL = "install mpi4py and an MPI with `pip install .[mpi]`, or mpi4py for the cluster's own MPI"
-VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_SIZE")
-"""Environment variables by which MPI's starters tell a process that it is one of several."""
+SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+"""Environment variables by which starters tell how many processes they have started.
+
+Slurm's comes last: an mpirun in a job starts its own helpers by srun.
+"""
 
 _FRAME = 512  # bytes; a message that fits goes in one exchange
 _LENGTH = 8  # bytes of a frame that say how long the message is
@@ -36,7 +39,14 @@ _PAUSE_SECONDS = 0.001  # the longest pause
 
 def is_started_by_mpi() -> bool:
     """Whether mpirun or srun has started this process as a rank."""
-    return any(name in os.environ for name in VARIABLES)
+    # A shell within a job of Slurm is a step of one task.
+    return any(n in os.environ for n in (*SIZES[:-1], "PMIX_RANK")) or _started() > 1
+
+
+def _started() -> int:
+    """How many processes were started together, as far as the starter tells; 0 if it doesn't."""
+    values = (os.environ.get(name, "") for name in SIZES)
+    return next((int(value) for value in values if value.isdigit()), 0)
 
 
 def join() -> "MpiEngine":
@@ -50,12 +60,12 @@ def join() -> "MpiEngine":
     """
     mpi = _import_mpi()
     world = mpi.COMM_WORLD
-    started = next((os.environ[n] for n in VARIABLES if n.endswith("SIZE") and n in os.environ), "")
-    if started.isdigit() and int(started) != world.size:
+    started = _started()
+    if started not in (0, world.size):
         raise InputError(
             f"{started} processes were started together, but the MPI that mpi4py uses sees "
-            f"{world.size}: mpirun belongs to another MPI. Use the mpirun beside this Python "
-            f"({Path(sys.executable).parent}), or {INSTALL}"
+            f"{world.size}: what started them belongs to another MPI. Use the mpirun beside this "
+            f"Python ({Path(sys.executable).parent}), with srun its --mpi option, or {INSTALL}"
         )
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         raise InputError(
@@ -212,6 +222,20 @@ class MpiEngine:
         time.sleep(_FLUSH_SECONDS)
         self._mpi.COMM_WORLD.Abort(status)
         os._exit(status)
+
+    # From one rank to another
+
+    def send(self, vector: np.ndarray, rank: int) -> Any:
+        """Begin to send a vector to a rank; a request that tells when it may be changed again."""
+        return self._comm.Isend(vector, rank)
+
+    def receive(self, vector: np.ndarray) -> int | None:
+        """Receive a vector that a rank has begun to send, if there is one; from whom."""
+        status = self._mpi.Status()
+        if not self._comm.Iprobe(status=status):
+            return None
+        self._do(self._comm.Irecv, (vector, status.source), _PAUSE_SECONDS)
+        return int(status.source)
 
     # Signs of life
 

@@ -359,6 +359,35 @@ class Config(BaseModel):
         "after a step trainers average weights, or before it gradients",
         "average or gradients",
     )
+    rule: Literal["bsp", "easgd", "gosgd"] = _key(
+        _TRAINERS,
+        "bsp",
+        "over MPI: bsp, all in step; easgd, by a server; gosgd, gossip",
+        "bsp, easgd or gosgd",
+    )
+    easgd_alpha: _Float = _key(
+        _TRAINERS,
+        0.5,
+        "easgd: part of the difference by which weights and centre move",
+        "a number above 0 and below 1",
+        gt=0,
+        lt=1,
+    )
+    easgd_tau: int = _key(
+        _TRAINERS,
+        1,
+        "easgd: steps between visits to the server",
+        "a whole number of steps of at least 1",
+        ge=1,
+    )
+    gosgd_p: _Float = _key(
+        _TRAINERS,
+        0.1,
+        "gosgd: probability of sending after a step",
+        "a number above 0 and at most 1",
+        gt=0,
+        le=1,
+    )
     collective: Literal["auto", "ar", "asa", "asa16", "hierarchical"] = _key(
         _TRAINERS,
         "auto",
@@ -452,11 +481,28 @@ class Config(BaseModel):
                 f"error_feedback is true while collective is {self.collective}, which rounds "
                 "nothing: it is for collective: asa16"
             )
+        if self.rule != "bsp":
+            self._check_loose_rule()
         if self.collective == "asa16" and self.precision == "float64":
             raise ValueError(
                 "collective: asa16 is for float32, and precision is float64: choose another of both"
             )
         return self
+
+    def _check_loose_rule(self) -> None:
+        """Refuse what has no meaning where trainers are not in step."""
+        needed = {"exchange": "average", "collective": "auto", "check_every": 0}
+        for key, value in needed.items():
+            if getattr(self, key) != value:
+                raise ValueError(
+                    f"{key} is {getattr(self, key)} and rule is {self.rule}, by which trainers "
+                    f"have weights of their own: leave {key} at {value}"
+                )
+        if self.on_nan == "rollback":
+            raise ValueError(
+                f"on_nan is rollback and rule is {self.rule}: trainers that are not in step can't "
+                "go back together; use stop or skip"
+            )
 
     @property
     def dtype(self) -> Literal["float32", "float64"]:

@@ -122,6 +122,8 @@ def _devices(devices: Sequence[str], places: Sequence[Place]) -> list[str]:
 def _collective(config: Config, places: Sequence[Place]) -> str:
     """How ranks average; nothing where the bits are those of one machine's trainers."""
     machines = Counter(place.machine for place in places)
+    if config.rule != "bsp":
+        return config.rule
     if config.collective == "asa16":
         return f"asa16 {config.wire}" + " with error feedback" * config.error_feedback
     if config.collective == "hierarchical" and len(machines) > 1:

@@ -170,6 +170,11 @@ def make_plan(
         weights = config.init_weights_path if resumed is None else None
         _check_run_folder(config, resumed)
     config = _resolved(config, devices, places)
+    if config.rule != "bsp" and devices[0] != "cpu":
+        raise InputError(
+            f"rule: {config.rule} is for trainers on the CPU so far, and devices are GPUs: use "
+            "rule: bsp"
+        )
     if config.precision == "tf32" and devices[0] == "cpu":
         raise InputError("precision: tf32 is a format of GPUs; on cpu use float32 or bfloat16")
     plan = Plan(
@@ -324,6 +329,11 @@ def _check_start(config: Config, places: Sequence[Place]) -> None:
                 f"collective: {config.collective} is for trainers that are joined by MPI: start "
                 "them with mpirun -n 4 python train.py, or leave collective at auto"
             )
+        if config.rule != "bsp":
+            raise InputError(
+                f"rule: {config.rule} is for trainers that are joined by MPI: start them with "
+                "mpirun -n 4 python train.py, or use rule: bsp"
+            )
         return
     if config.restarts:
         raise InputError(
@@ -345,7 +355,7 @@ def _resolved(config: Config, devices: tuple[str, ...], places: Sequence[Place])
     shared = max(1, len(available_cores()) // len(devices))
     found = {
         "threads": threads_of(places) if places else shared,
-        "collective": "asa" if places else "auto",
+        "collective": "asa" if places and config.rule == "bsp" else "auto",
         "compile": on_gpu,
         "use_data_layer": on_gpu,
     }

@@ -21,6 +21,7 @@ from tandem.exchange.collective import (
     ShardSum,
 )
 from tandem.exchange.mpi import MpiEngine
+from tandem.exchange.rules import Elastic, ElasticServer, Gossip
 from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.cuda import Driver, Stream
 from tandem.memory.flat import FlatLayout, Vectors
@@ -115,6 +116,23 @@ class Joint:
             collective = FromCommon(collective, own)
         return RankParameters(collective, own)
 
+    @property
+    def is_loose(self) -> bool:
+        """Whether ranks are not in step."""
+        return self._config.rule != "bsp" and self._engine.size > 1
+
+    def loose_exchange(self, weights: np.ndarray) -> Exchange:
+        """The exchange of ranks that are not in step, of weights that are the same at first."""
+        config, engine = self._config, self._engine
+        if config.rule == "gosgd":
+            return Gossip(engine, weights, engine.copy(), config.gosgd_p, config.seed)
+        asks, answers = engine.copy(), engine.copy()
+        server = None
+        if engine.rank == 0:
+            server = ElasticServer(weights.copy(), asks, answers, config.easgd_alpha)
+            server.start()
+        return Elastic(engine, weights, asks, answers, server, config.easgd_alpha, config.easgd_tau)
+
     def _collective(self, vectors: list[np.ndarray]) -> Collective:
         name, engine = self._config.collective, self._engine
         if name == "ar":
@@ -177,7 +195,7 @@ class RankMemory:
     device, records = "cpu", False
 
     def __init__(self, slots: HostSlots, joint: Joint, layout: FlatLayout) -> None:
-        self._slots, self._joint = slots, joint
+        self._slots, self._joint, self._size = slots, joint, layout.size
         self._parameters = joint.vectors(2 * layout.nbytes, layout.dtype)
         self._gradients = joint.vectors(layout.nbytes, layout.dtype)
         self._own = joint.own(self._parameters)
@@ -189,6 +207,8 @@ class RankMemory:
 
     def exchange(self, strategy: Strategy) -> Exchange:
         """See `Memory`."""
+        if self._joint.is_loose:
+            return self._joint.loose_exchange(self._own[: self._size])
         vectors = self._gradients if strategy == "gradients" else self._parameters
         return self._joint.exchange(strategy, vectors)
 

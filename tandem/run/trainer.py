@@ -309,6 +309,7 @@ class Trainer:
 
     def finish(self) -> None:
         """Let the loader go, and give the memory back together with the other trainers."""
+        self.exchange.leave()
         self.feed.close()
         self.memory.close()
 
@@ -331,7 +332,9 @@ class Trainer:
                     self._train_step(epoch, step, steps)
             if self._folder is not None and self._is_kept(epoch + 1):
                 self._folder.prepare(self.memory.nbytes)  # while the validation lasts
-            self._finish_epoch(epoch, self._validate(epoch))
+            with self.exchange.centre():
+                record = self._validate(epoch)
+            self._finish_epoch(epoch, record)
         self._tell_written(wait=True)
 
     def validate_only(self) -> None:
@@ -350,11 +353,11 @@ class Trainer:
         self.model.compute_gradients(slot, epoch)
         bad = [] if self.model.is_finite() else self.feed.indices.tolist()
         marks.append(time.perf_counter())
-        words = self._agree(tuple(bad))
+        words = self._agree_on_step(tuple(bad))
         if any(word.not_finite for word in words):
             self._skips += 1
             self._meet_not_finite(epoch, step, rate, words)
-        else:
+        elif self.exchange.is_synchronous or shares[self.rank] > 0:
             self._skips = 0
             self.exchange.before_update(shares)
             marks.append(time.perf_counter())
@@ -451,6 +454,17 @@ class Trainer:
                 f"checksums by rank {[f'{s:08x}' for s in sums]}"
             )
 
+    def _agree_on_step(self, not_finite: tuple[int, ...]) -> Sequence[Word]:
+        """Hear what every trainer has to say; those that are not in step, only now and then."""
+        if self.exchange.is_synchronous:
+            return self._agree(not_finite)
+        # They meet for a report in any case.
+        if (self.state.step + 1) % self.config.print_freq:
+            return (Word(not_finite=not_finite),)
+        words = self._agree()
+        own = Word(any(w.stop for w in words), any(w.snapshot for w in words), not_finite)
+        return (own,)
+
     def _agree(self, not_finite: tuple[int, ...] = ()) -> Sequence[Word]:
         """Hear what every trainer has to say of this step, the same everywhere."""
         return self.seat.meeting.gather(
@@ -501,7 +515,10 @@ class Trainer:
             hint = "; a smaller learning_rate may help, or on_nan: skip or rollback"
             if self._skips > MOST_SKIPS:
                 hint = f"; {MOST_SKIPS} minibatches before it were skipped: that does not help"
-            raise NotFinite(text + hint * (action == "stop"), epoch, step)
+            text += hint * (action == "stop")
+            if not self.exchange.is_synchronous:
+                raise ArithmeticError(text)  # which the others do not know of
+            raise NotFinite(text, epoch, step)
         if self.rank == 0:
             self.launcher.send(Remark(f"{text}: skipped"))
 
@@ -570,9 +587,14 @@ class Trainer:
         """Trainer 0 copies; the others can't overtake it, since the next step waits for it."""
         self._last_save = time.monotonic()
         sums = self.seat.meeting.gather(self.model.read_sums("train"))
+        if self._folder is not None:
+            self._tell_written(wait=True)
+        with self.exchange.centre():
+            self._copy_to_folder(sums)
+
+    def _copy_to_folder(self, sums: tuple[Sums, ...]) -> None:
         if self._folder is None:
             return
-        self._tell_written(wait=True)
         config = self.config
         weights, momentum = (
             {name: variable.get_value(borrow=True) for name, variable in variables.items()}

@@ -24,6 +24,7 @@ from tandem.exchange.collective import (
     ShardSum,
 )
 from tandem.exchange.mpi import MpiEngine, join
+from tandem.exchange.rules import Elastic, ElasticServer, Gossip
 from tandem.memory.cuda import CudaBuffer
 from tandem.run.rank_site import Staged
 
@@ -203,6 +204,59 @@ def check_staged(engine: MpiEngine) -> None:
             assert driver.read(array).tobytes() == every[0].tobytes(), method
 
 
+def check_elastic(engine: MpiEngine) -> None:
+    """Visits in turn, against the equations; then the centre, and the server's end."""
+    alpha, size = 0.3, 1000
+    every = [vectors(1, size)[0].copy() for _ in range(engine.size)]
+    centre = every[0].copy()
+    own, asks, answers = every[engine.rank].copy(), engine.copy(), engine.copy()
+    server = ElasticServer(own.copy(), asks, answers, alpha) if engine.rank == 0 else None
+    if server is not None:
+        server.start()
+    rule = Elastic(engine, own, asks, answers, server, alpha, tau=2)
+    for turn in range(4):
+        for rank in range(engine.size):
+            change = vectors(engine.size, size, turn=turn)[rank]
+            every[rank] += change
+            if turn % 2:  # two steps to a visit
+                before = centre.copy()
+                centre += np.float32(alpha) * (every[rank] - before)
+                every[rank] -= np.float32(alpha) * (every[rank] - before)
+            if rank == engine.rank:
+                own += change
+                rule.after_update([])
+            engine.meet()
+    np.testing.assert_allclose(own, every[engine.rank], rtol=1e-5, atol=1e-6)
+    with rule.centre():
+        np.testing.assert_allclose(own, centre, rtol=1e-5, atol=1e-6)
+        assert len(set(engine.gather(own.tobytes()))) == 1
+        with rule.centre():
+            assert len(set(engine.gather(own.tobytes()))) == 1
+    np.testing.assert_allclose(own, every[engine.rank], rtol=1e-5, atol=1e-6)
+    rule.leave()
+    assert server is None or not server.is_alive()
+
+
+def check_gossip(engine: MpiEngine) -> None:
+    """However they mix, shares add up to 1 and the consensus stays what it was."""
+    every = vectors(engine.size, 200_000)
+    own = every[engine.rank].copy()
+    rule = Gossip(engine, own, engine.copy(), 0.7, seed=3)
+    for step in range(25):
+        rule.after_update([])
+        if step % 10 == 9:
+            kept = None
+            with rule.centre():
+                np.testing.assert_allclose(own, np.mean(every, axis=0), atol=1e-5)
+                assert len(set(engine.gather(own.tobytes()))) == 1
+                kept = sum(engine.gather(rule.share))
+            assert abs(kept - 1) < 1e-12
+    if engine.size > 1:
+        spread = np.abs(np.array(every) - np.mean(every, axis=0)).max()
+        assert np.abs(own - np.mean(every, axis=0)).max() < spread
+    rule.leave()
+
+
 CHECKS: tuple[Callable[[MpiEngine], None], ...] = (
     check_gather,
     check_shard_sum,
@@ -213,6 +267,8 @@ CHECKS: tuple[Callable[[MpiEngine], None], ...] = (
     check_hierarchy,
     check_sides,
     check_staged,
+    check_elastic,
+    check_gossip,
 )
 
 

@@ -1,0 +1,72 @@
+"""Gossip against a NumPy simulation of its equations, where all is delivered in order."""
+
+from collections import Counter, deque
+
+import numpy as np
+
+from tandem.exchange.rules import Gossip, gossip_target
+
+
+class Delivered:
+    def Test(self) -> bool:
+        return True
+
+
+class QueuePost:
+    """A `Post` by queues: what is sent has arrived."""
+
+    def __init__(self, queues: list[deque[tuple[int, np.ndarray]]], rank: int) -> None:
+        self.queues, self.rank, self.size = queues, rank, len(queues)
+
+    def send(self, vector: np.ndarray, rank: int) -> Delivered:
+        self.queues[rank].append((self.rank, vector.copy()))
+        return Delivered()
+
+    def receive(self, vector: np.ndarray) -> int | None:
+        if not self.queues[self.rank]:
+            return None
+        source, came = self.queues[self.rank].popleft()
+        vector[:] = came
+        return source
+
+
+def test_gossip_does_what_its_equations_say() -> None:
+    """Blot et al. 2016, algorithms 3 and 4, with local steps that add a constant."""
+    ranks, p, seed, rng = 4, 0.6, 11, np.random.default_rng(0)
+    queues: list[deque[tuple[int, np.ndarray]]] = [deque() for _ in range(ranks)]
+    weights = [rng.normal(size=2048) for _ in range(ranks)]
+    rules = [
+        Gossip(p_, w, p_, p, seed)
+        for w, p_ in zip(weights, [QueuePost(queues, r) for r in range(ranks)], strict=True)  # type: ignore[arg-type]
+    ]
+    x, a = [w.copy() for w in weights], [1 / ranks] * ranks
+    inbox: list[list[tuple[np.ndarray, float]]] = [[] for _ in range(ranks)]
+    sent = 0
+    for step in range(30):
+        for rank in range(ranks):
+            change = rng.normal(size=2048)
+            weights[rank] += change
+            x[rank] = x[rank] + change
+            rules[rank].after_update([])
+            for other, share in inbox[rank]:
+                x[rank] = (a[rank] * x[rank] + share * other) / (a[rank] + share)
+                a[rank] += share
+            inbox[rank].clear()
+            target = gossip_target(seed, step, rank, ranks, p)
+            if target is not None:
+                a[rank] /= 2
+                inbox[target].append((x[rank].copy(), a[rank]))
+                sent += 1
+            np.testing.assert_allclose(weights[rank], x[rank], rtol=1e-9, atol=1e-12)
+            assert np.isclose(rules[rank].share, a[rank], rtol=1e-12)
+    assert sent > 40
+    assert np.isclose(sum(a) + sum(share for box in inbox for _, share in box), 1)
+
+
+def test_all_others_are_as_likely() -> None:
+    found = Counter(gossip_target(1, step, 2, 4, 0.5) for step in range(4000))
+    assert set(found) == {None, 0, 1, 3}
+    assert abs(found[None] - 2000) < 150
+    assert all(abs(found[rank] - 667) < 120 for rank in (0, 1, 3))
+    assert gossip_target(1, 0, 0, 1, 1.0) is None
+    assert all(gossip_target(1, step, 0, 2, 1.0) == 1 for step in range(20))
