@@ -19,8 +19,7 @@ from tandem.device import DeviceSharedVariable, device_shared
 from tandem.layers import DropoutKeys
 from tandem.memory import Buffer, HostBuffer
 from tandem.memory.flat import FlatLayout
-from tandem.ops import crop_mirror
-from tandem.run.model import momentum_step
+from tandem.ops import crop_mirror, momentum_step
 
 
 @dataclass(frozen=True)

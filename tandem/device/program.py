@@ -31,6 +31,7 @@ from tandem.device.lowering import Lowering, host_rule, lower
 from tandem.device.lowering.registry import is_host_type, torch_dtype
 from tandem.ops.base import TensorOp
 from tandem.ops.crop import CropMirror
+from tandem.ops.momentum import MomentumStep
 
 _serial = itertools.count()
 
@@ -254,32 +255,38 @@ class _Writer:
             if not isinstance(variable, Constant) and variable not in self.fgraph.inputs:
                 self.dying.setdefault(position, []).append(variable)
         self.direct = {} if self.target.compiled else self._direct_stores(order)
-        for position, (_, variable) in self.direct.items():
-            self.aliases.place(order[position].outputs[0], variable)
+        for position, stores in self.direct.items():
+            for output, (_, variable) in zip(order[position].outputs, stores, strict=True):
+                self.aliases.place(output, variable)
 
-    def _direct_stores(self, order: Sequence[Apply]) -> dict[int, tuple[int, Variable]]:
-        """Find the nodes that may write their result to the input which it updates.
+    def _direct_stores(self, order: Sequence[Apply]) -> dict[int, list[tuple[int, Variable]]]:
+        """Find the nodes that may write their results to the inputs which these update.
 
-        For the position of each in the schedule, the place of the output and the input.
+        For the position of each in the schedule, by output of the node, the place among the
+        graph's outputs and the input.
         """
         positions = {node: position for position, node in enumerate(order)}
         certain_from = max(
             (position + 1 for node, position in positions.items() if not _is_certain(node)),
             default=0,
         )
-        direct = {}
+        found: dict[int, dict[Variable, tuple[int, Variable]]] = {}
         for place, variable in self.ending.stores.items():
             output = self.fgraph.outputs[place]
             position = positions.get(output.owner, -1)
             if position >= certain_from and self._may_store(position, output, variable):
-                direct[position] = place, variable
-        return direct
+                found.setdefault(position, {})[output] = place, variable
+        return {
+            position: [stores[output] for output in order[position].outputs]
+            for position, stores in found.items()
+            if len(stores) == len(order[position].outputs)
+        }
 
     def _may_store(self, position: int, output: Variable, variable: Variable) -> bool:
         """Whether nobody looks at the old value of `variable` after the node at `position`."""
         node = output.owner
         others = [v for v in node.inputs if variable in self.aliases.roots(v) and v is not variable]
-        elementwise = isinstance(node.op, Elemwise) or variable not in node.inputs
+        elementwise = isinstance(node.op, Elemwise | MomentumStep) or variable not in node.inputs
         return (
             self.lowerings[position].into is not None
             and self.aliases.roots(output) == {output}
@@ -299,8 +306,7 @@ class _Writer:
         arguments = [self._argument(lowering, place, node.inputs[place]) for place in places]
         call = self.bind("f", self._call(position, node, lowering))
         if position in self.direct:
-            _, variable = self.direct[position]
-            arguments.insert(0, self.names[variable])
+            arguments[:0] = [self.names[variable] for _, variable in self.direct[position]]
         for output in node.outputs:
             self.names[output] = f"v{len(self.names)}"
         results = ", ".join(self.names[output] for output in node.outputs)
@@ -410,7 +416,7 @@ class _Writer:
         """Write copies of what would be overwritten, then the updates, then the return."""
         stores = self.ending.stores
         results = self._results(stores)
-        for place, _ in self.direct.values():
+        for place, _ in itertools.chain.from_iterable(self.direct.values()):
             del results[place]
         endangered = {
             place

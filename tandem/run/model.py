@@ -18,7 +18,7 @@ from tandem.device import Captured, DeviceSharedVariable, capture, device_mode, 
 from tandem.layers import DropoutKeys, label_rank
 from tandem.memory.flat import Vectors
 from tandem.memory.slot import Slot
-from tandem.ops import crop_mirror
+from tandem.ops import crop_mirror, momentum_step
 from tandem.run.config import Config
 from tandem.run.sums import Sums
 
@@ -289,35 +289,6 @@ class Model:
         cost = self._network.cost(logits, minibatch["labels"], minibatch["valid"])
         counts = self._counts(cost, logits, minibatch, errors=True)
         return _Graph(minibatch, {}, _added(self._sums["validation"], counts))
-
-
-def momentum_step(
-    weight: TensorVariable,
-    velocity: TensorVariable,
-    gradient: TensorVariable,
-    rate: TensorVariable,
-    momentum: float,
-    decay: float,
-    nesterov: bool,
-) -> tuple[TensorVariable, TensorVariable]:
-    """One step of stochastic gradient descent with momentum.
-
-    ``v <- m v - lr (g + wd w)``, then ``w <- w + v``, or with Nesterov's momentum
-    ``w <- w + m v - lr (g + wd w)``, both with the new v: the velocity that is kept is never the
-    look-ahead. (Krizhevsky et al. 2012, section 5; Sutskever et al. 2013, section 2, in the
-    form in which the weights are those of the look-ahead.)
-
-    Returns
-    -------
-    weight, velocity
-        The new values, of the types of the old.
-    """
-    dtype = np.dtype(weight.dtype).type
-    step = rate * (gradient + dtype(decay) * weight if decay else gradient)
-    velocity = dtype(momentum) * velocity - step
-    if nesterov:
-        return weight + dtype(momentum) * velocity - step, velocity
-    return weight + velocity, velocity
 
 
 def _are_finite(values: list[TensorVariable]) -> TensorVariable:

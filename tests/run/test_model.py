@@ -90,7 +90,7 @@ def test_update_gives_biases_twice_the_rate_and_no_decay(nesterov: bool) -> None
             weights[name] = weights[name] + ahead
     for part, expected in ((parameters[:size], weights), (parameters[size:], momenta)):
         for name, view in layout_of(net).views(part).items():
-            np.testing.assert_allclose(view, expected[name], rtol=1e-12, err_msg=name)
+            np.testing.assert_allclose(view, expected[name], 1e-12, 1e-15, err_msg=name)
     assert np.count_nonzero(parameters[:size]) <= sum(w.size for w in weights.values())
 
 
