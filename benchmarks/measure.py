@@ -36,6 +36,10 @@ class Measured:
     def quartiles(self) -> tuple[float, float]:
         return quartiles(self.seconds)
 
+    def scaled(self, factor: float) -> "Measured":
+        """The same of another amount of work."""
+        return Measured(self.name, tuple(factor * seconds for seconds in self.seconds))
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -208,9 +212,10 @@ def _processor() -> str:
 
 def run(
     description: str | None,
-    answer: Callable[[int], Iterator[Comparison]],
+    answer: Callable[..., Iterator[Comparison]],
     rounds: int,
     arguments: Sequence[str] | None = None,
+    parts: Sequence[str] = (),
 ) -> int:
     """The command line of a benchmark: answer the question, print JSON lines, then a table.
 
@@ -219,11 +224,13 @@ def run(
     description : str
         The module's docstring.
     answer : callable
-        Takes the number of rounds; yields comparisons.
+        Takes the number of rounds, and with `parts` one of them or None; yields comparisons.
     rounds : int
         By default.
     arguments : sequence of str, optional
         Of the command line.
+    parts : sequence of str
+        Of which ``--only`` chooses one.
 
     Returns
     -------
@@ -236,9 +243,11 @@ def run(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=rounds, help=f"that count (default {rounds})")
-    options = parser.parse_args(arguments)
+    if parts:
+        parser.add_argument("--only", choices=parts, help="one part of the question")
+    options = vars(parser.parse_args(arguments))
     rows = []
-    for comparison in answer(options.rounds):
+    for comparison in answer(**options):
         rows.append(row(comparison))
         print(json.dumps(rows[-1]), flush=True)
     sys.stderr.write(table(rows) + "\n")

@@ -68,6 +68,28 @@ def _gradient(
     return gradient
 
 
+@torch.library.custom_op("tandem::transformed_convolution", mutates_args=())
+def _transformed_convolution(
+    x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: int
+) -> Tensor:
+    """A convolution of stride 1 by NNPACK, which knows no groups; an operator of our own, since
+    ``torch.compile`` can't read PyTorch's."""
+    biases = [None] * groups if b is None else b.chunk(groups)
+    results = [
+        aten._nnpack_spatial_convolution(
+            x_part.contiguous(), w_part.contiguous(), b_part, [pad, pad], [1, 1]
+        )
+        for x_part, w_part, b_part in zip(x.chunk(groups, 1), w.chunk(groups), biases, strict=True)
+    ]
+    return results[0] if groups == 1 else torch.cat(results, dim=1)
+
+
+@_transformed_convolution.register_fake
+def _(x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: int) -> Tensor:
+    rows, columns = (n + 2 * pad - w.shape[2] + 1 for n in x.shape[2:])
+    return x.new_empty((x.shape[0], w.shape[0], rows, columns))
+
+
 @dataclass(frozen=True)
 class _Transformed:
     """A convolution of stride 1 by NNPACK; operands that aren't float32 go to `direct`."""
@@ -79,21 +101,7 @@ class _Transformed:
     def __call__(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         if x.dtype != torch.float32:
             return self.direct(x, w, b)
-        pad, one = [self.pad] * 2, [1, 1]
-        if self.groups == 1:
-            operands = (x.contiguous(), w.contiguous())
-            return aten._nnpack_spatial_convolution(*operands, b, pad, one)
-        biases = [None] * self.groups if b is None else b.chunk(self.groups)
-        parts = zip(x.chunk(self.groups, 1), w.chunk(self.groups), biases, strict=True)
-        return torch.cat(
-            [
-                aten._nnpack_spatial_convolution(
-                    x_part.contiguous(), w_part.contiguous(), b_part, pad, one
-                )
-                for x_part, w_part, b_part in parts
-            ],
-            dim=1,
-        )
+        return _transformed_convolution(x, w, b, self.pad, self.groups)
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ class _TransformedGradient:
         by_group = w.reshape(self.groups, filters // self.groups, channels, *window)
         turned = by_group.transpose(1, 2).flip(3, 4)
         turned = turned.reshape(self.groups * channels, filters // self.groups, *window)
-        return _Transformed(self.pad, self.groups, F.conv2d)(g, turned, None)
+        return _transformed_convolution(g, turned, None, self.pad, self.groups)
 
 
 def _has_transforms(device: torch.device) -> bool:
