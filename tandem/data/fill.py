@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tandem.data.augment import Augmentation, Mode, crop_origins, mirror_flags
+from tandem.data.augment import Augmentation, Mode, windows
 from tandem.data.reader import PictureReader
 from tandem.errors import InputError
 from tandem.memory import Slot
@@ -113,8 +113,7 @@ class SlotFiller:
                 f"{(size, size, 3)}"
             )
         about = (request.mode, request.epoch, request.minibatch, request.indices)
-        slot.origins[:n] = crop_origins(self.augmentation, self.image_size, *about)
-        slot.mirrored[:n] = mirror_flags(self.augmentation, *about)
+        slot.origins[:n], slot.mirrored[:n] = windows(self.augmentation, self.image_size, *about)
         slot.indices[:n] = request.indices
         slot.labels[:n] = reader.labels(request.indices)
         if self.crop_here:
