@@ -84,6 +84,32 @@ class Comparison:
         return self.ratio >= self.target if self.kind == "speed" else self.ratio <= self.target
 
 
+@dataclass(frozen=True)
+class Figure:
+    """A number that is compared with nothing: a line of the table.
+
+    Attributes
+    ----------
+    question, name : str
+        What is asked, and of what.
+    value, target : float
+        What was found, and the most that it is to be.
+    unit : str
+        Of both.
+    """
+
+    question: str
+    name: str
+    value: float
+    unit: str
+    target: float
+
+    @property
+    def reached(self) -> bool:
+        """Whether the value is at most the target."""
+        return self.value <= self.target
+
+
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
     """The first and the third; of fewer than two values, the value itself."""
     if len(values) < 2:
@@ -154,10 +180,10 @@ def compare(
     )
 
 
-def row(comparison: Comparison) -> dict[str, Any]:
-    """A comparison as it is written down: a JSON object."""
-    numbers = {k: float(f"{v:.4g}") for k, v in asdict(comparison).items() if isinstance(v, float)}
-    return asdict(comparison) | numbers | {"reached": comparison.reached}
+def row(found: Comparison | Figure) -> dict[str, Any]:
+    """What was found as it is written down: a JSON object."""
+    numbers = {k: float(f"{v:.4g}") for k, v in asdict(found).items() if isinstance(v, float)}
+    return asdict(found) | numbers | {"reached": found.reached}
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -176,6 +202,9 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    if "unit" in row:
+        value, target = (f"{row[key]:g} {row['unit']}" for key in ("value", "target"))
+        return row["name"], value, "", "", f"at most {target}: {'yes' if row['reached'] else 'NO'}"
     unit, sign = ("speed", "at least") if row["kind"] == "speed" else ("time", "at most")
     target = row["target"]
     return (
@@ -212,7 +241,7 @@ def _processor() -> str:
 
 def run(
     description: str | None,
-    answer: Callable[..., Iterator[Comparison]],
+    answer: Callable[..., Iterator[Comparison | Figure]],
     rounds: int,
     arguments: Sequence[str] | None = None,
     parts: Sequence[str] = (),
@@ -224,7 +253,8 @@ def run(
     description : str
         The module's docstring.
     answer : callable
-        Takes the number of rounds, and with `parts` one of them or None; yields comparisons.
+        Takes the number of rounds, and with `parts` one of them or None; yields comparisons
+        and figures.
     rounds : int
         By default.
     arguments : sequence of str, optional
@@ -247,8 +277,8 @@ def run(
         parser.add_argument("--only", choices=parts, help="one part of the question")
     options = vars(parser.parse_args(arguments))
     rows = []
-    for comparison in answer(**options):
-        rows.append(row(comparison))
+    for found in answer(**options):
+        rows.append(row(found))
         print(json.dumps(rows[-1]), flush=True)
     sys.stderr.write(table(rows) + "\n")
     return 0

@@ -1,0 +1,56 @@
+"""Pictures made up for benchmarks, so that these run anywhere."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tandem.data.batchfile import locate_batch, write_batch
+from tandem.data.dataset import Dataset
+
+
+def write_batches(folder: Path, count: int, side: int, per_file: int = 256) -> Dataset:
+    """A data set of noise, of ten classes.
+
+    Parameters
+    ----------
+    folder : Path
+        Where it goes.
+    count : int
+        Pictures.
+    side : int
+        Their rows and columns, pixels.
+    per_file : int
+        Pictures of a batch file.
+    """
+    rng = np.random.default_rng(0)
+    counts = tuple(min(per_file, count - start) for start in range(0, count, per_file))
+    paths = [folder / f"{number:04d}.hkl" for number in range(len(counts))]
+    for path, some in zip(paths, counts, strict=True):
+        write_batch(path, rng.integers(0, 256, (some, side, side, 3), np.uint8), "b01c")
+    labels = folder / "labels.npy"
+    np.save(labels, rng.integers(0, 10, count))
+    return Dataset(
+        paths=tuple(map(str, paths)),
+        offsets=tuple(locate_batch(path).offset for path in paths),
+        counts=counts,
+        layout="b01c",
+        image_size=side,
+        labels_file=str(labels),
+    )
+
+
+def write_jpegs(folder: Path, count: int, rows: int = 375, columns: int = 500) -> list[Path]:
+    """JPEGs that take as many bytes as ImageNet's and as long to decode: some 90 KB.
+
+    Soft colours under fine noise.
+    """
+    rng = np.random.default_rng(0)
+    paths = [folder / f"{number:05d}.JPEG" for number in range(count)]
+    for path in paths:
+        colours = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8))
+        soft = np.asarray(colours.resize((columns, rows), Image.Resampling.BICUBIC), np.int16)
+        grain = rng.integers(-24, 25, (rows, columns, 1), np.int16)
+        pixels = np.clip(soft + grain, 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(path, quality=90)
+    return paths
