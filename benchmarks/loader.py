@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image
 
 import proc_load
-from benchmarks.measure import Comparison, Figure, Step, compare, measure, run
+from benchmarks.measure import Comparison, Figure, Found, Step, compare, measure, run
 from benchmarks.pictures import write_batches, write_jpegs
 from tandem.data.augment import Augmentation, windows
 from tandem.data.dataset import Dataset
@@ -322,7 +322,7 @@ def memory(epoch: Epoch, loader: ProcessLoader, pid: int, steady: int) -> Iterat
     yield Figure(question, f"growth over {steady} minibatches", grown, "MB", GROWTH_TARGET)
 
 
-def answer(rounds: int, sizes: Sizes = PAPER) -> Iterator[Comparison | Figure]:
+def answer(rounds: int, sizes: Sizes = PAPER) -> Iterator[Found]:
     """Make pictures, load them, compare."""
     with tempfile.TemporaryDirectory() as name:
         dataset = write_batches(Path(name), sizes.pictures, sizes.stored)

@@ -110,6 +110,37 @@ class Figure:
         return self.value <= self.target
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of a whole's time: a line of the table.
+
+    Attributes
+    ----------
+    question, name : str
+        Of what, and which part.
+    seconds, whole_seconds : float
+        Medians.
+    operations : int
+        Floating-point operations, where they were counted, else 0.
+    rate : float
+        Operations per second that the machine is known to do.
+    """
+
+    question: str
+    name: str
+    seconds: float
+    whole_seconds: float
+    operations: int
+    rate: float
+
+    @property
+    def reached(self) -> None:
+        """A part has no target."""
+
+
+Found = Comparison | Figure | Part
+
+
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
     """The first and the third; of fewer than two values, the value itself."""
     if len(values) < 2:
@@ -180,7 +211,7 @@ def compare(
     )
 
 
-def row(found: Comparison | Figure) -> dict[str, Any]:
+def row(found: Found) -> dict[str, Any]:
     """What was found as it is written down: a JSON object."""
     numbers = {k: float(f"{v:.4g}") for k, v in asdict(found).items() if isinstance(v, float)}
     return asdict(found) | numbers | {"reached": found.reached}
@@ -205,6 +236,13 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     if "unit" in row:
         value, target = (f"{row[key]:g} {row['unit']}" for key in ("value", "target"))
         return row["name"], value, "", "", f"at most {target}: {'yes' if row['reached'] else 'NO'}"
+    if "whole_seconds" in row:
+        share = row["seconds"] / row["whole_seconds"]
+        cells = row["name"], f"{1000 * row['seconds']:.1f} ms", f"{share:.1%}"
+        if not row["operations"]:
+            return *cells, "", ""
+        rate = row["operations"] / row["seconds"]
+        return *cells, f"{rate / 1e9:.0f} GFLOP/s", f"{rate / row['rate']:.0%} of the machine's"
     unit, sign = ("speed", "at least") if row["kind"] == "speed" else ("time", "at most")
     target = row["target"]
     return (
@@ -241,7 +279,7 @@ def _processor() -> str:
 
 def run(
     description: str | None,
-    answer: Callable[..., Iterator[Comparison | Figure]],
+    answer: Callable[..., Iterator[Found]],
     rounds: int,
     arguments: Sequence[str] | None = None,
     parts: Sequence[str] = (),

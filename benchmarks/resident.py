@@ -5,7 +5,7 @@ from. Tests run it small on a CPU.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ class Sizes:
 
 
 PAPER = Sizes(batch=256, crop=227, stored=256, classes=1000, width=1.0)
+ON_CPU = replace(PAPER, batch=64)
+DEMO = Sizes(batch=64, crop=67, stored=76, classes=10, width=1.0)
 
 
 class ResidentStep:

@@ -9,18 +9,16 @@ that are ready. Prints JSON lines, then a table.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from benchmarks.measure import Comparison, Step, compare, measure, run
 from benchmarks.plain_alexnet import plain_inference, plain_step
-from benchmarks.resident import PAPER, ResidentStep, Sizes
+from benchmarks.resident import DEMO, ON_CPU, PAPER, ResidentStep, Sizes
 from tandem.device import cpp_compiler, device_mode, keep_freed_memory, set_threads
 
-TRAINING = replace(PAPER, batch=64)
-SMALL = Sizes(batch=64, crop=67, stored=76, classes=10, width=1.0)
 BATCHES = (16, 32, 64, 128, 256)
 OURS = "ours"
 
@@ -77,38 +75,46 @@ def against_plain(
             yield compare(question, found[OURS], found[name], "speed")
 
 
-def training(rounds: int) -> Iterator[Comparison]:
+def training(rounds: int, sizes: Sizes = ON_CPU) -> Iterator[Comparison]:
     """A step of batch 64 at the paper's size."""
-    ours, plain = our_steps(TRAINING), plain_steps(TRAINING)
-    yield from against_plain("training step, batch 64, 227", ours, plain, rounds, 1.25, 1.0)
+    ours, plain = our_steps(sizes), plain_steps(sizes)
+    yield from against_plain(_named("training step", sizes), ours, plain, rounds, 1.25, 1.0)
 
 
-def inference(rounds: int) -> Iterator[Comparison]:
+def inference(rounds: int, sizes: Sizes = ON_CPU) -> Iterator[Comparison]:
     """Logits of a batch of 64 at the paper's size."""
     mode = device_mode("cpu")
-    ours: dict[str, Step] = {OURS: ResidentStep(mode, TRAINING).inference(mode)}
-    plain = plain_inferences(TRAINING)
-    yield from against_plain("inference, batch 64, 227", ours, plain, rounds, 1.0, 1.0)
+    ours: dict[str, Step] = {OURS: ResidentStep(mode, sizes).inference(mode)}
+    plain = plain_inferences(sizes)
+    yield from against_plain(_named("inference", sizes), ours, plain, rounds, 1.0, 1.0)
 
 
-def small(rounds: int) -> Iterator[Comparison]:
+def small(rounds: int, sizes: Sizes = DEMO) -> Iterator[Comparison]:
     """A step at the demo's size, where fixed costs would show."""
-    ours = {OURS: ResidentStep(device_mode("cpu"), SMALL).run}
-    plain = plain_steps(SMALL)
-    yield from against_plain("training step, batch 64, 67", ours, plain, 2 * rounds, 1.0, None)
+    ours = {OURS: ResidentStep(device_mode("cpu"), sizes).run}
+    plain = plain_steps(sizes)
+    yield from against_plain(_named("training step", sizes), ours, plain, 2 * rounds, 1.0, None)
 
 
-def batches(rounds: int) -> Iterator[Comparison]:
-    """How the time of an image grows with the batch: against that in a batch of 64."""
+def batches(
+    rounds: int, sizes: Sizes = PAPER, counts: Sequence[int] = BATCHES
+) -> Iterator[Comparison]:
+    """How the time of an image depends on the batch: against that in the largest."""
     steps = {
-        f"batch {size}": ResidentStep(device_mode("cpu"), replace(PAPER, batch=size)).run
-        for size in BATCHES
+        f"batch {count}": ResidentStep(device_mode("cpu"), replace(sizes, batch=count)).run
+        for count in counts
     }
-    found = {m.name: m for m in measure(steps, max(2, rounds // 3))}
-    base = found["batch 64"]
-    for size in BATCHES:
-        per_image = found[f"batch {size}"].scaled(64 / size)
-        yield compare("an image's time by the size of the batch, 227", per_image, base, "time")
+    per_image = [
+        measured.scaled(1 / count)
+        for count, measured in zip(counts, measure(steps, max(2, rounds // 3)), strict=True)
+    ]
+    question = f"an image's time in a training step, by the size of the batch, {sizes.crop}"
+    for measured in per_image:
+        yield compare(question, measured, per_image[-1], "time")
+
+
+def _named(what: str, sizes: Sizes) -> str:
+    return f"{what}, batch {sizes.batch}, {sizes.crop}"
 
 
 PARTS = {"training": training, "inference": inference, "small": small, "batches": batches}
