@@ -43,10 +43,7 @@ def write_batches(folder: Path, count: int, side: int, per_file: int = 256) -> D
 
 
 def write_jpegs(folder: Path, count: int, rows: int = 375, columns: int = 500) -> list[Path]:
-    """JPEGs that take as many bytes as ImageNet's and as long to decode: some 90 KB.
-
-    Soft colours under fine noise.
-    """
+    """JPEGs like ImageNet's in pixels and, with 90 KB, in bytes: soft colours under fine noise."""
     rng = np.random.default_rng(0)
     paths = [folder / f"{number:05d}.JPEG" for number in range(count)]
     for path in paths:
