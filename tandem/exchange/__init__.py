@@ -1,6 +1,6 @@
 """How trainers agree on parameters after a step: one class per strategy, one small interface."""
 
-from tandem.exchange.average import AverageGradients, AverageParameters
+from tandem.exchange.average import AverageGradients, AverageParameters, SharedParameters
 from tandem.exchange.base import Exchange
 from tandem.exchange.meeting import Meeting, PeerLost, meetings
 
@@ -10,5 +10,6 @@ __all__ = [
     "Exchange",
     "Meeting",
     "PeerLost",
+    "SharedParameters",
     "meetings",
 ]

@@ -1,4 +1,4 @@
-"""Averaging over host shared memory: trainer i averages shard i and writes it into all buffers."""
+"""Averaging over host shared memory: trainer i averages shard i of all buffers."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,6 @@ import numpy as np
 
 from tandem.exchange.base import Exchange
 from tandem.exchange.meeting import Meeting
-
-BLOCK = 1 << 15  # elements; a block of each buffer and the sum stay in a core's cache
 
 
 class _Average(Exchange):
@@ -27,14 +25,16 @@ class _Average(Exchange):
 
     def __init__(self, meeting: Meeting, vectors: Sequence[np.ndarray]) -> None:
         self._meeting = meeting
-        self._vectors = vectors
-        self._shard = shard(vectors[0].size, len(vectors), meeting.rank)
+        part = shard(vectors[0].size, len(vectors), meeting.rank)
+        self._parts = [vector[part] for vector in vectors]
 
     def _average(self, shares: Sequence[float]) -> None:
-        if len(self._vectors) == 1:
+        if len(self._parts) == 1:
             return
+        from tandem.exchange import loops
+
         self._meeting.meet()
-        average_into_all([vector[self._shard] for vector in self._vectors], shares)
+        loops.average_into_all(self._parts, shares)
         self._meeting.meet()
 
 
@@ -58,6 +58,30 @@ class AverageGradients(_Average):
         self._average(shares)
 
 
+class SharedParameters(_Average):
+    """One vector of weights and momenta for all trainers, of which each updates a shard.
+
+    Each computes gradients into a vector of its own. They meet; trainer i averages shard i of the
+    gradients, in rank order, into trainer 0's vector, and then updates shard i of the weights and
+    momenta from there; they meet again. So nothing is averaged twice, and nothing updated twice.
+    What is computed is what `AverageGradients` computes.
+    """
+
+    def before_update(self, shares: Sequence[float]) -> None:
+        """Average this trainer's shard of the gradients, weighted by `shares`."""
+        if len(self._parts) == 1:
+            return
+        from tandem.exchange import loops
+
+        # From here on nobody computes with the weights, until all of them have been updated.
+        self._meeting.meet()
+        loops.average_into_first(self._parts, shares)
+
+    def after_update(self, shares: Sequence[float]) -> None:
+        """Wait until every trainer has updated its shard."""
+        self._meeting.meet()
+
+
 def shard(size: int, shards: int, number: int) -> slice:
     """The part of a vector that one trainer averages.
 
@@ -78,27 +102,3 @@ def shard(size: int, shards: int, number: int) -> slice:
     """
     blocks = -(-size // 1024)
     return slice(*(min(size, blocks * i // shards * 1024) for i in (number, number + 1)))
-
-
-def average_into_all(vectors: Sequence[np.ndarray], shares: Sequence[float]) -> None:
-    """Replace every vector by their weighted average.
-
-    Parameters
-    ----------
-    vectors : sequence of float arrays (n,)
-        Of one dtype, each overwritten.
-    shares : sequence of float
-        Weights that add up to 1. A vector of weight 0 is not read.
-    """
-    weighted = [(v, v.dtype.type(s)) for v, s in zip(vectors, shares, strict=True) if s > 0]
-    total, term = np.empty((2, min(BLOCK, vectors[0].size)), vectors[0].dtype)
-    for start in range(0, vectors[0].size, BLOCK):
-        block = slice(start, min(start + BLOCK, vectors[0].size))
-        size = block.stop - start
-        (first, share), *others = weighted
-        np.multiply(first[block], share, out=total[:size])
-        for vector, share in others:
-            np.multiply(vector[block], share, out=term[:size])
-            total[:size] += term[:size]
-        for vector in vectors:
-            vector[block] = total[:size]

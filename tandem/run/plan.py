@@ -159,6 +159,11 @@ def make_plan(
         weights = config.init_weights_path if resumed is None else None
         _check_run_folder(config, resumed)
     config = _resolved(config, devices)
+    if config.exchange == "shared" and devices[0] != "cpu":
+        raise InputError(
+            "exchange: shared is one copy of the weights in the host's memory, for trainers on "
+            "cpu; on GPUs use average or gradients"
+        )
     if config.precision == "tf32" and devices[0] == "cpu":
         raise InputError("precision: tf32 is a format of GPUs; on cpu use float32 or bfloat16")
     plan = Plan(

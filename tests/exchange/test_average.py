@@ -1,13 +1,22 @@
 """Averaging against NumPy, at several numbers of trainers, and bit-equality of the buffers."""
 
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from tandem.exchange import AverageGradients, AverageParameters, Exchange, Meeting, meetings
-from tandem.exchange.average import BLOCK, average_into_all, shard
+from tandem.exchange import (
+    AverageGradients,
+    AverageParameters,
+    Exchange,
+    Meeting,
+    SharedParameters,
+    loops,
+    meetings,
+)
+from tandem.exchange.average import shard
 
 
 def run_together(strategies: Sequence[Exchange], shares: Sequence[float], method: str) -> None:
@@ -37,7 +46,7 @@ def expected_average(vectors: Sequence[np.ndarray], shares: Sequence[float]) -> 
 
 
 @pytest.mark.parametrize("trainers", [1, 2, 3, 4])
-@pytest.mark.parametrize("size", [1, 1000, 5 * BLOCK + 77])
+@pytest.mark.parametrize("size", [1, 1000, 163_917])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_average_equals_numpy_and_leaves_the_same_bits(
     trainers: int, size: int, dtype: str
@@ -57,7 +66,11 @@ def test_average_equals_numpy_and_leaves_the_same_bits(
 
 @pytest.mark.parametrize(
     ("strategy", "acts_in"),
-    [(AverageParameters, "after_update"), (AverageGradients, "before_update")],
+    [
+        (AverageParameters, "after_update"),
+        (AverageGradients, "before_update"),
+        (SharedParameters, "before_update"),
+    ],
 )
 def test_each_strategy_acts_on_its_side_of_the_update(
     strategy: type[AverageParameters], acts_in: str
@@ -67,12 +80,60 @@ def test_each_strategy_acts_on_its_side_of_the_update(
         run_together([strategy(p, vectors) for p in meetings(2)], [0.5, 0.5], method)
         expected = 0.5 if method == acts_in else 0.0
         assert (vectors[0] == expected).all()
+        if method == acts_in and strategy is not SharedParameters:
+            assert (vectors[1] == expected).all()
 
 
-def test_a_trainer_without_pictures_is_not_read() -> None:
-    vectors = [np.ones(10), np.full(10, np.nan)]
-    average_into_all(vectors, [1.0, 0.0])
-    assert (vectors[1] == 1).all()
+@pytest.mark.parametrize("trainers", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("strategy", "method", "average"),
+    [
+        (AverageParameters, "after_update", "average_into_all"),
+        (AverageGradients, "before_update", "average_into_all"),
+        (SharedParameters, "before_update", "average_into_first"),
+    ],
+)
+def test_every_element_is_averaged_by_one_trainer(
+    trainers: int,
+    strategy: type[AverageParameters],
+    method: str,
+    average: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a step moves: a trainer is given one part of each vector, of as many as there are."""
+    size = 100_000
+    vectors = [np.zeros(size, np.float32) for _ in range(trainers)]
+    given: list[Sequence[np.ndarray]] = []
+    monkeypatch.setattr(loops, average, lambda parts, shares: given.append(parts))
+    shares = [1 / trainers] * trainers
+    run_together([strategy(p, vectors) for p in meetings(trainers)], shares, method)
+    assert len(given) == (trainers if trainers > 1 else 0)
+    for parts in given:
+        assert len({part.size for part in parts}) == 1
+        assert parts[0].size == pytest.approx(size / trainers, abs=1024)
+        for part in parts:
+            part += 1
+    assert all((vector == (trainers > 1)).all() for vector in vectors)
+
+
+def test_nobody_goes_on_before_all_have_updated_what_is_shared() -> None:
+    updated: list[int] = []
+    seen: list[int] = []
+
+    def update(place: Meeting) -> None:
+        exchange = SharedParameters(place, [np.ones(10)] * 3)
+        exchange.before_update([1.0, 0.0, 0.0])
+        time.sleep(0.1 * place.rank)
+        updated.append(place.rank)
+        exchange.after_update([1.0, 0.0, 0.0])
+        seen.append(len(updated))
+
+    threads = [threading.Thread(target=update, args=(p,), daemon=True) for p in meetings(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert seen == [3, 3, 3]
 
 
 @pytest.mark.parametrize("size", [1, 1023, 1024, 4096, 100_001])
