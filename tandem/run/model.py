@@ -3,6 +3,7 @@
 Importing this module imports PyTensor and PyTorch: only a trainer process does.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -311,10 +312,11 @@ class Model:
 def _are_finite(values: list[TensorVariable]) -> TensorVariable:
     """Whether all elements are finite: a sum is not, if one of its terms is not.
 
-    A sum can overflow although its terms do not, when they are of a size that is as bad.
+    A sum can overflow although its terms do not, when they are of a size that is as bad. Nothing
+    here can fail when it runs, so the gradients may be computed where they are to lie.
     """
     sums = [pt.sum(value, dtype=value.dtype, acc_dtype=value.dtype) for value in values]
-    return pt.all(pt.isfinite(pt.stack(sums)))
+    return functools.reduce(pt.and_, [pt.isfinite(total) for total in sums])
 
 
 def _added(
