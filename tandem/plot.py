@@ -33,7 +33,7 @@ _MARKERS = "osD^vPX"
 _SUFFIXES = (".png", ".pdf", ".svg")
 _NEUTRAL = "#555555"
 _MOST_POINTS = 150  # of a line; each of more is the mean of some, within the band of all
-_TYPE = {
+_TYPE: Any = {
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
@@ -317,7 +317,7 @@ def draw(runs: Sequence[Run]) -> Any:
 
     with mpl.rc_context(_TYPE):
         # A Figure of its own, not pyplot's: no window system is asked for, and nothing stays.
-        figure = Figure(figsize=(11, 9), layout="constrained")
+        figure: Any = Figure(figsize=(11, 9), layout="constrained")
         curves, below = figure.subfigures(2, 1, height_ratios=(5.6, 3.0))
         in_epochs = all(run.steps_per_epoch for run in runs)
         panels = [

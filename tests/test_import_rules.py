@@ -23,6 +23,8 @@ ALLOWED = {
     "h5py": ("tandem/data/", "preprocessing/"),
     "hickle": ("tandem/data/", "preprocessing/"),
     "mpi4py": ("tandem/exchange/mpi.py",),
+    "tensorboard": ("tandem/run/events.py",),
+    "rich": ("tandem/run/live.py",),
     "pytensor": (
         "alex_net.py",
         "tandem/layers.py",
@@ -82,10 +84,10 @@ def test_the_network_imports_nothing_below_pytensor() -> None:
 @pytest.mark.parametrize(
     ("module", "banned"),
     [
-        ("train", "torch pytensor"),
-        ("validate", "torch pytensor"),
-        ("proc_load", "torch pytensor numba matplotlib"),
-        ("tandem.run.trainer", "torch pytensor"),
+        ("train", "torch pytensor rich tensorboard PIL"),
+        ("validate", "torch pytensor rich tensorboard PIL"),
+        ("proc_load", "torch pytensor numba matplotlib rich tensorboard PIL"),
+        ("tandem.run.trainer", "torch pytensor rich tensorboard PIL"),
         ("tandem", "numpy"),
         ("tandem.memory.cuda, tandem.exchange.peer", "pycuda torch pytensor"),
     ],

@@ -28,7 +28,7 @@ from tandem.data.order import (
 )
 from tandem.memory import HostSlots, Slot, SlotLayout
 from tandem.run.feed import Feed, LoaderError, ProcessLoader
-from tandem.run.heartbeat import Board
+from tandem.run.heartbeat import Board, Sign
 from tandem.run.messages import Failed, Ready
 from tandem.run.process import Membership, enter
 
@@ -64,10 +64,11 @@ def start(filler: SlotFiller, batch: int) -> Loading:
     slots = HostSlots.create(layout, rank=0)
     here, there = CONTEXT.Pipe()
     launcher, report = CONTEXT.Pipe()
-    membership = Membership(Board.create(("launcher", "loader 0"), timeout=60), place=1)
+    board = Board.create(("launcher", "loader 0"), timeout=60)
+    membership, sign = Membership(board, place=1), Sign(board, place=1)
     process = CONTEXT.Process(
         target=enter,
-        args=(membership, proc_load.serve, there, slots, report),
+        args=(membership, proc_load.serve, there, slots, sign, report),
         name="loader 0",
         daemon=True,
     )
