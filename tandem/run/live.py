@@ -276,9 +276,9 @@ def _processes(
     """A line for each trainer, with its loader beside it."""
     table = Table.grid(padding=(0, 2))
     table.width = width
-    for _ in range(2):
+    for ratio in (1, None):
         table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True, ratio=1, overflow="ellipsis")
+        table.add_column(no_wrap=True, ratio=ratio, overflow="ellipsis")
         table.add_column(no_wrap=True, justify="right")
     table.add_row("", "", "memory", *(["", "", "memory"] if "loader 0" in processes else []))
     activities = dict(zip(board.names, board.activities.tolist(), strict=True))
@@ -289,7 +289,7 @@ def _processes(
             if name in processes:
                 word, style = _WORDS[Activity(activities[name])]
                 if saving and name == "trainer 0" and activities[name] != Activity.SAVING:
-                    word += ", writing checkpoint"
+                    word += ", checkpoint"
                 cells += [name, Text(word, style), memory(processes[name])]
         table.add_row(*cells)
     return table
