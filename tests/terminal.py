@@ -81,7 +81,10 @@ class Terminal:
 
     def resize(self, rows: int, columns: int) -> None:
         """Make the window another size."""
+        # pyte takes rows away at the top, and leaves the cursor where it is on the screen.
+        place = self.screen.cursor.y - max(0, self.screen.lines - rows)
         self.screen.resize(rows, columns)
+        self.screen.cursor.y = max(0, place)
         self._set_size(rows, columns)
 
     def wait_for(self, seen: Callable[[], bool], seconds: float = 90) -> None:

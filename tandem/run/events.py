@@ -114,13 +114,14 @@ def of_checkpoint(checkpoint: Checkpoint) -> Iterator[Summary.Value]:
                 yield _scalar(f"update_ratio/{name}", float(ratio))
     filters = colour_filters(checkpoint.weights)
     if filters is not None:
-        yield of_picture("filters", Image.fromarray(filter_grid(filters, scale=4, gap=4)))
+        grid = Image.fromarray(filter_grid(filters, scale=4, gap=4))
+        yield of_picture("filters", grid, "PNG")
 
 
-def of_picture(tag: str, picture: Image.Image) -> Summary.Value:
-    """A picture, RGB."""
+def of_picture(tag: str, picture: Image.Image, kind: str = "JPEG") -> Summary.Value:
+    """A picture, RGB; a JPEG needs a fifth of the bytes of a PNG, where pixels may blur."""
     encoded = io.BytesIO()
-    picture.save(encoded, "PNG")
+    picture.save(encoded, kind, quality=90)
     image = Summary.Image(
         height=picture.height,
         width=picture.width,

@@ -26,7 +26,7 @@ from tandem.run.plan import Plan
 from tandem.run.record import TrainRecord, ValidationRecord
 
 WIDEST = 88  # columns: a line that is not wrapped when the window becomes a little narrower
-PER_SECOND = 4
+PER_SECOND = 2  # each takes a processor some 3 ms
 
 _WORDS = {
     Activity.STARTING: ("starting", "dim"),

@@ -192,7 +192,7 @@ def test_a_full_disk_is_told_once_and_what_was_written_can_be_read(small_disk: P
     noise = np.random.default_rng(0).integers(0, 255, (200, 200, 3)).astype(np.uint8)
     log = EventLog(small_disk, 0)
     log.add(TRAIN)
-    log.add_picture("large", 21, lambda: Image.fromarray(noise))
+    log.add_picture("large", 21, lambda: Image.fromarray(noise).resize((600, 600)))
     log.add(VALIDATION)
     log.close()
     assert "No space left on device" in str(log.take_trouble())
