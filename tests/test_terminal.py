@@ -1,13 +1,17 @@
 """What a person sees of a run: on a terminal, on one that can do little, and in a file."""
 
+import io
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 from terminal import Terminal
 from tiny import is_gone, prepare, run_program, settings
+
+from tandem.run.observe import can_show
 
 ESCAPE = b"\x1b"
 
@@ -104,21 +108,42 @@ def test_a_killed_program_leaves_the_terminal_sane(data: Path, tmp_path: Path) -
 
 
 def test_where_lines_are_wanted_there_are_lines(data: Path, tmp_path: Path) -> None:
-    arguments = settings(data, tmp_path / "run", batch_size=7)
-    with Terminal("train.py", arguments, term="dumb", columns=150) as terminal:
+    arguments = settings(data, tmp_path / "run", batch_size=7, live_view=False)
+    with Terminal("train.py", arguments, columns=150) as terminal:
         assert terminal.wait() == 0
         assert ESCAPE not in terminal.raw
         assert shows(terminal, "epoch 1 step 1: loss", "epoch 1 step 2: loss", "epoch 1 validation")
     weights = tmp_path / "run" / "epoch-0001.safetensors"
-    for live in (False, True):
-        more = settings(data, tmp_path / "run", batch_size=1, live_view=live)
-        with Terminal("validate.py", ["--weights", str(weights), *more]) as terminal:
-            if live:
-                seen = ("/run: validation", "of 7 steps", "trainer 0")
-                terminal.wait_for(lambda seen=seen: shows(terminal, *seen))
-            assert terminal.wait() == 0
-            assert (ESCAPE in terminal.raw) == live
-            assert shows(terminal, "epoch 1 validation: loss", r'^\{"event": "validation"')
+    more = settings(data, tmp_path / "run", batch_size=1)
+    with Terminal("validate.py", ["--weights", str(weights), *more]) as terminal:
+        seen = ("/run: validation", "of 7 steps", "trainer 0")
+        terminal.wait_for(lambda: shows(terminal, *seen))
+        assert terminal.wait() == 0
+        assert shows(terminal, "epoch 1 validation: loss", r'^\{"event": "validation"')
+
+
+class Stream(io.StringIO):
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: is_terminal  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "term", "can"),
+    [
+        (True, "xterm-256color", True),
+        (True, "dumb", False),
+        (True, None, False),
+        (False, "xterm", False),
+    ],
+)
+def test_a_view_is_shown_where_it_can_be(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, term: str | None, can: bool
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Stream(is_terminal))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # says nothing of what can be done
+    monkeypatch.delenv("TERM") if term is None else monkeypatch.setenv("TERM", term)
+    assert can_show() == can
 
 
 @pytest.mark.slow
