@@ -24,6 +24,8 @@ ALLOWED = {
     "hickle": ("tandem/data/", "preprocessing/"),
     "mpi4py": ("tandem/exchange/mpi.py",),
     "numba": ("tandem/exchange/loops.py",),
+    "tensorboard": ("tandem/run/events.py",),
+    "rich": ("tandem/run/live.py",),
     "pytensor": (
         "alex_net.py",
         "tandem/layers.py",
@@ -83,10 +85,10 @@ def test_the_network_imports_nothing_below_pytensor() -> None:
 @pytest.mark.parametrize(
     ("module", "banned"),
     [
-        ("train", "torch pytensor numba"),
-        ("validate", "torch pytensor numba"),
-        ("proc_load", "torch pytensor numba matplotlib"),
-        ("tandem.run.trainer", "torch pytensor numba"),
+        ("train", "torch pytensor numba rich tensorboard PIL"),
+        ("validate", "torch pytensor numba rich tensorboard PIL"),
+        ("proc_load", "torch pytensor numba matplotlib rich tensorboard PIL"),
+        ("tandem.run.trainer", "torch pytensor numba rich tensorboard PIL"),
         ("tandem", "numpy"),
         ("tandem.memory.cuda, tandem.exchange.peer", "pycuda torch pytensor"),
     ],

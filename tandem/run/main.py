@@ -61,7 +61,7 @@ def _train(config: Config, network: str, loader: LoaderTarget, lock: FolderLock)
             log.info("%s: all %d epochs are done already", plan.resumed, config.n_epochs)
             return 0
         announce(plan)
-        outcome = launch(plan, loader, TrainingObserver(), lock)
+        outcome = launch(plan, loader, TrainingObserver(plan), lock)
         failure = outcome.failure
         if outcome.stopped:
             return outcome.status
@@ -117,7 +117,7 @@ def run_validation(
         weights, rest = weights_argument(arguments, description)
         plan = make_plan(load_config(rest, description), network, "validate", Path(weights))
         announce(plan)
-        observer = ValidationObserver()
+        observer = ValidationObserver(plan)
         status = launch(plan, loader, observer).status
     except InputError as error:
         return refuse(error)
