@@ -22,6 +22,7 @@ from tandem.data.manifest import read_manifest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.errors import InputError
 from tandem.exchange import Meeting, PeerLost
+from tandem.memory.flat import FlatLayout
 from tandem.run.checkpoint import (
     Checkpoint,
     NetworkDescription,
@@ -45,6 +46,7 @@ from tandem.run.messages import (
 )
 from tandem.run.plan import Plan, read_mean
 from tandem.run.process import describe
+from tandem.run.rates import check_layers, learned_rates
 from tandem.run.record import NotFiniteRecord, Record, TrainRecord, ValidationRecord
 from tandem.run.schedules import learning_rate
 from tandem.run.site import Memory, Site
@@ -244,8 +246,17 @@ class Trainer:
 
         set_threads(self.plan.threads)
         keep_freed_memory()
-        shapes = {name: v.type.shape for name, v in self.network.parameters.items()}
-        return self.seat.site.open(self.seat.meeting, shapes, self.config.dtype)
+        shapes = self._shapes()
+        learned = {name: shapes[name] for name in learned_rates(self.network.kinds, self.config)}
+        return self.seat.site.open(self.seat.meeting, learned, self.config.dtype)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every parameter, frozen ones included."""
+        return {name: v.type.shape for name, v in self.network.parameters.items()}
+
+    def _checkpoint_nbytes(self) -> int:
+        """Of all weights and momenta, frozen ones included."""
+        return 2 * FlatLayout.of(self._shapes(), self.config.dtype).nbytes
 
     def _build_model(self) -> "Model":
         from tandem.run.model import Model
@@ -262,8 +273,7 @@ class Trainer:
         )
 
     def _load_weights(self) -> RunState:
-        plan, model = self.plan, self.model
-        shapes = {name: v.type.shape for name, v in self.network.parameters.items()}
+        plan, model, shapes = self.plan, self.model, self._shapes()
         begin = RunState(
             global_batch=plan.global_batch, train_pictures=plan.train.size, skipped=plan.skipped
         )
@@ -280,13 +290,9 @@ class Trainer:
         for name, value in self.network.initial_values(self.config.seed):
             model.load({name: value}, {})
         if plan.weights is not None:
-            weights, afresh = initial_weights(plan.weights, shapes)
-            model.load(weights, {})
-            if afresh and self.rank == 0:
-                names = ", ".join(afresh)
-                self.launcher.send(
-                    Remark(f"{plan.weights}: of another shape, begin afresh: {names}")
-                )
+            skipped = self.config.init_weights_skip
+            check_layers("init_weights_skip", skipped, shapes)
+            model.load(initial_weights(plan.weights, shapes, skipped), {})
         return begin
 
     def _take_up(self, pending: Pending) -> Seconds:
@@ -330,7 +336,7 @@ class Trainer:
                 else:
                     self._train_step(epoch, step, steps)
             if self._folder is not None and self._is_kept(epoch + 1):
-                self._folder.prepare(self.memory.nbytes)  # while the validation lasts
+                self._folder.prepare(self._checkpoint_nbytes())  # while the validation lasts
             self._finish_epoch(epoch, self._validate(epoch))
         self._tell_written(wait=True)
 
@@ -473,7 +479,7 @@ class Trainer:
         self._tell_written()
         every = 60 * self.config.snapshot_minutes
         due = every > 0 and time.monotonic() - self._last_save >= every
-        return due and not self._folder.busy and self._folder.prepare(self.memory.nbytes)
+        return due and not self._folder.busy and self._folder.prepare(self._checkpoint_nbytes())
 
     def _meet_not_finite(self, epoch: int, step: int, rate: float, words: Sequence[Word]) -> None:
         """Do what `on_nan` says with a minibatch that no weight has seen yet.
@@ -574,14 +580,9 @@ class Trainer:
             return
         self._tell_written(wait=True)
         config = self.config
-        weights, momentum = (
-            {name: variable.get_value(borrow=True) for name, variable in variables.items()}
-            for variables in (self.model.weights, self.model.momenta)
-        )
         self._folder.save(
             Checkpoint(
-                weights,
-                momentum,
+                *self.model.state(),
                 NetworkDescription(
                     config.crop_size, self.plan.classes, config.width, self.plan.wnids
                 ),
