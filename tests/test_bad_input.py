@@ -230,6 +230,7 @@ def test_a_checkpoint_of_another_network(
     changes = {"resume_train": True, "n_epochs": 2}
     refused(pristine, run, "crop_size", "67", "70", **changes, crop_size=70)
     refused(pristine, run, "width", **changes, width=0.1)
+    refused(pristine, run, "norm_before_pool false", "true", **changes, norm_before_pool=True)
     refused(pristine, run, "no checkpoint", "load_epoch 4", "epoch-0001", load_epoch=4, **changes)
 
 
@@ -256,6 +257,8 @@ def test_weights_of_another_class_count(finished: Path, tmp_path: Path, refused:
     other = prepare(tmp_path / "four", classes=4)
     weights = finished / "epoch-0001.safetensors"
     refused(other, tmp_path / "run", "fc8.weight", "init_weights_skip", init_weights=weights)
+    changes = {"init_weights": weights, "norm_before_pool": True}
+    refused(other, tmp_path / "run", "norm_before_pool false", **changes)
 
 
 def test_a_safetensors_file_that_is_no_checkpoint(pristine: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ _Described = dict[str, tuple[np.dtype | str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class NetworkDescription:
-    """What decides the shapes of a network's parameters, and what its outputs mean.
+    """What decides a network, beside its parameters, and what its outputs mean.
 
     Attributes
     ----------
@@ -58,12 +58,15 @@ class NetworkDescription:
         Factor on all filter and unit counts.
     wnids : tuple of str or None
         The classes by name, in the order of the outputs, where they are known.
+    norm_before_pool : bool
+        Whether normalisation comes before max pooling, and not after it.
     """
 
     crop_size: Annotated[int, Field(ge=1)]
     classes: Annotated[int, Field(ge=1)]
     width: float
     wnids: tuple[str, ...] | None = None
+    norm_before_pool: bool = False
 
 
 @dataclass(frozen=True)

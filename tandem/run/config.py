@@ -345,6 +345,9 @@ class Config(BaseModel):
     width: _Float = _key(
         _NETWORK, 1.0, "factor on all filter and unit counts", "a number above 0", gt=0
     )
+    norm_before_pool: bool = _key(
+        _NETWORK, False, "normalise before max pooling, as Caffe's bvlc_alexnet does", _SWITCH
+    )
     precision: Literal["float32", "tf32", "bfloat16", "float64"] = _key(
         _NETWORK,
         "float32",

@@ -4,7 +4,6 @@ Importing this module is cheap; PyTensor and PyTorch are imported when a trainer
 """
 
 import contextlib
-import importlib
 import logging
 import os
 import time
@@ -12,7 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from tandem.exchange import Meeting, PeerLost
 from tandem.memory.flat import FlatLayout
 from tandem.run.checkpoint import (
     Checkpoint,
-    NetworkDescription,
     RunState,
     initial_weights,
     read_checkpoint,
@@ -44,6 +42,7 @@ from tandem.run.messages import (
     Stop,
     Word,
 )
+from tandem.run.network import build_network
 from tandem.run.plan import Plan, read_mean
 from tandem.run.process import describe
 from tandem.run.rates import check_layers, learned_rates
@@ -212,7 +211,7 @@ class Trainer:
         self.launcher = launcher
         self.seat, self.plan, self.config = seat, plan, plan.config
         self.rank, self.trainers = seat.rank, plan.trainers
-        self.network = self._build_network()
+        self.network = build_network(plan.network, plan.description, plan.config.dtype)
         self.memory = self._open_memory()
         self.model = self._build_model()
         self.state = self._load_weights()
@@ -227,19 +226,6 @@ class Trainer:
         launcher.send(Ready(seat.rank))
 
     # What a trainer is made of
-
-    def _build_network(self) -> Any:
-        module, _, name = self.plan.network.partition(":")
-        network = getattr(importlib.import_module(module), name)
-        try:
-            return network(
-                crop_size=self.config.crop_size,
-                classes=self.plan.classes,
-                width=self.config.width,
-                dtype=self.config.dtype,
-            )
-        except ValueError as error:
-            raise InputError(f"crop_size, width: {error}") from error
 
     def _open_memory(self) -> Memory:
         from tandem.device import keep_freed_memory, set_threads
@@ -583,9 +569,7 @@ class Trainer:
         self._folder.save(
             Checkpoint(
                 *self.model.state(),
-                NetworkDescription(
-                    config.crop_size, self.plan.classes, config.width, self.plan.wnids
-                ),
+                self.plan.description,
                 replace(self.state, pending=Pending(sums, self._seconds)),
                 config.model_dump(mode="json"),
                 self.plan.conditions,

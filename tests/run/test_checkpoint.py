@@ -39,7 +39,7 @@ SHAPES = {
     "fc8.weight": (5, 3),
     "fc8.bias": (3,),
 }
-NETWORK = NetworkDescription(67, 3, 0.25, ("n01", "n02", "n03"))
+NETWORK = NetworkDescription(67, 3, 0.25, ("n01", "n02", "n03"), True)
 PENDING = Pending((Sums(0.1 + 0.2, 1, 0, 3), Sums(7e-9, 2, 1, 4)), Seconds(1 / 3, 0.1, 0.2, 0.7))
 STATE = RunState(3, 0, 36, (0.9, math.nan, 0.5), 64, None, PENDING, ((2, 7),))
 
@@ -312,6 +312,10 @@ def test_safetensors_of_another_program(tmp_path: Path) -> None:
         ({"network": None}, "network"),
         ({"network": {"crop_size": 0, "classes": 3, "width": 1.0}}, "network.crop_size"),
         ({"network": {"crop_size": 67, "classes": "3", "width": 1.0}}, "network.classes"),
+        (
+            {"network": {"crop_size": 67, "classes": 3, "width": 1.0, "norm_before_pool": "no"}},
+            "network.norm_before_pool",
+        ),
         ({"state": {"epoch": -1}}, "state.epoch"),
         ({"state": {"epoch": 1.5}}, "state.epoch"),
         ({"state": {"validation_errors": ["low"]}}, "state.validation_errors.0"),
@@ -353,6 +357,11 @@ def test_missing_and_unknown_tensors(path: Path) -> None:
 
 
 # The network
+
+
+def test_a_checkpoint_from_before_there_was_a_choice_of_order(path: Path) -> None:
+    with_metadata(path, network={"crop_size": 67, "classes": 3, "width": 0.25})
+    assert read_description(path) == NetworkDescription(67, 3, 0.25)
 
 
 def test_a_checkpoint_of_another_network(path: Path) -> None:
