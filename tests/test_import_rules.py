@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PROGRAMS = ("train.py", "validate.py", "proc_load.py", "alex_net.py")
+PROGRAMS = ("train.py", "validate.py", "classify.py", "proc_load.py", "alex_net.py")
 SOURCES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [
@@ -29,6 +29,7 @@ ALLOWED = {
         "tandem/ops/",
         "tandem/device/",
         "tandem/run/model.py",
+        "tandem/classify/classifier.py",
     ),
 }
 # Which rooms of the library a room may import, beside the leaves and itself.
@@ -41,6 +42,7 @@ ROOMS = {
     "device": {"ops"},
     "run": {"exchange", "data", "memory", "device", "layers", "ops"},
     "plot": {"run"},
+    "classify": {"run", "data", "device", "ops"},
 }
 LEAVES = {"errors", "files", "philox", "plain_yaml"}
 
@@ -84,6 +86,7 @@ def test_the_network_imports_nothing_below_pytensor() -> None:
     [
         ("train", "torch pytensor"),
         ("validate", "torch pytensor"),
+        ("classify", "torch pytensor"),
         ("proc_load", "torch pytensor numba matplotlib"),
         ("tandem.run.trainer", "torch pytensor"),
         ("tandem", "numpy"),

@@ -15,6 +15,7 @@ import numpy as np
 from tandem.data.batchfile import write_batch
 from tandem.data.manifest import Manifest, Split, write_manifest
 from tandem.files import write_array
+from tandem.run.checkpoint import Checkpoint, NetworkDescription, save_checkpoint
 
 ROOT = Path(__file__).parent.parent
 
@@ -57,6 +58,42 @@ def prepare(
     manifest = Manifest(image_size, layout, per_file, wnids, seed, {}, splits)
     write_manifest(folder / "manifest.json", manifest)
     return folder
+
+
+def save_weights(
+    path: Path,
+    wnids: tuple[str, ...] | None,
+    classes: int | None = None,
+    crop_size: int = 67,
+    width: float = 0.05,
+    norm_before_pool: bool = False,
+    claimed_width: float | None = None,
+    value: float | None = None,
+    **fields: Any,
+) -> Path:
+    """Write a checkpoint of weights that nobody has trained; return `path`.
+
+    They are of a size at which every layer's output varies with the picture, or all of one
+    `value`. The file may claim another width than it has.
+    """
+    from alex_net import AlexNet
+
+    classes = classes or len(wnids or ())
+    net = AlexNet(crop_size, classes, width, norm_before_pool=norm_before_pool)
+    rng = np.random.default_rng(5)
+    weights = {}
+    for name, variable in net.parameters.items():
+        shape = variable.type.shape
+        inputs = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
+        std = np.sqrt(2 / inputs) if net.kinds[name] == "weight" else 0.1
+        weights[name] = (std * rng.normal(size=shape)).astype(np.float32)
+        if value is not None:
+            weights[name][...] = value
+    network = NetworkDescription(
+        crop_size, classes, claimed_width or width, wnids, norm_before_pool
+    )
+    save_checkpoint(path, Checkpoint(weights, None, network, **fields))
+    return path
 
 
 def settings(data: Path, run: Path, **changes: Any) -> list[str]:

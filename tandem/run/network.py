@@ -41,5 +41,5 @@ def build_network(network: str, description: NetworkDescription, dtype: str = "f
             dtype=dtype,
             **options,
         )
-    except ValueError as error:
-        raise InputError(f"crop_size, width: {error}") from error
+    except (ValueError, MemoryError, OverflowError) as error:
+        raise InputError(f"crop_size, width: {error or 'there is no memory for that'}") from error

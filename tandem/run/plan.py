@@ -192,8 +192,15 @@ def make_plan(
     return plan
 
 
-def read_mean(path: Path, image_size: int) -> np.ndarray:
+def read_mean(path: Path, image_size: int | None = None) -> np.ndarray:
     """Read the mean image.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    image_size : int, optional
+        S, the side of the pictures that it is to be of; by default any.
 
     Returns
     -------
@@ -205,10 +212,11 @@ def read_mean(path: Path, image_size: int) -> np.ndarray:
     InputError
         It is missing, or not an array of that shape.
     """
-    expected = (3, image_size, image_size)
 
     def check(dtype: np.dtype, shape: tuple[int, ...]) -> None:
-        if shape != expected or dtype.kind != "f":
+        side = image_size or shape[-1] if shape else None
+        if shape != (3, side, side) or dtype.kind != "f":
+            expected = "(3, S, S)" if image_size is None else f"(3, {side}, {side})"
             raise InputError(
                 f"{path}: the mean image is {dtype} {shape}, the pictures need float32 {expected}"
             )
