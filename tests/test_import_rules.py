@@ -23,6 +23,7 @@ ALLOWED = {
     "h5py": ("tandem/data/", "preprocessing/"),
     "hickle": ("tandem/data/", "preprocessing/"),
     "mpi4py": ("tandem/exchange/mpi.py",),
+    "onnx": ("tandem/export/",),
     "pytensor": (
         "alex_net.py",
         "tandem/layers.py",
@@ -30,6 +31,7 @@ ALLOWED = {
         "tandem/device/",
         "tandem/run/model.py",
         "tandem/classify/classifier.py",
+        "tandem/export/",
     ),
 }
 # Which rooms of the library a room may import, beside the leaves and itself.
@@ -43,6 +45,7 @@ ROOMS = {
     "run": {"exchange", "data", "memory", "device", "layers", "ops"},
     "plot": {"run"},
     "classify": {"run", "data", "device", "ops"},
+    "export": {"run", "data", "ops"},
 }
 LEAVES = {"errors", "files", "philox", "plain_yaml"}
 
