@@ -14,6 +14,7 @@ SOURCES = sorted(
     for path in [
         *(ROOT / "tandem").rglob("*.py"),
         *(ROOT / "preprocessing").rglob("*.py"),
+        *(ROOT / "pretrained").rglob("*.py"),
         *(ROOT / name for name in PROGRAMS),
     ]
 )
@@ -46,6 +47,7 @@ ROOMS = {
     "plot": {"run"},
     "classify": {"run", "data", "device", "ops"},
     "export": {"run", "data", "ops"},
+    "convert": {"run", "data", "layers"},
 }
 LEAVES = {"errors", "files", "philox", "plain_yaml"}
 

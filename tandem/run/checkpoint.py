@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 from tandem.errors import InputError
 from tandem.files import replacing
 from tandem.run.config import Config
+from tandem.run.foreign import describe_foreign
 from tandem.run.rates import layer_of
 from tandem.run.sums import Pending
 
@@ -353,6 +354,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, _Metadata, _Described]]:
     except (OSError, MemoryError) as error:
         raise InputError(f"{path}: the checkpoint cannot be read ({error})") from error
     except (ValueError, SafetensorError) as error:
+        if foreign := describe_foreign(path):
+            raise InputError(f"{path}: {foreign}") from error
         raise Damaged(
             f"{path}: not a checkpoint, or damaged; expected a whole safetensors file ({error})"
         ) from error
@@ -383,6 +386,8 @@ def _checksum(text: str, tensors: Mapping[str, np.ndarray]) -> str:
 def _parse_metadata(path: Path, metadata: Mapping[str, str] | None) -> _Metadata:
     text = (metadata or {}).get(_KEY)
     if text is None:
+        if foreign := describe_foreign(path):
+            raise InputError(f"{path}: {foreign}")
         raise InputError(
             f"{path}: a safetensors file, but not a checkpoint of this program: its metadata has "
             f"no key {_KEY!r}"
