@@ -100,7 +100,7 @@ class Terminal:
             if not self._read(deadline):
                 raise AssertionError(f"it has not come:\n{self.text}")
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds: float = 120) -> int:
         """Read until the program has ended; its exit status."""
         deadline = time.monotonic() + seconds
         while self._read(deadline):

@@ -137,7 +137,7 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
         process.communicate()
 
 
-def eventually(true: Callable[[], Any], seconds: float = 60) -> Any:
+def eventually(true: Callable[[], Any], seconds: float = 120) -> Any:
     """Wait until something is true, and give it."""
     deadline = time.monotonic() + seconds
     while not (found := true()):
@@ -217,7 +217,7 @@ def test_a_browser_shows_the_curves_of_a_run_that_goes_on(watched: Watched) -> N
         assert watched.goes_on
         page.goto(f"{watched.server.url}#images")
         picture = page.locator("tf-image-loader img").first
-        picture.wait_for(timeout=60_000)
+        picture.wait_for(timeout=120_000)
         assert picture.evaluate("image => image.naturalWidth") > 50
         chromium.close()
     assert watched.goes_on
@@ -227,7 +227,7 @@ def steps_of_curve(page: Any, tag: str) -> int:
     """How far the curve goes that a card of the page shows."""
     card = page.locator("scalar-card", has=page.locator(f'[title="{tag}"]'))
     row = card.locator("tb-data-table-content-row", has_text="one")
-    row.wait_for(timeout=60_000)
+    row.wait_for(timeout=120_000)
     with Image.open(io.BytesIO(card.locator("line-chart canvas").screenshot())) as chart:
         dark = np.asarray(chart.convert("L")) < 160
     assert dark.any(axis=0).sum() > 100  # columns of pixels that the curve goes through
