@@ -33,6 +33,7 @@ from tandem.data.fill import FillRequest, SlotFiller
 from tandem.data.order import Shuffle, epoch_order, global_minibatch, minibatch_count
 from tandem.memory import HostSlots, SlotLayout
 from tandem.run.feed import Feed, ProcessLoader
+from tandem.run.heartbeat import Board, Sign
 
 # torch is imported further down: a loader process imports this file again, and is to stay small.
 
@@ -215,7 +216,8 @@ def loader_process(epoch: Epoch) -> Iterator[tuple[int, ProcessLoader]]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     launcher, report = context.Pipe()
-    arguments = (epoch.filler, there, epoch.slots, report)
+    sign = Sign(Board.create(("launcher", "loader 0"), timeout=60), place=1)
+    arguments = (epoch.filler, there, epoch.slots, sign, report)
     process = context.Process(target=proc_load.serve, args=arguments, daemon=True)
     process.start()
     there.close()
