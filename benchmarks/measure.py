@@ -36,6 +36,10 @@ class Measured:
     def quartiles(self) -> tuple[float, float]:
         return quartiles(self.seconds)
 
+    def scaled(self, factor: float) -> "Measured":
+        """The same of another amount of work."""
+        return Measured(self.name, tuple(factor * seconds for seconds in self.seconds))
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -78,6 +82,63 @@ class Comparison:
         if self.target is None:
             return None
         return self.ratio >= self.target if self.kind == "speed" else self.ratio <= self.target
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that is compared with nothing: a line of the table.
+
+    Attributes
+    ----------
+    question, name : str
+        What is asked, and of what.
+    value, target : float
+        What was found, and the most that it is to be.
+    unit : str
+        Of both.
+    """
+
+    question: str
+    name: str
+    value: float
+    unit: str
+    target: float
+
+    @property
+    def reached(self) -> bool:
+        """Whether the value is at most the target."""
+        return self.value <= self.target
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a whole's time: a line of the table.
+
+    Attributes
+    ----------
+    question, name : str
+        Of what, and which part.
+    seconds, whole_seconds : float
+        Medians.
+    operations : int
+        Floating-point operations, where they were counted, else 0.
+    rate : float
+        Operations per second that the machine is known to do.
+    """
+
+    question: str
+    name: str
+    seconds: float
+    whole_seconds: float
+    operations: int
+    rate: float
+
+    @property
+    def reached(self) -> None:
+        """A part has no target."""
+
+
+Found = Comparison | Figure | Part
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
@@ -150,10 +211,10 @@ def compare(
     )
 
 
-def row(comparison: Comparison) -> dict[str, Any]:
-    """A comparison as it is written down: a JSON object."""
-    numbers = {k: float(f"{v:.4g}") for k, v in asdict(comparison).items() if isinstance(v, float)}
-    return asdict(comparison) | numbers | {"reached": comparison.reached}
+def row(found: Found) -> dict[str, Any]:
+    """What was found as it is written down: a JSON object."""
+    numbers = {k: float(f"{v:.4g}") for k, v in asdict(found).items() if isinstance(v, float)}
+    return asdict(found) | numbers | {"reached": found.reached}
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
@@ -172,6 +233,16 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    if "unit" in row:
+        value, target = (f"{row[key]:g} {row['unit']}" for key in ("value", "target"))
+        return row["name"], value, "", "", f"at most {target}: {'yes' if row['reached'] else 'NO'}"
+    if "whole_seconds" in row:
+        share = row["seconds"] / row["whole_seconds"]
+        cells = row["name"], f"{1000 * row['seconds']:.1f} ms", f"{share:.1%}"
+        if not row["operations"]:
+            return *cells, "", ""
+        rate = row["operations"] / row["seconds"]
+        return *cells, f"{rate / 1e9:.0f} GFLOP/s", f"{rate / row['rate']:.0%} of the machine's"
     unit, sign = ("speed", "at least") if row["kind"] == "speed" else ("time", "at most")
     target = row["target"]
     return (
@@ -208,9 +279,10 @@ def _processor() -> str:
 
 def run(
     description: str | None,
-    answer: Callable[[int], Iterator[Comparison]],
+    answer: Callable[..., Iterator[Found]],
     rounds: int,
     arguments: Sequence[str] | None = None,
+    parts: Sequence[str] = (),
 ) -> int:
     """The command line of a benchmark: answer the question, print JSON lines, then a table.
 
@@ -219,11 +291,14 @@ def run(
     description : str
         The module's docstring.
     answer : callable
-        Takes the number of rounds; yields comparisons.
+        Takes the number of rounds, and with `parts` one of them or None; yields comparisons
+        and figures.
     rounds : int
         By default.
     arguments : sequence of str, optional
         Of the command line.
+    parts : sequence of str
+        Of which ``--only`` chooses one.
 
     Returns
     -------
@@ -236,10 +311,12 @@ def run(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=rounds, help=f"that count (default {rounds})")
-    options = parser.parse_args(arguments)
+    if parts:
+        parser.add_argument("--only", choices=parts, help="one part of the question")
+    options = vars(parser.parse_args(arguments))
     rows = []
-    for comparison in answer(options.rounds):
-        rows.append(row(comparison))
+    for found in answer(**options):
+        rows.append(row(found))
         print(json.dumps(rows[-1]), flush=True)
     sys.stderr.write(table(rows) + "\n")
     return 0

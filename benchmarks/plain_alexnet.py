@@ -75,8 +75,9 @@ def plain_step(
     norm: Norm,
     precision: str = "float32",
     compile_mode: str | None = None,
+    tuned: bool = True,
 ) -> Callable[[], None]:
-    """A training step in plain PyTorch: channels-last, SGD in one fused kernel.
+    """A training step in plain PyTorch.
 
     Its images lie ready on the device, cropped and converted, which ours has yet to do.
 
@@ -94,14 +95,13 @@ def plain_step(
         "bfloat16" is `torch.autocast`; whether float32 means tf32 is set elsewhere.
     compile_mode : str or None
         Of `torch.compile`: "default", "reduce-overhead" or "max-autotune"; None for none.
+    tuned : bool
+        Channels last, and SGD in one fused kernel; without it, PyTorch's defaults.
     """
-    torch.manual_seed(0)
-    model = PlainAlexNet(net, norm).to(device, memory_format=torch.channels_last)
-    size = net.crop_size
-    images = 60 * torch.randn(batch, 3, size, size, device=device)
-    images = images.contiguous(memory_format=torch.channels_last)
+    model, images = _on(net, batch, device, norm, tuned)
     labels = torch.randint(0, net.classes, (batch,), device=device)
-    sgd = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=5e-4, fused=True)
+    fused = True if tuned else None
+    sgd = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=5e-4, fused=fused)
 
     def loss_of(images: Tensor, labels: Tensor) -> Tensor:
         with _autocast(device, precision):
@@ -115,6 +115,32 @@ def plain_step(
         sgd.step()
 
     return step
+
+
+def plain_inference(
+    net: AlexNet, batch: int, norm: Norm, compile_mode: str | None = None, tuned: bool = True
+) -> Callable[[], Tensor]:
+    """The logits of a minibatch on the CPU. Parameters as of `plain_step`."""
+    model, images = _on(net, batch, "cpu", norm, tuned)
+    model.eval()
+    call: Any = model if compile_mode is None else torch.compile(model, mode=compile_mode)
+
+    def infer() -> Tensor:
+        with torch.inference_mode():
+            return call(images)
+
+    return infer
+
+
+def _on(
+    net: AlexNet, batch: int, device: str, norm: Norm, channels_last: bool
+) -> tuple[nn.Module, Tensor]:
+    """The network, and images for it."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    torch.manual_seed(0)
+    model = PlainAlexNet(net, norm).to(device, memory_format=layout)
+    images = 60 * torch.randn(batch, 3, net.crop_size, net.crop_size, device=device)
+    return model, images.contiguous(memory_format=layout)
 
 
 def _autocast(device: str, precision: str) -> AbstractContextManager[Any]:

@@ -5,7 +5,7 @@ from. Tests run it small on a CPU.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,7 @@ from tandem.device import DeviceSharedVariable, device_shared
 from tandem.layers import DropoutKeys
 from tandem.memory import Buffer, HostBuffer
 from tandem.memory.flat import FlatLayout
-from tandem.ops import crop_mirror
-from tandem.run.model import momentum_step
+from tandem.ops import crop_mirror, momentum_step
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,8 @@ class Sizes:
 
 
 PAPER = Sizes(batch=256, crop=227, stored=256, classes=1000, width=1.0)
+ON_CPU = replace(PAPER, batch=64)
+DEMO = Sizes(batch=64, crop=67, stored=76, classes=10, width=1.0)
 
 
 class ResidentStep:
@@ -122,22 +123,16 @@ class ResidentStep:
         exchanges nothing between gradient and update.
         """
         net, slot = self._net, self.slot
-        images = crop_mirror(
-            slot["pictures"],
-            self.mean,
-            slot["origins"],
-            slot["mirrored"],
-            crop_size=self._sizes.crop,
-        )
         keys = DropoutKeys(pt.constant(np.int64(3)), self.epoch, slot["indices"])
-        logits = net.logits(images, keys)
+        logits = net.logits(self._images(), keys)
         cost = net.cost(logits, slot["labels"], slot["valid"])
         gradients = pytensor.grad(cost, list(net.parameters.values()))
-        placed = {variable: self.weights[name] for name, variable in net.parameters.items()}
         sums: list[Any] = [(self.loss, self.loss + cost.astype("float64") * slot["valid"])]
 
         def function(name: str, updates: list[Any]) -> Function:
-            return pytensor.function([], [], updates=updates, givens=placed, mode=mode, name=name)
+            return pytensor.function(
+                [], [], updates=updates, givens=self._placed(), mode=mode, name=name
+            )
 
         if fused:
             found = dict(zip(self.gradients, gradients, strict=True))
@@ -147,6 +142,19 @@ class ResidentStep:
             function("gradient", sums + stores),
             function("update", self._updates(self.gradients)),
         ]
+
+    def inference(self, mode: Mode) -> Function:
+        """The function that gives the minibatch's logits, without dropout."""
+        logits = self._net.logits(self._images(), None)
+        return pytensor.function([], logits, givens=self._placed(), mode=mode, name="inference")
+
+    def _images(self) -> Any:
+        slot = self.slot
+        places = (slot["pictures"], self.mean, slot["origins"], slot["mirrored"])
+        return crop_mirror(*places, crop_size=self._sizes.crop)
+
+    def _placed(self) -> dict[Any, DeviceSharedVariable]:
+        return {variable: self.weights[name] for name, variable in self._net.parameters.items()}
 
     def _updates(self, gradients: Mapping[str, Any]) -> list[Any]:
         updates: list[Any] = []

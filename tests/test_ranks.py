@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from ranks import Job, missing, run_ranks
 from safetensors.numpy import load_file
+from terminal import Terminal
 from tiny import prepare, read_record, run_program, settings, shared_memory, without_times
 
 from tandem.run.folder import list_checkpoints
@@ -99,9 +100,12 @@ def test_ranks_compute_the_bits_of_trainers_on_one_machine(
 ) -> None:
     log = train(data, tmp_path / "run", 2, **COMMON)
     assert_same_bits(tmp_path / "run", two)
-    # Rank 0 alone reports.
+    # Rank 0 alone reports, in lines, and writes.
     assert all(line.startswith("[0] ") for line in log.splitlines())
+    assert "\x1b" not in log
     assert log.count("wrote") == 2
+    for run in (tmp_path / "run", two):
+        assert [path.name for path in run.glob("events.out.*")] == ["events.out.tfevents.00001"]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +126,38 @@ def test_the_number_of_ranks_does_not_change_what_is_computed(
     changes = {**DOUBLE, "batch_size": 6 // ranks, "collective": collective, "exchange": exchange}
     train(data, tmp_path / "run", ranks, **changes)
     assert_close(tmp_path / "run", alone, 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["average", "gradients"])
+def test_ranks_fine_tune_as_trainers_of_one_machine_do(
+    data: Path, tmp_path: Path, two: Path, exchange: str
+) -> None:
+    """What is frozen is no part of what is exchanged."""
+    start = list_checkpoints(two)[0]
+    changes = {**COMMON, "init_weights": str(start), "freeze": ["conv1", "fc6"]}
+    changes |= {"lr_multipliers": {"fc8": 10.0}, "exchange": exchange, "n_epochs": 1}
+    train(data, tmp_path / "ranks", 2, **changes)
+    here = train_here(data, tmp_path / "here", **changes, devices=["cpu"] * 2)
+    assert_same_bits(tmp_path / "ranks", here)
+    before, after = load_file(start), weights(here)
+    kept = {name for name in before if np.array_equal(before[name], after[name])}
+    assert {"conv1.weight", "conv1.bias", "fc6.weight", "fc6.bias"} <= kept
+    assert not {"conv2.weight", "fc8.weight"} & kept
+
+
+@pytest.mark.slow
+def test_rank_0_on_a_terminal_shows_the_live_view(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by ``srun --pty``: here one rank, since mpirun gives its ranks pipes."""
+    monkeypatch.setenv("PMI_SIZE", "1")
+    with Terminal("train.py", settings(data, tmp_path / "run", batch_size=1)) as terminal:
+        own = r"trainer 0  (computing|exchanging|waiting)[^\n]* 0\.\d\d GB  loader 0  \w+"
+        terminal.wait_for(lambda: re.search(own, "\n".join(terminal.lines)) is not None)
+        assert terminal.wait() == 0
+        assert "[0] epoch 1 validation: loss" in terminal.text
+        assert "trainer 0  " not in terminal.text
 
 
 @pytest.mark.parametrize(

@@ -12,51 +12,46 @@ from typing import Any
 
 import numpy as np
 
-from tandem.data.batchfile import write_batch
-from tandem.data.manifest import Manifest, Split, write_manifest
-from tandem.files import write_array
+from benchmarks.pictures import write_data_set as prepare  # noqa: F401 (for tests)
+from tandem.run.checkpoint import Checkpoint, NetworkDescription, save_checkpoint
 
 ROOT = Path(__file__).parent.parent
 
 
-def prepare(
-    folder: Path,
-    train: int = 13,
-    validation: int = 7,
-    classes: int = 3,
-    image_size: int = 70,
-    per_file: int = 5,
-    layout: str = "b01c",
-    seed: int = 0,
+def save_weights(
+    path: Path,
+    wnids: tuple[str, ...] | None,
+    classes: int | None = None,
+    crop_size: int = 67,
+    width: float = 0.05,
+    norm_before_pool: bool = False,
+    claimed_width: float | None = None,
+    value: float | None = None,
+    **fields: Any,
 ) -> Path:
-    """Write batch files, manifest, labels and mean image of random pictures; return `folder`.
+    """Write a checkpoint of weights that nobody has trained; return `path`.
 
-    A picture is noise whose brightness depends on its class, so that there is something to learn.
+    They are of a size at which every layer's output varies with the picture, or all of one
+    `value`. The file may claim another width than it has.
     """
-    rng = np.random.default_rng(seed)
-    splits = {}
-    pixels = {}
-    for name, size in (("train", train), ("val", validation)):
-        labels = rng.integers(0, classes, size)
-        noise = rng.integers(0, 128, (size, image_size, image_size, 3))
-        brightness = 127 * labels // max(classes - 1, 1)
-        pixels[name] = (noise + brightness[:, None, None, None]).astype(np.uint8)
-        files = []
-        for start in range(0, size, per_file):
-            file = folder / f"{name}_hkl" / f"{start // per_file:04}.hkl"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_batch(file, pixels[name][start : start + per_file], layout)
-            files.append(f"{name}_hkl/{file.name}")
-        splits[name] = Split(tuple(files), tuple(f"{i}.JPEG" for i in range(size)), labels)
-        (folder / "labels").mkdir(exist_ok=True)
-        write_array(folder / "labels" / f"{name}_labels.npy", labels)
-    (folder / "misc").mkdir(exist_ok=True)
-    mean = pixels["train"].mean(axis=0, dtype=float).astype(np.float32).transpose(2, 0, 1)
-    write_array(folder / "misc" / "img_mean.npy", mean)
-    wnids = tuple(f"n{i:08}" for i in range(classes))
-    manifest = Manifest(image_size, layout, per_file, wnids, seed, {}, splits)
-    write_manifest(folder / "manifest.json", manifest)
-    return folder
+    from alex_net import AlexNet
+
+    classes = classes or len(wnids or ())
+    net = AlexNet(crop_size, classes, width, norm_before_pool=norm_before_pool)
+    rng = np.random.default_rng(5)
+    weights = {}
+    for name, variable in net.parameters.items():
+        shape = variable.type.shape
+        inputs = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
+        std = np.sqrt(2 / inputs) if net.kinds[name] == "weight" else 0.1
+        weights[name] = (std * rng.normal(size=shape)).astype(np.float32)
+        if value is not None:
+            weights[name][...] = value
+    network = NetworkDescription(
+        crop_size, classes, claimed_width or width, wnids, norm_before_pool
+    )
+    save_checkpoint(path, Checkpoint(weights, None, network, **fields))
+    return path
 
 
 def settings(data: Path, run: Path, **changes: Any) -> list[str]:
@@ -97,7 +92,7 @@ def run_program(
     )
 
 
-def start_program(program: str, arguments: Iterable[str]) -> subprocess.Popen[str]:
+def start_program(program: str, arguments: Iterable[str], **options: Any) -> subprocess.Popen[str]:
     """Start a program in a process group of its own, as a shell does."""
     return subprocess.Popen(
         [sys.executable, program, *arguments],
@@ -106,6 +101,7 @@ def start_program(program: str, arguments: Iterable[str]) -> subprocess.Popen[st
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        **options,
     )
 
 

@@ -61,6 +61,7 @@ class BatchWriter:
         self._layout = layout
         self._thread = ThreadPoolExecutor(1)
         self._written: deque[Future[tuple[int, ...]]] = deque()
+        self._whole = True  # every file so far is on disk, and recorded
 
     def submit(self, batch: _Batch, pictures: np.ndarray) -> None:
         """Write `batch`, whose slots lie in `pictures` and must keep until they come back."""
@@ -91,8 +92,9 @@ class BatchWriter:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _write(self, batch: _Batch, pictures: np.ndarray) -> tuple[int, ...]:
-        if batch.progress.files != self.progress.splits[batch.split].files + 1:
+        if not self._whole:
             raise RuntimeError("the batch file before this one was not written")
+        self._whole = False
         chosen = _select(pictures, batch.slots)
         path = self._folder / batch_name(batch.split, batch.progress.files - 1)
         try:
@@ -110,6 +112,7 @@ class BatchWriter:
                 f"{error.filename or path}: cannot be written: {error.strerror or error}; what is"
                 " done stays, and the same command goes on from there"
             ) from error
+        self._whole = True
         return batch.slots
 
 
@@ -160,7 +163,7 @@ class SplitMaker:
     batch_size : int
         Pictures per file.
     pool : SquashPool
-        Has `free_slots` slots, all free.
+        Has `slots_needed` slots; some may still wait to be written.
     writer : BatchWriter
         Writes the files.
     observer : Observer
@@ -184,7 +187,6 @@ class SplitMaker:
         self._pool = pool
         self._writer = writer
         self._observer = observer
-        self._free = deque(range(len(pool.pictures)))
         self._squashing: deque[tuple[Task, Future[list[str | None]]]] = deque()
         self._good: list[_Good] = []
         self._skipped = list(done.skipped)
@@ -192,19 +194,19 @@ class SplitMaker:
         self._handed_out = self._collected = done.cursor
 
     def run(self) -> None:
-        """Make the files; on return they are on disk, and all slots are free again."""
+        """Make the files; on return the writer has them all."""
         while self._collected < self._total:
             self._hand_out()
             if self._squashing:
                 self._collect(*self._squashing.popleft())
-            self._free.extend(self._writer.take_back(wait=not self._squashing))
+            self._pool.free.extend(self._writer.take_back(wait=not self._squashing))
         if self._good:
             self._write(len(self._good), self._total)
-        self._writer.flush()
 
     def _hand_out(self) -> None:
-        while (count := min(CHUNK, self._total - self._handed_out)) and count <= len(self._free):
-            slots = tuple(self._free.popleft() for _ in range(count))
+        free = self._pool.free
+        while (count := min(CHUNK, self._total - self._handed_out)) and count <= len(free):
+            slots = tuple(free.popleft() for _ in range(count))
             positions = range(self._handed_out, self._handed_out + count)
             folder = str(self._listed.folder)
             paths = tuple(f"{folder}/{self._listed.pictures[position]}" for position in positions)
@@ -218,7 +220,7 @@ class SplitMaker:
                 self._good.append(_Good(slot, self._collected))
             else:
                 self._skipped.append(Skipped(self._collected, reason))
-                self._free.append(slot)
+                self._pool.free.append(slot)
                 self._observer.skip(self._split, self._skipped[-1])
             self._collected += 1
         self._observer.advance(len(task.slots))

@@ -7,7 +7,9 @@ would be done by one core at a time.
 
 import os
 import signal
+import sys
 import threading
+from collections import deque
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
@@ -17,12 +19,15 @@ from types import TracebackType
 
 import numpy as np
 
-from pictures.squash import BadPictureError, keep_memory, squash
+from tandem.data.squash import BadPictureError, keep_memory, squash
 from tandem.errors import InputError
 from tandem.memory.host import HostBuffer
 
 # Enough that handing out work costs little, few enough that the processes end together.
 CHUNK = 16
+# A copy of this process is at work at once; a new one would import NumPy and Pillow first. When it
+# is copied no thread of it is at work. Elsewhere than on Linux, libraries have threads that are.
+_START = "fork" if sys.platform == "linux" else "spawn"
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,12 @@ class SquashPool:
     ----------
     pictures : uint8 (slots, S, S, 3)
         (slot, row, column, RGB).
+    free : deque of int
+        Slots that hold nothing. Whoever submits a task takes them, and brings them back.
     """
 
     def __init__(self, workers: int, slots: int, size: int) -> None:
+        self.free = deque(range(slots))
         shape = (slots, size, size, 3)
         self._executor: Executor | None = None
         if workers == 1:
@@ -62,7 +70,7 @@ class SquashPool:
         self._buffer = HostBuffer.create(slots * size * size * 3, name="tandem-pictures")
         self.pictures = self._buffer.array(shape, np.uint8)
         self._executor = ProcessPoolExecutor(
-            workers, get_context("spawn"), initializer=_start_worker, initargs=(self._buffer, shape)
+            workers, get_context(_START), initializer=_start_worker, initargs=(self._buffer, shape)
         )
 
     def submit(self, task: Task) -> "Future[list[str | None]]":
@@ -141,7 +149,7 @@ def _squash_one(picture: np.ndarray, path: str) -> str | None:
     return None
 
 
-def free_slots(batch_size: int, workers: int) -> int:
+def slots_needed(batch_size: int, workers: int) -> int:
     """Slots enough for one file to be written, one to be filled, and two tasks for each process.
 
     More would only be more memory, which costs when it is first touched.

@@ -24,7 +24,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pictures.batches import BatchWriter, SplitMaker, batch_name
 from pictures.listing import Listed, Listing, list_pictures
-from pictures.pool import SquashPool, free_slots
+from pictures.pool import SquashPool, slots_needed
 from pictures.progress import PROGRESS_NAME, Progress, Skipped, load_progress, save_progress
 from pictures.settings import Settings
 from tandem.data.dataset import locate_split
@@ -115,7 +115,7 @@ def _make_all(
     report = _Report(settings, listing, progress)
     workers = settings.processes
     longest = max(len(listed.pictures) for listed in listing.splits.values())
-    slots = min(longest, free_slots(settings.batch_size, workers))
+    slots = min(longest, slots_needed(settings.batch_size, workers))
     with (
         report.shown(),
         SquashPool(workers, slots, settings.image_size) as pool,
@@ -124,6 +124,7 @@ def _make_all(
         for split in SPLITS:
             listed = listing.splits[split]
             SplitMaker(split, listed, settings.batch_size, pool, writer, report).run()
+        writer.flush()
         progress = writer.progress
     _finish(settings, listing, progress, report)
 

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tandem.philox import Purpose, words
+from tandem.philox import Purpose, philox4x32
 
 Mode = Literal["train", "validation"]
 
@@ -36,19 +36,20 @@ class Augmentation:
     seed: int
 
 
-def crop_origins(
+def windows(
     settings: Augmentation,
     image_size: int,
     mode: Mode,
     epoch: int,
     minibatch: int,
     indices: npt.NDArray[np.int64],
-) -> npt.NDArray[np.int64]:
-    """Where the crop windows begin.
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Where the crop windows begin, and which of them are mirrored left to right.
 
     In training with `rand_crop`, row and column are ``w * (S - crop + 1) >> 32`` for a uniform
     32-bit word w each: integers from 0 to S - crop, equally likely to within 2^-32. Otherwise both
-    are ``(S - crop) // 2``.
+    are ``(S - crop) // 2``. In training with `rand_mirror`, one window in two is mirrored:
+    where the highest bit of a word is 1.
 
     Parameters
     ----------
@@ -57,7 +58,7 @@ def crop_origins(
     image_size : int
         S, rows and columns of a stored picture, at least the crop size.
     mode : "train" or "validation"
-        Validation takes the centre.
+        Validation takes the centre, unmirrored.
     epoch, minibatch : int
         From 0; the minibatch is the global one.
     indices : int64 (n,)
@@ -67,50 +68,32 @@ def crop_origins(
     -------
     int64 (n, 2)
         Row and column.
-    """
-    room = image_size - settings.crop_size
-    if mode == "validation" or not settings.rand_crop:
-        return np.full((len(indices), 2), room // 2, np.int64)
-    purposes = (Purpose.CROP, Purpose.BATCH_CROP)
-    return _words(settings, purposes, epoch, minibatch, indices, 2) * (room + 1) >> 32
-
-
-def mirror_flags(
-    settings: Augmentation,
-    mode: Mode,
-    epoch: int,
-    minibatch: int,
-    indices: npt.NDArray[np.int64],
-) -> npt.NDArray[np.uint8]:
-    """Which pictures are mirrored left to right: in training with `rand_mirror`, one in two.
-
-    Parameters
-    ----------
-    settings, mode, epoch, minibatch, indices
-        As for `crop_origins`.
-
-    Returns
-    -------
     uint8 (n,)
-        1 where the picture is mirrored, otherwise 0.
+        1 where the window is mirrored, otherwise 0.
     """
-    if mode == "validation" or not settings.rand_mirror:
-        return np.zeros(len(indices), np.uint8)
-    purposes = (Purpose.MIRROR, Purpose.BATCH_MIRROR)
-    return (_words(settings, purposes, epoch, minibatch, indices, 1)[:, 0] >> 31).astype(np.uint8)
+    count, room = len(indices), image_size - settings.crop_size
+    origins, mirrored = np.full((count, 2), room // 2, np.int64), np.zeros(count, np.uint8)
+    if mode == "train" and (settings.rand_crop or settings.rand_mirror):
+        crop_words, mirror_words = _words(settings, epoch, minibatch, indices)
+        if settings.rand_crop:
+            origins[...] = crop_words * (room + 1) >> 32
+        if settings.rand_mirror:
+            mirrored[...] = mirror_words >> 31
+    return origins, mirrored
 
 
 def _words(
-    settings: Augmentation,
-    purposes: tuple[Purpose, Purpose],
-    epoch: int,
-    minibatch: int,
-    indices: npt.NDArray[np.int64],
-    count: int,
-) -> npt.NDArray[np.int64]:
-    """Words (n, count), counted by picture or, equal in all rows, by minibatch."""
-    by_picture, by_minibatch = purposes
-    if not settings.batch_crop_mirror:
-        return words(settings.seed, epoch, indices, by_picture, count)
-    one = words(settings.seed, epoch, np.array([minibatch]), by_minibatch, count)
-    return np.repeat(one, len(indices), axis=0)
+    settings: Augmentation, epoch: int, minibatch: int, indices: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Words for row and column (n, 2), and for the mirror (n,); or one row for all n.
+
+    They are the first of `tandem.philox.words` for either purpose, computed together: on so few
+    numbers NumPy's time goes by the calls.
+    """
+    if settings.batch_crop_mirror:
+        of, purposes = np.array([minibatch]), (Purpose.BATCH_CROP, Purpose.BATCH_MIRROR)
+    else:
+        of, purposes = indices, (Purpose.CROP, Purpose.MIRROR)
+    counter = (np.zeros(1, np.int64), of[:, np.newaxis], np.array([epoch]), np.array(purposes))
+    first, second, _, _ = philox4x32(counter, settings.seed)
+    return np.stack([first[:, 0], second[:, 0]], axis=1), first[:, 1]

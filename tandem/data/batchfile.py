@@ -4,8 +4,10 @@ A batch file is data, not code. `hickle.load` unpickles the type table of any fi
 files are never loaded with it: h5py says where the pixels lie, and they are read by offset.
 """
 
+import contextlib
 import io
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -43,6 +45,41 @@ class BatchLocation:
     dtype: np.dtype
 
 
+class _DeferringFile(io.FileIO):
+    """A file for HDF5 to write, which keeps an error to itself until HDF5 is done.
+
+    HDF5 that meets a full disk cannot close its file, and the process crashes when it ends.
+
+    Attributes
+    ----------
+    error : OSError or None
+        The first; what should have been written after it was not.
+    """
+
+    error: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        """Write all of it, for which the system may need several calls."""
+        rest = memoryview(content).cast("B")
+        while rest and self.error is None:
+            with self._deferring():
+                rest = rest[super().write(rest) :]
+        return len(content)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size, which a limit may forbid."""
+        with self._deferring():
+            super().truncate(size)
+        return self.tell() if size is None else size
+
+    @contextlib.contextmanager
+    def _deferring(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = self.error or error
+
+
 def write_batch(path: Path, pictures: np.ndarray, layout: str) -> None:
     """Write a batch file with hickle, uncompressed, whole or not at all.
 
@@ -58,13 +95,11 @@ def write_batch(path: Path, pictures: np.ndarray, layout: str) -> None:
     import hickle  # only the writer needs it: a loader starts sooner without
 
     stored = np.ascontiguousarray(pictures) if layout == "b01c" else _pictures_last(pictures)
-    # HDF5 that meets a full disk cannot close its file, and the process crashes when it ends. So
-    # HDF5 writes to memory, and only what it has finished goes to disk.
-    finished = io.BytesIO()
-    with h5py.File(finished, "w") as file:
-        hickle.dump(stored, file, mode="w")
-    with replacing(path) as partial:
-        partial.write_bytes(finished.getbuffer())
+    with replacing(path) as partial, _DeferringFile(partial, "r+b") as written:
+        with h5py.File(written, "w") as file:
+            hickle.dump(stored, file, mode="w")
+        if written.error is not None:
+            raise written.error
 
 
 def locate_batch(path: Path) -> BatchLocation:

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tandem.data.augment import Augmentation, Mode, crop_origins, mirror_flags
+from tandem.data.augment import Augmentation, Mode, windows
 from tandem.data.reader import PictureReader
 from tandem.errors import InputError
 from tandem.memory import Slot
 
 if TYPE_CHECKING:
     from tandem.data.dataset import Dataset
-
-_CHUNK = 8  # pictures that are read and then cropped while they are in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +80,6 @@ class SlotFiller:
             raise InputError(f"crop_size: found {crop}, expected 1 to {size}, the pictures' size")
         self.augmentation, self.crop_here, self.image_size = augmentation, crop_here, size
         self._readers = {"train": PictureReader(train), "validation": PictureReader(validation)}
-        self._scratch: npt.NDArray[np.uint8] | None = None
 
     @property
     def picture_size(self) -> int:
@@ -116,8 +113,7 @@ class SlotFiller:
                 f"{(size, size, 3)}"
             )
         about = (request.mode, request.epoch, request.minibatch, request.indices)
-        slot.origins[:n] = crop_origins(self.augmentation, self.image_size, *about)
-        slot.mirrored[:n] = mirror_flags(self.augmentation, *about)
+        slot.origins[:n], slot.mirrored[:n] = windows(self.augmentation, self.image_size, *about)
         slot.indices[:n] = request.indices
         slot.labels[:n] = reader.labels(request.indices)
         if self.crop_here:
@@ -130,54 +126,40 @@ class SlotFiller:
         """Close the batch files. Filling again opens them again."""
         for reader in self._readers.values():
             reader.close()
-        self._scratch = None
 
     def _fill_crops(
         self, slot: Slot, reader: PictureReader, indices: npt.NDArray[np.int64]
     ) -> None:
-        n = len(indices)
-        # Reading a c01b file again costs more than the cache saves.
-        chunk = _CHUNK if reader.dataset.layout == "b01c" else len(slot.pictures)
-        if self._scratch is None or len(self._scratch) < chunk:
-            self._scratch = np.empty((chunk, *reader.picture_shape), np.uint8)
-        for start in range(0, n, chunk):
-            rows = slice(start, min(start + chunk, n))
-            whole = self._scratch[: rows.stop - start]
-            reader.read(indices[rows], whole)
-            crop_and_mirror(whole, slot.origins[rows], slot.mirrored[rows], slot.pictures[rows])
+        columns, mirrored = slot.origins[:, 1].tolist(), slot.mirrored.tolist()
+        tops, height = slot.origins[: len(indices), 0], self.picture_size
+        for i, band in reader.bands(indices, tops, height):
+            cut(band, columns[i], mirrored[i], slot.pictures[i])
 
     def __reduce__(self) -> tuple[Callable[..., "SlotFiller"], tuple[Any, ...]]:
         return type(self), self._ingredients
 
 
-def crop_and_mirror(
-    pictures: npt.NDArray[np.uint8],
-    origins: npt.NDArray[np.int64],
-    mirrored: npt.NDArray[np.uint8],
-    out: npt.NDArray[np.uint8],
+def cut(
+    band: npt.NDArray[np.uint8], column: int, mirrored: bool, out: npt.NDArray[np.uint8]
 ) -> None:
-    """Cut each picture's window out of it, mirrored left to right where the flag is 1.
+    """Cut a window out of the rows of a picture, mirrored left to right or not.
 
     Parameters
     ----------
-    pictures : uint8 (n, S, S, 3)
-        (batch, row, column, RGB).
-    origins : int64 (n, 2)
-        Row and column where each window begins.
-    mirrored : uint8 (n,)
-        1 to mirror the window, 0 to leave it.
-    out : uint8 (n, crop, crop, 3)
-        The windows.
+    band : uint8 (crop, S, 3)
+        The picture's rows in which the window lies: (row, column, RGB).
+    column : int
+        Where the window begins.
+    mirrored : bool
+        Whether to mirror it.
+    out : uint8 (crop, crop, 3)
+        The window.
     """
-    size = out.shape[1]
-    for picture, (row, column), mirror, crop in zip(
-        pictures, origins.tolist(), mirrored.tolist(), out, strict=True
-    ):
-        window = picture[row : row + size, column : column + size]
-        if not mirror:
-            crop[...] = window
-            continue
-        # By channels NumPy's loop runs over a row of pixels; over all three at once it would run
-        # over the channels of one pixel, which takes four times as long.
-        for channel in range(3):
-            crop[..., channel] = window[:, ::-1, channel]
+    window = band[:, column : column + out.shape[1]]
+    if not mirrored:
+        out[...] = window
+        return
+    # By channels NumPy's loop runs over a row of pixels; over all three at once it would run over
+    # the channels of one pixel, which takes four times as long.
+    for channel in range(3):
+        out[..., channel] = window[:, ::-1, channel]

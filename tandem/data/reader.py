@@ -1,5 +1,6 @@
 """Pictures by dataset index, read from batch files straight to where they are wanted."""
 
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -25,9 +26,10 @@ class PictureReader:
 
     In layout b01c a picture is contiguous in its file and is read straight into its row, with one
     system call for each run of neighbours; `shuffle: images` therefore costs a call a picture, and
-    from a disk that has to seek, a seek. In layout c01b every pixel of a picture is apart from the
-    next, so the whole file is read (the last one is kept) and transposed: slower by an order of
-    magnitude, and when pictures come from all files at random, a whole file is read for each.
+    from a disk that has to seek, a seek. A band is always a call of its own. In layout c01b every
+    pixel of a picture is apart from the next, so the whole file is read (the last one is kept) and
+    transposed: slower by an order of magnitude, and when pictures come from all files at random, a
+    whole file is read for each.
 
     Parameters
     ----------
@@ -42,9 +44,13 @@ class PictureReader:
             raise ValueError(f"max_open is {max_open}; at least one file has to be open")
         self.dataset = dataset
         self._max_open = max_open
-        self._ends = np.cumsum(np.asarray(dataset.counts, np.int64))
+        counts = np.asarray(dataset.counts, np.int64)
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
+        self._offsets = np.asarray(dataset.offsets, np.int64)
         self._open: OrderedDict[int, int] = OrderedDict()
         self._block: tuple[int, npt.NDArray[np.uint8]] | None = None
+        self._scratch = np.empty(0, np.uint8)
 
     @property
     def picture_shape(self) -> tuple[int, int, int]:
@@ -78,15 +84,59 @@ class PictureReader:
             )
         if len(wanted) == 0:
             return
-        # In the order of the files: each is opened once, and its neighbours are found together.
-        destinations = np.argsort(wanted, kind="stable")
-        ordered = wanted[destinations]
-        files = np.searchsorted(self._ends, ordered, side="right")
-        rows = ordered - (self._ends[files] - np.asarray(self.dataset.counts, np.int64)[files])
-        if self.dataset.layout == "b01c":
-            self._read_rows(files, rows, destinations, out)
-        else:
+        files, rows, destinations = self._by_file(wanted)
+        if self.dataset.layout == "c01b":
             self._read_columns(files, rows, destinations, out)
+            return
+        size, flat = out[0].nbytes, out.reshape(-1).data
+        numbers, begins = files.tolist(), (self._offsets[files] + rows * size).tolist()
+        views = [flat[row * size : (row + 1) * size] for row in destinations.tolist()]
+        for start, end in _runs(files, rows):
+            self._read_exactly(numbers[start], begins[start], views[start:end])
+
+    def bands(
+        self, indices: npt.ArrayLike, tops: npt.NDArray[np.int64], height: int
+    ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+        """Some rows of each picture, one picture at a time, so that they are still in the cache.
+
+        Parameters
+        ----------
+        indices : int64 (n,)
+            Dataset indices, in any order, repeated or not.
+        tops : int64 (n,)
+            The first row of each band.
+        height : int
+            Rows of every band.
+
+        Yields
+        ------
+        int
+            The picture's place in `indices`. They come in the order of the files.
+        uint8 (height, S, 3)
+            (row, column, RGB). It is overwritten by the next.
+
+        Raises
+        ------
+        IndexError, InputError
+            As `read` does.
+        """
+        wanted, side = self._checked(indices), self.dataset.image_size
+        if self.dataset.layout == "c01b":
+            # A file is read whole, so all its pictures are taken out of it at once.
+            pictures = self._scratch_of((len(wanted), *self.picture_shape))
+            self.read(wanted, pictures)
+            for place, top in enumerate(tops.tolist()):
+                yield place, pictures[place, top : top + height]
+            return
+        files, rows, places = self._by_file(wanted)
+        begins = self._offsets[files] + (rows * side + tops[places]) * side * 3
+        band = self._scratch_of((height, side, 3))
+        view = band.reshape(-1).data
+        for file, begin, place in zip(
+            files.tolist(), begins.tolist(), places.tolist(), strict=True
+        ):
+            self._read_exactly(file, begin, [view])
+            yield place, band
 
     def labels(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The class of each picture, int64 (n,).
@@ -104,7 +154,7 @@ class PictureReader:
         """Close the files and forget what was kept; reading again opens them again."""
         while self._open:
             os.close(self._open.popitem()[1])
-        self._block = None
+        self._block, self._scratch = None, np.empty(0, np.uint8)
 
     def __enter__(self) -> "PictureReader":
         return self
@@ -138,21 +188,25 @@ class PictureReader:
             raise IndexError(f"picture {outside[0]} of a split of {self.dataset.size}")
         return wanted
 
-    def _read_rows(
-        self,
-        files: npt.NDArray[np.int64],
-        rows: npt.NDArray[np.int64],
-        destinations: npt.NDArray[np.int64],
-        out: npt.NDArray[np.uint8],
-    ) -> None:
-        """Read from b01c files: each run of neighbours with one call, into its rows."""
-        size = out[0].nbytes
-        flat = out.reshape(-1).data
-        for start, end in _runs(files, rows):
-            views = [
-                flat[row * size : (row + 1) * size] for row in destinations[start:end].tolist()
-            ]
-            self._read_exactly(int(files[start]), int(rows[start]) * size, views)
+    def _by_file(self, wanted: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
+        """In the order of the files, so that each is opened once and neighbours are together.
+
+        Returns
+        -------
+        int64 (n,), three times
+            The file of each picture, its number in that file, and its place in `wanted`.
+        """
+        places = np.argsort(wanted, kind="stable")
+        ordered = wanted[places]
+        files = np.searchsorted(self._ends, ordered, side="right")
+        return files, ordered - self._starts[files], places
+
+    def _scratch_of(self, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        """Memory that stays from one call to the next."""
+        size = math.prod(shape)
+        if self._scratch.size < size:
+            self._scratch = np.empty(size, np.uint8)
+        return self._scratch[:size].reshape(shape)
 
     def _read_columns(
         self,
@@ -177,23 +231,22 @@ class PictureReader:
             side = self.dataset.image_size
             self._block = None
             block = np.empty((3, side, side, self.dataset.counts[file]), np.uint8)
-            self._read_exactly(file, 0, [block.reshape(-1).data])
+            self._read_exactly(file, self.dataset.offsets[file], [block.reshape(-1).data])
             self._block = (file, block)
         return self._block[1]
 
-    def _read_exactly(self, file: int, position: int, views: Sequence[memoryview]) -> None:
-        """Fill `views` in turn with what begins `position` bytes into the pictures of a file."""
-        begin = self.dataset.offsets[file] + position
-        end = begin + sum(len(view) for view in views)
-        remaining = list(views)
+    def _read_exactly(self, file: int, begin: int, views: Sequence[memoryview]) -> None:
+        """Fill `views` in turn with what stands in a file from byte `begin`."""
+        end = begin + sum(map(len, views))
         try:
             descriptor = self._descriptor(file)
-            while remaining:
-                count = os.preadv(descriptor, remaining[:_MOST_BUFFERS], begin)
+            while begin < end:
+                count = os.preadv(descriptor, views[:_MOST_BUFFERS], begin)
                 if count == 0:
                     self._refuse(file, f"truncated: found {begin} bytes, expected at least {end}")
                 begin += count
-                remaining = _after(remaining, count)
+                if begin < end:
+                    views = _after(views, count)
         except FileNotFoundError:
             self._refuse(file, "it is gone, expected a batch file that was there at the start")
         except OSError as error:
@@ -223,7 +276,7 @@ def _runs(
     yield from zip([0, *cuts], [*cuts, len(files)], strict=True)
 
 
-def _after(views: list[memoryview], count: int) -> list[memoryview]:
+def _after(views: Sequence[memoryview], count: int) -> list[memoryview]:
     """What is left to fill of `views` when the first `count` bytes have been read."""
     for number, view in enumerate(views):
         if count < len(view):

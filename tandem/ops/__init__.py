@@ -8,6 +8,7 @@ from tandem.ops.conv import Conv2d, Conv2dInputGrad, Conv2dWeightGrad, conv2d
 from tandem.ops.crop import CropMirror, crop_mirror
 from tandem.ops.dropout import DropoutMask, dropout_mask
 from tandem.ops.lrn import LRN, LRNGrad, lrn
+from tandem.ops.momentum import MomentumStep, momentum_step
 from tandem.ops.pool import MaxPool2d, MaxPool2dGrad, max_pool2d
 from tandem.ops.relu import Relu, ReluGrad, relu
 
@@ -22,6 +23,7 @@ __all__ = [
     "LRNGrad",
     "MaxPool2d",
     "MaxPool2dGrad",
+    "MomentumStep",
     "Relu",
     "ReluGrad",
     "conv2d",
@@ -29,5 +31,6 @@ __all__ = [
     "dropout_mask",
     "lrn",
     "max_pool2d",
+    "momentum_step",
     "relu",
 ]

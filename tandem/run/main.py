@@ -100,7 +100,7 @@ def _train(
             log.info("%s: all %d epochs are done already", plan.resumed, config.n_epochs)
             return 0
         announce(plan)
-        outcome = start.launch(plan, loader, TrainingObserver(), lock)
+        outcome = start.launch(plan, loader, TrainingObserver(plan), lock)
         failure = outcome.failure
         if outcome.stopped:
             return outcome.status
@@ -157,7 +157,7 @@ def run_validation(
         config, places = load_config(rest, description), start.places
         plan = make_plan(config, network, "validate", Path(weights), places=places)
         announce(plan)
-        observer = ValidationObserver()
+        observer = ValidationObserver(plan)
         status = start.launch(plan, loader, observer).status
         if status == 0:
             (record,) = observer.records

@@ -3,6 +3,7 @@
 Importing this module imports PyTensor and PyTorch: only a trainer process does.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,8 +19,9 @@ from tandem.device import Captured, DeviceSharedVariable, capture, device_mode, 
 from tandem.layers import DropoutKeys, label_rank
 from tandem.memory.flat import Vectors
 from tandem.memory.slot import Slot
-from tandem.ops import crop_mirror
+from tandem.ops import crop_mirror, momentum_step
 from tandem.run.config import Config
+from tandem.run.rates import learned_rates
 from tandem.run.sums import Sums
 
 Tensors = dict[str, TensorVariable]
@@ -45,21 +47,24 @@ class _Graph:
 
 
 class Model:
-    """A network whose parameters, momenta and gradients lie in flat vectors.
+    """A network whose learned parameters, momenta and gradients lie in flat vectors.
+
+    What is frozen lies beside them, so that no exchange ever touches it.
 
     On the host a function takes a slot's arrays as its arguments. On a GPU it is recorded once for
     each slot, over the slot's memory, and replayed: that costs the host one call.
 
     Parameters
     ----------
-    network : AlexNet, or any object with its ``parameters``, ``kinds``, ``logits`` and ``cost``
-        The graph.
+    network : AlexNet, or any object with its ``parameters``, ``kinds``, ``logits``, ``cost`` and
+        ``classes``. The graph.
     config : Config
         Rates, precision, seed, and what else the functions depend on.
     mean : float32 (3, S, S)
         The mean image.
     vectors : Vectors
-        What parameters, momenta and gradients are to live in: memory that other trainers may see.
+        What learned parameters, momenta and gradients are to live in: memory that other trainers
+        may see.
     device : str
         "cpu" or "cuda:0" and so on.
     compile : bool
@@ -89,13 +94,15 @@ class Model:
         products = "float32" if config.precision == "float64" else config.precision
         self._mode = device_mode(device, compile=compile, precision=products)
         self._crop = (config.crop_size, not device_crops)
-        self.weights = self._place(vectors.weights, "")
+        self._rates = learned_rates(network.kinds, config)
+        self.weights = self._place(vectors.weights, "") | self._frozen()
         self.momenta = self._place(vectors.momenta, "momentum/")
         self.gradients = self._place(vectors.gradients, "gradient/")
         self._updated = self._place_updated(updated)
         self._mean = device_shared(mean.astype(config.dtype), name="mean", device=device)
         self._sums = {mode: self._zeros(mode) for mode in ("train", "validation")}
         self._last = self._zeros("last")
+        self._scores: DeviceSharedVariable | None = None
         self._finite = self._number("int64", "finite")
         self._values = {
             "epoch": self._number("int64", "epoch"),
@@ -120,6 +127,15 @@ class Model:
             self._place(vectors.gradients, "part of gradient/"),
         ]
 
+    def _frozen(self) -> dict[str, DeviceSharedVariable]:
+        return {
+            name: device_shared(
+                np.zeros(variable.type.shape, self._config.dtype), name=name, device=self._device
+            )
+            for name, variable in self._network.parameters.items()
+            if name not in self._rates
+        }
+
     def _number(self, dtype: str, name: str) -> DeviceSharedVariable:
         return device_shared(np.zeros((), dtype), name=name, device=self._device)
 
@@ -130,10 +146,31 @@ class Model:
         }
 
     def load(self, weights: Mapping[str, np.ndarray], momenta: Mapping[str, np.ndarray]) -> None:
-        """Set weights and momenta, in their logical layouts, in place; names left out stay."""
+        """Set weights and momenta, in their logical layouts, in place; names left out stay.
+
+        A frozen parameter has no momentum, and one that is given is not used.
+        """
         for variables, values in ((self.weights, weights), (self.momenta, momenta)):
-            for name, value in values.items():
-                variables[name].set_value(value.astype(self._config.dtype, copy=False))
+            for name in variables.keys() & values.keys():
+                variables[name].set_value(values[name].astype(self._config.dtype, copy=False))
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """All weights and momenta by name, in the network's order.
+
+        Returns
+        -------
+        weights, momenta : dict of str to ndarray
+            In their logical layouts. On the host they are the memory itself. The momentum of what
+            is frozen is zero.
+        """
+        weights = {n: self.weights[n].get_value(borrow=True) for n in self._network.parameters}
+        momenta = {
+            name: self.momenta[name].get_value(borrow=True)
+            if name in self.momenta
+            else np.zeros_like(weight)
+            for name, weight in weights.items()
+        }
+        return weights, momenta
 
     def compute_gradients(self, slot: Slot, epoch: int) -> None:
         """Write the gradients of the mean cost over the slot's valid pictures to their vector.
@@ -157,6 +194,12 @@ class Model:
     def validate(self, slot: Slot) -> None:
         """Add up loss and errors of the slot's valid pictures, without dropout."""
         self._call("validation", slot)
+
+    def read_scores(self) -> np.ndarray:
+        """The network's outputs of the last minibatch that was validated, (row, class)."""
+        if self._scores is None:
+            raise RuntimeError("nothing has been validated yet")
+        return self._scores.get_value()
 
     def take_sums(self, mode: Mode) -> Sums:
         """Give the sums of training or of validation since the last call, and start from zero."""
@@ -216,7 +259,9 @@ class Model:
     def _compile(
         self, name: str, graph: _Graph, inputs: list[TensorVariable], givens: dict[Any, Any]
     ) -> Function:
-        placed = {self._network.parameters[key]: self.weights[key] for key in self.weights}
+        # The update runs no network, and a frozen parameter would be an input that it does not use.
+        names = self.weights if graph.minibatch else ()
+        placed = {self._network.parameters[name]: self.weights[name] for name in names}
         return pytensor.function(
             inputs,
             [],
@@ -275,8 +320,9 @@ class Model:
         keys = DropoutKeys(seed, epoch, minibatch["indices"])
         logits = network.logits(self._images(minibatch), keys)
         cost = network.cost(logits, minibatch["labels"], minibatch["valid"])
-        gradients = cast(list[TensorVariable], pt.grad(cost, [*network.parameters.values()]))
-        updates = list(zip(self.gradients.values(), gradients, strict=True))
+        learned = [network.parameters[name] for name in self._rates]
+        gradients = cast(list[TensorVariable], pt.grad(cost, learned))
+        updates = [(self.gradients[n], g) for n, g in zip(self._rates, gradients, strict=True)]
         counts = self._counts(cost, logits, minibatch, self._config.print_train_error)
         updates += [(self._last[name], value) for name, value in counts.items()]
         updates.append((self._finite, _are_finite([cost, *gradients]).astype("int64")))
@@ -286,15 +332,15 @@ class Model:
         rate = pt.tensor("learning_rate", dtype=self._config.dtype, shape=())
         updates = _added(self._sums["train"], self._last)
         weights, momenta, gradients = self._updated
-        for name in weights:
-            kind = self._network.kinds[name]
+        for name in momenta:  # what is frozen has none
+            own = self._rates[name]
             weight, momentum = momentum_step(
                 weights[name],
                 momenta[name],
                 gradients[name],
-                rate * 2 if kind == "bias" else rate,
+                rate if own.factor == 1 else rate * np.asarray(own.factor, rate.dtype),
                 self._config.momentum if self._config.use_momentum else 0.0,
-                self._config.weight_decay if kind == "weight" else 0.0,
+                own.decay,
                 self._config.use_nesterov_momentum,
             )
             updates += [(weights[name], weight), (momenta[name], momentum)]
@@ -305,45 +351,22 @@ class Model:
         logits = self._network.logits(self._images(minibatch), None)
         cost = self._network.cost(logits, minibatch["labels"], minibatch["valid"])
         counts = self._counts(cost, logits, minibatch, errors=True)
-        return _Graph(minibatch, {}, _added(self._sums["validation"], counts))
-
-
-def momentum_step(
-    weight: TensorVariable,
-    velocity: TensorVariable,
-    gradient: TensorVariable,
-    rate: TensorVariable,
-    momentum: float,
-    decay: float,
-    nesterov: bool,
-) -> tuple[TensorVariable, TensorVariable]:
-    """One step of stochastic gradient descent with momentum.
-
-    ``v <- m v - lr (g + wd w)``, then ``w <- w + v``, or with Nesterov's momentum
-    ``w <- w + m v - lr (g + wd w)``, both with the new v: the velocity that is kept is never the
-    look-ahead. (Krizhevsky et al. 2012, section 5; Sutskever et al. 2013, section 2, in the
-    form in which the weights are those of the look-ahead.)
-
-    Returns
-    -------
-    weight, velocity
-        The new values, of the types of the old.
-    """
-    dtype = np.dtype(weight.dtype).type
-    step = rate * (gradient + dtype(decay) * weight if decay else gradient)
-    velocity = dtype(momentum) * velocity - step
-    if nesterov:
-        return weight + dtype(momentum) * velocity - step, velocity
-    return weight + velocity, velocity
+        if self._scores is None:
+            shape = (self._config.batch_size, self._network.classes)
+            value = np.zeros(shape, self._config.dtype)
+            self._scores = device_shared(value, name="scores", device=self._device)
+        updates = [*_added(self._sums["validation"], counts), (self._scores, logits)]
+        return _Graph(minibatch, {}, updates)
 
 
 def _are_finite(values: list[TensorVariable]) -> TensorVariable:
     """Whether all elements are finite: a sum is not, if one of its terms is not.
 
-    A sum can overflow although its terms do not, when they are of a size that is as bad.
+    A sum can overflow although its terms do not, when they are of a size that is as bad. Nothing
+    here can fail when it runs, so the gradients may be computed where they are to lie.
     """
     sums = [pt.sum(value, dtype=value.dtype, acc_dtype=value.dtype) for value in values]
-    return pt.all(pt.isfinite(pt.stack(sums)))
+    return functools.reduce(pt.and_, [pt.isfinite(total) for total in sums])
 
 
 def _added(

@@ -11,6 +11,7 @@ for one may be stopped, or another starter may not look.
 
 import logging
 import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -190,12 +191,13 @@ def _start(
 ) -> None:
     site = rank_site(plan, team)
     connection = start_loader(plan, loader, crew, team.rank, site)
-    seat = trainer.Seat(team.rank, team, connection, site)
+    name = f"trainer {team.rank}"
+    seat = trainer.Seat(team.rank, team, connection, site, crew.sign(name))
     here, there = multiprocessing.Pipe(duplex=True)
     thread = TrainerThread(partial(trainer.serve, plan, seat, there), here)
     thread.start()
     threads.append(thread)
-    crew.members.append(Member(f"trainer {team.rank}", thread, here))
+    crew.members.append(Member(name, thread, here))
 
 
 def _explain(rank: int, failure: Failed) -> int:
@@ -239,6 +241,11 @@ class TrainerThread:
         finally:
             self._status = status
             self._ended.close()
+
+    @property
+    def pid(self) -> int:
+        """See `tandem.run.launch.Worker`."""
+        return os.getpid()
 
     @property
     def sentinel(self) -> int:

@@ -4,15 +4,15 @@ Importing this module is cheap; PyTensor and PyTorch are imported when a trainer
 """
 
 import contextlib
-import importlib
 import logging
 import os
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
 
@@ -22,17 +22,20 @@ from tandem.data.manifest import read_manifest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.errors import InputError
 from tandem.exchange import Gathering, PeerLost
+from tandem.memory.flat import FlatLayout
 from tandem.run.checkpoint import (
     Checkpoint,
-    NetworkDescription,
     RunState,
     initial_weights,
     read_checkpoint,
 )
 from tandem.run.feed import Feed, LoaderError
 from tandem.run.folder import RunFolder
+from tandem.run.gallery import Gallery
+from tandem.run.heartbeat import Activity, Sign
 from tandem.run.lock import FolderLock
 from tandem.run.messages import (
+    CheckpointBegun,
     CheckpointWritten,
     Diverged,
     Failed,
@@ -43,8 +46,10 @@ from tandem.run.messages import (
     Stop,
     Word,
 )
+from tandem.run.network import build_network
 from tandem.run.plan import Plan, read_mean
 from tandem.run.process import describe
+from tandem.run.rates import check_layers, learned_rates
 from tandem.run.record import NotFiniteRecord, Record, TrainRecord, ValidationRecord
 from tandem.run.schedules import learning_rate
 from tandem.run.site import Memory, Site
@@ -72,6 +77,8 @@ class Seat:
         To its loader process; None where the trainer loads by itself.
     site : Site
         Where its memory lies.
+    sign : Sign
+        Where it shows what it is doing.
     lock : FolderLock or None
         On the run folder, which stays locked as long as a trainer is there.
     """
@@ -80,6 +87,7 @@ class Seat:
     meeting: Gathering
     loader: Connection | None
     site: Site
+    sign: Sign
     lock: FolderLock | None = None
 
 
@@ -210,7 +218,7 @@ class Trainer:
         self.launcher = launcher
         self.seat, self.plan, self.config = seat, plan, plan.config
         self.rank, self.trainers = seat.rank, plan.trainers
-        self.network = self._build_network()
+        self.network = build_network(plan.network, plan.description, plan.config.dtype)
         self.memory = self._open_memory()
         self.model = self._build_model()
         self.state = self._load_weights()
@@ -221,32 +229,29 @@ class Trainer:
         self.seat.meeting.meet()  # what they share is whole when everybody has loaded
         self._check_equal()
         self._folder = self._begin_folder()
+        self._gallery = Gallery(plan) if self._folder is not None else None
         self._last_save = time.monotonic()
         self._skips = 0
         launcher.send(Ready(seat.rank))
 
     # What a trainer is made of
 
-    def _build_network(self) -> Any:
-        module, _, name = self.plan.network.partition(":")
-        network = getattr(importlib.import_module(module), name)
-        try:
-            return network(
-                crop_size=self.config.crop_size,
-                classes=self.plan.classes,
-                width=self.config.width,
-                dtype=self.config.dtype,
-            )
-        except ValueError as error:
-            raise InputError(f"crop_size, width: {error}") from error
-
     def _open_memory(self) -> Memory:
         from tandem.device import keep_freed_memory, set_threads
 
         set_threads(self.plan.threads)
         keep_freed_memory()
-        shapes = {name: v.type.shape for name, v in self.network.parameters.items()}
-        return self.seat.site.open(self.seat.meeting, shapes, self.config.dtype)
+        shapes = self._shapes()
+        learned = {name: shapes[name] for name in learned_rates(self.network.kinds, self.config)}
+        return self.seat.site.open(self.seat.meeting, learned, self.config.dtype)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every parameter, frozen ones included."""
+        return {name: v.type.shape for name, v in self.network.parameters.items()}
+
+    def _checkpoint_nbytes(self) -> int:
+        """Of all weights and momenta, frozen ones included."""
+        return 2 * FlatLayout.of(self._shapes(), self.config.dtype).nbytes
 
     def _build_model(self) -> "Model":
         from tandem.run.model import Model
@@ -264,8 +269,7 @@ class Trainer:
         )
 
     def _load_weights(self) -> RunState:
-        plan, model = self.plan, self.model
-        shapes = {name: v.type.shape for name, v in self.network.parameters.items()}
+        plan, model, shapes = self.plan, self.model, self._shapes()
         begin = RunState(
             global_batch=plan.global_batch, train_pictures=plan.train.size, skipped=plan.skipped
         )
@@ -282,13 +286,9 @@ class Trainer:
         for name, value in self.network.initial_values(self.config.seed):
             model.load({name: value}, {})
         if plan.weights is not None:
-            weights, afresh = initial_weights(plan.weights, shapes)
-            model.load(weights, {})
-            if afresh and self.rank == 0:
-                names = ", ".join(afresh)
-                self.launcher.send(
-                    Remark(f"{plan.weights}: of another shape, begin afresh: {names}")
-                )
+            skipped = self.config.init_weights_skip
+            check_layers("init_weights_skip", skipped, shapes)
+            model.load(initial_weights(plan.weights, shapes, skipped), {})
         return begin
 
     def _take_up(self, pending: Pending) -> Seconds:
@@ -308,6 +308,7 @@ class Trainer:
         """Finish what is being written."""
         if self._folder is not None:
             self._folder.close()
+            self._tell_trouble()
 
     def finish(self) -> None:
         """Let the loader go, and give the memory back together with the other trainers."""
@@ -333,7 +334,7 @@ class Trainer:
                 else:
                     self._train_step(epoch, step, steps)
             if self._folder is not None and self._is_kept(epoch + 1):
-                self._folder.prepare(self.memory.nbytes)  # while the validation lasts
+                self._folder.prepare(self._checkpoint_nbytes())  # while the validation lasts
             with self.exchange.centre():
                 record = self._validate(epoch)
             self._finish_epoch(epoch, record)
@@ -346,15 +347,18 @@ class Trainer:
             self.launcher.send(record)
 
     def _train_step(self, epoch: int, step: int, steps: int) -> None:
-        marks = [time.perf_counter()]
+        marks, show = [time.perf_counter()], self.seat.sign.show
+        show(Activity.WAITING)
         slot = self.memory.slots[next(self.feed)]
         load_wait = self.feed.take_wait_seconds()
         shares = self._shares(step)
         rate = learning_rate(self.config, epoch, step, steps, self.state.validation_errors)
         marks.append(time.perf_counter())
+        show(Activity.COMPUTING)
         self.model.compute_gradients(slot, epoch)
         bad = [] if self.model.is_finite() else self.feed.indices.tolist()
         marks.append(time.perf_counter())
+        show(Activity.EXCHANGING)
         words = self._agree_on_step(tuple(bad))
         if any(word.not_finite for word in words):
             self._skips += 1
@@ -363,10 +367,12 @@ class Trainer:
             self._skips = 0
             self.exchange.before_update(shares)
             marks.append(time.perf_counter())
+            show(Activity.COMPUTING)
             self.model.update(rate)
             if self.trainers > 1:  # who meet anyway; it is to count as computing
                 self.memory.wait()
             marks.append(time.perf_counter())
+            show(Activity.EXCHANGING)
             self.exchange.after_update(shares)
             marks.append(time.perf_counter())
             self._count_seconds(load_wait, marks)
@@ -399,12 +405,20 @@ class Trainer:
         self.model.take_sums("validation")
         steps = minibatch_count(self.plan.validation.size, self.plan.global_batch)
         for step in range(steps):
-            self.model.validate(self.memory.slots[next(self.feed)])
+            self.seat.sign.show(Activity.WAITING)
+            slot = self.memory.slots[next(self.feed)]
+            self.seat.sign.show(Activity.VALIDATING)
+            self.model.validate(slot)
+            if self._gallery is not None:
+                self._gallery.look(step, self.model.read_scores)
             self._report_progress("validation", epoch, step + 1, steps)
             if self.plan.job == "train" and any(word.stop for word in self._agree()):
                 self._save()
                 self._stop()
         self.feed.take_wait_seconds()
+        if self._folder is not None and self._gallery is not None:
+            draw = partial(self._gallery.draw, self._gallery.take())
+            self._folder.show("predictions", self.state.step, draw)
         sums = self._gather_sums("validation")
         return ValidationRecord(
             epoch=epoch + 1,
@@ -489,7 +503,7 @@ class Trainer:
         self._tell_written()
         every = 60 * self.config.snapshot_minutes
         due = every > 0 and time.monotonic() - self._last_save >= every
-        return due and not self._folder.busy and self._folder.prepare(self.memory.nbytes)
+        return due and not self._folder.busy and self._folder.prepare(self._checkpoint_nbytes())
 
     def _meet_not_finite(self, epoch: int, step: int, rate: float, words: Sequence[Word]) -> None:
         """Do what `on_nan` says with a minibatch that no weight has seen yet.
@@ -584,10 +598,16 @@ class Trainer:
     def _tell_written(self, wait: bool = False) -> None:
         if self._folder is not None and (path := self._folder.written(wait)):
             self.launcher.send(CheckpointWritten(str(path)))
+        self._tell_trouble()
+
+    def _tell_trouble(self) -> None:
+        if self._folder is not None and (text := self._folder.take_trouble()):
+            self.launcher.send(Remark(text))
 
     def _save(self) -> None:
         """Trainer 0 copies; the others can't overtake it, since the next step waits for it."""
         self._last_save = time.monotonic()
+        self.seat.sign.show(Activity.SAVING)
         sums = self.seat.meeting.gather(self.model.read_sums("train"))
         if self._folder is not None:
             self._tell_written(wait=True)
@@ -598,17 +618,11 @@ class Trainer:
         if self._folder is None:
             return
         config = self.config
-        weights, momentum = (
-            {name: variable.get_value(borrow=True) for name, variable in variables.items()}
-            for variables in (self.model.weights, self.model.momenta)
-        )
+        self.launcher.send(CheckpointBegun())
         self._folder.save(
             Checkpoint(
-                weights,
-                momentum,
-                NetworkDescription(
-                    config.crop_size, self.plan.classes, config.width, self.plan.wnids
-                ),
+                *self.model.state(),
+                self.plan.description,
                 replace(self.state, pending=Pending(sums, self._seconds)),
                 config.model_dump(mode="json"),
                 self.plan.conditions,

@@ -1,11 +1,12 @@
 """Crop windows and mirror flags: their range, their distribution, and what they depend on."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tandem.data.augment import Augmentation, crop_origins, mirror_flags
+from tandem.data.augment import Augmentation, windows
 from tandem.philox import Purpose, words
 
 PLAIN = Augmentation(
@@ -13,6 +14,14 @@ PLAIN = Augmentation(
 )
 WHOLE_BATCH = replace(PLAIN, batch_crop_mirror=True)
 INDICES = np.arange(20_000)
+
+
+def crop_origins(*about: Any) -> np.ndarray:
+    return windows(*about)[0]
+
+
+def mirror_flags(*about: Any) -> np.ndarray:
+    return windows(*about)[1]
 
 
 def test_origins_are_uniform_over_every_position() -> None:
@@ -24,14 +33,21 @@ def test_origins_are_uniform_over_every_position() -> None:
     assert abs(np.corrcoef(origins.T)[0, 1]) < 0.03
 
 
-def test_origins_scale_the_word_by_hand() -> None:
-    drawn = words(1, 5, np.array([7]), Purpose.CROP, 2)[0].tolist()
-    expected = [word * 30 // 2**32 for word in drawn]
-    assert crop_origins(PLAIN, 256, "train", 5, 0, np.array([7])).tolist() == [expected]
+@pytest.mark.parametrize("settings", [PLAIN, WHOLE_BATCH])
+def test_windows_follow_from_counted_words_by_hand(settings: Augmentation) -> None:
+    """The format of all runs: another word, and a run that goes on sees other pictures."""
+    keys, crop, mirror = INDICES[:50] + 2**31, Purpose.CROP, Purpose.MIRROR
+    if settings.batch_crop_mirror:
+        keys, crop, mirror = np.full(50, 6), Purpose.BATCH_CROP, Purpose.BATCH_MIRROR
+    origins, flags = windows(settings, 256, "train", 5, 6, INDICES[:50] + 2**31)
+    drawn = words(1, 5, keys, crop, 2).tolist()
+    assert origins.tolist() == [[word * 30 // 2**32 for word in pair] for pair in drawn]
+    coin = words(1, 5, keys, mirror, 1)[:, 0].tolist()
+    assert flags.tolist() == [word // 2**31 for word in coin]
 
 
 def test_half_are_mirrored_whatever_their_crop() -> None:
-    flags = mirror_flags(PLAIN, "train", 0, 0, INDICES)
+    flags = mirror_flags(PLAIN, 256, "train", 0, 0, INDICES)
     assert flags.dtype == np.uint8
     assert set(flags.tolist()) == {0, 1}
     assert abs(flags.mean() - 0.5) < 0.02
@@ -46,13 +62,16 @@ def test_validation_takes_the_centre_unmirrored(
 ) -> None:
     origins = crop_origins(settings, image_size, "validation", 3, 4, INDICES[:5])
     assert origins.tolist() == [[centre, centre]] * 5
-    assert mirror_flags(settings, "validation", 3, 4, INDICES).sum() == 0
+    assert mirror_flags(settings, image_size, "validation", 3, 4, INDICES).sum() == 0
 
 
 def test_switches_turn_chance_off() -> None:
-    off = replace(PLAIN, rand_crop=False, rand_mirror=False)
-    assert (crop_origins(off, 256, "train", 0, 0, INDICES) == 14).all()
-    assert not mirror_flags(off, "train", 0, 0, INDICES).any()
+    origins, flags = windows(PLAIN, 256, "train", 0, 0, INDICES)
+    for crop, mirror in ((False, False), (False, True), (True, False)):
+        settings = replace(PLAIN, rand_crop=crop, rand_mirror=mirror)
+        found = windows(settings, 256, "train", 0, 0, INDICES)
+        np.testing.assert_array_equal(found[0], origins if crop else np.full_like(origins, 14))
+        np.testing.assert_array_equal(found[1], flags if mirror else np.zeros_like(flags))
 
 
 def test_a_crop_as_large_as_the_picture_has_one_place() -> None:
@@ -71,7 +90,7 @@ def test_batch_crop_mirror_gives_a_global_minibatch_one_choice() -> None:
     origins = [crop_origins(WHOLE_BATCH, 256, "train", 0, k, INDICES[:8]) for k in range(50)]
     assert all((batch == batch[0]).all() for batch in origins)
     assert len({tuple(batch[0]) for batch in origins}) > 30
-    flags = [mirror_flags(WHOLE_BATCH, "train", 0, k, INDICES[:8]) for k in range(50)]
+    flags = [mirror_flags(WHOLE_BATCH, 256, "train", 0, k, INDICES[:8]) for k in range(50)]
     assert all((batch == batch[0]).all() for batch in flags)
     assert 10 < sum(int(batch[0]) for batch in flags) < 40
     # Another trainer's rows of the same minibatch.
@@ -82,4 +101,4 @@ def test_batch_crop_mirror_gives_a_global_minibatch_one_choice() -> None:
 @pytest.mark.parametrize("settings", [PLAIN, WHOLE_BATCH])
 def test_no_picture_gives_no_rows(settings: Augmentation) -> None:
     assert crop_origins(settings, 256, "train", 0, 0, INDICES[:0]).shape == (0, 2)
-    assert mirror_flags(settings, "train", 0, 0, INDICES[:0]).shape == (0,)
+    assert mirror_flags(settings, 256, "train", 0, 0, INDICES[:0]).shape == (0,)

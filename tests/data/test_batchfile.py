@@ -1,7 +1,10 @@
 """Batch files: readable by hickle, located without it, and refused when they are anything else."""
 
+import contextlib
 import dataclasses
+import resource
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -53,23 +56,33 @@ def test_the_same_pictures_give_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "0.hkl").read_bytes() == (tmp_path / "1.hkl").read_bytes()
 
 
-def test_a_failed_write_leaves_the_older_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.contextmanager
+def largest_file(nbytes: int) -> Iterator[None]:
+    """Let no file of this process grow beyond a size: what is written there is cut, then refused.
+
+    Python has made the signal an error already.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_write_that_fails_anywhere_leaves_the_older_file(tmp_path: Path) -> None:
     path = tmp_path / "0.hkl"
     write_batch(path, make_pictures(), "b01c")
     before = path.read_bytes()
-
-    def write_half(path: Path, content: memoryview) -> None:
-        with path.open("wb") as file:
-            file.write(content[:100])
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Path, "write_bytes", write_half)
-    with pytest.raises(OSError, match="disk full"):
-        write_batch(path, make_pictures(), "b01c")
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    for room in range(0, len(before), 97):
+        with largest_file(room), pytest.raises(OSError, match="File too large") as caught:
+            write_batch(path, 255 - make_pictures(), "b01c")
+        assert caught.value.filename == str(path)
+        assert path.read_bytes() == before
+        assert list(tmp_path.iterdir()) == [path]
+    with largest_file(len(before)):
+        write_batch(path, 255 - make_pictures(), "b01c")
+    np.testing.assert_array_equal(pixels_at(path), 255 - make_pictures())
 
 
 def test_files_of_older_hickle_are_located(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Filling slots: from batch file to slot, pixel by pixel."""
 
+import os
 import pickle
-from dataclasses import replace
+import tracemalloc
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,9 @@ import pytest
 from data.coded import SIZE, coded_picture, label_of, write_coded
 
 from tandem.data.augment import Augmentation
-from tandem.data.fill import FillRequest, SlotFiller, crop_and_mirror
+from tandem.data.batchfile import locate_batch, write_batch
+from tandem.data.dataset import Dataset
+from tandem.data.fill import FillRequest, SlotFiller, cut
 from tandem.data.order import (
     Shuffle,
     epoch_order,
@@ -26,6 +30,19 @@ AUGMENTATION = Augmentation(
 )
 
 
+PICTURE = SIZE * SIZE * 3
+
+
+def write_noise(folder: Path, count: int, side: int) -> Dataset:
+    """A data set of one file of random pixels."""
+    rng = np.random.default_rng(0)
+    write_batch(folder / "0.hkl", rng.integers(0, 256, (count, side, side, 3), np.uint8), "b01c")
+    np.save(folder / "labels.npy", np.zeros(count, np.int64))
+    offset = locate_batch(folder / "0.hkl").offset
+    labels = str(folder / "labels.npy")
+    return Dataset((str(folder / "0.hkl"),), (offset,), (count,), "b01c", side, labels)
+
+
 def new_slot(batch: int, size: int) -> Slot:
     layout = SlotLayout(batch, size)
     return Slot.on(HostBuffer.create(layout.nbytes), layout)
@@ -40,16 +57,13 @@ def window_by_loops(picture: np.ndarray, origin: np.ndarray, mirrored: int) -> n
     return out
 
 
-def test_crop_and_mirror_equals_loops() -> None:
-    rng = np.random.default_rng(0)
-    pictures = rng.integers(0, 256, (7, SIZE, SIZE, 3), np.uint8)
-    origins = rng.integers(0, SIZE - CROP + 1, (7, 2))
-    mirrored = np.array([0, 1, 0, 1, 1, 0, 1], np.uint8)
-    out = np.zeros((7, CROP, CROP, 3), np.uint8)
-    crop_and_mirror(pictures, origins, mirrored, out)
-    for i in range(7):
-        expected = window_by_loops(pictures[i], origins[i], mirrored[i])
-        np.testing.assert_array_equal(out[i], expected)
+@pytest.mark.parametrize("mirrored", [0, 1])
+@pytest.mark.parametrize("column", [0, 2, SIZE - CROP])
+def test_a_window_equals_loops(column: int, mirrored: int) -> None:
+    band = np.random.default_rng(0).integers(0, 256, (CROP, SIZE, 3), np.uint8)
+    out = np.zeros((CROP, CROP, 3), np.uint8)
+    cut(band, column, mirrored, out)
+    np.testing.assert_array_equal(out, window_by_loops(band, np.array([0, column]), mirrored))
 
 
 @pytest.mark.parametrize("crop_here", [True, False])
@@ -112,6 +126,67 @@ def test_the_same_request_gives_the_same_slot_from_a_filler_that_travelled(
     pickle.loads(pickle.dumps(filler)).fill(slots[1], pickle.loads(pickle.dumps(request)))
     for name in vars(slots[0]):
         np.testing.assert_array_equal(getattr(slots[0], name), getattr(slots[1], name))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A system call that reads: how many bytes, and where each part of them went."""
+
+    nbytes: int
+    addresses: tuple[int, ...]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """Every `preadv` from now on."""
+    made: list[Call] = []
+    preadv = os.preadv
+
+    def noted(descriptor: int, views: list[memoryview], offset: int) -> int:
+        addresses = tuple(np.frombuffer(view, np.uint8).ctypes.data for view in views)
+        made.append(Call(sum(map(len, views)), addresses))
+        return preadv(descriptor, views, offset)
+
+    monkeypatch.setattr(os, "preadv", noted)
+    return made
+
+
+def test_whole_pictures_are_read_straight_into_the_slot(tmp_path: Path, calls: list[Call]) -> None:
+    dataset = write_coded(tmp_path, (4, 4))
+    slot = new_slot(5, SIZE)
+    filler = SlotFiller(dataset, dataset, AUGMENTATION, crop_here=False)
+    filler.fill(slot, FillRequest(0, "train", 0, 0, np.array([5, 6, 7, 0, 1])))
+    places = [slot.pictures[i].ctypes.data for i in range(5)]
+    assert [call.addresses for call in calls] == [tuple(places[3:]), tuple(places[:3])]
+    assert [call.nbytes for call in calls] == [2 * PICTURE, 3 * PICTURE]
+
+
+def test_of_a_cropped_picture_only_the_rows_of_the_window_are_read(
+    tmp_path: Path, calls: list[Call]
+) -> None:
+    dataset = write_coded(tmp_path, (4, 4))
+    filler = SlotFiller(dataset, dataset, AUGMENTATION, crop_here=True)
+    filler.fill(new_slot(5, CROP), FillRequest(0, "train", 0, 0, np.array([5, 6, 7, 0, 1])))
+    assert [call.nbytes for call in calls] == [CROP * SIZE * 3] * 5
+    assert len({call.addresses for call in calls}) == 1
+
+
+@pytest.mark.parametrize("crop_here", [True, False])
+def test_once_warm_filling_takes_no_memory_of_a_pictures_size(
+    tmp_path: Path, crop_here: bool
+) -> None:
+    dataset = write_noise(tmp_path, 8, side=200)
+    filler = SlotFiller(dataset, dataset, replace(AUGMENTATION, crop_size=190), crop_here)
+    slot = new_slot(8, filler.picture_size)
+    request = FillRequest(0, "train", 0, 0, np.array([3, 1, 2, 7, 6, 0, 4, 5]))
+    filler.fill(slot, request)
+    tracemalloc.start()
+    try:
+        filler.fill(slot, request)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 190 * 190 * 3 / 5
 
 
 @pytest.mark.parametrize("crop_here", [True, False])

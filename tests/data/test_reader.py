@@ -80,6 +80,25 @@ def test_short_reads_are_continued(
     check_pictures(reader, [12, 0, 5, 6, 7, 8, 3, 4])
 
 
+@pytest.mark.parametrize("layout", ["b01c", "c01b"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_bands_are_rows_of_the_pictures(tmp_path: Path, layout: str, order: list[int]) -> None:
+    reader = PictureReader(write_coded(tmp_path, COUNTS, layout), max_open=1)
+    tops = np.arange(len(order)) % 5
+    arrived = []
+    for place, band in reader.bands(order, tops, height=5):
+        picture = coded_picture(order[place], label_of(order[place]))
+        np.testing.assert_array_equal(band, picture[tops[place] : tops[place] + 5])
+        arrived.append(place)
+    assert sorted(arrived) == list(range(len(order)))
+
+
+def test_bands_come_in_the_order_of_the_files(tmp_path: Path) -> None:
+    reader = PictureReader(write_coded(tmp_path, COUNTS))
+    places = [place for place, _ in reader.bands([12, 0, 5], np.zeros(3, np.int64), 1)]
+    assert places == [1, 2, 0]
+
+
 def test_more_neighbours_than_one_call_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

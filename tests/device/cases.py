@@ -25,6 +25,7 @@ from tandem.ops.conv import Conv2d, Conv2dInputGrad, Conv2dWeightGrad
 from tandem.ops.crop import CropMirror
 from tandem.ops.dropout import DropoutMask
 from tandem.ops.lrn import LRN, LRNGrad
+from tandem.ops.momentum import MomentumStep
 from tandem.ops.pool import MaxPool2d, MaxPool2dGrad
 from tandem.ops.relu import Relu, ReluGrad
 
@@ -716,6 +717,14 @@ def _network_cases() -> list[Case]:
                 ),
             ]
         cases += [
+            *(
+                case(
+                    f"momentum-{dtype}-{m}-{decay}-{nesterov}",
+                    MomentumStep(m, decay, nesterov),
+                    *(x, x[::-1], x * x, np.dtype(dtype).type(0.1)),
+                )
+                for m, decay, nesterov in ((0.9, 0.01, False), (0.9, 0.0, True), (0.0, 0.01, False))
+            ),
             case(f"lrn-few-channels-{dtype}", LRN(5, 0.5, 0.75, 1.0), x[:, :2]),
             case(f"relu-{dtype}", lambda x: [Relu()(x), Relu()(x * 2)], x),
             case(f"relu-gradient-{dtype}", lambda x, g: ReluGrad()(Relu()(x), g), x, x[::-1]),
@@ -725,8 +734,31 @@ def _network_cases() -> list[Case]:
             values = (np.int64(2**62 + 12345), np.int64(3), np.array([0, 7, 2**31 + 5]))
             cases.append(case(f"dropout-{dtype}-{units}", mask, *values))
         cases += _crop_cases(dtype)
+    cases += _transformed_cases()
     large = sample("float32", (3, 96, 55, 55))
     cases.append(case("lrn-in-parts", LRN(5, 1e-4, 0.75, 2.0), large))
+    return cases
+
+
+def _transformed_cases() -> list[Case]:
+    """Convolutions large enough for NNPACK."""
+    cases = []
+    for side, pad, groups, batch, channels, length in (
+        (5, 2, 2, 8, 64, 29),
+        (5, 1, 1, 8, 32, 31),
+        (3, 1, 1, 16, 32, 13),
+        (3, 0, 2, 16, 32, 29),
+    ):
+        x = sample("float32", (batch, channels, length, length))
+        w = sample("float32", (channels, channels // groups, side, side))
+        rows = length + 2 * pad - side + 1
+        g = sample("float32", (batch, channels, rows, rows))
+        props = (1, pad, groups)
+        name = f"transformed-{side}-{pad}-{groups}"
+        cases += [
+            case(f"conv2d-{name}", Conv2d(*props), x, w, sample("float32", (channels,))),
+            case(f"conv2d-input-{name}", Conv2dInputGrad(*props), x, w, g),
+        ]
     return cases
 
 

@@ -4,8 +4,10 @@ import fcntl
 import importlib.metadata
 import itertools
 import os
+import threading
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import make_hkl
 import numpy as np
@@ -21,7 +23,8 @@ from picture_files import (
     write_exact,
     write_small,
 )
-from pictures import prepare
+from pictures import batches, prepare
+from pictures.pool import SquashPool, Task
 from pictures.prepare import mean_of
 
 from tandem.data.dataset import locate_split
@@ -233,6 +236,29 @@ def test_more_pictures_than_the_shared_memory_holds(tmp_path: Path, out: Path) -
     assert make_hkl.main(pictures.options(out, "--batch-size", "3", "--workers", "2")) == 0
     names = {str(pictures.path(*b).relative_to(pictures.root)) for b in bad}
     check_arrival(out, pictures, names | {"val/n01/009.JPEG"})
+
+
+def test_validation_pictures_are_squashed_while_the_last_training_file_is_written(
+    pictures: Pictures, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, submit, write = threading.Event(), SquashPool.submit, batches.write_batch
+    waited = []
+
+    def submitted(pool: SquashPool, task: Task) -> object:
+        if "/val/" in task.paths[0]:
+            begun.set()
+        return submit(pool, task)
+
+    def written(path: Path, *about: Any) -> None:
+        if path.parts[-2:] == ("train_hkl", "0003.hkl"):
+            waited.append(begun.wait(30))
+        write(path, *about)
+
+    monkeypatch.setattr(SquashPool, "submit", submitted)
+    monkeypatch.setattr(batches, "write_batch", written)
+    assert make_hkl.main(pictures.options(out, "--workers", "2")) == 0
+    assert waited == [True]
+    check_arrival(out, pictures, set())
 
 
 def test_a_finished_run_is_left_alone(

@@ -300,7 +300,7 @@ def test_a_dead_worker_ends_the_run(tmp_path: Path) -> None:
         workers = [
             child
             for child in children_of(process.pid)
-            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+            if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()
         ]
         os.kill(workers[0], signal.SIGKILL)
         _, error = process.communicate(timeout=60)

@@ -1,6 +1,7 @@
 """A trainer in a thread, as its launcher sees it."""
 
 import multiprocessing
+import os
 import threading
 from multiprocessing.connection import wait
 
@@ -18,6 +19,7 @@ def test_its_end_shows_as_a_processs_does(work: object, status: int) -> None:
     here, _there = multiprocessing.Pipe()
     thread = TrainerThread(work, here)  # type: ignore[arg-type]
     assert thread.exitcode is None
+    assert thread.pid == os.getpid()
     thread.start()
     assert wait([thread.sentinel], 10)
     thread.join(10)

@@ -1,11 +1,20 @@
 """Lowerings: what each Op becomes in PyTorch, one module for each kind of Op."""
 
-from tandem.device.lowering import elemwise, linalg, network, reduction, subtensor, tensor
+from tandem.device.lowering import (
+    convolution,
+    elemwise,
+    linalg,
+    network,
+    reduction,
+    subtensor,
+    tensor,
+)
 from tandem.device.lowering.host import host_rule
 from tandem.device.lowering.registry import Lowering, lower
 
 __all__ = [
     "Lowering",
+    "convolution",
     "elemwise",
     "host_rule",
     "linalg",

@@ -62,8 +62,9 @@ class Lowering:
         For inputs that `call` takes in another form, in another layout or precision, what gives it.
         The nodes that take a variable in one form share it: they name the same function.
     into : callable or None
-        A variant of `call` that takes, before the inputs, a tensor of the output's shape and dtype
-        to write the result to, which may be one of the inputs, and gives that tensor.
+        A variant of `call` that takes, before the inputs, a tensor of each output's shape and dtype
+        to write the result to, which may be one of the inputs, and gives that tensor (or a tuple of
+        them).
     """
 
     call: Callable[..., Any]

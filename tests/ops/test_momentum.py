@@ -5,7 +5,8 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from tandem.run.model import momentum_step
+from tandem.ops import MomentumStep, momentum_step
+from tests.ops.graphs import check_shapes
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -52,3 +53,18 @@ def test_nesterov_follows_the_look_ahead_form() -> None:
         w, v = step(w, v, slope * w, 0.05)
         assert w == pytest.approx(position + 0.9 * speed)
         assert v == pytest.approx(speed)
+
+
+def test_shapes_are_known_without_computing() -> None:
+    w = np.ones((2, 3))
+    check_shapes(MomentumStep(0.9, 0.01, False), w, w, w, np.float64(0.1))
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    w, short, rate = (pt.tensor(dtype="float32", shape=s) for s in ((3,), (2,), ()))
+    with pytest.raises(ValueError, match="axis 0 of weight, velocity and gradient must be equal"):
+        momentum_step(w, w, short, rate, 0.9, 0.0, False)
+    with pytest.raises(TypeError, match="one dtype"):
+        momentum_step(w, w, w, pt.dscalar(), 0.9, 0.0, False)
+    with pytest.raises(TypeError, match="rate must be a 0-dimensional"):
+        momentum_step(w, w, w, w, 0.9, 0.0, False)

@@ -1,0 +1,74 @@
+"""All benchmarks of the CPU, one after another: a table, JSON lines and a picture.
+
+    make bench                                 or python -m benchmarks
+    python -m benchmarks --only step exchange  some of them
+
+Each runs in a process of its own, on a machine that should be otherwise idle; all take some ten
+minutes. What was found goes to `benchmarks/results/`: `TIME.jsonl`, whose first line says where and
+with what it was measured, and `TIME.png`.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.draw import draw
+from benchmarks.measure import setting, table
+
+QUESTIONS = (
+    "step",
+    "run",
+    "loader",
+    "exchange",
+    "trainers",
+    "preprocessing",
+    "start",
+    "memory",
+    "profile",
+)
+RESULTS = Path(__file__).parent / "results"
+
+
+def ask(question: str) -> list[dict[str, Any]]:
+    """Run a benchmark; give its rows, as they were printed.
+
+    Raises
+    ------
+    SystemExit
+        It failed; its own message is on the terminal.
+    """
+    sys.stderr.write(f"{question} ...\n")
+    command = [sys.executable, "-m", f"benchmarks.{question}"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if result.returncode:
+        raise SystemExit(f"error: {' '.join(command)} ended with {result.returncode}")
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, write down, draw; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=QUESTIONS, metavar="NAME")
+    options = parser.parse_args(arguments)
+    rows = [row for question in options.only for row in ask(question)]
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / time.strftime("%Y%m%d-%H%M%S.jsonl")
+    lines = [json.dumps(item) for item in (setting(), *rows)]
+    path.write_text("\n".join(lines) + "\n")
+    draw(rows, path.with_suffix(".png"))
+    print(table(rows))
+    print(f"\n{path} and {path.with_suffix('.png').name}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,94 @@
+"""A picture of what the benchmarks found.
+
+python -m benchmarks.draw benchmarks/results/TIME.jsonl picture.svg
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"  # told apart also by the colour-blind
+Rows = Sequence[Mapping[str, Any]]
+
+
+def draw(rows: Rows, path: Path) -> None:
+    """Draw the comparisons, and beside them the parts of a step.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        As `benchmarks.measure.row` gives them.
+    path : Path
+        A PNG or SVG file.
+    """
+    compared = [row for row in rows if "peer" in row]
+    parts = [row for row in rows if "whole_seconds" in row and row["name"] != "all"]
+    height = 1.5 + 0.26 * max(len(compared) + len({r["question"] for r in compared}), len(parts), 4)
+    figure, axes = pyplot.subplots(
+        1, 2, figsize=(15, height), width_ratios=(2, 1), layout="constrained"
+    )
+    _draw_comparisons(axes[0], compared)
+    _draw_parts(axes[1], parts)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def speed(row: Mapping[str, Any], key: str) -> float:
+    """A ratio of a row as one of speeds, so that more is better everywhere."""
+    return row[key] if row["kind"] == "speed" else 1 / row[key]
+
+
+def _draw_comparisons(axes: Axes, rows: Rows) -> None:
+    """A point for each, with its quartiles, and a mark at its target."""
+    labels: list[str] = []
+    asked = None
+    for row in rows:
+        if row["question"] != asked:
+            asked = row["question"]
+            axes.text(0.01, len(labels), asked, transform=axes.get_yaxis_transform(), va="center")
+            labels.append("")
+        y, value = len(labels), speed(row, "ratio")
+        colour = ORANGE if row["reached"] is False else BLUE
+        axes.plot(sorted([speed(row, "low"), speed(row, "high")]), [y, y], color=colour, lw=2)
+        axes.plot(value, y, "o", color=colour)
+        if row["target"] is not None:
+            axes.plot(speed(row, "target"), y, "|", color="black", ms=14, mew=2)
+        labels.append(f"{row['name']} against {row['peer']}")
+    axes.axvline(1, color=GREY, lw=1, zorder=0)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(labels)), labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("speed over the peer's: median, quartiles, and | what is to be reached")
+
+
+def _draw_parts(axes: Axes, rows: Rows) -> None:
+    """A bar for each part, with its rate where operations were counted."""
+    for y, row in enumerate(rows):
+        axes.barh(y, 1000 * row["seconds"], color=BLUE)
+        if row["operations"]:
+            rate = row["operations"] / row["seconds"] / 1e9
+            axes.text(1000 * row["seconds"], y, f" {rate:.0f} GFLOP/s", va="center", fontsize=8)
+    axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.2)
+    axes.set_xlabel("milliseconds of a training step")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Draw a file of results."""
+    source, target = map(Path, arguments)
+    draw([json.loads(line) for line in source.read_text().splitlines()], target)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,74 @@
+"""How long does a run take to its first step?
+
+    python -m benchmarks.start
+
+From the command to the first step's line in the record, at full size on the CPU: `train.py` with a
+trainer, its loader and a data set of noise. Interpreters, PyTorch and PyTensor are in the page
+cache. Prints JSON lines, then a table.
+"""
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.measure import Figure, run
+from benchmarks.pictures import write_data_set
+from tandem.errors import InputError
+
+TARGET = 15.0
+PATIENCE = 300.0
+FULL = ("--batch_size", "64")
+
+
+def seconds_to_first_step(data: Path, folder: Path, settings: Sequence[str]) -> float:
+    """Start a run, and end it once its first step is recorded.
+
+    Raises
+    ------
+    InputError
+        It ended before.
+    """
+    command = [sys.executable, "train.py", "--data_folder", str(data), "--weights_dir", str(folder)]
+    command += ["--print_freq", "1", "--devices", "cpu", *settings]
+    begun = time.perf_counter()
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    record = folder / "record.jsonl"
+    try:
+        while process.poll() is None and time.perf_counter() - begun < PATIENCE:
+            if record.is_file() and record.stat().st_size:
+                return time.perf_counter() - begun
+            time.sleep(0.02)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        _, errors = process.communicate()
+    raise InputError(f"{' '.join(command)} made no step:\n{errors}")
+
+
+def answer(rounds: int, stored: int = 256, settings: Sequence[str] = FULL) -> Iterator[Figure]:
+    """Start a run some times, the first for the page cache."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_data_set(folder / "data", 256, 64, classes=10, image_size=stored, per_file=256)
+        seconds = [
+            seconds_to_first_step(folder / "data", folder / f"run{number}", settings)
+            for number in range(rounds + 1)
+        ]
+    median = statistics.median(seconds[1:])
+    yield Figure("start of a run to its first step", "from the command", median, "s", TARGET)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(__doc__, answer, rounds=3))

@@ -1,0 +1,138 @@
+"""How fast is a training step, and inference, against the same network in plain PyTorch?
+
+    python -m benchmarks.step                          batch 64 of 227 pixels, and the demo's size
+    python -m benchmarks.step --only training          or inference, small, batches
+
+Everything has its data in memory and two threads, or as many as there are cores. Ours begins with
+stored pictures of 8 bits, which it crops, mirrors and converts; plain PyTorch begins with images
+that are ready. Prints JSON lines, then a table.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from benchmarks.measure import Comparison, Step, compare, measure, run
+from benchmarks.plain_alexnet import plain_inference, plain_step
+from benchmarks.resident import DEMO, ON_CPU, PAPER, ResidentStep, Sizes
+from tandem.device import cpp_compiler, device_mode, keep_freed_memory, set_threads
+
+BATCHES = (16, 32, 64, 128, 256)
+OURS = "ours"
+
+
+def plain_steps(sizes: Sizes) -> dict[str, Step]:
+    """A step in plain PyTorch, in the ways in which users write it for a CPU."""
+    net, batch = sizes.network(), sizes.batch
+    found = {
+        "PyTorch, eager": plain_step(net, batch, "cpu", "module", tuned=False),
+        "PyTorch, channels-last, fused SGD": plain_step(net, batch, "cpu", "module"),
+    }
+    if cpp_compiler():
+        name = "PyTorch, compiled, channels-last, fused SGD"
+        found[name] = plain_step(net, batch, "cpu", "slices", compile_mode="default")
+    return found
+
+
+def plain_inferences(sizes: Sizes) -> dict[str, Step]:
+    """The same of inference."""
+    net, batch = sizes.network(), sizes.batch
+    found = {
+        "PyTorch, eager": plain_inference(net, batch, "module", tuned=False),
+        "PyTorch, channels-last": plain_inference(net, batch, "module"),
+    }
+    if cpp_compiler():
+        name = "PyTorch, compiled, channels-last"
+        found[name] = plain_inference(net, batch, "slices", compile_mode="default")
+    return found
+
+
+def our_steps(sizes: Sizes) -> dict[str, Step]:
+    """Our step, as `compile: auto` has it on a CPU, and compiled."""
+    found = {OURS: ResidentStep(device_mode("cpu"), sizes).run}
+    if cpp_compiler():
+        found["ours, compiled"] = ResidentStep(device_mode("cpu", compile=True), sizes).run
+    return found
+
+
+def against_plain(
+    question: str,
+    ours: dict[str, Step],
+    plain: dict[str, Step],
+    rounds: int,
+    eager_target: float,
+    best_target: float | None,
+) -> Iterator[Comparison]:
+    """Compare ours with each way of writing it; all but eager have the same target."""
+    found = {m.name: m for m in measure(ours | plain, rounds)}
+    for name in plain:
+        target = eager_target if name == "PyTorch, eager" else best_target
+        yield compare(question, found[OURS], found[name], "speed", target)
+    for name in ours:
+        if name != OURS:
+            yield compare(question, found[OURS], found[name], "speed")
+
+
+def training(rounds: int, sizes: Sizes = ON_CPU) -> Iterator[Comparison]:
+    """A step of batch 64 at the paper's size."""
+    ours, plain = our_steps(sizes), plain_steps(sizes)
+    yield from against_plain(_named("training step", sizes), ours, plain, rounds, 1.25, 1.0)
+
+
+def inference(rounds: int, sizes: Sizes = ON_CPU) -> Iterator[Comparison]:
+    """Logits of a batch of 64 at the paper's size."""
+    mode = device_mode("cpu")
+    ours: dict[str, Step] = {OURS: ResidentStep(mode, sizes).inference(mode)}
+    plain = plain_inferences(sizes)
+    yield from against_plain(_named("inference", sizes), ours, plain, rounds, 1.0, 1.0)
+
+
+def small(rounds: int, sizes: Sizes = DEMO) -> Iterator[Comparison]:
+    """A step at the demo's size, where fixed costs would show."""
+    ours = {OURS: ResidentStep(device_mode("cpu"), sizes).run}
+    plain = plain_steps(sizes)
+    yield from against_plain(_named("training step", sizes), ours, plain, 2 * rounds, 1.0, None)
+
+
+def batches(
+    rounds: int, sizes: Sizes = PAPER, counts: Sequence[int] = BATCHES
+) -> Iterator[Comparison]:
+    """How the time of an image depends on the batch: against that in the largest."""
+    steps = {
+        f"batch {count}": ResidentStep(device_mode("cpu"), replace(sizes, batch=count)).run
+        for count in counts
+    }
+    per_image = [
+        measured.scaled(1 / count)
+        for count, measured in zip(counts, measure(steps, max(2, rounds // 3)), strict=True)
+    ]
+    question = f"an image's time in a training step, by the size of the batch, {sizes.crop}"
+    for measured in per_image:
+        yield compare(question, measured, per_image[-1], "time")
+
+
+def _named(what: str, sizes: Sizes) -> str:
+    return f"{what}, batch {sizes.batch}, {sizes.crop}"
+
+
+PARTS = {"training": training, "inference": inference, "small": small, "batches": batches}
+
+
+def answer(rounds: int, only: str | None = None) -> Iterator[Comparison]:
+    """Every part, or one."""
+    keep_freed_memory()
+    set_threads(torch.get_num_threads())
+    for name, part in PARTS.items():
+        if only in (None, name):
+            yield from part(rounds)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, and print; return the exit status."""
+    return run(__doc__, answer, rounds=9, arguments=arguments, parts=tuple(PARTS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""One step of stochastic gradient descent with momentum, as one Op."""
+
+# A make_node names its inputs, in place of the *inputs of PyTensor's Op.
+# mypy: disable-error-code=override
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from pytensor.graph.basic import Apply
+from pytensor.tensor.variable import TensorVariable
+
+from tandem.ops.base import TensorOp, same_dtype, same_shape, tensor_input
+
+
+class MomentumStep(TensorOp):
+    """New weights and velocities; `momentum_step` says what it computes.
+
+    Parameters
+    ----------
+    momentum, decay, nesterov
+        See `momentum_step`.
+    """
+
+    __props__ = ("momentum", "decay", "nesterov")
+
+    def __init__(self, momentum: float, decay: float, nesterov: bool) -> None:
+        self.momentum = float(momentum)
+        self.decay = float(decay)
+        self.nesterov = bool(nesterov)
+
+    def make_node(self, weight: Any, velocity: Any, gradient: Any, rate: Any) -> Apply:
+        weight = tensor_input(self, "weight", weight, None)
+        velocity = tensor_input(self, "velocity", velocity, weight.type.ndim)
+        gradient = tensor_input(self, "gradient", gradient, weight.type.ndim)
+        rate = tensor_input(self, "rate", rate, 0)
+        same_dtype(self, weight=weight, velocity=velocity, gradient=gradient, rate=rate)
+        shapes = (v.type.shape for v in (weight, velocity, gradient))
+        shape = same_shape(self, "weight, velocity and gradient", *shapes)
+        kind = weight.type.clone(shape=shape)
+        return Apply(self, [weight, velocity, gradient, rate], [kind(), kind()])
+
+    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list[Any]]) -> None:
+        weight, velocity, gradient, rate = inputs
+        number = weight.dtype.type
+        step = rate * (gradient + number(self.decay) * weight)
+        velocity = number(self.momentum) * velocity - step
+        ahead = number(self.momentum) * velocity - step if self.nesterov else velocity
+        output_storage[0][0] = np.asarray(weight + ahead)
+        output_storage[1][0] = np.asarray(velocity)
+
+    def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
+        return [shapes[0], shapes[1]]
+
+
+def momentum_step(
+    weight: Any,
+    velocity: Any,
+    gradient: Any,
+    rate: Any,
+    momentum: float,
+    decay: float,
+    nesterov: bool,
+) -> tuple[TensorVariable, TensorVariable]:
+    """One step of stochastic gradient descent with momentum.
+
+    ``v <- m v - lr (g + wd w)``, then ``w <- w + v``, or with Nesterov's momentum
+    ``w <- w + m v - lr (g + wd w)``, both with the new v: the velocity that is kept is never the
+    look-ahead.
+
+    Parameters
+    ----------
+    weight, velocity, gradient : float, of one shape
+        w, v and g.
+    rate : float scalar of the same dtype
+        lr.
+    momentum, decay : float
+        m and wd.
+    nesterov : bool
+        Which of the two.
+
+    Returns
+    -------
+    weight, velocity
+        The new values, of the types of the old.
+
+    References
+    ----------
+    Krizhevsky, Sutskever, Hinton 2012, section 5; Sutskever et al. 2013, section 2, in the form in
+    which the weights are those of the look-ahead.
+    """
+    new_weight, new_velocity = MomentumStep(momentum, decay, nesterov)(
+        weight, velocity, gradient, rate
+    )
+    return new_weight, new_velocity
