@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow soak gpu-test gpu-bench lint clean
+.PHONY: demo test test-slow soak bench-ranks gpu-test gpu-bench lint clean
 
 demo: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
@@ -18,6 +18,10 @@ test-slow: .venv/installed
 soak: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/prepare.sh
 	$(BIN)/python tests/soak.py --faults 50
+
+# Exchanging over ranks of MPI, at every strategy, and what that says of more of them; some ten minutes.
+bench-ranks: .venv/installed
+	$(BIN)/python -m benchmarks.scaling $(BENCH)
 
 # On a machine with a GPU. GPU_PYTHON=python3 takes packages that are there already.
 GPU_PYTHON ?= $(BIN)/python
