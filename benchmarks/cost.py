@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
 import numpy as np
-from scipy.optimize import nnls
+from scipy.optimize import least_squares
 
 STRATEGIES = ("ar", "asa", "asa16", "hierarchical")
 
@@ -59,11 +59,12 @@ class Load:
     steps_within, steps_between : float
         Messages that have to wait for one another.
     bytes_within : float
-        Copied within a machine, by each of its busy cores.
+        Passed on by MPI within a machine, by each of its busy cores.
     bytes_between : float
         That leave a machine.
     added, rounded : float
-        Elements that are multiplied and added, and turned into 16 bits or back, by each busy core.
+        Elements that are added or copied in memory, and turned into 16 bits or back, by each busy
+        core.
     """
 
     steps_within: float = 0
@@ -108,7 +109,7 @@ def load(strategy: str, parameters: int, layout: Layout) -> Load:
         # MPI halves a long vector again and again, with neighbours first: seen on a cable to take
         # the least bytes that are possible. Back it goes the same way.
         out = 2 * size * (layout.machines - 1) / layout.machines
-        inside = 2 * size * (r - 1)
+        inside: float = 2 * size * (r - 1)
         steps = 2 * math.log2(every)
     else:
         # All to all: each rank sends its part to each other one. All-gather, a ring: each passes on
@@ -117,7 +118,8 @@ def load(strategy: str, parameters: int, layout: Layout) -> Load:
         out = size * r * (every - r) / every + ring * ends
         inside = size * r * (r - 1) / every + ring * (r - ends)
         steps = 2 * (every - 1)
-    waits = steps + 2 * math.log2(every)  # and two meetings
+    # And two meetings. Ranks that share a core wait for their turns.
+    waits = (steps + 2 * math.log2(every)) * r / cores
     return Load(
         steps_within=waits if layout.machines == 1 else 0,
         steps_between=waits if layout.machines > 1 else 0,
@@ -129,16 +131,16 @@ def load(strategy: str, parameters: int, layout: Layout) -> Load:
 
 
 def _hierarchical(parameters: int, layout: Layout) -> Load:
-    """Reads of the neighbours' shards and of the leader's sum; between machines, ASA of leaders."""
+    """Within a machine, sums and copies in shared memory; between machines, ASA of leaders."""
     between = load("asa", parameters, Layout(layout.machines, 1))
     r, cores = layout.ranks_each, layout.busy_cores
     return Load(
-        steps_within=4 * math.log2(r) if r > 1 else 0,
+        steps_within=4 * math.log2(r) * r / cores,
         steps_between=between.steps_between,
-        bytes_within=4 * parameters * 2 * (r - 1) / cores,
         bytes_between=between.bytes_between,
-        # The leader alone adds what comes from other machines.
-        added=parameters * (r / cores + (layout.machines > 1)),
+        # All vectors are added, the others copy the leader's; and the leader alone adds what comes
+        # from other machines.
+        added=parameters * ((r + r - 1) * (r > 1) / cores + (layout.machines > 1)),
     )
 
 
@@ -149,7 +151,9 @@ def seconds(rates: Rates, asked: Load) -> float:
 
 
 def fit(loads: Sequence[Load], measured: Sequence[float]) -> Rates:
-    """Rates by which the relative errors have the least sum of squares, none of them below 0.
+    """Rates by which the logarithms of predicted and measured seconds differ least, in squares.
+
+    So a tenth too much weighs as much as a tenth too little, of a millisecond as of a second.
 
     Parameters
     ----------
@@ -168,10 +172,11 @@ def fit(loads: Sequence[Load], measured: Sequence[float]) -> Rates:
     if len(rows) < asked.sum():
         raise ValueError(f"{asked.sum()} rates can't be fitted to {len(rows)} measurements")
     relative = rows[:, asked] / times[:, None]
-    # Bytes and seconds are far apart in size: a column is scaled to 1 for the sake of the solver.
-    scales = relative.max(axis=0)
+    # Each rate alone can't be larger than what would explain a measurement by itself.
+    start = np.log(1 / relative.max(axis=0))
+    best = least_squares(lambda logs: np.log(relative @ np.exp(logs)), start)
     found = np.full(len(fields(Rates)), np.nan)
-    found[asked] = nnls(relative / scales, np.ones(len(times)))[0] / scales
+    found[asked] = np.exp(best.x)
     return Rates(*found.tolist())
 
 

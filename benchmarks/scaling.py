@@ -143,22 +143,19 @@ def rates_table(model: Model) -> str:
     """The rates in usual units, and how well they fit."""
     r = model.rates
     off = sorted(map(abs, model.errors))
+    gigabytes = [1e-9 / rate for rate in (r.bytes_within, r.bytes_between)]
+    millions = [1e-6 / rate for rate in (r.added, r.rounded)]
     return "\n".join(
         [
             f"a step waits {1e6 * r.steps_within:.0f} us within a machine, "
             f"{1e6 * r.steps_between:.0f} us between machines",
-            f"a core copies {_per_second(r.bytes_within)} GB/s within a machine; between machines "
-            f"go {_per_second(r.bytes_between)} GB/s",
-            f"a core adds {_per_second(r.added)} and rounds {_per_second(r.rounded)} thousand "
-            "million elements/s",
+            f"by MPI, a core passes on {gigabytes[0]:.3g} GB/s within a machine",
+            f"between machines go {gigabytes[1]:.3g} GB/s",
+            f"a core adds {millions[0]:.0f} and rounds {millions[1]:.0f} million elements/s",
             f"of {len(off)} measurements, half are within {statistics.median(off):.0%}, all within "
             f"{off[-1]:.0%}",
         ]
     )
-
-
-def _per_second(rate: float) -> str:
-    return f"{1e-9 / rate:.3g}" if rate > 0 else "any" if rate == 0 else "unknown"
 
 
 def predicted_table(model: Model) -> str:

@@ -66,7 +66,7 @@ def test_a_prediction_by_hand() -> None:
     network, n = THEANO_MPI[0], 60_965_224
     exchange, faster = predict(network, "hierarchical", 512, model.at(10e9))
     waits = 4 * 3 * 30e-6 + (2 * 63 + 2 * 6) * 90e-6
-    moves = 4 * n * 2 * 7 / 8 * 2e-10 + 2 * 4 * n * 63 / 64 * 8 / 10e9 + 2 * n * 4e-10
+    moves = 2 * 4 * n * 63 / 64 * 8 / 10e9 + n * (15 / 8 + 1) * 4e-10
     assert exchange == pytest.approx(waits + moves, rel=1e-6)
     assert faster == pytest.approx(512 * network.compute / (network.compute + exchange))
     assert max(map(abs, model.errors)) < 1e-6
