@@ -12,13 +12,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 MACHINES = 2
 CABLE = "cable0"  # the name of the network interface on both
-_BY_TCP = "UCX_TLS=tcp,self"  # or UCX finds out that it is one machine, and goes by its memory
+# Or UCX, by which MPICH talks, finds out that it is one machine, and goes by its memory; and now and
+# then it would try the loopback device to the other one.
+_BY_CABLE = ("UCX_TLS=tcp,self", f"UCX_NET_DEVICES={CABLE}")
 _numbers = itertools.count()
 
 
@@ -53,7 +56,7 @@ class Machines:
         hosts = ",".join(f"{address}:{ranks}" for address in self.addresses)
         reach = ["-launcher", "ssh", "-launcher-exec", str(self.login), "-iface", CABLE]
         count = ["-hosts", hosts, "-n", str(ranks * len(self.names))]
-        return [*self.on(0), "env", _BY_TCP, starter, *reach, *count]
+        return [*self.on(0), "env", *_BY_CABLE, starter, *reach, *count]
 
     def on(self, machine: int) -> list[str]:
         """The beginning of a command line that runs on one machine."""
@@ -99,6 +102,7 @@ def machines() -> Iterator[Machines]:
             _ip("-n", name, "address", "add", f"{address}/24", "dev", CABLE)
             for device in (CABLE, "lo"):
                 _ip("-n", name, "link", "set", device, "up")
+        _await_link(names)
         login = folder / "login"
         # mpirun calls: login -x ADDRESS COMMAND...
         lines = ["#!/bin/sh", "shift", f'name="tandem-{number}-$((${{1##*.}} - 1))"', "shift"]
@@ -124,6 +128,16 @@ def _ip(*arguments: str) -> str:
         told = f"{result.stdout}{result.stderr}".strip()
         raise PermissionError(f"no network namespaces here: ip {' '.join(arguments)}: {told}")
     return result.stdout
+
+
+def _await_link(names: Sequence[str]) -> None:
+    """Wait until both see that they are connected, which the kernel tells after up to a second."""
+    state, deadline = f"/sys/class/net/{CABLE}/operstate", time.monotonic() + 10
+    for name in names:
+        while _ip("netns", "exec", name, "cat", state).strip() != "up":
+            if time.monotonic() > deadline:
+                raise PermissionError("no network namespaces here: their cable does not come up")
+            time.sleep(0.02)
 
 
 def _remove(name: str) -> None:
