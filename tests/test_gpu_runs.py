@@ -87,6 +87,15 @@ def test_a_run_on_gpus_is_resumed_exactly(data: Path, tmp_path: Path, pretended:
     assert all(ours[name].tobytes() == value.tobytes() for name, value in theirs.items())
 
 
+def test_gpus_have_no_memory_that_all_share(
+    data: Path, tmp_path: Path, pretended: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert train_pretended(data, run, devices=["cuda:0", "cuda:0"], exchange="shared") == 2
+    assert "on GPUs use average or gradients" in capsys.readouterr().err
+    assert not run.exists()
+
+
 def test_where_trainers_work_decides_where_memory_lies(data: Path, tmp_path: Path) -> None:
     plan = make_plan(load_config(settings(data, tmp_path / "run", devices=["cpu"] * 2)), "a:B")
     sites = make_sites(plan)

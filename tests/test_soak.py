@@ -16,6 +16,7 @@ def test_after_every_end_the_bits_are_as_if_nothing_had_happened(tmp_path: Path)
         seed=3,
         kinds=["kill launcher", "stop trainer 1", "SIGTERM to all"],
         devices=["cpu", "cpu"],
+        exchange="shared",
         batch_size=8,
         n_epochs=24,
         shuffle="images",

@@ -77,7 +77,9 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (2, "average"),
         (2, "gradients"),
         (3, "average"),
+        (2, "shared"),
         pytest.param(3, "gradients", marks=pytest.mark.slow),
+        pytest.param(3, "shared", marks=pytest.mark.slow),
     ],
 )
 def test_the_number_of_trainers_does_not_change_what_is_computed(

@@ -1,6 +1,6 @@
 """How trainers agree on parameters after a step: one class per strategy, one small interface."""
 
-from tandem.exchange.average import AverageGradients, AverageParameters
+from tandem.exchange.average import AverageGradients, AverageParameters, SharedParameters
 from tandem.exchange.base import Exchange, Gathering
 from tandem.exchange.meeting import Meeting, PeerLost, meetings
 
@@ -11,5 +11,6 @@ __all__ = [
     "Gathering",
     "Meeting",
     "PeerLost",
+    "SharedParameters",
     "meetings",
 ]

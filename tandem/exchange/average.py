@@ -1,4 +1,4 @@
-"""Averaging over host shared memory: trainer i averages shard i and writes it into all buffers."""
+"""Averaging over host shared memory: trainer i averages shard i of all buffers."""
 
 from collections.abc import Sequence
 
@@ -30,8 +30,10 @@ class _Average(Exchange):
     def _average(self, shares: Sequence[float]) -> None:
         if len(self._parts) == 1:
             return
+        from tandem.exchange import loops
+
         self._meeting.meet()
-        average_into_all(self._parts, shares)
+        loops.average_into_all(self._parts, shares)
         self._meeting.meet()
 
 
@@ -55,6 +57,30 @@ class AverageGradients(_Average):
         self._average(shares)
 
 
+class SharedParameters(_Average):
+    """One vector of weights and momenta for all trainers, of which each updates a shard.
+
+    Each computes gradients into a vector of its own. They meet; trainer i averages shard i of the
+    gradients, in rank order, into trainer 0's vector, and then updates shard i of the weights and
+    momenta from there; they meet again. So nothing is averaged twice, and nothing updated twice.
+    What is computed is what `AverageGradients` computes.
+    """
+
+    def before_update(self, shares: Sequence[float]) -> None:
+        """Average this trainer's shard of the gradients, weighted by `shares`."""
+        if len(self._parts) == 1:
+            return
+        from tandem.exchange import loops
+
+        # From here on nobody computes with the weights, until all of them have been updated.
+        self._meeting.meet()
+        loops.average_into_first(self._parts, shares)
+
+    def after_update(self, shares: Sequence[float]) -> None:
+        """Wait until every trainer has updated its shard."""
+        self._meeting.meet()
+
+
 def shard(size: int, shards: int, number: int) -> slice:
     """The part of a vector that one trainer averages.
 
@@ -75,30 +101,3 @@ def shard(size: int, shards: int, number: int) -> slice:
     """
     blocks = -(-size // 1024)
     return slice(*(min(size, blocks * i // shards * 1024) for i in (number, number + 1)))
-
-
-def average_into_all(vectors: Sequence[np.ndarray], shares: Sequence[float]) -> None:
-    """Replace every vector by their weighted average.
-
-    Parameters
-    ----------
-    vectors : sequence of float arrays (n,)
-        Of one dtype, each overwritten.
-    shares : sequence of float
-        Weights that add up to 1. A vector of weight 0 is not read.
-    """
-    from tandem.exchange import loops
-
-    terms, weights = _weighted(vectors, shares)
-    loops.run(loops.into_all, terms, weights)
-    for vector, share in zip(vectors, shares, strict=True):
-        if not share > 0:
-            np.copyto(vector, terms[0])
-
-
-def _weighted(
-    vectors: Sequence[np.ndarray], shares: Sequence[float]
-) -> tuple[list[np.ndarray], list[np.floating]]:
-    """The vectors that have a weight, and these weights, rounded to the vectors' dtype."""
-    pairs = [(v, v.dtype.type(s)) for v, s in zip(vectors, shares, strict=True) if s > 0]
-    return [vector for vector, _ in pairs], [share for _, share in pairs]

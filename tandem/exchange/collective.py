@@ -329,7 +329,7 @@ def add_weighted(
     for first in range(0, len(weighted), _TERMS):
         some = [(target, kind(1))] * (first > 0) + weighted[first : first + _TERMS]
         vectors, weights = zip(*some, strict=True)
-        loops.run(loops.into_first, (target, *vectors), (kind(0), *weights))
+        loops.add_into(target, vectors, weights)
 
 
 def blocks(size: int) -> list[slice]:

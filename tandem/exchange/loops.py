@@ -1,8 +1,8 @@
-"""The loops of an exchange on the host, compiled by numba: one pass over memory, no temporaries.
+"""Weighted averages of vectors, in one pass over memory, by loops that numba compiles.
 
-Importing this module imports numba, which takes a moment and some memory: `tandem.exchange.average`
-does so in a trainer's first exchange. Products and sums are rounded one by one and never fused into
-one operation, so the bits are those of NumPy's expressions.
+Importing this module imports numba, which takes a moment and some memory: a trainer does so in its
+first exchange. Products and sums are rounded one by one and never fused into one operation, so the
+bits are those of NumPy's expressions.
 """
 
 import functools
@@ -18,41 +18,61 @@ Loop = Callable[[tuple[np.ndarray, ...], tuple[np.floating, ...]], None]
 """Called with vectors and the weight of each."""
 
 
-def run(loop: Loop, vectors: Sequence[np.ndarray], weights: Sequence[np.floating]) -> None:
-    """Run a loop. It doesn't hold the interpreter's lock.
+def average_into_all(vectors: Sequence[np.ndarray], shares: Sequence[float]) -> None:
+    """Replace every vector by their weighted average.
+
+    The interpreter's lock is not held meanwhile.
 
     Parameters
     ----------
-    loop : callable
-        As `into_all`.
     vectors : sequence of float arrays (n,)
-        Of one dtype, each in one piece.
+        Of one dtype, each in one piece. They are added in this order.
+    shares : sequence of float
+        Weights that add up to 1. A vector of weight 0 is not read.
+    """
+    _run(_into_all, vectors, shares, vectors)
+
+
+def average_into_first(vectors: Sequence[np.ndarray], shares: Sequence[float]) -> None:
+    """Replace the first vector by the weighted average of all, as `average_into_all` does it.
+
+    Where the first has weight 0, the first that has one is overwritten as well.
+    """
+    _run(_into_first, vectors, shares, vectors[:1])
+
+
+def add_into(
+    target: np.ndarray, terms: Sequence[np.ndarray], weights: Sequence[np.floating]
+) -> None:
+    """Replace a vector by the weighted sum of others, added in their order.
+
+    Parameters
+    ----------
+    target : float (n,)
+        It may be the first of them too.
+    terms : sequence of float (n,)
+        Of the target's dtype.
     weights : sequence of scalars
-        Of the same dtype and number.
+        Of that dtype, none left out.
     """
-    _compiled(loop, vectors[0].dtype, len(vectors))(tuple(vectors), tuple(weights))
+    loop = _compiled(_into_other, target.dtype, 1 + len(terms))
+    loop((target, *terms), (target.dtype.type(0), *weights))
 
 
-def into_all(vectors: tuple[np.ndarray, ...], weights: tuple[np.floating, ...]) -> None:
-    """Replace every vector by the weighted sum of all, added in their order."""
-    for i in range(vectors[0].size):
-        total = vectors[0][i] * weights[0]
-        for k in range(1, len(vectors)):
-            total += vectors[k][i] * weights[k]
-        for k in range(len(vectors)):
-            vectors[k][i] = total
-
-
-def into_first(vectors: tuple[np.ndarray, ...], weights: tuple[np.floating, ...]) -> None:
-    """Replace the first vector by the weighted sum of the others, added in their order.
-
-    The first may be among the others too. Its own weight is not used.
-    """
-    for i in range(vectors[0].size):
-        total = vectors[1][i] * weights[1]
-        for k in range(2, len(vectors)):
-            total += vectors[k][i] * weights[k]
-        vectors[0][i] = total
+def _run(
+    loop: Loop,
+    vectors: Sequence[np.ndarray],
+    shares: Sequence[float],
+    targets: Sequence[np.ndarray],
+) -> None:
+    """Run a loop over the vectors that have a weight, and give the other targets a copy."""
+    dtype = vectors[0].dtype
+    pairs = [(v, dtype.type(s)) for v, s in zip(vectors, shares, strict=True) if s > 0]
+    terms, weights = zip(*pairs, strict=True)
+    _compiled(loop, dtype, len(terms))(terms, weights)
+    for target, share in zip(targets, shares, strict=False):
+        if not share > 0:
+            np.copyto(target, terms[0])
 
 
 @functools.cache
@@ -67,3 +87,30 @@ def _compiled(loop: Loop, dtype: np.dtype, terms: int) -> Loop:
         compiled = numba.njit(loop, nogil=True)
         compiled(*sample)
     return compiled
+
+
+def _into_all(vectors: tuple[np.ndarray, ...], weights: tuple[np.floating, ...]) -> None:
+    for i in range(vectors[0].size):
+        total = vectors[0][i] * weights[0]
+        for k in range(1, len(vectors)):
+            total += vectors[k][i] * weights[k]
+        for k in range(len(vectors)):
+            vectors[k][i] = total
+
+
+def _into_first(vectors: tuple[np.ndarray, ...], weights: tuple[np.floating, ...]) -> None:
+    first = vectors[0]
+    for i in range(first.size):
+        total = first[i] * weights[0]
+        for k in range(1, len(vectors)):
+            total += vectors[k][i] * weights[k]
+        first[i] = total
+
+
+def _into_other(vectors: tuple[np.ndarray, ...], weights: tuple[np.floating, ...]) -> None:
+    target = vectors[0]
+    for i in range(target.size):
+        total = vectors[1][i] * weights[1]
+        for k in range(2, len(vectors)):
+            total += vectors[k][i] * weights[k]
+        target[i] = total

@@ -323,7 +323,7 @@ def compile_average(dtype: str, most_terms: int) -> Average:
     """Compile the kernels that add weighted blocks, for the device of the present context.
 
     Every product and every sum is rounded by itself, never fused: the result has the bits of
-    `tandem.exchange.average.average_into_all`.
+    `tandem.exchange.loops.average_into_all`.
 
     Parameters
     ----------

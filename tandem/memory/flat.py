@@ -1,5 +1,6 @@
 """All parameters of a network in one vector, so that an exchange is one operation."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -119,6 +120,30 @@ class FlatLayout:
             for name, shape in self.shapes
         }
 
+    def pieces(self, buffer: "Buffer", part: slice, offset: int = 0) -> dict[str, Any]:
+        """What lies in a part of the vector, array by array, flattened, as views of a buffer.
+
+        Parameters
+        ----------
+        buffer : Buffer
+            Where the vector lies.
+        part : slice
+            Elements of the vector. An array may lie in it as a whole, cut, or not at all.
+        offset : int
+            Byte at which the vector begins.
+
+        Returns
+        -------
+        dict of str to array (n,)
+            In order; an array of which nothing lies there is left out.
+        """
+        itemsize, found = np.dtype(self.dtype).itemsize, {}
+        for (name, shape), start in zip(self.shapes, self.offsets.values(), strict=True):
+            begin, end = max(start, part.start), min(start + math.prod(shape), part.stop)
+            if begin < end:
+                found[name] = buffer.array((end - begin,), self.dtype, offset + begin * itemsize)
+        return found
+
     def _is_turned(self, shape: tuple[int, ...]) -> bool:
         return self.channels_last and len(shape) == 4
 
@@ -150,4 +175,15 @@ class Vectors:
         """All weights, then all momenta, in one buffer, and all gradients in another."""
         return cls(
             layout.on(parameters), layout.on(parameters, layout.nbytes), layout.on(gradients)
+        )
+
+    @classmethod
+    def within(
+        cls, layout: FlatLayout, parameters: "Buffer", gradients: "Buffer", part: slice
+    ) -> "Vectors":
+        """What of each parameter lies in a part of the flat vectors, flattened."""
+        return cls(
+            layout.pieces(parameters, part),
+            layout.pieces(parameters, part, layout.nbytes),
+            layout.pieces(gradients, part),
         )

@@ -353,11 +353,11 @@ class Config(BaseModel):
         "torch.compile the graph, about a minute; auto: on GPUs only",
         "true, false or auto",
     )
-    exchange: Literal["average", "gradients"] = _key(
+    exchange: Literal["average", "gradients", "shared"] = _key(
         _TRAINERS,
         "average",
-        "after a step trainers average weights, or before it gradients",
-        "average or gradients",
+        "average weights after a step or gradients before; shared: one copy",
+        "average, gradients or shared",
     )
     rule: Literal["bsp", "easgd", "gosgd"] = _key(
         _TRAINERS,

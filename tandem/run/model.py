@@ -68,6 +68,8 @@ class Model:
         Whether a slot holds whole pictures, to be cropped here, or crops.
     records : bool
         Whether slots are in the device's own memory, so that functions are recorded over it.
+    updated : Vectors, optional
+        What an update is to step: parts of these vectors, flattened; by default all of them.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Model:
         compile: bool = False,
         device_crops: bool = True,
         records: bool = False,
+        updated: Vectors | None = None,
     ) -> None:
         self._network, self._config, self._device = network, config, device
         self._records = records
@@ -89,6 +92,7 @@ class Model:
         self.weights = self._place(vectors.weights, "")
         self.momenta = self._place(vectors.momenta, "momentum/")
         self.gradients = self._place(vectors.gradients, "gradient/")
+        self._updated = self._place_updated(updated)
         self._mean = device_shared(mean.astype(config.dtype), name="mean", device=device)
         self._sums = {mode: self._zeros(mode) for mode in ("train", "validation")}
         self._last = self._zeros("last")
@@ -105,6 +109,16 @@ class Model:
             name: device_shared(None, name=prefix + name, device=self._device, memory=array)
             for name, array in arrays.items()
         }
+
+    def _place_updated(self, vectors: Vectors | None) -> list[dict[str, DeviceSharedVariable]]:
+        """Weights, momenta and gradients as an update sees them."""
+        if vectors is None:
+            return [self.weights, self.momenta, self.gradients]
+        return [
+            self._place(vectors.weights, "part of "),
+            self._place(vectors.momenta, "part of momentum/"),
+            self._place(vectors.gradients, "part of gradient/"),
+        ]
 
     def _number(self, dtype: str, name: str) -> DeviceSharedVariable:
         return device_shared(np.zeros((), dtype), name=name, device=self._device)
@@ -211,6 +225,7 @@ class Model:
             mode=self._mode,
             name=name,
             trust_input=True,
+            on_unused_input="ignore",  # an update needs no variable of the network
         )
 
     def _minibatch(self) -> Tensors:
@@ -270,17 +285,19 @@ class Model:
     def _update_graph(self) -> _Graph:
         rate = pt.tensor("learning_rate", dtype=self._config.dtype, shape=())
         updates = _added(self._sums["train"], self._last)
-        for name, kind in self._network.kinds.items():
+        weights, momenta, gradients = self._updated
+        for name in weights:
+            kind = self._network.kinds[name]
             weight, momentum = momentum_step(
-                self.weights[name],
-                self.momenta[name],
-                self.gradients[name],
+                weights[name],
+                momenta[name],
+                gradients[name],
                 rate * 2 if kind == "bias" else rate,
                 self._config.momentum if self._config.use_momentum else 0.0,
                 self._config.weight_decay if kind == "weight" else 0.0,
                 self._config.use_nesterov_momentum,
             )
-            updates += [(self.weights[name], weight), (self.momenta[name], momentum)]
+            updates += [(weights[name], weight), (momenta[name], momentum)]
         return _Graph({}, {"learning_rate": rate}, updates)
 
     def _validation_graph(self) -> _Graph:

@@ -175,6 +175,11 @@ def make_plan(
             f"rule: {config.rule} is for trainers on the CPU so far, and devices are GPUs: use "
             "rule: bsp"
         )
+    if config.exchange == "shared" and devices[0] != "cpu":
+        raise InputError(
+            "exchange: shared is one copy of the weights in the host's memory, for trainers on "
+            "cpu; on GPUs use average or gradients"
+        )
     if config.precision == "tf32" and devices[0] == "cpu":
         raise InputError("precision: tf32 is a format of GPUs; on cpu use float32 or bfloat16")
     plan = Plan(
@@ -335,6 +340,11 @@ def _check_start(config: Config, places: Sequence[Place]) -> None:
                 "mpirun -n 4 python train.py, or use rule: bsp"
             )
         return
+    if config.exchange == "shared":
+        raise InputError(
+            "exchange: shared is one copy of the weights for trainers that one machine starts; "
+            "ranks have their own: use average or gradients"
+        )
     if config.restarts:
         raise InputError(
             f"restarts: {config.restarts} can't be done under mpirun, which ends all ranks when "

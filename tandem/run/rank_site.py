@@ -212,6 +212,10 @@ class RankMemory:
         vectors = self._gradients if strategy == "gradients" else self._parameters
         return self._joint.exchange(strategy, vectors)
 
+    def updated(self, strategy: Strategy) -> Vectors | None:
+        """See `Memory`: a rank shares nothing."""
+        return None
+
     def loader(self, connection: Connection | None, filler: SlotFiller) -> Loader:
         """See `Memory`."""
         if connection is not None:

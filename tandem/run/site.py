@@ -15,7 +15,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from tandem.data.fill import SlotFiller
-from tandem.exchange import AverageGradients, AverageParameters, Exchange, Gathering
+from tandem.exchange import (
+    AverageGradients,
+    AverageParameters,
+    Exchange,
+    Gathering,
+    SharedParameters,
+)
+from tandem.exchange.average import shard
 from tandem.memory import HostBuffer, HostSlots, Slot, SlotLayout
 from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, CudaSlots, Driver, SlotUploader
 from tandem.memory.flat import FlatLayout, Vectors
@@ -23,7 +30,7 @@ from tandem.run.feed import InProcessLoader, Loader, OrderedLoader, ProcessLoade
 from tandem.run.plan import Plan
 
 Shapes = Mapping[str, tuple[int, ...]]
-Strategy = Literal["average", "gradients"]
+Strategy = Literal["average", "gradients", "shared"]
 
 
 class Memory(Protocol):
@@ -51,6 +58,10 @@ class Memory(Protocol):
 
     def exchange(self, strategy: Strategy) -> Exchange:
         """What the trainers do together around the update. All make it together."""
+        ...
+
+    def updated(self, strategy: Strategy) -> Vectors | None:
+        """The part that this trainer updates of what all share; None: it updates its own."""
         ...
 
     def loader(self, connection: Connection | None, filler: SlotFiller) -> Loader:
@@ -102,12 +113,20 @@ class Site(Protocol):
 def make_sites(plan: Plan) -> list[Site]:
     """A site for each trainer of a plan, by rank."""
     slots = SlotLayout(plan.config.batch_size, plan.picture_size)
-    ranks = range(plan.trainers)
-    if plan.on_gpu:
-        detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in ranks)
-        numbers = [int(device.partition(":")[2]) for device in plan.devices]
-        return [CudaSite(number, slots, detours, plan.config.deterministic) for number in numbers]
-    parameters = tuple(HostBuffer.create(0, f"parameters {rank}") for rank in ranks)
+    if not plan.on_gpu:
+        return [*host_sites(slots, plan.trainers, plan.config.exchange)]
+    detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in range(plan.trainers))
+    numbers = [int(device.partition(":")[2]) for device in plan.devices]
+    return [CudaSite(number, slots, detours, plan.config.deterministic) for number in numbers]
+
+
+def host_sites(slots: SlotLayout, trainers: int, strategy: Strategy) -> list["HostSite"]:
+    """A site in host memory for each trainer, by rank."""
+    ranks = range(trainers)
+    if strategy == "shared":
+        parameters = (HostBuffer.create(0, "parameters"),) * trainers
+    else:
+        parameters = tuple(HostBuffer.create(0, f"parameters {rank}") for rank in ranks)
     gradients = tuple(HostBuffer.create(0, f"gradients {rank}") for rank in ranks)
     return [HostSite(HostSlots.create(slots, rank), parameters, gradients) for rank in ranks]
 
@@ -121,7 +140,8 @@ class HostSite:
     slots : HostSlots
         The trainer's.
     parameters, gradients : tuple of HostBuffer
-        Every trainer's flat vectors, by rank. Each trainer sizes its own.
+        Every trainer's flat vectors, by rank. Each trainer sizes its own. The parameters of all may
+        be one buffer.
     """
 
     slots: HostSlots
@@ -160,9 +180,18 @@ class HostMemory:
 
     def exchange(self, strategy: Strategy) -> Exchange:
         """See `Memory`."""
-        if strategy == "gradients":
-            return AverageGradients(self._meeting, self._arrays(self._site.gradients))
-        return AverageParameters(self._meeting, self._arrays(self._site.parameters))
+        if strategy == "average":
+            return AverageParameters(self._meeting, self._arrays(self._site.parameters))
+        kind = SharedParameters if strategy == "shared" else AverageGradients
+        return kind(self._meeting, self._arrays(self._site.gradients))
+
+    def updated(self, strategy: Strategy) -> Vectors | None:
+        """See `Memory`."""
+        if strategy != "shared":
+            return None
+        gradients = self._site.gradients
+        part = shard(self._layout.size, len(gradients), self._meeting.rank)
+        return Vectors.within(self._layout, self._parameters, gradients[0], part)
 
     def loader(self, connection: Connection | None, filler: SlotFiller) -> Loader:
         """See `Memory`."""
@@ -285,6 +314,10 @@ class CudaMemory:
         exchange = kind(vectors, self._stream, self._average())
         self._to_close += [exchange.close, vectors.close]
         return exchange
+
+    def updated(self, strategy: Strategy) -> Vectors | None:
+        """See `Memory`. Each GPU has its own."""
+        return None
 
     def loader(self, connection: Connection | None, filler: SlotFiller) -> Loader:
         """See `Memory`."""

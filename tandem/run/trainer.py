@@ -218,6 +218,7 @@ class Trainer:
         self.exchange = self.memory.exchange(self.config.exchange)
         loader = self.memory.loader(seat.loader, self.plan.filler())
         self.feed = Feed(requests(self.plan, self.rank, self.state), loader)
+        self.seat.meeting.meet()  # what they share is whole when everybody has loaded
         self._check_equal()
         self._folder = self._begin_folder()
         self._last_save = time.monotonic()
@@ -259,6 +260,7 @@ class Trainer:
             compile=bool(self.config.compile),
             device_crops=self.plan.device_crops,
             records=self.memory.records,
+            updated=self.memory.updated(self.config.exchange),
         )
 
     def _load_weights(self) -> RunState:

@@ -12,7 +12,6 @@ import numpy as np
 from fake_cuda import FakeDriver, FakeMachine
 from wires import NumpyWire
 
-from tandem.exchange.average import average_into_all
 from tandem.exchange.collective import (
     AllReduce,
     Collective,
@@ -23,6 +22,7 @@ from tandem.exchange.collective import (
     RoundedShardSum,
     ShardSum,
 )
+from tandem.exchange.loops import average_into_all
 from tandem.exchange.mpi import MpiEngine, join
 from tandem.exchange.rules import Elastic, ElasticServer, Gossip
 from tandem.memory.cuda import CudaBuffer

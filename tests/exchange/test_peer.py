@@ -10,7 +10,7 @@ import pytest
 from fake_cuda import FakeDriver, FakeMachine, FakeStream
 
 from tandem.exchange import Meeting, meetings, peer
-from tandem.exchange.average import average_into_all
+from tandem.exchange.loops import average_into_all
 from tandem.exchange.peer import (
     PeerAverageGradients,
     PeerAverageParameters,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tandem.exchange import Meeting, meetings
-from tandem.exchange.average import average_into_all
+from tandem.exchange.loops import average_into_all
 from tandem.exchange.peer import PeerAverageParameters, PeerVectors
 from tandem.memory import HostBuffer
 from tandem.memory.cuda import CudaBuffer, CudaDriver

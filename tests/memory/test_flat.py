@@ -1,5 +1,7 @@
 """The flat layout: aligned, disjoint, in order."""
 
+import itertools
+
 import numpy as np
 import pytest
 from fake_cuda import FakeDriver, FakeMachine
@@ -32,6 +34,24 @@ def test_a_vector_of_another_size_or_type_is_refused() -> None:
         layout.views(np.zeros(layout.size, "float64"))
     with pytest.raises(ValueError, match="the layout needs"):
         layout.views(np.zeros(layout.size - 1, "float32"))
+
+
+def test_pieces_of_parts_cover_the_arrays_once() -> None:
+    layout = FlatLayout.of(SHAPES, "float64")
+    buffer = HostBuffer.create(64 + layout.nbytes)
+    for cuts in ([0, layout.size], [0, 7, 64, 65, layout.size], [*range(layout.size + 1)]):
+        views = layout.on(HostBuffer.create(layout.nbytes))
+        vector = buffer.array(layout.size, "float64", 64)
+        vector[:] = 0
+        for number, part in enumerate(itertools.pairwise(cuts), start=1):
+            for name, piece in layout.pieces(buffer, slice(*part), offset=64).items():
+                assert piece.ndim == 1
+                assert (piece == 0).all(), f"{name} overlaps an earlier piece"
+                piece[...] = number
+        # Padding belongs to no array.
+        assert np.count_nonzero(vector) == sum(view.size for view in views.values())
+        assert all((view > 0).all() for view in layout.views(vector).values())
+        assert (np.diff(vector[vector > 0]) >= 0).all()
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
