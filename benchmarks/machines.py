@@ -19,8 +19,7 @@ from pathlib import Path
 
 MACHINES = 2
 CABLE = "cable0"  # the name of the network interface on both
-# Or UCX, by which MPICH talks, finds out that it is one machine, and goes by its memory; and now and
-# then it would try the loopback device to the other one.
+# Or UCX, by which MPICH talks, finds out that it is one machine, and goes by its memory.
 _BY_CABLE = ("UCX_TLS=tcp,self", f"UCX_NET_DEVICES={CABLE}")
 _numbers = itertools.count()
 

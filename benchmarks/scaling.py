@@ -196,11 +196,13 @@ def draw(rows: Sequence[Row], model: Model, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 1 + len(THEANO_MPI), figsize=(18, 5), layout="constrained")
+    figure, axes = pyplot.subplots(1, 1 + len(THEANO_MPI), figsize=(18, 6), layout="constrained")
     _draw_fit(axes[0], rows, model)
     for place, network in zip(axes[1:], THEANO_MPI, strict=True):
         _draw_speedup(place, network, model)
-    axes[1].legend(fontsize=7, loc="upper left")
+    figure.legend(
+        *axes[1].get_legend_handles_labels(), fontsize=8, ncols=5, loc="outside lower right"
+    )
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
@@ -233,13 +235,12 @@ def _draw_speedup(axes: Any, network: Network, model: Model) -> None:
             axes.plot(ranks, found, style, color=colour, label=label, lw=1.5)
     for strategy, exchange in network.exchange.items():
         faster = speedup(8, network.compute, exchange / network.steps)
-        axes.plot(8, faster / 8, "*", color=COLOURS[strategy], ms=12, mec="black", zorder=3)
+        label = f"{strategy}, Theano-MPI, measured"
+        axes.plot(8, faster / 8, "*", color=COLOURS[strategy], ms=12, mec="black", label=label)
     axes.set(xscale="log", xlabel="ranks, eight on a machine", ylabel="part of the ideal speed-up")
     axes.set_xticks(ranks, [str(n) for n in ranks])
     axes.set_ylim(0, 1.05)
-    axes.set_title(
-        f"{network.name}, {network.batch} images a rank; stars: Theano-MPI, measured", fontsize=10
-    )
+    axes.set_title(f"{network.name}, {network.batch} images a rank", fontsize=10)
 
 
 def report(rows: Sequence[Row], path: Path) -> None:
