@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow soak bench gpu-test gpu-bench lint clean
+.PHONY: demo test test-slow soak bench bench-ranks gpu-test gpu-bench lint clean
 
 demo: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
@@ -22,6 +22,10 @@ soak: .venv/installed
 # How far each part is from its peer, on a CPU that should be otherwise idle; some ten minutes.
 bench: .venv/installed
 	$(BIN)/python -m benchmarks $(if $(BENCH),--only $(BENCH))
+
+# Exchanging over ranks of MPI, at every strategy, and what that says of more of them; some ten minutes.
+bench-ranks: .venv/installed
+	$(BIN)/python -m benchmarks.scaling $(BENCH)
 
 # On a machine with a GPU. GPU_PYTHON=python3 takes packages that are there already.
 GPU_PYTHON ?= $(BIN)/python

@@ -569,7 +569,8 @@ class Trainer:
                 if self.config.print_train_error
                 else None,
                 learning_rate=rate,
-                images_per_second=sums.images / seconds.steps,
+                # Of ranks that are not in step, this one may have made none.
+                images_per_second=sums.images / seconds.steps if seconds.steps else 0.0,
                 compute_seconds=seconds.compute,
                 load_wait_seconds=seconds.load_wait,
                 exchange_seconds=seconds.exchange,

@@ -1,0 +1,353 @@
+"""Averaging a vector over ranks of MPI: bytes and seconds of each strategy.
+
+    make bench-ranks                                        all of it, with a model and a picture
+    python -m benchmarks.ranks --ranks 2 --parameters 61e6  some of it, JSON lines only
+
+Ranks on this machine, and, where the system permits it, on two machines made of it that are joined
+by a cable of 1 Gbit/s (see `benchmarks.machines`). The strategies are those of training, timed in
+turn with MPI's own blocking allreduce, with that of gloo, and with a message there and back between
+the first and the last rank. Each line has the seconds of every round, of the rank that was slowest.
+Bytes are those that a rank receives through the engine, the mean over ranks; what MPI does inside
+an allreduce is not seen so. Between machines, they are those that the first one sent by the cable.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import machines
+from benchmarks.cost import STRATEGIES
+
+PARAMETERS = {
+    "latency": 1_000,
+    "1 MB": 250_000,
+    "GoogLeNet": 6_998_552,
+    "GoogLeNet with auxiliary heads": 13_378_280,
+    "AlexNet": 60_965_224,
+    "VGG-16": 138_357_544,
+}
+CABLE_PARAMETERS = (1_000, 250_000, 6_998_552, 60_965_224)  # VGG-16 would take minutes
+CABLE_SPEED = 1e9  # bit/s
+COPIES = 3.5  # memory that a rank takes, in vectors
+PEERS = ("MPI allreduce", "gloo allreduce", "MPI message")
+LIMIT = 900  # seconds of a job
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is measured by one start of ranks.
+
+    Attributes
+    ----------
+    machines, ranks_each : int
+        Where the ranks are.
+    parameters : tuple of int
+        Sizes of the vectors.
+    rounds : int
+        That count.
+    """
+
+    machines: int
+    ranks_each: int
+    parameters: tuple[int, ...]
+    rounds: int
+
+
+@dataclass
+class Tally:
+    """Bytes that this rank has received."""
+
+    received: int = 0
+
+
+@dataclass
+class Counted:
+    """An engine that counts. A `tandem.exchange.engine.Engine`.
+
+    What a collective operation of all ranks sends is what it receives, so it is enough to count
+    what comes: all parts but this rank's own.
+    """
+
+    engine: Any
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def rank(self) -> int:
+        return self.engine.rank
+
+    @property
+    def size(self) -> int:
+        return self.engine.size
+
+    @property
+    def local(self) -> "Counted":
+        return Counted(self.engine.local, self.tally)
+
+    def group(self, number: int) -> "Counted":
+        return Counted(self.engine.group(number), self.tally)
+
+    def gather(self, message: Any) -> tuple[Any, ...]:
+        return self.engine.gather(message)
+
+    def shared(self, nbytes: int) -> list[np.ndarray]:
+        return self.engine.shared(nbytes)
+
+    def all_reduce(self, vector: np.ndarray) -> None:
+        self.engine.all_reduce(vector)
+
+    def all_to_all(self, vector: np.ndarray, received: np.ndarray, parts: Sequence[slice]) -> None:
+        self.tally.received += received.nbytes - received[self.rank].nbytes
+        self.engine.all_to_all(vector, received, parts)
+
+    def all_gather(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
+        self.tally.received += vector.nbytes - vector[parts[self.rank]].nbytes
+        self.engine.all_gather(vector, parts)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that is timed.
+
+    Attributes
+    ----------
+    name : str
+        A strategy, or one of `PEERS`.
+    step : callable
+        Done by all ranks together.
+    tally : Tally or None
+        Of the bytes that it receives, where they can be counted.
+    """
+
+    name: str
+    step: Callable[[], None]
+    tally: Tally | None = None
+
+
+# As a rank
+
+
+def serve(job: Job) -> None:
+    """Measure, as one of the ranks; rank 0 prints JSON lines."""
+    import torch
+
+    from tandem.exchange.mpi import join
+    from tandem.run.devices import available_cores
+
+    world = join()
+    cores = len(available_cores())
+    torch.set_num_threads(max(1, cores // world.size))
+    _join_gloo(world)
+    for parameters in job.parameters:
+        vector, contenders = make_contenders(world, parameters)
+        for line in _time(world, vector, contenders, job.rounds):
+            if world.rank == 0:
+                place = {"machines": job.machines, "ranks_each": job.ranks_each}
+                place["cores_each"] = cores / job.machines
+                print(json.dumps(place | {"parameters": parameters} | line), flush=True)
+    world.meet()
+
+
+def make_contenders(world: Any, parameters: int) -> tuple[np.ndarray, list[Contender]]:
+    """The vector of this rank, and all ways to average it with the others'."""
+    from tandem.run.config import Config
+    from tandem.run.rank_site import Joint
+
+    shares = [1 / world.size] * world.size
+    shared, own, contenders = [], np.zeros(0, np.float32), []
+    # The hierarchical one needs a vector that others see, which is good for all of them.
+    for name in ("hierarchical", *(s for s in STRATEGIES if s != "hierarchical")):
+        engine = Counted(world)
+        joint = Joint(Config(collective=name), engine)
+        if name == "hierarchical":
+            shared = joint.vectors(4 * parameters, "float32")
+            own = joint.own(shared)
+        exchange = joint.exchange("gradients", shared if name == "hierarchical" else [own])
+
+        def step(exchange: Any = exchange) -> None:
+            exchange.before_update(shares)
+
+        contenders.append(Contender(name, step, None if name == "ar" else engine.tally))
+    return own, contenders + _peers(world, own)
+
+
+def _peers(world: Any, vector: np.ndarray) -> list[Contender]:
+    import torch.distributed
+    from mpi4py import MPI
+
+    tensor, last = torch.from_numpy(vector), world.size - 1
+
+    def message() -> None:
+        """There and back; half of its time is stated."""
+        if world.rank == 0:
+            MPI.COMM_WORLD.Send(vector, last)
+            MPI.COMM_WORLD.Recv(vector, last)
+        elif world.rank == last:
+            MPI.COMM_WORLD.Recv(vector, 0)
+            MPI.COMM_WORLD.Send(vector, 0)
+
+    reduce = (
+        lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, vector),
+        lambda: torch.distributed.all_reduce(tensor),
+        message,
+    )
+    return [Contender(name, step) for name, step in zip(PEERS, reduce, strict=True)]
+
+
+def _join_gloo(world: Any) -> None:
+    import torch.distributed
+
+    # Where rank 0 can be reached: the cable, or this machine itself.
+    address = os.environ.get("TANDEM_BENCHMARK_ADDRESS", "127.0.0.1")
+    port = world.gather(_free_port())[0]
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://{address}:{port}", rank=world.rank, world_size=world.size
+    )
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("", 0))
+        return int(found.getsockname()[1])
+
+
+def _time(
+    world: Any, vector: np.ndarray, contenders: Sequence[Contender], rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Time contenders in turn, after a round that doesn't count but for its bytes."""
+    found: dict[str, list[float]] = {each.name: [] for each in contenders}
+    received: dict[str, float | None] = {}
+    cable: dict[str, float] = {}
+    for number in range(1 + rounds):
+        for each in contenders:
+            vector.fill(world.rank + 1)
+            world.meet()
+            sent, begun = _sent_by_cable(), time.perf_counter()
+            each.step()
+            took = max(world.gather(time.perf_counter() - begun))
+            if number > 0:
+                found[each.name].append(took / 2 if each.name == "MPI message" else took)
+                continue
+            cable[each.name] = _sent_by_cable() - sent
+            received[each.name] = _mean(world.gather(each.tally and each.tally.received))
+    for each in contenders:
+        yield {
+            "name": each.name,
+            "seconds": [float(f"{value:.4g}") for value in found[each.name]],
+            "bytes_received": received[each.name],
+            "bytes_by_cable": cable[each.name] if Path(_COUNTER).exists() else None,
+        }
+
+
+_COUNTER = f"/sys/class/net/{machines.CABLE}/statistics/tx_bytes"
+
+
+def _sent_by_cable() -> int:
+    try:
+        return int(Path(_COUNTER).read_text())
+    except OSError:
+        return 0
+
+
+def _mean(values: Sequence[int | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+# As the one who starts ranks
+
+
+def run(job: Job) -> Iterator[dict[str, Any]]:
+    """Start ranks; what they have measured.
+
+    Raises
+    ------
+    SystemExit
+        They failed; their own message is on the terminal.
+    """
+    starter = str(Path(sys.executable).parent / "mpirun")
+    environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # not that a name is not found
+    with ExitStack() as stack:
+        if job.machines == 1:
+            command = [starter, "-n", str(job.ranks_each)]
+        else:
+            pair = stack.enter_context(machines.machines())
+            pair.limit(CABLE_SPEED)
+            command = pair.mpirun(starter, job.ranks_each)
+            environment["GLOO_SOCKET_IFNAME"] = machines.CABLE
+            environment["TANDEM_BENCHMARK_ADDRESS"] = pair.addresses[0]
+        sizes = [str(size) for size in job.parameters]
+        program = [sys.executable, "-m", "benchmarks.ranks", "--rounds", str(job.rounds)]
+        place = ["--as-rank", str(job.machines), str(job.ranks_each), "--parameters", *sizes]
+        result = subprocess.run(
+            [*command, *program, *place],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT,
+            env=environment,
+        )
+    if result.returncode:
+        raise SystemExit(f"error: {' '.join([*command, *program])} ended with {result.returncode}")
+    yield from (json.loads(line) for line in result.stdout.splitlines() if line.startswith("{"))
+
+
+def jobs(ranks: Sequence[int], parameters: Sequence[int], rounds: int) -> Iterator[Job]:
+    """What is measured: on one machine, then on two where there can be."""
+    for number in ranks:
+        fits = tuple(size for size in parameters if number * size * 4 * COPIES < _free_memory())
+        for size in set(parameters) - set(fits):
+            sys.stderr.write(
+                f"left out: {size:,} parameters at {number} ranks: too little memory\n"
+            )
+        yield Job(1, number, fits, rounds)
+    if reason := machines.missing():
+        sys.stderr.write(f"left out: two machines: {reason}\n")
+        return
+    for number in ranks:
+        if number % machines.MACHINES == 0:
+            sizes = tuple(size for size in parameters if size in CABLE_PARAMETERS)
+            yield Job(machines.MACHINES, number // machines.MACHINES, sizes, rounds)
+
+
+def _free_memory() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and print JSON lines; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ranks",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4], help="in all")
+    parser.add_argument("--parameters", nargs="+", type=float, default=PARAMETERS.values())
+    parser.add_argument("--rounds", type=int, default=5, help="that count (default 5)")
+    parser.add_argument("--as-rank", nargs=2, type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    parameters = tuple(int(size) for size in options.parameters)
+    if options.as_rank:
+        serve(Job(*options.as_rank, parameters, options.rounds))
+        return 0
+    for job in jobs(options.ranks, parameters, options.rounds):
+        sys.stderr.write(f"{job.machines} machine(s) of {job.ranks_each} rank(s) ...\n")
+        for line in run(job):
+            print(json.dumps(line), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,118 @@
+"""The model of an exchange's cost, against rates that are known and figures that are told."""
+
+import math
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+
+from benchmarks.cost import (
+    STRATEGIES,
+    THEANO_MPI,
+    Layout,
+    Load,
+    Rates,
+    fit,
+    load,
+    seconds,
+    speedup,
+)
+
+TRUE = Rates(30e-6, 90e-6, 2e-10, 8e-9, 4e-10, 9e-10)
+LAYOUTS = [Layout(m, r, c) for m, r, c in [(1, 2, 2), (1, 3, 2), (1, 4, 2), (2, 1, 1), (2, 2, 1)]]
+SIZES = (1_000, 250_000, 7_000_000, 60_000_000)
+
+
+def loads() -> list[Load]:
+    return [load(name, n, where) for name in STRATEGIES for n in SIZES for where in LAYOUTS]
+
+
+def test_known_rates_are_found_again() -> None:
+    found = fit(loads(), [seconds(TRUE, each) for each in loads()])
+    np.testing.assert_allclose(astuple(found), astuple(TRUE), rtol=1e-6)
+
+
+def test_rates_are_found_under_noise() -> None:
+    rng = np.random.default_rng(0)
+    noisy = [seconds(TRUE, each) * rng.lognormal(0, 0.05) for each in loads()]
+    np.testing.assert_allclose(astuple(fit(loads(), noisy)), astuple(TRUE), rtol=0.2)
+
+
+def test_what_was_not_measured_is_not_known() -> None:
+    here = [each for each in loads() if not each.bytes_between]
+    found = fit(here, [seconds(TRUE, each) for each in here])
+    assert math.isnan(found.bytes_between)
+    assert math.isnan(found.steps_between)
+    # It is no obstacle to what does not ask for it.
+    assert seconds(found, here[0]) == pytest.approx(seconds(TRUE, here[0]))
+    assert math.isnan(seconds(found, load("asa", 1000, Layout(2, 1))))
+
+
+def test_too_few_measurements_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 rates can't be fitted to 2 measurements"):
+        fit([load("asa", 10, Layout(1, 2)), load("asa", 10, Layout(1, 3))], [1, 1])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_rank_costs_nothing(strategy: str) -> None:
+    assert seconds(TRUE, load(strategy, 10**8, Layout(1, 1))) == 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("layout", [*LAYOUTS, Layout(64, 8)])
+def test_no_parameters_cost_waiting_and_many_cost_bandwidth(strategy: str, layout: Layout) -> None:
+    waiting = load(strategy, 0, layout)
+    assert astuple(waiting)[2:] == (0, 0, 0, 0)
+    assert sum(astuple(waiting)) > 0
+    many, twice = (seconds(TRUE, load(strategy, n, layout)) for n in (10**12, 2 * 10**12))
+    assert twice / many == pytest.approx(2, rel=1e-3)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("machines", [1, 2, 8])
+def test_more_parameters_and_more_ranks_cost_more(strategy: str, machines: int) -> None:
+    times = np.array(
+        [
+            [seconds(TRUE, load(strategy, n, Layout(machines, r, 2))) for n in SIZES]
+            for r in range(1, 9)
+            if machines * r > 1
+        ]
+    )
+    assert (np.diff(times, axis=1) > 0).all()
+    assert (np.diff(times, axis=0) > 0).all()
+
+
+def test_bytes_that_leave_a_machine() -> None:
+    """By hand, for two machines of two ranks: 4 n bytes is 1."""
+
+    def out(strategy: str, ranks_each: int) -> float:
+        return load(strategy, 1000, Layout(2, ranks_each)).bytes_between / 4000
+
+    # Of one rank each: half of the vector, twice.
+    assert [out(name, 1) for name in STRATEGIES] == [1, 1, 0.5, 1]
+    # Of two: each rank gives a quarter to both of the others, then three quarters go by the ring.
+    assert [out(name, 2) for name in STRATEGIES] == [1, 1.75, 0.875, 1]
+
+
+def test_a_rank_alone_on_each_machine_sends_what_the_formula_of_the_paper_says() -> None:
+    for ranks in (2, 3, 8, 512):
+        expected = 2 * 4 * 1000 * (ranks - 1) / ranks
+        assert load("asa", 1000, Layout(ranks, 1)).bytes_between == pytest.approx(expected)
+        assert load("asa16", 1000, Layout(ranks, 1)).bytes_between == pytest.approx(expected / 2)
+
+
+def test_speed_up() -> None:
+    assert speedup(8, 1.0, 0.0) == 8
+    assert speedup(8, 1.0, 1.0) == 4
+    assert speedup(512, 0.0, 1.0) == 0
+
+
+def test_the_papers_seconds_of_computing_agree_with_its_speed_ups() -> None:
+    """Background: AlexNet 5.3, 6.7, 7.1; GoogLeNet 7.1 to 7.3; VGG 4.3, 6.7, 7.2."""
+    told = {"AlexNet": (5.3, 6.7, 7.1), "GoogLeNet": (7.1, 7.2, 7.3), "VGG-16": (4.3, 6.7, 7.2)}
+    for network in THEANO_MPI:
+        found = [
+            speedup(8, network.compute, exchange / network.steps)
+            for exchange in network.exchange.values()
+        ]
+        np.testing.assert_allclose(found, told[network.name], atol=0.11)
