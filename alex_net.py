@@ -27,7 +27,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolutional layer: filters, ReLU, then max pooling and LRN where they are set."""
+    """A convolutional layer: filters, ReLU, then max pooling and LRN where they are set.
+
+    Which of the two comes first is the network's to say.
+    """
 
     name: str
     filters: int
@@ -99,6 +102,9 @@ class AlexNet:
         least 2, so that two groups divide them.
     dtype : str
         float32 or float64.
+    norm_before_pool : bool
+        Whether LRN comes before the max pooling of its layer, as in Caffe's bvlc_alexnet, and not
+        after it, as in the table.
 
     Attributes
     ----------
@@ -111,7 +117,7 @@ class AlexNet:
     shapes : dict of str to tuple of int
         Shape of each layer's output for one picture, in order: ``input``, ``conv1``, ``pool1``,
         ... ``fc8``.
-    crop_size, classes, width, dtype
+    crop_size, classes, width, dtype, norm_before_pool
         As given.
 
     Raises
@@ -133,8 +139,10 @@ class AlexNet:
         classes: int = 1000,
         width: float = 1.0,
         dtype: str = "float32",
+        norm_before_pool: bool = False,
     ) -> None:
         _check_arguments(classes, width, dtype)
+        self.norm_before_pool = norm_before_pool
         self.crop_size, self.classes, self.width, self.dtype = crop_size, classes, width, dtype
         self.convolutions = tuple(_widened_filters(layer, width) for layer in CONVOLUTIONS)
         hidden = (_widened_units(layer, width) for layer in HIDDEN)
@@ -218,9 +226,13 @@ class AlexNet:
         weight, bias = self._parameters.of(layer.name)
         x = layers.convolution(x, weight, bias, layer.stride, layer.pad, layer.groups)
         x = layers.relu(x)
+        if layer.normalize and self.norm_before_pool:
+            x = layers.response_norm(x)
         if layer.pool is not None:
             x = layers.max_pool(x, POOL_SIZE, POOL_STRIDE)
-        return layers.response_norm(x) if layer.normalize else x
+        if layer.normalize and not self.norm_before_pool:
+            x = layers.response_norm(x)
+        return x
 
     def _check_images(self, images: TensorVariable) -> None:
         expected = (None, *self.shapes["input"])

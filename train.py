@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import proc_load
 from tandem.run.main import run_training
-
-NETWORK = "alex_net:AlexNet"
+from tandem.run.network import ALEXNET as NETWORK
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,6 +38,8 @@ MODELLED = {
     "use_momentum": True,
     "use_nesterov_momentum": False,
     "init_weights": None,
+    "lr_multipliers": {},
+    "norm_before_pool": False,
 }
 """Settings of which plain PyTorch's side knows one value only."""
 

@@ -18,6 +18,9 @@ from tandem import ops
 
 Kind = Literal["weight", "bias"]
 
+NORM_SIZE, NORM_ALPHA, NORM_BETA, NORM_K = 5, 1e-4, 0.75, 2.0
+"""The paper's constants of local response normalisation (section 3.3)."""
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -157,7 +160,7 @@ def max_pool(x: TensorVariable, size: int = 3, stride: int = 2) -> TensorVariabl
 
 def response_norm(x: TensorVariable) -> TensorVariable:
     """Local response normalisation with the paper's constants; see `tandem.ops.lrn`."""
-    return ops.lrn(x, size=5, alpha=1e-4, beta=0.75, k=2.0)
+    return ops.lrn(x, size=NORM_SIZE, alpha=NORM_ALPHA, beta=NORM_BETA, k=NORM_K)
 
 
 def flatten(x: TensorVariable, units: int) -> TensorVariable:

@@ -89,6 +89,8 @@ def test_steps_that_there_are_not(
         "use_nesterov_momentum: true",
         "precision: float64",
         "init_weights: a.safetensors",
+        "lr_multipliers: {fc8: 2}",
+        "norm_before_pool: true",
         "lr_policy: auto",
     ],
 )

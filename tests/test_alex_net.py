@@ -7,6 +7,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.traversal import ancestors
 
 from alex_net import AlexNet
 from tandem.layers import DropoutKeys
@@ -314,6 +315,25 @@ def test_validation(static):
 
 
 # The graph
+
+
+@pytest.mark.parametrize("norm_before_pool", [False, True])
+def test_the_order_of_pooling_and_normalisation(norm_before_pool):
+    net = AlexNet(67, 10, norm_before_pool=norm_before_pool)
+    nodes = net_nodes(net)
+    norms = [node for node in nodes if isinstance(node.op, LRN)]
+    assert len(norms) == 2
+    for node in norms:
+        before = node.inputs[0].owner.op
+        assert isinstance(before, MaxPool2d) != norm_before_pool
+    pools = [node.inputs[0].owner.op for node in nodes if isinstance(node.op, MaxPool2d)]
+    assert sum(isinstance(op, LRN) for op in pools) == (2 if norm_before_pool else 0)
+    assert net.shapes == AlexNet(67, 10).shapes
+
+
+def net_nodes(net):
+    logits = net.logits(Inputs(net).images, None)
+    return [variable.owner for variable in ancestors([logits]) if variable.owner is not None]
 
 
 def test_training_computes_nothing_that_nobody_asks_for():

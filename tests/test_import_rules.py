@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PROGRAMS = ("train.py", "validate.py", "proc_load.py", "alex_net.py")
+PROGRAMS = ("train.py", "validate.py", "classify.py", "proc_load.py", "alex_net.py")
 SOURCES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [
         *(ROOT / "tandem").rglob("*.py"),
         *(ROOT / "preprocessing").rglob("*.py"),
+        *(ROOT / "pretrained").rglob("*.py"),
         *(ROOT / name for name in PROGRAMS),
     ]
 )
@@ -24,12 +25,15 @@ ALLOWED = {
     "hickle": ("tandem/data/", "preprocessing/"),
     "mpi4py": ("tandem/exchange/mpi.py",),
     "numba": ("tandem/exchange/loops.py",),
+    "onnx": ("tandem/export/",),
     "pytensor": (
         "alex_net.py",
         "tandem/layers.py",
         "tandem/ops/",
         "tandem/device/",
         "tandem/run/model.py",
+        "tandem/classify/classifier.py",
+        "tandem/export/",
     ),
 }
 # Which rooms of the library a room may import, beside the leaves and itself.
@@ -42,6 +46,9 @@ ROOMS = {
     "device": {"ops"},
     "run": {"exchange", "data", "memory", "device", "layers", "ops"},
     "plot": {"run"},
+    "classify": {"run", "data", "device", "ops"},
+    "export": {"run", "data", "ops"},
+    "convert": {"run", "data", "layers"},
 }
 LEAVES = {"errors", "files", "philox", "plain_yaml"}
 
@@ -85,6 +92,7 @@ def test_the_network_imports_nothing_below_pytensor() -> None:
     [
         ("train", "torch pytensor numba"),
         ("validate", "torch pytensor numba"),
+        ("classify", "torch pytensor numba"),
         ("proc_load", "torch pytensor numba matplotlib"),
         ("tandem.run.trainer", "torch pytensor numba"),
         ("tandem", "numpy"),

@@ -10,9 +10,48 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.pictures import write_data_set as prepare  # noqa: F401 (for tests)
+from tandem.run.checkpoint import Checkpoint, NetworkDescription, save_checkpoint
 
 ROOT = Path(__file__).parent.parent
+
+
+def save_weights(
+    path: Path,
+    wnids: tuple[str, ...] | None,
+    classes: int | None = None,
+    crop_size: int = 67,
+    width: float = 0.05,
+    norm_before_pool: bool = False,
+    claimed_width: float | None = None,
+    value: float | None = None,
+    **fields: Any,
+) -> Path:
+    """Write a checkpoint of weights that nobody has trained; return `path`.
+
+    They are of a size at which every layer's output varies with the picture, or all of one
+    `value`. The file may claim another width than it has.
+    """
+    from alex_net import AlexNet
+
+    classes = classes or len(wnids or ())
+    net = AlexNet(crop_size, classes, width, norm_before_pool=norm_before_pool)
+    rng = np.random.default_rng(5)
+    weights = {}
+    for name, variable in net.parameters.items():
+        shape = variable.type.shape
+        inputs = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
+        std = np.sqrt(2 / inputs) if net.kinds[name] == "weight" else 0.1
+        weights[name] = (std * rng.normal(size=shape)).astype(np.float32)
+        if value is not None:
+            weights[name][...] = value
+    network = NetworkDescription(
+        crop_size, classes, claimed_width or width, wnids, norm_before_pool
+    )
+    save_checkpoint(path, Checkpoint(weights, None, network, **fields))
+    return path
 
 
 def settings(data: Path, run: Path, **changes: Any) -> list[str]:

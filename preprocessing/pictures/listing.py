@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from pictures.settings import Settings
+from tandem.data.squash import PICTURE_SUFFIXES
 from tandem.errors import InputError
 from tandem.philox import Purpose, permutation
 
 log = logging.getLogger(__name__)
-
-_SUFFIXES = frozenset((".jpeg", ".jpg", ".png", ".gif", ".bmp", ".webp"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +137,7 @@ def _scan(folder: Path, key: str) -> tuple[list[str], list[str]]:
             name = entry.name
             if name.startswith("."):
                 continue
-            if entry.suffix.lower() in _SUFFIXES:
+            if entry.suffix.lower() in PICTURE_SUFFIXES:
                 pictures.append(_checked_name(folder, name))
             elif entry.is_dir():
                 folders.append(_checked_name(folder, name))

@@ -19,7 +19,7 @@ from types import TracebackType
 
 import numpy as np
 
-from pictures.squash import BadPictureError, keep_memory, squash
+from tandem.data.squash import BadPictureError, keep_memory, squash
 from tandem.errors import InputError
 from tandem.memory.host import HostBuffer
 

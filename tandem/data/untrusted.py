@@ -39,6 +39,23 @@ def open_file(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def read_bytes(path: Path, most: int) -> bytes:
+    """Read a file.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    ValueError
+        It has more than `most` bytes, or is not a file.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(f"found {size} bytes, expected at most {most}")
+        return file.read(size)
+
+
 def read_text(path: Path, most: int) -> str:
     """Read a file of UTF-8.
 
@@ -49,11 +66,7 @@ def read_text(path: Path, most: int) -> str:
     ValueError
         It has more than `most` bytes, is not UTF-8, or is not a file.
     """
-    with open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise ValueError(f"found {size} bytes, expected at most {most}")
-        return file.read(size).decode("utf-8")
+    return read_bytes(path, most).decode("utf-8")
 
 
 def read_npy(path: Path, check: Check) -> np.ndarray:

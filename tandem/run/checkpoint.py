@@ -23,6 +23,8 @@ from safetensors.numpy import save_file
 from tandem.errors import InputError
 from tandem.files import replacing
 from tandem.run.config import Config
+from tandem.run.foreign import describe_foreign
+from tandem.run.rates import layer_of
 from tandem.run.sums import Pending
 
 FORMAT = 1
@@ -45,7 +47,7 @@ _Described = dict[str, tuple[np.dtype | str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class NetworkDescription:
-    """What decides the shapes of a network's parameters, and what its outputs mean.
+    """What decides a network, beside its parameters, and what its outputs mean.
 
     Attributes
     ----------
@@ -57,12 +59,15 @@ class NetworkDescription:
         Factor on all filter and unit counts.
     wnids : tuple of str or None
         The classes by name, in the order of the outputs, where they are known.
+    norm_before_pool : bool
+        Whether normalisation comes before max pooling, and not after it.
     """
 
     crop_size: Annotated[int, Field(ge=1)]
     classes: Annotated[int, Field(ge=1)]
     width: float
     wnids: tuple[str, ...] | None = None
+    norm_before_pool: bool = False
 
 
 @dataclass(frozen=True)
@@ -288,8 +293,10 @@ def check_continues(
             )
 
 
-def initial_weights(path: str | Path, shapes: Shapes) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Take what fits from a checkpoint of a network that may differ.
+def initial_weights(
+    path: str | Path, shapes: Shapes, skip: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """Take the first weights of a run from a checkpoint of a network that may differ.
 
     Parameters
     ----------
@@ -297,35 +304,34 @@ def initial_weights(path: str | Path, shapes: Shapes) -> tuple[dict[str, np.ndar
         The checkpoint.
     shapes : mapping of str to sequence of int
         The name and shape of every parameter of the network to be trained.
+    skip : sequence of str
+        Layers of it that are to begin afresh.
 
     Returns
     -------
-    weights : dict of str to ndarray
-        The parameters of layers whose parameters all have the same shape there and here.
-    afresh : list of str
-        The names of the others, in the order of `shapes`.
+    dict of str to ndarray
+        The parameters of all other layers. What else the checkpoint holds is left there.
 
     Raises
     ------
     InputError
-        The file is not a checkpoint, or nothing in it fits.
+        The file is not a checkpoint, or a layer is not in it or has another shape there.
     """
     path = Path(path)
+    wanted = {n: tuple(shape) for n, shape in shapes.items() if layer_of(n) not in skip}
+    if not wanted:
+        raise InputError("init_weights_skip names every layer: there is nothing left to take")
     with _opened(path) as (file, metadata, described):
+        for name, shape in wanted.items():
+            found = described[name][1] if name in described else "missing"
+            if found != shape:
+                raise InputError(
+                    f"init_weights {path} is of another network ({_summary(metadata.network)}): "
+                    f"{name} is {found} there, {shape} here; init_weights_skip: "
+                    f"[{layer_of(name)}] lets that layer begin at random"
+                )
         tensors = _read_tensors(path, file, described)
-        differs = {
-            _layer(name)
-            for name, shape in shapes.items()
-            if name not in described or described[name][1] != tuple(shape)
-        }
-        afresh = [name for name in shapes if _layer(name) in differs]
-        weights = {name: tensors[name] for name in shapes if name not in afresh}
-    if not weights:
-        raise InputError(
-            f"{path}: init_weights: no layer of this checkpoint ({_summary(metadata.network)}) "
-            "has the shape of one of the network to be trained"
-        )
-    return weights, afresh
+    return {name: tensors[name] for name in wanted}
 
 
 @contextmanager
@@ -348,6 +354,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, _Metadata, _Described]]:
     except (OSError, MemoryError) as error:
         raise InputError(f"{path}: the checkpoint cannot be read ({error})") from error
     except (ValueError, SafetensorError) as error:
+        if foreign := describe_foreign(path):
+            raise InputError(f"{path}: {foreign}") from error
         raise Damaged(
             f"{path}: not a checkpoint, or damaged; expected a whole safetensors file ({error})"
         ) from error
@@ -378,6 +386,8 @@ def _checksum(text: str, tensors: Mapping[str, np.ndarray]) -> str:
 def _parse_metadata(path: Path, metadata: Mapping[str, str] | None) -> _Metadata:
     text = (metadata or {}).get(_KEY)
     if text is None:
+        if foreign := describe_foreign(path):
+            raise InputError(f"{path}: {foreign}")
         raise InputError(
             f"{path}: a safetensors file, but not a checkpoint of this program: its metadata has "
             f"no key {_KEY!r}"
@@ -453,8 +463,3 @@ def _summary(network: NetworkDescription) -> str:
 
 def _dtype(name: str) -> np.dtype | str:
     return _DTYPES.get(name, name)
-
-
-def _layer(name: str) -> str:
-    """The layer that a parameter is of: its weight and bias begin afresh together."""
-    return name.rpartition(".")[0]

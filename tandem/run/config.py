@@ -50,7 +50,7 @@ RETIRED: Mapping[str, str] = {
     "sock_para": "trainers meet through shared memory and need no port",
     "sock_gpu": "trainers meet through shared memory and need no port",
     "dir_head": "use data_folder; the other data folders are relative to it",
-    "finetune": "use init_weights, a checkpoint to start from",
+    "finetune": "use init_weights, a checkpoint to start from, and freeze or lr_multipliers",
     "name": "the network is always AlexNet, shaped by crop_size and width; use weights_dir to tell "
     "runs apart",
     "file_batch_size": "the manifest records the pictures per file, and batch_size may differ",
@@ -94,6 +94,13 @@ def _increasing(epochs: tuple[int, ...]) -> tuple[int, ...]:
     return epochs
 
 
+def _each_once(layers: tuple[str, ...]) -> tuple[str, ...]:
+    twice = next((layer for layer in layers if layers.count(layer) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is listed twice")
+    return layers
+
+
 def _usable_devices(devices: tuple[str, ...]) -> tuple[str, ...]:
     if not devices:
         raise ValueError("the list is empty: it needs a device for each trainer, or say auto")
@@ -125,6 +132,8 @@ _Path = Annotated[str, Field(min_length=1), BeforeValidator(_home_expanded)]
 _Float = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
 _Epoch = Annotated[int, Field(ge=1)]
 _Drops = Annotated[tuple[_Epoch, ...], AfterValidator(_increasing), BeforeValidator(_listed)]
+_Layers = Annotated[tuple[str, ...], AfterValidator(_each_once), BeforeValidator(_listed)]
+_Multiplier = Annotated[_Float, Field(gt=0)]
 _Devices = Annotated[
     Literal["auto"] | Annotated[tuple[str, ...], AfterValidator(_usable_devices)],
     BeforeValidator(_devices_listed),
@@ -141,8 +150,8 @@ class _Role:
         Under which heading ``--help`` and ``config.yaml`` list the key.
     allowed : str
         What a value must be, to complete "it must be ...".
-    form : {"value", "list", "text"}
-        One YAML value; a YAML list or several values; text taken as it stands.
+    form : {"value", "list", "mapping", "text"}
+        One YAML value; a YAML list or several values; ``{key: value}``; text taken as it stands.
     """
 
     section: str
@@ -162,6 +171,7 @@ def _path(section: str, default: str | None, meaning: str) -> Any:
 
 
 _RUN = "The run"
+_TUNING = "Fine-tuning"
 _RATE = "Learning rate"
 _RULE = "Momentum and weight decay"
 _DATA = "Data"
@@ -194,9 +204,6 @@ class Config(BaseModel):
         "which checkpoint to resume from: whole epochs done, or latest",
         "a whole number of epochs of at least 0, or latest",
     )
-    init_weights: _Path | None = _path(
-        _RUN, None, "checkpoint to take the first weights from; null: random ones"
-    )
     exact: bool = _key(
         _RUN,
         True,
@@ -223,6 +230,31 @@ class Config(BaseModel):
         "a whole number from 0 to 2**63 - 1",
         ge=0,
         lt=2**63,
+    )
+
+    init_weights: _Path | None = _path(
+        _TUNING, None, "checkpoint to take the first weights from; null: random ones"
+    )
+    init_weights_skip: _Layers = _key(
+        _TUNING,
+        (),
+        "layers that begin at random all the same, such as [fc8]",
+        "a list of layers such as [fc8], each once",
+        "list",
+    )
+    freeze: _Layers = _key(
+        _TUNING,
+        (),
+        "layers that keep the weights of init_weights and do not learn",
+        "a list of layers such as [conv1, conv2], each once",
+        "list",
+    )
+    lr_multipliers: dict[str, _Multiplier] = _key(
+        _TUNING,
+        {},
+        "factors on the rate of single layers, such as {fc8: 10}",
+        "layers and numbers above 0, such as {fc8: 10}",
+        "mapping",
     )
 
     learning_rate: _Float = _key(
@@ -312,6 +344,9 @@ class Config(BaseModel):
     )
     width: _Float = _key(
         _NETWORK, 1.0, "factor on all filter and unit counts", "a number above 0", gt=0
+    )
+    norm_before_pool: bool = _key(
+        _NETWORK, False, "normalise before max pooling, as Caffe's bvlc_alexnet does", _SWITCH
     )
     precision: Literal["float32", "tf32", "bfloat16", "float64"] = _key(
         _NETWORK,
@@ -422,7 +457,21 @@ class Config(BaseModel):
                 "use_nesterov_momentum is true while use_momentum is false: Nesterov's is a form "
                 "of momentum, so set use_momentum to true or both to false"
             )
+        self._check_tuning()
         return self
+
+    def _check_tuning(self) -> None:
+        if self.init_weights is None:
+            if self.init_weights_skip:
+                raise ValueError("init_weights_skip is set, but init_weights names no checkpoint")
+            if self.freeze and not self.resume_train:
+                raise ValueError(
+                    "freeze is set, but init_weights names no checkpoint: the layers would keep "
+                    "the random weights that they begin with"
+                )
+        for other in ("init_weights_skip", "lr_multipliers"):
+            if both := [layer for layer in self.freeze if layer in getattr(self, other)]:
+                raise ValueError(f"freeze and {other} both name {both[0]}, which contradicts")
 
     @property
     def dtype(self) -> Literal["float32", "float64"]:
@@ -713,7 +762,7 @@ def _add_option(group: Any, key: str) -> None:
         action=_GatherOnce,
         help=text.replace("%", "%%"),
     )
-    action.single = role.form != "list"
+    action.single = role.form not in ("list", "mapping")
 
 
 def _role(field: FieldInfo) -> _Role:
@@ -728,6 +777,8 @@ def _value_of(key: str, tokens: list[str]) -> Any:
     form = _role(Config.model_fields[key]).form
     if form == "list":
         return _list_of(key, tokens)
+    if form == "mapping":  # which a shell splits at the spaces, unless it is quoted
+        return _yaml_of(key, " ".join(tokens))
     if len(tokens) > 1:
         raise InputError(f"--{key} takes one value; {len(tokens)} were given: {' '.join(tokens)}")
     if form == "text":

@@ -133,6 +133,8 @@ def run_validation(
 def configure_logging() -> None:
     """Log to stderr, in the form that all programs share."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
+    # When it is imported it tells of its own affairs, which nobody has asked about.
+    logging.getLogger("pytensor").setLevel(logging.WARNING)
 
 
 def refuse(error: InputError) -> int:

@@ -21,6 +21,7 @@ from tandem.memory.flat import Vectors
 from tandem.memory.slot import Slot
 from tandem.ops import crop_mirror, momentum_step
 from tandem.run.config import Config
+from tandem.run.rates import learned_rates
 from tandem.run.sums import Sums
 
 Tensors = dict[str, TensorVariable]
@@ -46,7 +47,9 @@ class _Graph:
 
 
 class Model:
-    """A network whose parameters, momenta and gradients lie in flat vectors.
+    """A network whose learned parameters, momenta and gradients lie in flat vectors.
+
+    What is frozen lies beside them, so that no exchange ever touches it.
 
     On the host a function takes a slot's arrays as its arguments. On a GPU it is recorded once for
     each slot, over the slot's memory, and replayed: that costs the host one call.
@@ -60,7 +63,8 @@ class Model:
     mean : float32 (3, S, S)
         The mean image.
     vectors : Vectors
-        What parameters, momenta and gradients are to live in: memory that other trainers may see.
+        What learned parameters, momenta and gradients are to live in: memory that other trainers
+        may see.
     device : str
         "cpu" or "cuda:0" and so on.
     compile : bool
@@ -90,7 +94,8 @@ class Model:
         products = "float32" if config.precision == "float64" else config.precision
         self._mode = device_mode(device, compile=compile, precision=products)
         self._crop = (config.crop_size, not device_crops)
-        self.weights = self._place(vectors.weights, "")
+        self._rates = learned_rates(network.kinds, config)
+        self.weights = self._place(vectors.weights, "") | self._frozen()
         self.momenta = self._place(vectors.momenta, "momentum/")
         self.gradients = self._place(vectors.gradients, "gradient/")
         self._updated = self._place_updated(updated)
@@ -121,6 +126,15 @@ class Model:
             self._place(vectors.gradients, "part of gradient/"),
         ]
 
+    def _frozen(self) -> dict[str, DeviceSharedVariable]:
+        return {
+            name: device_shared(
+                np.zeros(variable.type.shape, self._config.dtype), name=name, device=self._device
+            )
+            for name, variable in self._network.parameters.items()
+            if name not in self._rates
+        }
+
     def _number(self, dtype: str, name: str) -> DeviceSharedVariable:
         return device_shared(np.zeros((), dtype), name=name, device=self._device)
 
@@ -131,10 +145,31 @@ class Model:
         }
 
     def load(self, weights: Mapping[str, np.ndarray], momenta: Mapping[str, np.ndarray]) -> None:
-        """Set weights and momenta, in their logical layouts, in place; names left out stay."""
+        """Set weights and momenta, in their logical layouts, in place; names left out stay.
+
+        A frozen parameter has no momentum, and one that is given is not used.
+        """
         for variables, values in ((self.weights, weights), (self.momenta, momenta)):
-            for name, value in values.items():
-                variables[name].set_value(value.astype(self._config.dtype, copy=False))
+            for name in variables.keys() & values.keys():
+                variables[name].set_value(values[name].astype(self._config.dtype, copy=False))
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """All weights and momenta by name, in the network's order.
+
+        Returns
+        -------
+        weights, momenta : dict of str to ndarray
+            In their logical layouts. On the host they are the memory itself. The momentum of what
+            is frozen is zero.
+        """
+        weights = {n: self.weights[n].get_value(borrow=True) for n in self._network.parameters}
+        momenta = {
+            name: self.momenta[name].get_value(borrow=True)
+            if name in self.momenta
+            else np.zeros_like(weight)
+            for name, weight in weights.items()
+        }
+        return weights, momenta
 
     def compute_gradients(self, slot: Slot, epoch: int) -> None:
         """Write the gradients of the mean cost over the slot's valid pictures to their vector.
@@ -217,7 +252,9 @@ class Model:
     def _compile(
         self, name: str, graph: _Graph, inputs: list[TensorVariable], givens: dict[Any, Any]
     ) -> Function:
-        placed = {self._network.parameters[key]: self.weights[key] for key in self.weights}
+        # The update runs no network, and a frozen parameter would be an input that it does not use.
+        names = self.weights if graph.minibatch else ()
+        placed = {self._network.parameters[name]: self.weights[name] for name in names}
         return pytensor.function(
             inputs,
             [],
@@ -276,8 +313,9 @@ class Model:
         keys = DropoutKeys(seed, epoch, minibatch["indices"])
         logits = network.logits(self._images(minibatch), keys)
         cost = network.cost(logits, minibatch["labels"], minibatch["valid"])
-        gradients = cast(list[TensorVariable], pt.grad(cost, [*network.parameters.values()]))
-        updates = list(zip(self.gradients.values(), gradients, strict=True))
+        learned = [network.parameters[name] for name in self._rates]
+        gradients = cast(list[TensorVariable], pt.grad(cost, learned))
+        updates = [(self.gradients[n], g) for n, g in zip(self._rates, gradients, strict=True)]
         counts = self._counts(cost, logits, minibatch, self._config.print_train_error)
         updates += [(self._last[name], value) for name, value in counts.items()]
         updates.append((self._finite, _are_finite([cost, *gradients]).astype("int64")))
@@ -287,15 +325,15 @@ class Model:
         rate = pt.tensor("learning_rate", dtype=self._config.dtype, shape=())
         updates = _added(self._sums["train"], self._last)
         weights, momenta, gradients = self._updated
-        for name in weights:
-            kind = self._network.kinds[name]
+        for name in gradients:
+            own = self._rates[name]
             weight, momentum = momentum_step(
                 weights[name],
                 momenta[name],
                 gradients[name],
-                rate * 2 if kind == "bias" else rate,
+                rate if own.factor == 1 else rate * np.asarray(own.factor, rate.dtype),
                 self._config.momentum if self._config.use_momentum else 0.0,
-                self._config.weight_decay if kind == "weight" else 0.0,
+                own.decay,
                 self._config.use_nesterov_momentum,
             )
             updates += [(weights[name], weight), (momenta[name], momentum)]

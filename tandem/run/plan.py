@@ -14,7 +14,13 @@ from tandem.data.fill import SlotFiller
 from tandem.data.manifest import Manifest, read_manifest
 from tandem.data.untrusted import read_npy
 from tandem.errors import InputError
-from tandem.run.checkpoint import check_continues, read_conditions, read_description, read_state
+from tandem.run.checkpoint import (
+    NetworkDescription,
+    check_continues,
+    read_conditions,
+    read_description,
+    read_state,
+)
 from tandem.run.config import Config
 from tandem.run.devices import resolve_devices
 from tandem.run.exact import Conditions, check_exact, conditions
@@ -70,6 +76,14 @@ class Plan:
     def classes(self) -> int:
         """How many classes the pictures have."""
         return len(self.wnids)
+
+    @property
+    def description(self) -> NetworkDescription:
+        """The network that is trained or validated."""
+        config = self.config
+        return NetworkDescription(
+            config.crop_size, self.classes, config.width, self.wnids, config.norm_before_pool
+        )
 
     @property
     def trainers(self) -> int:
@@ -183,8 +197,15 @@ def make_plan(
     return plan
 
 
-def read_mean(path: Path, image_size: int) -> np.ndarray:
+def read_mean(path: Path, image_size: int | None = None) -> np.ndarray:
     """Read the mean image.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    image_size : int, optional
+        S, the side of the pictures that it is to be of; by default any.
 
     Returns
     -------
@@ -196,10 +217,11 @@ def read_mean(path: Path, image_size: int) -> np.ndarray:
     InputError
         It is missing, or not an array of that shape.
     """
-    expected = (3, image_size, image_size)
 
     def check(dtype: np.dtype, shape: tuple[int, ...]) -> None:
-        if shape != expected or dtype.kind != "f":
+        side = image_size or shape[-1] if shape else None
+        if shape != (3, side, side) or dtype.kind != "f":
+            expected = "(3, S, S)" if image_size is None else f"(3, {side}, {side})"
             raise InputError(
                 f"{path}: the mean image is {dtype} {shape}, the pictures need float32 {expected}"
             )
@@ -285,28 +307,31 @@ def _check_weights(plan: Plan) -> None:
     elif plan.weights is not None and plan.job == "validate":
         _check_same_network(plan, plan.weights)
     elif plan.weights is not None:
-        read_description(plan.weights)
+        # Other shapes can be skipped, but filters of the one network mean nothing to the other.
+        theirs = read_description(plan.weights).norm_before_pool
+        ours = plan.config.norm_before_pool
+        _check_same(plan.weights, "norm_before_pool", theirs, ours)
 
 
 def _check_same_network(plan: Plan, path: Path) -> None:
     found = read_description(path)
-    for name, ours in (
-        ("classes", plan.classes),
-        ("crop_size", plan.config.crop_size),
-        ("width", plan.config.width),
-    ):
-        theirs = getattr(found, name)
-        if theirs != ours:
-            raise InputError(
-                f"{path}: this checkpoint is of a network with {name} {theirs}, "
-                f"the configuration and the pictures ask for {name} {ours}"
-            )
+    for name in ("classes", "crop_size", "width", "norm_before_pool"):
+        _check_same(path, name, getattr(found, name), getattr(plan.description, name))
     if found.wnids is not None and found.wnids != plan.wnids:
         pairs = zip(found.wnids, plan.wnids, strict=True)
         number = next(i for i, pair in enumerate(pairs) if len(set(pair)) > 1)
         raise InputError(
             f"{path}: class {number} of this checkpoint is {found.wnids[number]}, of the pictures "
             f"{plan.wnids[number]}: it was trained on other classes"
+        )
+
+
+def _check_same(path: Path, name: str, theirs: object, ours: object) -> None:
+    if theirs != ours:
+        theirs, ours = (str(v).lower() if isinstance(v, bool) else v for v in (theirs, ours))
+        raise InputError(
+            f"{path}: this checkpoint is of a network with {name} {theirs}, "
+            f"the configuration and the pictures ask for {name} {ours}"
         )
 
 

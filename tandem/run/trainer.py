@@ -4,7 +4,6 @@ Importing this module is cheap; PyTensor and PyTorch are imported when a trainer
 """
 
 import contextlib
-import importlib
 import logging
 import os
 import time
@@ -12,7 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
 
@@ -22,9 +21,9 @@ from tandem.data.manifest import read_manifest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.errors import InputError
 from tandem.exchange import Meeting, PeerLost
+from tandem.memory.flat import FlatLayout
 from tandem.run.checkpoint import (
     Checkpoint,
-    NetworkDescription,
     RunState,
     initial_weights,
     read_checkpoint,
@@ -43,8 +42,10 @@ from tandem.run.messages import (
     Stop,
     Word,
 )
+from tandem.run.network import build_network
 from tandem.run.plan import Plan, read_mean
 from tandem.run.process import describe
+from tandem.run.rates import check_layers, learned_rates
 from tandem.run.record import NotFiniteRecord, Record, TrainRecord, ValidationRecord
 from tandem.run.schedules import learning_rate
 from tandem.run.site import Memory, Site
@@ -210,7 +211,7 @@ class Trainer:
         self.launcher = launcher
         self.seat, self.plan, self.config = seat, plan, plan.config
         self.rank, self.trainers = seat.rank, plan.trainers
-        self.network = self._build_network()
+        self.network = build_network(plan.network, plan.description, plan.config.dtype)
         self.memory = self._open_memory()
         self.model = self._build_model()
         self.state = self._load_weights()
@@ -227,26 +228,22 @@ class Trainer:
 
     # What a trainer is made of
 
-    def _build_network(self) -> Any:
-        module, _, name = self.plan.network.partition(":")
-        network = getattr(importlib.import_module(module), name)
-        try:
-            return network(
-                crop_size=self.config.crop_size,
-                classes=self.plan.classes,
-                width=self.config.width,
-                dtype=self.config.dtype,
-            )
-        except ValueError as error:
-            raise InputError(f"crop_size, width: {error}") from error
-
     def _open_memory(self) -> Memory:
         from tandem.device import keep_freed_memory, set_threads
 
         set_threads(self.plan.threads)
         keep_freed_memory()
-        shapes = {name: v.type.shape for name, v in self.network.parameters.items()}
-        return self.seat.site.open(self.seat.meeting, shapes, self.config.dtype)
+        shapes = self._shapes()
+        learned = {name: shapes[name] for name in learned_rates(self.network.kinds, self.config)}
+        return self.seat.site.open(self.seat.meeting, learned, self.config.dtype)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every parameter, frozen ones included."""
+        return {name: v.type.shape for name, v in self.network.parameters.items()}
+
+    def _checkpoint_nbytes(self) -> int:
+        """Of all weights and momenta, frozen ones included."""
+        return 2 * FlatLayout.of(self._shapes(), self.config.dtype).nbytes
 
     def _build_model(self) -> "Model":
         from tandem.run.model import Model
@@ -264,8 +261,7 @@ class Trainer:
         )
 
     def _load_weights(self) -> RunState:
-        plan, model = self.plan, self.model
-        shapes = {name: v.type.shape for name, v in self.network.parameters.items()}
+        plan, model, shapes = self.plan, self.model, self._shapes()
         begin = RunState(
             global_batch=plan.global_batch, train_pictures=plan.train.size, skipped=plan.skipped
         )
@@ -282,13 +278,9 @@ class Trainer:
         for name, value in self.network.initial_values(self.config.seed):
             model.load({name: value}, {})
         if plan.weights is not None:
-            weights, afresh = initial_weights(plan.weights, shapes)
-            model.load(weights, {})
-            if afresh and self.rank == 0:
-                names = ", ".join(afresh)
-                self.launcher.send(
-                    Remark(f"{plan.weights}: of another shape, begin afresh: {names}")
-                )
+            skipped = self.config.init_weights_skip
+            check_layers("init_weights_skip", skipped, shapes)
+            model.load(initial_weights(plan.weights, shapes, skipped), {})
         return begin
 
     def _take_up(self, pending: Pending) -> Seconds:
@@ -332,7 +324,7 @@ class Trainer:
                 else:
                     self._train_step(epoch, step, steps)
             if self._folder is not None and self._is_kept(epoch + 1):
-                self._folder.prepare(self.memory.nbytes)  # while the validation lasts
+                self._folder.prepare(self._checkpoint_nbytes())  # while the validation lasts
             self._finish_epoch(epoch, self._validate(epoch))
         self._tell_written(wait=True)
 
@@ -475,7 +467,7 @@ class Trainer:
         self._tell_written()
         every = 60 * self.config.snapshot_minutes
         due = every > 0 and time.monotonic() - self._last_save >= every
-        return due and not self._folder.busy and self._folder.prepare(self.memory.nbytes)
+        return due and not self._folder.busy and self._folder.prepare(self._checkpoint_nbytes())
 
     def _meet_not_finite(self, epoch: int, step: int, rate: float, words: Sequence[Word]) -> None:
         """Do what `on_nan` says with a minibatch that no weight has seen yet.
@@ -576,17 +568,10 @@ class Trainer:
             return
         self._tell_written(wait=True)
         config = self.config
-        weights, momentum = (
-            {name: variable.get_value(borrow=True) for name, variable in variables.items()}
-            for variables in (self.model.weights, self.model.momenta)
-        )
         self._folder.save(
             Checkpoint(
-                weights,
-                momentum,
-                NetworkDescription(
-                    config.crop_size, self.plan.classes, config.width, self.plan.wnids
-                ),
+                *self.model.state(),
+                self.plan.description,
                 replace(self.state, pending=Pending(sums, self._seconds)),
                 config.model_dump(mode="json"),
                 self.plan.conditions,

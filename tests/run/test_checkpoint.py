@@ -39,7 +39,7 @@ SHAPES = {
     "fc8.weight": (5, 3),
     "fc8.bias": (3,),
 }
-NETWORK = NetworkDescription(67, 3, 0.25, ("n01", "n02", "n03"))
+NETWORK = NetworkDescription(67, 3, 0.25, ("n01", "n02", "n03"), True)
 PENDING = Pending((Sums(0.1 + 0.2, 1, 0, 3), Sums(7e-9, 2, 1, 4)), Seconds(1 / 3, 0.1, 0.2, 0.7))
 STATE = RunState(3, 0, 36, (0.9, math.nan, 0.5), 64, None, PENDING, ((2, 7),))
 
@@ -312,6 +312,10 @@ def test_safetensors_of_another_program(tmp_path: Path) -> None:
         ({"network": None}, "network"),
         ({"network": {"crop_size": 0, "classes": 3, "width": 1.0}}, "network.crop_size"),
         ({"network": {"crop_size": 67, "classes": "3", "width": 1.0}}, "network.classes"),
+        (
+            {"network": {"crop_size": 67, "classes": 3, "width": 1.0, "norm_before_pool": "no"}},
+            "network.norm_before_pool",
+        ),
         ({"state": {"epoch": -1}}, "state.epoch"),
         ({"state": {"epoch": 1.5}}, "state.epoch"),
         ({"state": {"validation_errors": ["low"]}}, "state.validation_errors.0"),
@@ -355,6 +359,11 @@ def test_missing_and_unknown_tensors(path: Path) -> None:
 # The network
 
 
+def test_a_checkpoint_from_before_there_was_a_choice_of_order(path: Path) -> None:
+    with_metadata(path, network={"crop_size": 67, "classes": 3, "width": 0.25})
+    assert read_description(path) == NetworkDescription(67, 3, 0.25)
+
+
 def test_a_checkpoint_of_another_network(path: Path) -> None:
     message = refusal(path, {**SHAPES, "fc8.weight": (5, 10), "fc8.bias": (10,)})
     assert "another network (3 classes, crop_size 67, width 0.25)" in message
@@ -365,32 +374,42 @@ def test_a_checkpoint_of_another_network(path: Path) -> None:
 
 
 def test_initial_weights_of_the_same_network(path: Path) -> None:
-    weights, afresh = initial_weights(path, SHAPES)
-    assert afresh == []
+    weights = initial_weights(path, SHAPES)
     assert list(weights) == list(SHAPES)
     for name, array in make().weights.items():
         np.testing.assert_array_equal(weights[name], array)
 
 
-def test_layers_of_another_shape_begin_afresh(path: Path) -> None:
-    shapes = {**SHAPES, "fc8.weight": (5, 10), "fc8.bias": (10,), "fc9.weight": (2, 2)}
-    weights, afresh = initial_weights(path, shapes)
-    assert list(weights) == ["conv1.weight", "conv1.bias"]
-    assert afresh == ["fc8.weight", "fc8.bias", "fc9.weight"]
-
-
-def test_a_layer_begins_afresh_as_a_whole(path: Path) -> None:
-    # The bias fits, but it was learned for filters that are gone.
-    weights, afresh = initial_weights(path, {**SHAPES, "conv1.weight": (4, 3, 5, 5)})
-    assert list(weights) == ["fc8.weight", "fc8.bias"]
-    assert afresh == ["conv1.weight", "conv1.bias"]
-
-
-def test_initial_weights_of_which_nothing_fits(path: Path) -> None:
-    with pytest.raises(InputError, match="no layer of this checkpoint") as caught:
-        initial_weights(path, {"conv1.weight": (1, 1, 1, 1)})
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fc8.weight": (5, 10)}, r"fc8.weight is \(5, 3\) there, \(5, 10\) here"),
+        ({"fc9.weight": (2, 2)}, r"fc9.weight is missing there, \(2, 2\) here"),
+    ],
+)
+def test_layers_that_do_not_fit_are_an_error_unless_they_are_skipped(
+    path: Path, changes: dict[str, tuple[int, ...]], message: str
+) -> None:
+    (layer,) = (name.partition(".")[0] for name in changes)
+    with pytest.raises(InputError, match=message) as caught:
+        initial_weights(path, SHAPES | changes)
     assert str(path) in str(caught.value)
-    assert "init_weights" in str(caught.value)
+    assert "3 classes" in str(caught.value)
+    assert f"init_weights_skip: [{layer}]" in str(caught.value)
+    weights = initial_weights(path, SHAPES | changes, [layer])
+    assert list(weights) == [name for name in SHAPES if not name.startswith(layer)]
+
+
+def test_a_layer_is_skipped_as_a_whole(path: Path) -> None:
+    # Its bias fits, but it was learned for filters that are gone.
+    shapes = {**SHAPES, "conv1.weight": (4, 3, 5, 5)}
+    assert list(initial_weights(path, shapes, ["conv1"])) == ["fc8.weight", "fc8.bias"]
+
+
+def test_initial_weights_of_which_nothing_is_taken(path: Path) -> None:
+    layers = {name.partition(".")[0] for name in SHAPES}
+    with pytest.raises(InputError, match="nothing left to take"):
+        initial_weights(path, SHAPES, [*layers])
 
 
 # Whether it can go on

@@ -192,6 +192,13 @@ def test_numbers_with_an_exponent_and_no_dot(text: str, value: float) -> None:
         (["--weights_dir", "2024-01-01"], "weights_dir", "2024-01-01"),
         (["--weights_dir", "[x]: y"], "weights_dir", "[x]: y"),
         (["--seed", str(2**63 - 1)], "seed", 2**63 - 1),
+        (
+            ["--lr_multipliers", "{fc8: 10, conv1: 5e-1}"],
+            "lr_multipliers",
+            {"fc8": 10, "conv1": 0.5},
+        ),
+        (["--lr_multipliers", "{fc8:", "10}"], "lr_multipliers", {"fc8": 10}),
+        (["--freeze", "[]"], "freeze", ()),
     ],
 )
 def test_values_of_every_kind(argv: list[str], key: str, value: object) -> None:
@@ -287,6 +294,11 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("shuffle", "true", "true", "for true write files"),
         ("shuffle", "false", "false", "for false write none"),
         ("shuffle", "all", '"all"', "none, files or images"),
+        ("freeze", "[conv1, conv1]", '["conv1", "conv1"]', "conv1 is listed twice"),
+        ("freeze", "{conv1: 2}", '{"conv1": 2}', "a list of layers"),
+        ("lr_multipliers", "[fc8]", '["fc8"]', "such as {fc8: 10}"),
+        ("lr_multipliers", "{fc8: 0}", '{"fc8": 0}', "numbers above 0"),
+        ("lr_multipliers", "{fc8:10}", '{"fc8:10": null}', "such as {fc8: 10}"),
     ],
 )
 def test_a_value_is_refused_with_key_value_and_what_is_allowed(
@@ -317,6 +329,19 @@ def test_what_was_probably_meant_is_named() -> None:
 
 def test_a_long_value_is_cut() -> None:
     assert len(refusal(["--batch_size", "x" * 10_000])) < 250
+
+
+def test_fine_tuning_that_contradicts_itself() -> None:
+    begin = {"init_weights": "w.safetensors"}
+    for values, expected in (
+        ({"freeze": ["conv1"]}, "freeze is set, but init_weights names no checkpoint"),
+        ({"init_weights_skip": ["fc8"]}, "init_weights_skip is set, but init_weights"),
+        ({**begin, "freeze": ["fc8"], "lr_multipliers": {"fc8": 2.0}}, "both name fc8"),
+        ({**begin, "freeze": ["fc8"], "init_weights_skip": ["fc8"]}, "both name fc8"),
+    ):
+        with pytest.raises(InputError, match=expected):
+            make_config(values)
+    assert make_config({"freeze": ["conv1"], "resume_train": True}).freeze == ("conv1",)
 
 
 def test_several_wrong_values_are_all_named() -> None:

@@ -1,5 +1,7 @@
 """The compiled functions of a trainer: update against NumPy, gradients, sums, dropout."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -8,9 +10,10 @@ import pytest
 from alex_net import AlexNet
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.memory.flat import FlatLayout, Vectors
-from tandem.ops import DropoutMask
+from tandem.ops import Conv2d, Conv2dInputGrad, Conv2dWeightGrad, DropoutMask, MaxPool2dGrad
 from tandem.run.config import Config
 from tandem.run.model import Model, _are_finite
+from tandem.run.rates import learned_rates
 from tandem.run.sums import Sums
 
 BATCH, CLASSES = 3, 6
@@ -25,7 +28,7 @@ def build(
         crop_size=67, width=0.05, batch_size=BATCH, precision="float64", threads=1, **settings
     )
     net = AlexNet(67, CLASSES, config.width, config.precision)
-    layout = layout_of(net)
+    layout = layout_of(net, learned_rates(net.kinds, config))
     parameters, gradients = (HostBuffer.create(n * layout.nbytes) for n in (2, 1))
     vectors = Vectors.on(layout, parameters, gradients)
     model = Model(net, config, MEAN, vectors, device_crops=False, records=records)
@@ -38,9 +41,9 @@ def build(
     )
 
 
-def layout_of(net: AlexNet) -> FlatLayout:
-    shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
-    return FlatLayout.of(shapes, "float64")
+def layout_of(net: AlexNet, learned: Iterable[str] | None = None) -> FlatLayout:
+    names = net.parameters if learned is None else learned
+    return FlatLayout.of({name: net.parameters[name].type.shape for name in names}, "float64")
 
 
 def counted(model: Model) -> Sums:
@@ -240,3 +243,79 @@ def test_functions_that_are_recorded_over_slots_compute_the_same() -> None:
         results.append((parameters.tobytes(), sums))
     assert results[0] == results[1]
     assert results[0][1][0].images == 10
+
+
+# Fine-tuning
+
+
+def filters_of(model: Model, kind: type) -> list[tuple[int, ...]]:
+    """Shapes of the filters of every convolution, or gradient of one, of the gradients' graph."""
+    place = {Conv2d: 1, Conv2dInputGrad: 1, Conv2dWeightGrad: 1}[kind]
+    nodes = model._function("gradients")[0].maker.fgraph.apply_nodes
+    shapes = [node.inputs[place].type.shape for node in nodes if isinstance(node.op, kind)]
+    return sorted(shapes)
+
+
+def test_nothing_is_computed_for_what_is_frozen() -> None:
+    whole = build()[0]
+    shapes = {
+        name.partition(".")[0]: whole.weights[name].type.shape
+        for name in whole.weights
+        if name.startswith("conv") and name.endswith("weight")
+    }
+    assert filters_of(whole, Conv2dWeightGrad) == sorted(shapes.values())
+    # None of the first either when all learn: pictures have no gradient.
+    assert filters_of(whole, Conv2dInputGrad) == sorted([*shapes.values()][1:])
+
+    frozen = ["conv1", "conv2", "conv4"]
+    model = build(init_weights="w", freeze=frozen)[0]
+    learned = [shapes["conv3"], shapes["conv5"]]
+    assert filters_of(model, Conv2d) == sorted(shapes.values())
+    assert filters_of(model, Conv2dWeightGrad) == sorted(learned)
+    # The gradient passes conv4, which is frozen, to conv3, the lowest that learns, and ends there.
+    assert filters_of(model, Conv2dInputGrad) == sorted([shapes["conv4"], shapes["conv5"]])
+    nodes = model._function("gradients")[0].maker.fgraph.apply_nodes
+    assert sum(isinstance(node.op, MaxPool2dGrad) for node in nodes) == 1
+
+
+def test_where_only_the_last_layer_learns_no_convolution_has_a_gradient() -> None:
+    layers = ["conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7"]
+    model = build(init_weights="w", freeze=layers)[0]
+    assert list(model.gradients) == ["fc8.weight", "fc8.bias"]
+    assert filters_of(model, Conv2dWeightGrad) == filters_of(model, Conv2dInputGrad) == []
+
+
+def test_what_learns_beside_frozen_layers_steps_as_if_all_did() -> None:
+    whole, part = build()[0], build(init_weights="w", freeze=["conv1", "fc6"])[0]
+    before = {name: v.get_value() for name, v in part.weights.items()}
+    for model in (whole, part):
+        model.compute_gradients(slot_of(3), epoch=0)
+        model.update(0.1)
+    weights, momenta = part.state()
+    assert list(weights) == list(momenta) == list(whole.weights)
+    for name, value in whole.weights.items():
+        if name.startswith(("conv1", "fc6")):
+            assert (weights[name] == before[name]).all()
+            assert not momenta[name].any()
+        else:
+            np.testing.assert_allclose(weights[name], value.get_value(), rtol=1e-12)
+            assert (weights[name] != before[name]).any()
+
+
+def test_a_multiplied_rate_is_a_larger_rate() -> None:
+    model, other = build(lr_multipliers={"fc8": 10})[0], build()[0]
+    for each, rate in ((model, 0.01), (other, 0.1)):
+        each.compute_gradients(slot_of(3), epoch=0)
+        each.update(rate)
+    for name in ("fc8.weight", "fc8.bias"):
+        ours, theirs = (m.weights[name].get_value() for m in (model, other))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    ours, theirs = (m.weights["fc7.bias"].get_value() for m in (model, other))
+    assert not np.allclose(ours, theirs, rtol=1e-6)
+
+
+def test_a_momentum_of_what_is_frozen_now_is_left_behind() -> None:
+    model = build(init_weights="w", freeze=["conv1"])[0]
+    weights, momenta = (dict(part) for part in model.state())
+    model.load(weights, {name: np.ones_like(value) for name, value in momenta.items()})
+    assert {name for name, value in model.state()[1].items() if value.any()} == set(model.momenta)

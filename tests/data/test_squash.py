@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pictures.squash import BadPictureError, squash
 from PIL import Image
+
+from tandem.data.squash import BadPictureError, squash
 
 SIZE = 8
 

@@ -9,6 +9,8 @@ from PIL import Image, UnidentifiedImageError
 # their orientation.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 
+PICTURE_SUFFIXES = frozenset((".jpeg", ".jpg", ".png", ".gif", ".bmp", ".webp"))
+"""Of the files that are taken for pictures, in small letters."""
 
 # Decoded, converted and resized: what one picture holds at a time, and one to spare.
 _BLOCKS_KEPT = 4

@@ -1,0 +1,25 @@
+"""Download the original's published weights, check them, and write a checkpoint of ours.
+
+Download and convert:  python pretrained/fetch.py
+A file that is there:  python pretrained/fetch.py --file parameters_releasing.zip
+Another address:       python pretrained/fetch.py --address https://example.org/weights.zip
+
+Broken off, the same command goes on where it was.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tandem.convert.program import run_fetch
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fetch as the command line says; return the exit status."""
+    return run_fetch(arguments, __doc__)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,270 @@
+"""Names what is in pictures.
+
+classifier = Classifier.load("runs/alexnet/epoch-0060.safetensors")
+for guesses in classifier.classify(["cat.jpg", "dog.png"]):
+    print(guesses[0].name, guesses[0].probability)
+
+Importing this module imports PyTensor and PyTorch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+
+from tandem.data.class_names import imagenet_names
+from tandem.data.squash import BadPictureError, squash
+from tandem.data.untrusted import read_bytes
+from tandem.device import device_mode, device_shared
+from tandem.errors import InputError
+from tandem.ops import crop_mirror
+from tandem.run.network import ALEXNET
+from tandem.run.weights import load_network
+
+# The largest pictures of ImageNet have some 20 MB.
+MOST_BYTES = 1 << 28
+
+Crop = tuple[int, int, bool]
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A class that a picture may be of.
+
+    Attributes
+    ----------
+    number : int
+        The class, from 0.
+    wnid : str or None
+        Its WordNet ID, or what its folder of pictures was called, where that is known.
+    name : str
+        What it is called: ImageNet's words for the ID, else the ID, else its number.
+    probability : float
+        By the network.
+    """
+
+    number: int
+    wnid: str | None
+    name: str
+    probability: float
+
+
+class Classifier:
+    """A network that names what is in pictures.
+
+    Parameters
+    ----------
+    network : AlexNet, or any object with its ``parameters``, ``logits``, ``crop_size``
+        Its parameters have their values.
+    mean : float32 (3, S, S)
+        The mean image that belongs to the weights. Pictures are squashed to its size.
+    wnids : sequence of str, optional
+        The classes by name, in order.
+    ten_crops : bool
+        Average the probabilities over ten crops, the four corners, the centre, and all five
+        mirrored, as in the 2012 paper; otherwise the centre alone counts, as in validation.
+    device : str
+        "cpu" or "cuda:0" and so on.
+
+    Attributes
+    ----------
+    image_size : int
+        S.
+    crops : tuple of (row, column, mirrored)
+        What is looked at of each picture.
+
+    References
+    ----------
+    Krizhevsky, Sutskever, Hinton 2012, section 4.1, for the ten crops.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        mean: np.ndarray,
+        wnids: Sequence[str] | None = None,
+        ten_crops: bool = False,
+        device: str = "cpu",
+    ) -> None:
+        self.image_size = mean.shape[-1]
+        self.crops = _crops(self.image_size, network.crop_size, ten_crops)
+        self._wnids, self._names = wnids, imagenet_names()
+        self._function = _compiled(network, mean, device)
+
+    @classmethod
+    def load(
+        cls,
+        weights: str | Path,
+        mean: str | Path | None = None,
+        ten_crops: bool = False,
+        device: str = "cpu",
+        network: str = ALEXNET,
+    ) -> "Classifier":
+        """Make a classifier of a checkpoint.
+
+        Parameters
+        ----------
+        weights : str or Path
+            The checkpoint.
+        mean : str or Path, optional
+            The mean image, .npy; by default the one of the run's data set, if it is there still.
+        ten_crops, device
+            See `Classifier`.
+        network : str
+            "module:class" of the network.
+
+        Raises
+        ------
+        InputError
+            A file is missing or damaged, or the mean image is too small or is not known.
+        """
+        loaded = load_network(Path(weights), None if mean is None else Path(mean), network)
+        return cls(loaded.network, loaded.mean, loaded.description.wnids, ten_crops, device)
+
+    def classify(
+        self, pictures: Sequence[str | Path | bytes], top: int = 5
+    ) -> list[tuple[Guess, ...]]:
+        """Name what is in pictures. All are computed at once.
+
+        Parameters
+        ----------
+        pictures : sequence of str, Path or bytes
+            Files, or what stands in them.
+        top : int
+            How many guesses for each picture.
+
+        Returns
+        -------
+        list of tuple of Guess
+            For each picture, the most probable first.
+
+        Raises
+        ------
+        BadPictureError
+            A picture cannot be read or decoded.
+        InputError
+            The network's output is not a number.
+        """
+        if not pictures:
+            return []
+        return self.guesses(np.stack([self.prepare(picture) for picture in pictures]), top)
+
+    def prepare(self, picture: str | Path | bytes) -> np.ndarray:
+        """Squash a picture as preprocessing does.
+
+        Returns
+        -------
+        uint8 (S, S, 3)
+            (row, column, RGB).
+
+        Raises
+        ------
+        BadPictureError
+            It cannot be read or decoded.
+        """
+        if isinstance(picture, bytes):
+            return squash(picture, self.image_size)
+        try:
+            content = read_bytes(Path(picture), MOST_BYTES)
+        except OSError as error:
+            raise BadPictureError(f"{picture}: {error.strerror}") from None
+        except ValueError as error:
+            raise BadPictureError(f"{picture}: {error}") from None
+        try:
+            return squash(content, self.image_size)
+        except BadPictureError as error:
+            raise BadPictureError(f"{picture}: {error}") from None
+
+    def guesses(self, prepared: np.ndarray, top: int = 5) -> list[tuple[Guess, ...]]:
+        """Name what is in pictures that are squashed already.
+
+        Parameters
+        ----------
+        prepared : uint8 (n, S, S, 3)
+            (picture, row, column, RGB).
+        top : int
+            How many guesses for each picture.
+
+        Returns
+        -------
+        list of tuple of Guess
+            For each picture, the most probable first; of equals, the lower class.
+        """
+        return [
+            tuple(self._guess(int(number), row) for number in np.argsort(-row, kind="stable")[:top])
+            for row in self.probabilities(prepared)
+        ]
+
+    def probabilities(self, prepared: np.ndarray) -> np.ndarray:
+        """The probability of every class, averaged over the crops.
+
+        Parameters
+        ----------
+        prepared : uint8 (n, S, S, 3)
+            (picture, row, column, RGB).
+
+        Returns
+        -------
+        float32 (n, class)
+
+        Raises
+        ------
+        InputError
+            They are not numbers: weights are.
+        """
+        count, crops = len(prepared), len(self.crops)
+        origins = np.array([(row, column) for row, column, _ in self.crops], np.int64)
+        mirrored = np.array([mirror for _, _, mirror in self.crops], np.uint8)
+        found = self._function(
+            np.repeat(prepared, crops, axis=0),
+            np.tile(origins, (count, 1)),
+            np.tile(mirrored, count),
+        )
+        if not np.isfinite(found).all():
+            raise InputError("the network's output is not finite: these weights cannot be used")
+        return found.reshape(count, crops, -1).mean(axis=1)
+
+    def _guess(self, number: int, probabilities: np.ndarray) -> Guess:
+        wnid = None if self._wnids is None else self._wnids[number]
+        name = f"class {number}" if wnid is None else self._names.get(wnid, wnid)
+        return Guess(number, wnid, name, float(probabilities[number]))
+
+
+def _crops(image_size: int, crop_size: int, ten: bool) -> tuple[Crop, ...]:
+    room = image_size - crop_size
+    centre = (room // 2, room // 2)
+    if not ten:
+        return ((*centre, False),)
+    origins = [(row, column) for row in (0, room) for column in (0, room)] + [centre]
+    return tuple((*origin, mirrored) for mirrored in (False, True) for origin in origins)
+
+
+def _compiled(network: Any, mean: np.ndarray, device: str) -> Any:
+    """From pictures, origins and mirror flags, a row for each crop, to probabilities."""
+    side = mean.shape[-1]
+    pictures = pt.tensor("pictures", dtype="uint8", shape=(None, side, side, 3))
+    origins = pt.tensor("origins", dtype="int64", shape=(None, 2))
+    mirrored = pt.tensor("mirrored", dtype="uint8", shape=(None,))
+    images = crop_mirror(
+        pictures,
+        device_shared(mean.astype(network.dtype), name="mean", device=device),
+        origins,
+        mirrored,
+        crop_size=network.crop_size,
+        dtype=network.dtype,
+    )
+    placed = {
+        variable: device_shared(variable.get_value(borrow=True), name=name, device=device)
+        for name, variable in network.parameters.items()
+    }
+    return pytensor.function(
+        [pictures, origins, mirrored],
+        pt.special.softmax(network.logits(images, None), axis=1),
+        givens=placed,
+        mode=device_mode(device),
+        name="classify",
+    )

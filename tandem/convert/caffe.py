@@ -1,0 +1,270 @@
+"""Caffe's AlexNet and CaffeNet: a ``.caffemodel`` made weights of ours, and its mean image.
+
+What differs there, and what becomes of it:
+
+* Pictures are BGR: the channels of conv1's filters change places.
+* bvlc_alexnet normalises before it pools, CaffeNet after: that is an option of our network.
+* Normalisation is ``x / (k + alpha / n * sum)^beta`` with k 1, ours ``x / (2 + 1e-4 * sum)^beta``.
+  Its input scaled by s and its output by t make the one the other: with ``s^2 = 2 alpha / (1e-4 n
+  k)`` the bracket of ours is ``2 / k`` times that of Caffe's, and ``t = (2 / k)^beta / s`` mends
+  that. ReLU and max pooling keep a factor as it is, so s goes into the filters and biases before
+  and t into the filters after.
+* Dropout multiplies by 2 in training what it keeps, where ours multiplies by 1/2 in validation:
+  the weights after a dropout are doubled.
+* Fully connected weights are (out, in), ours (in, out).
+
+Filters correlate there as they do here.
+
+References
+----------
+Jia et al. 2014, "Caffe: convolutional architecture for fast feature embedding"; caffe.proto, for
+the numbers of the fields.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tandem.convert.wire import Message
+from tandem.data.untrusted import read_bytes
+from tandem.errors import InputError
+from tandem.layers import NORM_ALPHA, NORM_BETA, NORM_K, NORM_SIZE
+
+_MOST_BYTES = 1 << 30  # AlexNet has a quarter
+_MOST_MEAN_BYTES = 1 << 26
+_MOST_AXES = 8
+
+# Field numbers of caffe.proto. Layers were V1LayerParameter when bvlc_alexnet was trained.
+_V1_LAYERS, _V0_LAYER, _LAYERS = 2, 1, 100
+_V1_KINDS = {4: "Convolution", 14: "InnerProduct", 15: "LRN", 17: "Pooling"}
+_DATA, _SHAPE, _OLD_SHAPE = 5, 7, (1, 2, 3, 4)
+
+_CONVOLUTION, _DENSE, _NORM, _POOL = "Convolution", "InnerProduct", "LRN", "Pooling"
+_LAST = [_CONVOLUTION] * 3 + [_POOL] + [_DENSE] * 3
+_POOL_LAST = [_CONVOLUTION, _NORM, _POOL] * 2 + _LAST
+_NORM_LAST = [_CONVOLUTION, _POOL, _NORM] * 2 + _LAST
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of those kinds that matter.
+
+    Attributes
+    ----------
+    name : str
+    kind : "Convolution", "InnerProduct", "LRN" or "Pooling"
+    blobs : tuple of ndarray
+        Weights and biases, float32, without leading axes of length 1.
+    options : Message
+        What was set for its kind.
+    """
+
+    name: str
+    kind: str
+    blobs: tuple[np.ndarray, ...]
+    options: Message
+
+
+@dataclass(frozen=True)
+class CaffeNetwork:
+    """The layers of a caffemodel that is an AlexNet or a CaffeNet.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    layers : tuple of Layer
+        In order.
+    norm_before_pool : bool
+        Which of the two it is.
+    """
+
+    path: Path
+    layers: tuple[Layer, ...]
+    norm_before_pool: bool
+
+    @property
+    def classes(self) -> int:
+        """The number of outputs."""
+        return len(self.layers[-1].blobs[1])
+
+    def weights(self, network: Any) -> dict[str, np.ndarray]:
+        """The weights for a network of ours that computes the same.
+
+        Parameters
+        ----------
+        network : AlexNet
+            Of this order and number of classes.
+
+        Raises
+        ------
+        InputError
+            A layer has another shape or another setting than the network's.
+        """
+        with _naming(self.path):
+            return _converted(self.layers, network)
+
+
+def read_caffemodel(path: Path) -> CaffeNetwork:
+    """Read a caffemodel.
+
+    Raises
+    ------
+    InputError
+        The file is missing, damaged, or of another network.
+    """
+    with _naming(path):
+        net = Message(read_bytes(path, _MOST_BYTES))
+        layers = tuple(_layers(net))
+        kinds = [layer.kind for layer in layers]
+        if kinds not in (_POOL_LAST, _NORM_LAST):
+            raise ValueError(
+                f"found the layers {', '.join(kinds) or 'none'}, which are not those of AlexNet"
+            )
+        for layer in layers:
+            if layer.kind in (_CONVOLUTION, _DENSE) and len(layer.blobs) != 2:
+                raise ValueError(f"{layer.name}: found {len(layer.blobs)} blobs, expected 2")
+        return CaffeNetwork(path, layers, kinds == _POOL_LAST)
+
+
+def read_mean_proto(path: Path) -> np.ndarray:
+    """Read Caffe's mean image, ``imagenet_mean.binaryproto``.
+
+    Returns
+    -------
+    float32 (RGB, row, column)
+
+    Raises
+    ------
+    InputError
+        The file is missing, damaged, or no mean image.
+    """
+    with _naming(path):
+        mean = _blob(Message(read_bytes(path, _MOST_MEAN_BYTES)))
+        if mean.ndim != 3 or mean.shape[0] != 3 or mean.shape[1] != mean.shape[2]:
+            raise ValueError(f"found the shape {mean.shape}, expected (3, S, S)")
+        return np.ascontiguousarray(mean[::-1])
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Tell what is wrong with a file as an `InputError` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise InputError(
+            f"{path}: cannot be converted; expected a file of Caffe's, whole: {error}"
+        ) from error
+
+
+def _layers(net: Message) -> list[Layer]:
+    found = []
+    for layer in net.messages(_V1_LAYERS):
+        if layer.chunks(_V0_LAYER):
+            raise ValueError(
+                "found layers in the format of before May 2014; Caffe's upgrade_net_proto_binary "
+                "writes them anew"
+            )
+        if kind := _V1_KINDS.get(layer.integer(5, 0)):
+            options = {_CONVOLUTION: 10, _DENSE: 17, _NORM: 18, _POOL: 19}[kind]
+            found.append(_layer(layer, layer.text(4), kind, 6, options))
+    for layer in net.messages(_LAYERS):
+        if (kind := layer.text(2)) in _V1_KINDS.values():
+            options = {_CONVOLUTION: 106, _DENSE: 117, _NORM: 118, _POOL: 121}[kind]
+            found.append(_layer(layer, layer.text(1), kind, 7, options))
+    return found
+
+
+def _layer(layer: Message, name: str, kind: str, blobs: int, options: int) -> Layer:
+    arrays = tuple(_blob(blob) for blob in layer.messages(blobs))
+    return Layer(name, kind, arrays, layer.message(options))
+
+
+def _blob(blob: Message) -> np.ndarray:
+    """The array of a BlobProto, without leading axes of length 1."""
+    old = [blob.integer(field, 1) for field in _OLD_SHAPE]
+    shape = blob.message(_SHAPE).integers(1) if blob.chunks(_SHAPE) else old
+    chunks = blob.chunks(_DATA)
+    data = chunks[0] if len(chunks) == 1 else memoryview(b"".join(chunks))
+    if not 1 <= len(shape) <= _MOST_AXES or 4 * math.prod(shape) != len(data):
+        raise ValueError(f"found {len(data)} bytes of numbers for the shape {tuple(shape)}")
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return np.frombuffer(data, "<f4").reshape(shape)
+
+
+def _converted(layers: Sequence[Layer], network: Any) -> dict[str, np.ndarray]:
+    ours = (*network.convolutions, *network.fully_connected)
+    learned = [layer for layer in layers if layer.kind in (_CONVOLUTION, _DENSE)]
+    _check_options(layers, network.convolutions)
+    weights: dict[str, np.ndarray] = {}
+    owed = 1.0  # a factor that the layers so far leave to the next
+    for theirs, layer, norm in zip(learned, ours, _norms(layers), strict=True):
+        own, after = (1.0, 1.0) if norm is None else _scales(norm)
+        weight, bias = theirs.blobs
+        if theirs.kind == _DENSE:
+            weight = weight.T
+        for kind, value, factor in (("weight", weight, own * owed), ("bias", bias, own)):
+            name = f"{layer.name}.{kind}"
+            expected = network.parameters[name].type.shape
+            if value.shape != expected:
+                raise ValueError(f"{theirs.name}: {name} is {value.shape}, expected {expected}")
+            weights[name] = np.ascontiguousarray((value * np.float64(factor)).astype(np.float32))
+        dropout = getattr(layer, "dropout", None)
+        owed = after if dropout is None else 1 / (1 - dropout)
+    first = f"{ours[0].name}.weight"
+    return weights | {first: np.ascontiguousarray(weights[first][:, ::-1])}  # from BGR
+
+
+def _norms(layers: Sequence[Layer]) -> list[Layer | None]:
+    """The normalisation after each layer that has weights."""
+    found: list[Layer | None] = []
+    for layer in layers:
+        if layer.kind in (_CONVOLUTION, _DENSE):
+            found.append(None)
+        elif layer.kind == _NORM:
+            found[-1] = layer
+    return found
+
+
+def _scales(norm: Layer) -> tuple[float, float]:
+    """What makes our normalisation that of Caffe: factors on its input and on its output."""
+    options = norm.options
+    alpha, beta, k = options.real(2, 1.0), options.real(3, 0.75), options.real(5, 1.0)
+    if beta != NORM_BETA or not (0 < alpha < math.inf and 0 < k < math.inf):
+        raise ValueError(f"{norm.name}: found beta {beta}, alpha {alpha}, k {k}")
+    ratio = NORM_K / k
+    before = math.sqrt(ratio * alpha / NORM_SIZE / NORM_ALPHA)
+    return before, ratio**NORM_BETA / before
+
+
+def _check_options(layers: Sequence[Layer], ours: Sequence[Any]) -> None:
+    """Compare what the shapes do not tell: each option's field, its default, and what ours has."""
+    convolutions = iter(ours)
+    for layer in layers:
+        if layer.kind == _CONVOLUTION:
+            own = next(convolutions)
+            _check(layer, "pad", 3, 0, own.pad)
+            _check(layer, "group", 5, 1, own.groups)
+            _check(layer, "stride", 6, 1, own.stride)
+        elif layer.kind == _POOL:
+            _check(layer, "pool", 1, 0, 0)  # of maxima
+            _check(layer, "kernel_size", 2, 0, 3)
+            _check(layer, "stride", 3, 1, 2)
+            _check(layer, "pad", 4, 0, 0)
+        elif layer.kind == _NORM:
+            _check(layer, "local_size", 1, 5, NORM_SIZE)
+            _check(layer, "norm_region", 4, 0, 0)  # across channels
+
+
+def _check(layer: Layer, option: str, field: int, default: int, expected: int) -> None:
+    found = layer.options.integers(field) or [default]
+    if set(found) != {expected}:
+        raise ValueError(f"{layer.name}: {option} is {found}, expected {expected}")

@@ -1,0 +1,226 @@
+"""The original's published weights: found, downloaded, checked and unpacked."""
+
+import http.client
+import json
+import logging
+import re
+import shutil
+import sys
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from tandem.errors import InputError
+
+log = logging.getLogger(__name__)
+
+DATASET = "10864/10911"
+HANDLE = f"https://hdl.handle.net/{DATASET}"
+FILE = "parameters_releasing.zip"
+SHA1 = "58950804f50f8d1a76705e1b28d3546e12ea8a81"
+EPOCH = 65
+
+_BY_HAND = (
+    f"it can also be downloaded by hand from {HANDLE} (Data & Analysis, {FILE}) and given as "
+    "--file FILE"
+)
+_MOST_JSON = 1 << 24
+_MOST_BYTES = 1 << 30  # of all arrays; they have a quarter
+_MOST_FILES = 100
+_CHUNK = 1 << 20
+_SECONDS = 60.0  # without a byte
+_MEMBER = re.compile(r"[Wb][01]?_\d+_\d+\.npy")
+
+
+def download(folder: Path, address: str | None = None) -> Path:
+    """Download the archive of the weights, unless it is there already.
+
+    Broken off, it goes on the next time where it was.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to put it.
+    address : str, optional
+        Where it is, http or https; by default it is looked up.
+
+    Returns
+    -------
+    Path
+        The archive, whose checksum is right.
+
+    Raises
+    ------
+    InputError
+        It can't be had, or is another file.
+    """
+    import pooch
+
+    pooch.get_logger().setLevel(logging.WARNING)
+    path = folder / FILE
+    if path.exists():
+        verify(path)
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pooch.retrieve(
+            _find_address() if address is None else _checked(address),
+            known_hash=f"sha1:{SHA1}",
+            fname=FILE,
+            path=folder,
+            downloader=_Resuming(folder / f"{FILE}.part"),
+        )
+    except (OSError, http.client.HTTPException) as error:
+        raise InputError(
+            f"{FILE} could not be downloaded: {_reason(error)}; the same command goes on where it "
+            f"was, or {_BY_HAND}"
+        ) from error
+    except ValueError as error:  # by pooch, of the checksum
+        raise InputError(f"{FILE}: what was downloaded is another file: {error}") from error
+    return path
+
+
+def verify(path: Path) -> None:
+    """Check that a file is the published archive.
+
+    Raises
+    ------
+    InputError
+        It can't be read, or has another checksum.
+    """
+    import pooch
+
+    try:
+        found = pooch.file_hash(str(path), alg="sha1")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    if found != SHA1:
+        raise InputError(
+            f"{path}: its SHA-1 is {found}, that of the published weights {SHA1}: it is another "
+            "file, or is damaged; pretrained/convert.py takes weights of any other run"
+        )
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """Give a folder with the arrays of an archive, for as long as it is used.
+
+    Raises
+    ------
+    InputError
+        It is no archive, is damaged, or holds more than such an archive does.
+    """
+    with tempfile.TemporaryDirectory(prefix="tandem-weights-") as name:
+        folder = Path(name)
+        try:
+            _unpack(path, folder)
+        except InputError:
+            raise
+        except Exception as error:
+            # zipfile raises BadZipFile, zlib.error, NotImplementedError, RuntimeError, and others.
+            raise InputError(f"{path}: cannot be unpacked: {_reason(error)}") from error
+        yield folder
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        members = {Path(info.filename).name: info for info in archive.infolist()}
+        wanted = {name: info for name, info in members.items() if _MEMBER.fullmatch(name)}
+        size = sum(info.file_size for info in wanted.values())
+        if len(wanted) > _MOST_FILES or size > _MOST_BYTES:
+            raise InputError(
+                f"{path}: holds {len(wanted)} arrays of {size} bytes, more than weights have"
+            )
+        for name, info in wanted.items():
+            with archive.open(info) as source, (folder / name).open("wb") as target:
+                shutil.copyfileobj(source, target, _CHUNK)
+
+
+class _Resuming:
+    """Downloads to a file that stays when it is broken off. What pooch calls a downloader.
+
+    Parameters
+    ----------
+    part : Path
+        What has come so far.
+    """
+
+    def __init__(self, part: Path) -> None:
+        self._part = part
+
+    def __call__(self, url: str, output_file: str, pooch: Any) -> None:
+        have = self._part.stat().st_size if self._part.exists() else 0
+        if have:
+            log.info("going on after %.1f MB", have / 1e6)
+        try:
+            with _opened(url, {"Range": f"bytes={have}-"} if have else {}) as response:
+                self._receive(response, have if response.status == 206 else 0)
+        except urllib.error.HTTPError as error:
+            if error.code != 416:  # else there is nothing after what has come
+                raise
+        self._part.replace(output_file)
+
+    def _receive(self, response: Any, have: int) -> None:
+        length = response.headers.get("Content-Length")
+        total = None if length is None else have + int(length)
+        with (
+            self._part.open("r+b" if have else "wb") as file,
+            tqdm(
+                total=total,
+                initial=have,
+                desc=FILE,
+                unit="B",
+                unit_scale=True,
+                disable=not sys.stderr.isatty(),
+            ) as bar,
+        ):
+            file.seek(have)
+            while chunk := response.read(_CHUNK):
+                file.write(chunk)
+                bar.update(len(chunk))
+                have += len(chunk)
+                if have > _MOST_BYTES:
+                    raise OSError("it is larger than the published file")
+        if total is not None and have < total:
+            raise OSError(f"the connection was closed after {have} of {total} bytes")
+
+
+def _find_address() -> str:
+    """Ask the repository that the handle points to, a Dataverse, where the file is."""
+    with _opened(HANDLE, {}) as response:
+        landing = urllib.parse.urlsplit(response.url)
+    base = f"{landing.scheme}://{landing.netloc}/api"
+    with _opened(f"{base}/datasets/:persistentId/?persistentId=hdl:{DATASET}", {}) as response:
+        content = response.read(_MOST_JSON)
+    try:
+        files = json.loads(content)["data"]["latestVersion"]["files"]
+        (number,) = (f["dataFile"]["id"] for f in files if f["dataFile"]["filename"] == FILE)
+        return f"{base}/access/datafile/{int(number)}"
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{base} does not say where {FILE} is; {_BY_HAND}, or its address as --address URL"
+        ) from error
+
+
+def _opened(url: str, headers: dict[str, str]) -> Any:
+    request = urllib.request.Request(url, headers={"User-Agent": "tandem", **headers})
+    return urllib.request.urlopen(request, timeout=_SECONDS)
+
+
+def _checked(address: str) -> str:
+    if urllib.parse.urlsplit(address).scheme not in ("http", "https"):
+        raise InputError(f"--address {address}: expected http://... or https://...")
+    return address
+
+
+def _reason(error: BaseException) -> str:
+    reason = getattr(error, "reason", None) or error
+    return " ".join(str(reason).split()) or type(error).__name__

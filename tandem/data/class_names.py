@@ -1,0 +1,22 @@
+"""What the classes of ImageNet are called."""
+
+import functools
+from collections.abc import Mapping
+from importlib import resources
+from types import MappingProxyType
+
+
+@functools.cache
+def imagenet_names() -> Mapping[str, str]:
+    """The 1,000 classes of ILSVRC 2012, in the order of their sorted WordNet IDs.
+
+    Returns
+    -------
+    mapping of str to str
+        The words for a class, several with commas between them, by its WordNet ID: ``n01440764`` is
+        "tench, Tinca tinca". Where they come from stands at the head of ``imagenet_names.txt``.
+    """
+    text = resources.files("tandem.data").joinpath("imagenet_names.txt").read_text("utf-8")
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    pairs = (line.partition("\t") for line in lines)
+    return MappingProxyType({wnid: name for wnid, _, name in pairs})

@@ -1,0 +1,175 @@
+"""Probabilities against the network in plain NumPy on crops cut by hand; names; what is refused."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from PIL import Image
+from tiny import save_weights
+
+from alex_net import AlexNet
+from tandem.classify.classifier import Classifier
+from tandem.data.squash import BadPictureError, squash
+from tandem.errors import InputError
+from tandem.run.checkpoint import read_checkpoint
+from tests.ops.graphs import MODE, plain_python
+
+SIZE, CROP = 70, 67
+WNIDS = ("n01440764", "n02123045", "teapot")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_weights(tmp_path_factory.mktemp("weights") / "w.safetensors", WNIDS)
+
+
+@pytest.fixture(scope="module")
+def mean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mean") / "mean.npy"
+    np.save(path, np.random.default_rng(1).uniform(90, 130, (3, SIZE, SIZE)).astype(np.float32))
+    return path
+
+
+def noise(count: int) -> np.ndarray:
+    return np.random.default_rng(2).integers(0, 256, (count, SIZE, SIZE, 3), np.uint8)
+
+
+def png(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def by_hand(weights: Path, mean: Path, crops: np.ndarray) -> np.ndarray:
+    """Softmax of the network, run by the Ops' NumPy, for float32 (n, RGB, row, column) crops."""
+    net = AlexNet(CROP, len(WNIDS), 0.05)
+    for name, value in read_checkpoint(weights).weights.items():
+        net.parameters[name].set_value(value)
+    images = pt.tensor("images", dtype="float32", shape=(None, 3, CROP, CROP))
+    with plain_python():
+        logits = pytensor.function([images], net.logits(images, None), mode=MODE)(crops)
+    powers = np.exp(logits.astype(float))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def cut(prepared: np.ndarray, mean: Path, row: int, column: int) -> np.ndarray:
+    """One window of each picture minus the mean at that window, (n, RGB, row, column)."""
+    whole = prepared.transpose(0, 3, 1, 2).astype(np.float32) - np.load(mean)
+    return whole[:, :, row : row + CROP, column : column + CROP]
+
+
+def test_the_centre_is_looked_at(weights: Path, mean: Path) -> None:
+    prepared = noise(3)
+    found = Classifier.load(weights, mean).probabilities(prepared)
+    expected = by_hand(weights, mean, cut(prepared, mean, 1, 1))
+    assert np.ptp(expected, axis=0).max() > 0.01
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_ten_crops_are_four_corners_and_the_centre_and_all_mirrored(
+    weights: Path, mean: Path
+) -> None:
+    prepared = noise(2)
+    found = Classifier.load(weights, mean, ten_crops=True).probabilities(prepared)
+    total = np.zeros((2, len(WNIDS)))
+    for row, column in ((0, 0), (0, 3), (3, 0), (3, 3), (1, 1)):
+        crops = cut(prepared, mean, row, column)
+        total += by_hand(weights, mean, crops) + by_hand(weights, mean, crops[..., ::-1].copy())
+    np.testing.assert_allclose(found, total / 10, rtol=1e-4)
+
+
+def test_a_picture_is_named_alike_alone_and_among_others(weights: Path, mean: Path) -> None:
+    classifier, prepared = Classifier.load(weights, mean), noise(4)
+    together = classifier.probabilities(prepared)
+    for picture, row in zip(prepared, together, strict=True):
+        np.testing.assert_allclose(classifier.probabilities(picture[None])[0], row, rtol=1e-5)
+
+
+def test_guesses_are_sorted_and_called_by_their_names(
+    weights: Path, mean: Path, tmp_path: Path
+) -> None:
+    classifier = Classifier.load(str(weights), str(mean))
+    contents = [
+        png(pixels)
+        for pixels in np.random.default_rng(3).integers(0, 256, (2, 90, 50, 3), np.uint8)
+    ]
+    path = tmp_path / "picture"
+    path.write_bytes(contents[1])
+    found = classifier.classify([contents[0], path])
+    prepared = np.stack([squash(content, SIZE) for content in contents])
+    for guesses, row in zip(found, classifier.probabilities(prepared), strict=True):
+        assert [guess.number for guess in guesses] == sorted(range(3), key=lambda i: -row[i])
+        for guess in guesses:
+            assert guess.probability == pytest.approx(row[guess.number])
+            assert guess.wnid == WNIDS[guess.number]
+    names = {guess.wnid: guess.name for guess in found[0]}
+    assert names == {
+        "n01440764": "tench, Tinca tinca",
+        "n02123045": "tabby, tabby cat",
+        "teapot": "teapot",
+    }
+    assert [len(guesses) for guesses in classifier.classify(contents, top=2)] == [2, 2]
+    assert classifier.classify([]) == []
+
+
+def test_classes_without_names_have_numbers(mean: Path, tmp_path: Path) -> None:
+    weights = save_weights(tmp_path / "w.safetensors", None, classes=3)
+    (guesses,) = Classifier.load(weights, mean).guesses(noise(1))
+    assert {guess.name for guess in guesses} == {"class 0", "class 1", "class 2"}
+    assert all(guess.wnid is None for guess in guesses)
+
+
+def test_pictures_that_cannot_be_read(weights: Path, mean: Path, tmp_path: Path) -> None:
+    classifier = Classifier.load(weights, mean)
+    (tmp_path / "text.png").write_text("text")
+    for picture, reason in (
+        (tmp_path / "text.png", "text.png: not a picture"),
+        (tmp_path / "none.png", "none.png: No such file"),
+        (tmp_path, "not a file"),
+        (b"", "the file is empty"),
+        ("a\0b", "null byte"),
+    ):
+        with pytest.raises(BadPictureError, match=reason):
+            classifier.classify([picture])
+
+
+def test_the_mean_image_of_the_run_is_found(weights: Path, mean: Path, tmp_path: Path) -> None:
+    config = {"data_folder": str(mean.parent), "mean_file": mean.name}
+    found = save_weights(tmp_path / "found.safetensors", WNIDS, config=config)
+    np.testing.assert_array_equal(
+        Classifier.load(found).probabilities(noise(1)),
+        Classifier.load(weights, mean).probabilities(noise(1)),
+    )
+    lost = save_weights(
+        tmp_path / "lost.safetensors", WNIDS, config={**config, "mean_file": "gone.npy"}
+    )
+    with pytest.raises(InputError, match=r"gone\.npy.*is not there; say --mean"):
+        Classifier.load(lost)
+    with pytest.raises(InputError, match="does not say which mean image"):
+        Classifier.load(weights)
+
+
+def test_a_mean_image_that_does_not_fit(weights: Path, tmp_path: Path) -> None:
+    for shape, reason in (
+        ((3, 60, 60), "60 pixels wide and high, the network .* sees 67"),
+        ((3, 70, 71), r"\(3, 70, 71\), the pictures need float32 \(3, S, S\)"),
+        ((), r"\(\), the pictures need"),
+    ):
+        np.save(tmp_path / "mean.npy", np.zeros(shape, np.float32))
+        with pytest.raises(InputError, match=reason):
+            Classifier.load(weights, tmp_path / "mean.npy")
+
+
+def test_weights_that_cannot_be_used(mean: Path, tmp_path: Path) -> None:
+    path = save_weights(tmp_path / "nan.safetensors", WNIDS, value=np.nan)
+    with pytest.raises(InputError, match="not finite"):
+        Classifier.load(path, mean).probabilities(noise(1))
+    path = save_weights(tmp_path / "vast.safetensors", WNIDS, claimed_width=1e9)
+    with pytest.raises(InputError, match="crop_size, width"):
+        Classifier.load(path, mean)
+    path = save_weights(tmp_path / "other.safetensors", WNIDS, claimed_width=0.5)
+    with pytest.raises(InputError, match="of another network"):
+        Classifier.load(path, mean)

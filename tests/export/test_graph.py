@@ -1,0 +1,124 @@
+"""Each Op's ONNX nodes, run by onnxruntime, against the Op's own NumPy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from onnx import TensorProto, checker, helper
+
+from tandem import layers
+from tandem.errors import InputError
+from tandem.export.graph import OPSET, OnnxGraph
+from tandem.ops import MaxPool2d
+from tests.ops.graphs import MODE, plain_python
+
+IMAGES = (None, 6, 9, 9)
+ROWS = (None, 5)
+
+
+def noise(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def shared(*shape: int) -> Any:
+    return pytensor.shared(noise(*shape), name=f"w{shape}", shape=shape)
+
+
+def by_onnxruntime(x: Any, y: Any, value: np.ndarray) -> np.ndarray:
+    graph = OnnxGraph()
+    graph.bind(x, "x")
+    name = graph.translate(y)
+    shapes = [["n", *v.type.shape[1:]] for v in (x, y)]
+    infos = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, shape)
+        for n, shape in zip(("x", name), shapes, strict=True)
+    ]
+    model = helper.make_model(
+        helper.make_graph(graph.nodes, "test", infos[:1], infos[1:], graph.constants),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=8,
+    )
+    checker.check_model(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    return session.run(None, {"x": value})[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "build"),
+    [
+        (IMAGES, lambda x: layers.convolution(x, shared(4, 6, 3, 3), shared(4), 2)),
+        (IMAGES, lambda x: layers.convolution(x, shared(4, 3, 5, 5), shared(4), 1, 2, groups=2)),
+        (IMAGES, layers.relu),
+        (IMAGES, lambda x: layers.max_pool(x, 3, 2)),
+        (IMAGES, lambda x: layers.max_pool(x, 2, 3)),
+        (IMAGES, lambda x: layers.response_norm(30 * x)),
+        (IMAGES, lambda x: layers.flatten(x, 486)),
+        (ROWS, lambda x: layers.fully_connected(x, shared(5, 3), shared(3))),
+        (ROWS, lambda x: layers.dropout(x, 0.25, 0, None)),
+        (ROWS, lambda x: pt.special.softmax(x, axis=1)),
+        (ROWS, lambda x: x + x * pt.constant(noise(5))),
+        (ROWS, lambda x: pt.add(x, x, pt.mul(x, x, x))),
+    ],
+)
+def test_onnx_computes_what_the_op_does(
+    shape: tuple[int | None, ...], build: Callable[[Any], Any]
+) -> None:
+    x = pt.tensor("x", dtype="float32", shape=shape)
+    y = build(x)
+    for batch in (1, 3):
+        value = noise(batch, *(n for n in shape if n))
+        with plain_python():
+            expected = pytensor.function([x], y, mode=MODE)(value)
+        found = by_onnxruntime(x, y, value)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda x: pt.exp(x), "Exp has no translation; register"),
+        (lambda x: pt.sort(x), "Sort.* has no translation; register"),
+        (lambda x: x.T, "not moved or dropped"),
+        (lambda x: pt.special.softmax(x), "softmax over one axis alone"),
+        (lambda x: x + pt.tensor("other", dtype="float32", shape=(5,)), "other, which has no"),
+        (lambda x: x.reshape((x.shape[0], -1, x.shape[1] // 2)), "only one length may be unknown"),
+    ],
+)
+def test_what_has_no_translation_is_refused(build: Callable[[Any], Any], reason: str) -> None:
+    x = pt.tensor("x", dtype="float32", shape=(None, None))
+    graph = OnnxGraph()
+    graph.bind(x, "x")
+    with pytest.raises(InputError, match=f"ONNX: .*{reason}"):
+        graph.translate(build(x))
+
+
+def test_the_places_of_maxima_have_no_translation() -> None:
+    x = pt.tensor("x", dtype="float32", shape=IMAGES)
+    graph = OnnxGraph()
+    graph.bind(x, "x")
+    with pytest.raises(InputError, match="has no translation"):
+        graph.translate(MaxPool2d(3, 2)(x)[1])
+
+
+def test_a_shared_part_is_added_once() -> None:
+    x = pt.tensor("x", dtype="float32", shape=ROWS)
+    y = layers.relu(x)
+    graph = OnnxGraph()
+    graph.bind(x, "x")
+    graph.translate(y + y * y)
+    assert [node.op_type for node in graph.nodes] == ["Relu", "Mul", "Add"]
+
+
+def test_a_deep_network_is_no_deep_recursion() -> None:
+    x = y = pt.tensor("x", dtype="float32", shape=ROWS)
+    for _ in range(3000):
+        y = layers.relu(y)
+    graph = OnnxGraph()
+    graph.bind(x, "x")
+    graph.translate(y)
+    assert len(graph.nodes) == 3000
