@@ -1,8 +1,8 @@
-"""Names what is in pictures.
+"""Names what is in pictures::
 
-classifier = Classifier.load("runs/alexnet/epoch-0060.safetensors")
-for guesses in classifier.classify(["cat.jpg", "dog.png"]):
-    print(guesses[0].name, guesses[0].probability)
+    classifier = Classifier.load("runs/alexnet/epoch-0060.safetensors")
+    for guesses in classifier.classify(["cat.jpg", "dog.png"]):
+        print(guesses[0].name, guesses[0].probability)
 
 Importing this module imports PyTensor and PyTorch.
 """
@@ -22,7 +22,7 @@ from tandem.data.untrusted import read_bytes
 from tandem.device import device_mode, device_shared
 from tandem.errors import InputError
 from tandem.ops import crop_mirror
-from tandem.run.network import ALEXNET
+from tandem.run.config import ALEXNET
 from tandem.run.weights import load_network
 
 # The largest pictures of ImageNet have some 20 MB.
