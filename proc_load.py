@@ -20,6 +20,7 @@ from tandem.data.fill import FillRequest, SlotFiller
 from tandem.errors import InputError
 from tandem.memory import HostSlots, Slot
 from tandem.memory.cuda import CudaSlots
+from tandem.run.heartbeat import Activity, Sign
 from tandem.run.messages import Failed, Filled, Stop
 from tandem.run.process import describe
 
@@ -30,6 +31,7 @@ def serve(
     filler: SlotFiller,
     connection: Connection,
     slots: HostSlots | CudaSlots,
+    sign: Sign,
     launcher: Connection,
 ) -> None:
     """Fill slots until told to stop; the target of a loader process.
@@ -42,6 +44,8 @@ def serve(
         To the trainer. Its other end must be open in the trainer alone, so that its death shows.
     slots : HostSlots or CudaSlots
         Where minibatches go.
+    sign : Sign
+        Where it shows what it is doing.
     launcher : Connection
         Where a failure is reported: the launcher hears of it however long the trainer's step is.
 
@@ -53,7 +57,9 @@ def serve(
     try:
         area = slots.open(connection.recv)
         while (request := _receive(connection)) is not None:
+            sign.show(Activity.READING)
             area.fill(request.slot, partial(_fill, filler, request))
+            sign.show(Activity.IDLE)
             connection.send(Filled(request.slot))
         area.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):

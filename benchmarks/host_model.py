@@ -10,15 +10,22 @@ from tandem.run.config import Config
 from tandem.run.model import Model
 
 
-def host_model(sizes: Sizes) -> Model:
-    """The functions of a trainer on the CPU, its loader cropping, over initial weights."""
+def host_model(sizes: Sizes, device_crops: bool = False) -> Model:
+    """The functions of a trainer on the CPU, over initial weights.
+
+    Parameters
+    ----------
+    sizes : Sizes
+    device_crops : bool
+        Whether its slots hold whole pictures, as of `use_data_layer`.
+    """
     config = Config(batch_size=sizes.batch, crop_size=sizes.crop, width=sizes.width)
     net = sizes.network()
     layout = FlatLayout.of({k: v.type.shape for k, v in net.parameters.items()}, "float32")
     parameters, gradients = (HostBuffer.create(n * layout.nbytes) for n in (2, 1))
     mean = np.full((3, sizes.stored, sizes.stored), 117, np.float32)
     vectors = Vectors.on(layout, parameters, gradients)
-    model = Model(net, config, mean, vectors, device_crops=False)
+    model = Model(net, config, mean, vectors, device_crops=device_crops)
     for name, value in net.initial_values(seed=1):
         model.load({name: value}, {})
     return model

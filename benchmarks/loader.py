@@ -2,8 +2,8 @@
 
     python -m benchmarks.loader
 
-Filling is compared with the least that it could be, the system calls that read the same whole
-pictures into the same memory, their arguments ready; and with the same work as it is written with
+Filling is compared with the least that it could be, a system call a picture that reads it whole
+into the same memory, the arguments ready; and with the same work as it is written with
 NumPy and with PyTorch's DataLoader. All files are in the page cache, and each side has one process
 that loads. Ours leaves the pixels uint8, for the device to subtract the mean; the others leave
 float32 without the mean.
@@ -33,6 +33,7 @@ from tandem.data.fill import FillRequest, SlotFiller
 from tandem.data.order import Shuffle, epoch_order, global_minibatch, minibatch_count
 from tandem.memory import HostSlots, SlotLayout
 from tandem.run.feed import Feed, ProcessLoader
+from tandem.run.heartbeat import Board, Sign
 
 # torch is imported further down: a loader process imports this file again, and is to stay small.
 
@@ -93,11 +94,11 @@ class Epoch:
         return _in_turn(step, self.requests)
 
     def read(self, files: Sequence[int]) -> Step:
-        """The bare system calls, one for each run of neighbours; each call reads a minibatch."""
+        """The bare system calls, one a picture; each call reads a minibatch."""
 
-        def step(calls: list[tuple[int, memoryview, int]]) -> None:
-            for file, buffer, begin in calls:
-                os.preadv(files[file], [buffer], begin)
+        def step(calls: list[tuple[int, list[memoryview], int]]) -> None:
+            for file, picture, begin in calls:
+                os.preadv(files[file], picture, begin)
 
         return _in_turn(step, [self._calls(request) for request in self.requests])
 
@@ -123,18 +124,12 @@ class Epoch:
             minibatches.append((places(self.dataset, request.indices), origins, mirrored))
         return _in_turn(step, minibatches)
 
-    def _calls(self, request: FillRequest) -> list[tuple[int, memoryview, int]]:
-        """File, destination and first byte of each run of neighbours in the order of a request."""
-        size = 3 * self.sizes.stored**2
-        out = self.slots.arrays[request.slot].pictures.reshape(-1).data
-        runs: list[list[int]] = []  # file, first byte, first row, rows
-        for row, (file, begin) in enumerate(places(self.dataset, request.indices)):
-            if runs and runs[-1][0] == file and runs[-1][1] + runs[-1][3] * size == begin:
-                runs[-1][3] += 1
-            else:
-                runs.append([file, begin, row, 1])
+    def _calls(self, request: FillRequest) -> list[tuple[int, list[memoryview], int]]:
+        """File, destination and first byte of each picture of a request."""
+        pictures = self.slots.arrays[request.slot].pictures
         return [
-            (file, out[row * size : (row + rows) * size], begin) for file, begin, row, rows in runs
+            (file, [pictures[row].data], begin)
+            for row, (file, begin) in enumerate(places(self.dataset, request.indices))
         ]
 
 
@@ -221,7 +216,8 @@ def loader_process(epoch: Epoch) -> Iterator[tuple[int, ProcessLoader]]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     launcher, report = context.Pipe()
-    arguments = (epoch.filler, there, epoch.slots, report)
+    sign = Sign(Board.create(("launcher", "loader 0"), timeout=60), place=1)
+    arguments = (epoch.filler, there, epoch.slots, sign, report)
     process = context.Process(target=proc_load.serve, args=arguments, daemon=True)
     process.start()
     there.close()
@@ -277,7 +273,7 @@ def filling(
             f"whole pictures, {shuffle}": whole.fill(),
             f"crops, {shuffle}": cropped.fill(),
         }
-    found = {m.name: m for m in measure(steps, rounds, repeats=len(cropped.requests))}
+    found = {m.name: m for m in measure(steps, rounds)}
     question = f"fill a slot with {sizes.batch} pictures of {sizes.stored} pixels"
     for shuffle in SHUFFLES:
         bare = found[f"preadv, {shuffle}"]
@@ -290,7 +286,7 @@ def filling(
         "crops, images": cropped.fill(),
         "NumPy's crop, mirror and mean, images": cropped.by_numpy(files, mean_image(sizes)),
     }
-    yield compare(question, *measure(steps, rounds))
+    yield compare(question, *measure(steps, max(1, rounds // 4)))
 
 
 def processes(dataset: Dataset, folder: Path, sizes: Sizes, rounds: int) -> Iterator[Any]:
@@ -328,9 +324,9 @@ def answer(rounds: int, sizes: Sizes = PAPER) -> Iterator[Found]:
         dataset = write_batches(Path(name), sizes.pictures, sizes.stored)
         with opened(dataset.paths) as files:
             yield from filling(dataset, files, sizes, rounds)
-        # DataLoader's passes take a second each.
-        yield from processes(dataset, Path(name), sizes, max(1, rounds // 3))
+        # A slot is filled in milliseconds, but DataLoader's passes take a second each.
+        yield from processes(dataset, Path(name), sizes, max(1, rounds // 40))
 
 
 if __name__ == "__main__":
-    raise SystemExit(run(__doc__, answer, rounds=15))
+    raise SystemExit(run(__doc__, answer, rounds=200))

@@ -3,12 +3,14 @@
     python -m benchmarks.run
 
 The same steps, of batch 64 and 227 pixels, with pictures that a loader process reads, crops and
-mirrors meanwhile, and with one minibatch that lies in memory. Prints JSON lines, then a table.
+mirrors meanwhile, and with one minibatch that lies in memory; and with pictures that the loader
+reads and the trainer crops (`use_data_layer: true`). Prints JSON lines, then a table.
 """
 
 import itertools
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -31,19 +33,24 @@ def answer(
     """Steps in turn, `repeats` at a time."""
     keep_freed_memory()
     set_threads(torch.get_num_threads())
-    model, resident = host_model(sizes), noise_slot(sizes)
+    model, cropping, resident = host_model(sizes), host_model(sizes, True), noise_slot(sizes)
     wanted = LoaderSizes(sizes.batch, pictures, 0, sizes.stored, sizes.crop)
-    with tempfile.TemporaryDirectory() as folder:
-        epoch = Epoch(write_batches(Path(folder), pictures, sizes.stored), "files", wanted, True)
-        with loader_process(epoch) as (_, loader):
-            feed = Feed(itertools.cycle(epoch.requests), loader)
-            steps = {
-                "with its loader": lambda: train_step(model, epoch.slots.arrays[next(feed)]),
-                "with data in memory": lambda: train_step(model, resident),
-            }
-            with_loader, in_memory = measure(steps, rounds, repeats)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        data = write_batches(Path(name), pictures, sizes.stored)
+        crops, whole = (Epoch(data, "files", wanted, crop_here) for crop_here in (True, False))
+        feeds = [
+            Feed(itertools.cycle(epoch.requests), stack.enter_context(loader_process(epoch))[1])
+            for epoch in (crops, whole)
+        ]
+        steps = {
+            "with its loader": lambda: train_step(model, crops.slots.arrays[next(feeds[0])]),
+            "with data in memory": lambda: train_step(model, resident),
+            "cropping by itself": lambda: train_step(cropping, whole.slots.arrays[next(feeds[1])]),
+        }
+        with_loader, in_memory, by_itself = measure(steps, rounds, repeats)
     question = f"a trainer's steps, batch {sizes.batch}, {sizes.crop}"
     yield compare(question, with_loader, in_memory, "speed", TARGET)
+    yield compare(question, with_loader, by_itself, "speed")
 
 
 if __name__ == "__main__":

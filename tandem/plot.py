@@ -1,49 +1,78 @@
-"""Draw the learning curves of one run, or of several beside each other.
+"""Draw how a run went, or how several compare: curves, where the time went, and first filters.
 
 One run:       python -m tandem.plot runs/demo
-Several runs:  python -m tandem.plot runs/a runs/b --output curves.png
+Several runs:  python -m tandem.plot runs/a runs/b --output comparison.svg
 """
 
 import argparse
 import logging
+import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from tandem.errors import InputError
 from tandem.files import replacing
+from tandem.run.checkpoint import read_checkpoint
+from tandem.run.folder import RECORD, find_checkpoint, list_checkpoints
+from tandem.run.pictures import colour_filters, filter_grid
 from tandem.run.record import TrainRecord, ValidationRecord, read_records
 
 log = logging.getLogger(__name__)
 
-# Okabe and Ito's colours, told apart by people of every kind of colour vision.
+# Okabe and Ito's colours, told apart by people of every kind of colour vision; and markers, by
+# those who print in black.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_THIN: dict[str, Any] = {"alpha": 0.55, "lw": 1}
-_DOTS: dict[str, Any] = {"marker": "o", "ms": 4}
-_SQUARES: dict[str, Any] = {"marker": "s", "ms": 4, "ls": "--", "mfc": "white"}
+_MARKERS = "osD^vPX"
 _SUFFIXES = (".png", ".pdf", ".svg")
+_NEUTRAL = "#555555"
+_MOST_POINTS = 150  # of a line; each of more is the mean of some, within the band of all
+_TYPE: Any = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.fontsize": 9,
+    "hatch.linewidth": 0.6,
+    "svg.fonttype": "none",  # text stays text
+}
+# Where time goes: what it is called, colour, hatching.
+_PARTS = (
+    ("computing", "#56B4E9", ""),
+    ("waiting for loader", "#E69F00", "////"),
+    ("exchanging", "#CC79A7", "...."),
+)
 
-
+Values = npt.NDArray[np.float64]
 Records = Sequence[TrainRecord | ValidationRecord]
 
 
 @dataclass(frozen=True)
-class Curve:
-    """The record of one run, and where its points lie along the axis.
+class Run:
+    """What is drawn of one run.
 
     Attributes
     ----------
     name : str
-        What the legend calls the run.
+        What the legend calls it.
     train : tuple of TrainRecord
     validation : tuple of ValidationRecord
+    filters : (filter, RGB, row, column), or None
+        Of its newest checkpoint, where there is one.
     """
 
     name: str
     train: tuple[TrainRecord, ...]
     validation: tuple[ValidationRecord, ...]
+    filters: npt.NDArray | None = None
 
     @property
     def steps_per_epoch(self) -> float | None:
@@ -51,33 +80,60 @@ class Curve:
         last = self.validation[-1] if self.validation else None
         return last.step / last.epoch if last and last.epoch and last.step else None
 
+    @property
+    def seconds(self) -> Values:
+        """(training record, computing or waiting or exchanging), of trainer 0."""
+        parts = [(r.compute_seconds, r.load_wait_seconds, r.exchange_seconds) for r in self.train]
+        return np.array(parts, float).reshape(-1, len(_PARTS))
 
-def draw_curves(records: Path | Sequence[Path], output: Path) -> None:
-    """Draw loss, errors, learning rate and where the time went.
+
+@dataclass(frozen=True)
+class Style:
+    """How the lines of a run are told from another's."""
+
+    colour: str
+    marker: str
+
+    def line(self, points: int, strong: bool = False, hollow: bool = False) -> dict[str, Any]:
+        """For matplotlib: a thin line with some markers, or a strong one with all."""
+        face = "white" if hollow else self.colour
+        look = {"color": self.colour, "marker": self.marker, "markerfacecolor": face}
+        if strong:
+            every = max(1, points // 30)
+            return look | {"lw": 1.8, "ms": 5, "markevery": every, "ls": "--" if hollow else "-"}
+        every = max(1, points // 8)
+        return look | {"lw": 0.9, "ms": 3.5, "markevery": (every // 2, every)}
+
+
+STYLES = tuple(Style(*pair) for pair in zip(_COLOURS, _MARKERS, strict=True))
+
+
+def draw_runs(runs: Path | Sequence[Path], output: Path) -> None:
+    """Draw loss, errors, learning rate, speed, where the time went, and the first filters.
 
     Parameters
     ----------
-    records : Path or sequence of Path
-        Files ``record.jsonl``, or the folders of runs that hold them.
+    runs : Path or sequence of Path
+        Folders of runs, or their files ``record.jsonl``.
     output : Path
         The picture to write, whole or not at all: .png, .pdf or .svg.
 
     Raises
     ------
     InputError
-        A record is missing, damaged or empty, or the picture cannot be written.
+        A record is missing, damaged or empty, all checkpoints are damaged, or the picture cannot be
+        written.
     """
     if output.suffix.lower() not in _SUFFIXES:
         raise InputError(f"{output}: a picture is written as one of {', '.join(_SUFFIXES)}")
-    paths = [records] if isinstance(records, Path) else list(records)
-    if len(paths) > len(_COLOURS):
-        raise InputError(
-            f"{len(paths)} runs were given; at most {len(_COLOURS)} can be told apart by colour"
-        )
-    curves = [_read_curve(path) for path in paths]
-    figure = _draw(curves)
+    paths = [runs] if isinstance(runs, Path) else list(runs)
+    if len(paths) > len(STYLES):
+        raise InputError(f"{len(paths)} runs were given; at most {len(STYLES)} can be told apart")
+    figure = draw([read_run(path, name) for path, name in zip(paths, _names(paths), strict=True)])
+    import matplotlib as mpl
+
     try:
-        with replacing(output) as partial:
+        with replacing(output) as partial, mpl.rc_context(_TYPE):
             figure.savefig(partial, format=output.suffix[1:].lower(), dpi=150)
     except OSError as error:
         raise InputError(f"{output}: cannot be written ({error.strerror})") from error
@@ -87,13 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit status."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
     options = _parser().parse_args(argv)
-    output = options.output
-    if output is None:
-        output = _folder(options.runs[0]) / "curves.png" if len(options.runs) == 1 else None
+    output = options.output or _default_output(options.runs)
     try:
-        if output is None:
-            raise InputError("several runs were given: say with --output FILE where to draw them")
-        draw_curves(options.runs, output)
+        draw_runs(options.runs, output)
     except InputError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -115,30 +167,101 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         type=Path,
         metavar="FILE",
-        help=f"{', '.join(_SUFFIXES)} (default: curves.png in the folder of the one run)",
+        help=f"{', '.join(_SUFFIXES)} (default: curves.png in the folder of one run, "
+        "comparison.png beside the folder of the first of several)",
     )
     return parser
+
+
+def _default_output(runs: Sequence[Path]) -> Path:
+    folder = _folder(runs[0])
+    if len(runs) == 1:
+        return folder / "curves.png"
+    return folder.resolve().parent / "comparison.png"
 
 
 def _folder(run: Path) -> Path:
     return run if run.is_dir() else run.parent
 
 
-def _read_curve(path: Path) -> Curve:
-    file = path / "record.jsonl" if path.is_dir() else path
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The runs by the names of their folders; by their paths where these are alike."""
+    folders = [_folder(path).resolve() for path in paths]
+    count = Counter(folder.name for folder in folders)
+    return [
+        folder.name if count[folder.name] == 1 else str(path)
+        for folder, path in zip(folders, paths, strict=True)
+    ]
+
+
+def read_run(path: Path, name: str) -> Run:
+    """Read what is drawn of a run.
+
+    Parameters
+    ----------
+    path : Path
+        Its folder, or its record.
+    name : str
+        What it is to be called.
+
+    Raises
+    ------
+    InputError
+        As `draw_runs`.
+    """
+    file = path / RECORD if path.is_dir() else path
     records = read_records(file)
     if not records:
         raise InputError(f"{file}: nothing is recorded yet, so there is nothing to draw")
-    return Curve(
-        file.resolve().parent.name,
+    return Run(
+        name,
         tuple(record for record in records if isinstance(record, TrainRecord)),
         tuple(record for record in records if isinstance(record, ValidationRecord)),
+        _read_filters(file.parent),
     )
+
+
+def _read_filters(folder: Path) -> npt.NDArray | None:
+    if not list_checkpoints(folder):
+        return None
+    newest = find_checkpoint(folder, "latest")
+    return None if newest is None else colour_filters(read_checkpoint(newest).weights)
+
+
+def binned(x: Values, y: Values, most: int = _MOST_POINTS) -> tuple[Values, Values, Values, Values]:
+    """Points few enough for a line: the mean of each bin of neighbours, its least, its largest.
+
+    Parameters
+    ----------
+    x, y : (n,)
+        What is not a number counts in no bin.
+    most : int
+        How many bins there may be.
+
+    Returns
+    -------
+    x, mean, least, largest : (bins,)
+        NaN where a bin has no number.
+    """
+    size = max(1, -(-len(x) // most))
+    bins = -(-len(x) // size)
+    padded = np.full((2, bins * size), np.nan)
+    padded[:, : len(x)] = x, y
+    places, values = padded.reshape(2, bins, size)
+    there = np.isfinite(values)
+    count = there.sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(there, values, 0).sum(axis=1) / count
+    least = np.where(there, values, np.inf).min(axis=1, initial=np.inf)
+    largest = np.where(there, values, -np.inf).max(axis=1, initial=-np.inf)
+    empty = count == 0
+    least[empty] = largest[empty] = np.nan
+    return np.nanmean(places, axis=1) if bins else mean, mean, least, largest
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One of the four drawings.
+    """One of the drawings.
 
     Attributes
     ----------
@@ -150,17 +273,29 @@ class Panel:
     axis: Any
     in_epochs: bool
 
-    def places(self, curve: Curve, records: Records) -> list[float]:
+    def places(self, run: Run, records: Records) -> Values:
         """Where records lie along the axis."""
-        scale = (curve.steps_per_epoch or 1) if self.in_epochs else 1
-        return [record.step / scale for record in records]
+        scale = (run.steps_per_epoch or 1) if self.in_epochs else 1
+        return np.array([record.step / scale for record in records], float)
 
-    def line(self, curve: Curve, records: Records, values: Sequence[float], **style: Any) -> None:
-        """Draw one quantity of one run."""
-        self.axis.plot(self.places(curve, records), values, **style)
+    def thin(self, run: Run, style: Style, values: Sequence[float], label: str = "") -> None:
+        """Draw what training recorded."""
+        x, mean, least, largest = binned(self.places(run, run.train), np.array(values, float))
+        if len(x) < len(values):
+            self.axis.fill_between(x, least, largest, color=style.colour, alpha=0.15, lw=0)
+        self.axis.plot(x, mean, label=label or None, **style.line(len(x)))
 
-    def finish(self) -> None:
-        """Label what has been drawn."""
+    def strong(
+        self, run: Run, style: Style, values: Sequence[float], label: str, hollow: bool = False
+    ) -> None:
+        """Draw what validation recorded."""
+        look = style.line(len(values), strong=True, hollow=hollow)
+        places = self.places(run, run.validation)
+        self.axis.plot(places, values, label=label, clip_on=False, zorder=3, **look)
+
+    def finish(self, title: str, several: bool = False) -> None:
+        """Label what has been drawn; `several` runs have it in their own colours."""
+        self.axis.set_title(title)
         self.axis.set_xlabel("epochs" if self.in_epochs else "steps")
         self.axis.set_xlim(left=0)
         if self.axis.get_yscale() == "linear":
@@ -170,86 +305,141 @@ class Panel:
         if labels:
             # Several runs draw the same quantities; one handle explains each.
             first = dict(reversed(list(zip(labels, handles, strict=True))))
-            self.axis.legend(handles=list(first.values())[::-1], framealpha=0.9)
+            shown = self.axis.legend(handles=list(first.values())[::-1], framealpha=0.9)
+            for handle in shown.legend_handles if several else ():
+                handle.set(color=_NEUTRAL, marker="", lw=handle.get_linewidth() + 0.4)
 
 
-def _draw(curves: Sequence[Curve]) -> Any:
+def draw(runs: Sequence[Run]) -> Any:
+    """Draw runs on one page; the matplotlib Figure."""
+    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    # A Figure of its own, not pyplot's: no window system is asked for, and nothing stays behind.
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
-    in_epochs = all(curve.steps_per_epoch for curve in curves)
-    panels = [Panel(axis, in_epochs) for axis in figure.subplots(2, 2).flat]
-    colours = _COLOURS[: len(curves)]
-    single = len(curves) == 1
-    drawings = (_draw_loss, _draw_errors, _draw_rate, _draw_times if single else _draw_speed)
-    for panel, draw in zip(panels, drawings, strict=True):
-        for curve, colour in zip(curves, colours, strict=True):
-            draw(panel, curve, colour)
-        panel.finish()
-    if single:
-        figure.suptitle(curves[0].name)
-    else:
-        _name_runs(figure, curves, colours)
+    with mpl.rc_context(_TYPE):
+        # A Figure of its own, not pyplot's: no window system is asked for, and nothing stays.
+        figure: Any = Figure(figsize=(11, 9), layout="constrained")
+        curves, below = figure.subfigures(2, 1, height_ratios=(5.6, 3.0))
+        in_epochs = all(run.steps_per_epoch for run in runs)
+        panels = [
+            Panel(axis, in_epochs) for axis in curves.subplots(2, 2, height_ratios=(3.2, 2)).flat
+        ]
+        for panel, (name, paint) in zip(panels, _CURVES, strict=True):
+            for run, style in zip(runs, STYLES, strict=False):
+                paint(panel, run, style)
+            panel.finish(name, several=len(runs) > 1)
+        _draw_below(below, runs, in_epochs)
+        _name_runs(figure, runs)
     return figure
 
 
-def _name_runs(figure: Any, curves: Sequence[Curve], colours: Sequence[str]) -> None:
+def _name_runs(figure: Any, runs: Sequence[Run]) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=colour, lw=3) for colour in colours]
-    names = [curve.name for curve in curves]
-    figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
+    if len(runs) == 1:
+        figure.suptitle(runs[0].name, fontsize=13, fontweight="bold")
+        return
+    handles = [Line2D([], [], **style.line(1, strong=True)) for style in STYLES[: len(runs)]]
+    names = [run.name for run in runs]
+    columns = min(4, len(runs))
+    figure.legend(
+        handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=11
+    )
 
 
-def _draw_loss(panel: Panel, curve: Curve, colour: str) -> None:
-    panel.axis.set_title("Loss (nats)")
-    for label, records, style in (
-        ("training", curve.train, _THIN),
-        ("validation", curve.validation, _DOTS),
-    ):
-        losses = [record.loss for record in records]
-        panel.line(curve, records, losses, label=label, color=colour, **style)
+def _draw_loss(panel: Panel, run: Run, style: Style) -> None:
+    panel.thin(run, style, [record.loss for record in run.train], "training")
+    panel.strong(run, style, [record.loss for record in run.validation], "validation")
 
 
-def _draw_errors(panel: Panel, curve: Curve, colour: str) -> None:
-    panel.axis.set_title("Error (%)")
-    train = [100 * r.top1_error for r in curve.train if r.top1_error is not None]
-    if len(train) == len(curve.train) > 0:
-        panel.line(curve, curve.train, train, label="training top-1", color=colour, **_THIN)
-    top1 = [100 * record.top1_error for record in curve.validation]
-    top5 = [100 * record.top5_error for record in curve.validation]
-    panel.line(curve, curve.validation, top1, label="validation top-1", color=colour, **_DOTS)
-    panel.line(curve, curve.validation, top5, label="validation top-5", color=colour, **_SQUARES)
+def _draw_errors(panel: Panel, run: Run, style: Style) -> None:
+    train = [math.nan if r.top1_error is None else 100 * r.top1_error for r in run.train]
+    if not np.isnan(train).all():
+        panel.thin(run, style, train, "training top-1")
+    top1 = [100 * record.top1_error for record in run.validation]
+    top5 = [100 * record.top5_error for record in run.validation]
+    panel.strong(run, style, top1, "validation top-1")
+    panel.strong(run, style, top5, "validation top-5", hollow=True)
 
 
-def _draw_rate(panel: Panel, curve: Curve, colour: str) -> None:
-    panel.axis.set_title("Learning rate")
-    rates = [record.learning_rate for record in curve.train]
-    panel.line(curve, curve.train, rates, color=colour)
+def _draw_rate(panel: Panel, run: Run, style: Style) -> None:
+    rates = [record.learning_rate for record in run.train]
+    panel.thin(run, style, rates)
     if any(rate > 0 for rate in rates):
         panel.axis.set_yscale("log")
 
 
-def _draw_times(panel: Panel, curve: Curve, colour: str) -> None:
+def _draw_speed(panel: Panel, run: Run, style: Style) -> None:
+    panel.thin(run, style, [record.images_per_second for record in run.train])
+
+
+_CURVES = (
+    ("Loss (nats)", _draw_loss),
+    ("Error (%)", _draw_errors),
+    ("Learning rate", _draw_rate),
+    ("Images per second, all trainers together", _draw_speed),
+)
+
+
+def _draw_below(figure: Any, runs: Sequence[Run], in_epochs: bool) -> None:
+    """Where the time went, and the filters of those that have some."""
+    painted = [run for run in runs if run.filters is not None]
+    widths = [2.0, *(2.0 / len(painted) for _ in painted)]
+    first, *others = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
+    if len(runs) == 1:
+        panel = Panel(first, in_epochs)
+        _draw_time_as_it_went(panel, runs[0])
+        panel.finish("Where the time of trainer 0 goes (%)")
+    else:
+        _draw_time_of_each(first, runs)
+    for axis, run in zip(others, painted, strict=True):
+        _draw_filters(axis, run, alone=len(runs) == 1)
+
+
+def _draw_time_as_it_went(panel: Panel, run: Run) -> None:
     """Shares of the seconds that trainer 0 measured, one above the other."""
-    panel.axis.set_title("Where the time of trainer 0 goes (%)")
-    seconds = [(r.compute_seconds, r.load_wait_seconds, r.exchange_seconds) for r in curve.train]
-    shares = [[100 * part / (sum(parts) or 1) for part in parts] for parts in seconds]
-    if shares:
-        panel.axis.set_ylim(0, 100)
-        panel.axis.stackplot(
-            panel.places(curve, curve.train),
-            *zip(*shares, strict=True),
-            labels=("computing", "waiting for the loader", "exchanging"),
-            colors=(colour, *_COLOURS[4:6]),
-        )
+    if not run.train:
+        return
+    places = panel.places(run, run.train)
+    binned_parts = [binned(places, part) for part in run.seconds.T]
+    x, means = binned_parts[0][0], np.array([mean for _, mean, *_ in binned_parts])
+    whole = means.sum(axis=0)
+    shares = 100 * means / np.where(whole > 0, whole, 1)
+    panel.axis.set_ylim(0, 100)
+    areas = panel.axis.stackplot(x, shares, labels=[name for name, *_ in _PARTS])
+    for area, (_, colour, hatch) in zip(areas, _PARTS, strict=True):
+        area.set(facecolor=colour, edgecolor="black", hatch=hatch, linewidth=0.4)
 
 
-def _draw_speed(panel: Panel, curve: Curve, colour: str) -> None:
-    panel.axis.set_title("Images per second, all trainers together")
-    speeds = [record.images_per_second for record in curve.train]
-    panel.line(curve, curve.train, speeds, color=colour)
+def _draw_time_of_each(axis: Any, runs: Sequence[Run]) -> None:
+    """One bar for each run, of the shares of all its seconds."""
+    axis.set_title("Where the time of trainer 0 went (%)")
+    sums = np.array([run.seconds.sum(axis=0) for run in runs])
+    whole = sums.sum(axis=1, keepdims=True)
+    shares = 100 * sums / np.where(whole > 0, whole, 1)
+    rows, left = np.arange(len(runs)), np.zeros(len(runs))
+    for (name, colour, hatch), widths in zip(_PARTS, shares.T, strict=True):
+        look = {"color": colour, "edgecolor": "black", "hatch": hatch, "linewidth": 0.4}
+        axis.barh(rows, widths, 0.6, left=left, label=name, **look)
+        for row, width, start in zip(rows, widths, left, strict=True):
+            if width >= 7:
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.85}
+                place = (start + width / 2, row)
+                axis.annotate(f"{width:.0f}", place, ha="center", va="center", bbox=box)
+        left += widths
+    axis.set_yticks(rows, [run.name for run in runs])
+    axis.set_xlim(0, 100)
+    axis.set_ylim(len(runs) - 0.4, -0.6)
+    axis.spines["left"].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, frameon=False)
+
+
+def _draw_filters(axis: Any, run: Run, alone: bool) -> None:
+    if run.filters is not None:
+        axis.imshow(filter_grid(run.filters), interpolation="nearest")
+    axis.set_anchor("NW")
+    axis.set_title("Filters of the first layer" if alone else f"Filters of {run.name}")
+    axis.set_axis_off()
 
 
 if __name__ == "__main__":

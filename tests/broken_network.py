@@ -4,6 +4,7 @@
 """
 
 import multiprocessing
+import sys
 from typing import Any
 
 import numpy as np
@@ -71,3 +72,16 @@ class NanAlexNet(AlexNet):
             return logits
         here = pt.any(pt.eq(keys.indices, PICTURE)) & pt.eq(keys.epoch, 1)
         return logits * pt.switch(here, np.float32(np.nan), np.float32(1))
+
+
+class LoudAlexNet(AlexNet):
+    """Writes to where it should not, and then fails in trainer 1."""
+
+    def logits(self, *arguments: Any) -> Any:
+        if multiprocessing.current_process().name == "trainer 1":
+            for number in range(3):
+                for stream, name in ((sys.stdout, "stdout"), (sys.stderr, "stderr")):
+                    text = "which is longer than a row of this terminal has columns"
+                    print(f"loud line {number} to {name}, {text}", file=stream, flush=True)
+            raise ZeroDivisionError("much too loud")
+        return super().logits(*arguments)

@@ -76,6 +76,20 @@ def test_trainers_on_gpus_compute_what_they_do_on_the_host(
 
 
 @pytest.mark.slow
+def test_what_is_frozen_keeps_every_bit_on_gpus(
+    data: Path, tmp_path: Path, on_host: Path, pretended: None
+) -> None:
+    run, weights = tmp_path / "run", list_checkpoints(on_host)[-1]
+    frozen = ["conv1", "conv3", "fc6"]
+    changes = {"init_weights": weights, "freeze": frozen, "devices": ["cuda:0", "cuda:0"]}
+    assert train_pretended(data, run, **changes) == 0
+    ours, theirs = load_file(list_checkpoints(run)[-1]), load_file(weights)
+    for name in (name for name in ours if not name.startswith("momentum/")):
+        same = (ours[name] == theirs[name]).all()
+        assert same == (name.partition(".")[0] in frozen), name
+
+
+@pytest.mark.slow
 def test_a_run_on_gpus_is_resumed_exactly(data: Path, tmp_path: Path, pretended: None) -> None:
     gpus = {"devices": ["cuda:0", "cuda:0"]}
     whole, parts = tmp_path / "whole", tmp_path / "parts"

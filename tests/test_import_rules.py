@@ -25,6 +25,8 @@ ALLOWED = {
     "hickle": ("tandem/data/", "preprocessing/"),
     "mpi4py": ("tandem/exchange/mpi.py",),
     "numba": ("tandem/exchange/loops.py",),
+    "tensorboard": ("tandem/run/events.py",),
+    "rich": ("tandem/run/live.py",),
     "onnx": ("tandem/export/",),
     "pytensor": (
         "alex_net.py",
@@ -90,11 +92,11 @@ def test_the_network_imports_nothing_below_pytensor() -> None:
 @pytest.mark.parametrize(
     ("module", "banned"),
     [
-        ("train", "torch pytensor numba"),
-        ("validate", "torch pytensor numba"),
-        ("classify", "torch pytensor numba"),
-        ("proc_load", "torch pytensor numba matplotlib"),
-        ("tandem.run.trainer", "torch pytensor numba"),
+        ("train", "torch pytensor numba rich tensorboard PIL"),
+        ("validate", "torch pytensor numba rich tensorboard PIL"),
+        ("proc_load", "torch pytensor numba matplotlib rich tensorboard PIL"),
+        ("tandem.run.trainer", "torch pytensor numba rich tensorboard PIL"),
+        ("classify", "torch pytensor numba rich tensorboard"),
         ("tandem", "numpy"),
         ("tandem.memory.cuda, tandem.exchange.peer", "pycuda torch pytensor"),
     ],

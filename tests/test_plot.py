@@ -1,4 +1,4 @@
-"""Learning curves: what is drawn, and what is said when there is nothing to draw."""
+"""Pictures of runs: what is drawn, and what is said when there is nothing to draw."""
 
 import math
 import subprocess
@@ -6,11 +6,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from tandem.errors import InputError
-from tandem.plot import _draw, _read_curve, draw_curves, main
+from tandem.plot import STYLES, Run, binned, draw, draw_runs, main, read_run
+from tandem.run.checkpoint import Checkpoint, NetworkDescription, RunState, save_checkpoint
+from tandem.run.pictures import filter_grid
 from tandem.run.record import RecordFile, TrainRecord, ValidationRecord
 
 STEPS = 10
@@ -30,9 +35,23 @@ def record_run(folder: Path, epochs: int = 3, **changes: object) -> Path:
     return folder
 
 
+def read(*folders: Path) -> list[Run]:
+    return [read_run(folder, folder.name) for folder in folders]
+
+
+def save_filters(folder: Path, seed: int = 0) -> np.ndarray:
+    """Write a checkpoint of a network whose first layer has 6 filters; give them."""
+    rng = np.random.default_rng(seed)
+    filters = rng.standard_normal((6, 3, 5, 5)).astype(np.float32)
+    weights = {"conv1.weight": filters, "fc8.weight": np.ones((4, 2), np.float32)}
+    checkpoint = Checkpoint(weights, None, NetworkDescription(67, 2, 1.0), RunState(epoch=3))
+    save_checkpoint(folder / "epoch-0003.safetensors", checkpoint)
+    return filters
+
+
 def drawn(*folders: Path) -> list[dict[str, tuple[list[float], list[float]]]]:
-    """The points of each labelled line in each of the four panels."""
-    figure = _draw([_read_curve(folder) for folder in folders])
+    """The points of each labelled line in each panel."""
+    figure = draw(read(*folders))
     return [
         {
             str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata()))
@@ -43,7 +62,7 @@ def drawn(*folders: Path) -> list[dict[str, tuple[list[float], list[float]]]]:
 
 
 def test_the_lines_are_what_was_recorded(tmp_path: Path) -> None:
-    loss, error, rate, times = drawn(record_run(tmp_path / "a"))
+    loss, error, rate, speed, times = drawn(record_run(tmp_path / "a"))
     assert loss["validation"] == ([1, 2, 3], [6 / 10, 6 / 20, 6 / 30])
     places, losses = loss["training"]
     assert places == pytest.approx([step / STEPS for step in range(2, 31, 2)])
@@ -52,12 +71,13 @@ def test_the_lines_are_what_was_recorded(tmp_path: Path) -> None:
     assert error["validation top-1"] == ([1, 2, 3], pytest.approx([40, 20, 400 / 30]))
     assert error["validation top-5"] == ([1, 2, 3], pytest.approx([10, 5, 100 / 30]))
     assert [values for _, values in rate.values()] == [[0.01] * 15]
+    assert [values for _, values in speed.values()] == [[100] * 15]
     assert times == {}  # areas, not lines
 
 
 def test_the_time_is_drawn_as_shares(tmp_path: Path) -> None:
-    figure = _draw([_read_curve(record_run(tmp_path / "a"))])
-    areas = figure.axes[3].collections
+    figure = draw(read(record_run(tmp_path / "a")))
+    areas = figure.axes[4].collections
     tops = [max(path.vertices[:, 1].max() for path in area.get_paths()) for area in areas]
     assert tops == pytest.approx([50, 62.5, 100])
 
@@ -68,30 +88,78 @@ def test_steps_are_the_axis_until_an_epoch_is_validated(tmp_path: Path) -> None:
     assert loss["validation"] == ([], [])
 
 
-def test_runs_are_told_apart_by_colour_and_named_once(tmp_path: Path) -> None:
+def test_runs_are_told_apart_by_colour_and_marker_and_named_once(tmp_path: Path) -> None:
     folders = [record_run(tmp_path / name) for name in ("first", "second")]
-    figure = _draw([_read_curve(folder) for folder in folders])
-    colours = {line.get_color() for line in figure.axes[0].lines}
-    assert len(colours) == 2
+    figure = draw(read(*folders))
+    for panel in figure.axes[:4]:
+        looks = {(line.get_color(), line.get_marker()) for line in panel.lines}
+        assert looks == {(style.colour, style.marker) for style in STYLES[:2]}
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["first", "second"]
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert labels == ["training", "validation"]
-    assert len(figure.axes[3].lines) == 2
+
+
+def test_no_two_styles_share_a_colour_or_a_marker() -> None:
+    assert len({style.colour for style in STYLES}) == len({style.marker for style in STYLES}) == 7
+
+
+def test_several_runs_have_a_bar_each_of_where_the_time_went(tmp_path: Path) -> None:
+    even = {"compute_seconds": 1.0, "load_wait_seconds": 1.0, "exchange_seconds": 2.0}
+    folders = [record_run(tmp_path / "a"), record_run(tmp_path / "b", **even)]
+    axis = draw(read(*folders)).axes[4]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["a", "b"]
+    widths = [[bar.get_width() for bar in part] for part in axis.containers]
+    assert widths == [[50, 25], [12.5, 25], [37.5, 50]]
+    assert [text.get_text() for text in axis.texts] == ["50", "25", "12", "25", "38", "50"]
+
+
+def test_the_filters_of_the_newest_checkpoint_are_drawn(tmp_path: Path) -> None:
+    folders = [record_run(tmp_path / name) for name in ("a", "b", "c")]
+    filters = [save_filters(folder, seed) for seed, folder in enumerate(folders[:2])]
+    *_, first, second = draw(read(*folders)).axes
+    for axis, name, expected in ((first, "a", filters[0]), (second, "b", filters[1])):
+        assert axis.get_title(loc="left") == f"Filters of {name}"
+        np.testing.assert_array_equal(axis.images[0].get_array(), filter_grid(expected))
 
 
 def test_the_axes_leave_room_for_every_run(tmp_path: Path) -> None:
     small, large = record_run(tmp_path / "small"), record_run(tmp_path / "large", loss=50.0)
-    figure = _draw([_read_curve(small), _read_curve(large)])
+    figure = draw(read(small, large))
     assert figure.axes[0].get_ylim()[0] == 0
     assert figure.axes[0].get_ylim()[1] >= 50
+
+
+@given(
+    st.lists(st.one_of(st.floats(-100, 100), st.just(math.nan)), max_size=40),
+    st.integers(1, 12),
+)
+def test_bins_are_means_within_the_band_of_their_points(values: list[float], most: int) -> None:
+    x, mean, least, largest = binned(np.arange(len(values), dtype=float), np.array(values), most)
+    size = max(1, math.ceil(len(values) / most))
+    bins = [values[i : i + size] for i in range(0, len(values), size)]
+    assert len(x) == len(bins) <= most
+    for number, members in enumerate(bins):
+        there = [value for value in members if not math.isnan(value)]
+        assert x[number] == pytest.approx(number * size + (len(members) - 1) / 2)
+        expected = (sum(there) / len(there), min(there), max(there)) if there else (math.nan,) * 3
+        found = (mean[number], least[number], largest[number])
+        assert found == pytest.approx(expected, nan_ok=True, abs=1e-9)
+
+
+def test_a_long_run_is_drawn_with_few_points_and_a_band(tmp_path: Path) -> None:
+    figure = draw(read(record_run(tmp_path / "a", epochs=100)))
+    line = figure.axes[0].lines[0]
+    assert len(line.get_xdata()) < 200
+    (band,) = figure.axes[0].collections
+    assert band.get_paths()[0].vertices[:, 1].max() == 2.5  # 5 / 2, the largest loss
 
 
 @pytest.mark.parametrize(
     "changes", [{"loss": math.nan}, {"top1_error": None}, {"learning_rate": 0.0}]
 )
 def test_what_is_not_a_number_leaves_a_gap(tmp_path: Path, changes: dict[str, object]) -> None:
-    draw_curves(record_run(tmp_path / "a", **changes), tmp_path / "curves.png")
+    draw_runs(record_run(tmp_path / "a", **changes), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 0
     _, error, *_ = drawn(tmp_path / "a")
     assert ("training top-1" in error) == ("top1_error" not in changes)
@@ -99,7 +167,7 @@ def test_what_is_not_a_number_leaves_a_gap(tmp_path: Path, changes: dict[str, ob
 
 def test_the_picture_is_whole(tmp_path: Path) -> None:
     run = record_run(tmp_path / "a")
-    draw_curves(run / "record.jsonl", tmp_path / "curves.png")
+    draw_runs(run / "record.jsonl", tmp_path / "curves.png")
     with Image.open(tmp_path / "curves.png") as picture:
         assert min(picture.size) > 800
         colours = picture.convert("RGB").getcolors(maxcolors=1 << 20)
@@ -115,31 +183,38 @@ def test_the_program_draws_into_the_folder_of_one_run(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "b.svg").read_text()
 
 
-def test_the_program_asks_where_to_draw_several(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_program_draws_several_beside_their_folders(tmp_path: Path) -> None:
     runs = [str(record_run(tmp_path / name)) for name in ("a", "b")]
-    assert main(runs) == 2
-    assert "--output" in capsys.readouterr().err
+    assert main(runs) == 0
+    assert (tmp_path / "comparison.png").exists()
     assert main([*runs, "--output", str(tmp_path / "both.pdf")]) == 0
     assert (tmp_path / "both.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_runs_whose_folders_have_one_name_are_called_by_their_paths(tmp_path: Path) -> None:
+    for parent in ("x", "y"):
+        (tmp_path / parent).mkdir()
+    runs = [record_run(tmp_path / parent / "run") for parent in ("x", "y")]
+    draw_runs([*runs, record_run(tmp_path / "other")], tmp_path / "all.svg")
+    text = (tmp_path / "all.svg").read_text()
+    assert all(f">{name}<" in text for name in (*runs, "other"))
 
 
 def test_what_cannot_be_drawn(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(InputError, match=r"record\.jsonl: cannot be read"):
-        draw_curves(empty, tmp_path / "curves.png")
+        draw_runs(empty, tmp_path / "curves.png")
     (empty / "record.jsonl").touch()
     with pytest.raises(InputError, match="nothing is recorded yet"):
-        draw_curves(empty, tmp_path / "curves.png")
+        draw_runs(empty, tmp_path / "curves.png")
     run = record_run(tmp_path / "a")
     with pytest.raises(InputError, match=r"one of \.png"):
-        draw_curves(run, tmp_path / "curves.bmp")
+        draw_runs(run, tmp_path / "curves.bmp")
     with pytest.raises(InputError, match="cannot be written"):
-        draw_curves(run, tmp_path / "missing" / "curves.png")
+        draw_runs(run, tmp_path / "missing" / "curves.png")
     with pytest.raises(InputError, match="at most 7"):
-        draw_curves([run] * 8, tmp_path / "curves.png")
+        draw_runs([run] * 8, tmp_path / "curves.png")
 
 
 def test_the_module_is_a_program(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from tandem.data.order import (
 )
 from tandem.memory import HostSlots, Slot, SlotLayout
 from tandem.run.feed import Feed, LoaderError, ProcessLoader
-from tandem.run.heartbeat import Board
+from tandem.run.heartbeat import Activity, Board, Sign
 from tandem.run.messages import Failed, Ready
 from tandem.run.process import Membership, enter
 
@@ -64,10 +65,11 @@ def start(filler: SlotFiller, batch: int) -> Loading:
     slots = HostSlots.create(layout, rank=0)
     here, there = CONTEXT.Pipe()
     launcher, report = CONTEXT.Pipe()
-    membership = Membership(Board.create(("launcher", "loader 0"), timeout=60), place=1)
+    board = Board.create(("launcher", "loader 0"), timeout=60)
+    membership, sign = Membership(board, place=1), Sign(board, place=1)
     process = CONTEXT.Process(
         target=enter,
-        args=(membership, proc_load.serve, there, slots, report),
+        args=(membership, proc_load.serve, there, slots, sign, report),
         name="loader 0",
         daemon=True,
     )
@@ -137,6 +139,36 @@ def test_one_slot_is_filled_while_the_other_is_read(loading: Loading) -> None:
         assert Path(f"/proc/{loading.process.pid}/comm").read_text() == "loader-0\n"
     loading.client.close()
     assert loading.exit_status() == 0
+
+
+class Noting:
+    """A filler that notes what a sign shows while it works."""
+
+    def __init__(self, sign: Sign) -> None:
+        self.sign, self.seen = sign, [Activity(sign.board.activities[sign.place])]
+
+    def fill(self, slot: Slot, request: FillRequest) -> None:
+        self.seen.append(Activity(self.sign.board.activities[self.sign.place]))
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_loader_shows_what_it_is_doing() -> None:
+    here, there = CONTEXT.Pipe()
+    sign = Sign(Board.create(("launcher", "loader 0"), timeout=60), place=1)
+    filler, client = Noting(sign), ProcessLoader(here)
+    slots = HostSlots.create(SlotLayout(1, 6), rank=0)
+    arguments = (filler, there, slots, sign, here)
+    loader = threading.Thread(target=proc_load.serve, args=arguments, daemon=True)
+    loader.start()
+    client.request(FillRequest(0, "train", 0, 0, np.array([0])))
+    client.wait()
+    assert filler.seen == [Activity.STARTING, Activity.READING]
+    assert sign.board.activities.tolist() == [0, Activity.IDLE]
+    client.close()
+    loader.join(END_SECONDS)
+    assert not loader.is_alive()
 
 
 def test_a_killed_loader_is_noticed_at_once(loading: Loading) -> None:

@@ -109,6 +109,7 @@ def test_a_run_leaves_checkpoints_a_record_and_its_configuration(alone: Path) ->
         "config.yaml",
         "epoch-0001.safetensors",
         "epoch-0002.safetensors",
+        "events.out.tfevents.00001",
         "record.jsonl",
     ]
     record = read_record(alone)

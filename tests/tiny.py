@@ -92,7 +92,7 @@ def run_program(
     )
 
 
-def start_program(program: str, arguments: Iterable[str]) -> subprocess.Popen[str]:
+def start_program(program: str, arguments: Iterable[str], **options: Any) -> subprocess.Popen[str]:
     """Start a program in a process group of its own, as a shell does."""
     return subprocess.Popen(
         [sys.executable, program, *arguments],
@@ -101,6 +101,7 @@ def start_program(program: str, arguments: Iterable[str]) -> subprocess.Popen[st
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        **options,
     )
 
 

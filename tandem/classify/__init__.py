@@ -1,4 +1,26 @@
-"""What is in a picture, by the weights that a run has left or that were converted.
+"""What is in a picture, by the weights that a run has left or that were converted::
 
-``classifier.py`` is the library call, ``program.py`` what ``classify.py`` does.
+    from tandem.classify import Classifier
+
+    classifier = Classifier.load("runs/alexnet/epoch-0060.safetensors")
+    for guesses in classifier.classify(["cat.jpg", "dog.png"]):
+        print(guesses[0].name, guesses[0].probability)
+
+``classifier.py`` is that, ``program.py`` what ``classify.py`` does.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tandem.classify.classifier import Classifier, Guess
+
+__all__ = ["Classifier", "Guess"]
+
+
+def __getattr__(name: str) -> Any:
+    # PyTensor and PyTorch come with the classes, and a program's --help needs neither.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tandem.classify import classifier
+
+    return getattr(classifier, name)

@@ -1,11 +1,4 @@
-"""Names what is in pictures::
-
-    classifier = Classifier.load("runs/alexnet/epoch-0060.safetensors")
-    for guesses in classifier.classify(["cat.jpg", "dog.png"]):
-        print(guesses[0].name, guesses[0].probability)
-
-Importing this module imports PyTensor and PyTorch.
-"""
+"""From a checkpoint and pictures to names; importing this imports PyTensor and PyTorch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -89,10 +89,10 @@ class PictureReader:
             self._read_columns(files, rows, destinations, out)
             return
         size, flat = out[0].nbytes, out.reshape(-1).data
-        begins = self._offsets[files] + rows * size
+        numbers, begins = files.tolist(), (self._offsets[files] + rows * size).tolist()
         views = [flat[row * size : (row + 1) * size] for row in destinations.tolist()]
         for start, end in _runs(files, rows):
-            self._read_exactly(int(files[start]), int(begins[start]), views[start:end])
+            self._read_exactly(numbers[start], begins[start], views[start:end])
 
     def bands(
         self, indices: npt.ArrayLike, tops: npt.NDArray[np.int64], height: int

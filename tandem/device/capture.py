@@ -113,6 +113,8 @@ def check_capturable(function: Function) -> None:
     if elsewhere:
         raise ValueError(f"{name} can't be recorded: {elsewhere} are not on the device")
     program = cast(Any, function.vm).program
+    if program.tells:
+        raise ValueError(f"{name} can't be recorded: it is to tell of each update when it runs")
     if program.breaks:
         raise ValueError(
             f"{name} can't be recorded: it reads values from the device to know what to do\n"

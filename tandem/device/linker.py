@@ -37,6 +37,8 @@ class DeviceLinker(JITLinker):
         How convolutions and matrix products are computed.
     tuned : bool
         Whether ``torch.compile`` tries several kernels for each of them and keeps the fastest.
+    stored : callable, optional
+        See `device_mode`.
     allow_gc : bool, optional
         As for any PyTensor linker; intermediates are freed after their last use either way.
     scheduler : callable, optional
@@ -63,11 +65,12 @@ class DeviceLinker(JITLinker):
         compiled: bool = False,
         kernels: Kernels = Kernels(),  # noqa: B008 (it never changes)
         tuned: bool = False,
+        stored: Callable[[str], None] | None = None,
         allow_gc: bool | None = None,
         scheduler: Callable[[FunctionGraph], list[Apply]] | None = None,
     ) -> None:
         super().__init__(allow_gc=allow_gc, schedule=scheduler)
-        self.target = Target(device, compiled, kernels)
+        self.target = Target(device, compiled, kernels, stored)
         # A captured step records the kernels itself, so the compiler is to leave that alone.
         self._compile_mode = "max-autotune-no-cudagraphs" if tuned else None
 

@@ -1,5 +1,7 @@
 """The PyTensor mode of a device."""
 
+from collections.abc import Callable
+
 import torch
 from pytensor.compile.mode import Mode
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
@@ -15,6 +17,7 @@ def device_mode(
     precision: Precision = "float32",
     channels_last: bool | None = None,
     tune: bool = False,
+    stored: Callable[[str], None] | None = None,
 ) -> Mode:
     """Give a PyTensor mode whose functions run PyTorch's kernels on a device.
 
@@ -37,6 +40,12 @@ def device_mode(
         Whether convolutions see the channels of a pixel side by side; by default on CUDA devices.
     tune : bool
         With `compile`, try several kernels for each convolution and product, which takes minutes.
+    stored : callable, optional
+        Called in the middle of a function with the name of each variable of `device_shared` that
+        it updates, as soon as the new value is there and the function looks at it no more: so that
+        gradients can be sent while those of earlier layers are being computed. On a GPU it is
+        called when the work has been put on the stream, not when it is done. Not with `compile`,
+        and not to be captured.
 
     Returns
     -------
@@ -54,5 +63,5 @@ def device_mode(
     if compile:
         require_compiler(place)
     set_tf32(precision == "tf32")
-    linker = DeviceLinker(place, compile, kernels, tuned=tune)
+    linker = DeviceLinker(place, compile, kernels, tuned=tune, stored=stored)
     return Mode(linker, RewriteDatabaseQuery(include=["fast_run"]))

@@ -4,7 +4,7 @@ The source has a line for each node, in the order of the schedule, and frees an 
 in the line after its last use. What it returns shares no memory with anything that outlives the
 call. Updates of device-resident variables are seen as if all were written after everything has been
 computed: most are, and one whose old value is not needed any more, in a part of the schedule where
-nothing can fail, is computed where it belongs.
+nothing can fail, is written as soon as it is computed, or computed where it belongs.
 """
 
 import itertools
@@ -48,11 +48,19 @@ class Target:
         Whether ``torch.compile`` will read the program.
     kernels : Kernels
         How convolutions and matrix products are computed.
+    stored : callable or None
+        Called with the name of each device-resident input, within the program, as soon as its new
+        value is in its memory and the program is done with both.
     """
 
     device: torch.device
     compiled: bool
     kernels: Kernels = field(default_factory=Kernels)
+    stored: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.compiled and self.stored is not None:
+            raise ValueError("what is to be told of each update can't go through torch.compile")
 
     @property
     def shares_memory(self) -> bool:
@@ -85,6 +93,8 @@ class Program:
         The name under which tracebacks and `linecache` know the source.
     as_vectors : frozenset of int
         Which inputs without axes `run` takes as vectors of one element.
+    tells : bool
+        Whether it says when an input has been updated.
     """
 
     run: Callable[..., tuple[Any, ...]]
@@ -95,6 +105,7 @@ class Program:
     nodes: Mapping[int, Apply]
     file: str
     as_vectors: frozenset[int]
+    tells: bool
 
     def failed_node(self, traceback: TracebackType | None) -> Apply | None:
         """Find the node whose computation raised an exception, if it was one."""
@@ -131,7 +142,7 @@ def build_program(
     """
     ending = _Ending(fgraph, buffers)
     if ending.stores and not target.compiled:
-        order = _uncertain_first(order)
+        order = _numbers_at_once(_uncertain_first(order))
     writer = _Writer(fgraph, order, target, ending)
     for position, node in enumerate(order):
         writer.compute(position, node)
@@ -177,6 +188,29 @@ def _uncertain_first(order: Sequence[Apply]) -> list[Apply]:
             first.add(node)
             needed.update(node.inputs)
     return [n for n in order if n in first] + [n for n in order if n not in first]
+
+
+def _numbers_at_once(order: Sequence[Apply]) -> list[Apply]:
+    """Put what gives a single number, and cannot fail, right behind what it is computed from.
+
+    A check of a large result is done while that is in the cache, and then the result is done with.
+    """
+    followers: dict[Apply | None, list[Apply]] = {}
+    positions = {node: position for position, node in enumerate(order)}
+    moved: set[Apply] = set()
+    last: dict[Apply, Apply | None] = {}
+    for node in order:
+        owners = [variable.owner for variable in node.inputs if variable.owner is not None]
+        small = all(variable.type.ndim == 0 for variable in node.outputs)
+        if small and owners and _is_certain(node):
+            last[node] = max((last.get(o) or o for o in owners), key=positions.__getitem__)
+            followers.setdefault(last[node], []).append(node)
+            moved.add(node)
+    found: list[Apply] = []
+    for node in order:
+        if node not in moved:
+            found += [node, *followers.get(node, ())]
+    return found
 
 
 def plan_node(node: Apply, on_host: set[Variable], target: Target) -> Lowering:
@@ -258,9 +292,25 @@ class _Writer:
         for position, stores in self.direct.items():
             for output, (_, variable) in zip(order[position].outputs, stores, strict=True):
                 self.aliases.place(output, variable)
+        self.done: dict[int, list[Variable]] = {}
+        if self.target.stored is not None:
+            for position, stores in self.direct.items():
+                for _, variable in stores:
+                    self.done.setdefault(self._last_look(order, position, variable), []).append(
+                        variable
+                    )
+
+    def _last_look(self, order: Sequence[Apply], stored: int, variable: Variable) -> int:
+        """Where the program last looks into the memory of a variable that is stored directly."""
+        looks = (
+            position
+            for position, node in enumerate(order)
+            if any(variable in self.aliases.roots(v) for v in node.inputs)
+        )
+        return max((*looks, stored))
 
     def _direct_stores(self, order: Sequence[Apply]) -> dict[int, list[tuple[int, Variable]]]:
-        """Find the nodes that may write their results to the inputs which these update.
+        """Find the nodes whose results may go at once to the inputs which these update.
 
         For the position of each in the schedule, by output of the node, the place among the
         graph's outputs and the input.
@@ -286,10 +336,13 @@ class _Writer:
         """Whether nobody looks at the old value of `variable` after the node at `position`."""
         node = output.owner
         others = [v for v in node.inputs if variable in self.aliases.roots(v) and v is not variable]
-        elementwise = isinstance(node.op, Elemwise | MomentumStep) or variable not in node.inputs
+        elementwise = (
+            self.lowerings[position].into is None
+            or isinstance(node.op, Elemwise | MomentumStep)
+            or variable not in node.inputs
+        )
         return (
-            self.lowerings[position].into is not None
-            and self.aliases.roots(output) == {output}
+            self.aliases.roots(output) == {output}
             and self.fgraph.outputs.count(output) == 1
             and output.type.shape == variable.type.shape
             and None not in variable.type.shape
@@ -305,13 +358,18 @@ class _Writer:
         places = [place for place in range(len(node.inputs)) if place not in lowering.omit]
         arguments = [self._argument(lowering, place, node.inputs[place]) for place in places]
         call = self.bind("f", self._call(position, node, lowering))
-        if position in self.direct:
-            arguments[:0] = [self.names[variable] for _, variable in self.direct[position]]
+        targets = [self.names[variable] for _, variable in self.direct.get(position, ())]
+        if lowering.into is not None:
+            arguments[:0] = targets
         for output in node.outputs:
             self.names[output] = f"v{len(self.names)}"
         results = ", ".join(self.names[output] for output in node.outputs)
         self.write(f"{results} = {call}({', '.join(arguments)})", node)
+        if lowering.into is None:
+            for output, target in zip(node.outputs, targets, strict=False):
+                self.write(f"{self.names[output]} = {target}.copy_({self.names[output]})")
         self._free(position)
+        self._tell(self.done.get(position, ()))
 
     def _argument(self, lowering: Lowering, place: int, variable: Variable) -> str:
         if place in lowering.host:
@@ -353,6 +411,12 @@ class _Writer:
             ):
                 return variant
         return lowering.call
+
+    def _tell(self, variables: Iterable[Variable]) -> None:
+        """Say that the program is done with these."""
+        if self.target.stored is not None:
+            for variable in variables:
+                self.write(f"{self.bind('h', self.target.stored)}({variable.name!r})")
 
     def _free(self, position: int) -> None:
         dead = [self.names[v] for v in self.dying.get(position, ())]
@@ -431,6 +495,7 @@ class _Writer:
         for place, variable in stores.items():
             if place in results:
                 self._store(variable, self.fgraph.outputs[place], results[place])
+                self._tell([variable])
         returned = tuple(place for place in results if place not in stores)
         self._return(results[place] for place in returned)
         return returned
@@ -496,7 +561,15 @@ class _Writer:
         weakref.finalize(run, linecache.cache.pop, file, None)
         settle = namespace.get("settle")
         return Program(
-            run, settle, returned, source, self.breaks, self.nodes, file, self.as_vectors
+            run,
+            settle,
+            returned,
+            source,
+            self.breaks,
+            self.nodes,
+            file,
+            self.as_vectors,
+            self.target.stored is not None,
         )
 
 

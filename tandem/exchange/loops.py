@@ -48,12 +48,12 @@ def _run(
     targets: Sequence[np.ndarray],
 ) -> None:
     """Run a loop over the vectors that have a weight, and give the other targets a copy."""
-    read = [number for number, share in enumerate(shares) if share > 0]
-    terms = tuple(vectors[number] for number in read)
     dtype = vectors[0].dtype
-    _compiled(loop, dtype, len(terms))(terms, tuple(dtype.type(shares[number]) for number in read))
-    for number, target in enumerate(targets):
-        if number not in read:
+    pairs = [(v, dtype.type(s)) for v, s in zip(vectors, shares, strict=True) if s > 0]
+    terms, weights = zip(*pairs, strict=True)
+    _compiled(loop, dtype, len(terms))(terms, weights)
+    for target, share in zip(targets, shares, strict=False):
+        if not share > 0:
             np.copyto(target, terms[0])
 
 

@@ -463,6 +463,10 @@ class Config(BaseModel):
     print_train_error: bool = _key(
         _OUTPUT, True, "report the training error beside the loss", _SWITCH
     )
+    tensorboard: bool = _key(_OUTPUT, True, "write event files for TensorBoard", _SWITCH)
+    live_view: bool = _key(
+        _OUTPUT, True, "one live view, on a terminal; false: lines, as into a file", _SWITCH
+    )
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:

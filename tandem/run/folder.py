@@ -2,7 +2,7 @@
 
 ``epoch-0003.safetensors`` was written after three whole epochs,
 ``epoch-0003-step-000120.safetensors`` 120 steps into the fourth. Beside the checkpoints lie
-``record.jsonl`` and ``config.yaml``. Trainer 0 alone writes here.
+``record.jsonl``, ``config.yaml`` and event files for TensorBoard. Trainer 0 alone writes here.
 """
 
 import contextlib
@@ -10,11 +10,11 @@ import logging
 import math
 import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -29,7 +29,11 @@ from tandem.run.checkpoint import (
     verify_checkpoint,
 )
 from tandem.run.config import Config, save_config
+from tandem.run.event_log import EventLog
 from tandem.run.record import Record, RecordFile, truncate_after
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 log = logging.getLogger(__name__)
 
@@ -164,6 +168,7 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"weights_dir {self._folder}: {error.strerror}") from error
         self._record = RecordFile(path)
+        self._events = EventLog(self._folder, state.step) if config.tensorboard else None
 
     @property
     def busy(self) -> bool:
@@ -196,6 +201,17 @@ class RunFolder:
             It can't be written.
         """
         self._record.append(record)
+        if self._events is not None:
+            self._events.add(record)
+
+    def show(self, name: str, step: int, draw: Callable[[], "Image.Image"]) -> None:
+        """Show a picture to those who look on, drawn beside the training. Returns at once."""
+        if self._events is not None:
+            self._events.add_picture(name, step, draw)
+
+    def take_trouble(self) -> str | None:
+        """Why those who look on see nothing more, said once."""
+        return None if self._events is None else self._events.take_trouble()
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Begin to write a checkpoint; return when its arrays have been copied.
@@ -235,6 +251,8 @@ class RunFolder:
     def close(self) -> None:
         """Finish what is being written, and close the record."""
         self._writer.shutdown(wait=True)
+        if self._events is not None:
+            self._events.close()
         self._record.close()
 
     def _write(self, checkpoint: Checkpoint) -> Path:
@@ -247,6 +265,8 @@ class RunFolder:
             # One that can't be removed is tried again next time.
             with contextlib.suppress(OSError):
                 old.unlink()
+        if self._events is not None:
+            self._events.add_checkpoint(checkpoint)
         return path
 
     def _set_damaged_aside(self, resumed: Path | None) -> None:

@@ -7,6 +7,9 @@ launcher, and end by themselves when it is gone.
 
 Ctrl-Z stops all of them together. A process that finds that it was itself suspended takes nobody's
 silence meanwhile for death: it restarts its clocks.
+
+Beside its count each process shows what it is doing, a number that costs nothing to set, for the
+launcher to show the user.
 """
 
 import contextlib
@@ -19,6 +22,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
 from multiprocessing.connection import wait
 
 import numpy as np
@@ -37,14 +42,27 @@ ORPHANED = 75  # exit status of a child that was ended because the launcher is g
 Clock = Callable[[], float]
 
 
+class Activity(IntEnum):
+    """What a process is doing."""
+
+    STARTING = 0
+    COMPUTING = 1
+    WAITING = 2  # for its loader
+    EXCHANGING = 3
+    VALIDATING = 4
+    SAVING = 5
+    READING = 6
+    IDLE = 7  # a loader that has filled its slot
+
+
 @dataclass(frozen=True)
 class Board:
-    """A counter for each process of a run, in shared memory.
+    """A counter for each process of a run, and what each is doing, in shared memory.
 
     Parameters
     ----------
     buffer : HostBuffer
-        Holds the counters, int64.
+        Holds the numbers, int64.
     names : tuple of str
         Of the processes, the launcher's first.
     timeout : float
@@ -58,12 +76,45 @@ class Board:
     @classmethod
     def create(cls, names: tuple[str, ...], timeout: float) -> "Board":
         """A new board, all counters at 0."""
-        return cls(HostBuffer.create(8 * len(names), "heartbeats"), names, timeout)
+        return cls(HostBuffer.create(2 * 8 * len(names), "heartbeats"), names, timeout)
 
     @property
     def counters(self) -> npt.NDArray[np.int64]:
         """(processes,), in the order of `names`; seen by all."""
-        return self.buffer.array((len(self.names),), np.int64)
+        return self._numbers[0]
+
+    @property
+    def activities(self) -> npt.NDArray[np.int64]:
+        """(processes,), each an `Activity`; seen by all."""
+        return self._numbers[1]
+
+    @property
+    def _numbers(self) -> npt.NDArray[np.int64]:
+        return self.buffer.array((2, len(self.names)), np.int64)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Where one process shows what it is doing.
+
+    Parameters
+    ----------
+    board : Board
+        Of the run.
+    place : int
+        The process's on the board.
+    """
+
+    board: Board
+    place: int
+
+    def show(self, activity: Activity) -> None:
+        """From now on it does this."""
+        self._activities[self.place] = activity
+
+    @cached_property
+    def _activities(self) -> npt.NDArray[np.int64]:
+        return self.board.activities
 
 
 class Watch:

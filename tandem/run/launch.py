@@ -19,7 +19,7 @@ from typing import Any, Literal
 from tandem.exchange import meetings
 from tandem.files import remove_partials
 from tandem.run import trainer
-from tandem.run.heartbeat import LAUNCHER, ORPHANED, Board, Heart, Watch
+from tandem.run.heartbeat import LAUNCHER, ORPHANED, Board, Heart, Sign, Watch
 from tandem.run.lock import FolderLock
 from tandem.run.messages import Failed, Finished, Ready, Stop
 from tandem.run.observe import Observer
@@ -64,16 +64,28 @@ class Crew:
         Their signs of life.
     folder : Path or None
         Where trainer 0 writes.
+    stderr : Connection or None
+        Where all write what they have to say; None is the launcher's own stderr.
     """
 
     board: Board
     folder: Path | None
+    stderr: Connection | None = None
     members: list[Member] = field(default_factory=list)
 
     @property
     def trainers(self) -> list[Member]:
         """The trainers, by rank."""
         return [member for member in self.members if member.is_trainer]
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The system's numbers of the processes, by name."""
+        return {m.name: m.process.pid for m in self.members if m.process.pid is not None}
+
+    def sign(self, name: str) -> Sign:
+        """Where the process of that name shows what it is doing."""
+        return Sign(self.board, self.board.names.index(name))
 
     def start(
         self, name: str, target: Callable[..., None], parcel: object, *arguments: object
@@ -100,6 +112,7 @@ class Crew:
             self.board.names.index(name),
             self.folder if name == "trainer 0" else None,
             tracker_pid(),
+            self.stderr,
         )
         process = context.Process(
             target=enter, args=(membership, target, *arguments, there), name=name, daemon=True
@@ -211,7 +224,7 @@ def launch(
         What to do.
     loader : callable
         The target of a loader process, called with a filler, a connection to the trainer, the
-        slots, and a connection to the launcher.
+        slots, a sign, and a connection to the launcher.
     observer : Observer
         Told of every report of trainer 0.
     lock : FolderLock, optional
@@ -228,11 +241,12 @@ def launch(
     board = Board.create(tuple(names), plan.config.peer_timeout_seconds)
     folder = plan.config.weights_path if plan.job == "train" else None
     heart = Heart(board, LAUNCHER)
-    signals, crew, patience = StopSignals(), Crew(board, folder), 0.0
+    signals, crew, patience = StopSignals(), Crew(board, folder, observer.stderr), 0.0
     try:
         heart.start()
         with _signals_held():
             _start(plan, loader, crew, lock)
+        observer.begin(board, crew.pids)
         failure = _supervise(plan, crew, observer, signals)
         if failure is None and all(member.finished for member in crew.trainers):
             patience = END_SECONDS
@@ -240,8 +254,8 @@ def launch(
         # Whatever comes, an exception here included, no process stays behind.
         crew.end(patience)
         heart.stop()
-        board.buffer.close()
         observer.close()
+        board.buffer.close()
         signals.restore()
     if failure is not None:
         return Outcome(explain(failure), failure, stopped=signals.count > 0)
@@ -271,10 +285,12 @@ def _start(plan: Plan, loader: LoaderTarget, crew: Crew, lock: FolderLock | None
         loader_end: Connection | None = None
         if plan.config.para_load:
             loader_end, trainer_end = multiprocessing.Pipe(duplex=True)
-            crew.start(f"loader {rank}", loader, plan.filler(), trainer_end, site.loader_side())
+            name, side = f"loader {rank}", site.loader_side()
+            crew.start(name, loader, plan.filler(), trainer_end, side, crew.sign(name))
             trainer_end.close()
-        seat = trainer.Seat(rank, places[rank], loader_end, site, lock)
-        crew.start(f"trainer {rank}", trainer.serve, plan, seat)
+        name = f"trainer {rank}"
+        seat = trainer.Seat(rank, places[rank], loader_end, site, crew.sign(name), lock)
+        crew.start(name, trainer.serve, plan, seat)
         if loader_end is not None:
             loader_end.close()
     for place, site in zip(places, sites, strict=True):

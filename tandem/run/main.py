@@ -59,7 +59,7 @@ def _train(config: Config, loader: LoaderTarget, lock: FolderLock) -> int:
             log.info("%s: all %d epochs are done already", plan.resumed, config.n_epochs)
             return 0
         announce(plan)
-        outcome = launch(plan, loader, TrainingObserver(), lock)
+        outcome = launch(plan, loader, TrainingObserver(plan), lock)
         failure = outcome.failure
         if outcome.stopped:
             return outcome.status
@@ -115,7 +115,7 @@ def run_validation(
         weights, rest = weights_argument(arguments, description)
         plan = make_plan(load_config(rest, description), "validate", Path(weights))
         announce(plan)
-        observer = ValidationObserver()
+        observer = ValidationObserver(plan)
         status = launch(plan, loader, observer).status
     except InputError as error:
         return refuse(error)

@@ -6,6 +6,7 @@ from typing import Literal
 from tandem.data.fill import FillRequest
 
 __all__ = [
+    "CheckpointBegun",
     "CheckpointWritten",
     "Diverged",
     "Failed",
@@ -85,6 +86,11 @@ class Progress:
     epoch: int
     step: int
     steps: int
+
+
+@dataclass(frozen=True)
+class CheckpointBegun:
+    """A checkpoint is being written, beside the training."""
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ class Model:
 
     Parameters
     ----------
-    network : AlexNet, or any object with its ``parameters``, ``kinds``, ``logits`` and ``cost``
-        The graph.
+    network : AlexNet, or any object with its ``parameters``, ``kinds``, ``logits``, ``cost`` and
+        ``classes``. The graph.
     config : Config
         Rates, precision, seed, and what else the functions depend on.
     mean : float32 (3, S, S)
@@ -102,6 +102,7 @@ class Model:
         self._mean = device_shared(mean.astype(config.dtype), name="mean", device=device)
         self._sums = {mode: self._zeros(mode) for mode in ("train", "validation")}
         self._last = self._zeros("last")
+        self._scores: DeviceSharedVariable | None = None
         self._finite = self._number("int64", "finite")
         self._values = {
             "epoch": self._number("int64", "epoch"),
@@ -193,6 +194,12 @@ class Model:
     def validate(self, slot: Slot) -> None:
         """Add up loss and errors of the slot's valid pictures, without dropout."""
         self._call("validation", slot)
+
+    def read_scores(self) -> np.ndarray:
+        """The network's outputs of the last minibatch that was validated, (row, class)."""
+        if self._scores is None:
+            raise RuntimeError("nothing has been validated yet")
+        return self._scores.get_value()
 
     def take_sums(self, mode: Mode) -> Sums:
         """Give the sums of training or of validation since the last call, and start from zero."""
@@ -325,7 +332,7 @@ class Model:
         rate = pt.tensor("learning_rate", dtype=self._config.dtype, shape=())
         updates = _added(self._sums["train"], self._last)
         weights, momenta, gradients = self._updated
-        for name in gradients:
+        for name in momenta:  # what is frozen has none
             own = self._rates[name]
             weight, momentum = momentum_step(
                 weights[name],
@@ -344,7 +351,12 @@ class Model:
         logits = self._network.logits(self._images(minibatch), None)
         cost = self._network.cost(logits, minibatch["labels"], minibatch["valid"])
         counts = self._counts(cost, logits, minibatch, errors=True)
-        return _Graph(minibatch, {}, _added(self._sums["validation"], counts))
+        if self._scores is None:
+            shape = (self._config.batch_size, self._network.classes)
+            value = np.zeros(shape, self._config.dtype)
+            self._scores = device_shared(value, name="scores", device=self._device)
+        updates = [*_added(self._sums["validation"], counts), (self._scores, logits)]
+        return _Graph(minibatch, {}, updates)
 
 
 def _are_finite(values: list[TensorVariable]) -> TensorVariable:

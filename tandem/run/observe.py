@@ -1,86 +1,83 @@
-"""What a person sees of a run: log lines and progress bars."""
+"""What a person sees of a run: one live view on a terminal, lines elsewhere."""
 
 import logging
+import os
 import sys
-from typing import Protocol
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Protocol
 
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
-
-from tandem.run.messages import CheckpointWritten, Progress, Remark
+from tandem.run.heartbeat import Board
+from tandem.run.messages import CheckpointWritten, Remark
+from tandem.run.plan import Plan
 from tandem.run.record import TrainRecord, ValidationRecord
+
+if TYPE_CHECKING:
+    from tandem.run.live import LiveView
 
 log = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """Told by the launcher what trainer 0 reports."""
+    """Told by the launcher how a run goes."""
+
+    @property
+    def stderr(self) -> Connection | None:
+        """Where the processes of the run are to write; None is the launcher's own stderr."""
+
+    def begin(self, board: Board, processes: Mapping[str, int]) -> None:
+        """The processes have been started: their names and numbers, and where they show what they
+        are doing."""
 
     def tell(self, message: object) -> None:
-        """A report has come."""
+        """A report of trainer 0 has come."""
 
     def close(self) -> None:
         """The run is over, however it ended."""
 
 
 class Watch:
-    """Progress on a terminal, where there is one."""
+    """A live view of a run, if there is a terminal that can show one. An `Observer`.
 
-    def __init__(self) -> None:
-        self._bar: tqdm | None = None
-        self._key: tuple[str, int] | None = None
-        self._figures: dict[str, str] = {}
-        self._redirect = logging_redirect_tqdm()
-        self._redirect.__enter__()
+    Parameters
+    ----------
+    plan : Plan
+        The run.
+    """
 
-    def show(self, progress: Progress) -> None:
-        """Move the bar of this epoch, or begin it."""
-        key = (progress.mode, progress.epoch)
-        if key != self._key:
-            self.close_bar()
-            self._key = key
-            self._bar = tqdm(
-                total=progress.steps,
-                desc=f"epoch {progress.epoch} {progress.mode}",
-                unit="step",
-                leave=False,
-                dynamic_ncols=True,
-                disable=not sys.stderr.isatty(),
-            )
-            self._bar.set_postfix(self._figures)
-        if self._bar is not None:
-            self._bar.update(progress.step - self._bar.n)
+    def __init__(self, plan: Plan) -> None:
+        self.view = _open_view(plan) if plan.config.live_view and can_show() else None
 
-    def note(self, **figures: str) -> None:
-        """Show figures at the end of the bar, and of the next ones."""
-        self._figures = figures
-        if self._bar is not None:
-            self._bar.set_postfix(figures)
+    @property
+    def stderr(self) -> Connection | None:
+        """See `Observer`."""
+        return None if self.view is None else self.view.stderr
 
-    def close_bar(self) -> None:
-        """Take the bar away."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+    def begin(self, board: Board, processes: Mapping[str, int]) -> None:
+        """See `Observer`."""
+        if self.view is not None:
+            self.view.begin(board, processes)
+
+    def tell(self, message: object) -> None:
+        """See `Observer`."""
+        if self.view is not None:
+            self.view.note(message)
 
     def close(self) -> None:
-        """Take everything away."""
-        self.close_bar()
-        self._redirect.__exit__(None, None, None)
+        """See `Observer`."""
+        if self.view is not None:
+            self.view.close()
 
 
-class TrainingObserver:
+class TrainingObserver(Watch):
     """Tells the user how a training run goes."""
-
-    def __init__(self) -> None:
-        self._watch = Watch()
 
     def tell(self, message: object) -> None:
         """Show a report."""
-        if isinstance(message, Progress):
-            self._watch.show(message)
-        elif isinstance(message, TrainRecord):
-            self._tell_training(message)
+        super().tell(message)
+        if isinstance(message, TrainRecord):
+            if self.view is None:
+                log.info("%s", describe_training(message))
         elif isinstance(message, ValidationRecord):
             log.info("%s", describe_validation(message))
         elif isinstance(message, CheckpointWritten):
@@ -88,48 +85,42 @@ class TrainingObserver:
         elif isinstance(message, Remark):
             log.info("%s", message.text)
 
-    def close(self) -> None:
-        """Take the progress bar away."""
-        self._watch.close()
 
-    def _tell_training(self, record: TrainRecord) -> None:
-        figures = {
-            "loss": f"{record.loss:.4f}",
-            "images/s": f"{record.images_per_second:.1f}",
-        }
-        if record.top1_error is not None:
-            figures["error"] = f"{100 * record.top1_error:.1f}%"
-        self._watch.note(**figures)
-        if not sys.stderr.isatty():
-            log.info(
-                "epoch %d step %d: %s, rate %.3g; seconds: compute %.2f, load %.2f, exchange %.2f",
-                record.epoch,
-                record.step,
-                ", ".join(f"{name} {value}" for name, value in figures.items()),
-                record.learning_rate,
-                record.compute_seconds,
-                record.load_wait_seconds,
-                record.exchange_seconds,
-            )
-
-
-class ValidationObserver:
+class ValidationObserver(Watch):
     """Keeps the one result of a validation run."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
         self.records: list[ValidationRecord] = []
-        self._watch = Watch()
 
     def tell(self, message: object) -> None:
         """Show progress; keep the result."""
-        if isinstance(message, Progress):
-            self._watch.show(message)
-        elif isinstance(message, ValidationRecord):
+        super().tell(message)
+        if isinstance(message, ValidationRecord):
             self.records.append(message)
 
-    def close(self) -> None:
-        """Take the progress bar away."""
-        self._watch.close()
+
+def _open_view(plan: Plan) -> "LiveView":
+    from tandem.run.live import LiveView
+
+    return LiveView(plan)
+
+
+def can_show() -> bool:
+    """Whether stderr is a terminal that can do more than lines."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+def describe_training(record: TrainRecord) -> str:
+    """One line that says how training goes."""
+    figures = [f"loss {record.loss:.4f}", f"images/s {record.images_per_second:.1f}"]
+    if record.top1_error is not None:
+        figures.append(f"error {100 * record.top1_error:.1f}%")
+    return (
+        f"epoch {record.epoch} step {record.step}: {', '.join(figures)}, "
+        f"rate {record.learning_rate:.3g}; seconds: compute {record.compute_seconds:.2f}, "
+        f"load {record.load_wait_seconds:.2f}, exchange {record.exchange_seconds:.2f}"
+    )
 
 
 def describe_validation(record: ValidationRecord) -> str:

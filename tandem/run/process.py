@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,15 @@ class Membership:
         removed.
     tracker : int or None
         The process in which Python's multiprocessing keeps track of resources.
+    stderr : Connection or None
+        What takes the place of a terminal that this process would write to.
     """
 
     board: Board
     place: int
     folder: Path | None = None
     tracker: int | None = None
+    stderr: Connection | None = None
 
 
 def enter(membership: Membership, target: Callable[..., None], *arguments: Any) -> None:
@@ -73,11 +77,21 @@ def settle(membership: Membership) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    if membership.stderr is not None:
+        _leave_terminal(membership.stderr)
     wake_when_parent_ends()
     Heart(membership.board, membership.place, partial(_leave, membership)).start()
     comm = Path("/proc/self/comm")
     if comm.exists():
         comm.write_text(multiprocessing.current_process().name.replace(" ", "-"))
+
+
+def _leave_terminal(stderr: Connection) -> None:
+    """Write what would go to the terminal to another place instead, whoever writes it."""
+    for descriptor in (1, 2):
+        if os.isatty(descriptor):
+            os.dup2(stderr.fileno(), descriptor)
+    stderr.close()
 
 
 def _leave(membership: Membership) -> None:

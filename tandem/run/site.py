@@ -113,13 +113,18 @@ class Site(Protocol):
 def make_sites(plan: Plan) -> list[Site]:
     """A site for each trainer of a plan, by rank."""
     slots = SlotLayout(plan.config.batch_size, plan.picture_size)
-    ranks = range(plan.trainers)
-    if plan.on_gpu:
-        detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in ranks)
-        numbers = [int(device.partition(":")[2]) for device in plan.devices]
-        return [CudaSite(number, slots, detours, plan.config.deterministic) for number in numbers]
-    if plan.config.exchange == "shared":
-        parameters = (HostBuffer.create(0, "parameters"),) * plan.trainers
+    if not plan.on_gpu:
+        return [*host_sites(slots, plan.trainers, plan.config.exchange)]
+    detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in range(plan.trainers))
+    numbers = [int(device.partition(":")[2]) for device in plan.devices]
+    return [CudaSite(number, slots, detours, plan.config.deterministic) for number in numbers]
+
+
+def host_sites(slots: SlotLayout, trainers: int, strategy: Strategy) -> list["HostSite"]:
+    """A site in host memory for each trainer, by rank."""
+    ranks = range(trainers)
+    if strategy == "shared":
+        parameters = (HostBuffer.create(0, "parameters"),) * trainers
     else:
         parameters = tuple(HostBuffer.create(0, f"parameters {rank}") for rank in ranks)
     gradients = tuple(HostBuffer.create(0, f"gradients {rank}") for rank in ranks)

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -30,8 +31,11 @@ from tandem.run.checkpoint import (
 )
 from tandem.run.feed import Feed, LoaderError
 from tandem.run.folder import RunFolder
+from tandem.run.gallery import Gallery
+from tandem.run.heartbeat import Activity, Sign
 from tandem.run.lock import FolderLock
 from tandem.run.messages import (
+    CheckpointBegun,
     CheckpointWritten,
     Diverged,
     Failed,
@@ -73,6 +77,8 @@ class Seat:
         To its loader process; None where the trainer loads by itself.
     site : Site
         Where its memory lies.
+    sign : Sign
+        Where it shows what it is doing.
     lock : FolderLock or None
         On the run folder, which stays locked as long as a trainer is there.
     """
@@ -81,6 +87,7 @@ class Seat:
     meeting: Meeting
     loader: Connection | None
     site: Site
+    sign: Sign
     lock: FolderLock | None = None
 
 
@@ -222,6 +229,7 @@ class Trainer:
         self.seat.meeting.meet()  # what they share is whole when everybody has loaded
         self._check_equal()
         self._folder = self._begin_folder()
+        self._gallery = Gallery(plan) if self._folder is not None else None
         self._last_save = time.monotonic()
         self._skips = 0
         launcher.send(Ready(seat.rank))
@@ -300,6 +308,7 @@ class Trainer:
         """Finish what is being written."""
         if self._folder is not None:
             self._folder.close()
+            self._tell_trouble()
 
     def finish(self) -> None:
         """Let the loader go, and give the memory back together with the other trainers."""
@@ -335,15 +344,18 @@ class Trainer:
             self.launcher.send(record)
 
     def _train_step(self, epoch: int, step: int, steps: int) -> None:
-        marks = [time.perf_counter()]
+        marks, show = [time.perf_counter()], self.seat.sign.show
+        show(Activity.WAITING)
         slot = self.memory.slots[next(self.feed)]
         load_wait = self.feed.take_wait_seconds()
         shares = self._shares(step)
         rate = learning_rate(self.config, epoch, step, steps, self.state.validation_errors)
         marks.append(time.perf_counter())
+        show(Activity.COMPUTING)
         self.model.compute_gradients(slot, epoch)
         bad = [] if self.model.is_finite() else self.feed.indices.tolist()
         marks.append(time.perf_counter())
+        show(Activity.EXCHANGING)
         words = self._agree(tuple(bad))
         if any(word.not_finite for word in words):
             self._skips += 1
@@ -352,10 +364,12 @@ class Trainer:
             self._skips = 0
             self.exchange.before_update(shares)
             marks.append(time.perf_counter())
+            show(Activity.COMPUTING)
             self.model.update(rate)
             if self.trainers > 1:  # who meet anyway; it is to count as computing
                 self.memory.wait()
             marks.append(time.perf_counter())
+            show(Activity.EXCHANGING)
             self.exchange.after_update(shares)
             marks.append(time.perf_counter())
             self._count_seconds(load_wait, marks)
@@ -388,12 +402,20 @@ class Trainer:
         self.model.take_sums("validation")
         steps = minibatch_count(self.plan.validation.size, self.plan.global_batch)
         for step in range(steps):
-            self.model.validate(self.memory.slots[next(self.feed)])
+            self.seat.sign.show(Activity.WAITING)
+            slot = self.memory.slots[next(self.feed)]
+            self.seat.sign.show(Activity.VALIDATING)
+            self.model.validate(slot)
+            if self._gallery is not None:
+                self._gallery.look(step, self.model.read_scores)
             self._report_progress("validation", epoch, step + 1, steps)
             if self.plan.job == "train" and any(word.stop for word in self._agree()):
                 self._save()
                 self._stop()
         self.feed.take_wait_seconds()
+        if self._folder is not None and self._gallery is not None:
+            draw = partial(self._gallery.draw, self._gallery.take())
+            self._folder.show("predictions", self.state.step, draw)
         sums = self._gather_sums("validation")
         return ValidationRecord(
             epoch=epoch + 1,
@@ -559,15 +581,22 @@ class Trainer:
     def _tell_written(self, wait: bool = False) -> None:
         if self._folder is not None and (path := self._folder.written(wait)):
             self.launcher.send(CheckpointWritten(str(path)))
+        self._tell_trouble()
+
+    def _tell_trouble(self) -> None:
+        if self._folder is not None and (text := self._folder.take_trouble()):
+            self.launcher.send(Remark(text))
 
     def _save(self) -> None:
         """Trainer 0 copies; the others can't overtake it, since the next step waits for it."""
         self._last_save = time.monotonic()
+        self.seat.sign.show(Activity.SAVING)
         sums = self.seat.meeting.gather(self.model.read_sums("train"))
         if self._folder is None:
             return
         self._tell_written(wait=True)
         config = self.config
+        self.launcher.send(CheckpointBegun())
         self._folder.save(
             Checkpoint(
                 *self.model.state(),

@@ -11,7 +11,8 @@ from PIL import Image
 from tiny import save_weights
 
 from alex_net import AlexNet
-from tandem.classify.classifier import Classifier
+from tandem import classify
+from tandem.classify import Classifier
 from tandem.data.squash import BadPictureError, squash
 from tandem.errors import InputError
 from tandem.run.checkpoint import read_checkpoint
@@ -59,6 +60,12 @@ def cut(prepared: np.ndarray, mean: Path, row: int, column: int) -> np.ndarray:
     """One window of each picture minus the mean at that window, (n, RGB, row, column)."""
     whole = prepared.transpose(0, 3, 1, 2).astype(np.float32) - np.load(mean)
     return whole[:, :, row : row + CROP, column : column + CROP]
+
+
+def test_the_room_has_what_it_says() -> None:
+    assert classify.Guess.__name__ == "Guess"
+    with pytest.raises(AttributeError, match="has no attribute 'guess'"):
+        _ = classify.guess
 
 
 def test_the_centre_is_looked_at(weights: Path, mean: Path) -> None:

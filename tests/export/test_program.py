@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from tiny import ROOT, prepare, run_program, save_weights, settings
 
-from tandem.classify.classifier import Classifier
+from tandem.classify import Classifier
 from tandem.data.batchfile import write_batch
 from tandem.data.manifest import read_manifest
 from tandem.errors import InputError

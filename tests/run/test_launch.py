@@ -34,7 +34,7 @@ def test_an_exception_in_a_trainer_is_told_with_its_own_traceback(
 ) -> None:
     plan = plan_of(tmp_path, network="broken_network:BrokenAlexNet")
     with caplog.at_level(logging.INFO):
-        assert launch(plan, proc_load.serve, ValidationObserver()).status == 1
+        assert launch(plan, proc_load.serve, ValidationObserver(plan)).status == 1
     messages = [record.getMessage() for record in caplog.records]
     assert messages[-1] == (
         "error: the run has ended: trainer 1: ZeroDivisionError: broken on purpose"
@@ -49,7 +49,7 @@ def test_bad_input_that_a_trainer_finds_has_exit_status_2(
     plan = plan_of(tmp_path)
     plan = replace(plan, config=plan.config.model_copy(update={"crop_size": 40}))
     with caplog.at_level(logging.INFO):
-        assert launch(plan, proc_load.serve, ValidationObserver()).status == 2
+        assert launch(plan, proc_load.serve, ValidationObserver(plan)).status == 2
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("error: crop_size, width: AlexNet: at crop_size 40")
     assert list((tmp_path / "run").iterdir()) == []

@@ -152,6 +152,24 @@ def test_sums_count_every_valid_picture_until_they_are_taken() -> None:
     assert model.take_sums("validation") == Sums()
 
 
+@pytest.mark.parametrize("records", [False, True])
+def test_scores_are_the_outputs_that_loss_and_errors_follow_from(records: bool) -> None:
+    model, *_ = build(records)
+    with pytest.raises(RuntimeError, match="nothing has been validated"):
+        model.read_scores()
+    for seed in (1, 2):
+        slot = slot_of(valid=2, seed=seed)
+        model.take_sums("validation")
+        model.validate(slot)
+        scores, labels = model.read_scores(), slot.labels[:2]
+        assert scores.shape == (BATCH, CLASSES)
+        powers = np.exp(scores[:2])
+        likelihood = powers[[0, 1], labels] / powers.sum(axis=1)
+        sums = model.take_sums("validation")
+        assert sums.loss == pytest.approx(-np.log(likelihood).sum(), rel=1e-9)
+        assert sums.top1_errors == np.count_nonzero(scores[:2].argmax(axis=1) != labels)
+
+
 def test_dropout_is_in_the_training_graph_alone() -> None:
     model, _, _, _ = build()
 

@@ -1,0 +1,118 @@
+"""What does it cost that trainers agree on their weights? Against copying them once.
+
+    python -m benchmarks.exchange
+
+Trainers are processes, with 61 million weights and as many momenta each, float32 (488 MB), in host
+memory that all of them see. When two exchange, each reads half of both vectors and writes half of
+both: as many bytes as when each of them copies its vector at the same time. "One copy" is
+``vector.copy()`` in one process, which also pays for the pages of a new array; into memory that is
+there already a copy is quicker, and is told beside it.
+"""
+
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from benchmarks.measure import Comparison, Measured, compare, measure, run
+from benchmarks.team import Team, serve
+from tandem.exchange import (
+    AverageGradients,
+    AverageParameters,
+    Meeting,
+    SharedParameters,
+    meetings,
+)
+from tandem.exchange.average import shard
+from tandem.memory import HostBuffer
+
+PARAMETERS = 60_965_224  # of AlexNet
+
+
+def main() -> int:
+    """Answer as the command line says."""
+    return run(__doc__, answer, rounds=15)
+
+
+def answer(rounds: int, parameters: int = PARAMETERS, most: int = 4) -> Iterator[Comparison]:
+    """Compare exchanges of two trainers with copies; then those of 1 to `most` trainers."""
+    vector, target = np.ones((2, 2 * parameters), np.float32)
+    copies = {
+        "one copy": vector.copy,
+        "one copy into memory that is there": lambda: np.copyto(target, vector),
+    }
+    yield from _two_trainers(rounds, parameters, copies)
+    for trainers in range(1, most + 1):
+        with trainers_team(trainers, parameters) as team:
+            found = measure({"average": lambda: team.do("average"), **copies}, rounds)
+        exchange, copy, _ = found
+        question = "exchange over the number of trainers"
+        name = f"{trainers} trainer{'s' * (trainers > 1)}"
+        yield compare(question, Measured(name, exchange.seconds), copy, "time")
+
+
+def _two_trainers(rounds: int, parameters: int, copies: dict) -> Iterator[Comparison]:
+    tasks = ("average", "gradients", "shared", "plain NumPy", "both copy at once")
+    with trainers_team(2, parameters) as team:
+        steps = {task: lambda task=task: team.do(task) for task in tasks}
+        found = {m.name: m for m in measure({**steps, **copies}, rounds)}
+    question = f"exchange of two trainers, {parameters / 1e6:.0f} M weights and momenta"
+    copy, quick, both = (found[name] for name in (*copies, "both copy at once"))
+    yield compare(question, found["average"], copy, "time", target=0.7)
+    yield compare(question, found["average"], quick, "time")
+    yield compare(question, found["average"], both, "time")
+    for name in ("gradients", "shared", "plain NumPy"):
+        yield compare(question, found[name], copy, "time")
+
+
+def trainers_team(trainers: int, parameters: int) -> Team:
+    """Trainers that do nothing but exchange."""
+    buffers = tuple(HostBuffer.create(8 * parameters) for _ in range(trainers))
+    places = meetings(trainers)
+    team = Team(exchange_alone, [(place, buffers, parameters) for place in places])
+    for place in places:  # whose ends are to be the processes' alone
+        place.close()
+    return team
+
+
+def exchange_alone(
+    place: Meeting, buffers: tuple[HostBuffer, ...], parameters: int, pipe: Connection
+) -> None:
+    """What one trainer's process does."""
+    vectors = [buffer.array((2 * parameters,), np.float32) for buffer in buffers]
+    gradients = [vector[:parameters] for vector in vectors]
+    own = vectors[place.rank]
+    own[:] = place.rank
+    copy = HostBuffer.create(own.nbytes).array(own.shape, own.dtype)
+    copy[:] = 0
+    shares = [1 / len(vectors)] * len(vectors)
+    parts = [vector[shard(vector.size, len(vectors), place.rank)] for vector in vectors]
+
+    def plain() -> None:
+        place.meet()
+        mean = sum(parts[1:], parts[0]) / len(parts)
+        for part in parts:
+            part[:] = mean
+        place.meet()
+
+    average = AverageParameters(place, vectors)
+    average_gradients = AverageGradients(place, gradients)
+    shared = SharedParameters(place, gradients)
+
+    def share() -> None:
+        shared.before_update(shares)
+        shared.after_update(shares)
+
+    tasks = {
+        "average": lambda: average.after_update(shares),
+        "gradients": lambda: average_gradients.before_update(shares),
+        "shared": share,
+        "plain NumPy": plain,
+        "both copy at once": lambda: np.copyto(copy, own),
+        "sum": lambda: float(own.sum(dtype=float)),
+    }
+    serve(pipe, tasks)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

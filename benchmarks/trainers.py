@@ -1,0 +1,189 @@
+"""Are two trainers of one thread as fast as one trainer of two threads?
+
+    python -m benchmarks.trainers
+
+Both work on the same global minibatch: 64 pictures of 227 pixels, 32 for each of the two, with the
+whole network. What two trainers do beside is to exchange, and to update the weights each, which one
+trainer does once; so their gradients are compared alone, and then whole steps with each strategy.
+Memory, exchange and model are those of a run; the minibatch is noise that is there already.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import Comparison, Measured, compare, measure, run
+from benchmarks.team import Team, serve
+from tandem.exchange import Exchange, Meeting, meetings
+from tandem.memory import Slot, SlotLayout
+from tandem.run.config import Config
+from tandem.run.site import HostSite, Strategy, host_sites
+
+RATE = 1e-4
+STRATEGIES: tuple[Strategy, ...] = ("average", "gradients", "shared")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a step: pictures of all trainers, their side, classes and the network's width."""
+
+    batch: int = 64
+    crop: int = 227
+    classes: int = 1000
+    width: float = 1.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of a step of one trainer."""
+
+    gradients: float
+    exchange: float
+    update: float
+
+
+def main() -> int:
+    """Answer as the command line says."""
+    return run(__doc__, answer, rounds=5)
+
+
+def answer(rounds: int, sizes: Sizes = Sizes()) -> Iterator[Comparison]:
+    """Compare two trainers with one, with gradients alone and with all."""
+    parts: dict[str, list[list[Parts]]] = {name: [] for name in ("one", *STRATEGIES)}
+    with trainers_team(1, 2, sizes) as one, trainers_team(2, 1, sizes) as two:
+
+        def step(name: str) -> None:
+            team, task = (one, "average") if name == "one" else (two, name)
+            parts[name].append(team.do(task))
+
+        steps = {name: lambda name=name: step(name) for name in parts}
+        whole = {m.name: m for m in measure(steps, rounds)}
+    slowest = {name: [_slowest(ranks) for ranks in parts[name][-rounds:]] for name in parts}
+
+    def seconds(name: str, of: Callable[[Parts], float], label: str) -> Measured:
+        return Measured(label, tuple(of(part) for part in slowest[name]))
+
+    question = f"two trainers of one thread, {sizes.batch} pictures of {sizes.crop} pixels in all"
+    peer = "one trainer of two threads"
+    alone = [
+        seconds(name, lambda part: part.gradients, label)
+        for name, label in (("average", "gradients alone"), ("one", f"{peer}, gradients alone"))
+    ]
+    yield compare(question, *alone, target=0.95)
+    for name in STRATEGIES:
+        ours = Measured(f"exchange: {name}", whole[name].seconds)
+        yield compare(question, ours, Measured(peer, whole["one"].seconds))
+    question = "exchange and update of two trainers"
+    update = seconds("one", lambda part: part.update, "update of one trainer")
+    for name in STRATEGIES:
+        ours = seconds(name, lambda part: part.exchange + part.update, f"exchange: {name}")
+        yield compare(question, ours, update, "time")
+
+
+def _slowest(ranks: Sequence[Parts]) -> Parts:
+    """A step takes as long as its slowest trainer; the others wait for it in their exchange."""
+    return Parts(
+        max(part.gradients for part in ranks),
+        min(part.exchange for part in ranks),
+        max(part.update for part in ranks),
+    )
+
+
+def trainers_team(trainers: int, threads: int, sizes: Sizes) -> Team:
+    """Trainers with their memory: one for strategies that have a copy each, one that they share."""
+    config = Config(
+        crop_size=sizes.crop,
+        width=sizes.width,
+        batch_size=sizes.batch // trainers,
+        threads=threads,
+        compile=False,
+    )
+    slots, places = SlotLayout(config.batch_size, sizes.crop), meetings(trainers)
+    own, shared = (host_sites(slots, trainers, strategy) for strategy in ("average", "shared"))
+    arguments = [
+        (config, sizes.classes, place, own[rank], shared[rank]) for rank, place in enumerate(places)
+    ]
+    team = Team(train_alone, arguments)
+    for place in places:  # whose ends are to be the processes' alone
+        place.close()
+    return team
+
+
+def train_alone(
+    config: Config, classes: int, place: Meeting, own: HostSite, shared: HostSite, pipe: Connection
+) -> None:
+    """What one trainer's process does."""
+    os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    from alex_net import AlexNet
+    from tandem.device import keep_freed_memory, set_threads
+
+    set_threads(int(config.threads))
+    keep_freed_memory()
+    net = AlexNet(config.crop_size, classes, config.width)
+    tasks: dict[str, Callable[[], Parts]] = {}
+    for site, strategies in ((own, STRATEGIES[:2]), (shared, STRATEGIES[2:])):
+        tasks |= _tasks(config, net, place, site, strategies)
+    serve(pipe, tasks)
+
+
+def _tasks(
+    config: Config, net: Any, place: Meeting, site: HostSite, strategies: Sequence[Strategy]
+) -> dict[str, Callable[[], Parts]]:
+    """A step with each strategy over one site."""
+    from tandem.run.model import Model
+
+    shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
+    memory = site.open(place, shapes, config.dtype)
+    mean = np.full((3, config.crop_size, config.crop_size), 120, np.float32)
+    model = Model(
+        net,
+        config,
+        mean,
+        memory.vectors,
+        compile=bool(config.compile),
+        device_crops=False,
+        updated=memory.updated(strategies[0]),
+    )
+    model.load(dict(net.initial_values(seed=1)), {})
+    slot = memory.slots[0]
+    _fill(slot, net, place.rank)
+    trainers = len(site.gradients)
+
+    def task(strategy: Strategy) -> Callable[[], Parts]:
+        exchange = memory.exchange(strategy)
+        return lambda: _step(model, slot, exchange, [1 / trainers] * trainers)
+
+    return {strategy: task(strategy) for strategy in strategies}
+
+
+def _fill(slot: Slot, net: Any, rank: int) -> None:
+    """Noise: on zeros some kernels are faster than they will be."""
+    rng = np.random.default_rng(rank)
+    slot.pictures[...] = rng.integers(0, 256, slot.pictures.shape, np.uint8)
+    slot.labels[...] = rng.integers(0, net.classes, slot.labels.shape)
+    slot.indices[...] = rng.integers(0, 100_000, slot.indices.shape)
+    slot.valid[...] = len(slot.labels)
+
+
+def _step(model: Any, slot: Slot, exchange: Exchange, shares: Sequence[float]) -> Parts:
+    """A step as `tandem.run.trainer` makes it."""
+    begun = time.perf_counter()
+    model.compute_gradients(slot, epoch=0)
+    model.is_finite()
+    computed = time.perf_counter()
+    exchange.before_update(shares)
+    exchanged = time.perf_counter()
+    model.update(RATE)
+    updated = time.perf_counter()
+    exchange.after_update(shares)
+    ended = time.perf_counter()
+    return Parts(computed - begun, exchanged - computed + ended - updated, updated - exchanged)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

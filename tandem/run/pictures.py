@@ -1,0 +1,117 @@
+"""Pictures of what a network has learned: its first filters, and some of its predictions."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+RIGHT, WRONG = "#0072B2", "#D55E00"  # told apart by people of every kind of colour vision
+
+_COLOURS = 3
+_TILE = 176  # pixels on each side of a picture on a sheet
+_FRAME = 4
+_LINE = 15  # pixels from a line of text to the next
+_SHOWN = 3  # classes with their probabilities
+
+
+def colour_filters(weights: Mapping[str, npt.NDArray]) -> npt.NDArray | None:
+    """The filters that see colours, (filter, RGB, row, column): the first that have this shape."""
+    for array in weights.values():
+        if array.ndim == 4 and array.shape[1] == _COLOURS:
+            return array
+    return None
+
+
+def filter_grid(filters: npt.NDArray, scale: int = 1, gap: int = 1) -> npt.NDArray[np.uint8]:
+    """Filters beside each other on white, wider than high.
+
+    Each is scaled by its own largest weight, and grey is zero: what the filter looks like matters,
+    not how strong it is.
+
+    Parameters
+    ----------
+    filters : float (filter, RGB, row, column)
+    scale : int
+        Pixels of the picture for one of a filter, in each direction.
+    gap : int
+        White pixels between two filters.
+
+    Returns
+    -------
+    uint8 (row, column, RGB)
+    """
+    n, _, rows, columns = filters.shape
+    largest = np.abs(filters).max(axis=(1, 2, 3), keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shades = np.nan_to_num(0.5 + 0.5 * filters / largest, nan=0.5)
+    tiles = np.rint(255 * shades).astype(np.uint8).transpose(0, 2, 3, 1)
+    tiles = tiles.repeat(scale, axis=1).repeat(scale, axis=2)
+    rows, columns = rows * scale, columns * scale
+    down = max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0 or d * d <= n // 2)
+    across = -(-n // down)
+    grid = np.full((down * (rows + gap) - gap, across * (columns + gap) - gap, 3), 255, np.uint8)
+    for number, tile in enumerate(tiles):
+        y, x = divmod(number, across)
+        y, x = y * (rows + gap), x * (columns + gap)
+        grid[y : y + rows, x : x + columns] = tile
+    return grid
+
+
+def prediction_sheet(
+    crops: npt.NDArray[np.uint8],
+    labels: Sequence[int],
+    probabilities: npt.NDArray,
+    names: Sequence[str],
+    across: int = 4,
+) -> Image.Image:
+    """Pictures with what they are and what the network takes them for.
+
+    Parameters
+    ----------
+    crops : uint8 (n, S, S, 3)
+        (picture, row, column, RGB).
+    labels : sequence of int
+        What they are.
+    probabilities : float (n, classes)
+        What the network says.
+    names : sequence of str
+        Of the classes.
+    across : int
+        Pictures in a row.
+
+    Returns
+    -------
+    Image
+        RGB. A frame is blue where the first prediction is right, and orange where it is not.
+    """
+    width, height = _TILE + 2 * _FRAME, _TILE + 2 * _FRAME + (1 + _SHOWN) * _LINE + _FRAME
+    down = -(-len(crops) // across)
+    size = (across * (width + _FRAME) - _FRAME, down * (height + _FRAME) - _FRAME)
+    sheet = Image.new("RGB", size, "white")
+    for number, (crop, label, row) in enumerate(zip(crops, labels, probabilities, strict=True)):
+        y, x = divmod(number, across)
+        place = x * (width + _FRAME), y * (height + _FRAME)
+        sheet.paste(_captioned(crop, label, row, names, (width, height)), place)
+    return sheet
+
+
+def _captioned(
+    crop: npt.NDArray[np.uint8],
+    label: int,
+    probabilities: npt.NDArray,
+    names: Sequence[str],
+    size: tuple[int, int],
+) -> Image.Image:
+    best = np.argsort(-probabilities, kind="stable")[:_SHOWN].tolist()
+    tile = Image.new("RGB", size, "white")
+    draw, font = ImageDraw.Draw(tile), ImageFont.load_default(size=12)
+    tile.paste(RIGHT if best[0] == label else WRONG, (0, 0, size[0], size[0]))
+    picture = Image.fromarray(crop).resize((_TILE, _TILE), Image.Resampling.BICUBIC)
+    tile.paste(picture, (_FRAME, _FRAME))
+    lines = [f"is {names[label]}"]
+    lines += [f"{100 * probabilities[k]:.0f} %  {names[k]}" for k in best]
+    for number, line in enumerate(lines):
+        draw.text((_FRAME, size[0] + _FRAME + number * _LINE), line, "black", font)
+    return tile
