@@ -21,7 +21,7 @@ MOST_ROLLBACKS = 10  # from one checkpoint
 
 
 def run_training(
-    arguments: Sequence[str] | None, network: str, loader: LoaderTarget, description: str | None
+    arguments: Sequence[str] | None, loader: LoaderTarget, description: str | None
 ) -> int:
     """Train.
 
@@ -29,8 +29,6 @@ def run_training(
     ----------
     arguments : sequence of str or None
         The command line; None is the process's own.
-    network : str
-        "module:class" of the network; only trainer processes import it.
     loader : callable
         Target of the loader processes, see `launch`.
     description : str or None
@@ -45,18 +43,18 @@ def run_training(
     try:
         config = load_config(arguments, description)
         with locked(config.weights_path) as lock:
-            return _train(config, network, loader, lock)
+            return _train(config, loader, lock)
     except InputError as error:
         return refuse(error)
     except KeyboardInterrupt:
         return interrupted()
 
 
-def _train(config: Config, network: str, loader: LoaderTarget, lock: FolderLock) -> int:
+def _train(config: Config, loader: LoaderTarget, lock: FolderLock) -> int:
     """Train, as often as the configuration permits to go on after a fault; the exit status."""
     restarts, skipped = 0, Rollbacks()
     while True:
-        plan = make_plan(config, network, skipped=skipped.minibatches)
+        plan = make_plan(config, skipped=skipped.minibatches)
         if plan.resumed is not None and read_state(plan.resumed).epoch >= config.n_epochs:
             log.info("%s: all %d epochs are done already", plan.resumed, config.n_epochs)
             return 0
@@ -109,13 +107,13 @@ class Rollbacks:
 
 
 def run_validation(
-    arguments: Sequence[str] | None, network: str, loader: LoaderTarget, description: str | None
+    arguments: Sequence[str] | None, loader: LoaderTarget, description: str | None
 ) -> int:
     """Validate one checkpoint and print its loss and errors. Parameters as in `run_training`."""
     configure_logging()
     try:
         weights, rest = weights_argument(arguments, description)
-        plan = make_plan(load_config(rest, description), network, "validate", Path(weights))
+        plan = make_plan(load_config(rest, description), "validate", Path(weights))
         announce(plan)
         observer = ValidationObserver(plan)
         status = launch(plan, loader, observer).status
