@@ -1,7 +1,7 @@
 """What holds for all tests.
 
-Those marked `gpu` are skipped, with the reason, where there is no GPU to be used. A program that was
-called within a test leaves no handler behind, whose stream pytest closes.
+Those marked `gpu` are skipped, with the reason, where there is no GPU to be used. A program that
+was called within a test leaves no handler behind, whose stream pytest closes.
 """
 
 import logging

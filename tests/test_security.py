@@ -228,7 +228,7 @@ def test_a_checkpoint_is_not_unpickled(site: Site, pristine: Path, trap: Trap) -
     path = site.folder / "run" / "epoch-0001.safetensors"
     site.plant(trap, path)
     for read in (read_checkpoint, read_state, read_description):
-        with pytest.raises(InputError, match="not a checkpoint, or damaged|a file of PyTorch"):
+        with pytest.raises(InputError, match=r"not a checkpoint, or damaged|a file of PyTorch"):
             read(path)
     with pytest.raises(InputError, match="not a checkpoint, or damaged"):
         initial_weights(path, {"conv1.weight": (1,)})
