@@ -108,6 +108,8 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
         ".caffemodel": _convert_caffe,
         ".binaryproto": _convert_mean,
     }
+    if settings.epoch is not None and settings.epoch < 0:
+        raise InputError(f"--epoch is {settings.epoch}; it must be at least 0")
     if source.is_dir():
         _convert_folder(source, target, settings)
     elif not source.exists():
