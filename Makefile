@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow soak bench bench-ranks gpu-test gpu-bench lint clean
+.PHONY: demo test test-slow soak bench bench-ranks gpu-test gpu-bench lint docs clean
 
 demo: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
@@ -41,8 +41,12 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Pages from docs/ and from the docstrings, in docs/_build/html; a warning is an error.
+docs: .venv/docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --fresh-env -d docs/_build/doctrees docs docs/_build/html
+
 clean:
-	rm -rf .venv runs/demo runs/soak data/demo
+	rm -rf docs/_build docs/api .venv runs/demo runs/soak data/demo
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -53,4 +57,8 @@ clean:
 
 .venv/gpu: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[gpu]"
+	touch $@
+
+.venv/docs: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
 	touch $@

@@ -12,12 +12,11 @@ The exit status is 1 if a picture could not be read; the others are named all th
 from collections.abc import Sequence
 
 from tandem.classify.program import run_classification
-from tandem.run.network import ALEXNET
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Classify as the command line says; return the exit status."""
-    return run_classification(arguments, ALEXNET, description=__doc__)
+    return run_classification(arguments, description=__doc__)
 
 
 if __name__ == "__main__":

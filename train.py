@@ -3,6 +3,7 @@
 One trainer on the CPU:      python train.py --devices cpu
 Two trainers, two loaders:   python train.py --devices cpu cpu
 Another configuration:       python train.py --config demo/config.yaml --n_epochs 3
+Another network:             python train.py --network examples.le_net:LeNet
 Go on after an interruption: python train.py --resume_train true
 Eight ranks, over machines:  mpirun -n 8 python train.py
 All settings:                python train.py --help
@@ -12,12 +13,11 @@ from collections.abc import Sequence
 
 import proc_load
 from tandem.run.main import run_training
-from tandem.run.network import ALEXNET as NETWORK
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as the configuration and the command line say; return the exit status."""
-    return run_training(arguments, NETWORK, proc_load.serve, description=__doc__)
+    return run_training(arguments, proc_load.serve, description=__doc__)
 
 
 if __name__ == "__main__":

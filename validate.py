@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 import proc_load
 from tandem.run.main import run_validation
-from train import NETWORK
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Validate as the command line says; return the exit status."""
-    return run_validation(arguments, NETWORK, proc_load.serve, description=__doc__)
+    return run_validation(arguments, proc_load.serve, description=__doc__)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def dropout_masks(net: AlexNet, seed: int, epoch: int, indices: np.ndarray) -> l
 
 def minibatches(config: Config, trainers: int) -> Iterator[tuple[int, int, int, Slot]]:
     """(epoch, step in the epoch, steps per epoch, filled slot) for each global minibatch."""
-    plan = make_plan(config, "alex_net:AlexNet")
+    plan = make_plan(config)
     size = config.batch_size * trainers
     layout = SlotLayout(size, plan.picture_size)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
@@ -120,7 +120,7 @@ def plain_losses(config: Config, trainers: int, count: int) -> Iterator[float]:
     elsewhere = {"weights_dir": "runs/none", "resume_train": False}
     on_cpu = {"use_data_layer": False, "devices": ("cpu",) * trainers}
     config = config.model_copy(update=elsewhere | on_cpu)
-    plan = make_plan(config, "alex_net:AlexNet")
+    plan = make_plan(config)
     mean = read_mean(config.mean_path, plan.train.image_size)
     net = AlexNet(config.crop_size, plan.classes, config.width)
     parameters = {

@@ -3,10 +3,10 @@
     python -m benchmarks.loader
 
 Filling is compared with the least that it could be, a system call a picture that reads it whole
-into the same memory, the arguments ready; and with the same work as it is written with
-NumPy and with PyTorch's DataLoader. All files are in the page cache, and each side has one process
-that loads. Ours leaves the pixels uint8, for the device to subtract the mean; the others leave
-float32 without the mean.
+into the same memory, the arguments ready; and with the same work as it is written with NumPy and
+with PyTorch's DataLoader. All files are in the page cache, and each side has one process that
+loads. Ours leaves the pixels uint8, for the device to subtract the mean; the others leave float32
+without the mean. Memory is the proportional set size that Linux tells.
 """
 
 import itertools
@@ -254,10 +254,14 @@ def load(loader: ProcessLoader, requests: Sequence[FillRequest]) -> None:
     exhaust(Feed(requests, loader))
 
 
-def resident(pid: int) -> float:
-    """Memory of a process, MB: its proportional set size, to which shared pages count in part."""
+def resident(pid: int, kind: str = "Pss") -> float:
+    """Memory of a process, MB: its proportional set size, to which shared pages count in part.
+
+    With ``Pss_Anon`` only what is in no file and no shared memory: others that end or begin don't
+    change that.
+    """
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    (kilobytes,) = re.findall(r"^Pss: +(\d+) kB$", rollup, re.MULTILINE)
+    (kilobytes,) = re.findall(rf"^{kind}: +(\d+) kB$", rollup, re.MULTILINE)
     return int(kilobytes) * 1024 / 1e6
 
 
@@ -310,11 +314,11 @@ def processes(dataset: Dataset, folder: Path, sizes: Sizes, rounds: int) -> Iter
 
 def memory(epoch: Epoch, loader: ProcessLoader, pid: int, steady: int) -> Iterator[Figure]:
     """What a loader process takes once it is warm, slots included, and whether it grows."""
-    before = resident(pid)
+    before = resident(pid, "Pss_Anon")
     load(loader, list(itertools.islice(itertools.cycle(epoch.requests), steady)))
-    question = "memory of a loader process, its slots included"
-    yield Figure(question, "proportional set size", before, "MB", MEMORY_TARGET)
-    grown = resident(pid) - before
+    question = "memory of a loader process"
+    taken, grown = resident(pid), resident(pid, "Pss_Anon") - before
+    yield Figure(question, "all, its slots included", taken, "MB", MEMORY_TARGET)
     yield Figure(question, f"growth over {steady} minibatches", grown, "MB", GROWTH_TARGET)
 
 

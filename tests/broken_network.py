@@ -4,6 +4,7 @@
 """
 
 import multiprocessing
+import os
 import sys
 from typing import Any
 
@@ -45,7 +46,7 @@ class Explode(Op):
 
 
 def explode(x: Any, epoch: Any, indices: Any) -> Any:
-    if int(epoch) == 2 and PICTURE in indices.tolist():
+    if int(epoch) == 2 and PICTURE in indices.tolist() and "MENDED" not in os.environ:
         raise ZeroDivisionError("broken late on purpose")
     return x
 
@@ -55,7 +56,7 @@ def lower_explode(op: Explode, node: Apply, device: Any, compiled: bool) -> Lowe
 
 
 class LateAlexNet(AlexNet):
-    """Fails in the third epoch, in the trainer that has the picture."""
+    """Fails in the third epoch, in the trainer that has the picture, until MENDED is set."""
 
     def logits(self, images: Any, keys: DropoutKeys | None) -> Any:
         logits = super().logits(images, keys)

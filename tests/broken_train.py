@@ -10,4 +10,5 @@ from tandem.run.main import run_training
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]
-    raise SystemExit(run_training(arguments, f"broken_network:{name}", proc_load.serve, None))
+    network = ["--network", f"broken_network:{name}"]
+    raise SystemExit(run_training([*network, *arguments], proc_load.serve, None))

@@ -1,4 +1,11 @@
-"""Tests marked `gpu` are skipped, with the reason, where there is no GPU to be used."""
+"""What holds for all tests.
+
+Those marked `gpu` are skipped, with the reason, where there is no GPU to be used. A program that
+was called within a test leaves no handler behind, whose stream pytest closes.
+"""
+
+import logging
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,3 +19,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("no GPU was found")
     if missing := missing_for_gpus():
         pytest.skip(missing)
+
+
+@pytest.fixture(autouse=True)
+def former_log_handlers() -> Iterator[None]:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = before
+    root.setLevel(level)

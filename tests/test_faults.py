@@ -65,7 +65,7 @@ def assert_same(ours: Path, theirs: Path) -> None:
 
 
 def test_a_run_starts_again_by_itself_as_often_as_it_may(
-    data: Path, tmp_path: Path, whole: Path
+    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path, whole: Path
 ) -> None:
     """The fault comes back each time, so that a limit is needed."""
     run = tmp_path / "run"
@@ -78,7 +78,10 @@ def test_a_run_starts_again_by_itself_as_often_as_it_may(
     assert re.match(r"error: the run has ended: trainer [01]: ZeroDivisionError: broken late", last)
     assert read_state(list_checkpoints(run)[-1]).epoch == 2
     # Mended, it goes on, and loses nothing.
-    result = run_program("train.py", settings(data, run, **COMMON, resume_train=True))
+    monkeypatch.setenv("MENDED", "1")
+    result = run_program(
+        "tests/broken_train.py", ["LateAlexNet", *arguments, "--resume_train", "true"]
+    )
     assert result.returncode == 0, result.stderr
     assert_same(run, whole)
 

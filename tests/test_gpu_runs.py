@@ -11,7 +11,6 @@ from safetensors.numpy import load_file
 from tiny import prepare, read_record, run_program, settings, without_times
 
 import proc_load
-import train
 from tandem.run.config import load_config
 from tandem.run.folder import list_checkpoints
 from tandem.run.main import run_training
@@ -43,7 +42,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train_pretended(data: Path, run: Path, **changes: Any) -> int:
     arguments = settings(data, run, **{**COMMON, "compile": False, **changes})
-    return run_training(arguments, train.NETWORK, proc_load.serve, None)
+    return run_training(arguments, proc_load.serve, None)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def test_gpus_have_no_memory_that_all_share(
 
 
 def test_where_trainers_work_decides_where_memory_lies(data: Path, tmp_path: Path) -> None:
-    plan = make_plan(load_config(settings(data, tmp_path / "run", devices=["cpu"] * 2)), "a:B")
+    plan = make_plan(load_config(settings(data, tmp_path / "run", devices=["cpu"] * 2)))
     sites = make_sites(plan)
     assert [type(site) for site in sites] == [HostSite] * 2
     assert sites[0].parameters is sites[1].parameters

@@ -69,7 +69,7 @@ def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
         weights_dir=str(data / "run"),
         n_epochs=2,
     )
-    plan = make_plan(config, "alex_net:AlexNet")
+    plan = make_plan(config)
     mean = read_mean(config.mean_path, SIZE)
     images_of = graph_input(plan.picture_size, mean, cropped=not device_crops)
     layout = SlotLayout(BATCH, plan.picture_size)
@@ -91,7 +91,7 @@ def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
 
 def test_a_resumed_epoch_goes_on_with_the_next_minibatch(data: Path) -> None:
     settings = {"data_folder": str(data), "crop_size": CROP, "batch_size": BATCH, "n_epochs": 3}
-    plan = make_plan(Config(weights_dir=str(data / "run"), **settings), "alex_net:AlexNet")
+    plan = make_plan(Config(weights_dir=str(data / "run"), **settings))
     whole = list(requests(plan, 0, RunState()))
     rest = list(requests(plan, 0, RunState(epoch=1, step_in_epoch=3)))
     per_epoch = len(whole) // 3

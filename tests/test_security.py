@@ -227,10 +227,11 @@ def test_a_checkpoint_is_not_unpickled(site: Site, pristine: Path, trap: Trap) -
     """Both are what other frameworks call a checkpoint, and a suffix is easily changed."""
     path = site.folder / "run" / "epoch-0001.safetensors"
     site.plant(trap, path)
+    refused = r"not a checkpoint, or damaged|a file of PyTorch"
     for read in (read_checkpoint, read_state, read_description):
-        with pytest.raises(InputError, match="not a checkpoint, or damaged"):
+        with pytest.raises(InputError, match=refused):
             read(path)
-    with pytest.raises(InputError, match="not a checkpoint, or damaged"):
+    with pytest.raises(InputError, match=refused):
         initial_weights(path, {"conv1.weight": (1,)})
     run = site.folder / "run"
     assert train.main(settings(pristine, run, resume_train=True)) == 2

@@ -223,14 +223,19 @@ def test_a_browser_shows_the_curves_of_a_run_that_goes_on(watched: Watched) -> N
     assert watched.goes_on
 
 
+def columns_drawn(canvas: Any) -> int:
+    """Columns of pixels of a chart through which something goes."""
+    with Image.open(io.BytesIO(canvas.screenshot())) as chart:
+        return int((np.asarray(chart.convert("L")) < 160).any(axis=0).sum())
+
+
 def steps_of_curve(page: Any, tag: str) -> int:
     """How far the curve goes that a card of the page shows."""
     card = page.locator("scalar-card", has=page.locator(f'[title="{tag}"]'))
     row = card.locator("tb-data-table-content-row", has_text="one")
     row.wait_for(timeout=120_000)
-    with Image.open(io.BytesIO(card.locator("line-chart canvas").screenshot())) as chart:
-        dark = np.asarray(chart.convert("L")) < 160
-    assert dark.any(axis=0).sum() > 100  # columns of pixels that the curve goes through
+    canvas = card.locator("line-chart canvas")
+    eventually(lambda: columns_drawn(canvas) > 100)
     _, _, _, step, *_ = row.inner_text().split()
     return int(step.replace(",", ""))
 

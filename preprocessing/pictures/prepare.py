@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 from PIL import features
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from pictures.batches import BatchWriter, SplitMaker, batch_name
 from pictures.listing import Listed, Listing, list_pictures
@@ -308,7 +306,7 @@ class _Report:
         self._before = sum(split.cursor for split in progress.splits.values())
         self._done = self._before
         self._started = self._last_line = time.monotonic()
-        self._bar: tqdm | None = None
+        self._bar: Any = None
         self._interrupted = False
         self._check_bad()
 
@@ -338,6 +336,10 @@ class _Report:
             if not sys.stderr.isatty():
                 yield
                 return
+            # Only here: importing it is a tenth of the program's start.
+            from tqdm import tqdm
+            from tqdm.contrib.logging import logging_redirect_tqdm
+
             with (
                 tqdm(total=self._total, initial=self._before, unit="pictures") as self._bar,
                 logging_redirect_tqdm(),

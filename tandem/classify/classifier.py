@@ -15,7 +15,7 @@ from tandem.data.untrusted import read_bytes
 from tandem.device import device_mode, device_shared
 from tandem.errors import InputError
 from tandem.ops import crop_mirror
-from tandem.run.network import ALEXNET
+from tandem.run.config import ALEXNET
 from tandem.run.weights import load_network
 
 # The largest pictures of ImageNet have some 20 MB.

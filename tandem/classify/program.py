@@ -15,6 +15,7 @@ import numpy as np
 
 from tandem.data.squash import PICTURE_SUFFIXES, BadPictureError, keep_memory
 from tandem.errors import InputError
+from tandem.run.config import ALEXNET
 from tandem.run.main import interrupted, refuse
 from tandem.run.observe import configure_logging
 
@@ -26,17 +27,13 @@ log = logging.getLogger(__name__)
 STDIN = "-"
 
 
-def run_classification(
-    arguments: Sequence[str] | None, network: str, description: str | None
-) -> int:
+def run_classification(arguments: Sequence[str] | None, description: str | None) -> int:
     """Name what is in the pictures that the command line names.
 
     Parameters
     ----------
     arguments : sequence of str or None
         The command line; None is the process's own.
-    network : str
-        "module:class" of the network.
     description : str or None
         For ``--help``.
 
@@ -52,7 +49,7 @@ def run_classification(
         from tandem.classify.classifier import Classifier
 
         classifier = Classifier.load(
-            options.weights, options.mean, options.ten_crops, options.device, network
+            options.weights, options.mean, options.ten_crops, options.device, options.network
         )
         keep_memory()
         at_once = max(1, options.batch_size // len(classifier.crops))
@@ -182,6 +179,12 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--weights", required=True, metavar="FILE", help="checkpoint to read")
     parser.add_argument(
         "--mean", metavar="FILE", help="mean image, .npy (default: that of the run's data set)"
+    )
+    parser.add_argument(
+        "--network",
+        default=ALEXNET,
+        metavar="CLASS",
+        help=f"network of the checkpoint, module:class (default: {ALEXNET})",
     )
     parser.add_argument("--top", type=_count, default=5, metavar="N", help="guesses (default: 5)")
     parser.add_argument(

@@ -28,9 +28,10 @@ from tandem.run.checkpoint import (
     read_description,
     save_checkpoint,
 )
+from tandem.run.config import ALEXNET
 from tandem.run.foreign import describe_foreign
 from tandem.run.main import interrupted, refuse
-from tandem.run.network import ALEXNET, build_network
+from tandem.run.network import build_network
 from tandem.run.observe import configure_logging
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,8 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
         ".caffemodel": _convert_caffe,
         ".binaryproto": _convert_mean,
     }
+    if settings.epoch is not None and settings.epoch < 0:
+        raise InputError(f"--epoch is {settings.epoch}; it must be at least 0")
     if source.is_dir():
         _convert_folder(source, target, settings)
     elif not source.exists():
@@ -150,7 +153,7 @@ def _convert_folder(folder: Path, target: Path, settings: Settings) -> None:
     _check_suffix(target, ".safetensors")
     epoch = find_epoch(folder) if settings.epoch is None else settings.epoch
     description = settings.describe(find_classes(folder, epoch))
-    network = build_network(ALEXNET, description)
+    network = build_network(description)
     weights = read_folder(folder, epoch, network, settings.lib_conv)
     _save(target, weights, description, RunState(epoch))
 
@@ -162,11 +165,13 @@ def _convert_archive(archive: Path, target: Path, settings: Settings) -> None:
 
 def _convert_checkpoint(path: Path, folder: Path, settings: Settings) -> None:
     description = read_description(path)
+    if description.network != ALEXNET:
+        raise InputError(f"{path}: the original has no network {description.network}, but AlexNet")
     if description.norm_before_pool:
         raise InputError(
             f"{path}: the original's network normalises after pooling, this one before it"
         )
-    network = build_network(ALEXNET, description)
+    network = build_network(description)
     shapes = {name: variable.type.shape for name, variable in network.parameters.items()}
     checkpoint = read_checkpoint(path, shapes)
     epoch = checkpoint.state.epoch if settings.epoch is None else settings.epoch
@@ -178,7 +183,7 @@ def _convert_caffe(path: Path, target: Path, settings: Settings) -> None:
     _check_suffix(target, ".safetensors")
     caffe = read_caffemodel(path)
     description = settings.describe(caffe.classes, caffe.norm_before_pool)
-    _save(target, caffe.weights(build_network(ALEXNET, description)), description, RunState())
+    _save(target, caffe.weights(build_network(description)), description, RunState())
 
 
 def _convert_mean(path: Path, target: Path, settings: Settings) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from tandem.data.class_names import imagenet_names
 from tandem.errors import InputError
 from tandem.files import replacing
+from tandem.run.config import ALEXNET
 from tandem.run.main import interrupted, log, refuse
-from tandem.run.network import ALEXNET
 from tandem.run.observe import configure_logging
 from tandem.run.weights import LoadedNetwork, load_network
 
@@ -47,9 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="mean image, .npy (default: that of the run's data set)",
     )
+    parser.add_argument(
+        "--network",
+        default=ALEXNET,
+        metavar="CLASS",
+        help=f"network of the checkpoint, module:class (default: {ALEXNET})",
+    )
     options = parser.parse_args(arguments)
     try:
-        export(options.weights, options.target, options.mean)
+        export(options.weights, options.target, options.mean, options.network)
     except InputError as error:
         return refuse(error)
     except KeyboardInterrupt:

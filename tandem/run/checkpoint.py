@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 from tandem.errors import InputError
 from tandem.files import replacing
-from tandem.run.config import Config
+from tandem.run.config import ALEXNET, Config
 from tandem.run.foreign import describe_foreign
 from tandem.run.rates import layer_of
 from tandem.run.sums import Pending
@@ -61,6 +61,9 @@ class NetworkDescription:
         The classes by name, in the order of the outputs, where they are known.
     norm_before_pool : bool
         Whether normalisation comes before max pooling, and not after it.
+    network : str
+        "module:class". A file can't have code run: who reads it says which network is meant, see
+        `check_network`.
     """
 
     crop_size: Annotated[int, Field(ge=1)]
@@ -68,6 +71,7 @@ class NetworkDescription:
     width: float
     wnids: tuple[str, ...] | None = None
     norm_before_pool: bool = False
+    network: str = ALEXNET
 
 
 @dataclass(frozen=True)
@@ -252,6 +256,31 @@ def read_description(path: str | Path) -> NetworkDescription:
     """
     with _opened(Path(path)) as (_, metadata, _):
         return metadata.network
+
+
+def check_network(path: str | Path, description: NetworkDescription, network: str) -> None:
+    """Refuse a checkpoint that is of another network than the one that the user means.
+
+    Parameters
+    ----------
+    path : Path
+        The checkpoint.
+    description : NetworkDescription
+        What it says of itself.
+    network : str
+        "module:class" that is meant.
+
+    Raises
+    ------
+    InputError
+        Names both.
+    """
+    if description.network != network:
+        raise InputError(
+            f"{path}: this checkpoint says that it is of the network {description.network}, not "
+            f"{network}; a file does not decide what code is run, so say --network "
+            f"{description.network} if you mean it"
+        )
 
 
 def check_continues(
@@ -458,7 +487,10 @@ def _check_shapes(path: Path, found: Shapes, network: NetworkDescription, expect
 
 
 def _summary(network: NetworkDescription) -> str:
-    return f"{network.classes} classes, crop_size {network.crop_size}, width {network.width:g}"
+    kind = "" if network.network == ALEXNET else f"{network.network}, "
+    return (
+        f"{kind}{network.classes} classes, crop_size {network.crop_size}, width {network.width:g}"
+    )
 
 
 def _dtype(name: str) -> np.dtype | str:

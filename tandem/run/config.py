@@ -36,6 +36,7 @@ from tandem.files import write_text
 from tandem.plain_yaml import parse_yaml
 
 DEFAULT_FILE = Path("config.yaml")
+ALEXNET = "alex_net:AlexNet"
 
 _USE_DEVICES = "use devices, a list with one entry for each trainer, such as devices: [cpu, cpu]"
 
@@ -51,8 +52,7 @@ RETIRED: Mapping[str, str] = {
     "sock_gpu": "trainers meet through shared memory and need no port",
     "dir_head": "use data_folder; the other data folders are relative to it",
     "finetune": "use init_weights, a checkpoint to start from, and freeze or lr_multipliers",
-    "name": "the network is always AlexNet, shaped by crop_size and width; use weights_dir to tell "
-    "runs apart",
+    "name": "network names the network, as module:class; use weights_dir to tell runs apart",
     "file_batch_size": "the manifest records the pictures per file, and batch_size may differ",
 }
 """Keys of the original program that have no meaning any more, and what replaces each."""
@@ -60,6 +60,7 @@ RETIRED: Mapping[str, str] = {
 _SWITCH = "true or false"
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d{0,3})")
 _DEVICE_GUESS = re.compile(r"(?:gpu|cuda):?(\d+)?", re.IGNORECASE)
+_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -116,6 +117,12 @@ def _meant_device(device: str) -> str:
     if guess := _DEVICE_GUESS.fullmatch(device):
         return f"; did you mean cuda:{int(guess[1] or 0)}?"
     return "; did you mean cpu?" if device.lower() == "cpu" or "cpu:" in device.lower() else ""
+
+
+def _network_name(value: str) -> str:
+    if not _CLASS.fullmatch(value):
+        raise ValueError("it needs a module and a class with a colon between them")
+    return value
 
 
 def _shuffle_word(value: Any) -> Any:
@@ -342,6 +349,13 @@ class Config(BaseModel):
         _ORDER, False, "one crop and mirror for a whole global batch, not each picture", _SWITCH
     )
 
+    network: Annotated[str, AfterValidator(_network_name)] = _key(
+        _NETWORK,
+        ALEXNET,
+        "class of the network, as module:class",
+        "a module and a class that Python can import, such as alex_net:AlexNet",
+        "text",
+    )
     crop_size: int = _key(
         _NETWORK,
         227,

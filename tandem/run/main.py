@@ -31,7 +31,7 @@ MOST_ROLLBACKS = 10  # from one checkpoint
 
 
 def run_training(
-    arguments: Sequence[str] | None, network: str, loader: LoaderTarget, description: str | None
+    arguments: Sequence[str] | None, loader: LoaderTarget, description: str | None
 ) -> int:
     """Train.
 
@@ -39,8 +39,6 @@ def run_training(
     ----------
     arguments : sequence of str or None
         The command line; None is the process's own.
-    network : str
-        "module:class" of the network; only trainer processes import it.
     loader : callable
         Target of the loader processes, see `launch`.
     description : str or None
@@ -55,7 +53,7 @@ def run_training(
     def work(start: Start) -> int:
         config = load_config(arguments, description)
         with locked(config.weights_path) as lock:
-            return _train(config, network, loader, lock, start)
+            return _train(config, loader, lock, start)
 
     return _run(work, loader)
 
@@ -89,13 +87,11 @@ class Here:
         return launch(plan, loader, observer, lock)
 
 
-def _train(
-    config: Config, network: str, loader: LoaderTarget, lock: FolderLock, start: Start
-) -> int:
+def _train(config: Config, loader: LoaderTarget, lock: FolderLock, start: Start) -> int:
     """Train, as often as the configuration permits to go on after a fault; the exit status."""
     restarts, skipped = 0, Rollbacks()
     while True:
-        plan = make_plan(config, network, skipped=skipped.minibatches, places=start.places)
+        plan = make_plan(config, skipped=skipped.minibatches, places=start.places)
         if plan.resumed is not None and read_state(plan.resumed).epoch >= config.n_epochs:
             log.info("%s: all %d epochs are done already", plan.resumed, config.n_epochs)
             return 0
@@ -148,14 +144,14 @@ class Rollbacks:
 
 
 def run_validation(
-    arguments: Sequence[str] | None, network: str, loader: LoaderTarget, description: str | None
+    arguments: Sequence[str] | None, loader: LoaderTarget, description: str | None
 ) -> int:
     """Validate one checkpoint and print its loss and errors. Parameters as in `run_training`."""
 
     def work(start: Start) -> int:
         weights, rest = weights_argument(arguments, description)
         config, places = load_config(rest, description), start.places
-        plan = make_plan(config, network, "validate", Path(weights), places=places)
+        plan = make_plan(config, "validate", Path(weights), places=places)
         announce(plan)
         observer = ValidationObserver(plan)
         status = start.launch(plan, loader, observer).status

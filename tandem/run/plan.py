@@ -18,6 +18,7 @@ from tandem.errors import InputError
 from tandem.run.checkpoint import (
     NetworkDescription,
     check_continues,
+    check_network,
     read_conditions,
     read_description,
     read_state,
@@ -49,8 +50,6 @@ class Plan:
         Validation only, or all of it.
     config : Config
         As the user gave it, with every ``auto`` resolved.
-    network : str
-        "module:class" of the network, imported by the trainers only.
     wnids : tuple of str
         The classes of the pictures, in order.
     devices : tuple of str
@@ -69,7 +68,6 @@ class Plan:
 
     job: Job
     config: Config
-    network: str
     wnids: tuple[str, ...]
     devices: tuple[str, ...]
     train: Dataset
@@ -89,7 +87,12 @@ class Plan:
         """The network that is trained or validated."""
         config = self.config
         return NetworkDescription(
-            config.crop_size, self.classes, config.width, self.wnids, config.norm_before_pool
+            config.crop_size,
+            self.classes,
+            config.width,
+            self.wnids,
+            config.norm_before_pool,
+            config.network,
         )
 
     @property
@@ -138,7 +141,6 @@ class Plan:
 
 def make_plan(
     config: Config,
-    network: str,
     job: Job = "train",
     weights: Path | None = None,
     skipped: tuple[tuple[int, int], ...] = (),
@@ -152,8 +154,6 @@ def make_plan(
     ----------
     config : Config
         As the user gave it.
-    network : str
-        "module:class" of the network.
     job : "train" or "validate"
         What the run is to do.
     weights : Path, optional
@@ -199,7 +199,6 @@ def make_plan(
     plan = Plan(
         job,
         config,
-        network,
         manifest.wnids,
         devices,
         train,
@@ -331,6 +330,7 @@ def _check_weights(plan: Plan) -> None:
 
 def _check_same_network(plan: Plan, path: Path) -> None:
     found = read_description(path)
+    check_network(path, found, plan.config.network)
     for name in ("classes", "crop_size", "width", "norm_before_pool"):
         _check_same(path, name, getattr(found, name), getattr(plan.description, name))
     if found.wnids is not None and found.wnids != plan.wnids:

@@ -218,7 +218,7 @@ class Trainer:
         self.launcher = launcher
         self.seat, self.plan, self.config = seat, plan, plan.config
         self.rank, self.trainers = seat.rank, plan.trainers
-        self.network = build_network(plan.network, plan.description, plan.config.dtype)
+        self.network = build_network(plan.description, plan.config.dtype)
         self.memory = self._open_memory()
         self.model = self._build_model()
         self.state = self._load_weights()

@@ -7,8 +7,15 @@ from typing import Any
 import numpy as np
 
 from tandem.errors import InputError
-from tandem.run.checkpoint import Checkpoint, NetworkDescription, read_checkpoint, read_description
-from tandem.run.network import ALEXNET, build_network
+from tandem.run.checkpoint import (
+    Checkpoint,
+    NetworkDescription,
+    check_network,
+    read_checkpoint,
+    read_description,
+)
+from tandem.run.config import ALEXNET
+from tandem.run.network import build_network
 from tandem.run.plan import read_mean
 
 
@@ -18,7 +25,7 @@ class LoadedNetwork:
 
     Attributes
     ----------
-    network : AlexNet, or another
+    network : Network
         In float32; its parameters have the values of the checkpoint.
     description : NetworkDescription
         What it is.
@@ -41,7 +48,7 @@ def load_network(weights: Path, mean: Path | None, network: str = ALEXNET) -> Lo
     mean : Path or None
         The mean image, .npy; None is the one of the run's data set.
     network : str
-        "module:class" of the network, which imports PyTensor.
+        "module:class" that the checkpoint is to be of; it imports PyTensor.
 
     Raises
     ------
@@ -49,7 +56,8 @@ def load_network(weights: Path, mean: Path | None, network: str = ALEXNET) -> Lo
         A file is missing or damaged or of another network, or no mean image is known.
     """
     description = read_description(weights)
-    built = build_network(network, description)
+    check_network(weights, description, network)
+    built = build_network(description)
     shapes = {name: variable.type.shape for name, variable in built.parameters.items()}
     checkpoint = read_checkpoint(weights, shapes)
     image = read_mean(_mean_path(weights, checkpoint) if mean is None else mean)

@@ -17,6 +17,9 @@ from tandem.convert import fetch, program
 from tandem.convert.theano_folder import parts
 from tandem.data.class_names import imagenet_names
 from tandem.run.checkpoint import read_checkpoint, read_description, read_state
+from tandem.run.config import load_config
+from tandem.run.network import build_network
+from tandem.run.plan import make_plan
 from tests.convert.caffe_files import PROTO, caffemodel, fill_blob, random_blobs
 from tests.convert.test_theano_folder import random_files, save
 
@@ -71,6 +74,16 @@ def zipped(folder: Path, path: Path) -> Path:
     return path
 
 
+def test_a_converted_checkpoint_fits_a_validation(folder: Path, tmp_path: Path) -> None:
+    data, ours = prepare(tmp_path / "data", train=1), tmp_path / "ours.safetensors"
+    assert convert(folder, ours, *SMALL) == 0
+    config = load_config(settings(data, tmp_path / "run"))
+    plan = make_plan(config, "validate", ours)
+    net = build_network(plan.description)
+    read_checkpoint(ours, {name: v.type.shape for name, v in net.parameters.items()})
+
+
+@pytest.mark.slow
 def test_a_converted_checkpoint_can_be_validated(folder: Path, tmp_path: Path) -> None:
     data = prepare(tmp_path / "data", train=1)
     ours = tmp_path / "ours.safetensors"
@@ -148,6 +161,7 @@ def test_what_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "W_0_65.npy: holds" in refusal(capsys, folder, tmp_path / "x.safetensors")
     text = refusal(capsys, folder, tmp_path / "x.safetensors", "--width", "-1", "--crop_size", 67)
     assert "width must be positive" in text
+    assert "it must be at least 0" in refusal(capsys, folder, "x.safetensors", "--epoch", "-1")
     assert not (tmp_path / "x.safetensors").exists()
 
 

@@ -45,7 +45,7 @@ def plan(tmp_path: Path) -> Plan:
         devices=("cpu", "cpu"),
         threads=1,
     )
-    return make_plan(config, "alex_net:AlexNet")
+    return make_plan(config)
 
 
 def test_scores_are_noted_as_they_come_by(plan: Plan) -> None:

@@ -14,7 +14,7 @@ from tandem.run.observe import ValidationObserver
 from tandem.run.plan import Plan, make_plan
 
 
-def plan_of(folder: Path, network: str, **settings: object) -> Plan:
+def plan_of(folder: Path, **settings: object) -> Plan:
     config = Config(
         data_folder=str(prepare(folder / "data")),
         weights_dir=str(folder / "run"),
@@ -26,13 +26,13 @@ def plan_of(folder: Path, network: str, **settings: object) -> Plan:
         **settings,
     )
     (folder / "run").mkdir()
-    return make_plan(config, network)
+    return make_plan(config)
 
 
 def test_an_exception_in_a_trainer_is_told_with_its_own_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = plan_of(tmp_path, "broken_network:BrokenAlexNet")
+    plan = plan_of(tmp_path, network="broken_network:BrokenAlexNet")
     with caplog.at_level(logging.INFO):
         assert launch(plan, proc_load.serve, ValidationObserver(plan)).status == 1
     messages = [record.getMessage() for record in caplog.records]
@@ -46,7 +46,7 @@ def test_an_exception_in_a_trainer_is_told_with_its_own_traceback(
 def test_bad_input_that_a_trainer_finds_has_exit_status_2(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = plan_of(tmp_path, "alex_net:AlexNet")
+    plan = plan_of(tmp_path)
     plan = replace(plan, config=plan.config.model_copy(update={"crop_size": 40}))
     with caplog.at_level(logging.INFO):
         assert launch(plan, proc_load.serve, ValidationObserver(plan)).status == 2

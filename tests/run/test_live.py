@@ -36,7 +36,7 @@ def plan_of(folder: Path, job: Job = "train", trainers: int = 2, **changes: obje
         threads=1,
         **changes,
     )
-    return make_plan(config, "alex_net:AlexNet", job)
+    return make_plan(config, job)
 
 
 class Time:

@@ -50,9 +50,7 @@ def train(
     monkeypatch: pytest.MonkeyPatch, launches: Launches, config: Config, **changes: Any
 ) -> int:
     monkeypatch.setattr(main, "launch", launches)
-    return main._train(
-        config.model_copy(update=changes), "alex_net:AlexNet", print, None, main.Here()
-    )
+    return main._train(config.model_copy(update=changes), print, None, main.Here())
 
 
 @pytest.mark.parametrize(("restarts", "deaths", "status"), [(0, 1, 1), (2, 2, 0), (2, 3, 1)])

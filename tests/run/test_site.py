@@ -27,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plan_of(data: Path, run: Path, **changes: object) -> Plan:
     arguments = settings(data, run, devices=["cpu"] * TRAINERS, weight_decay=0.01, **changes)
-    return make_plan(load_config(arguments), "alex_net:AlexNet")
+    return make_plan(load_config(arguments))
 
 
 def together(calls: Sequence[Callable[[], None]]) -> None:

@@ -1,0 +1,126 @@
+"""The pages of docs/: commands that exist, links that lead somewhere, pages that are found."""
+
+import functools
+import re
+import shlex
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from pages import code_blocks, commands
+from tiny import ROOT
+
+from tandem.plain_yaml import parse_yaml
+from tandem.run.config import make_config
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+EVERYTHING = [*PAGES, ROOT / "README.md", *sorted((ROOT / "pretrained").glob("*.md"))]
+SHELL = {"cat", "cd", "cp", "done", "export", "for", "ls", "mkdir", "source", "tail"}
+
+
+def programs() -> set[tuple[str, str]]:
+    """Each program that a page names, and what is said to it."""
+    found = set()
+    for page in EVERYTHING:
+        for line in commands(page):
+            for command in re.split(r" (?:&&|\|) ", line):
+                words = shlex.split(re.sub(r"\$\(.*?\)", "some", command), comments=True)
+                if words and words[0] not in SHELL and "=" not in words[0]:
+                    found.add(divided(words))
+    return found
+
+
+def divided(words: list[str]) -> tuple[str, str]:
+    if words[0] in ("python", "pip"):
+        count = 3 if words[1] in ("-m", "-c") else 2
+        return shlex.join(words[:count]), shlex.join(words[count:])
+    return words[0], shlex.join(words[1:])
+
+
+@functools.cache
+def help_of(program: str) -> str:
+    """What a program says of its options."""
+    name = program.removeprefix("python ")
+    if name == "preprocessing/generate_data.sh":
+        name = "preprocessing/make_hkl.py"
+    assert name.startswith("-m ") or (ROOT / name).is_file(), f"{program} does not exist"
+    result = subprocess.run(
+        [sys.executable, *name.split(), "--help"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize(("program", "said"), sorted(programs()))
+def test_commands_exist_with_their_options(program: str, said: str) -> None:
+    if program == "make":
+        for target in said.split():
+            dry = ["make", "--dry-run", target.partition("=")[0]]
+            assert subprocess.run(dry, cwd=ROOT, capture_output=True).returncode == 0, target
+    elif program == "tensorboard":
+        assert said == "--logdir runs"
+    elif not program.startswith(("python -c", "pip")):
+        for option in re.findall(r"(?<!\S)--\w[\w-]*", said):
+            assert re.search(rf"{option}\b", help_of(program)), f"{program} has no {option}"
+
+
+def test_there_are_commands() -> None:
+    names = {program for program, _ in programs()}
+    wanted = {"train.py", "validate.py", "classify.py", "-m tandem.export", "pretrained/convert.py"}
+    assert {f"python {name}" for name in wanted} <= names
+
+
+def test_the_tutorials_settings_are_settings() -> None:
+    (text,) = re.findall(
+        r"tutorial\.yaml <<'END'\n(.*?)^END$",
+        "\n".join(code_blocks(ROOT / "docs" / "tutorial.md")),
+        re.DOTALL | re.MULTILINE,
+    )
+    assert make_config(parse_yaml(text)).devices == ("cpu", "cpu")
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as GitHub and MyST call them in links."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"\w+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name) if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", EVERYTHING, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One thing\n[a](page.md#one-thing) [b](other.md) [c](#two) [d](https://x.y)\n"
+    )
+    assert broken_links(page) == ["other.md", "#two"]
+
+
+def test_the_readme_names_every_page() -> None:
+    readme = (ROOT / "README.md").read_text()
+    missing = [p.name for p in PAGES if p.name not in ("index.md", "programs.md")]
+    assert [name for name in missing if f"docs/{name}" not in readme] == []
+
+
+def test_the_picture_is_well_formed() -> None:
+    root = ElementTree.parse(ROOT / "docs" / "processes.svg").getroot()
+    words = " ".join(root.itertext())
+    for part in ("launcher", "loader 1", "trainer 1", "slot 1", "meeting", "exchange", "heartbeat"):
+        assert part in words
