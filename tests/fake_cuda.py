@@ -5,10 +5,11 @@ undone until it is synchronised with, or until another stream's work waits for i
 forgets to wait reads what was there before.
 """
 
+import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +121,15 @@ class FakeDriver:
         self.machine, self.device, self.process = machine, device, next(machine.numbers)
         self.mapped: dict[int, Allocation] = {}
         self.log: list[str] = []
+        self._threads = [threading.get_ident()]
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[None]:
+        self._threads.append(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._threads.remove(threading.get_ident())
 
     def _map(self, allocation: Allocation) -> int:
         address = (next(self.machine.numbers) << 32) | 0x100
@@ -188,6 +198,7 @@ class FakeDriver:
         pass
 
     def upload(self, address: int, source: np.ndarray, stream: FakeStream) -> None:
+        assert threading.get_ident() in self._threads, "another thread's context"
         self.log.append(f"upload {source.nbytes}")
 
         def work() -> None:
@@ -196,6 +207,7 @@ class FakeDriver:
         stream.work.append(work)
 
     def download(self, target: np.ndarray, address: int, stream: FakeStream) -> None:
+        assert threading.get_ident() in self._threads, "another thread's context"
         self.log.append(f"download {target.nbytes}")
 
         def work() -> None:

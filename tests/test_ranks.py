@@ -129,6 +129,15 @@ def test_the_number_of_ranks_does_not_change_what_is_computed(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("collective", ["asa", "hierarchical"])
+def test_buckets_change_no_bit(data: Path, tmp_path: Path, collective: str) -> None:
+    changes = {**COMMON, "exchange": "gradients", "collective": collective}
+    for name, megabytes in (("whole", 0.0), ("buckets", 0.1)):
+        train(data, tmp_path / name, 2, **changes, bucket_mb=megabytes)
+    assert_same_bits(tmp_path / "buckets", tmp_path / "whole")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["average", "gradients"])
 def test_ranks_fine_tune_as_trainers_of_one_machine_do(
     data: Path, tmp_path: Path, two: Path, exchange: str

@@ -37,8 +37,8 @@ class Gathering(Protocol):
 class Exchange:
     """What trainers do together around the update. The base class does nothing: one trainer.
 
-    A trainer calls the first two methods in every step, and a strategy overrides the one that it
-    needs.
+    A trainer calls these methods in every step, in this order, and a strategy overrides those that
+    it needs. After gradients that are not finite there is no update.
 
     Attributes
     ----------
@@ -48,8 +48,8 @@ class Exchange:
 
     is_synchronous = True
 
-    def before_update(self, shares: Sequence[float]) -> None:
-        """Exchange gradients.
+    def before_gradients(self, shares: Sequence[float]) -> None:
+        """Get ready: the gradients of a step are about to be computed.
 
         Parameters
         ----------
@@ -57,8 +57,14 @@ class Exchange:
             Each trainer's part of the global minibatch, by rank; they add up to 1.
         """
 
+    def stored(self, name: str) -> None:
+        """Hear that the gradient of a parameter is there, while others are being computed."""
+
+    def before_update(self, shares: Sequence[float]) -> None:
+        """Exchange gradients. Parameters as in `before_gradients`."""
+
     def after_update(self, shares: Sequence[float]) -> None:
-        """Exchange weights and momenta. Parameters as in `before_update`."""
+        """Exchange weights and momenta. Parameters as in `before_gradients`."""
 
     def centre(self) -> AbstractContextManager[None]:
         """A context in which the weights are those that the run is about. All enter together."""

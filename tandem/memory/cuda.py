@@ -14,10 +14,13 @@ Nothing here waits for a device unless its docstring says so.
 """
 
 import atexit
+import contextlib
 import ctypes
 import math
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -84,6 +87,10 @@ class Driver(Protocol):
     device: int
     process: int
 
+    def borrowed(self) -> AbstractContextManager[None]:
+        """A context in which another thread than the one that made it may use it."""
+        ...
+
     def allocate(self, nbytes: int) -> int:
         """Allocate zeros on the device; give the address, a multiple of 256."""
         ...
@@ -145,8 +152,8 @@ class CudaDriver:
     """A `Driver` by PyCUDA, in the device's primary context, which PyTorch uses too.
 
     It belongs to the thread that makes it, and there should be one in a process, whose PyTorch
-    works on the same device (`tandem.device.use_device`). It leaves the context when the process
-    ends: PyCUDA would abort a process that exits within one.
+    works on the same device (`tandem.device.use_device`). It leaves the context when the thread
+    ends: PyCUDA would abort a process of which a thread exits within one.
 
     Parameters
     ----------
@@ -171,7 +178,7 @@ class CudaDriver:
         self._owned: dict[int, Any] = {}
         self._opened: dict[int, Any] = {}
         self._locked: list[npt.NDArray[np.uint8]] = []
-        atexit.register(self._close)
+        at_thread_end(self._close)
         # Never destroyed: PyCUDA's destructor of a primary context makes a call that is for others,
         # and to free memory may be to wait, with Python's lock held, for a device that waits for a
         # process that has died. The system takes all back.
@@ -307,6 +314,15 @@ class CudaDriver:
         """Copy from one device address to another, in turn on `stream`."""
         self._cuda.memcpy_dtod_async(target, source, nbytes, stream)
 
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """A context in which another thread than the one that made it may use it."""
+        self._context.push()
+        try:
+            yield
+        finally:
+            self._context.pop()
+
     def _close(self) -> None:
         self._context.pop()
 
@@ -323,6 +339,27 @@ class CudaDriver:
             f"{what} of cuda:{self.device} can't be shared between processes: {error}; some "
             "virtual machines and containers forbid CUDA's interprocess handles"
         )
+
+
+_of_thread = threading.local()
+
+
+def at_thread_end(work: Callable[[], None]) -> None:
+    """Do something when this thread ends: the main thread does so when the process ends."""
+    if threading.current_thread() is threading.main_thread():
+        atexit.register(work)
+    else:
+        _of_thread.ends = (*getattr(_of_thread, "ends", ()), _AtEnd(work))
+
+
+class _AtEnd:
+    """What it is given is done when the last reference to it goes."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def __del__(self) -> None:
+        self._work()
 
 
 def import_pycuda() -> Any:

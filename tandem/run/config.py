@@ -455,6 +455,13 @@ class Config(BaseModel):
         "asa16: what rounding loses is sent with the next step",
         _SWITCH,
     )
+    bucket_mb: _Float = _key(
+        _TRAINERS,
+        0.0,
+        "over MPI: MB of gradients sent while others are computed; 0: none",
+        "a number of megabytes of at least 0",
+        ge=0,
+    )
     deterministic: bool = _key(
         _TRAINERS,
         False,
@@ -540,8 +547,22 @@ class Config(BaseModel):
             raise ValueError(
                 "collective: asa16 is for float32, and precision is float64: choose another of both"
             )
+        if self.bucket_mb:
+            self._check_buckets()
         self._check_tuning()
         return self
+
+    def _check_buckets(self) -> None:
+        if self.exchange != "gradients":
+            raise ValueError(
+                f"bucket_mb is {self.bucket_mb:g} and exchange is {self.exchange}: it is gradients "
+                "that can be sent before all are there, so set exchange to gradients"
+            )
+        if self.compile is True:
+            raise ValueError(
+                f"bucket_mb is {self.bucket_mb:g} and compile is true: a compiled function tells "
+                "of its gradients only when all are there, so set one of both to 0 or false"
+            )
 
     def _check_loose_rule(self) -> None:
         """Refuse what has no meaning where trainers are not in step."""

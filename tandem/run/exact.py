@@ -125,7 +125,9 @@ def _collective(config: Config, places: Sequence[Place]) -> str:
     if config.rule != "bsp":
         return config.rule
     if config.collective == "asa16":
-        return f"asa16 {config.wire}" + " with error feedback" * config.error_feedback
+        buckets = f" in buckets of {config.bucket_mb:g} MB" if config.bucket_mb else ""
+        feedback = " with error feedback" * config.error_feedback
+        return f"asa16 {config.wire}{feedback}{buckets}"
     if config.collective == "hierarchical" and len(machines) > 1:
         return "hierarchical " + "+".join(str(count) for count in machines.values())
     return "ar" if config.collective == "ar" else ""

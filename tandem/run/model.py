@@ -3,9 +3,9 @@
 Importing this module imports PyTensor and PyTorch: only a trainer process does.
 """
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any, cast
 
 import numpy as np
@@ -25,6 +25,7 @@ from tandem.run.rates import learned_rates
 from tandem.run.sums import Sums
 
 Tensors = dict[str, TensorVariable]
+_GRADIENT = "gradient/"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ class Model:
         Whether slots are in the device's own memory, so that functions are recorded over it.
     updated : Vectors, optional
         What an update is to step: parts of these vectors, flattened; by default all of them.
+    stored : callable, optional
+        Called with the name of each gradient when it is there, while earlier layers' are still
+        being computed, see `device_mode`. Gradients are then not recorded.
     """
 
     def __init__(
@@ -88,16 +92,19 @@ class Model:
         device_crops: bool = True,
         records: bool = False,
         updated: Vectors | None = None,
+        stored: Callable[[str], None] | None = None,
     ) -> None:
         self._network, self._config, self._device = network, config, device
-        self._records = records
+        self._records, self._stored = records, stored
         products = "float32" if config.precision == "float64" else config.precision
-        self._mode = device_mode(device, compile=compile, precision=products)
+        make_mode = partial(device_mode, device, compile=compile, precision=products)
+        self._mode = make_mode()
+        self._telling = self._mode if stored is None else make_mode(stored=self._tell)
         self._crop = (config.crop_size, not device_crops)
         self._rates = learned_rates(network.kinds, config)
         self.weights = self._place(vectors.weights, "") | self._frozen()
         self.momenta = self._place(vectors.momenta, "momentum/")
-        self.gradients = self._place(vectors.gradients, "gradient/")
+        self.gradients = self._place(vectors.gradients, _GRADIENT)
         self._updated = self._place_updated(updated)
         self._mean = device_shared(mean.astype(config.dtype), name="mean", device=device)
         self._sums = {mode: self._zeros(mode) for mode in ("train", "validation")}
@@ -109,7 +116,12 @@ class Model:
             "learning_rate": self._number(config.dtype, "learning_rate"),
         }
         self._functions: dict[str, tuple[Function, tuple[str, ...]]] = {}
-        self._recorded: dict[tuple[str, Slot | None], Captured] = {}
+        self._recorded: dict[tuple[str, Slot | None], Callable[[], Any]] = {}
+
+    def _tell(self, variable: str) -> None:
+        """Pass on that a variable has its new value, if it is a gradient."""
+        if self._stored is not None and variable.startswith(_GRADIENT):
+            self._stored(variable.removeprefix(_GRADIENT))
 
     def _place(self, arrays: Mapping[str, Any], prefix: str) -> dict[str, DeviceSharedVariable]:
         return {
@@ -243,7 +255,7 @@ class Model:
             self._functions[name] = self._compile(name, graph, inputs, {}), parts
         return self._functions[name]
 
-    def _record(self, name: str, slot: Slot | None) -> Captured:
+    def _record(self, name: str, slot: Slot | None) -> Callable[[], Any]:
         """The function over one slot's memory, recorded. The slot holds a minibatch already."""
         graph = self._graph(name)
         arrays = {part: getattr(slot, part) for part in graph.minibatch}
@@ -252,8 +264,10 @@ class Model:
             variable: places[key] for key, variable in (graph.minibatch | graph.values).items()
         }
         function = self._compile(name, graph, [], givens)
+        if name == "gradients" and self._stored is not None:
+            return function
         # No two of them ever run at a time, so they share what memory they need in between.
-        beside = next(iter(self._recorded.values()), None)
+        beside = next((f for f in self._recorded.values() if isinstance(f, Captured)), None)
         return capture([function], self._device, beside=beside)
 
     def _compile(
@@ -267,7 +281,7 @@ class Model:
             [],
             updates=graph.updates,
             givens={**placed, **givens},
-            mode=self._mode,
+            mode=self._telling if name == "gradients" else self._mode,
             name=name,
             trust_input=True,
             on_unused_input="ignore",  # an update needs no variable of the network
@@ -366,7 +380,7 @@ def _are_finite(values: list[TensorVariable]) -> TensorVariable:
     here can fail when it runs, so the gradients may be computed where they are to lie.
     """
     sums = [pt.sum(value, dtype=value.dtype, acc_dtype=value.dtype) for value in values]
-    return functools.reduce(pt.and_, [pt.isfinite(total) for total in sums])
+    return reduce(pt.and_, [pt.isfinite(total) for total in sums])
 
 
 def _added(

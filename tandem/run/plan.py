@@ -391,7 +391,7 @@ def _resolved(config: Config, devices: tuple[str, ...], places: Sequence[Place])
     found = {
         "threads": threads_of(places) if places else shared,
         "collective": "asa" if places and config.rule == "bsp" else "auto",
-        "compile": on_gpu,
+        "compile": on_gpu and not config.bucket_mb,
         "use_data_layer": on_gpu,
     }
     wanted = {key: value for key, value in found.items() if getattr(config, key) == "auto"}

@@ -1,7 +1,7 @@
 """Where the memory of a trainer lies that is a rank: on the host, or on a GPU."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 
 from tandem.data.fill import SlotFiller
 from tandem.exchange import Exchange, Gathering
+from tandem.exchange.buckets import BucketedGradients, Wait, divide
 from tandem.exchange.collective import (
     AllReduce,
     Collective,
@@ -107,14 +108,51 @@ class Joint:
         """This rank's vector."""
         return vectors[0 if self._neighbours is None else self._neighbours.engine.rank]
 
-    def exchange(self, strategy: Strategy, vectors: list[np.ndarray]) -> Exchange:
-        """The exchange of parameters, which the vectors hold already, or of gradients."""
-        collective, own = self._collective(vectors), self.own(vectors)
-        if strategy == "gradients":
-            return RankGradients(collective, own)
-        if self._config.collective == "asa16" and self._engine.size > 1:
+    def exchange(
+        self,
+        strategy: Strategy,
+        vectors: list[np.ndarray],
+        layout: FlatLayout,
+        staging: "Staging | None" = None,
+    ) -> Exchange:
+        """The exchange of parameters, which the vectors hold already, or of gradients.
+
+        Parameters
+        ----------
+        strategy : "average" or "gradients"
+        vectors : list of float (n,)
+            As `vectors` gave them.
+        layout : FlatLayout
+            Of the gradients, which may be exchanged in buckets.
+        staging : Staging, optional
+            Where the vectors are copies of those on GPUs.
+        """
+        own = self.own(vectors)
+        if strategy == "gradients" and self._config.bucket_mb and self._engine.size > 1:
+            return self._in_buckets(vectors, layout, staging)
+        collective = self._collective(vectors)
+        if strategy == "average" and self._config.collective == "asa16" and self._engine.size > 1:
             collective = FromCommon(collective, own)
-        return RankParameters(collective, own)
+        if staging is not None:
+            collective = staging.stage(collective, own)
+        kind = RankGradients if strategy == "gradients" else RankParameters
+        return kind(collective, own)
+
+    def _in_buckets(
+        self, vectors: list[np.ndarray], layout: FlatLayout, staging: "Staging | None"
+    ) -> BucketedGradients:
+        most = int(self._config.bucket_mb * 1e6) // np.dtype(layout.dtype).itemsize
+        buckets = divide(layout.offsets, layout.size, most)
+        # Its thread must not meet the trainer's own messages.
+        apart, own = Joint(self._config, self._engine.copy()), self.own(vectors)
+        collectives = [apart._collective([v[b.extent] for v in vectors]) for b in buckets]
+        if staging is None:
+            return BucketedGradients(buckets, own, collectives)
+        staged = [
+            staging.stage(collective, own, bucket.extent.start)
+            for bucket, collective in zip(buckets, collectives, strict=True)
+        ]
+        return BucketedGradients(buckets, own, staged, staging.mark)
 
     @property
     def is_loose(self) -> bool:
@@ -195,7 +233,7 @@ class RankMemory:
     device, records = "cpu", False
 
     def __init__(self, slots: HostSlots, joint: Joint, layout: FlatLayout) -> None:
-        self._slots, self._joint, self._size = slots, joint, layout.size
+        self._slots, self._joint, self._layout = slots, joint, layout
         self._parameters = joint.vectors(2 * layout.nbytes, layout.dtype)
         self._gradients = joint.vectors(layout.nbytes, layout.dtype)
         self._own = joint.own(self._parameters)
@@ -208,9 +246,9 @@ class RankMemory:
     def exchange(self, strategy: Strategy) -> Exchange:
         """See `Memory`."""
         if self._joint.is_loose:
-            return self._joint.loose_exchange(self._own[: self._size])
+            return self._joint.loose_exchange(self._own[: self._layout.size])
         vectors = self._gradients if strategy == "gradients" else self._parameters
-        return self._joint.exchange(strategy, vectors)
+        return self._joint.exchange(strategy, vectors, self._layout)
 
     def updated(self, strategy: Strategy) -> Vectors | None:
         """See `Memory`: a rank shares nothing."""
@@ -268,54 +306,72 @@ class CudaRankMemory(CudaMemory):
         vectors = joint.vectors(own.nbytes, self._layout.dtype)
         copy = joint.own(vectors)
         self._driver.lock_pages(copy.view(np.uint8))
-        staged = Staged(self._driver, self._stream, own.address, copy)
-        staged.download()
-        staged.inner = joint.exchange(strategy, vectors)
-        return staged
+        self._driver.download(copy, own.address, self._stream)
+        self.wait()
+        apart = bool(site.config.bucket_mb)
+        staging = Staging(self._driver, self._stream, own.address, apart)
+        return joint.exchange(strategy, vectors, self._layout, staging)
 
 
-class Staged(Exchange):
-    """An exchange of a vector on a GPU by a copy of it on the host.
+class Staging:
+    """How a vector on a GPU is averaged on the host.
+
+    Parameters
+    ----------
+    driver : Driver
+        Of the GPU.
+    computes : Stream
+        On which the trainer computes.
+    address : int
+        Of the vector.
+    apart : bool
+        Whether another thread averages, while the trainer computes on.
+    """
+
+    def __init__(self, driver: Driver, computes: Stream, address: int, apart: bool) -> None:
+        self._driver, self._computes, self._address = driver, computes, address
+        self._stream = driver.stream() if apart else computes
+
+    def stage(self, collective: Collective, vector: np.ndarray, first: int = 0) -> "Staged":
+        """Average by a collective what begins at an element of the vector on the GPU.
+
+        `vector` is page-locked, and what the collective averages.
+        """
+        address = self._address + first * vector.itemsize
+        return Staged(self._driver, self._stream, address, collective)
+
+    def mark(self) -> Wait:
+        """Give what waits for all that the trainer has begun to compute."""
+        event = self._driver.event()
+        event.record(self._computes)
+        return event.synchronize
+
+
+class Staged(Collective):
+    """A collective of vectors on GPUs, each by way of a copy on the host, which it is called with.
 
     Parameters
     ----------
     driver : Driver
         Of the GPU.
     stream : Stream
-        On which the trainer computes.
+        On which to copy.
     address : int
-        Of the vector.
-    copy : float (n,)
-        The copy, page-locked.
-
-    Attributes
-    ----------
-    inner : Exchange
-        Of the copy.
+        Of the vector on the GPU.
+    inner : Collective
+        What averages the copies.
     """
 
-    def __init__(self, driver: Driver, stream: Stream, address: int, copy: np.ndarray) -> None:
-        self._driver, self._stream, self._address, self._copy = driver, stream, address, copy
-        self.inner = Exchange()
+    def __init__(self, driver: Driver, stream: Stream, address: int, inner: Collective) -> None:
+        self._driver, self._stream, self._address = driver, stream, address
+        self._inner = inner
 
-    def download(self) -> None:
-        """Copy the vector to the host, and wait for it."""
-        self._driver.download(self._copy, self._address, self._stream)
-        self._stream.synchronize()
-
-    def before_update(self, shares: Sequence[float]) -> None:
-        """See `Exchange`."""
-        if isinstance(self.inner, RankGradients):
-            self._pass(self.inner.before_update, shares)
-
-    def after_update(self, shares: Sequence[float]) -> None:
-        """See `Exchange`."""
-        if not isinstance(self.inner, RankGradients):
-            self._pass(self.inner.after_update, shares)
-
-    def _pass(self, exchange: Callable[[Sequence[float]], None], shares: Sequence[float]) -> None:
-        self.download()
-        exchange(shares)
-        self._driver.upload(self._address, self._copy, self._stream)
-        # The next exchange writes to the copy: what is read of it now must have been read.
-        self._stream.synchronize()
+    def average(self, vector: np.ndarray, shares: Sequence[float]) -> None:
+        """See `Collective`."""
+        with self._driver.borrowed():
+            self._driver.download(vector, self._address, self._stream)
+            self._stream.synchronize()
+            self._inner.average(vector, shares)
+            self._driver.upload(self._address, vector, self._stream)
+            # The next exchange writes to the copy: what is read of it now must have been read.
+            self._stream.synchronize()

@@ -266,7 +266,12 @@ class Trainer:
             device_crops=self.plan.device_crops,
             records=self.memory.records,
             updated=self.memory.updated(self.config.exchange),
+            stored=self._hear if self.config.bucket_mb and self.trainers > 1 else None,
         )
+
+    def _hear(self, name: str) -> None:
+        """Pass on that a gradient is there."""
+        self.exchange.stored(name)
 
     def _load_weights(self) -> RunState:
         plan, model, shapes = self.plan, self.model, self._shapes()
@@ -355,6 +360,7 @@ class Trainer:
         rate = learning_rate(self.config, epoch, step, steps, self.state.validation_errors)
         marks.append(time.perf_counter())
         show(Activity.COMPUTING)
+        self.exchange.before_gradients(shares)
         self.model.compute_gradients(slot, epoch)
         bad = [] if self.model.is_finite() else self.feed.indices.tolist()
         marks.append(time.perf_counter())

@@ -12,6 +12,7 @@ import numpy as np
 from fake_cuda import FakeDriver, FakeMachine
 from wires import NumpyWire
 
+from tandem.exchange.buckets import BucketedGradients, divide
 from tandem.exchange.collective import (
     AllReduce,
     Collective,
@@ -26,7 +27,7 @@ from tandem.exchange.loops import average_into_all
 from tandem.exchange.mpi import MpiEngine, join
 from tandem.exchange.rules import Elastic, ElasticServer, Gossip
 from tandem.memory.cuda import CudaBuffer
-from tandem.run.rank_site import Staged
+from tandem.run.rank_site import Staging
 
 SIZES = (1, 1500, 70_001)
 
@@ -187,21 +188,57 @@ def check_sides(engine: MpiEngine) -> None:
 
 def check_staged(engine: MpiEngine) -> None:
     """A vector on a GPU that does nothing unasked, averaged by way of the host."""
-    for kind, method in ((RankParameters, "after_update"), (RankGradients, "before_update")):
-        driver = FakeDriver(FakeMachine())
-        stream, buffer = driver.stream(), CudaBuffer.create(driver, 4 * 3000, "vector")
-        array, copy = buffer.array((3000,), "float32"), np.zeros(3000, np.float32)
-        staged = Staged(driver, stream, buffer.address, copy)
-        staged.inner = kind(ShardSum(engine, copy), copy)
-        shares = [1 / engine.size] * engine.size
-        for turn in range(2):
-            every = vectors(engine.size, 3000, turn=turn)
-            own = every[engine.rank]
-            stream.work.append(partial(driver.write, array, own))
-            for side in ("before_update", "after_update"):
-                getattr(staged, side)(shares)
+    driver, shares = FakeDriver(FakeMachine()), [1 / engine.size] * engine.size
+    stream, buffer = driver.stream(), CudaBuffer.create(driver, 4 * 3000, "vector")
+    array, copy = buffer.array((3000,), "float32"), np.zeros(3000, np.float32)
+    staging = Staging(driver, stream, buffer.address, apart=False)
+    staged = staging.stage(ShardSum(engine, copy), copy)
+    for turn in range(2):
+        every = vectors(engine.size, 3000, turn=turn)
+        stream.work.append(partial(driver.write, array, every[engine.rank]))
+        staged.average(copy, shares)
+        average_into_all(every, shares)
+        assert driver.read(array).tobytes() == every[0].tobytes()
+
+
+def check_buckets(engine: MpiEngine) -> None:
+    """Whatever gets ready first, the bits are those of one vector; on the host and on a GPU."""
+    offsets, size = {"a": 0, "b": 100, "c": 1000, "d": 1010}, 3000
+    ends = dict(zip(offsets, [*list(offsets.values())[1:], size], strict=True))
+    buckets, shares = divide(offsets, size, 1500), uneven(engine.size)
+    apart = engine.copy()
+    for on_gpu in (False, True):
+        driver, own = FakeDriver(FakeMachine()), np.zeros(size, np.float32)
+        stream, buffer = driver.stream(), CudaBuffer.create(driver, 4 * size, "gradients")
+        array = buffer.array((size,), "float32")
+        staging = Staging(driver, stream, buffer.address, apart=True)
+        work: list[Collective] = [ShardSum(apart, own[b.extent]) for b in buckets]
+        mark: list[Callable[[], Callable[[], None]]] = []
+        if on_gpu:
+            starts = [bucket.extent.start for bucket in buckets]
+            work = [staging.stage(w, own, at) for w, at in zip(work, starts, strict=True)]
+            mark = [staging.mark]
+        exchange = BucketedGradients(buckets, own, work, *mark)
+        for turn in range(3):
+            every = vectors(engine.size, size, turn=turn)
+            mine = every[engine.rank]
+            exchange.before_gradients(shares)
+            for name in np.random.default_rng([engine.rank, turn]).permutation(list(offsets)):
+                part = slice(offsets[name], ends[name])
+                if on_gpu:
+                    piece = buffer.array((part.stop - part.start,), "float32", 4 * part.start)
+                    stream.work.append(partial(driver.write, piece, mine[part]))
+                else:
+                    own[part] = mine[part]
+                exchange.stored(name)
+            if turn == 1:  # nobody uses them: the next step waits for them
+                continue
+            engine.meet()
+            exchange.before_update(shares)
             average_into_all(every, shares)
-            assert driver.read(array).tobytes() == every[0].tobytes(), method
+            found = driver.read(array) if on_gpu else own
+            assert found.tobytes() == every[0].tobytes()
+        exchange.leave()
 
 
 def check_elastic(engine: MpiEngine) -> None:
@@ -267,6 +304,7 @@ CHECKS: tuple[Callable[[MpiEngine], None], ...] = (
     check_hierarchy,
     check_sides,
     check_staged,
+    check_buckets,
     check_elastic,
     check_gossip,
 )

@@ -1,6 +1,6 @@
 """The compiled functions of a trainer: update against NumPy, gradients, sums, dropout."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytensor
@@ -21,7 +21,7 @@ MEAN = np.full((3, 67, 67), 100, np.float32)
 
 
 def build(
-    records: bool = False, **settings: object
+    records: bool = False, stored: Callable[[str], None] | None = None, **settings: object
 ) -> tuple[Model, np.ndarray, np.ndarray, AlexNet]:
     """A tiny model in float64, its two flat vectors, and its network."""
     config = Config(
@@ -31,7 +31,7 @@ def build(
     layout = layout_of(net, learned_rates(net.kinds, config))
     parameters, gradients = (HostBuffer.create(n * layout.nbytes) for n in (2, 1))
     vectors = Vectors.on(layout, parameters, gradients)
-    model = Model(net, config, MEAN, vectors, device_crops=False, records=records)
+    model = Model(net, config, MEAN, vectors, device_crops=False, records=records, stored=stored)
     model.load(dict(net.initial_values(1)), {})
     return (
         model,
@@ -337,3 +337,31 @@ def test_a_momentum_of_what_is_frozen_now_is_left_behind() -> None:
     weights, momenta = (dict(part) for part in model.state())
     model.load(weights, {name: np.ones_like(value) for name, value in momenta.items()})
     assert {name for name, value in model.state()[1].items() if value.any()} == set(model.momenta)
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_gradients_are_told_of_while_earlier_layers_are_computed(records: bool) -> None:
+    """Who is told may change them at once: what else the function computes stays as it was."""
+    told: list[str] = []
+    first_then: list[float] = []
+    values: dict[str, np.ndarray] = {}
+
+    def spoil(name: str) -> None:
+        told.append(name)
+        first_then.append(float(np.abs(model.gradients["conv1.weight"].get_value()).max()))
+        values[name] = model.gradients[name].get_value()
+        model.gradients[name].set_value(np.full_like(values[name], np.nan))
+
+    model, _, gradients, _ = build(records, spoil)
+    quiet, _, expected, net = build(records)
+    slot = slot_of(BATCH)
+    for one in (model, quiet):
+        one.compute_gradients(slot, 0)
+        assert one.is_finite()
+    for name, view in layout_of(net).views(expected).items():
+        np.testing.assert_array_equal(values[name], view)
+    assert np.isnan(layout_of(net).views(gradients)["fc6.weight"]).all()
+    layers = list(dict.fromkeys(name.partition(".")[0] for name in told))
+    assert layers == ["fc8", "fc7", "fc6", "conv5", "conv4", "conv3", "conv2", "conv1"]
+    assert len(told) == 16
+    assert not any(first_then[:14])
