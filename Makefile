@@ -19,7 +19,7 @@ soak: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/prepare.sh
 	$(BIN)/python tests/soak.py --faults 50
 
-# How far each part is from its peer, on a CPU that should be otherwise idle; some ten minutes.
+# How far each part is from its peer, on a CPU that should be otherwise idle; some sixteen minutes.
 bench: .venv/installed
 	$(BIN)/python -m benchmarks $(if $(BENCH),--only $(BENCH))
 
