@@ -107,6 +107,7 @@ def test_a_killed_program_leaves_the_terminal_sane(data: Path, tmp_path: Path) -
         assert is_gone(terminal.pid, 20)
 
 
+@pytest.mark.slow
 def test_where_lines_are_wanted_there_are_lines(data: Path, tmp_path: Path) -> None:
     arguments = settings(data, tmp_path / "run", batch_size=7, live_view=False)
     with Terminal("train.py", arguments, columns=150) as terminal:
