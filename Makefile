@@ -8,8 +8,9 @@ BIN := .venv/bin
 demo: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
 
+# Two files at a time: much of a test is waiting for processes to start.
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
