@@ -8,8 +8,9 @@ BIN := .venv/bin
 demo: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
 
+# Two files at a time: much of a test is waiting for processes to start.
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
@@ -19,7 +20,7 @@ soak: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/prepare.sh
 	$(BIN)/python tests/soak.py --faults 50
 
-# How far each part is from its peer, on a CPU that should be otherwise idle; some ten minutes.
+# How far each part is from its peer, on a CPU that should be otherwise idle; some sixteen minutes.
 bench: .venv/installed
 	$(BIN)/python -m benchmarks $(if $(BENCH),--only $(BENCH))
 

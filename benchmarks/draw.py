@@ -79,7 +79,7 @@ def _draw_parts(axes: Axes, rows: Rows) -> None:
             axes.text(1000 * row["seconds"], y, f" {rate:.0f} GFLOP/s", va="center", fontsize=8)
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
     axes.invert_yaxis()
-    axes.margins(x=0.2)
+    axes.margins(x=0.3)
     axes.set_xlabel("milliseconds of a training step")
 
 

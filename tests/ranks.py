@@ -115,3 +115,21 @@ def run_ranks(
 ) -> "subprocess.CompletedProcess[str]":
     """Run a program as ranks, from the project's top folder."""
     return Job(ranks, program, arguments).finish(timeout)
+
+
+def leaves_no_memory(before: set[str], seconds: float = 10) -> bool:
+    """Whether the names of MPICH's shared memory go that were not there before.
+
+    A test that runs beside this one may have some for a moment.
+    """
+    deadline = time.monotonic() + seconds
+    while not mpich_memory() <= before:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def mpich_memory() -> set[str]:
+    """Names of MPICH's in the machine's shared memory folder."""
+    return {path.name for path in Path("/dev/shm").glob("mpich_shm*")}

@@ -69,11 +69,10 @@ def test_a_run_starts_again_by_itself_as_often_as_it_may(
 ) -> None:
     """The fault comes back each time, so that a limit is needed."""
     run = tmp_path / "run"
-    arguments = settings(data, run, **COMMON, restarts=2, snapshot_minutes=0.0001)
+    arguments = settings(data, run, **COMMON, restarts=1, snapshot_minutes=0.0001)
     result = run_program("tests/broken_train.py", ["LateAlexNet", *arguments])
     assert result.returncode == 1
-    assert "starting again: 1 of 2 restarts" in result.stderr
-    assert "starting again: 2 of 2 restarts" in result.stderr
+    assert "starting again: 1 of 1 restarts" in result.stderr
     last = result.stderr.strip().splitlines()[-1]
     assert re.match(r"error: the run has ended: trainer [01]: ZeroDivisionError: broken late", last)
     assert read_state(list_checkpoints(run)[-1]).epoch == 2
@@ -342,6 +341,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_any_weight_changes(
     assert list_checkpoints(run)[-1].name == "epoch-0001.safetensors"
 
 
+@pytest.mark.slow
 def test_the_minibatch_is_left_out_by_skip_and_by_rollback_alike(
     data: Path, tmp_path: Path
 ) -> None:
@@ -396,6 +396,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing_but_time(data: Path, small_disk: Path, whole: Path) -> None:
     run = small_disk / "run"
     ballast = small_disk / "ballast"

@@ -36,7 +36,7 @@ def train(data: Path, run: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("trainers", "exchange"),
     [
-        (3, "average"),
+        pytest.param(3, "average", marks=pytest.mark.slow),
         (2, "gradients"),
         pytest.param(1, "average", marks=pytest.mark.slow),
         pytest.param(3, "gradients", marks=pytest.mark.slow),

@@ -49,7 +49,10 @@ def train_pretended(data: Path, run: Path, **changes: Any) -> int:
     "changes",
     [
         {"devices": ["cuda:0", "cuda:0"]},
-        {"devices": ["cuda:0", "cuda:0"], "exchange": "gradients", "para_load": False},
+        pytest.param(
+            {"devices": ["cuda:0", "cuda:0"], "exchange": "gradients", "para_load": False},
+            marks=pytest.mark.slow,
+        ),
         # These two can't reach each other.
         {"devices": ["cuda:0", "cuda:1"], "use_data_layer": False},
     ],

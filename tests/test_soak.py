@@ -7,6 +7,7 @@ from soak import Broken, compare, soak
 from tiny import prepare
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_after_every_end_the_bits_are_as_if_nothing_had_happened(tmp_path: Path) -> None:
     soak(

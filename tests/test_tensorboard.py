@@ -51,6 +51,7 @@ def assert_curves_are_the_record(run: Path) -> None:
         np.testing.assert_allclose(curve(run, tag), expected, rtol=1e-6, err_msg=tag)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_has_every_point_once(data: Path, tmp_path: Path) -> None:
     common = {"batch_size": 4, "n_epochs": 3}
     for changes in ({"n_epochs": 2}, {"resume_train": True, "load_epoch": 2}):

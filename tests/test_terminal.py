@@ -53,7 +53,6 @@ def test_a_run_on_a_terminal_until_ctrl_c(data: Path, tmp_path: Path) -> None:
     }
     arguments = settings(data, run, **common, snapshot_freq=100_000)
     with Terminal("train.py", arguments) as terminal:
-        terminal.wait_for(lambda: shows(terminal, "/run: starting", "trainer 0  starting"))
         terminal.wait_for(lambda: shows(terminal, *VIEW))
         terminal.wait_for(lambda: shows(terminal, "epoch 2 validation: loss", *VIEW))
         for state in ("computing", "exchanging", "validating"):
@@ -107,6 +106,7 @@ def test_a_killed_program_leaves_the_terminal_sane(data: Path, tmp_path: Path) -
         assert is_gone(terminal.pid, 20)
 
 
+@pytest.mark.slow
 def test_where_lines_are_wanted_there_are_lines(data: Path, tmp_path: Path) -> None:
     arguments = settings(data, tmp_path / "run", batch_size=7, live_view=False)
     with Terminal("train.py", arguments, columns=150) as terminal:

@@ -129,13 +129,15 @@ def is_gone(group: int, seconds: float = 5.0) -> bool:
     return True
 
 
+_OF_OTHERS = ("sem.", ".org.chromium.", ".com.google.", "mpich_shm")  # ours makes no such names
+
+
 def shared_memory() -> set[str]:
-    """Names in the machine's shared memory folder."""
+    """Names in the machine's shared memory folder, but those of programs beside this test."""
     folder = Path("/dev/shm")
     if not folder.is_dir():
         return set()
-    # Other programs of this machine may make semaphores meanwhile; ours makes none.
-    return {path.name for path in folder.iterdir() if not path.name.startswith("sem.")}
+    return {path.name for path in folder.iterdir() if not path.name.startswith(_OF_OTHERS)}
 
 
 def find_process(group: int, name: str) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from tandem.data.class_names import imagenet_names
 from tandem.data.reader import PictureReader
 from tandem.run.plan import Plan
 
@@ -64,7 +65,9 @@ class Gallery:
 
         if self._crops is None:
             self._crops = self._read()
-        return prediction_sheet(self._crops, self._labels, softmax(scores), self._plan.wnids)
+        known = imagenet_names()
+        names = [known.get(wnid, wnid).partition(",")[0] for wnid in self._plan.wnids]
+        return prediction_sheet(self._crops, self._labels, softmax(scores), names)
 
     def _read(self) -> npt.NDArray[np.uint8]:
         """The centre crops, as the network sees them, (picture, row, column, RGB)."""

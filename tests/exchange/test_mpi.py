@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from ranks import missing, run_ranks
-from tiny import ROOT, shared_memory
+from ranks import leaves_no_memory, missing, mpich_memory, run_ranks
+from tiny import ROOT
 
 from tandem.exchange.mpi import is_started_by_mpi
 
@@ -38,11 +38,11 @@ def test_a_rank_knows_that_it_is_one(environment: dict[str, str], expected: bool
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_collective_agrees_with_numpy(ranks: int) -> None:
-    before = shared_memory()
+    before = mpich_memory()
     result = run_ranks(ranks, "tests/exchange/check_ranks.py")
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"checked {ranks}\n"
-    assert shared_memory() <= before
+    assert leaves_no_memory(before)
 
 
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])

@@ -1,5 +1,6 @@
 """Which validation pictures are shown with their predictions, and what they are."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,7 @@ def test_the_sheet_shows_the_crops_that_the_network_sees(
     monkeypatch.setattr(
         "tandem.run.pictures.prediction_sheet", lambda *arguments: drawn.append(arguments)
     )
+    plan = replace(plan, wnids=("n01440764", "n01443537", "my own"))
     gallery = Gallery(plan)
     indices = np.array(gallery.indices)
     slot = HostSlots.create(SlotLayout(len(indices), 67), rank=0).arrays[0]
@@ -79,7 +81,7 @@ def test_the_sheet_shows_the_crops_that_the_network_sees(
         np.testing.assert_array_equal(crops, slot.pictures)
         np.testing.assert_array_equal(labels, slot.labels)
         np.testing.assert_allclose(probabilities, 1 / 3)
-        assert names == plan.wnids
+        assert names == ["tench", "goldfish", "my own"]
 
 
 def test_softmax_against_its_formula() -> None:
