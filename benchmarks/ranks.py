@@ -159,9 +159,11 @@ def serve(job: Job) -> None:
 
 def make_contenders(world: Any, parameters: int) -> tuple[np.ndarray, list[Contender]]:
     """The vector of this rank, and all ways to average it with the others'."""
+    from tandem.memory.flat import FlatLayout
     from tandem.run.config import Config
     from tandem.run.rank_site import Joint
 
+    layout = FlatLayout.of({"all": (parameters,)}, "float32")
     shares = [1 / world.size] * world.size
     shared, own, contenders = [], np.zeros(0, np.float32), []
     # The hierarchical one needs a vector that others see, which is good for all of them.
@@ -171,7 +173,8 @@ def make_contenders(world: Any, parameters: int) -> tuple[np.ndarray, list[Conte
         if name == "hierarchical":
             shared = joint.vectors(4 * parameters, "float32")
             own = joint.own(shared)
-        exchange = joint.exchange("gradients", shared if name == "hierarchical" else [own])
+        vectors = shared if name == "hierarchical" else [own]
+        exchange = joint.exchange("gradients", vectors, layout)
 
         def step(exchange: Any = exchange) -> None:
             exchange.before_update(shares)

@@ -62,6 +62,10 @@ class ResidentStep:
     functions : list of Function
         The gradient, then the update.
     weights, momenta, gradients, slot : dict of str to DeviceSharedVariable
+    layout : FlatLayout
+        Of each of the three vectors in its memory.
+    gradient_vector : float32 (layout.size,)
+        What all gradients lie in.
     loss, rate, epoch : DeviceSharedVariable
         Sum of all losses so far, in nats; the learning rate; the epoch.
     """
@@ -78,6 +82,8 @@ class ResidentStep:
         shapes = {name: v.type.shape for name, v in self._net.parameters.items()}
         layout = FlatLayout.of(shapes, "float32", channels_last)
         self._buffer = memory(3 * layout.nbytes)
+        self.layout = layout
+        self.gradient_vector = self._buffer.array((layout.size,), "float32", 2 * layout.nbytes)
         self.weights, self.momenta, self.gradients = (
             {
                 name: device_shared(None, prefix + name, device, memory=view)

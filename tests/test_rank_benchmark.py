@@ -4,13 +4,14 @@ What it finds of seconds is not checked; the model that is fitted to them is, in
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ranks import missing
 
-from benchmarks import ranks
+from benchmarks import overlap, ranks
 from benchmarks.cost import STRATEGIES, THEANO_MPI, Layout, Rates, load, seconds
 from benchmarks.ranks import PEERS, Job, jobs, run
 from benchmarks.scaling import Model, main, measured_table, predict, predicted_table
@@ -123,3 +124,12 @@ def test_what_does_not_fit_into_memory_is_left_out(
     told = capsys.readouterr().err
     assert "left out: 3,000,000 parameters at 4 ranks" in told
     assert "left out: two machines: not permitted" in told
+
+
+@pytest.mark.slow
+def test_what_buckets_bring_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["--machines", "1", "--batch", "2", "--crop", "67", "--rounds", "1"]
+    assert overlap.main(settings) == 0
+    names = [re.split(r"  +", line)[0] for line in capsys.readouterr().out.splitlines()]
+    buckets = [f"in buckets of {megabytes:g} MB" for megabytes in overlap.BUCKETS]
+    assert names == ["no exchange", "as a whole", *buckets]

@@ -1,0 +1,152 @@
+"""What does it bring to send gradients in buckets, while others are still being computed?
+
+    python -m benchmarks.overlap                 two machines made of one, a cable of 1 Gbit/s
+    python -m benchmarks.overlap --machines 1    two ranks on this machine
+
+AlexNet's gradients on two ranks of a thread each: alone, then averaged as a whole (`asa`), and
+averaged in buckets meanwhile, in turn; the time is that of the rank that was slower.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machines
+from benchmarks.resident import ResidentStep, Sizes
+
+RANKS = 2
+BUCKETS = (5.0, 25.0, 100.0)  # MB
+CABLE_SPEED = 1e9  # bit/s
+LIMIT = 900  # seconds
+
+
+def serve(batch: int, crop: int, rounds: int) -> None:
+    """Measure, as one of the ranks; rank 0 prints a JSON line for each contender."""
+    import torch
+
+    from tandem.device import keep_freed_memory
+    from tandem.exchange.mpi import join
+
+    world = join()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    contenders = make_contenders(world, Sizes(batch, crop, crop + 29, 1000, 1.0))
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(1 + rounds):  # the first is to warm up
+        for name, step in contenders.items():
+            world.meet()
+            begun = time.perf_counter()
+            step()
+            took = max(world.gather(time.perf_counter() - begun))
+            if number:
+                found[name].append(took)
+    if world.rank == 0:
+        for name, seconds in found.items():
+            print(json.dumps({"name": name, "seconds": seconds}), flush=True)
+    world.meet()
+
+
+def make_contenders(world: Any, sizes: Sizes) -> dict[str, Callable[[], None]]:
+    """What is timed, by name."""
+    from tandem.device import device_mode
+    from tandem.exchange import Exchange
+    from tandem.run.config import Config
+    from tandem.run.rank_site import Joint
+
+    listening: list[Exchange] = [Exchange()]
+
+    def stored(name: str) -> None:
+        listening[0].stored(name.removeprefix("gradient/"))
+
+    resident = ResidentStep(device_mode(), sizes)
+    whole = resident.functions[0]
+    telling = resident.compile(device_mode(stored=stored))[0]
+    shares = [1 / world.size] * world.size
+
+    def step(function: Callable[[], Any], exchange: Exchange) -> None:
+        listening[0] = exchange
+        exchange.before_gradients(shares)
+        function()
+        exchange.before_update(shares)
+
+    def exchange(megabytes: float) -> Exchange:
+        config = Config(exchange="gradients", collective="asa", bucket_mb=megabytes)
+        vectors = [resident.gradient_vector]
+        return Joint(config, world).exchange("gradients", vectors, resident.layout)
+
+    found = {
+        "no exchange": partial(step, whole, Exchange()),
+        "as a whole": partial(step, whole, exchange(0)),
+    }
+    for megabytes in BUCKETS:
+        found[f"in buckets of {megabytes:g} MB"] = partial(step, telling, exchange(megabytes))
+    return found
+
+
+def run(count: int, batch: int, crop: int, rounds: int) -> list[dict[str, Any]]:
+    """Start ranks on so many machines; what they have measured."""
+    starter = str(Path(sys.executable).parent / "mpirun")
+    with ExitStack() as stack:
+        command = [starter, "-n", str(RANKS)]
+        if count > 1:
+            pair = stack.enter_context(machines.machines())
+            pair.limit(CABLE_SPEED)
+            command = pair.mpirun(starter, RANKS // count)
+        program = [sys.executable, "-m", "benchmarks.overlap", "--as-rank"]
+        sizes = ["--batch", str(batch), "--crop", str(crop), "--rounds", str(rounds)]
+        result = subprocess.run(
+            [*command, *program, *sizes],
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+    if result.returncode:
+        raise SystemExit(f"error: the ranks ended with {result.returncode}")
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and print each contender's median and its ratio to the exchange as a whole."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overlap",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--machines", type=int, choices=(1, machines.MACHINES), default=2)
+    parser.add_argument("--batch", type=int, default=32, help="pictures of a rank (default 32)")
+    parser.add_argument("--crop", type=int, default=227, help="pixels (default 227)")
+    parser.add_argument("--rounds", type=int, default=7, help="that count (default 7)")
+    parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.as_rank:
+        serve(options.batch, options.crop, options.rounds)
+        return 0
+    if options.machines > 1 and (reason := machines.missing()):
+        sys.stderr.write(f"error: {reason}; --machines 1 measures on one\n")
+        return 2
+    found = run(options.machines, options.batch, options.crop, options.rounds)
+    whole = next(line["seconds"] for line in found if line["name"] == "as a whole")
+    for line in found:
+        ratios = [mine / other for mine, other in zip(line["seconds"], whole, strict=True)]
+        low, _, high = statistics.quantiles(ratios) if len(ratios) > 1 else ratios * 3
+        median = statistics.median(line["seconds"])
+        print(
+            f"{line['name']:22} {median:7.3f} s  {median / statistics.median(whole):.2f} x the "
+            f"time of the exchange as a whole  ({low:.2f} to {high:.2f})"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
