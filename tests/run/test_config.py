@@ -357,12 +357,24 @@ def test_several_wrong_values_are_all_named() -> None:
     ("values", "expected"),
     [
         ({"use_nesterov_momentum": True, "use_momentum": False}, "use_momentum"),
+        ({"error_feedback": True, "collective": "asa"}, "rounds nothing"),
+        ({"collective": "asa16", "precision": "float64"}, "choose another of both"),
+        ({"rule": "easgd", "exchange": "gradients"}, "leave exchange at average"),
+        ({"rule": "gosgd", "collective": "ar"}, "leave collective at auto"),
+        ({"rule": "gosgd", "check_every": 5}, "leave check_every at 0"),
+        ({"rule": "easgd", "on_nan": "rollback"}, "use stop or skip"),
+        ({"bucket_mb": 25.0, "exchange": "average"}, "set exchange to gradients"),
     ],
 )
 def test_settings_that_contradict_each_other(values: dict[str, object], expected: str) -> None:
     with pytest.raises(InputError, match=expected) as caught:
         make_config(values)
     assert all(key in str(caught.value) for key in values)
+
+
+def test_what_is_compiled_tells_of_no_single_gradient() -> None:
+    with pytest.raises(InputError, match=r"bucket_mb is 25 and compile is true: .* 0 or false"):
+        make_config({"bucket_mb": 25.0, "exchange": "gradients", "compile": True})
 
 
 @pytest.mark.parametrize(
