@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,8 +45,15 @@ VIEW = (
 )
 
 
-def test_a_run_on_a_terminal_until_ctrl_c(data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose name leaves room beside it on a line of the terminal."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_a_run_on_a_terminal_until_ctrl_c(data: Path, short_path: Path) -> None:
+    run = short_path / "run"
     common = {
         "batch_size": 1,
         "devices": ["cpu", "cpu"],
@@ -53,6 +62,7 @@ def test_a_run_on_a_terminal_until_ctrl_c(data: Path, tmp_path: Path) -> None:
     }
     arguments = settings(data, run, **common, snapshot_freq=100_000)
     with Terminal("train.py", arguments) as terminal:
+        terminal.wait_for(lambda: shows(terminal, "/run: starting", "trainer 0  starting"))
         terminal.wait_for(lambda: shows(terminal, *VIEW))
         terminal.wait_for(lambda: shows(terminal, "epoch 2 validation: loss", *VIEW))
         for state in ("computing", "exchanging", "validating"):
