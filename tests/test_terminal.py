@@ -117,14 +117,14 @@ def test_a_killed_program_leaves_the_terminal_sane(data: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_where_lines_are_wanted_there_are_lines(data: Path, tmp_path: Path) -> None:
-    arguments = settings(data, tmp_path / "run", batch_size=7, live_view=False)
+def test_where_lines_are_wanted_there_are_lines(data: Path, short_path: Path) -> None:
+    arguments = settings(data, short_path / "run", batch_size=7, live_view=False)
     with Terminal("train.py", arguments, columns=150) as terminal:
         assert terminal.wait() == 0
         assert ESCAPE not in terminal.raw
         assert shows(terminal, "epoch 1 step 1: loss", "epoch 1 step 2: loss", "epoch 1 validation")
-    weights = tmp_path / "run" / "epoch-0001.safetensors"
-    more = settings(data, tmp_path / "run", batch_size=1)
+    weights = short_path / "run" / "epoch-0001.safetensors"
+    more = settings(data, short_path / "run", batch_size=1)
     with Terminal("validate.py", ["--weights", str(weights), *more]) as terminal:
         seen = ("/run: validation", "of 7 steps", "trainer 0")
         terminal.wait_for(lambda: shows(terminal, *seen))
