@@ -13,7 +13,7 @@ test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-slow: .venv/installed
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m slow
 
 # Some twenty minutes of faults on the demo's data; the last line says whether every bit is as without.
 soak: .venv/installed

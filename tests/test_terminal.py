@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,8 +45,15 @@ VIEW = (
 )
 
 
-def test_a_run_on_a_terminal_until_ctrl_c(data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose name leaves room beside it on a line of the terminal."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_a_run_on_a_terminal_until_ctrl_c(data: Path, short_path: Path) -> None:
+    run = short_path / "run"
     common = {
         "batch_size": 1,
         "devices": ["cpu", "cpu"],
@@ -53,6 +62,7 @@ def test_a_run_on_a_terminal_until_ctrl_c(data: Path, tmp_path: Path) -> None:
     }
     arguments = settings(data, run, **common, snapshot_freq=100_000)
     with Terminal("train.py", arguments) as terminal:
+        terminal.wait_for(lambda: shows(terminal, "/run: starting", "trainer 0  starting"))
         terminal.wait_for(lambda: shows(terminal, *VIEW))
         terminal.wait_for(lambda: shows(terminal, "epoch 2 validation: loss", *VIEW))
         for state in ("computing", "exchanging", "validating"):
@@ -107,14 +117,14 @@ def test_a_killed_program_leaves_the_terminal_sane(data: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_where_lines_are_wanted_there_are_lines(data: Path, tmp_path: Path) -> None:
-    arguments = settings(data, tmp_path / "run", batch_size=7, live_view=False)
+def test_where_lines_are_wanted_there_are_lines(data: Path, short_path: Path) -> None:
+    arguments = settings(data, short_path / "run", batch_size=7, live_view=False)
     with Terminal("train.py", arguments, columns=150) as terminal:
         assert terminal.wait() == 0
         assert ESCAPE not in terminal.raw
         assert shows(terminal, "epoch 1 step 1: loss", "epoch 1 step 2: loss", "epoch 1 validation")
-    weights = tmp_path / "run" / "epoch-0001.safetensors"
-    more = settings(data, tmp_path / "run", batch_size=1)
+    weights = short_path / "run" / "epoch-0001.safetensors"
+    more = settings(data, short_path / "run", batch_size=1)
     with Terminal("validate.py", ["--weights", str(weights), *more]) as terminal:
         seen = ("/run: validation", "of 7 steps", "trainer 0")
         terminal.wait_for(lambda: shows(terminal, *seen))

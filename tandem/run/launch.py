@@ -460,15 +460,16 @@ def _cause(crew: Crew, failures: list[Failed]) -> Failed:
     """The failure that the others follow from.
 
     The first that is seen may be a consequence: a trainer that lost its peer, an exit status
-    whose message is still in the pipe. So unless one explains itself, a moment is waited.
+    whose message is still in the pipe. So unless one explains itself, a moment is waited. Of
+    consequences, the end of a process that could not say anything is nearer to the cause.
     """
     order = ("input", "diverged", "fault", "death", "consequence")
     deadline = time.monotonic() + GRACE_SECONDS
-    while failures[0].kind not in order[:3] and time.monotonic() < deadline:
+    while not any(f.kind in order[:3] for f in failures) and time.monotonic() < deadline:
         failures += [m for m in _receive(crew, timeout=0.1) if isinstance(m, Failed)]
         failures += [f for f in _deaths(crew) if f not in failures]
-        failures.sort(key=lambda failure: (order.index(failure.kind), failure.who))
-    return failures[0]
+    told = {failure.who for failure in failures if failure.traceback}
+    return min(failures, key=lambda f: (order.index(f.kind), f.who in told, f.who))
 
 
 def explain(failure: Failed) -> int:

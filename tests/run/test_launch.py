@@ -3,13 +3,16 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tiny import prepare
 
 import proc_load
 from tandem.run.config import Config
-from tandem.run.launch import launch
+from tandem.run.launch import Crew, _cause, launch
+from tandem.run.messages import Failed
 from tandem.run.observe import ValidationObserver
 from tandem.run.plan import Plan, make_plan
 
@@ -53,3 +56,14 @@ def test_bad_input_that_a_trainer_finds_has_exit_status_2(
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("error: crop_size, width: AlexNet: at crop_size 40")
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_who_could_not_say_anything_is_nearer_to_the_cause() -> None:
+    """As a trainer that had no memory left even to tell of it."""
+    lost = Failed("trainer 0", "consequence", "PeerLost: trainer 1 ended", "Traceback")
+    exits = [Failed(f"trainer {n}", "consequence", "ended with exit status 1", "") for n in (0, 1)]
+    alone = cast(Crew, SimpleNamespace(members=[]))
+    assert _cause(alone, [lost, *exits]) == exits[1]
+    assert _cause(alone, [lost, exits[0]]) == lost
+    killed = Failed("loader 1", "death", "was killed by SIGKILL", "")
+    assert _cause(alone, [lost, exits[1], killed]) == killed
