@@ -153,7 +153,7 @@ def job(
 ) -> Job:
     """Start ranks, and return when the record has so many lines."""
     started = Job(ranks, "train.py", settings(data, run, **changes), by)
-    record, deadline = run / "record.jsonl", time.monotonic() + 60
+    record, deadline = run / "record.jsonl", time.monotonic() + 180
     while not record.exists() or record.read_bytes().count(b"\n") < steps:
         if started.process.poll() is not None or time.monotonic() > deadline:
             raise AssertionError(f"the run has not come so far: {started.finish(1)}")
