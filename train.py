@@ -6,6 +6,7 @@ Another configuration:       python train.py --config demo/config.yaml --n_epoch
 Another network:             python train.py --network examples.le_net:LeNet
 Go on after an interruption: python train.py --resume_train true
 Eight ranks, over machines:  mpirun -n 8 python train.py
+Eight ranks, without MPI:    torchrun --standalone --nproc-per-node 8 train.py
 All settings:                python train.py --help
 """
 

@@ -1,4 +1,4 @@
-"""Programs of the project as ranks, by the mpirun beside this Python or the system's."""
+"""Programs of the project as ranks, by torchrun or by an mpirun: this Python's, or the system's."""
 
 import contextlib
 import importlib.util
@@ -12,9 +12,16 @@ import time
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
-from tiny import ROOT
+from safetensors.numpy import load_file
+from tiny import ROOT, read_record, settings, without_times
+
+from tandem.run.folder import list_checkpoints
+
+Starter = Literal["mpirun", "torchrun"]
 
 _MARK = "TANDEM_TEST_JOB"
 _numbers = itertools.count()
@@ -43,8 +50,11 @@ def starter() -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
-def command(ranks: int) -> list[str]:
+def command(ranks: int, by: Starter = "mpirun") -> list[str]:
     """What starts this Python as so many ranks."""
+    if by == "torchrun":
+        options = ["--standalone", "--nproc-per-node", str(ranks)]
+        return [sys.executable, "-m", "torch.distributed.run", *options]
     return [str(starter()), "-n", str(ranks), sys.executable]
 
 
@@ -57,15 +67,17 @@ def need_ranks() -> None:
 class Job:
     """A program that runs as ranks.
 
-    mpirun puts its ranks into other sessions and groups, so a job's processes are told by their
+    Starters put their ranks into other sessions and groups, so a job's processes are told by their
     environment, which they inherit.
     """
 
-    def __init__(self, ranks: int, program: str, arguments: Iterable[str] = ()) -> None:
+    def __init__(
+        self, ranks: int, program: str, arguments: Iterable[str] = (), by: Starter = "mpirun"
+    ) -> None:
         self._mark = f"{_MARK}={os.getpid()}-{next(_numbers)}"
         name, _, value = self._mark.partition("=")
         self.process = subprocess.Popen(
-            [*command(ranks), program, *arguments],
+            [*command(ranks, by), program, *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -111,10 +123,42 @@ class Job:
 
 
 def run_ranks(
-    ranks: int, program: str, arguments: Iterable[str] = (), timeout: float = 120
+    ranks: int,
+    program: str,
+    arguments: Iterable[str] = (),
+    timeout: float = 120,
+    by: Starter = "mpirun",
 ) -> "subprocess.CompletedProcess[str]":
     """Run a program as ranks, from the project's top folder."""
-    return Job(ranks, program, arguments).finish(timeout)
+    return Job(ranks, program, arguments, by).finish(timeout)
+
+
+def weights(run: Path) -> dict[str, np.ndarray]:
+    """Weights and momenta of a run's last checkpoint."""
+    return load_file(list_checkpoints(run)[-1])
+
+
+def assert_same_bits(ours: Path, theirs: Path) -> None:
+    """Check that two runs have the same last checkpoint and the same record."""
+    left, right = weights(ours), weights(theirs)
+    assert {name: value.tobytes() for name, value in left.items()} == {
+        name: value.tobytes() for name, value in right.items()
+    }
+    records = [[without_times(line) for line in read_record(run)] for run in (ours, theirs)]
+    assert records[0] == records[1]
+
+
+def job(
+    data: Path, run: Path, ranks: int, steps: int, by: Starter = "mpirun", **changes: object
+) -> Job:
+    """Start ranks, and return when the record has so many lines."""
+    started = Job(ranks, "train.py", settings(data, run, **changes), by)
+    record, deadline = run / "record.jsonl", time.monotonic() + 180
+    while not record.exists() or record.read_bytes().count(b"\n") < steps:
+        if started.process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"the run has not come so far: {started.finish(1)}")
+        time.sleep(0.05)
+    return started
 
 
 def leaves_no_memory(before: set[str], seconds: float = 10) -> bool:

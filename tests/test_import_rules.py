@@ -19,7 +19,7 @@ SOURCES = sorted(
     ]
 )
 ALLOWED = {
-    "torch": ("tandem/device/",),
+    "torch": ("tandem/device/", "tandem/exchange/torchrun.py"),
     "pycuda": ("tandem/memory/cuda.py", "tandem/exchange/peer.py"),
     "h5py": ("tandem/data/", "preprocessing/"),
     "hickle": ("tandem/data/", "preprocessing/"),

@@ -9,10 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import Job, leaves_no_memory, missing, mpich_memory, run_ranks
+from ranks import (
+    assert_same_bits,
+    job,
+    leaves_no_memory,
+    missing,
+    mpich_memory,
+    run_ranks,
+    weights,
+)
 from safetensors.numpy import load_file
 from terminal import Terminal
-from tiny import prepare, read_record, run_program, settings, without_times
+from tiny import prepare, read_record, run_program, settings
 
 from tandem.run.folder import list_checkpoints
 
@@ -55,19 +63,6 @@ def train(data: Path, run: Path, ranks: int, **changes: object) -> str:
     return result.stderr
 
 
-def weights(run: Path) -> dict[str, np.ndarray]:
-    return load_file(list_checkpoints(run)[-1])
-
-
-def assert_same_bits(ours: Path, theirs: Path) -> None:
-    left, right = weights(ours), weights(theirs)
-    assert {name: value.tobytes() for name, value in left.items()} == {
-        name: value.tobytes() for name, value in right.items()
-    }
-    records = [[without_times(line) for line in read_record(run)] for run in (ours, theirs)]
-    assert records[0] == records[1]
-
-
 def assert_close(ours: Path, theirs: Path, tolerance: float) -> None:
     left, right = weights(ours), weights(theirs)
     assert left.keys() == right.keys()
@@ -79,17 +74,6 @@ def assert_close(ours: Path, theirs: Path, tolerance: float) -> None:
         assert mine["event"] == other["event"]
         if mine["event"] == "validation":
             assert mine["images"] == 7
-
-
-def job(data: Path, run: Path, ranks: int, steps: int, **changes: object) -> Job:
-    """Start ranks, and return when the record has so many lines."""
-    started = Job(ranks, "train.py", settings(data, run, **changes))
-    record, deadline = run / "record.jsonl", time.monotonic() + 60
-    while not record.exists() or record.read_bytes().count(b"\n") < steps:
-        if started.process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(f"the run has not come so far: {started.finish(1)}")
-        time.sleep(0.05)
-    return started
 
 
 # What is computed

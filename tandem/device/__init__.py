@@ -8,7 +8,7 @@ it a PyTensor mode, ``shared.py`` holds the variables, ``kernels.py`` chooses pr
 """
 
 from tandem.device.capture import Captured, capture
-from tandem.device.devices import as_device, cpp_compiler, keep_freed_memory, set_threads
+from tandem.device.devices import as_device, as_tensor, cpp_compiler, keep_freed_memory, set_threads
 from tandem.device.kernels import Kernels, Precision, deterministic
 from tandem.device.linker import DeviceLinker
 from tandem.device.lowering import Lowering, lower
@@ -24,6 +24,7 @@ __all__ = [
     "Lowering",
     "Precision",
     "as_device",
+    "as_tensor",
     "capture",
     "cpp_compiler",
     "deterministic",

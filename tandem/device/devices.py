@@ -4,7 +4,9 @@ import contextlib
 import ctypes
 import os
 import shutil
+from typing import Any
 
+import numpy as np
 import torch
 
 from tandem.errors import InputError
@@ -33,6 +35,27 @@ def as_device(device: str | torch.device) -> torch.device:
     if found.type != "cuda" or (found.index or 0) >= count:
         raise InputError(f"device {str(device)!r} is not there; {_what_is_there()}")
     return torch.device("cuda", found.index or 0)
+
+
+def as_tensor(memory: Any, device: str | torch.device) -> torch.Tensor:
+    """Give a tensor over memory, without a copy.
+
+    Parameters
+    ----------
+    memory : ndarray, or object with ``__cuda_array_interface__``
+        Which must live as long as the tensor is used.
+    device : str or torch.device
+        Where it is.
+
+    Raises
+    ------
+    TypeError
+        It is not there.
+    """
+    place = as_device(device)
+    if isinstance(memory, np.ndarray) != (place.type == "cpu"):
+        raise TypeError(f"memory of {type(memory).__name__} does not lie on {place}")
+    return torch.as_tensor(memory, device=place)
 
 
 def too_little_memory(error: torch.OutOfMemoryError) -> InputError:

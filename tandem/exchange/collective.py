@@ -7,7 +7,7 @@ They know nothing of MPI: what moves the bytes is an `Engine`.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -276,10 +276,10 @@ class RankParameters(Exchange):
     ----------
     collective : Collective
     vector : float (n,)
-        This rank's parameters.
+        This rank's parameters, an array or whatever else the collective averages.
     """
 
-    def __init__(self, collective: Collective, vector: np.ndarray) -> None:
+    def __init__(self, collective: Collective, vector: Any) -> None:
         self._collective, self._vector = collective, vector
 
     def after_update(self, shares: Sequence[float]) -> None:

@@ -1,11 +1,12 @@
 """What ranks need of whatever joins them, over one machine or many."""
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Literal, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
 Message = TypeVar("Message")
+Starter = Literal["mpirun", "torchrun"]
 
 
 class Engine(Protocol):
@@ -60,4 +61,72 @@ class Engine(Protocol):
         parts : sequence of slice
             As in `all_to_all`.
         """
+        ...
+
+
+class RankEngine(Engine, Protocol):
+    """All that a run needs of its ranks. Also a `Gathering`, for trainers.
+
+    An engine is used by one thread at a time.
+
+    Attributes
+    ----------
+    starter : "mpirun" or "torchrun"
+        What has started the ranks.
+    """
+
+    starter: Starter
+
+    @property
+    def local(self) -> "RankEngine":
+        """The ranks of this machine, in the same order. All ranks ask for it together."""
+        ...
+
+    def group(self, number: int) -> "RankEngine":
+        """Those ranks that give the same number, in the same order. All ranks call it together."""
+        ...
+
+    def copy(self) -> "RankEngine":
+        """The same ranks, for another thread. All ranks call it together."""
+        ...
+
+    def meet(self) -> None:
+        """Return when every rank has called this, whatever time they take."""
+        ...
+
+    def close(self) -> None:
+        """Give up the place."""
+        ...
+
+    def shared(self, nbytes: int) -> list[np.ndarray]:
+        """Memory that the ranks of one machine share, zero at first.
+
+        Parameters
+        ----------
+        nbytes : int
+            Of each rank's part, the same at all.
+
+        Returns
+        -------
+        list of uint8 (nbytes,)
+            Every rank's part, by rank.
+        """
+        ...
+
+    def beat(self, rank: int) -> None:
+        """Send another rank a sign of life, and expect some of it. Returns at once.
+
+        Raises
+        ------
+        PeerLost
+            What started the ranks has ended.
+        """
+        ...
+
+    def heard(self) -> set[int]:
+        """Who has sent a sign of life since the last call. Raises PeerLost as `beat`."""
+        ...
+
+    def abort(self, status: int) -> NoReturn:
+        """End all ranks, everywhere, this one too."""
         ...

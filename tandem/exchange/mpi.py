@@ -5,23 +5,21 @@ a rank waits for the others with pauses, and asks without any only while bytes m
 """
 
 import contextlib
-import itertools
 import os
-import pickle
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 
 from tandem.errors import InputError
+from tandem.exchange.engine import Starter
+from tandem.exchange.frames import Frames
 from tandem.exchange.meeting import PeerLost
-
-Message = TypeVar("Message")
 
 INSTALL = "install mpi4py and an MPI with `pip install .[mpi]`, or mpi4py for the cluster's own MPI"
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -30,8 +28,6 @@ SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_
 Slurm's comes last: an mpirun in a job starts its own helpers by srun.
 """
 
-_FRAME = 512  # bytes; a message that fits goes in one exchange
-_LENGTH = 8  # bytes of a frame that say how long the message is
 _SPIN_SECONDS = 0.0005  # before a wait begins to pause
 _FLUSH_SECONDS = 0.5  # for a message to get through before all is killed
 _PAUSE_SECONDS = 0.001  # the longest pause
@@ -100,8 +96,8 @@ def _forget_names() -> None:
                 Path(path).unlink()
 
 
-class MpiEngine:
-    """The ranks of a communicator. An `Engine`, and a `Gathering` for trainers.
+class MpiEngine(Frames):
+    """The ranks of a communicator. A `RankEngine`, and the `Post` of rules that need one.
 
     Use `join` to get one.
 
@@ -116,11 +112,11 @@ class MpiEngine:
         This rank's number and how many there are.
     """
 
+    starter: Starter = "mpirun"
+
     def __init__(self, communicator: Any) -> None:
         self._comm, self._mpi = communicator, _import_mpi()
-        self.rank, self.size = communicator.rank, communicator.size
-        self._frame = np.zeros(_FRAME, np.uint8)
-        self._frames = np.zeros((self.size, _FRAME), np.uint8)
+        super().__init__(communicator.rank, communicator.size)
 
     @cached_property
     def local(self) -> "MpiEngine":
@@ -135,41 +131,11 @@ class MpiEngine:
         """The same ranks, for another thread. All ranks call it together."""
         return MpiEngine(self._comm.Dup())
 
-    # As a meeting
-
-    def meet(self) -> None:
-        """Return when every rank has called this, whatever time they take."""
-        self.gather(None)
-
-    def gather(self, message: Message) -> tuple[Message, ...]:
-        """Pass a small message to every rank; those of all ranks, by rank.
-
-        Raises
-        ------
-        PeerLost
-            MPI has noticed that another rank ended.
-        """
-        data = pickle.dumps(message)
-        frame = data[: _FRAME - _LENGTH]
-        self._frame[:_LENGTH] = np.frombuffer(len(data).to_bytes(_LENGTH, "little"), np.uint8)
-        self._frame[_LENGTH : _LENGTH + len(frame)] = np.frombuffer(frame, np.uint8)
-        self._await(self._comm.Iallgather, self._frame, self._frames)
-        lengths = [int.from_bytes(row[:_LENGTH].tobytes(), "little") for row in self._frames]
-        if max(lengths) <= _FRAME - _LENGTH:
-            parts = [row[_LENGTH:].tobytes() for row in self._frames]
-        else:
-            parts = self._gather_long(data, lengths)
-        return tuple(pickle.loads(part[:n]) for part, n in zip(parts, lengths, strict=True))
-
-    def _gather_long(self, data: bytes, lengths: list[int]) -> list[bytes]:
-        starts = np.cumsum([0, *lengths])
-        together = np.empty(starts[-1], np.uint8)
-        self._await(
-            self._comm.Iallgatherv,
-            np.frombuffer(data, np.uint8),
-            [together, (lengths, starts[:-1].tolist())],
+    def _pass_on(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
+        """See `Frames`: begin, and pause until all ranks are there."""
+        self._do(
+            self._comm.Iallgatherv, (self._mpi.IN_PLACE, [vector, _extents(parts)]), _PAUSE_SECONDS
         )
-        return [together[a:b].tobytes() for a, b in itertools.pairwise(starts)]
 
     def close(self) -> None:
         """Nothing: the others hear of this rank's end from MPI's starter."""
@@ -250,10 +216,6 @@ class MpiEngine:
             ranks.add(status.source)
             self._comm.Recv([None, 0, self._mpi.BYTE], status.source)
         return ranks
-
-    def _await(self, begin: Callable[..., Any], *arguments: Any) -> None:
-        """Begin an operation that may have to wait long for other ranks, and pause meanwhile."""
-        self._do(begin, arguments, _PAUSE_SECONDS)
 
     def _move(self, begin: Callable[..., Any], *arguments: Any) -> None:
         """Move bytes, once all ranks are there.

@@ -70,6 +70,36 @@ class HostBuffer:
             raise
         return buffer
 
+    @classmethod
+    def open(cls, path: str, name: str = "tandem") -> "HostBuffer":
+        """Open a buffer of another process.
+
+        Parameters
+        ----------
+        path : str
+            The buffer's `path` there, where it is not closed yet.
+        name : str
+            As in `create`.
+
+        Raises
+        ------
+        InputError
+            The system does not permit it, or the buffer is gone.
+        """
+        try:
+            return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC), name)
+        except OSError as error:
+            raise InputError(
+                f"shared memory {name!r} of another process can't be opened: {path}: "
+                f"{error.strerror}"
+            ) from error
+
+    @property
+    def path(self) -> str:
+        """By what another process of the same user on this machine opens it. Linux only."""
+        self._check_open()
+        return f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
     @property
     def nbytes(self) -> int:
         """Size in bytes, also when another process has set it."""

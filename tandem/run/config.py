@@ -437,11 +437,11 @@ class Config(BaseModel):
         gt=0,
         le=1,
     )
-    collective: Literal["auto", "ar", "asa", "asa16", "hierarchical"] = _key(
+    collective: Literal["auto", "ar", "asa", "asa16", "hierarchical", "nccl"] = _key(
         _TRAINERS,
         "auto",
-        "over MPI, how: ar, asa, asa16 or hierarchical; auto: asa",
-        "auto, ar, asa, asa16 or hierarchical",
+        "of ranks: ar, asa, asa16, hierarchical or nccl; auto: nccl if it can, else asa",
+        "auto, ar, asa, asa16, hierarchical or nccl",
     )
     wire: Literal["float16", "bfloat16"] = _key(
         _TRAINERS,
@@ -458,7 +458,7 @@ class Config(BaseModel):
     bucket_mb: _Float = _key(
         _TRAINERS,
         0.0,
-        "over MPI: MB of gradients sent while others are computed; 0: none",
+        "of ranks: MB of gradients sent while others are computed; 0: none",
         "a number of megabytes of at least 0",
         ge=0,
     )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.errors import InputError
+from tandem.exchange.engine import Starter
 from tandem.memory.cuda import INSTALL
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ class Place:
         Model and vector instructions.
     software : tuple of str
         Packages with their versions.
+    starter : "mpirun" or "torchrun"
+        What has started it.
     """
 
     machine: int
@@ -41,13 +44,17 @@ class Place:
     visible: str
     processor: str
     software: tuple[str, ...]
+    starter: Starter
 
     @classmethod
-    def here(cls, machine: int, processor: str, software: tuple[str, ...]) -> "Place":
+    def here(
+        cls, machine: int, processor: str, software: tuple[str, ...], starter: Starter
+    ) -> "Place":
         """This process's."""
         gpus = device_names([f"cuda:{number}" for number in range(cuda_device_count())])
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        return cls(machine, available_cores(), tuple(gpus), visible, processor, software)
+        cores = available_cores()
+        return cls(machine, cores, tuple(gpus), visible, processor, software, starter)
 
 
 def available_cores() -> tuple[int, ...]:
@@ -103,6 +110,22 @@ def place_devices(devices: str | Sequence[str], places: Sequence[Place]) -> tupl
         _check_gpu(names[number], len(place.gpus))
         chosen.append(names[number])
     return tuple(chosen)
+
+
+def have_own_gpus(devices: Sequence[str], places: Sequence[Place]) -> bool:
+    """Whether each rank has a GPU that no other one has.
+
+    Parameters
+    ----------
+    devices : sequence of str
+        As `place_devices` gives them.
+    places : sequence of Place
+        By rank.
+    """
+    if "cpu" in devices:
+        return False
+    pairs = zip(places, devices, strict=True)
+    return len({(p.machine, p.visible, device) for p, device in pairs}) == len(places)
 
 
 def resolve_devices(devices: str | Sequence[str]) -> tuple[str, ...]:

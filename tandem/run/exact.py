@@ -130,7 +130,9 @@ def _collective(config: Config, places: Sequence[Place]) -> str:
         return f"asa16 {config.wire}{feedback}{buckets}"
     if config.collective == "hierarchical" and len(machines) > 1:
         return "hierarchical " + "+".join(str(count) for count in machines.values())
-    return "ar" if config.collective == "ar" else ""
+    if config.collective == "ar" and places[0].starter == "torchrun":
+        return "ar by gloo"
+    return config.collective if config.collective in ("ar", "nccl") else ""
 
 
 _VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm", "neon")

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from tandem.errors import InputError
-from tandem.exchange.mpi import is_started_by_mpi
 from tandem.run.checkpoint import read_state
 from tandem.run.config import Config, load_config, weights_argument
 from tandem.run.devices import Place
@@ -22,7 +21,7 @@ from tandem.run.observe import (
     describe_validation,
 )
 from tandem.run.plan import Plan, make_plan
-from tandem.run.ranks import Start, work_on_ranks
+from tandem.run.ranks import Start, is_rank, work_on_ranks
 from tandem.run.record import to_json
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ def run_training(
 
 def _run(work: Callable[[Start], int], loader: LoaderTarget) -> int:
     """Do the work of a program, which may be one rank of many; the exit status."""
-    if is_started_by_mpi():
+    if is_rank():
         return work_on_ranks(partial(_guarded, work), loader)
     configure_logging()
     return _guarded(work, Here())

@@ -27,6 +27,7 @@ from tandem.run.config import Config
 from tandem.run.devices import (
     Place,
     available_cores,
+    have_own_gpus,
     place_devices,
     resolve_devices,
     threads_of,
@@ -189,6 +190,8 @@ def make_plan(
             f"rule: {config.rule} is for trainers on the CPU so far, and devices are GPUs: use "
             "rule: bsp"
         )
+    if config.collective == "nccl":
+        _check_nccl(config, devices, places)
     if config.exchange == "shared" and devices[0] != "cpu":
         raise InputError(
             "exchange: shared is one copy of the weights in the host's memory, for trainers on "
@@ -352,17 +355,24 @@ def _check_same(path: Path, name: str, theirs: object, ours: object) -> None:
 
 
 def _check_start(config: Config, places: Sequence[Place]) -> None:
-    """Refuse what can't be done as the trainers are started, by mpirun or by this program."""
-    if not places:
+    """Refuse what can't be done as the trainers are started: as ranks, or by this program."""
+    starter = places[0].starter if places else None
+    if config.collective == "nccl" and starter != "torchrun":
+        raise InputError(
+            "collective: nccl is for trainers that torchrun starts: torchrun --standalone "
+            "--nproc-per-node 4 train.py, or leave collective at auto"
+        )
+    if config.rule != "bsp" and starter != "mpirun":
+        raise InputError(
+            f"rule: {config.rule} is for trainers that are joined by MPI: start them with "
+            "mpirun -n 4 python train.py, or use rule: bsp"
+        )
+    if starter is None:
         if config.collective != "auto":
             raise InputError(
-                f"collective: {config.collective} is for trainers that are joined by MPI: start "
-                "them with mpirun -n 4 python train.py, or leave collective at auto"
-            )
-        if config.rule != "bsp":
-            raise InputError(
-                f"rule: {config.rule} is for trainers that are joined by MPI: start them with "
-                "mpirun -n 4 python train.py, or use rule: bsp"
+                f"collective: {config.collective} is for trainers that are ranks: start them with "
+                "mpirun -n 4 python train.py, or torchrun --standalone --nproc-per-node 4 "
+                "train.py, or leave collective at auto"
             )
         return
     if config.exchange == "shared":
@@ -371,9 +381,13 @@ def _check_start(config: Config, places: Sequence[Place]) -> None:
             "ranks have their own: use average or gradients"
         )
     if config.restarts:
+        instead = {
+            "mpirun": "let the job script start the run again, with --resume_train true",
+            "torchrun": f"use torchrun --max-restarts {config.restarts}, with --resume_train true",
+        }
         raise InputError(
-            f"restarts: {config.restarts} can't be done under mpirun, which ends all ranks when "
-            "one fails: let the job script start the run again, with --resume_train true"
+            f"restarts: {config.restarts} can't be done under {starter}, which ends all ranks when "
+            f"one fails: {instead[places[0].starter]}"
         )
     if len({place.software for place in places}) > 1:
         first = places[0].software
@@ -384,13 +398,35 @@ def _check_start(config: Config, places: Sequence[Place]) -> None:
         )
 
 
+def _check_nccl(config: Config, devices: tuple[str, ...], places: Sequence[Place]) -> None:
+    """Refuse what NCCL can't do."""
+    if not have_own_gpus(devices, places):
+        raise InputError(
+            f"collective: nccl needs a GPU for each rank, and devices are {', '.join(devices)}: "
+            "start as many ranks on a machine as it has GPUs, or use collective: asa"
+        )
+    if config.bucket_mb:
+        raise InputError(
+            f"bucket_mb: {config.bucket_mb:g} is for collectives on the host so far: use "
+            "collective: asa, or bucket_mb: 0 with nccl"
+        )
+
+
+def _collective(config: Config, devices: tuple[str, ...], places: Sequence[Place]) -> str:
+    """What ``collective: auto`` stands for."""
+    if not places or config.rule != "bsp":
+        return "auto"
+    is_direct = have_own_gpus(devices, places) and not config.bucket_mb
+    return "nccl" if is_direct and places[0].starter == "torchrun" else "asa"
+
+
 def _resolved(config: Config, devices: tuple[str, ...], places: Sequence[Place]) -> Config:
     """The configuration without ``auto``."""
     on_gpu = devices[0] != "cpu"
     shared = max(1, len(available_cores()) // len(devices))
     found = {
         "threads": threads_of(places) if places else shared,
-        "collective": "asa" if places and config.rule == "bsp" else "auto",
+        "collective": _collective(config, devices, places),
         "compile": on_gpu and not config.bucket_mb,
         "use_data_layer": on_gpu,
     }

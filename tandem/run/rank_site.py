@@ -21,8 +21,10 @@ from tandem.exchange.collective import (
     RoundedShardSum,
     ShardSum,
 )
+from tandem.exchange.engine import RankEngine
 from tandem.exchange.mpi import MpiEngine
 from tandem.exchange.rules import Elastic, ElasticServer, Gossip
+from tandem.exchange.torchrun import TensorSum, TorchEngine
 from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.cuda import Driver, Stream
 from tandem.memory.flat import FlatLayout, Vectors
@@ -32,7 +34,7 @@ from tandem.run.plan import Plan
 from tandem.run.site import CudaMemory, CudaSite, Shapes, Site, Strategy
 
 
-def rank_site(plan: Plan, engine: MpiEngine) -> Site:
+def rank_site(plan: Plan, engine: RankEngine) -> Site:
     """The site of a rank: on the host, or on the GPU that the plan gives it."""
     slots = SlotLayout(plan.config.batch_size, plan.picture_size)
     device = plan.devices[engine.rank]
@@ -50,23 +52,23 @@ class _Neighbours:
 
     Attributes
     ----------
-    engine : MpiEngine
+    engine : RankEngine
         That joins them.
     numbers : tuple of int
         Their numbers among all ranks.
-    leaders : MpiEngine
+    leaders : RankEngine
         For the first of a machine, the first of all; for the others, the others.
     machines : int
         How many there are.
     """
 
-    engine: MpiEngine
+    engine: RankEngine
     numbers: tuple[int, ...]
-    leaders: MpiEngine
+    leaders: RankEngine
     machines: int
 
     @classmethod
-    def find(cls, world: MpiEngine) -> "_Neighbours":
+    def find(cls, world: RankEngine) -> "_Neighbours":
         """Those of this rank. All ranks call it together."""
         engine = world.local
         is_leader = engine.rank == 0
@@ -89,11 +91,11 @@ class Joint:
     ----------
     config : Config
         How they exchange.
-    engine : MpiEngine
+    engine : RankEngine
         What joins them.
     """
 
-    def __init__(self, config: Config, engine: MpiEngine) -> None:
+    def __init__(self, config: Config, engine: RankEngine) -> None:
         self._config, self._engine = config, engine
         is_hierarchical = config.collective == "hierarchical"
         self._neighbours = _Neighbours.find(engine) if is_hierarchical else None
@@ -162,6 +164,8 @@ class Joint:
     def loose_exchange(self, weights: np.ndarray) -> Exchange:
         """The exchange of ranks that are not in step, of weights that are the same at first."""
         config, engine = self._config, self._engine
+        if not isinstance(engine, MpiEngine):
+            raise TypeError(f"rule {config.rule} needs MPI, not {type(engine).__name__}")
         if config.rule == "gosgd":
             return Gossip(engine, weights, engine.copy(), config.gosgd_p, config.seed)
         asks, answers = engine.copy(), engine.copy()
@@ -197,13 +201,13 @@ class RankSite:
         The trainer's.
     config : Config
         How the ranks exchange.
-    engine : MpiEngine
+    engine : RankEngine
         What joins them.
     """
 
     slots: HostSlots
     config: Config
-    engine: MpiEngine
+    engine: RankEngine
 
     def loader_side(self) -> HostSlots:
         """See `Site`."""
@@ -279,12 +283,12 @@ class CudaRankSite(CudaSite):
     ----------
     config : Config
         How the ranks exchange.
-    engine : MpiEngine
+    engine : RankEngine
         What joins them.
     """
 
     config: Config = field(kw_only=True)
-    engine: MpiEngine = field(kw_only=True)
+    engine: RankEngine = field(kw_only=True)
 
     def memory(self, meeting: Gathering, layout: FlatLayout, *where: Any) -> CudaMemory:
         """See `CudaSite`."""
@@ -301,6 +305,8 @@ class CudaRankMemory(CudaMemory):
             raise TypeError(f"a rank's memory lies on a rank's site, not on {type(site).__name__}")
         if site.engine.size == 1:
             return Exchange()
+        if site.config.collective == "nccl":
+            return self._by_nccl(site.engine, strategy)
         joint = Joint(site.config, site.engine)
         own = self._gradients if strategy == "gradients" else self._parameters
         vectors = joint.vectors(own.nbytes, self._layout.dtype)
@@ -311,6 +317,18 @@ class CudaRankMemory(CudaMemory):
         apart = bool(site.config.bucket_mb)
         staging = Staging(self._driver, self._stream, own.address, apart)
         return joint.exchange(strategy, vectors, self._layout, staging)
+
+    def _by_nccl(self, engine: RankEngine, strategy: Strategy) -> Exchange:
+        """From GPU to GPU, on the stream on which the trainer computes."""
+        from tandem.device import as_tensor
+
+        if not isinstance(engine, TorchEngine):
+            raise TypeError(f"NCCL needs ranks of torchrun, not {type(engine).__name__}")
+        own = self._gradients if strategy == "gradients" else self._parameters
+        size = own.nbytes // np.dtype(self._layout.dtype).itemsize
+        tensor = as_tensor(own.array((size,), self._layout.dtype), self.device)
+        kind = RankGradients if strategy == "gradients" else RankParameters
+        return kind(TensorSum(engine.nccl()), tensor)
 
 
 class Staging:

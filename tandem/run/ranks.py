@@ -1,11 +1,11 @@
-"""Runs whose trainers are ranks, started together by mpirun or srun, on one machine or many.
+"""Runs whose trainers are ranks, started together by mpirun or torchrun, on one machine or many.
 
 Each rank is a process that launches its own part of the run: its loader is a child process as ever,
 its trainer is a thread, since it is the process that was started which talks to the others. Rank 0
 reads the configuration, holds the run folder and decides; the others do as it says.
 
-What MPI does when a process fails is simple: all end. So a rank that sees a failure tells it, and
-aborts the job. mpirun does so too when a rank is killed; and ranks send each other signs of life,
+What starters do when a process fails is simple: all end. So a rank that sees a failure tells it,
+and aborts the job. They do so too when a rank is killed; and ranks send each other signs of life,
 for one may be stopped, or another starter may not look.
 """
 
@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tandem.errors import InputError
-from tandem.exchange.mpi import MpiEngine, join
+from tandem.exchange import PeerLost, mpi, torchrun
+from tandem.exchange.engine import RankEngine
 from tandem.run import trainer
 from tandem.run.devices import Place
 from tandem.run.exact import processor, versions
@@ -72,6 +73,23 @@ class End:
     """From rank 0 to all: there is nothing more to do. `status` is the exit status."""
 
     status: int
+
+
+def is_rank() -> bool:
+    """Whether this process has been started as a rank."""
+    return torchrun.is_started_by_torchrun() or mpi.is_started_by_mpi()
+
+
+def join() -> RankEngine:
+    """Become a rank among all that were started together, by whatever has started them.
+
+    Raises
+    ------
+    InputError
+        They can't be joined.
+    """
+    # Slurm's srun may have started torchrun, and then its variables are there too.
+    return torchrun.join() if torchrun.is_started_by_torchrun() else mpi.join()
 
 
 def work_on_ranks(work: Callable[[Start], int], loader: LoaderTarget) -> int:
@@ -133,7 +151,7 @@ class Ranks:
 
     Parameters
     ----------
-    world : MpiEngine
+    world : RankEngine
         All ranks.
     pulse : Pulse
         Their signs of life.
@@ -144,11 +162,13 @@ class Ranks:
         Where each rank is, by rank.
     """
 
-    def __init__(self, world: MpiEngine, pulse: "Pulse") -> None:
+    def __init__(self, world: RankEngine, pulse: "Pulse") -> None:
         self.world, self._pulse = world, pulse
         leader = world.local.gather(world.rank)[0]
         software = tuple(f"{name} {version}" for name, version in versions().items())
-        self.places: Sequence[Place] = world.gather(Place.here(leader, processor(), software))
+        self.places: Sequence[Place] = world.gather(
+            Place.here(leader, processor(), software, world.starter)
+        )
 
     def launch(
         self, plan: Plan, loader: LoaderTarget, observer: Observer, lock: FolderLock | None = None
@@ -187,7 +207,7 @@ class Ranks:
 
 
 def _start(
-    plan: Plan, loader: LoaderTarget, team: MpiEngine, threads: "list[TrainerThread]", crew: Crew
+    plan: Plan, loader: LoaderTarget, team: RankEngine, threads: "list[TrainerThread]", crew: Crew
 ) -> None:
     site = rank_site(plan, team)
     connection = start_loader(plan, loader, crew, team.rank, site)
@@ -283,11 +303,11 @@ class Pulse(threading.Thread):
 
     Parameters
     ----------
-    engine : MpiEngine
+    engine : RankEngine
         The ranks, for this thread alone.
     """
 
-    def __init__(self, engine: MpiEngine) -> None:
+    def __init__(self, engine: RankEngine) -> None:
         super().__init__(name="pulse", daemon=True)
         self._engine = engine
         self._partners = range(1, engine.size) if engine.rank == 0 else range(1)
@@ -303,11 +323,15 @@ class Pulse(threading.Thread):
     def run(self) -> None:
         """Send and listen until `stop`, or until another rank is silent."""
         while not self._stopped.wait(BEAT_SECONDS):
-            for rank in self._partners:
-                self._engine.beat(rank)
             board, watch = self._looks
-            for rank in self._engine.heard():
-                board.counters[rank] += 1
+            try:
+                for rank in self._partners:
+                    self._engine.beat(rank)
+                for rank in self._engine.heard():
+                    board.counters[rank] += 1
+            except PeerLost as error:
+                log.error("error: the run has ended: %s", error)
+                self._engine.abort(1)
             for rank, seconds in watch.silent().items():
                 log.error(
                     "error: the run has ended: %s: has given no sign of life for %.0f s: "

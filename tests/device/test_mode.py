@@ -14,7 +14,7 @@ import torch
 from pytensor.compile.mode import Mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tandem.device import as_device, device_mode, device_shared, set_threads
+from tandem.device import as_device, as_tensor, device_mode, device_shared, set_threads
 from tandem.errors import InputError
 from tests.device.check import DEVICE
 
@@ -266,6 +266,14 @@ def test_unknown_device_is_named_with_those_there_are(name: str) -> None:
 def test_cpu_is_there() -> None:
     assert as_device("cpu") == torch.device("cpu")
     assert as_device(torch.device("cpu")) == torch.device("cpu")
+
+
+def test_a_tensor_over_memory_is_the_same_memory() -> None:
+    memory = np.zeros(3, np.float32)
+    as_tensor(memory, "cpu")[1] = 2
+    assert memory.tolist() == [0, 2, 0]
+    with pytest.raises(TypeError, match="memory of list does not lie on cpu"):
+        as_tensor([1.0], "cpu")
 
 
 def test_threads() -> None:

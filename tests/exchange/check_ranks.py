@@ -1,12 +1,14 @@
-"""What each rank checks of the collectives, started by mpirun: every vector against NumPy.
+"""What each rank checks of the collectives, under mpirun or torchrun: every vector against NumPy.
 
 Prints "checked" on rank 0 when all is well; a failed check ends the job with its traceback.
 """
 
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from fake_cuda import FakeDriver, FakeMachine
@@ -23,11 +25,14 @@ from tandem.exchange.collective import (
     RoundedShardSum,
     ShardSum,
 )
+from tandem.exchange.engine import RankEngine
 from tandem.exchange.loops import average_into_all
-from tandem.exchange.mpi import MpiEngine, join
+from tandem.exchange.mpi import MpiEngine
 from tandem.exchange.rules import Elastic, ElasticServer, Gossip
+from tandem.exchange.torchrun import TensorSum, TorchEngine
 from tandem.memory.cuda import CudaBuffer
 from tandem.run.rank_site import Staging
+from tandem.run.ranks import join
 
 SIZES = (1, 1500, 70_001)
 
@@ -58,7 +63,7 @@ def exact(every: Sequence[np.ndarray], shares: Sequence[float]) -> np.ndarray:
 
 
 def averaged(
-    engine: MpiEngine, collective: Collective, own: np.ndarray, shares: Sequence[float]
+    engine: RankEngine, collective: Collective, own: np.ndarray, shares: Sequence[float]
 ) -> np.ndarray:
     """The vector after an exchange, checked to have the same bits at every rank."""
     if shares[engine.rank] == 0:
@@ -68,7 +73,7 @@ def averaged(
     return own
 
 
-def check_gather(engine: MpiEngine) -> None:
+def check_gather(engine: RankEngine) -> None:
     for length in (0, 1, 400, 504, 505, 100_000):
         messages = engine.gather((engine.rank, b"x" * length))
         assert messages == tuple((rank, b"x" * length) for rank in range(engine.size))
@@ -77,7 +82,7 @@ def check_gather(engine: MpiEngine) -> None:
     assert lengths == [5000] + [3] * (engine.size - 1)
 
 
-def check_shard_sum(engine: MpiEngine) -> None:
+def check_shard_sum(engine: RankEngine) -> None:
     """The bits are those of trainers on one machine."""
     for dtype in ("float32", "float64"):
         for size in SIZES:
@@ -88,7 +93,7 @@ def check_shard_sum(engine: MpiEngine) -> None:
             assert found.tobytes() == every[0].tobytes()
 
 
-def check_all_reduce(engine: MpiEngine) -> None:
+def check_all_reduce(engine: RankEngine) -> None:
     for dtype, tolerance in (("float32", 1e-6), ("float64", 1e-14)):
         for size in SIZES:
             every, shares = vectors(engine.size, size, dtype), uneven(engine.size)
@@ -98,7 +103,7 @@ def check_all_reduce(engine: MpiEngine) -> None:
             np.testing.assert_allclose(found, exact(every, shares), atol=tolerance * scale)
 
 
-def check_rounded(engine: MpiEngine) -> None:
+def check_rounded(engine: RankEngine) -> None:
     """The error of ASA16 against the bound of its docstring."""
     for wire, unit in ((NumpyWire("float16"), 2.0**-11), (NumpyWire("bfloat16"), 2.0**-8)):
         for size in SIZES:
@@ -116,7 +121,7 @@ def check_rounded(engine: MpiEngine) -> None:
                 assert error.max() > 0.1 * unit * sizes.max()  # it did travel in 16 bits
 
 
-def check_feedback(engine: MpiEngine) -> None:
+def check_feedback(engine: RankEngine) -> None:
     """With feedback, the sum over many steps is off by one step's rounding, else by many."""
     if engine.size == 1:
         return
@@ -134,7 +139,7 @@ def check_feedback(engine: MpiEngine) -> None:
     assert errors[False] > 4 * errors[True]
 
 
-def check_from_common(engine: MpiEngine) -> None:
+def check_from_common(engine: RankEngine) -> None:
     """Weights in 16 bits: small updates of large weights are not lost."""
     rng = np.random.default_rng(7)
     start = rng.normal(size=5000).astype(np.float32)
@@ -151,7 +156,7 @@ def check_from_common(engine: MpiEngine) -> None:
     assert np.abs(own - expected).max() < 2e-6
 
 
-def check_hierarchy(engine: MpiEngine) -> None:
+def check_hierarchy(engine: RankEngine) -> None:
     """Machines of one and two ranks, as far as there are any."""
     machine = (engine.rank + 1) // 2
     local = engine.group(machine)
@@ -175,7 +180,7 @@ def check_hierarchy(engine: MpiEngine) -> None:
         np.testing.assert_allclose(found, exact(every, shares), atol=1e-6 * scale)
 
 
-def check_sides(engine: MpiEngine) -> None:
+def check_sides(engine: RankEngine) -> None:
     """Parameters are averaged after the update only, gradients before it only."""
     for kind, side in ((RankParameters, "after_update"), (RankGradients, "before_update")):
         for method in ("before_update", "after_update"):
@@ -186,7 +191,7 @@ def check_sides(engine: MpiEngine) -> None:
             np.testing.assert_allclose(own, mean if method == side else engine.rank)
 
 
-def check_staged(engine: MpiEngine) -> None:
+def check_staged(engine: RankEngine) -> None:
     """A vector on a GPU that does nothing unasked, averaged by way of the host."""
     driver, shares = FakeDriver(FakeMachine()), [1 / engine.size] * engine.size
     stream, buffer = driver.stream(), CudaBuffer.create(driver, 4 * 3000, "vector")
@@ -201,7 +206,7 @@ def check_staged(engine: MpiEngine) -> None:
         assert driver.read(array).tobytes() == every[0].tobytes()
 
 
-def check_buckets(engine: MpiEngine) -> None:
+def check_buckets(engine: RankEngine) -> None:
     """Whatever gets ready first, the bits are those of one vector; on the host and on a GPU."""
     offsets, size = {"a": 0, "b": 100, "c": 1000, "d": 1010}, 3000
     ends = dict(zip(offsets, [*list(offsets.values())[1:], size], strict=True))
@@ -241,11 +246,12 @@ def check_buckets(engine: MpiEngine) -> None:
         exchange.leave()
 
 
-def check_elastic(engine: MpiEngine) -> None:
+def check_elastic(engine: RankEngine) -> None:
     """Visits in turn, against the equations; then the centre, and the server's end."""
     alpha, size = 0.3, 1000
     every = [vectors(1, size)[0].copy() for _ in range(engine.size)]
     centre = every[0].copy()
+    assert isinstance(engine, MpiEngine)
     own, asks, answers = every[engine.rank].copy(), engine.copy(), engine.copy()
     server = ElasticServer(own.copy(), asks, answers, alpha) if engine.rank == 0 else None
     if server is not None:
@@ -274,8 +280,9 @@ def check_elastic(engine: MpiEngine) -> None:
     assert server is None or not server.is_alive()
 
 
-def check_gossip(engine: MpiEngine) -> None:
+def check_gossip(engine: RankEngine) -> None:
     """However they mix, shares add up to 1 and the consensus stays what it was."""
+    assert isinstance(engine, MpiEngine)
     every = vectors(engine.size, 200_000)
     own = every[engine.rank].copy()
     rule = Gossip(engine, own, engine.copy(), 0.7, seed=3)
@@ -294,7 +301,68 @@ def check_gossip(engine: MpiEngine) -> None:
     rule.leave()
 
 
-CHECKS: tuple[Callable[[MpiEngine], None], ...] = (
+def check_tensors(engine: RankEngine) -> None:
+    """What NCCL does on GPUs, by gloo on the CPU: parameters or gradients, at uneven weights."""
+    import torch
+    from torch.distributed import HashStore, ProcessGroupGloo
+
+    assert isinstance(engine, TorchEngine)
+    alone: Any = ProcessGroupGloo(HashStore(), 0, 1)
+    for group, size in ((engine.gloo, engine.size), (alone, 1)):
+        every, shares = vectors(size, 5000), uneven(size)
+        rank = group.rank()
+        tensor = torch.from_numpy(every[rank].copy())
+        if shares[rank] == 0:
+            tensor.fill_(float("nan"))
+        address = tensor.data_ptr()
+        exchange = RankParameters(TensorSum(group), tensor)
+        exchange.before_update(shares)
+        exchange.after_update(shares)
+        assert tensor.data_ptr() == address
+        np.testing.assert_allclose(tensor.numpy(), exact(every, shares), atol=1e-6)
+        if group is not alone:
+            assert len(set(engine.gather(tensor.numpy().tobytes()))) == 1
+
+
+def check_signs(engine: RankEngine) -> None:
+    """Each sign is heard once, by whom it is meant for, and nobody waits for it."""
+    pulse = engine.copy()
+    assert pulse.heard() == set()
+    others = set(range(engine.size)) - {engine.rank}
+    for _ in range(2):
+        found: set[int] = set()
+        deadline = time.monotonic() + 30
+        while found != others and time.monotonic() < deadline:
+            for rank in others:
+                pulse.beat(rank)
+            time.sleep(0.02)
+            found |= pulse.heard()
+        assert found == others
+        engine.meet()
+        time.sleep(0.2)  # what was asked for is fetched
+        pulse.heard()
+        assert pulse.heard() == set()
+        engine.meet()
+
+
+def check_groups(engine: RankEngine) -> None:
+    """Groups do not hear each other, nor do copies; ranks of one machine share memory."""
+    odd = engine.group(engine.rank % 2)
+    expected = [r for r in range(engine.size) if r % 2 == engine.rank % 2]
+    assert list(odd.gather(engine.rank)) == expected
+    assert expected[odd.rank] == engine.rank
+    copy, local = odd.copy(), engine.local
+    assert list(copy.gather(engine.rank)) == expected
+    assert (local.rank, local.size) == (engine.rank, engine.size)
+    parts = local.shared(1000)
+    assert not any(part.any() for part in parts)
+    engine.meet()
+    parts[engine.rank][:] = engine.rank + 1
+    engine.meet()
+    assert [set(part.tolist()) for part in parts] == [{r + 1} for r in range(engine.size)]
+
+
+CHECKS: tuple[Callable[[RankEngine], None], ...] = (
     check_gather,
     check_shard_sum,
     check_all_reduce,
@@ -305,15 +373,15 @@ CHECKS: tuple[Callable[[MpiEngine], None], ...] = (
     check_sides,
     check_staged,
     check_buckets,
-    check_elastic,
-    check_gossip,
 )
+OF_MPI = (check_elastic, check_gossip)
+OF_TORCHRUN = (check_tensors, check_signs, check_groups)
 
 
 def main() -> None:
     """Run every check; all ranks go through them together."""
     engine = join()
-    for check in CHECKS:
+    for check in (*CHECKS, *(OF_MPI if isinstance(engine, MpiEngine) else OF_TORCHRUN)):
         try:
             check(engine)
         except BaseException:

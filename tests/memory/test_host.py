@@ -73,6 +73,23 @@ def test_two_processes_see_the_same_memory_and_a_kill_leaves_nothing(
     assert names_in_shm() <= before
 
 
+def add_by_path(path: str) -> None:
+    HostBuffer.open(path).array((10,), "float32")[...] += 3
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="there is no /proc here")
+def test_a_process_that_is_no_child_opens_a_buffer_by_its_path() -> None:
+    buffer = HostBuffer.create(40)
+    path, array = buffer.path, buffer.array((10,), "float32")
+    process = CONTEXT.Process(target=add_by_path, args=(path,))
+    process.start()
+    process.join()
+    assert (array == 3).all()
+    buffer.close()
+    with pytest.raises(InputError, match="of another process can't be opened"):
+        HostBuffer.open(path, "parameters")
+
+
 def test_a_buffer_may_be_sized_by_the_process_that_knows_how() -> None:
     buffer = HostBuffer.create()
     assert buffer.nbytes == 0

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.errors import InputError
 from tandem.run import devices
-from tandem.run.devices import Place, place_devices, resolve_devices, threads_of
+from tandem.run.devices import Place, have_own_gpus, place_devices, resolve_devices, threads_of
 
 Machine = Callable[..., None]
 
@@ -91,7 +91,23 @@ def test_a_cpu_needs_no_package(machine: Machine) -> None:
 
 
 def place(machine: int, gpus: int = 0, visible: str = "", cores: tuple[int, ...] = (0, 1)) -> Place:
-    return Place(machine, cores, ("A GPU",) * gpus, visible, "a processor", ())
+    return Place(machine, cores, ("A GPU",) * gpus, visible, "a processor", (), "mpirun")
+
+
+@pytest.mark.parametrize(
+    ("devices", "places", "expected"),
+    [
+        (("cpu", "cpu"), [place(0), place(0)], False),
+        (("cuda:0", "cuda:1"), [place(0, 2), place(0, 2)], True),
+        (("cuda:0", "cuda:0"), [place(0, 1), place(0, 1)], False),
+        (("cuda:0", "cuda:0"), [place(0, 1), place(1, 1)], True),
+        (("cuda:0", "cuda:0"), [place(0, 1, "3"), place(0, 1, "4")], True),
+    ],
+)
+def test_ranks_that_share_a_gpu_are_known(
+    devices: tuple[str, ...], places: list[Place], expected: bool
+) -> None:
+    assert have_own_gpus(devices, places) is expected
 
 
 @pytest.fixture

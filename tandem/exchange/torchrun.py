@@ -1,0 +1,319 @@
+"""Ranks that are started by torchrun and joined by gloo, without MPI; NCCL for vectors on GPUs.
+
+The one module of this room that imports PyTorch, and only when ranks join: that takes seconds. Of
+`torch.distributed` the groups of processes are used, and nothing that is global to a process.
+
+gloo waits without taking a core, but can't be asked whether something has come. So signs of life go
+by the store at which torchrun's ranks find each other.
+"""
+
+import os
+import queue
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tandem.errors import InputError
+from tandem.exchange.collective import Collective
+from tandem.exchange.engine import Starter
+from tandem.exchange.frames import Frames
+from tandem.exchange.meeting import PeerLost
+from tandem.memory import HostBuffer
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables by which a starter of PyTorch's tells a rank where the others are."""
+
+_AGENT = "TORCHELASTIC_RUN_ID"  # that torchrun itself is the starter
+_RESTART = "TORCHELASTIC_RESTART_COUNT"
+_JOIN_TIMEOUT = timedelta(minutes=5)
+_TIMEOUT = timedelta(days=365)  # no step is too slow; who is dead is told by signs of life
+
+
+def is_started_by_torchrun() -> bool:
+    """Whether torchrun, or what sets the same variables, has started this process as a rank."""
+    return _AGENT in os.environ or all(name in os.environ for name in VARIABLES)
+
+
+def join() -> "TorchEngine":
+    """Become a rank among all that were started together.
+
+    Raises
+    ------
+    InputError
+        PyTorch is missing or has no gloo, or the others are not to be found.
+    """
+    try:
+        import torch.distributed as dist
+    except ImportError as error:
+        raise InputError(f"ranks of torchrun need PyTorch, which can't be used: {error}") from error
+    if not (dist.is_available() and dist.is_gloo_available()):
+        raise InputError(
+            "this PyTorch is built without torch.distributed and gloo, by which ranks of torchrun "
+            "are joined: install another build, or use mpirun"
+        )
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=_JOIN_TIMEOUT))
+        prefix = f"tandem/{os.environ.get(_RESTART, '0')}"
+        return TorchEngine(store, rank, size, prefix)
+    except (RuntimeError, ValueError) as error:
+        told = str(error).splitlines()[0]
+        raise InputError(
+            f"the ranks can't be joined as the variables {', '.join(VARIABLES)} say: {told}; start "
+            "all of them with one torchrun on each machine, with the same --rdzv-endpoint"
+        ) from error
+
+
+class TorchEngine(Frames):
+    """Ranks joined by gloo. A `RankEngine`. Use `join` to get one.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+        Where all ranks of it find each other. It is not used but for a copy.
+    rank, size : int
+        This rank's number and how many there are.
+    prefix : str
+        Of the names in the store: this engine's alone.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank's number and how many there are.
+    gloo : torch.distributed.ProcessGroupGloo
+        What joins them.
+    """
+
+    starter: Starter = "torchrun"
+
+    def __init__(self, store: Any, rank: int, size: int, prefix: str) -> None:
+        import torch.distributed as dist
+
+        super().__init__(rank, size)
+        self._store, self._prefix = store.clone(), prefix
+        self._groups = 0
+        place = dist.PrefixStore(f"{prefix}/gloo", self._store)
+        self.gloo: Any = dist.ProcessGroupGloo(place, rank, size, _TIMEOUT)
+        self._signs: Signs | None = None
+        self._parent = os.getppid()
+
+    @cached_property
+    def local(self) -> "TorchEngine":
+        """The ranks of this machine, in the same order. All ranks ask for it together."""
+        machines = self.gather(machine())
+        return self.group(machines.index(machines[self.rank]))
+
+    def group(self, number: int) -> "TorchEngine":
+        """Those ranks that give the same number, in the same order. All ranks call it together."""
+        numbers = self.gather(number)
+        self._groups += 1
+        rank, size = numbers[: self.rank].count(number), numbers.count(number)
+        return TorchEngine(self._store, rank, size, f"{self._prefix}/{self._groups}-{number}")
+
+    def copy(self) -> "TorchEngine":
+        """The same ranks, for another thread. All ranks call it together."""
+        return self.group(0)
+
+    def nccl(self) -> Any:
+        """A group of the same ranks for vectors on GPUs. All ranks call it together.
+
+        Returns
+        -------
+        torch.distributed.ProcessGroupNCCL
+        """
+        import torch.distributed as dist
+
+        if not dist.is_nccl_available():
+            raise InputError(
+                "collective: nccl needs a PyTorch that is built with NCCL: install one for CUDA on "
+                "Linux, or use collective: asa"
+            )
+        self._groups += 1
+        place = dist.PrefixStore(f"{self._prefix}/{self._groups}-nccl", self._store)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _TIMEOUT
+        return dist.ProcessGroupNCCL(place, self.rank, self.size, options)
+
+    def close(self) -> None:
+        """Nothing: the others hear of this rank's end when its connections close."""
+
+    # As an engine
+
+    def all_reduce(self, vector: np.ndarray) -> None:
+        """See `Engine`."""
+        import torch
+
+        self._do(lambda: [self.gloo.allreduce([torch.from_numpy(vector)])])
+
+    def all_to_all(self, vector: np.ndarray, received: np.ndarray, parts: Sequence[slice]) -> None:
+        """See `Engine`."""
+        received[self.rank] = vector[parts[self.rank]]
+        others = self._others()
+        self._move({r: received[r] for r in others}, {r: vector[parts[r]] for r in others})
+
+    def all_gather(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
+        """See `Engine`."""
+        others, own = self._others(), vector[parts[self.rank]]
+        self._move({r: vector[parts[r]] for r in others}, dict.fromkeys(others, own))
+
+    _pass_on = all_gather
+
+    def shared(self, nbytes: int) -> list[np.ndarray]:
+        """See `RankEngine`."""
+        own = HostBuffer.create(nbytes, f"rank {self.rank}")
+        paths = self.gather(own.path)
+        buffers = [
+            own if rank == self.rank else HostBuffer.open(path, f"rank {rank}")
+            for rank, path in enumerate(paths)
+        ]
+        arrays = [buffer.array(nbytes, np.uint8) for buffer in buffers]
+        self.meet()  # all have opened what goes with its descriptor here
+        return arrays
+
+    def abort(self, status: int) -> NoReturn:
+        """End this rank; torchrun sees it, and ends the others everywhere."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    # Signs of life
+
+    def beat(self, rank: int) -> None:
+        """See `RankEngine`."""
+        if self._signs is None:
+            self._signs = Signs(self._store.clone(), f"{self._prefix}/signs", self.rank)
+            self._signs.start()
+        self._signs.swap(rank)
+
+    def heard(self) -> set[int]:
+        """See `RankEngine`."""
+        # Without torchrun nobody ends the ranks of this machine when one of another fails.
+        if _AGENT in os.environ and os.getppid() != self._parent:
+            raise PeerLost("torchrun, which has started this rank, is gone: has it been killed?")
+        return set() if self._signs is None else self._signs.new()
+
+    # Bytes
+
+    def _others(self) -> list[int]:
+        """The other ranks, the next one first, so that not all begin with the same."""
+        return [(self.rank + n) % self.size for n in range(1, self.size)]
+
+    def _move(self, received: dict[int, np.ndarray], sent: dict[int, np.ndarray]) -> None:
+        """Receive from ranks, and send to ranks.
+
+        Of any size and kind: gloo's own collectives know neither uneven parts nor uint16.
+        """
+        self._do(
+            lambda: [
+                *(self.gloo.recv([_bytes(v)], r, 0) for r, v in received.items() if v.size),
+                *(self.gloo.send([_bytes(v)], r, 0) for r, v in sent.items() if v.size),
+            ]
+        )
+
+    def _do(self, begin: Callable[[], list[Any]]) -> None:
+        try:
+            for work in begin():
+                work.wait()
+        except RuntimeError as error:
+            told = str(error).splitlines()[0]
+            raise PeerLost(f"trainer {self.rank} lost the others: {told}") from error
+
+
+class Signs(threading.Thread):
+    """Leaves signs of life at the store, and fetches those of others.
+
+    A thread of its own does, for the store's machine may have vanished, and then nothing returns.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+        For this thread alone.
+    prefix : str
+        Of the names in the store.
+    rank : int
+        Whose signs are left.
+    """
+
+    def __init__(self, store: Any, prefix: str, rank: int) -> None:
+        super().__init__(name="signs", daemon=True)
+        self._store, self._prefix, self._rank = store, prefix, rank
+        self._wanted: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._counts: dict[int, int] = {}
+        self._known: dict[int, int] = {}
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        """Leave and fetch, as told, until the store is gone."""
+        try:
+            while True:
+                other = self._wanted.get()
+                self._store.add(f"{self._prefix}/{self._rank}-{other}", 1)
+                self._counts[other] = self._store.add(f"{self._prefix}/{other}-{self._rank}", 0)
+        except RuntimeError as error:
+            self._error = error
+
+    def swap(self, rank: int) -> None:
+        """Leave a sign for a rank, and look for one of it. Returns at once."""
+        if self._error is not None:
+            raise PeerLost("the store of torchrun is gone: has torchrun been killed?")
+        self._wanted.put(rank)
+
+    def new(self) -> set[int]:
+        """Of whom there was a new sign since the last call."""
+        counts = dict(self._counts)
+        found = {rank for rank, count in counts.items() if count > self._known.get(rank, 0)}
+        self._known = counts
+        return found
+
+
+class TensorSum(Collective):
+    """The allreduce of a library of PyTorch's, such as NCCL, of vectors where they are.
+
+    It is put in turn on the stream on which PyTorch works in this thread, and nobody waits. As with
+    `AllReduce`, order and algorithm are the library's.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroupNCCL or ProcessGroupGloo
+        The ranks.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def average(self, vector: Any, shares: Sequence[float]) -> None:
+        """See `Collective`; the vector is a tensor (n,)."""
+        if self._group.size() == 1:
+            return
+        share = shares[self._group.rank()]
+        if share == 0:
+            vector.zero_()  # it may hold anything
+        else:
+            vector.mul_(share)
+        try:
+            self._group.allreduce([vector]).wait()
+        except RuntimeError as error:
+            raise PeerLost(f"trainer {self._group.rank()} lost the others: {error}") from error
+
+
+def machine() -> tuple[str, ...]:
+    """What tells this machine from others: ranks with the same see each other's processes."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    if not boot.exists():
+        return (socket.gethostname(),)
+    # Containers of one machine see other processes each, or other networks.
+    spaces = (str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("pid", "net"))
+    return boot.read_text(), *spaces
+
+
+def _bytes(vector: np.ndarray) -> Any:
+    """The same memory as a tensor of bytes."""
+    import torch
+
+    return torch.from_numpy(vector.view(np.uint8))

@@ -1,0 +1,67 @@
+"""What a run of ranks resolves to, and is refused, by what has started them and their GPUs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import prepare, settings
+
+from tandem.errors import InputError
+from tandem.exchange.engine import Starter
+from tandem.run.config import load_config
+from tandem.run.devices import Place
+from tandem.run.plan import Plan, make_plan
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(autouse=True)
+def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if all that GPUs need were installed."""
+    monkeypatch.setattr("tandem.run.devices.missing_for_gpus", lambda: None)
+
+
+def plan(data: Path, starter: Starter, gpus: int = 2, **changes: Any) -> Plan:
+    """Two ranks of a machine with so many GPUs."""
+    place = Place(0, (0, 1), ("A GPU",) * gpus, "", "a processor", (), starter)
+    arguments = settings(data, data.parent / "run", **{"devices": ["auto"], **changes})
+    return make_plan(load_config(arguments), places=[place] * 2)
+
+
+@pytest.mark.parametrize(
+    ("starter", "changes", "expected", "condition"),
+    [
+        ("torchrun", {}, "nccl", "nccl"),
+        ("mpirun", {}, "asa", None),
+        ("torchrun", {"gpus": 0}, "asa", None),
+        ("torchrun", {"devices": ["cuda:0", "cuda:0"]}, "asa", None),
+        ("torchrun", {"bucket_mb": 4.0, "exchange": "gradients"}, "asa", None),
+        ("torchrun", {"collective": "ar"}, "ar", "ar by gloo"),
+        ("mpirun", {"collective": "ar"}, "ar", "ar"),
+    ],
+)
+def test_how_ranks_average(
+    data: Path, starter: Starter, changes: dict[str, Any], expected: str, condition: str | None
+) -> None:
+    found = plan(data, starter, **changes)
+    assert found.config.collective == expected
+    assert found.conditions.get("collective") == condition
+
+
+@pytest.mark.parametrize(
+    ("starter", "changes", "said"),
+    [
+        ("mpirun", {}, "nccl is for trainers that torchrun starts: torchrun --standalone"),
+        ("torchrun", {"gpus": 0}, "nccl needs a GPU for each rank, and devices are cpu, cpu"),
+        ("torchrun", {"devices": ["cuda:0", "cuda:0"]}, "devices are cuda:0, cuda:0: start as"),
+        ("torchrun", {"bucket_mb": 4.0, "exchange": "gradients"}, "bucket_mb: 4 is for"),
+    ],
+)
+def test_what_nccl_cannot_do_is_refused(
+    data: Path, starter: Starter, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        plan(data, starter, collective="nccl", **changes)
