@@ -115,21 +115,29 @@ class FakeEvent:
 
 
 class FakeDriver:
-    """One process's use of one device of a `FakeMachine`."""
+    """One process's use of one device of a `FakeMachine`.
 
-    def __init__(self, machine: FakeMachine, device: int = 0) -> None:
+    One that is `bound` is for the thread that makes it, and for who borrows it.
+    """
+
+    def __init__(self, machine: FakeMachine, device: int = 0, bound: bool = False) -> None:
         self.machine, self.device, self.process = machine, device, next(machine.numbers)
         self.mapped: dict[int, Allocation] = {}
         self.log: list[str] = []
-        self._threads = [threading.get_ident()]
+        self._threads = [threading.get_ident()] if bound else None
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[None]:
-        self._threads.append(threading.get_ident())
+        threads = [] if self._threads is None else self._threads
+        threads.append(threading.get_ident())
         try:
             yield
         finally:
-            self._threads.remove(threading.get_ident())
+            threads.remove(threading.get_ident())
+
+    def _check_thread(self) -> None:
+        here = threading.get_ident()
+        assert self._threads is None or here in self._threads, "another thread's context"
 
     def _map(self, allocation: Allocation) -> int:
         address = (next(self.machine.numbers) << 32) | 0x100
@@ -198,7 +206,7 @@ class FakeDriver:
         pass
 
     def upload(self, address: int, source: np.ndarray, stream: FakeStream) -> None:
-        assert threading.get_ident() in self._threads, "another thread's context"
+        self._check_thread()
         self.log.append(f"upload {source.nbytes}")
 
         def work() -> None:
@@ -207,7 +215,7 @@ class FakeDriver:
         stream.work.append(work)
 
     def download(self, target: np.ndarray, address: int, stream: FakeStream) -> None:
-        assert threading.get_ident() in self._threads, "another thread's context"
+        self._check_thread()
         self.log.append(f"download {target.nbytes}")
 
         def work() -> None:

@@ -304,7 +304,7 @@ def test_what_ranks_cannot_do_is_refused(
 def test_a_collective_of_ranks_needs_mpirun(data: Path, tmp_path: Path) -> None:
     result = run_program("train.py", settings(data, tmp_path / "run", collective="ar"))
     assert result.returncode == 2
-    assert "collective: ar is for trainers that are joined by MPI" in result.stderr
+    assert "collective: ar is for trainers that are ranks" in result.stderr
 
 
 @pytest.mark.slow

@@ -27,9 +27,16 @@ def programs() -> set[tuple[str, str]]:
         for line in commands(page):
             for command in re.split(r" (?:&&|\|) ", line):
                 words = shlex.split(re.sub(r"\$\(.*?\)", "some", command), comments=True)
+                words = started(words)
                 if words and words[0] not in SHELL and "=" not in words[0]:
                     found.add(divided(words))
     return found
+
+
+def started(words: list[str]) -> list[str]:
+    """The command that mpirun is to start, of a line that exec begins or not."""
+    words = words[words[:1] == ["exec"] :]
+    return words[words.index("python") :] if words[:1] == ["mpirun"] else words
 
 
 def divided(words: list[str]) -> tuple[str, str]:

@@ -193,7 +193,7 @@ def check_sides(engine: RankEngine) -> None:
 
 def check_staged(engine: RankEngine) -> None:
     """A vector on a GPU that does nothing unasked, averaged by way of the host."""
-    driver, shares = FakeDriver(FakeMachine()), [1 / engine.size] * engine.size
+    driver, shares = FakeDriver(FakeMachine(), bound=True), [1 / engine.size] * engine.size
     stream, buffer = driver.stream(), CudaBuffer.create(driver, 4 * 3000, "vector")
     array, copy = buffer.array((3000,), "float32"), np.zeros(3000, np.float32)
     staging = Staging(driver, stream, buffer.address, apart=False)
@@ -213,7 +213,7 @@ def check_buckets(engine: RankEngine) -> None:
     buckets, shares = divide(offsets, size, 1500), uneven(engine.size)
     apart = engine.copy()
     for on_gpu in (False, True):
-        driver, own = FakeDriver(FakeMachine()), np.zeros(size, np.float32)
+        driver, own = FakeDriver(FakeMachine(), bound=True), np.zeros(size, np.float32)
         stream, buffer = driver.stream(), CudaBuffer.create(driver, 4 * size, "gradients")
         array = buffer.array((size,), "float32")
         staging = Staging(driver, stream, buffer.address, apart=True)
