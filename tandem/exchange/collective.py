@@ -306,6 +306,14 @@ def weigh(vector: np.ndarray, share: float) -> None:
         vector *= vector.dtype.type(share)
 
 
+def weigh_tensor(vector: Any, share: float) -> None:
+    """As `weigh`, of a tensor of PyTorch's."""
+    if share == 0:
+        vector.zero_()
+    else:
+        vector.mul_(share)
+
+
 def add_weighted(
     target: np.ndarray, terms: Sequence[np.ndarray] | np.ndarray, shares: Sequence[float]
 ) -> None:

@@ -5,6 +5,7 @@ a rank waits for the others with pauses, and asks without any only while bytes m
 """
 
 import contextlib
+import ctypes
 import os
 import re
 import sys
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tandem.errors import InputError
+from tandem.exchange.collective import Collective, weigh_tensor
 from tandem.exchange.engine import Starter
 from tandem.exchange.frames import Frames
 from tandem.exchange.meeting import PeerLost
@@ -156,6 +158,13 @@ class MpiEngine(Frames):
         """See `Engine`."""
         self._move(self._comm.Iallgatherv, self._mpi.IN_PLACE, [vector, _extents(parts)])
 
+    def takes_gpu_memory(self) -> bool:
+        """Whether this MPI says that it takes vectors on GPUs (is CUDA-aware)."""
+        try:
+            return bool(ctypes.CDLL(self._mpi.__file__).MPIX_Query_cuda_support())
+        except (AttributeError, OSError):  # which is no part of the standard
+            return False
+
     def shared(self, nbytes: int) -> list[np.ndarray]:
         """Memory that the ranks of one machine share, zero at first.
 
@@ -237,6 +246,31 @@ class MpiEngine(Frames):
                     os.sched_yield()
         except self._mpi.Exception as error:
             raise PeerLost(f"trainer {self.rank} lost the others: {error}") from error
+
+
+class DirectSum(Collective):
+    """MPI's own allreduce of vectors where they are, on GPUs, for an MPI that takes them.
+
+    As with `AllReduce`, order and algorithm are the library's.
+
+    Parameters
+    ----------
+    engine : MpiEngine
+        The ranks.
+    wait : callable
+        Waits for all that the trainer has begun to compute.
+    """
+
+    def __init__(self, engine: MpiEngine, wait: Callable[[], None]) -> None:
+        self._engine, self._wait = engine, wait
+
+    def average(self, vector: Any, shares: Sequence[float]) -> None:
+        """See `Collective`; the vector is a tensor (n,)."""
+        if self._engine.size == 1:
+            return
+        weigh_tensor(vector, shares[self._engine.rank])
+        self._wait()
+        self._engine.all_reduce(vector)
 
 
 def _extents(parts: Sequence[slice]) -> tuple[list[int], list[int]]:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tandem.errors import InputError
-from tandem.exchange.collective import Collective
+from tandem.exchange.collective import Collective, weigh_tensor
 from tandem.exchange.engine import Starter
 from tandem.exchange.frames import Frames
 from tandem.exchange.meeting import PeerLost
@@ -291,11 +291,7 @@ class TensorSum(Collective):
         """See `Collective`; the vector is a tensor (n,)."""
         if self._group.size() == 1:
             return
-        share = shares[self._group.rank()]
-        if share == 0:
-            vector.zero_()  # it may hold anything
-        else:
-            vector.mul_(share)
+        weigh_tensor(vector, shares[self._group.rank()])
         try:
             self._group.allreduce([vector]).wait()
         except RuntimeError as error:

@@ -22,7 +22,7 @@ from tandem.exchange.collective import (
     ShardSum,
 )
 from tandem.exchange.engine import RankEngine
-from tandem.exchange.mpi import MpiEngine
+from tandem.exchange.mpi import DirectSum, MpiEngine
 from tandem.exchange.rules import Elastic, ElasticServer, Gossip
 from tandem.exchange.torchrun import TensorSum, TorchEngine
 from tandem.memory import HostSlots, SlotLayout
@@ -305,8 +305,14 @@ class CudaRankMemory(CudaMemory):
             raise TypeError(f"a rank's memory lies on a rank's site, not on {type(site).__name__}")
         if site.engine.size == 1:
             return Exchange()
-        if site.config.collective == "nccl":
-            return self._by_nccl(site.engine, strategy)
+        from tandem.device import as_tensor
+
+        direct = self._direct(site)
+        if direct is not None:
+            own = self._gradients if strategy == "gradients" else self._parameters
+            size = own.nbytes // np.dtype(self._layout.dtype).itemsize
+            tensor = as_tensor(own.array((size,), self._layout.dtype), self.device)
+            return (RankGradients if strategy == "gradients" else RankParameters)(direct, tensor)
         joint = Joint(site.config, site.engine)
         own = self._gradients if strategy == "gradients" else self._parameters
         vectors = joint.vectors(own.nbytes, self._layout.dtype)
@@ -318,17 +324,18 @@ class CudaRankMemory(CudaMemory):
         staging = Staging(self._driver, self._stream, own.address, apart)
         return joint.exchange(strategy, vectors, self._layout, staging)
 
-    def _by_nccl(self, engine: RankEngine, strategy: Strategy) -> Exchange:
-        """From GPU to GPU, on the stream on which the trainer computes."""
-        from tandem.device import as_tensor
-
-        if not isinstance(engine, TorchEngine):
-            raise TypeError(f"NCCL needs ranks of torchrun, not {type(engine).__name__}")
-        own = self._gradients if strategy == "gradients" else self._parameters
-        size = own.nbytes // np.dtype(self._layout.dtype).itemsize
-        tensor = as_tensor(own.array((size,), self._layout.dtype), self.device)
-        kind = RankGradients if strategy == "gradients" else RankParameters
-        return kind(TensorSum(engine.nccl()), tensor)
+    def _direct(self, site: CudaRankSite) -> Collective | None:
+        """What averages from GPU to GPU, on the trainer's stream; None: by way of the host."""
+        config, engine = site.config, site.engine
+        if config.collective == "nccl":
+            if not isinstance(engine, TorchEngine):
+                raise TypeError(f"NCCL needs ranks of torchrun, not {type(engine).__name__}")
+            return TensorSum(engine.nccl())
+        if config.collective != "ar" or config.bucket_mb or not isinstance(engine, MpiEngine):
+            return None
+        # All ranks do the same, whatever another's machine has.
+        takes = all(engine.gather(engine.takes_gpu_memory()))
+        return DirectSum(engine, self.wait) if takes else None
 
 
 class Staging:

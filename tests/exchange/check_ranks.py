@@ -27,7 +27,7 @@ from tandem.exchange.collective import (
 )
 from tandem.exchange.engine import RankEngine
 from tandem.exchange.loops import average_into_all
-from tandem.exchange.mpi import MpiEngine
+from tandem.exchange.mpi import DirectSum, MpiEngine
 from tandem.exchange.rules import Elastic, ElasticServer, Gossip
 from tandem.exchange.torchrun import TensorSum, TorchEngine
 from tandem.memory.cuda import CudaBuffer
@@ -324,6 +324,26 @@ def check_tensors(engine: RankEngine) -> None:
             assert len(set(engine.gather(tensor.numpy().tobytes()))) == 1
 
 
+def check_direct(engine: RankEngine) -> None:
+    """What an MPI does that takes GPUs' memory, by tensors on the CPU."""
+    import torch
+
+    assert isinstance(engine, MpiEngine)
+    assert engine.takes_gpu_memory() in (False, True)
+    every, shares, waits = vectors(engine.size, 5000), uneven(engine.size), []
+    tensor = torch.from_numpy(every[engine.rank].copy())
+    if shares[engine.rank] == 0:
+        tensor.fill_(float("nan"))
+    exchange = RankGradients(DirectSum(engine, lambda: waits.append(tensor.clone())), tensor)
+    exchange.before_update(shares)
+    exchange.after_update(shares)
+    np.testing.assert_allclose(tensor.numpy(), exact(every, shares), atol=1e-6)
+    if engine.size > 1:
+        (weighed,) = waits  # in its place in the order: weighed, not yet summed
+        own = shares[engine.rank] * every[engine.rank]
+        np.testing.assert_allclose(weighed.numpy(), own, rtol=1e-6)
+
+
 def check_signs(engine: RankEngine) -> None:
     """Each sign is heard once, by whom it is meant for, and nobody waits for it."""
     pulse = engine.copy()
@@ -374,7 +394,7 @@ CHECKS: tuple[Callable[[RankEngine], None], ...] = (
     check_staged,
     check_buckets,
 )
-OF_MPI = (check_elastic, check_gossip)
+OF_MPI = (check_direct, check_elastic, check_gossip)
 OF_TORCHRUN = (check_tensors, check_signs, check_groups)
 
 
