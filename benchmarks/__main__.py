@@ -3,9 +3,9 @@
     make bench                                 or python -m benchmarks
     python -m benchmarks --only step exchange  some of them
 
-Each runs in a process of its own, on a machine that should be otherwise idle; all take some ten
-minutes. What was found goes to `benchmarks/results/`: `TIME.jsonl`, whose first line says where and
-with what it was measured, and `TIME.png`.
+Each runs in a process of its own, on a machine that should be otherwise idle; all take some
+sixteen minutes. What was found goes to `benchmarks/results/`: `TIME.jsonl`, whose first line says
+where and with what it was measured, and `TIME.png`.
 """
 
 import argparse

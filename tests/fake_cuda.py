@@ -95,6 +95,7 @@ class FakeEvent:
     def __init__(self, machine: FakeMachine, device: int, shared: bool) -> None:
         self.machine, self.device, self.shared = machine, device, shared
         self.mark: Mark | None = None
+        self.check_thread: Callable[[], None] = lambda: None
 
     def record(self, stream: FakeStream) -> None:
         assert stream.device == self.device, "an event is recorded on its own device"
@@ -106,6 +107,7 @@ class FakeEvent:
         stream.work.append(arrive)
 
     def synchronize(self) -> None:
+        self.check_thread()
         if self.mark is not None:
             self.mark.stream.reach(self.mark)
 
@@ -194,7 +196,9 @@ class FakeDriver:
         return FakeStream(self.machine, self.device)
 
     def event(self, shared: bool = False) -> FakeEvent:
-        return FakeEvent(self.machine, self.device, shared)
+        event = FakeEvent(self.machine, self.device, shared)
+        event.check_thread = self._check_thread
+        return event
 
     def open_event(self, data: bytes) -> FakeEvent:
         return self.machine.handles[bytes(data)]

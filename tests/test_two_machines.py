@@ -5,10 +5,9 @@ They need the right to make namespaces, which root has, and are skipped with the
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,20 +16,12 @@ from ranks import missing, starter
 from safetensors.numpy import load_file
 from tiny import ROOT, prepare, read_record, run_program, settings
 
+from benchmarks import machines
+from benchmarks.machines import Machines
 from tandem.run.folder import list_checkpoints
 
-if reason := missing():
+if reason := missing() or machines.missing():
     pytest.skip(reason, allow_module_level=True)
-
-HOSTS = ("10.231.7.1", "10.231.7.2")
-Runner = Callable[..., "subprocess.CompletedProcess[str]"]
-
-# Called by mpirun as it would call ssh: options, a host, and the words of a command.
-ENTER = """#!/bin/sh
-while [ "${1#-}" != "$1" ]; do shift; done
-host=$1; shift
-exec ip netns exec PREFIX-$host sh -c "$*"
-"""
 
 PROGRAM = """
 import json, numpy as np
@@ -44,46 +35,16 @@ if engine.rank == 0:
 """
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)
-
-
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    """Runs this Python as ranks, dealt out over two machines; gives also the names of those."""
-    if shutil.which("ip") is None:
-        pytest.skip("the command ip (iproute2) is missing")
-    prefix = f"tandem-{os.getpid()}"
-    names = [f"{prefix}-{host}" for host in HOSTS]
-    try:
-        ip("netns", "add", names[0])
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
-    try:
-        ip("netns", "add", names[1])
-        ip("-n", names[0], "link", "add", "wire", "type", "veth", "peer", "wire", "netns", names[1])
-        for name, host in zip(names, HOSTS, strict=True):
-            ip("-n", name, "addr", "add", f"{host}/24", "dev", "wire")
-            for device in ("wire", "lo"):
-                ip("-n", name, "link", "set", device, "up")
-        enter = tmp_path_factory.mktemp("machines") / "enter"
-        enter.write_text(ENTER.replace("PREFIX", prefix))
-        enter.chmod(0o755)
-        yield lambda *words, each=1: run(names[0], enter, each, words)
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+def pair() -> Iterator[Machines]:
+    with machines.machines() as made:
+        yield made
 
 
-def run(
-    first: str, enter: Path, each: int, words: tuple[str, ...]
-) -> "subprocess.CompletedProcess[str]":
-    # On one kernel, libraries would find a way past the network: they are told to use TCP.
-    options = f"-genv UCX_TLS tcp,self -genv FI_PROVIDER tcp -launcher ssh -localhost {HOSTS[0]}"
-    hosts = ",".join(f"{host}:{each}" for host in HOSTS)
-    start = [str(starter()), *options.split(), "-launcher-exec", str(enter), "-hosts", hosts]
+def run(pair: Machines, *words: str, each: int = 1) -> "subprocess.CompletedProcess[str]":
+    """Run this Python as so many ranks on each of two machines."""
     return subprocess.run(
-        ["ip", "netns", "exec", first, *start, "-n", str(2 * each), sys.executable, *words],
+        [*pair.mpirun(str(starter()), each), sys.executable, *words],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
         capture_output=True,
@@ -93,20 +54,12 @@ def run(
     )
 
 
-def crossed() -> int:
-    """Bytes that the first machine has sent."""
-    name = f"tandem-{os.getpid()}-{HOSTS[0]}"
-    words = ["ip", "-n", name, "-s", "-j", "link", "show", "wire"]
-    found = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-    return int(found[0]["stats64"]["tx"]["bytes"])
-
-
-def test_ranks_of_two_machines_find_each_other(machines: Runner) -> None:
-    before = crossed()
-    result = machines("-c", PROGRAM, each=2)
+def test_ranks_of_two_machines_find_each_other(pair: Machines) -> None:
+    before = pair.sent(0)
+    result = run(pair, "-c", PROGRAM, each=2)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == [[[0, 2], [1, 2], [0, 2], [1, 2]], True]
-    assert crossed() - before > 4_000_000  # the vector went over the link
+    assert pair.sent(0) - before > 4_000_000  # the vector went over the link
 
 
 @pytest.mark.slow
@@ -114,7 +67,7 @@ def test_ranks_of_two_machines_find_each_other(machines: Runner) -> None:
     ("collective", "each"), [("hierarchical", 2), ("asa", 1), ("asa16", 1), ("ar", 1)]
 )
 def test_two_machines_compute_what_one_trainer_does(
-    machines: Runner, tmp_path: Path, collective: str, each: int
+    pair: Machines, tmp_path: Path, collective: str, each: int
 ) -> None:
     data, double = prepare(tmp_path / "data"), collective != "asa16"
     common = {"n_epochs": 2, "precision": "float64" if double else "float32"}
@@ -122,7 +75,7 @@ def test_two_machines_compute_what_one_trainer_does(
     assert result.returncode == 0, result.stderr
     changes = {**common, "batch_size": 4 // (2 * each), "collective": collective}
     arguments = settings(data, tmp_path / "run", **changes, check_every=1)
-    result = machines("train.py", *arguments, each=each)
+    result = run(pair, "train.py", *arguments, each=each)
     assert result.returncode == 0, result.stderr
     ours, theirs = (load_file(list_checkpoints(tmp_path / n)[-1]) for n in ("run", "alone"))
     for name, value in ours.items():
@@ -133,9 +86,9 @@ def test_two_machines_compute_what_one_trainer_does(
 
 
 @pytest.mark.slow
-def test_a_rank_that_raises_ends_both_machines(machines: Runner, tmp_path: Path) -> None:
+def test_a_rank_that_raises_ends_both_machines(pair: Machines, tmp_path: Path) -> None:
     data = prepare(tmp_path / "data")
     arguments = ["BrokenAlexNet", *settings(data, tmp_path / "run")]
-    result = machines("tests/broken_train.py", *arguments)
+    result = run(pair, "tests/broken_train.py", *arguments)
     assert result.returncode == 1
     assert "[1] error: the run has ended: trainer 1: ZeroDivisionError" in result.stderr

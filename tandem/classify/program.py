@@ -40,8 +40,8 @@ def run_classification(arguments: Sequence[str] | None, description: str | None)
     Returns
     -------
     int
-        Exit status: 0; 1 if a picture could not be read, and the rest was; 2 after other bad input;
-        130 after Ctrl-C.
+        Exit status: 0, also where nobody reads on; 1 if a picture could not be read, and the rest
+        was; 2 after other bad input; 130 after Ctrl-C.
     """
     configure_logging()
     options = _parser(description).parse_intermixed_args(arguments)
@@ -61,6 +61,10 @@ def run_classification(arguments: Sequence[str] | None, description: str | None)
         return refuse(error)
     except KeyboardInterrupt:
         return interrupted()
+    except BrokenPipeError:
+        # Who has read enough, as head does; nor is there anything left to be written at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return 1 if report.bad else 0
 
 

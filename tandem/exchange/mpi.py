@@ -148,6 +148,17 @@ class MpiEngine(Frames):
         """See `Engine`."""
         self._move(self._comm.Iallreduce, self._mpi.IN_PLACE, vector)
 
+    def all_reduce_on_gpu(self, tensor: Any) -> None:
+        """As `all_reduce`, of a tensor of PyTorch's, which may lie on a GPU.
+
+        Open MPI takes GPUs' memory in its blocking collectives only.
+        """
+        self.meet()
+        try:
+            self._comm.Allreduce(self._mpi.IN_PLACE, tensor)
+        except self._mpi.Exception as error:
+            raise PeerLost(f"trainer {self.rank} lost the others: {error}") from error
+
     def all_to_all(self, vector: np.ndarray, received: np.ndarray, parts: Sequence[slice]) -> None:
         """See `Engine`."""
         own = received.shape[1]
@@ -270,7 +281,7 @@ class DirectSum(Collective):
             return
         weigh_tensor(vector, shares[self._engine.rank])
         self._wait()
-        self._engine.all_reduce(vector)
+        self._engine.all_reduce_on_gpu(vector)
 
 
 def _extents(parts: Sequence[slice]) -> tuple[list[int], list[int]]:

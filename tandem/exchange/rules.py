@@ -135,9 +135,9 @@ class ElasticServer(threading.Thread):
                 time.sleep(_PAUSE_SECONDS)
                 continue
             np.copyto(answer, self.centre)
-            sending = self._answers.send(answer, rank)
+            # Before the answer: who has it may take the centre as it is to be after this visit.
             elastic_step(self.centre, came, self._alpha)
-            _wait(sending.Test)
+            _wait(self._answers.send(answer, rank).Test)
 
     def stop(self) -> None:
         """Answer no more. Nobody asks any more."""

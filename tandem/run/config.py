@@ -558,6 +558,12 @@ class Config(BaseModel):
                 f"bucket_mb is {self.bucket_mb:g} and exchange is {self.exchange}: it is gradients "
                 "that can be sent before all are there, so set exchange to gradients"
             )
+        if self.error_feedback and self.on_nan == "skip":
+            raise ValueError(
+                f"bucket_mb is {self.bucket_mb:g}, error_feedback is true and on_nan is skip: a "
+                "minibatch that is skipped would have been sent, and what rounding has lost of it "
+                "be kept; change one of the three"
+            )
         if self.compile is True:
             raise ValueError(
                 f"bucket_mb is {self.bucket_mb:g} and compile is true: a compiled function tells "

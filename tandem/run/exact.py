@@ -129,7 +129,8 @@ def _collective(config: Config, places: Sequence[Place]) -> str:
         feedback = " with error feedback" * config.error_feedback
         return f"asa16 {config.wire}{feedback}{buckets}"
     if config.collective == "hierarchical" and len(machines) > 1:
-        return "hierarchical " + "+".join(str(count) for count in machines.values())
+        numbers = {machine: number for number, machine in enumerate(machines)}
+        return "hierarchical " + "+".join(str(numbers[place.machine]) for place in places)
     if config.collective == "ar" and places[0].starter == "torchrun":
         return "ar by gloo"
     return config.collective if config.collective in ("ar", "nccl") else ""

@@ -374,6 +374,11 @@ def _check_start(config: Config, places: Sequence[Place]) -> None:
                 "mpirun -n 4 python train.py, or torchrun --standalone --nproc-per-node 4 "
                 "train.py, or leave collective at auto"
             )
+        if config.bucket_mb:
+            raise InputError(
+                f"bucket_mb: {config.bucket_mb:g} is for trainers that are ranks, see collective: "
+                "start them with mpirun or torchrun, or set it to 0"
+            )
         return
     if config.exchange == "shared":
         raise InputError(

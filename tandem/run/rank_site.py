@@ -26,7 +26,7 @@ from tandem.exchange.mpi import DirectSum, MpiEngine
 from tandem.exchange.rules import Elastic, ElasticServer, Gossip
 from tandem.exchange.torchrun import TensorSum, TorchEngine
 from tandem.memory import HostSlots, SlotLayout
-from tandem.memory.cuda import Driver, Stream
+from tandem.memory.cuda import Driver, Event, Stream
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.run.config import Config
 from tandem.run.feed import InProcessLoader, Loader, ProcessLoader
@@ -356,6 +356,7 @@ class Staging:
     def __init__(self, driver: Driver, computes: Stream, address: int, apart: bool) -> None:
         self._driver, self._computes, self._address = driver, computes, address
         self._stream = driver.stream() if apart else computes
+        self._free: list[Event] = []
 
     def stage(self, collective: Collective, vector: np.ndarray, first: int = 0) -> "Staged":
         """Average by a collective what begins at an element of the vector on the GPU.
@@ -367,9 +368,15 @@ class Staging:
 
     def mark(self) -> Wait:
         """Give what waits for all that the trainer has begun to compute."""
-        event = self._driver.event()
+        event = self._free.pop() if self._free else self._driver.event()
         event.record(self._computes)
-        return event.synchronize
+
+        def wait() -> None:
+            with self._driver.borrowed():
+                event.synchronize()
+            self._free.append(event)
+
+        return wait
 
 
 class Staged(Collective):

@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
 FIRST_TIMEOUT = 60.0  # before the configuration is known
+END_SECONDS = 10.0  # that a trainer has to end in, once all have agreed on it
 TURN_SECONDS = 0.5  # that rank 0 is given to speak first where all ranks fail alike
 
 
@@ -196,6 +197,9 @@ class Ranks:
             partial(_explain, rank),
         )
         agreed = outcome.failure is None or isinstance(outcome.failure, Diverged)
+        if agreed:
+            for thread in threads:
+                thread.await_end()
         if not agreed or any(thread.goes_on for thread in threads):
             self.world.abort(outcome.status)
         outcomes = self.world.gather(outcome)
@@ -281,6 +285,10 @@ class TrainerThread:
     def goes_on(self) -> bool:
         """Whether it works still, given up or not."""
         return self._thread.is_alive()
+
+    def await_end(self) -> None:
+        """Wait a moment, though it is given up: it may have said its last word, and be tidying."""
+        self._thread.join(END_SECONDS)
 
     def is_alive(self) -> bool:
         """Whether it works still and has not been given up."""

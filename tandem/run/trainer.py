@@ -524,7 +524,8 @@ class Trainer:
             action = "stop"
         bad = [index for word in words for index in word.not_finite]
         # Where nobody else has something to say, nobody else reads a million names.
-        names = self._names(bad) if self.rank == 0 or action != "skip" else []
+        tells = self.rank == 0 or action != "skip" or not self.exchange.is_synchronous
+        names = self._names(bad) if tells else []
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         text = (
             f"the loss or a gradient is not finite in step {self.state.step + 1} "
@@ -543,6 +544,8 @@ class Trainer:
             raise NotFinite(text, epoch, step)
         if self.rank == 0:
             self.launcher.send(Remark(f"{text}: skipped"))
+        elif not self.exchange.is_synchronous:  # rank 0 does not know of it
+            log.warning("%s: skipped", text)
 
     def _names(self, pictures: Sequence[int]) -> list[str]:
         """The names of training pictures. Read when they are needed: there may be a million."""

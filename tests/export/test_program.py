@@ -47,12 +47,17 @@ def pictures(data: Path) -> np.ndarray:
     return np.concatenate([h5py.File(data / name)["data"][...] for name in files])
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["paper", "norm before pool"])
+def norm_before_pool(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def weights(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def weights(data: Path, norm_before_pool: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = {"data_folder": str(data), "mean_file": "misc/img_mean.npy"}
     path = tmp_path_factory.mktemp("weights") / "w.safetensors"
     return save_weights(
-        path, read_manifest(data).wnids, norm_before_pool=True, config=config, width=0.1
+        path, read_manifest(data).wnids, norm_before_pool=norm_before_pool, config=config, width=0.1
     )
 
 
@@ -69,9 +74,15 @@ def run(model: Path, pictures: np.ndarray) -> list[np.ndarray]:
 
 
 def test_it_agrees_with_validation(
-    data: Path, weights: Path, exported: Path, pictures: np.ndarray, tmp_path: Path
+    data: Path,
+    weights: Path,
+    norm_before_pool: bool,
+    exported: Path,
+    pictures: np.ndarray,
+    tmp_path: Path,
 ) -> None:
-    arguments = settings(data, tmp_path / "run", batch_size=20, norm_before_pool=True, width=0.1)
+    changes = {"batch_size": 20, "norm_before_pool": norm_before_pool, "width": 0.1}
+    arguments = settings(data, tmp_path / "run", **changes)
     result = run_program("validate.py", ["--weights", str(weights), *arguments])
     assert result.returncode == 0, result.stderr
     record = json.loads(result.stdout)

@@ -364,12 +364,21 @@ def test_several_wrong_values_are_all_named() -> None:
         ({"rule": "gosgd", "check_every": 5}, "leave check_every at 0"),
         ({"rule": "easgd", "on_nan": "rollback"}, "use stop or skip"),
         ({"bucket_mb": 25.0, "exchange": "average"}, "set exchange to gradients"),
+        ({"rule": "gosgd", "exchange": "shared"}, "leave exchange at average"),
     ],
 )
 def test_settings_that_contradict_each_other(values: dict[str, object], expected: str) -> None:
     with pytest.raises(InputError, match=expected) as caught:
         make_config(values)
     assert all(key in str(caught.value) for key in values)
+
+
+def test_what_is_skipped_must_not_be_fed_back() -> None:
+    changes = {"bucket_mb": 25.0, "exchange": "gradients", "collective": "asa16"}
+    changes |= {"error_feedback": True, "on_nan": "skip"}
+    with pytest.raises(InputError, match="change one of the three"):
+        make_config(changes)
+    make_config({**changes, "bucket_mb": 0.0})
 
 
 def test_what_is_compiled_tells_of_no_single_gradient() -> None:
