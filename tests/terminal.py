@@ -45,7 +45,9 @@ class Terminal:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             os.chdir(ROOT)
-            os.execve(command[0], command, {**os.environ, "TERM": term})
+            # Its size is the window's, not that of the terminal in which the tests run.
+            kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+            os.execve(command[0], command, {**kept, "TERM": term})
         self._set_size(rows, columns)
 
     def __enter__(self) -> Self:

@@ -74,7 +74,7 @@ def test_a_run_on_a_terminal_until_ctrl_c(data: Path, short_path: Path) -> None:
         assert shows(terminal, "epoch [0-9]+ of 100000")
         # In a smaller window it is there once, and no line is too long for it.
         terminal.resize(24, 60)
-        terminal.wait_for(lambda: shows(terminal, r"trainer 1  [^\n]* GB  loader 1$"))  # folded
+        terminal.wait_for(lambda: shows(terminal, r"images?…$", r"trainer 1  [^\n]*…  "))
         terminal.wait_for(lambda: "\n".join(terminal.lines).count("trainer 1  ") == 1)
         terminal.resize(40, 120)
         terminal.wait_for(lambda: shows(terminal, *VIEW))
