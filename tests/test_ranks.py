@@ -177,6 +177,7 @@ def test_sixteen_bits_train_nearly_the_same(
         np.testing.assert_allclose(value, theirs[name], rtol=0, atol=tolerance * scale)
 
 
+@pytest.mark.slow
 def test_validation_counts_each_picture_once(data: Path, two: Path) -> None:
     """Seven pictures, two a rank: the second minibatch is one rank's alone."""
     arguments = ["--weights", str(list_checkpoints(two)[-1]), *settings(data, two)]

@@ -171,6 +171,7 @@ def test_a_compiled_run_computes_the_same(data: Path, tmp_path: Path) -> None:
         assert ours["top1_error"] == theirs["top1_error"]
 
 
+@pytest.mark.slow
 def test_validate_agrees_with_what_training_recorded(data: Path, alone: Path) -> None:
     last = read_record(alone)[-1]
     result = run_program(
