@@ -6,6 +6,7 @@
 import multiprocessing
 import os
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from pytensor.graph.op import Op
 from alex_net import AlexNet
 from tandem.device import Lowering, lower
 from tandem.layers import DropoutKeys
+from tandem.run.folder import RunFolder
+from tandem.run.record import NotFiniteRecord
 
 PICTURE = 5  # the training picture at which something happens
 
@@ -73,6 +76,21 @@ class NanAlexNet(AlexNet):
             return logits
         here = pt.any(pt.eq(keys.indices, PICTURE)) & pt.eq(keys.epoch, 1)
         return logits * pt.switch(here, np.float32(np.nan), np.float32(1))
+
+
+class SlowlyToldNanAlexNet(NanAlexNet):
+    """The same, and trainer 0 takes its time to record it."""
+
+    def logits(self, images: Any, keys: DropoutKeys | None) -> Any:
+        append = RunFolder.append
+
+        def slowly(folder: RunFolder, record: Any) -> None:
+            if isinstance(record, NotFiniteRecord):
+                time.sleep(2)
+            append(folder, record)
+
+        RunFolder.append = slowly  # in a trainer's process, which is this test's alone
+        return super().logits(images, keys)
 
 
 class LoudAlexNet(AlexNet):

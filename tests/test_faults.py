@@ -327,7 +327,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_any_weight_changes(
     data: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    errors = train_nan(data, run)
+    errors = train_nan(data, run, "SlowlyToldNanAlexNet")
     assert errors.startswith("1\n")
     (line,) = not_finite(run)
     assert line["action"] == "stop"

@@ -541,6 +541,8 @@ class Trainer:
             text += hint * (action == "stop")
             if not self.exchange.is_synchronous:
                 raise ArithmeticError(text)  # which the others do not know of
+            # The first to raise ends the run: by now trainer 0 has recorded why.
+            self.seat.meeting.meet()
             raise NotFinite(text, epoch, step)
         if self.rank == 0:
             self.launcher.send(Remark(f"{text}: skipped"))
