@@ -64,6 +64,7 @@ def assert_same(ours: Path, theirs: Path) -> None:
 # Faults of the program
 
 
+@pytest.mark.slow
 def test_a_run_starts_again_by_itself_as_often_as_it_may(
     monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path, whole: Path
 ) -> None:
@@ -178,6 +179,7 @@ def test_trainers_hold_the_folder_until_they_have_ended(data: Path, tmp_path: Pa
         assert is_gone(process.pid)
 
 
+@pytest.mark.slow
 def test_a_wish_to_end_is_not_forgotten_over_a_fault(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     changes = {**COMMON, "n_epochs": 10_000, "restarts": 3}

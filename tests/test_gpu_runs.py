@@ -54,7 +54,9 @@ def train_pretended(data: Path, run: Path, **changes: Any) -> int:
             marks=pytest.mark.slow,
         ),
         # These two can't reach each other.
-        {"devices": ["cuda:0", "cuda:1"], "use_data_layer": False},
+        pytest.param(
+            {"devices": ["cuda:0", "cuda:1"], "use_data_layer": False}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_trainers_on_gpus_compute_what_they_do_on_the_host(

@@ -29,6 +29,7 @@ def measured() -> list[dict[str, Any]]:
     return list(run(Job(1, RANKS, PARAMETERS, 2)))
 
 
+@pytest.mark.slow
 def test_every_strategy_and_peer_is_timed_at_every_size(measured: list[dict[str, Any]]) -> None:
     found = [(row["parameters"], row["name"]) for row in measured]
     assert sorted(found) == sorted((n, name) for n in PARAMETERS for name in STRATEGIES + PEERS)
@@ -37,6 +38,7 @@ def test_every_strategy_and_peer_is_timed_at_every_size(measured: list[dict[str,
         assert all(value > 0 for value in row["seconds"])
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_formula(measured: list[dict[str, Any]]) -> None:
     """A rank has to receive all but its own part of what it sums, and of the sums."""
     for row in measured:

@@ -252,6 +252,7 @@ def test_a_killed_process_ends_the_job(data: Path, tmp_path: Path, victim: str, 
     assert leaves_no_memory(before)
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_tells_its_traceback(data: Path, tmp_path: Path) -> None:
     arguments = ["BrokenAlexNet", *settings(data, tmp_path / "run", **COMMON)]
     result = run_ranks(3, "tests/broken_train.py", arguments, timeout=60)

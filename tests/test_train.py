@@ -75,7 +75,7 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("trainers", "exchange"),
     [
         (2, "average"),
-        (2, "gradients"),
+        pytest.param(2, "gradients", marks=pytest.mark.slow),
         pytest.param(3, "average", marks=pytest.mark.slow),
         (2, "shared"),
         pytest.param(3, "gradients", marks=pytest.mark.slow),
@@ -231,7 +231,7 @@ def test_an_interrupted_run_writes_a_checkpoint_and_continues_exactly(
     assert all(ours[name].tobytes() == theirs[name].tobytes() for name in theirs)
 
 
-@pytest.mark.parametrize("victim", ["trainer 0", "loader 1"])
+@pytest.mark.parametrize("victim", [pytest.param("trainer 0", marks=pytest.mark.slow), "loader 1"])
 def test_a_killed_process_ends_the_run(data: Path, tmp_path: Path, victim: str) -> None:
     before = shared_memory()
     run = tmp_path / "run"

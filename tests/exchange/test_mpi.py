@@ -36,7 +36,10 @@ def test_a_rank_knows_that_it_is_one(environment: dict[str, str], expected: bool
     assert is_started(environment) is expected
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "ranks",
+    [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow), 4],
+)
 def test_every_collective_agrees_with_numpy(ranks: int) -> None:
     before = mpich_memory()
     result = run_ranks(ranks, "tests/exchange/check_ranks.py")
