@@ -98,6 +98,7 @@ def test_without_two_machines_there_is_no_prediction(
     assert not path.with_suffix(".png").exists()
 
 
+@pytest.mark.slow
 def test_the_table_compares_with_mpi_and_gloo(measured: list[dict[str, Any]]) -> None:
     text = measured_table(measured, None)
     assert text.count("x the speed of MPI allreduce") == len(PARAMETERS) * len(STRATEGIES)
