@@ -9,24 +9,19 @@ averaged in buckets meanwhile, in turn; the time is that of the rank that was sl
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks import machines
+from benchmarks.ranks import start
 from benchmarks.resident import ResidentStep, Sizes
 
 RANKS = 2
 BUCKETS = (5.0, 25.0, 100.0)  # MB
-CABLE_SPEED = 1e9  # bit/s
-LIMIT = 900  # seconds
 
 
 def serve(batch: int, crop: int, rounds: int) -> None:
@@ -92,29 +87,6 @@ def make_contenders(world: Any, sizes: Sizes) -> dict[str, Callable[[], None]]:
     return found
 
 
-def run(count: int, batch: int, crop: int, rounds: int) -> list[dict[str, Any]]:
-    """Start ranks on so many machines; what they have measured."""
-    starter = str(Path(sys.executable).parent / "mpirun")
-    with ExitStack() as stack:
-        command = [starter, "-n", str(RANKS)]
-        if count > 1:
-            pair = stack.enter_context(machines.machines())
-            pair.limit(CABLE_SPEED)
-            command = pair.mpirun(starter, RANKS // count)
-        program = [sys.executable, "-m", "benchmarks.overlap", "--as-rank"]
-        sizes = ["--batch", str(batch), "--crop", str(crop), "--rounds", str(rounds)]
-        result = subprocess.run(
-            [*command, *program, *sizes],
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=LIMIT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-    if result.returncode:
-        raise SystemExit(f"error: the ranks ended with {result.returncode}")
-    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print each contender's median and its ratio to the exchange as a whole."""
     parser = argparse.ArgumentParser(
@@ -135,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.machines > 1 and (reason := machines.missing()):
         sys.stderr.write(f"error: {reason}; --machines 1 measures on one\n")
         return 2
-    found = run(options.machines, options.batch, options.crop, options.rounds)
+    sizes = ["--batch", options.batch, "--crop", options.crop, "--rounds", options.rounds]
+    program = ["benchmarks.overlap", "--as-rank", *map(str, sizes)]
+    found = list(start(options.machines, RANKS // options.machines, program))
     whole = next(line["seconds"] for line in found if line["name"] == "as a whole")
     for line in found:
         ratios = [mine / other for mine, other in zip(line["seconds"], whole, strict=True)]

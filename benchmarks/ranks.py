@@ -272,7 +272,22 @@ def _mean(values: Sequence[int | None]) -> float | None:
 
 
 def run(job: Job) -> Iterator[dict[str, Any]]:
-    """Start ranks; what they have measured.
+    """Start ranks; what they have measured. Raises as `start`."""
+    sizes = [str(size) for size in job.parameters]
+    place = ["--as-rank", str(job.machines), str(job.ranks_each), "--parameters", *sizes]
+    program = ["benchmarks.ranks", "--rounds", str(job.rounds), *place]
+    yield from start(job.machines, job.ranks_each, program)
+
+
+def start(count: int, ranks_each: int, program: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Start a module as ranks; the JSON lines that they print.
+
+    Parameters
+    ----------
+    count, ranks_each : int
+        Machines, and ranks on each of them.
+    program : sequence of str
+        The module and its arguments.
 
     Raises
     ------
@@ -282,26 +297,20 @@ def run(job: Job) -> Iterator[dict[str, Any]]:
     starter = str(Path(sys.executable).parent / "mpirun")
     environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # not that a name is not found
     with ExitStack() as stack:
-        if job.machines == 1:
-            command = [starter, "-n", str(job.ranks_each)]
+        if count == 1:
+            command = [starter, "-n", str(ranks_each)]
         else:
             pair = stack.enter_context(machines.machines())
             pair.limit(CABLE_SPEED)
-            command = pair.mpirun(starter, job.ranks_each)
+            command = pair.mpirun(starter, ranks_each)
             environment["GLOO_SOCKET_IFNAME"] = machines.CABLE
             environment["TANDEM_BENCHMARK_ADDRESS"] = pair.addresses[0]
-        sizes = [str(size) for size in job.parameters]
-        program = [sys.executable, "-m", "benchmarks.ranks", "--rounds", str(job.rounds)]
-        place = ["--as-rank", str(job.machines), str(job.ranks_each), "--parameters", *sizes]
+        command += [sys.executable, "-m", *program]
         result = subprocess.run(
-            [*command, *program, *place],
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=LIMIT,
-            env=environment,
+            command, stdout=subprocess.PIPE, text=True, timeout=LIMIT, env=environment
         )
     if result.returncode:
-        raise SystemExit(f"error: {' '.join([*command, *program])} ended with {result.returncode}")
+        raise SystemExit(f"error: {' '.join(command)} ended with {result.returncode}")
     yield from (json.loads(line) for line in result.stdout.splitlines() if line.startswith("{"))
 
 

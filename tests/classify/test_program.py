@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from tiny import prepare, run_program, save_weights, settings
+from tiny import ROOT, prepare, run_program, save_weights, settings
 
 import classify
 from tandem.classify.program import find_pictures
@@ -146,3 +147,22 @@ def test_it_agrees_with_validation(tmp_path: Path) -> None:
     assert len(found) == 23
     wrong = [a["guesses"][0]["wnid"] not in Path(a["picture"]).name for a in found]
     assert sum(wrong) / 23 == pytest.approx(record["top1_error"])
+
+
+def test_nobody_need_read_on(folder: Path) -> None:
+    """As ``head``, which has enough after a line."""
+    common = ["--weights", str(folder / "w.safetensors"), "--mean", str(folder / "mean.npy")]
+    pictures = ["--batch_size", "1", *[str(folder / "loose")] * 200]
+    process = subprocess.Popen(
+        [sys.executable, "classify.py", *common, *pictures],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(60) == 0

@@ -1,10 +1,11 @@
 """Gossip against a NumPy simulation of its equations, where all is delivered in order."""
 
+import threading
 from collections import Counter, deque
 
 import numpy as np
 
-from tandem.exchange.rules import Gossip, gossip_target
+from tandem.exchange.rules import ElasticServer, Gossip, gossip_target
 
 
 class Delivered:
@@ -70,3 +71,35 @@ def test_all_others_are_as_likely() -> None:
     assert all(abs(found[rank] - 667) < 120 for rank in (0, 1, 3))
     assert gossip_target(1, 0, 0, 1, 1.0) is None
     assert all(gossip_target(1, step, 0, 2, 1.0) == 1 for step in range(20))
+
+
+class OneVisit(QueuePost):
+    """The first answer finds the centre as it is after the visit."""
+
+    def __init__(self, server: list[ElasticServer], came: np.ndarray) -> None:
+        self.server, self.came, self.seen = server, came, np.empty_like(came)
+        self.is_told = threading.Event()
+
+    def receive(self, vector: np.ndarray) -> int | None:
+        if self.is_told.is_set():
+            return None
+        vector[:] = self.came
+        return 1
+
+    def send(self, vector: np.ndarray, rank: int) -> Delivered:
+        self.answer, self.seen = vector.copy(), self.server[0].centre.copy()
+        self.is_told.set()
+        return Delivered()
+
+
+def test_who_has_the_servers_answer_may_take_the_centre() -> None:
+    """Zhang, Choromanska, LeCun 2015, algorithm 1: the answer is the centre before the visit."""
+    centre, came = np.zeros(1000, np.float32), np.ones(1000, np.float32)
+    servers: list[ElasticServer] = []
+    post = OneVisit(servers, came)
+    servers.append(ElasticServer(centre, post, post, alpha=0.25))
+    servers[0].start()
+    assert post.is_told.wait(10)
+    servers[0].stop()
+    np.testing.assert_array_equal(post.answer, 0)
+    np.testing.assert_array_equal(post.seen, np.float32(0.25))

@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from fake_cuda import FakeDriver, FakeEvent, FakeMachine, FakeStream
 
 from tandem.errors import InputError
 from tandem.memory import Slot, SlotLayout
-from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, SlotUploader
+from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, SlotUploader, at_thread_end
 
 LAYOUT = SlotLayout(batch_size=4, picture_size=3)
 
@@ -219,3 +220,15 @@ def test_nothing_is_left_when_the_loader_and_then_the_trainer_close(
     for slot in batches.slots:
         slot.close()
     assert trainer.machine.used(0) == 0
+
+
+def test_what_is_left_to_the_end_of_a_thread_is_done_there() -> None:
+    """PyCUDA would abort a process of which a thread exits within a context."""
+    here: list[int] = []
+    thread = threading.Thread(
+        target=at_thread_end, args=[lambda: here.append(threading.get_ident())]
+    )
+    thread.start()
+    identity = thread.ident
+    thread.join()
+    assert here == [identity]

@@ -65,3 +65,27 @@ def test_what_nccl_cannot_do_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=said):
         plan(data, starter, collective="nccl", **changes)
+
+
+@pytest.mark.parametrize(
+    ("machines", "condition"),
+    [
+        ((0, 0, 0, 0), None),
+        ((0, 0, 2, 2), "hierarchical 0+0+1+1"),
+        ((0, 1, 0, 1), "hierarchical 0+1+0+1"),
+    ],
+)
+def test_who_shares_a_machine_is_a_condition_of_the_same_bits(
+    data: Path, machines: tuple[int, ...], condition: str | None
+) -> None:
+    """Their terms are added first."""
+    places = [Place(m, (0,), (), "", "a processor", (), "mpirun") for m in machines]
+    config = load_config(settings(data, data.parent / "run", collective="hierarchical"))
+    assert make_plan(config, places=places).conditions.get("collective") == condition
+
+
+def test_buckets_are_for_ranks(data: Path) -> None:
+    changes = {"exchange": "gradients", "bucket_mb": 4.0, "devices": ["cpu", "cpu"]}
+    config = load_config(settings(data, data.parent / "run", **changes))
+    with pytest.raises(InputError, match="bucket_mb: 4 is for trainers that are ranks"):
+        make_plan(config)

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import threading
+import time
 from multiprocessing.connection import wait
 
 import pytest
@@ -49,3 +50,13 @@ def test_given_up_it_is_waited_for_no_more() -> None:
     assert not thread.is_alive()
     assert thread.goes_on
     release.set()
+
+
+def test_given_up_by_agreement_it_may_still_end() -> None:
+    """As a trainer that has told that it diverged, and frees its memory."""
+    here, _there = multiprocessing.Pipe()
+    thread = TrainerThread(lambda: time.sleep(0.5), here)
+    thread.start()
+    thread.kill()
+    thread.await_end()
+    assert not thread.goes_on
