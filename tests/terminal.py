@@ -70,7 +70,10 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What is on the screen, and what has left it at the top; wrapped lines as they were."""
+        """What is on the screen, and what has left it at the top; wrapped lines as they were.
+
+        A line as long as a row is joined to the next one, for the screen doesn't tell them apart.
+        """
         width = self.screen.columns
         rows = ["".join(row[x].data for x in range(width)) for row in self.screen.history.top]
         rows += self.screen.display
