@@ -33,7 +33,7 @@ from benchmarks.resident import PAPER, ResidentStep, Sizes
 from tandem.device import capture, device_mode, on_stream
 from tandem.errors import InputError
 from tandem.exchange import Meeting, meetings
-from tandem.exchange.peer import PeerAverageParameters, PeerVectors
+from tandem.exchange.peer import PeerAverageParameters, PeerVectors, detours_by
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, Driver, SlotUploader
 from tandem.run.devices import cuda_device_count, missing_for_gpus
@@ -220,7 +220,7 @@ def _exchange(
     values.normal_()
     other = torch.empty_like(values)
     torch.cuda.synchronize()
-    vectors = PeerVectors(place, driver, own, "float32", detours)
+    vectors = PeerVectors(place, driver, own, "float32", detours_by(detours, place))
     exchange = PeerAverageParameters(vectors, stream)
     steps: dict[str, Step] = {
         "an exchange of two trainers on one GPU": lambda: exchange.after_update([0.5, 0.5])

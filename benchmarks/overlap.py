@@ -55,7 +55,7 @@ def make_contenders(world: Any, sizes: Sizes) -> dict[str, Callable[[], None]]:
     from tandem.device import device_mode
     from tandem.exchange import Exchange
     from tandem.run.config import Config
-    from tandem.run.rank_site import Joint
+    from tandem.run.joint import Joint
 
     listening: list[Exchange] = [Exchange()]
 
@@ -76,7 +76,7 @@ def make_contenders(world: Any, sizes: Sizes) -> dict[str, Callable[[], None]]:
     def exchange(megabytes: float) -> Exchange:
         config = Config(exchange="gradients", collective="asa", bucket_mb=megabytes)
         vectors = [resident.gradient_vector]
-        return Joint(config, world).exchange("gradients", vectors, resident.layout)
+        return Joint(config, world).exchange_on_host("gradients", resident.layout, vectors)
 
     found = {
         "no exchange": partial(step, whole, Exchange()),

@@ -161,7 +161,7 @@ def make_contenders(world: Any, parameters: int) -> tuple[np.ndarray, list[Conte
     """The vector of this rank, and all ways to average it with the others'."""
     from tandem.memory.flat import FlatLayout
     from tandem.run.config import Config
-    from tandem.run.rank_site import Joint
+    from tandem.run.joint import Joint
 
     layout = FlatLayout.of({"all": (parameters,)}, "float32")
     shares = [1 / world.size] * world.size
@@ -174,7 +174,7 @@ def make_contenders(world: Any, parameters: int) -> tuple[np.ndarray, list[Conte
             shared = joint.vectors(4 * parameters, "float32")
             own = joint.own(shared)
         vectors = shared if name == "hierarchical" else [own]
-        exchange = joint.exchange("gradients", vectors, layout)
+        exchange = joint.exchange_on_host("gradients", layout, vectors)
 
         def step(exchange: Any = exchange) -> None:
             exchange.before_update(shares)

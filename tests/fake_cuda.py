@@ -182,15 +182,21 @@ class FakeDriver:
 
     def open(self, data: bytes) -> int:
         allocation = self.machine.handles[bytes(data)]
-        assert self.can_reach(allocation.device), "the device's memory can't be mapped here"
+        assert self.can_reach(f"GPU {allocation.device}"), (
+            "the device's memory can't be mapped here"
+        )
         allocation.opened += 1
         return self._map(allocation)
 
     def unmap(self, address: int) -> None:
         self.mapped.pop(address).opened -= 1
 
-    def can_reach(self, device: int) -> bool:
-        return frozenset((self.device, device)) not in self.machine.apart
+    @property
+    def identity(self) -> str:
+        return f"GPU {self.device}"
+
+    def can_reach(self, identity: str) -> bool:
+        return frozenset((self.device, int(identity[4:]))) not in self.machine.apart
 
     def stream(self) -> FakeStream:
         return FakeStream(self.machine, self.device)

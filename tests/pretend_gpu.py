@@ -9,17 +9,19 @@ import ctypes
 import mmap
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tandem.exchange import Meeting
+from tandem.exchange import Gathering
+from tandem.exchange.engine import RankEngine
 from tandem.memory import HostBuffer, Slot, SlotLayout
-from tandem.memory.cuda import CudaArray, CudaSlots
+from tandem.memory.cuda import CudaArray, CudaBuffer, CudaSlots
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.run.plan import Plan
+from tandem.run.rank_site import CudaRankMemory, CudaRankSite
 from tandem.run.site import CudaMemory, CudaSite, Shapes, Site
 
 _PAGE = mmap.PAGESIZE
@@ -56,7 +58,11 @@ class PretendDriver:
 
     def __init__(self, device: int) -> None:
         self.device, self.process = device, os.getpid()
+        self.identity = f"GPU {device}"
         self._mapped: dict[int, tuple[mmap.mmap, int]] = {}
+
+    def borrowed(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def _map(self, descriptor: int) -> int:
         memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
@@ -81,8 +87,8 @@ class PretendDriver:
     def open(self, data: bytes) -> int:
         return self._map(os.open(data, os.O_RDWR | os.O_CLOEXEC))
 
-    def can_reach(self, device: int) -> bool:
-        return {self.device, device} != {0, 1}
+    def can_reach(self, identity: str) -> bool:
+        return {self.identity, identity} != {"GPU 0", "GPU 1"}
 
     def stream(self) -> PretendStream:
         return PretendStream()
@@ -137,7 +143,7 @@ class PretendMemory(CudaMemory):
     """`CudaMemory`, seen by the CPU."""
 
     def __init__(
-        self, site: CudaSite, meeting: Meeting, layout: FlatLayout, driver: PretendDriver
+        self, site: CudaSite, meeting: Gathering, layout: FlatLayout, driver: PretendDriver
     ) -> None:
         super().__init__(site, meeting, layout, driver, lambda stream: nullcontext())
         self.device = "cpu"
@@ -155,6 +161,17 @@ class PretendMemory(CudaMemory):
         return self._pretend.average
 
 
+class PretendRankMemory(PretendMemory, CudaRankMemory):
+    """`CudaRankMemory`, seen by the CPU."""
+
+    def _tensor(self, own: CudaBuffer) -> Any:
+        import torch  # which a loader of pretended slots does without
+
+        dtype = np.dtype(self._layout.dtype)
+        size = own.nbytes // dtype.itemsize
+        return torch.from_numpy(on_host(own.array((size,), dtype)))
+
+
 @dataclass(frozen=True)
 class PretendSlots(CudaSlots):
     """`CudaSlots` of a pretended GPU."""
@@ -170,7 +187,7 @@ class PretendSite(CudaSite):
     def loader_side(self) -> CudaSlots:
         return PretendSlots(self.device, self.slots)
 
-    def open(self, meeting: Meeting, shapes: Shapes, dtype: str) -> CudaMemory:
+    def open(self, meeting: Gathering, shapes: Shapes, dtype: str) -> CudaMemory:
         layout = FlatLayout.of(shapes, dtype, channels_last=True)
         return PretendMemory(self, meeting, layout, PretendDriver(self.device))
 
@@ -180,3 +197,21 @@ def make_sites(plan: Plan) -> list[Site]:
     slots = SlotLayout(plan.config.batch_size, plan.picture_size)
     detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in range(plan.trainers))
     return [PretendSite(int(device[5:]), slots, detours) for device in plan.devices]
+
+
+@dataclass(frozen=True)
+class PretendRankSite(CudaRankSite):
+    """`CudaRankSite` of a pretended GPU."""
+
+    loader_side = PretendSite.loader_side
+
+    def open(self, meeting: Gathering, shapes: Shapes, dtype: str) -> CudaMemory:
+        layout = FlatLayout.of(shapes, dtype, channels_last=True)
+        return PretendRankMemory(self, meeting, layout, PretendDriver(self.device))
+
+
+def rank_site(plan: Plan, engine: RankEngine) -> Site:
+    """Stands for `tandem.run.rank_site.rank_site`."""
+    slots = SlotLayout(plan.config.batch_size, plan.picture_size)
+    number = int(plan.devices[engine.rank][5:])
+    return PretendRankSite(number, slots, (), config=plan.config, engine=engine)

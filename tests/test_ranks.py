@@ -113,6 +113,29 @@ def test_the_number_of_ranks_does_not_change_what_is_computed(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"collective": "asa"},
+        {"collective": "hierarchical"},
+        {"collective": "hierarchical", "exchange": "gradients", "bucket_mb": 0.1},
+        {"collective": "ar", "exchange": "gradients", "bucket_mb": 0.1},
+    ],
+)
+def test_ranks_on_gpus_compute_what_they_do_on_the_host(
+    data: Path, tmp_path: Path, alone: Path, changes: dict[str, object]
+) -> None:
+    """On GPUs that are pretended, of which the first two can't reach each other."""
+    gpus = {"devices": ["cuda:0", "cuda:1", "cuda:2"], "compile": False, **changes}
+    arguments = settings(data, tmp_path / "run", **DOUBLE, batch_size=2, **gpus)
+    result = run_ranks(3, "tests/pretend_train.py", arguments)
+    assert result.returncode == 0, result.stderr
+    is_apart = "cuda:0 of trainer 0 and cuda:1 of trainer 1 can't reach" in result.stderr
+    assert is_apart == (changes["collective"] == "hierarchical")
+    assert_close(tmp_path / "run", alone, 1e-9)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["asa", "hierarchical"])
 def test_buckets_change_no_bit(data: Path, tmp_path: Path, collective: str) -> None:
     changes = {**COMMON, "exchange": "gradients", "collective": collective}

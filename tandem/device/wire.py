@@ -1,15 +1,14 @@
 """Formats of 16 bits in which vectors travel between machines, by PyTorch's conversions."""
 
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
 import torch
 
 Format = Literal["float16", "bfloat16"]
 
 
 class TorchWire:
-    """A `tandem.exchange.collective.Wire`.
+    """A `tandem.exchange.collective.Wire`, for arrays of NumPy's and for tensors.
 
     Parameters
     ----------
@@ -23,13 +22,13 @@ class TorchWire:
         # Below 2**15, rounding up included, nothing overflows float16.
         self.largest_exponent = 15 if name == "float16" else None
 
-    def narrow(self, source: np.ndarray, target: np.ndarray) -> None:
+    def narrow(self, source: Any, target: Any) -> None:
         """Round float32 (n,) to the nearest, ties to even, into uint16 (n,)."""
-        self._seen(target).copy_(torch.from_numpy(source))
+        self._seen(target).copy_(torch.as_tensor(source))
 
-    def widen(self, source: np.ndarray, target: np.ndarray) -> None:
+    def widen(self, source: Any, target: Any) -> None:
         """Write what uint16 (n,) stand for into float32 (n,)."""
-        torch.from_numpy(target).copy_(self._seen(source))
+        torch.as_tensor(target).copy_(self._seen(source))
 
-    def _seen(self, bits: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(bits.view(np.int16)).view(self._dtype)
+    def _seen(self, bits: Any) -> torch.Tensor:
+        return torch.as_tensor(bits).view(self._dtype)

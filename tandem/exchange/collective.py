@@ -1,7 +1,8 @@
 """How ranks average a vector of which each has its own: one class per way.
 
 The names are Theano-MPI's (Ma, Mao, Taylor 2016, arXiv 1605.08325, section 3.2): AR, ASA, ASA16.
-They know nothing of MPI: what moves the bytes is an `Engine`.
+They know nothing of MPI: what moves the bytes is an `Engine`. Nor do they know whether vectors are
+NumPy's or PyTorch's: what computes is an `Arithmetic`.
 """
 
 import math
@@ -13,7 +14,7 @@ import numpy as np
 
 from tandem.exchange.average import shard
 from tandem.exchange.base import Exchange
-from tandem.exchange.engine import Engine
+from tandem.exchange.engine import Adder, Engine
 
 BLOCK = 1 << 15  # elements that are worked on at a time, to stay in a core's cache
 _TERMS = 8
@@ -23,17 +24,45 @@ class Collective(ABC):
     """A way to average vectors over the ranks of an engine."""
 
     @abstractmethod
-    def average(self, vector: np.ndarray, shares: Sequence[float]) -> None:
-        """Replace every rank's vector by the weighted average of all, the same bits at every rank.
+    def average(self, vector: Any, shares: Sequence[float]) -> None:
+        """Replace every rank's vector by the weighted sum of all, the same bits at every rank.
 
         Parameters
         ----------
         vector : float (n,)
             This rank's, always the same memory.
         shares : sequence of float
-            Weights by rank, which add up to 1. A vector of weight 0 counts for nothing, whatever
-            it holds.
+            Weights by rank; of an average they add up to 1. A vector of weight 0 counts for
+            nothing, whatever it holds.
         """
+
+
+class Arithmetic(Protocol):
+    """What collectives compute with, on vectors that are arrays or tensors.
+
+    Attributes
+    ----------
+    block : int
+        Elements that are best worked on at a time.
+    """
+
+    block: int
+
+    def zeros(self, shape: int | tuple[int, ...], kind: Any) -> Any:
+        """Make a vector or a matrix. `kind` is another one's dtype or a name, such as "uint16"."""
+        ...
+
+    def multiply(self, vector: Any, by: float, *, out: Any) -> None:
+        """Write a vector (n,) times a number into another."""
+        ...
+
+    def subtract(self, vector: Any, other: Any, *, out: Any) -> None:
+        """Write the difference of vectors (n,) into another."""
+        ...
+
+    def add_weighted(self, target: Any, terms: Any, shares: Sequence[float]) -> None:
+        """See `add_weighted`."""
+        ...
 
 
 class AllReduce(Collective):
@@ -44,10 +73,10 @@ class AllReduce(Collective):
     place, and then they are the same. `check_every` watches it.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Adder) -> None:
         self._engine = engine
 
-    def average(self, vector: np.ndarray, shares: Sequence[float]) -> None:
+    def average(self, vector: Any, shares: Sequence[float]) -> None:
         """See `Collective`."""
         if self._engine.size == 1:
             return
@@ -61,20 +90,30 @@ class ShardSum(Collective):
     The terms are added in rank order, so the bits are always the same, and those that
     `tandem.exchange.AverageParameters` gives on one machine. A rank sends and receives
     ``2 n (N - 1) / N`` elements.
+
+    Parameters
+    ----------
+    engine : Engine
+    vector : float (n,)
+        Of the size and kind that is to be averaged.
+    arithmetic : Arithmetic, optional
+        Of such vectors; NumPy's by default.
     """
 
-    def __init__(self, engine: Engine, vector: np.ndarray) -> None:
+    def __init__(self, engine: Engine, vector: Any, arithmetic: Arithmetic | None = None) -> None:
         self._engine = engine
-        self._parts = [shard(vector.size, engine.size, rank) for rank in range(engine.size)]
+        self._arithmetic: Arithmetic = arithmetic or HostArithmetic()
+        self._parts = [shard(len(vector), engine.size, rank) for rank in range(engine.size)]
         self._own = self._parts[engine.rank]
-        self._received = np.empty((engine.size, self._own.stop - self._own.start), vector.dtype)
+        shape = engine.size, self._own.stop - self._own.start
+        self._received = self._arithmetic.zeros(shape, vector.dtype)
 
-    def average(self, vector: np.ndarray, shares: Sequence[float]) -> None:
+    def average(self, vector: Any, shares: Sequence[float]) -> None:
         """See `Collective`."""
         if self._engine.size == 1:
             return
         self._engine.all_to_all(vector, self._received, self._parts)
-        add_weighted(vector[self._own], self._received, shares)
+        self._arithmetic.add_weighted(vector[self._own], self._received, shares)
         self._engine.all_gather(vector, self._parts)
 
 
@@ -90,11 +129,11 @@ class Wire(Protocol):
 
     largest_exponent: int | None
 
-    def narrow(self, source: np.ndarray, target: np.ndarray) -> None:
+    def narrow(self, source: Any, target: Any) -> None:
         """Round float32 (n,) to the nearest, ties to even, into uint16 (n,) that hold its bits."""
         ...
 
-    def widen(self, source: np.ndarray, target: np.ndarray) -> None:
+    def widen(self, source: Any, target: Any) -> None:
         """Write what uint16 (n,) stand for into float32 (n,)."""
         ...
 
@@ -127,40 +166,51 @@ class RoundedShardSum(Collective):
         The format.
     feedback : bool
         Whether errors are fed back.
+    arithmetic : Arithmetic, optional
+        Of such vectors; NumPy's by default.
     """
 
-    def __init__(self, engine: Engine, vector: np.ndarray, wire: Wire, feedback: bool) -> None:
-        if vector.dtype != np.float32:
+    def __init__(
+        self,
+        engine: Engine,
+        vector: Any,
+        wire: Wire,
+        feedback: bool,
+        arithmetic: Arithmetic | None = None,
+    ) -> None:
+        if vector.itemsize != 4:
             raise ValueError(f"vectors of {vector.dtype} do not travel in 16 bits, float32 does")
         self._engine, self._wire = engine, wire
-        self._parts = [shard(vector.size, engine.size, rank) for rank in range(engine.size)]
+        self._arithmetic: Arithmetic = arithmetic or HostArithmetic()
+        zeros, length = self._arithmetic.zeros, len(vector)
+        self._parts = [shard(length, engine.size, rank) for rank in range(engine.size)]
         self._own = self._parts[engine.rank]
         size = self._own.stop - self._own.start
-        self._packed = np.empty(vector.size, np.uint16)
-        self._received = np.empty((engine.size, size), np.uint16)
-        self._total = np.empty(size, np.float32)
-        self._lost = np.zeros(vector.size, np.float32) if feedback else None
-        self._lost_sum = np.zeros(size, np.float32) if feedback else None
-        self._block = np.empty(BLOCK, np.float32)
+        self._packed = zeros(length, "uint16")
+        self._received = zeros((engine.size, size), "uint16")
+        self._total = zeros(size, "float32")
+        self._lost = zeros(length, "float32") if feedback else None
+        self._lost_sum = zeros(size, "float32") if feedback else None
+        self._term = zeros(min(length, self._arithmetic.block), "float32")
 
-    def average(self, vector: np.ndarray, shares: Sequence[float]) -> None:
+    def average(self, vector: Any, shares: Sequence[float]) -> None:
         """See `Collective`."""
         if self._engine.size == 1:
             return
         weigh(vector, shares[self._engine.rank])
         scales = self._engine.gather(self._pack(vector, self._packed, self._lost))
         self._engine.all_to_all(self._packed, self._received, self._parts)
-        self._total.fill(0)
+        self._total[...] = 0
         for packed, scale in zip(self._received, scales, strict=True):
             self._add(packed, scale, self._total)
         own = self._packed[self._own]
         scales = self._engine.gather(self._pack(self._total, own, self._lost_sum))
         self._engine.all_gather(self._packed, self._parts)
-        vector.fill(0)
+        vector[...] = 0
         for part, scale in zip(self._parts, scales, strict=True):
             self._add(self._packed[part], scale, vector[part])
 
-    def _pack(self, values: np.ndarray, packed: np.ndarray, lost: np.ndarray | None) -> float:
+    def _pack(self, values: Any, packed: Any, lost: Any | None) -> float:
         """Round values, with what was lost before, into 16 bits; the scale that they have there.
 
         `values` are overwritten, `lost` becomes what this rounding has lost.
@@ -168,79 +218,121 @@ class RoundedShardSum(Collective):
         if lost is not None:
             values += lost
         scale = self._scale(values)
-        for block in blocks(values.size):
-            term = self._block[: block.stop - block.start]
-            np.multiply(values[block], np.float32(scale), out=term)
+        for block in self._blocks(values):
+            term = self._term[: block.stop - block.start]
+            self._arithmetic.multiply(values[block], scale, out=term)
             self._wire.narrow(term, packed[block])
             if lost is not None:
                 self._wire.widen(packed[block], term)
-                term *= np.float32(1 / scale)
-                np.subtract(values[block], term, out=lost[block])
+                term *= 1 / scale
+                self._arithmetic.subtract(values[block], term, out=lost[block])
         return scale
 
-    def _add(self, packed: np.ndarray, scale: float, total: np.ndarray) -> None:
-        for block in blocks(total.size):
-            term = self._block[: block.stop - block.start]
+    def _add(self, packed: Any, scale: float, total: Any) -> None:
+        for block in self._blocks(total):
+            term = self._term[: block.stop - block.start]
             self._wire.widen(packed[block], term)
-            term *= np.float32(1 / scale)
+            term *= 1 / scale
             total[block] += term
 
-    def _scale(self, values: np.ndarray) -> float:
+    def _scale(self, values: Any) -> float:
         """A power of two that makes good use of the format's range."""
         if self._wire.largest_exponent is None:
             return 1.0
-        largest = max((float(np.abs(values[b]).max()) for b in blocks(values.size)), default=0.0)
+        largest = max((float(abs(values[b]).max()) for b in self._blocks(values)), default=0.0)
         if largest == 0 or not math.isfinite(largest):
             return 1.0
         return 2.0 ** min(self._wire.largest_exponent - math.frexp(largest)[1], 126)
 
+    def _blocks(self, vector: Any) -> list[slice]:
+        return blocks(len(vector), self._arithmetic.block)
 
-class Hierarchical(Collective):
-    """Shared memory within a machine, between machines one rank of each.
 
-    The ranks of a machine add shards of all their vectors into that of their leader, the first of
-    them; the leaders exchange theirs; then everybody takes the leader's. Terms are added in rank
-    order within a machine, then over machines in the order of their leaders.
+class Within(Protocol):
+    """How the ranks of one machine reach each other's vectors. They call these together."""
+
+    def collect(self, shares: Sequence[float]) -> None:
+        """Write the weighted sum of all their vectors into the first one's.
+
+        Parameters
+        ----------
+        shares : sequence of float
+            Weights by rank of this machine, of which one is not 0.
+        """
+        ...
+
+    def hand_out(self) -> None:
+        """Copy the first one's vector into all."""
+        ...
+
+
+class SharedWithin:
+    """Ranks of one machine whose vectors lie in memory that all of them see. A `Within`.
 
     Parameters
     ----------
     local : Engine
         The ranks of this machine.
-    numbers : sequence of int
-        Their numbers among all ranks, by their rank here.
     vectors : sequence of float (n,)
-        Of the ranks of this machine, in memory that all of them see.
+        Theirs, by rank of this machine.
+    """
+
+    def __init__(self, local: Engine, vectors: Sequence[np.ndarray]) -> None:
+        self._local, self._vectors = local, vectors
+        self._own = shard(vectors[0].size, local.size, local.rank)
+
+    def collect(self, shares: Sequence[float]) -> None:
+        """See `Within`: each adds a shard."""
+        own = self._own
+        self._local.gather(None)
+        add_weighted(self._vectors[0][own], [v[own] for v in self._vectors], shares)
+        self._local.gather(None)
+
+    def hand_out(self) -> None:
+        """See `Within`: each copies to itself."""
+        self._local.gather(None)
+        if self._local.rank > 0:
+            np.copyto(self._vectors[self._local.rank], self._vectors[0])
+        self._local.gather(None)  # the first changes its vector only when all have it
+
+
+class Hierarchical(Collective):
+    """Within a machine by memory that its ranks reach, between machines by one rank of each.
+
+    The vectors of a machine are added into that of its leader, the first of its ranks; the leaders
+    exchange theirs; then everybody takes the leader's. Terms are added in rank order within a
+    machine, then over machines in the order of their leaders.
+
+    Parameters
+    ----------
+    within : Within
+        The ranks of this machine.
+    machines : sequence of sequence of int
+        The ranks of each machine, by their numbers among all.
+    here : int
+        Which of them is this one.
     between : Collective or None
-        What averages over the leaders; None for a rank that isn't one.
-    leaders : int
-        How many machines there are.
+        What adds the leaders' vectors; None for a rank that is no leader.
     """
 
     def __init__(
         self,
-        local: Engine,
-        numbers: Sequence[int],
-        vectors: Sequence[np.ndarray],
+        within: Within,
+        machines: Sequence[Sequence[int]],
+        here: int,
         between: Collective | None,
-        leaders: int,
     ) -> None:
-        self._local, self._numbers, self._vectors = local, numbers, vectors
-        self._between, self._leaders = between, leaders
-        self._own = shard(vectors[0].size, local.size, local.rank)
+        self._within, self._machines, self._here = within, machines, here
+        self._between = between
 
-    def average(self, vector: np.ndarray, shares: Sequence[float]) -> None:
-        """See `Collective`."""
-        self._local.gather(None)
-        target, own = self._vectors[0], self._own
-        here = [shares[number] for number in self._numbers]
-        add_weighted(target[own], [v[own] for v in self._vectors], here)
-        self._local.gather(None)
+    def average(self, vector: Any, shares: Sequence[float]) -> None:
+        """See `Collective`. The vector is a leader's only, the others' are those of `Within`."""
+        parts = [[shares[rank] for rank in ranks] for ranks in self._machines]
+        if any(parts[self._here]):
+            self._within.collect(parts[self._here])
         if self._between is not None:
-            self._between.average(target, [1.0] * self._leaders)
-        self._local.gather(None)
-        if self._local.rank > 0:
-            np.copyto(vector, target)
-        self._local.gather(None)  # the leader changes its vector only when all have it
+            self._between.average(vector, [float(any(part)) for part in parts])
+        self._within.hand_out()
 
 
 class FromCommon(Collective):
@@ -258,15 +350,15 @@ class FromCommon(Collective):
         Every rank's, the same bits at all of them.
     """
 
-    def __init__(self, collective: Collective, vector: np.ndarray) -> None:
-        self._collective, self._common = collective, vector.copy()
+    def __init__(self, collective: Collective, vector: Any) -> None:
+        self._collective, self._common = collective, vector * 1
 
-    def average(self, vector: np.ndarray, shares: Sequence[float]) -> None:
+    def average(self, vector: Any, shares: Sequence[float]) -> None:
         """See `Collective`. The shares must add up to 1."""
         vector -= self._common
         self._collective.average(vector, shares)
         self._common += vector
-        np.copyto(vector, self._common)
+        vector[...] = self._common
 
 
 class RankParameters(Exchange):
@@ -298,20 +390,12 @@ class RankGradients(RankParameters):
         """Nothing: all ranks have made the same update."""
 
 
-def weigh(vector: np.ndarray, share: float) -> None:
+def weigh(vector: Any, share: float) -> None:
     """Multiply a vector by its weight, in place; one of weight 0 may hold anything."""
     if share == 0:
-        vector.fill(0)
+        vector[...] = 0
     else:
-        vector *= vector.dtype.type(share)
-
-
-def weigh_tensor(vector: Any, share: float) -> None:
-    """As `weigh`, of a tensor of PyTorch's."""
-    if share == 0:
-        vector.zero_()
-    else:
-        vector.mul_(share)
+        vector *= float(share)
 
 
 def add_weighted(
@@ -340,6 +424,28 @@ def add_weighted(
         loops.add_into(target, vectors, weights)
 
 
-def blocks(size: int) -> list[slice]:
+def blocks(size: int, block: int = BLOCK) -> list[slice]:
     """The parts of a vector that are worked on one after another."""
-    return [slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
+    return [slice(start, min(start + block, size)) for start in range(0, size, block)]
+
+
+class HostArithmetic:
+    """NumPy's. An `Arithmetic`."""
+
+    block = BLOCK
+
+    def zeros(self, shape: int | tuple[int, ...], kind: Any) -> np.ndarray:
+        """See `Arithmetic`."""
+        return np.zeros(shape, kind)
+
+    def multiply(self, vector: np.ndarray, by: float, *, out: np.ndarray) -> None:
+        """See `Arithmetic`."""
+        np.multiply(vector, by, out=out)
+
+    def subtract(self, vector: np.ndarray, other: np.ndarray, *, out: np.ndarray) -> None:
+        """See `Arithmetic`."""
+        np.subtract(vector, other, out=out)
+
+    def add_weighted(self, target: Any, terms: Any, shares: Sequence[float]) -> None:
+        """See `Arithmetic`."""
+        add_weighted(target, terms, shares)

@@ -1,7 +1,7 @@
 """What ranks need of whatever joins them, over one machine or many."""
 
 from collections.abc import Sequence
-from typing import Literal, NoReturn, Protocol, TypeVar
+from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -9,11 +9,13 @@ Message = TypeVar("Message")
 Starter = Literal["mpirun", "torchrun"]
 
 
-class Engine(Protocol):
-    """A group of ranks, each with a trainer, and how vectors get from one to another.
+class Adder(Protocol):
+    """A group of ranks whose library adds vectors.
 
     Every method is called by all ranks of the group together, with vectors of one size and dtype.
     Each raises `tandem.exchange.PeerLost` where another rank is known to have ended.
+
+    Vectors are arrays of NumPy's. An engine for GPUs takes PyTorch's tensors in their place.
 
     Attributes
     ----------
@@ -24,11 +26,7 @@ class Engine(Protocol):
     rank: int
     size: int
 
-    def gather(self, message: Message) -> tuple[Message, ...]:
-        """Pass a small message to every rank; those of all ranks, by rank."""
-        ...
-
-    def all_reduce(self, vector: np.ndarray) -> None:
+    def all_reduce(self, vector: Any) -> None:
         """Replace every rank's vector by the sum of all, in whatever order the library adds.
 
         Parameters
@@ -37,7 +35,15 @@ class Engine(Protocol):
         """
         ...
 
-    def all_to_all(self, vector: np.ndarray, received: np.ndarray, parts: Sequence[slice]) -> None:
+
+class Engine(Adder, Protocol):
+    """A group of ranks, each with a trainer, and how vectors get from one to another."""
+
+    def gather(self, message: Message) -> tuple[Message, ...]:
+        """Pass a small message to every rank; those of all ranks, by rank."""
+        ...
+
+    def all_to_all(self, vector: Any, received: Any, parts: Sequence[slice]) -> None:
         """Give each rank its part of every vector.
 
         Parameters
@@ -51,7 +57,7 @@ class Engine(Protocol):
         """
         ...
 
-    def all_gather(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
+    def all_gather(self, vector: Any, parts: Sequence[slice]) -> None:
         """Give every rank the parts of all.
 
         Parameters

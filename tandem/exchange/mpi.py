@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tandem.errors import InputError
-from tandem.exchange.collective import Collective, weigh_tensor
 from tandem.exchange.engine import Starter
 from tandem.exchange.frames import Frames
 from tandem.exchange.meeting import PeerLost
@@ -148,26 +147,23 @@ class MpiEngine(Frames):
         """See `Engine`."""
         self._move(self._comm.Iallreduce, self._mpi.IN_PLACE, vector)
 
-    def all_reduce_on_gpu(self, tensor: Any) -> None:
-        """As `all_reduce`, of a tensor of PyTorch's, which may lie on a GPU.
-
-        Open MPI takes GPUs' memory in its blocking collectives only.
-        """
-        self.meet()
-        try:
-            self._comm.Allreduce(self._mpi.IN_PLACE, tensor)
-        except self._mpi.Exception as error:
-            raise PeerLost(f"trainer {self.rank} lost the others: {error}") from error
-
     def all_to_all(self, vector: np.ndarray, received: np.ndarray, parts: Sequence[slice]) -> None:
         """See `Engine`."""
-        own = received.shape[1]
-        rows = ([own] * self.size, [own * rank for rank in range(self.size)])
-        self._move(self._comm.Ialltoallv, [vector, _extents(parts)], [received, rows])
+        self._move(self._comm.Ialltoallv, [vector, _extents(parts)], [received, _rows(received)])
 
     def all_gather(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
         """See `Engine`."""
         self._move(self._comm.Iallgatherv, self._mpi.IN_PLACE, [vector, _extents(parts)])
+
+    def on_gpus(self, wait: Callable[[], None]) -> "GpuEngine":
+        """The same ranks for vectors on GPUs, where `takes_gpu_memory`.
+
+        Parameters
+        ----------
+        wait : callable
+            Waits for all that was begun to be computed on the vectors.
+        """
+        return GpuEngine(self, self._comm, wait)
 
     def takes_gpu_memory(self) -> bool:
         """Whether this MPI says that it takes vectors on GPUs (is CUDA-aware)."""
@@ -259,31 +255,44 @@ class MpiEngine(Frames):
             raise PeerLost(f"trainer {self.rank} lost the others: {error}") from error
 
 
-class DirectSum(Collective):
-    """MPI's own allreduce of vectors where they are, on GPUs, for an MPI that takes them.
+class GpuEngine:
+    """Ranks of an MPI that takes vectors where they are, on GPUs. An `Engine` of tensors.
 
-    As with `AllReduce`, order and algorithm are the library's.
-
-    Parameters
-    ----------
-    engine : MpiEngine
-        The ranks.
-    wait : callable
-        Waits for all that the trainer has begun to compute.
+    Use `MpiEngine.on_gpus` to get one. The ranks first wait for each other, and then block: Open
+    MPI takes GPUs' memory in blocking collectives only.
     """
 
-    def __init__(self, engine: MpiEngine, wait: Callable[[], None]) -> None:
-        self._engine, self._wait = engine, wait
+    def __init__(self, engine: MpiEngine, communicator: Any, wait: Callable[[], None]) -> None:
+        self.rank, self.size, self.gather = engine.rank, engine.size, engine.gather
+        self._comm, self._mpi, self._wait = communicator, _import_mpi(), wait
 
-    def average(self, vector: Any, shares: Sequence[float]) -> None:
-        """See `Collective`; the vector is a tensor (n,)."""
-        if self._engine.size == 1:
-            return
-        weigh_tensor(vector, shares[self._engine.rank])
+    def all_reduce(self, vector: Any) -> None:
+        """See `Engine`."""
+        self._move(self._comm.Allreduce, self._mpi.IN_PLACE, vector)
+
+    def all_to_all(self, vector: Any, received: Any, parts: Sequence[slice]) -> None:
+        """See `Engine`."""
+        self._move(self._comm.Alltoallv, [vector, _extents(parts)], [received, _rows(received)])
+
+    def all_gather(self, vector: Any, parts: Sequence[slice]) -> None:
+        """See `Engine`."""
+        self._move(self._comm.Allgatherv, self._mpi.IN_PLACE, [vector, _extents(parts)])
+
+    def _move(self, call: Callable[..., Any], *arguments: Any) -> None:
         self._wait()
-        self._engine.all_reduce_on_gpu(vector)
+        self.gather(None)
+        try:
+            call(*arguments)
+        except self._mpi.Exception as error:
+            raise PeerLost(f"trainer {self.rank} lost the others: {error}") from error
 
 
 def _extents(parts: Sequence[slice]) -> tuple[list[int], list[int]]:
     """Counts and first elements of parts of a vector."""
     return [part.stop - part.start for part in parts], [part.start for part in parts]
+
+
+def _rows(matrix: Any) -> tuple[list[int], list[int]]:
+    """Counts and first elements of a matrix's rows."""
+    rows, columns = matrix.shape
+    return [columns] * rows, [columns * row for row in range(rows)]

@@ -24,6 +24,21 @@ BLOCK = 16 << 20  # bytes that are copied at once, while those before them are b
 Average = Callable[[int, Sequence[tuple[int, float]], int, np.dtype, Stream], None]
 """Called with a target address, (address, weight) of each term, elements, dtype and a stream."""
 
+Detours = Callable[[int], Sequence[np.ndarray]]
+"""Gives uint8 (n,) for each trainer, by rank, in host memory that all see. All call it together."""
+
+
+def detours_by(buffers: Sequence[HostBuffer], meeting: Gathering) -> Detours:
+    """Detours by buffers that all trainers have, one for each by rank, of any size at first."""
+
+    def detours(nbytes: int) -> list[np.ndarray]:
+        buffers[meeting.rank].resize(nbytes)
+        # The others may map these buffers only once they have their size.
+        meeting.meet()
+        return [buffer.array(nbytes, np.uint8) for buffer in buffers]
+
+    return detours
+
 
 class PeerVectors:
     """A flat vector of every trainer, in device memory that the others have opened.
@@ -44,9 +59,8 @@ class PeerVectors:
         Its vector, which stays the caller's to close, after `close`.
     dtype : str
         Of every vector, "float32" or "float64".
-    detours : sequence of HostBuffer
-        One for each trainer, by rank, of any size: each trainer makes its own large enough when
-        another can't be reached.
+    detours : callable
+        See `Detours`: called with a vector's bytes, if any two trainers can't reach each other.
 
     Raises
     ------
@@ -62,20 +76,21 @@ class PeerVectors:
         driver: Driver,
         own: CudaBuffer,
         dtype: str,
-        detours: Sequence[HostBuffer],
+        detours: Detours,
     ) -> None:
         self.meeting, self.driver, self.own, self.dtype = meeting, driver, own, np.dtype(dtype)
         self.rank = meeting.rank
         handles: tuple[BufferHandle, ...] = meeting.gather(own.handle())
         self.trainers = len(handles)
-        self._devices = [handle.device for handle in handles]
+        self._numbers = [handle.device for handle in handles]
+        self._devices = meeting.gather(driver.identity)
         reach = meeting.gather(tuple(driver.can_reach(device) for device in self._devices))
         self._apart = [
             [i != j and not (reach[i][j] and reach[j][i]) for j in range(self.trainers)]
             for i in range(self.trainers)
         ]
         self._buffers = [self._open(rank, handle) for rank, handle in enumerate(handles)]
-        self._detours = self._map_detours(detours)
+        self._detours = self._lock(detours) if self.has_detours else {}
         if self.rank == 0:
             self._warn()
 
@@ -95,7 +110,7 @@ class PeerVectors:
 
     def is_here(self, rank: int) -> bool:
         """Whether a trainer's vector can be read where it is: it lies on this trainer's device."""
-        return self._devices[rank] == self.driver.device and not self.is_apart(rank)
+        return self._devices[rank] == self.driver.identity and not self.is_apart(rank)
 
     @property
     def are_all_here(self) -> bool:
@@ -124,28 +139,30 @@ class PeerVectors:
             return self.own
         return None if self.is_apart(rank) else CudaBuffer.open(self.driver, handle)
 
-    def _map_detours(self, buffers: Sequence[HostBuffer]) -> dict[int, np.ndarray]:
+    def _lock(self, detours: Detours) -> dict[int, np.ndarray]:
         """Page-lock the host memory of each pair of which this trainer is one."""
-        if any(self._apart[self.rank]):
-            buffers[self.rank].resize(self.own.nbytes)
-        # The others may map these buffers only once they have their size.
-        self.meeting.meet()
+        found = detours(self.own.nbytes)
         others = [rank for rank in range(self.trainers) if self.is_apart(rank)]
-        passed_by = [self.rank, *others] if others else []
-        detours = {rank: buffers[rank].array(self.own.nbytes, np.uint8) for rank in passed_by}
-        for detour in detours.values():
+        passed_by = {rank: found[rank] for rank in ([self.rank, *others] if others else [])}
+        for detour in passed_by.values():
             self.driver.lock_pages(detour)
-        return detours
+        return passed_by
 
     def _warn(self) -> None:
         ranks = itertools.combinations(range(self.trainers), 2)
-        pairs = {(self._devices[i], self._devices[j]) for i, j in ranks if self._apart[i][j]}
-        for one, other in sorted({(min(pair), max(pair)) for pair in pairs}):
+        pairs = {
+            frozenset((self._devices[i], self._devices[j])): (i, j)
+            for i, j in reversed(list(ranks))
+            if self._apart[i][j]
+        }
+        for i, j in sorted(pairs.values()):
             log.warning(
-                "cuda:%d and cuda:%d can't reach each other's memory: what they exchange goes "
-                "through the host, which is slower",
-                one,
-                other,
+                "cuda:%d of trainer %d and cuda:%d of trainer %d can't reach each other's memory: "
+                "what they exchange goes through the host, which is slower",
+                self._numbers[i],
+                i,
+                self._numbers[j],
+                j,
             )
 
 
@@ -161,7 +178,7 @@ class _Lane:
         return self.scratch.address + rank * BLOCK
 
 
-class _PeerAverage(Exchange):
+class PeerAverage(Exchange):
     """Average flat vectors in device memory.
 
     The trainers meet; trainer i reads shard i of all vectors, block by block, adds them in rank
@@ -189,10 +206,14 @@ class _PeerAverage(Exchange):
 
     def __init__(self, vectors: PeerVectors, step: Stream, average: Average | None = None) -> None:
         self._vectors, self._step, self._driver = vectors, step, vectors.driver
-        self._own = shard(vectors.size, vectors.trainers, vectors.rank)
         self._add = self._compile() if average is None else average
         # Of two blocks, one is on its way while the other is added.
         self._lanes = [self._lane() for _ in range(2)]
+
+    @property
+    def trainers(self) -> int:
+        """How many there are."""
+        return self._vectors.trainers
 
     def close(self) -> None:
         """Wait for what is under way, and free the memory for blocks."""
@@ -216,48 +237,64 @@ class _PeerAverage(Exchange):
         size = 0 if self._vectors.are_all_here else self._vectors.trainers * BLOCK
         return _Lane(self._driver.stream(), CudaBuffer.create(self._driver, size, "blocks"))
 
-    def _average(self, shares: Sequence[float]) -> None:
-        if self._vectors.trainers == 1:
+    def average(self, shares: Sequence[float], part: slice | None = None) -> None:
+        """Replace every vector by the weighted sum of all.
+
+        Parameters
+        ----------
+        shares : sequence of float
+            Weights by rank, of which one is not 0. A vector of weight 0 is not read.
+        part : slice, optional
+            Of the vectors; the rest stays as it is.
+        """
+        vectors = self._vectors
+        if vectors.trainers == 1 and shares[0] == 1:
             return
+        shards = self._shards(slice(0, vectors.size) if part is None else part)
         self._step.synchronize()
-        if self._vectors.has_detours:
-            self._lend(shares)
-        self._vectors.meeting.meet()
-        for lane, block in zip(itertools.cycle(self._lanes), _blocks(self._own, self._vectors)):
+        if vectors.has_detours:
+            self._lend(shares, shards)
+        vectors.meeting.meet()
+        blocks = _blocks(shards[vectors.rank], vectors)
+        for lane, block in zip(itertools.cycle(self._lanes), blocks):
             self._average_block(lane, block, shares)
         self._finish()
-        self._vectors.meeting.meet()
-        if self._vectors.has_detours:
-            self._take_back()
+        vectors.meeting.meet()
+        if vectors.has_detours:
+            self._take_back(shards)
 
-    def _lend(self, shares: Sequence[float]) -> None:
+    def _shards(self, part: slice) -> list[slice]:
+        """What each trainer adds, by rank."""
+        trainers, start = self._vectors.trainers, part.start
+        shards = [shard(part.stop - start, trainers, rank) for rank in range(trainers)]
+        return [slice(start + each.start, start + each.stop) for each in shards]
+
+    def _lend(self, shares: Sequence[float], shards: Sequence[slice]) -> None:
         """Copy to the host what is asked for by those who can't reach this vector."""
         vectors = self._vectors
         if shares[vectors.rank] > 0:
-            for part in self._parts_of_others():
+            for part in self._apart(shards):
                 address = vectors.address(vectors.rank, part.start)
                 target = vectors.detour(vectors.rank, part)
                 self._driver.download(target, address, self._lanes[0].stream)
         self._finish()
 
-    def _take_back(self) -> None:
+    def _take_back(self, shards: Sequence[slice]) -> None:
         """Copy from the host what they have made of it."""
         vectors = self._vectors
-        for part in self._parts_of_others():
+        for part in self._apart(shards):
             address = vectors.address(vectors.rank, part.start)
             source = vectors.detour(vectors.rank, part)
             self._driver.upload(address, source, self._lanes[0].stream)
         self._finish()
 
-    def _parts_of_others(self) -> list[slice]:
+    def _apart(self, shards: Sequence[slice]) -> list[slice]:
         """The shards of those who can't reach this vector."""
-        vectors = self._vectors
-        shards = [
-            shard(vectors.size, vectors.trainers, rank)
-            for rank in range(vectors.trainers)
-            if vectors.is_apart(rank)
+        return [
+            part
+            for rank, part in enumerate(shards)
+            if self._vectors.is_apart(rank) and part.start < part.stop
         ]
-        return [part for part in shards if part.start < part.stop]
 
     def _average_block(self, lane: _Lane, block: slice, shares: Sequence[float]) -> None:
         vectors, driver = self._vectors, self._driver
@@ -296,20 +333,43 @@ class _PeerAverage(Exchange):
             lane.stream.synchronize()
 
 
-class PeerAverageParameters(_PeerAverage):
+class PeerAverageParameters(PeerAverage):
     """`AverageParameters` on GPUs: weights and momenta, after the update."""
 
     def after_update(self, shares: Sequence[float]) -> None:
         """Average weights and momenta over the trainers, weighted by `shares`."""
-        self._average(shares)
+        self.average(shares)
 
 
-class PeerAverageGradients(_PeerAverage):
+class PeerAverageGradients(PeerAverage):
     """`AverageGradients` on GPUs: before the update, half the bytes."""
 
     def before_update(self, shares: Sequence[float]) -> None:
         """Average gradients over the trainers, weighted by `shares`."""
-        self._average(shares)
+        self.average(shares)
+
+
+class PeerWithin:
+    """Ranks of one machine, on its GPUs. A `tandem.exchange.collective.Within`.
+
+    Parameters
+    ----------
+    peers : PeerAverage
+        Of the ranks of this machine.
+    part : slice
+        Of their vectors.
+    """
+
+    def __init__(self, peers: PeerAverage, part: slice) -> None:
+        self._peers, self._part = peers, part
+
+    def collect(self, shares: Sequence[float]) -> None:
+        """See `Within`: all get the sum, and the first one's is used."""
+        self._peers.average(shares, self._part)
+
+    def hand_out(self) -> None:
+        """See `Within`: the sum in which the first alone counts."""
+        self._peers.average([1.0] + [0.0] * (self._peers.trainers - 1), self._part)
 
 
 def _blocks(part: slice, vectors: PeerVectors) -> list[slice]:

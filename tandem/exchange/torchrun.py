@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tandem.errors import InputError
-from tandem.exchange.collective import Collective, weigh_tensor
 from tandem.exchange.engine import Starter
 from tandem.exchange.frames import Frames
 from tandem.exchange.meeting import PeerLost
@@ -120,13 +119,8 @@ class TorchEngine(Frames):
         """The same ranks, for another thread. All ranks call it together."""
         return self.group(0)
 
-    def nccl(self) -> Any:
-        """A group of the same ranks for vectors on GPUs. All ranks call it together.
-
-        Returns
-        -------
-        torch.distributed.ProcessGroupNCCL
-        """
+    def nccl(self) -> "GroupAdder":
+        """The same ranks for vectors on GPUs. All ranks call it together."""
         import torch.distributed as dist
 
         if not dist.is_nccl_available():
@@ -138,7 +132,7 @@ class TorchEngine(Frames):
         place = dist.PrefixStore(f"{self._prefix}/{self._groups}-nccl", self._store)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _TIMEOUT
-        return dist.ProcessGroupNCCL(place, self.rank, self.size, options)
+        return GroupAdder(dist.ProcessGroupNCCL(place, self.rank, self.size, options))
 
     def close(self) -> None:
         """Nothing: the others hear of this rank's end when its connections close."""
@@ -272,11 +266,11 @@ class Signs(threading.Thread):
         return found
 
 
-class TensorSum(Collective):
-    """The allreduce of a library of PyTorch's, such as NCCL, of vectors where they are.
+class GroupAdder:
+    """Ranks of a group of PyTorch's, such as NCCL's, for tensors where they are. An `Adder`.
 
-    It is put in turn on the stream on which PyTorch works in this thread, and nobody waits. As with
-    `AllReduce`, order and algorithm are the library's.
+    What it does is put in turn on the stream on which PyTorch works in this thread, and nobody
+    waits.
 
     Parameters
     ----------
@@ -285,17 +279,15 @@ class TensorSum(Collective):
     """
 
     def __init__(self, group: Any) -> None:
+        self.rank, self.size = group.rank(), group.size()
         self._group = group
 
-    def average(self, vector: Any, shares: Sequence[float]) -> None:
-        """See `Collective`; the vector is a tensor (n,)."""
-        if self._group.size() == 1:
-            return
-        weigh_tensor(vector, shares[self._group.rank()])
+    def all_reduce(self, vector: Any) -> None:
+        """See `Adder`."""
         try:
             self._group.allreduce([vector]).wait()
         except RuntimeError as error:
-            raise PeerLost(f"trainer {self._group.rank()} lost the others: {error}") from error
+            raise PeerLost(f"trainer {self.rank} lost the others: {error}") from error
 
 
 def machine() -> tuple[str, ...]:

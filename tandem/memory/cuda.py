@@ -19,6 +19,7 @@ import ctypes
 import math
 import os
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -80,11 +81,14 @@ class Driver(Protocol):
     ----------
     device : int
         The device's number.
+    identity : str
+        The device's, under whatever number another process sees it.
     process : int
         The process's number: a handle can't be opened in the process that made it.
     """
 
     device: int
+    identity: str
     process: int
 
     def borrowed(self) -> AbstractContextManager[None]:
@@ -111,7 +115,7 @@ class Driver(Protocol):
         """Undo `open`."""
         ...
 
-    def can_reach(self, device: int) -> bool:
+    def can_reach(self, identity: str) -> bool:
         """Whether this device can copy to and from the memory of another."""
         ...
 
@@ -175,6 +179,7 @@ class CudaDriver:
         except cuda.Error as error:
             raise InputError(f"cuda:{device} can't be used: {error}") from error
         self._context.push()
+        self.identity = gpu_identity(device)
         self._owned: dict[int, Any] = {}
         self._opened: dict[int, Any] = {}
         self._locked: list[npt.NDArray[np.uint8]] = []
@@ -239,10 +244,14 @@ class CudaDriver:
         """Undo `open`."""
         self._opened.pop(address).close()
 
-    def can_reach(self, device: int) -> bool:
+    def can_reach(self, identity: str) -> bool:
         """Whether this device can copy to and from the memory of another."""
-        own, other = self._cuda.Device(self.device), self._cuda.Device(device)
-        return device == self.device or own.can_access_peer(other)
+        if identity == self.identity:
+            return True
+        own = self._cuda.Device(self.device)
+        seen = {gpu_identity(number): number for number in range(self._cuda.Device.count())}
+        # What this process is not shown it can't open.
+        return identity in seen and own.can_access_peer(self._cuda.Device(seen[identity]))
 
     def stream(self) -> Stream:
         """Make a stream, which doesn't wait for the default stream."""
@@ -339,6 +348,20 @@ class CudaDriver:
             f"{what} of cuda:{self.device} can't be shared between processes: {error}; some "
             "virtual machines and containers forbid CUDA's interprocess handles"
         )
+
+
+def gpu_identity(number: int) -> str:
+    """What tells a GPU from all others, whichever of them a process is shown (its UUID).
+
+    Parameters
+    ----------
+    number : int
+        The GPU's, from 0, in this process.
+    """
+    driver, handle, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    if driver.cuDeviceGet(ctypes.byref(handle), number) or driver.cuDeviceGetUuid_v2(found, handle):
+        return f"number {number}"
+    return str(uuid.UUID(bytes=bytes(found)))
 
 
 _of_thread = threading.local()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tandem.errors import InputError
 from tandem.exchange.engine import Starter
-from tandem.memory.cuda import INSTALL
+from tandem.memory.cuda import INSTALL, gpu_identity
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ class Place:
         On which it may run.
     gpus : tuple of str
         Names of those that it sees.
-    visible : str
-        The environment variable that says which it sees: each rank its own, perhaps.
+    identities : tuple of str
+        What tells these from all others: each rank may see its own, and each of them number 0.
     processor : str
         Model and vector instructions.
     software : tuple of str
@@ -41,7 +41,7 @@ class Place:
     machine: int
     cores: tuple[int, ...]
     gpus: tuple[str, ...]
-    visible: str
+    identities: tuple[str, ...]
     processor: str
     software: tuple[str, ...]
     starter: Starter
@@ -51,10 +51,11 @@ class Place:
         cls, machine: int, processor: str, software: tuple[str, ...], starter: Starter
     ) -> "Place":
         """This process's."""
-        gpus = device_names([f"cuda:{number}" for number in range(cuda_device_count())])
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        numbers = range(cuda_device_count())
+        gpus = tuple(device_names([f"cuda:{number}" for number in numbers]))
+        identities = tuple(gpu_identity(number) for number in numbers)
         cores = available_cores()
-        return cls(machine, cores, tuple(gpus), visible, processor, software, starter)
+        return cls(machine, cores, gpus, identities, processor, software, starter)
 
 
 def available_cores() -> tuple[int, ...]:
@@ -96,11 +97,11 @@ def place_devices(devices: str | Sequence[str], places: Sequence[Place]) -> tupl
         found = [[*devices] for _ in places]
     if set(devices) == {"cpu"}:
         return ("cpu",) * len(places)
-    before: Counter[tuple[int, str]] = Counter()
+    before: Counter[tuple[int, tuple[str, ...]]] = Counter()
     chosen = []
     for rank, (place, names) in enumerate(zip(places, found, strict=True)):
-        number = before[place.machine, place.visible]
-        before[place.machine, place.visible] += 1
+        number = before[place.machine, place.identities]
+        before[place.machine, place.identities] += 1
         if number >= len(names):
             raise InputError(
                 f"rank {rank} is number {number} on its machine, which has "
@@ -125,7 +126,7 @@ def have_own_gpus(devices: Sequence[str], places: Sequence[Place]) -> bool:
     if "cpu" in devices:
         return False
     pairs = zip(places, devices, strict=True)
-    return len({(p.machine, p.visible, device) for p, device in pairs}) == len(places)
+    return len({place.identities[int(name[5:])] for place, name in pairs}) == len(places)
 
 
 def resolve_devices(devices: str | Sequence[str]) -> tuple[str, ...]:

@@ -410,19 +410,14 @@ def _check_nccl(config: Config, devices: tuple[str, ...], places: Sequence[Place
             f"collective: nccl needs a GPU for each rank, and devices are {', '.join(devices)}: "
             "start as many ranks on a machine as it has GPUs, or use collective: asa"
         )
-    if config.bucket_mb:
-        raise InputError(
-            f"bucket_mb: {config.bucket_mb:g} is for collectives on the host so far: use "
-            "collective: asa, or bucket_mb: 0 with nccl"
-        )
 
 
 def _collective(config: Config, devices: tuple[str, ...], places: Sequence[Place]) -> str:
     """What ``collective: auto`` stands for."""
     if not places or config.rule != "bsp":
         return "auto"
-    is_direct = have_own_gpus(devices, places) and not config.bucket_mb
-    return "nccl" if is_direct and places[0].starter == "torchrun" else "asa"
+    has_nccl = have_own_gpus(devices, places) and places[0].starter == "torchrun"
+    return "nccl" if has_nccl else "asa"
 
 
 def _resolved(config: Config, devices: tuple[str, ...], places: Sequence[Place]) -> Config:

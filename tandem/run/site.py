@@ -290,7 +290,7 @@ class CudaMemory:
         self._site, self._meeting, self._layout, self._driver = site, meeting, layout, driver
         self.device = f"cuda:{site.device}"
         self._stream = driver.stream()
-        self._context = use(self._stream)
+        self._use, self._context = use, use(self._stream)
         self._context.__enter__()
         self._parameters = CudaBuffer.create(driver, 2 * layout.nbytes, "parameters")
         self._gradients = CudaBuffer.create(driver, layout.nbytes, "gradients")
@@ -302,14 +302,18 @@ class CudaMemory:
 
     def exchange(self, strategy: Strategy) -> Exchange:
         """See `Memory`."""
-        from tandem.exchange.peer import PeerAverageGradients, PeerAverageParameters, PeerVectors
+        from tandem.exchange.peer import (
+            PeerAverageGradients,
+            PeerAverageParameters,
+            PeerVectors,
+            detours_by,
+        )
 
         if len(self._site.detours) == 1:
             return Exchange()
         own = self._gradients if strategy == "gradients" else self._parameters
-        vectors = PeerVectors(
-            self._meeting, self._driver, own, self._layout.dtype, self._site.detours
-        )
+        detours = detours_by(self._site.detours, self._meeting)
+        vectors = PeerVectors(self._meeting, self._driver, own, self._layout.dtype, detours)
         kind = PeerAverageGradients if strategy == "gradients" else PeerAverageParameters
         exchange = kind(vectors, self._stream, self._average())
         self._to_close += [exchange.close, vectors.close]

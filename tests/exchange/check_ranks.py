@@ -7,13 +7,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pretend_gpu
+import torch
 from fake_cuda import FakeDriver, FakeMachine
 from wires import NumpyWire
 
+from tandem.device.arithmetic import TensorArithmetic
 from tandem.exchange.buckets import BucketedGradients, divide
 from tandem.exchange.collective import (
     AllReduce,
@@ -24,15 +28,20 @@ from tandem.exchange.collective import (
     RankParameters,
     RoundedShardSum,
     ShardSum,
+    SharedWithin,
 )
 from tandem.exchange.engine import RankEngine
 from tandem.exchange.loops import average_into_all
-from tandem.exchange.mpi import DirectSum, MpiEngine
+from tandem.exchange.mpi import MpiEngine
 from tandem.exchange.rules import Elastic, ElasticServer, Gossip
-from tandem.exchange.torchrun import TensorSum, TorchEngine
+from tandem.exchange.torchrun import GroupAdder, TorchEngine
+from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.cuda import CudaBuffer
-from tandem.run.rank_site import Staging
+from tandem.memory.flat import FlatLayout
+from tandem.run.config import Config
+from tandem.run.rank_site import Lane, OnLane, RankSite, Staged
 from tandem.run.ranks import join
+from tandem.run.site import Site
 
 SIZES = (1, 1500, 70_001)
 
@@ -156,28 +165,99 @@ def check_from_common(engine: RankEngine) -> None:
     assert np.abs(own - expected).max() < 2e-6
 
 
+def on_machines(engine: RankEngine) -> RankEngine:
+    """Another engine of the same ranks, who say that their machines have one and two of them."""
+    found, copies = engine.copy(), engine.copy()
+    vars(found)["local"] = engine.group((engine.rank + 1) // 2)
+    vars(found)["copy"] = lambda: on_machines(copies)
+    return found
+
+
+JOINTS = (
+    ("ar", "gradients", 0.0),
+    ("asa", "average", 0.0),
+    ("asa", "gradients", 0.004),
+    ("asa16", "average", 0.0),
+    ("asa16", "gradients", 0.004),
+    ("hierarchical", "average", 0.0),
+    ("hierarchical", "gradients", 0.0),
+    ("hierarchical", "gradients", 0.004),
+)
+SHAPES = {"a": (100,), "b": (900,), "c": (10,), "d": (3000,)}
+
+
+def check_joint(engine: RankEngine) -> None:
+    """What a run exchanges, in host memory, on GPUs by way of the host, and from GPU to GPU."""
+    ways = ["host", "staged", "direct"] if isinstance(engine, MpiEngine) else ["host", "staged"]
+    for collective, exchange, megabytes in JOINTS:
+        config = Config(exchange=exchange, collective=collective, bucket_mb=megabytes)
+        found = [check_exchange(on_machines(engine), config, way) for way in ways]
+        if collective in ("asa", "asa16"):
+            assert len(set(found)) == 1  # the same bits
+        elif collective == "hierarchical":
+            assert len(set(found[1:])) <= 1
+
+
+def check_exchange(engine: RankEngine, config: Config, way: str) -> bytes:
+    """Three rounds of one exchange against NumPy; the bits at the end."""
+    vars(engine)["takes_gpu_memory"] = lambda: way == "direct"
+    layout, strategy = FlatLayout.of(SHAPES, "float32"), config.exchange
+    count = layout.size * (1 if strategy == "gradients" else 2)
+    shares, memory = uneven(engine.size), memory_of(engine, config, way)
+    group = memory._gradients if strategy == "gradients" else memory._parameters
+    own = memory._joint.own(group) if way == "host" else memory._tensor(group).numpy()
+    start = vectors(1, count)[0] if strategy == "average" else np.zeros(count)
+    own[:] = start
+    exchange = memory.exchange(strategy)
+    for turn in range(3):
+        every = [own + v for v in vectors(engine.size, count, turn=turn)]
+        exchange.before_gradients(shares)
+        own[:] = every[engine.rank]
+        if shares[engine.rank] == 0 and config.collective != "asa16":
+            own.fill(np.nan)  # it is not to be read
+        for name in reversed(SHAPES):
+            exchange.stored(name)
+        exchange.before_update(shares)
+        exchange.after_update(shares)
+        unit = 2.0**-10 if config.collective == "asa16" else 1e-6
+        scale = max(float(np.abs(v).max()) for v in every)
+        np.testing.assert_allclose(own, exact(every, shares), atol=4 * unit * scale)
+        assert len(set(engine.gather(own.tobytes()))) == 1
+    found = own.tobytes()
+    exchange.leave()
+    memory.close()
+    return found
+
+
+def memory_of(engine: RankEngine, config: Config, way: str) -> Any:
+    """A rank's memory, on the host or on a GPU: of two neighbours on one, or on two apart."""
+    slots = SlotLayout(1, 8)
+    if way == "host":
+        site: Site = RankSite(HostSlots.create(slots, engine.rank), config, engine)
+    else:
+        number = engine.rank % 2 if config.bucket_mb else 0
+        site = pretend_gpu.PretendRankSite(number, slots, (), config=config, engine=engine)
+    return site.open(engine, SHAPES, "float32")
+
+
 def check_hierarchy(engine: RankEngine) -> None:
-    """Machines of one and two ranks, as far as there are any."""
+    """A machine of which nobody has a share, and one of several ranks."""
     machine = (engine.rank + 1) // 2
     local = engine.group(machine)
     leaders = engine.group(0 if local.rank == 0 else 1)
-    machines = sum(engine.gather(local.rank == 0))
+    machines = list(dict.fromkeys(engine.gather(local.gather(engine.rank))))
+    nobody = [float(rank in machines[-1]) / len(machines[-1]) for rank in range(engine.size)]
     for size in SIZES:
-        every, shares = vectors(engine.size, size), uneven(engine.size)
-        parts = [part.view(np.float32) for part in local.shared(4 * size)]
-        own = parts[local.rank]
-        own[:] = every[engine.rank]
-        collective = Hierarchical(
-            local,
-            local.gather(engine.rank),
-            parts,
-            ShardSum(leaders, own) if local.rank == 0 else None,
-            machines,
-        )
-        for _ in range(2):  # of equal vectors, the average is the same again
+        for shares in (uneven(engine.size), nobody):
+            every = vectors(engine.size, size)
+            parts = [part.view(np.float32) for part in local.shared(4 * size)]
+            own = parts[local.rank]
+            own[:] = every[engine.rank]
+            between = ShardSum(leaders, own) if local.rank == 0 else None
+            collective = Hierarchical(SharedWithin(local, parts), machines, machine, between)
             found = averaged(engine, collective, own, shares)
-        scale = max(np.abs(v).max() for v in every)
-        np.testing.assert_allclose(found, exact(every, shares), atol=1e-6 * scale)
+            scale = max(np.abs(v).max() for v in every)
+            np.testing.assert_allclose(found, exact(every, shares), atol=1e-6 * scale)
 
 
 def check_sides(engine: RankEngine) -> None:
@@ -196,8 +276,8 @@ def check_staged(engine: RankEngine) -> None:
     driver, shares = FakeDriver(FakeMachine(), bound=True), [1 / engine.size] * engine.size
     stream, buffer = driver.stream(), CudaBuffer.create(driver, 4 * 3000, "vector")
     array, copy = buffer.array((3000,), "float32"), np.zeros(3000, np.float32)
-    staging = Staging(driver, stream, buffer.address, apart=False)
-    staged = staging.stage(ShardSum(engine, copy), copy)
+    lane = Lane(driver, stream, stream, lambda stream: nullcontext())
+    staged = Staged(lane, buffer.address, ShardSum(engine, copy))
     for turn in range(2):
         every = vectors(engine.size, 3000, turn=turn)
         stream.work.append(partial(driver.write, array, every[engine.rank]))
@@ -216,13 +296,16 @@ def check_buckets(engine: RankEngine) -> None:
         driver, own = FakeDriver(FakeMachine(), bound=True), np.zeros(size, np.float32)
         stream, buffer = driver.stream(), CudaBuffer.create(driver, 4 * size, "gradients")
         array = buffer.array((size,), "float32")
-        staging = Staging(driver, stream, buffer.address, apart=True)
+        lane = Lane(driver, stream, driver.stream(), lambda stream: nullcontext())
         work: list[Collective] = [ShardSum(apart, own[b.extent]) for b in buckets]
         mark: list[Callable[[], Callable[[], None]]] = []
         if on_gpu:
-            starts = [bucket.extent.start for bucket in buckets]
-            work = [staging.stage(w, own, at) for w, at in zip(work, starts, strict=True)]
-            mark = [staging.mark]
+            places = [buffer.address + 4 * bucket.extent.start for bucket in buckets]
+            work = [
+                OnLane(lane, Staged(lane, place, sums))
+                for place, sums in zip(places, work, strict=True)
+            ]
+            mark = [lane.mark]
         exchange = BucketedGradients(buckets, own, work, *mark)
         for turn in range(3):
             every = vectors(engine.size, size, turn=turn)
@@ -303,7 +386,6 @@ def check_gossip(engine: RankEngine) -> None:
 
 def check_tensors(engine: RankEngine) -> None:
     """What NCCL does on GPUs, by gloo on the CPU: parameters or gradients, at uneven weights."""
-    import torch
     from torch.distributed import HashStore, ProcessGroupGloo
 
     assert isinstance(engine, TorchEngine)
@@ -315,7 +397,7 @@ def check_tensors(engine: RankEngine) -> None:
         if shares[rank] == 0:
             tensor.fill_(float("nan"))
         address = tensor.data_ptr()
-        exchange = RankParameters(TensorSum(group), tensor)
+        exchange = RankParameters(AllReduce(GroupAdder(group)), tensor)
         exchange.before_update(shares)
         exchange.after_update(shares)
         assert tensor.data_ptr() == address
@@ -325,23 +407,23 @@ def check_tensors(engine: RankEngine) -> None:
 
 
 def check_direct(engine: RankEngine) -> None:
-    """What an MPI does that takes GPUs' memory, by tensors on the CPU."""
-    import torch
-
+    """An MPI that takes GPUs' memory is given it when all is computed; by tensors on the CPU."""
     assert isinstance(engine, MpiEngine)
     assert engine.takes_gpu_memory() in (False, True)
     every, shares, waits = vectors(engine.size, 5000), uneven(engine.size), []
     tensor = torch.from_numpy(every[engine.rank].copy())
     if shares[engine.rank] == 0:
         tensor.fill_(float("nan"))
-    exchange = RankGradients(DirectSum(engine, lambda: waits.append(tensor.clone())), tensor)
-    exchange.before_update(shares)
-    exchange.after_update(shares)
+    direct = engine.on_gpus(lambda: waits.append(tensor.clone()))
+    AllReduce(direct).average(tensor, shares)
     np.testing.assert_allclose(tensor.numpy(), exact(every, shares), atol=1e-6)
     if engine.size > 1:
         (weighed,) = waits  # in its place in the order: weighed, not yet summed
         own = shares[engine.rank] * every[engine.rank]
         np.testing.assert_allclose(weighed.numpy(), own, rtol=1e-6)
+        before = len(waits)
+        ShardSum(direct, tensor, TensorArithmetic("cpu")).average(tensor, shares)
+        assert len(waits) == before + 2  # and so before each message
 
 
 def check_signs(engine: RankEngine) -> None:
@@ -390,6 +472,7 @@ CHECKS: tuple[Callable[[RankEngine], None], ...] = (
     check_feedback,
     check_from_common,
     check_hierarchy,
+    check_joint,
     check_sides,
     check_staged,
     check_buckets,

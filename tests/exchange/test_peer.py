@@ -1,8 +1,10 @@
 """The exchange between GPUs, on a fake machine that does nothing unasked, against NumPy."""
 
+import copy
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,15 +12,20 @@ import pytest
 from fake_cuda import FakeDriver, FakeMachine, FakeStream
 
 from tandem.exchange import Meeting, meetings, peer
+from tandem.exchange.collective import Collective, Hierarchical
 from tandem.exchange.loops import average_into_all
 from tandem.exchange.peer import (
+    PeerAverage,
     PeerAverageGradients,
     PeerAverageParameters,
     PeerVectors,
+    PeerWithin,
     average_source,
+    detours_by,
 )
 from tandem.memory import HostBuffer
 from tandem.memory.cuda import CudaBuffer
+from tandem.run.rank_site import Lane, OnLane, Staged
 
 BLOCK = 1024  # bytes, so that small vectors have several blocks
 ALL_APART = frozenset(frozenset(pair) for pair in ((0, 1), (0, 2), (1, 2)))
@@ -48,9 +55,8 @@ class Trainer:
         self.results: list[np.ndarray] = []
 
     def run(self, shares: Sequence[float], method: str, rounds: int = 2) -> None:
-        vectors = PeerVectors(
-            self.place, self.driver, self.vector, self.values.dtype.name, self.detours
-        )
+        detours = detours_by(self.detours, self.place)
+        vectors = PeerVectors(self.place, self.driver, self.vector, self.values.dtype.name, detours)
         stream = self.driver.stream()
         exchange = self.strategy(vectors, stream, average=self.driver.average)
         for number in range(rounds):
@@ -186,7 +192,9 @@ def test_devices_that_cannot_reach_each_other_are_named_once(
     with caplog.at_level(logging.WARNING):
         exchange(FakeMachine(3, apart=frozenset([frozenset((0, 2))])), (0, 1, 2, 0))
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("cuda:0 and cuda:2 can't reach each other")
+    assert caplog.messages[0].startswith(
+        "cuda:0 of trainer 0 and cuda:2 of trainer 2 can't reach each other"
+    )
 
 
 def ignore(*_: Any) -> None:
@@ -207,7 +215,7 @@ def test_every_single_wait_is_needed(
     monkeypatch: pytest.MonkeyPatch, apart: frozenset[frozenset[int]]
 ) -> None:
     """Without the wait for the step, and without each of the waits for copies, in turn."""
-    original = peer._PeerAverage._finish
+    original = peer.PeerAverage._finish
     waits = 3 if apart else 1
     for left_out in range(waits):
         calls: dict[int, int] = {}
@@ -217,7 +225,7 @@ def test_every_single_wait_is_needed(
             if number % waits != left_out:
                 original(self)
 
-        monkeypatch.setattr(peer._PeerAverage, "_finish", finish)
+        monkeypatch.setattr(peer.PeerAverage, "_finish", finish)
         with pytest.raises(AssertionError):
             assert_averaged(*exchange(FakeMachine(2, apart=apart), (0, 1)))
 
@@ -229,3 +237,90 @@ def test_the_kernel_adds_in_rank_order_and_fuses_nothing() -> None:
         in source
     )
     assert "double *x0, double s0" in average_source("float64", 1)
+
+
+class Between(Collective):
+    """The sum over machines of one process, each of which a thread leads."""
+
+    def __init__(self, machines: int) -> None:
+        self._barrier, self._vectors = threading.Barrier(machines), [np.zeros(0)] * machines
+
+    def of(self, machine: int) -> Collective:
+        found = copy.copy(self)
+        found._machine = machine
+        return found
+
+    def average(self, vector: np.ndarray, shares: Sequence[float]) -> None:
+        self._vectors[self._machine] = vector.copy()
+        self._barrier.wait(30)
+        pairs = zip(self._vectors, shares, strict=True)
+        vector[:] = sum(v * np.float32(s) for v, s in pairs if s)
+        self._barrier.wait(30)
+
+
+MACHINES = ((0,), (1, 2), (3, 4))
+
+
+def over_machines(machines: Sequence[FakeMachine], shares: Sequence[float]) -> list[np.ndarray]:
+    """What two parts of every vector hold that machines of GPUs have averaged, one after another.
+
+    The first ranks send their vectors by way of the host. Vectors are ones, times two to the rank.
+    """
+    between, found = Between(len(machines)), [np.zeros(0)] * 5
+    parts = (slice(0, 1100), slice(1100, 3000))
+
+    def rank(machine: int, place: Meeting, detours: list[HostBuffer]) -> None:
+        number, device = MACHINES[machine][place.rank], place.rank
+        driver = FakeDriver(machines[machine], device, bound=True)
+        vector = CudaBuffer.create(driver, 4 * 3000)
+        array, stream = vector.array(3000, "float32"), driver.stream()
+        lane = Lane(driver, stream, stream, lambda stream: nullcontext())
+        vectors = PeerVectors(place, driver, vector, "float32", detours_by(detours, place))
+        peers = PeerAverage(vectors, stream, driver.average)
+        host = np.zeros(3000, np.float32)
+        values = np.full(3000, 2.0**number if shares[number] else np.nan, np.float32)
+        stream.work.append(lambda: driver.write(array, values))
+        for part in parts:
+            sent = Staged(lane, vector.address + 4 * part.start, between.of(machine))
+            collective = Hierarchical(
+                PeerWithin(peers, part), MACHINES, machine, None if place.rank else sent
+            )
+            OnLane(lane, collective).average(host[part], shares)
+        found[number] = driver.read(array)
+
+    calls = []
+    for machine, ranks in enumerate(MACHINES):
+        detours = [HostBuffer.create(0) for _ in ranks]
+        places = meetings(len(ranks))
+        calls += [lambda m=machine, p=place, d=detours: rank(m, p, d) for place in places]
+    run_all(calls)
+    return found
+
+
+EXACT = [0.5, 0.125, 0.125, 0.25, 0.0]  # in float32
+
+
+@pytest.mark.parametrize("apart", [frozenset(), ALL_APART])
+@pytest.mark.parametrize(
+    "shares",
+    [
+        EXACT,
+        [0.0, 0.0, 0.0, 0.5, 0.5],  # nobody on two machines
+    ],
+)
+def test_machines_of_gpus_average_within_and_then_between(
+    shares: list[float], apart: frozenset[frozenset[int]]
+) -> None:
+    expected = sum(share * 2.0**rank for rank, share in enumerate(shares))
+    found = over_machines([FakeMachine(2, apart=apart) for _ in MACHINES], shares)
+    for vector in found:
+        assert (vector == expected).all()
+
+
+@pytest.mark.parametrize("left_out", [FakeStream, Lane])
+def test_a_wait_that_is_left_out_over_machines_shows(
+    monkeypatch: pytest.MonkeyPatch, left_out: type
+) -> None:
+    monkeypatch.setattr(left_out, "synchronize" if left_out is FakeStream else "wait", ignore)
+    with pytest.raises(AssertionError):
+        test_machines_of_gpus_average_within_and_then_between(EXACT, frozenset())

@@ -9,7 +9,7 @@ import torch
 
 from tandem.exchange import Meeting, meetings
 from tandem.exchange.loops import average_into_all
-from tandem.exchange.peer import PeerAverageParameters, PeerVectors
+from tandem.exchange.peer import PeerAverageParameters, PeerVectors, detours_by
 from tandem.memory import HostBuffer
 from tandem.memory.cuda import CudaBuffer, CudaDriver
 from tests.gpu.processes import run_all
@@ -23,7 +23,7 @@ ROUNDS = 3
 class Lonely(CudaDriver):
     """A device that says it reaches no other, not even itself."""
 
-    def can_reach(self, device: int) -> bool:
+    def can_reach(self, identity: str) -> bool:
         return False
 
 
@@ -43,7 +43,7 @@ def average(
     driver = Lonely(0) if apart else CudaDriver(0)
     own = CudaBuffer.create(driver, SIZE * np.dtype(dtype).itemsize)
     stream = driver.stream()
-    vectors = PeerVectors(place, driver, own, dtype, detours)
+    vectors = PeerVectors(place, driver, own, dtype, detours_by(detours, place))
     exchange = PeerAverageParameters(vectors, stream)
     vector = torch.as_tensor(own.array(SIZE, dtype), device="cuda:0")
     work = torch.cuda.ExternalStream(stream.handle, device="cuda:0")

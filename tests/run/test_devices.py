@@ -90,8 +90,10 @@ def test_a_cpu_needs_no_package(machine: Machine) -> None:
 # Ranks
 
 
-def place(machine: int, gpus: int = 0, visible: str = "", cores: tuple[int, ...] = (0, 1)) -> Place:
-    return Place(machine, cores, ("A GPU",) * gpus, visible, "a processor", (), "mpirun")
+def place(machine: int, gpus: int = 0, first: int = 0, cores: tuple[int, ...] = (0, 1)) -> Place:
+    """A rank that is shown so many GPUs of its machine, from one of them on."""
+    identities = tuple(f"GPU {machine}.{first + number}" for number in range(gpus))
+    return Place(machine, cores, ("A GPU",) * gpus, identities, "a processor", (), "mpirun")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def place(machine: int, gpus: int = 0, visible: str = "", cores: tuple[int, ...]
         (("cuda:0", "cuda:1"), [place(0, 2), place(0, 2)], True),
         (("cuda:0", "cuda:0"), [place(0, 1), place(0, 1)], False),
         (("cuda:0", "cuda:0"), [place(0, 1), place(1, 1)], True),
-        (("cuda:0", "cuda:0"), [place(0, 1, "3"), place(0, 1, "4")], True),
+        (("cuda:0", "cuda:0"), [place(0, 1, 3), place(0, 1, 4)], True),
     ],
 )
 def test_ranks_that_share_a_gpu_are_known(
@@ -127,7 +129,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
         (["cuda:1", "cuda:0"], [place(0, 2)] * 2, "1 0"),
         (["cuda:0", "cuda:0"], [place(0, 1)] * 2, "0 0"),
         # As Slurm may give each task a GPU of its own.
-        ("auto", [place(0, 1, "3"), place(0, 1, "5")], "0 0"),
+        ("auto", [place(0, 1, 3), place(0, 1, 5)], "0 0"),
     ],
 )
 def test_ranks_get_devices_by_their_number_on_their_machine(
