@@ -240,6 +240,20 @@ def test_ranks_that_are_not_in_step_train_validate_and_go_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["easgd", "gosgd"])
+def test_ranks_on_gpus_need_not_be_in_step(data: Path, tmp_path: Path, rule: str) -> None:
+    """On GPUs that are pretended: what is kept is the centre, which was validated."""
+    run, changes = tmp_path / "run", {"rule": rule, "gosgd_p": 0.5, "shuffle": "images"}
+    gpus = {"devices": ["cuda:0", "cuda:1", "cuda:2"], "compile": False, "n_epochs": 2}
+    result = run_ranks(3, "tests/pretend_train.py", settings(data, run, **changes, **gpus))
+    assert result.returncode == 0, result.stderr
+    checkpoint = str(list_checkpoints(run)[-1])
+    found = run_program("validate.py", ["--weights", checkpoint, *settings(data, run)])
+    last = read_record(run)[-1]
+    assert json.loads(found.stdout)["loss"] == pytest.approx(last["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["easgd", "gosgd"])
 def test_each_rule_learns(tmp_path: Path, rule: str) -> None:
     data = prepare(tmp_path / "data")
     changes = {"rule": rule, "n_epochs": 16, "learning_rate": 0.02, "batch_size": 5}

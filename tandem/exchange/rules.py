@@ -10,6 +10,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,8 @@ from tandem.exchange.base import Exchange
 from tandem.exchange.collective import ShardSum, blocks
 from tandem.exchange.engine import Engine
 from tandem.philox import Purpose, words
+
+Staged = Callable[[], AbstractContextManager[Any]]
 
 _PAUSE_SECONDS = 0.0005
 
@@ -54,12 +57,14 @@ class LooseExchange(Exchange):
         All ranks.
     weights : float (n,)
         This rank's.
+    staged : callable, optional
+        Gives the context in which `weights` are used, if they are copies of those on a GPU.
     """
 
     is_synchronous = False
 
-    def __init__(self, engine: Engine, weights: np.ndarray) -> None:
-        self._engine, self._weights = engine, weights
+    def __init__(self, engine: Engine, weights: np.ndarray, staged: Staged = nullcontext) -> None:
+        self._engine, self._weights, self._staged = engine, weights, staged
         self._is_centred = False
 
     @contextlib.contextmanager
@@ -73,12 +78,14 @@ class LooseExchange(Exchange):
             yield
             return
         self._settle()
-        own, self._is_centred = self._weights.copy(), True
-        try:
+        with self._staged():
+            own, self._is_centred = self._weights.copy(), True
             self._take_centre()
+        try:
             yield
         finally:
-            np.copyto(self._weights, own)
+            with self._staged():
+                np.copyto(self._weights, own)
             self._is_centred = False
 
     @abstractmethod
@@ -164,6 +171,8 @@ class Elastic(LooseExchange):
         The moving rate.
     tau : int
         Steps between visits.
+    staged : callable, optional
+        See `LooseExchange`.
     """
 
     def __init__(
@@ -175,8 +184,9 @@ class Elastic(LooseExchange):
         server: ElasticServer | None,
         alpha: float,
         tau: int,
+        staged: Staged = nullcontext,
     ) -> None:
-        super().__init__(engine, weights)
+        super().__init__(engine, weights, staged)
         self._asks, self._answers, self._server = asks, answers, server
         self._alpha, self._tau, self._steps = alpha, tau, 0
         self._answer = np.empty_like(weights)
@@ -186,10 +196,11 @@ class Elastic(LooseExchange):
         self._steps += 1
         if self._steps % self._tau:
             return
-        sending = self._asks.send(self._weights, 0)
-        _wait(lambda: self._answers.receive(self._answer) is not None)
-        _wait(sending.Test)
-        elastic_step(self._weights, self._answer, self._alpha)
+        with self._staged():
+            sending = self._asks.send(self._weights, 0)
+            _wait(lambda: self._answers.receive(self._answer) is not None)
+            _wait(sending.Test)
+            elastic_step(self._weights, self._answer, self._alpha)
 
     def _settle(self) -> None:
         self._engine.gather(None)  # who is here has the server's answer
@@ -232,12 +243,20 @@ class Gossip(LooseExchange):
         Of sending, after each step.
     seed : int
         Whether and to whom is sent is a function of it, the rank, and the number of the step.
+    staged : callable, optional
+        See `LooseExchange`.
     """
 
     def __init__(
-        self, engine: Engine, weights: np.ndarray, post: Post, probability: float, seed: int
+        self,
+        engine: Engine,
+        weights: np.ndarray,
+        post: Post,
+        probability: float,
+        seed: int,
+        staged: Staged = nullcontext,
     ) -> None:
-        super().__init__(engine, weights)
+        super().__init__(engine, weights, staged)
         self._post, self._probability, self._seed = post, probability, seed
         self.share = 1 / engine.size
         self._steps, self._sent, self._received = 0, 0, 0
@@ -259,7 +278,8 @@ class Gossip(LooseExchange):
         self.share /= 2
         parcel = np.empty_like(self._incoming)
         weights, share = self._parts(parcel)
-        np.copyto(weights, self._weights)
+        with self._staged():
+            np.copyto(weights, self._weights)
         share[0] = self.share
         self._on_their_way.append((self._post.send(parcel, rank), parcel))
         self._sent += 1
@@ -278,7 +298,8 @@ class Gossip(LooseExchange):
         while self._post.receive(self._incoming) is not None:
             weights, share = self._parts(self._incoming)
             total = self.share + float(share[0])
-            elastic_step(self._weights, weights, float(share[0]) / total)
+            with self._staged():
+                elastic_step(self._weights, weights, float(share[0]) / total)
             self.share = total
             self._received += 1
 

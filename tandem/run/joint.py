@@ -1,6 +1,7 @@
 """What ranks exchange with one another, as the configuration says, wherever their vectors lie."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -24,7 +25,7 @@ from tandem.exchange.collective import (
 )
 from tandem.exchange.engine import Engine, RankEngine
 from tandem.exchange.mpi import MpiEngine
-from tandem.exchange.rules import Elastic, ElasticServer, Gossip
+from tandem.exchange.rules import Elastic, ElasticServer, Gossip, Staged
 from tandem.memory.flat import FlatLayout
 from tandem.run.config import Config
 from tandem.run.site import Strategy
@@ -209,16 +210,33 @@ class Joint:
         """Whether ranks are not in step."""
         return self.config.rule != "bsp" and self.engine.size > 1
 
-    def loose_exchange(self, weights: np.ndarray) -> Exchange:
-        """The exchange of ranks that are not in step, of weights that are the same at first."""
+    def loose_exchange(self, weights: np.ndarray, staged: Staged = nullcontext) -> Exchange:
+        """The exchange of ranks that are not in step, of weights that are the same at first.
+
+        Parameters
+        ----------
+        weights : float (n,)
+            This rank's, on the host.
+        staged : callable, optional
+            See `LooseExchange`.
+        """
         config, engine = self.config, self.engine
         if not isinstance(engine, MpiEngine):
             raise TypeError(f"rule {config.rule} needs MPI, not {type(engine).__name__}")
         if config.rule == "gosgd":
-            return Gossip(engine, weights, engine.copy(), config.gosgd_p, config.seed)
+            return Gossip(engine, weights, engine.copy(), config.gosgd_p, config.seed, staged)
         asks, answers = engine.copy(), engine.copy()
         server = None
         if engine.rank == 0:
             server = ElasticServer(weights.copy(), asks, answers, config.easgd_alpha)
             server.start()
-        return Elastic(engine, weights, asks, answers, server, config.easgd_alpha, config.easgd_tau)
+        return Elastic(
+            engine,
+            weights,
+            asks,
+            answers,
+            server,
+            config.easgd_alpha,
+            config.easgd_tau,
+            staged,
+        )

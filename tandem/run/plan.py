@@ -185,11 +185,6 @@ def make_plan(
         weights = config.init_weights_path if resumed is None else None
         _check_run_folder(config, resumed)
     config = _resolved(config, devices, places)
-    if config.rule != "bsp" and devices[0] != "cpu":
-        raise InputError(
-            f"rule: {config.rule} is for trainers on the CPU so far, and devices are GPUs: use "
-            "rule: bsp"
-        )
     if config.collective == "nccl":
         _check_nccl(config, devices, places)
     if config.exchange == "shared" and devices[0] != "cpu":

@@ -1,7 +1,8 @@
 """Where the memory of a trainer lies that is a rank: on the host, or on a GPU."""
 
+import contextlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -163,6 +164,10 @@ class CudaRankMemory(CudaMemory):
         is_apart = joint.averages_apart(strategy)
         stream = self._driver.stream() if is_apart else self._stream
         lane = Lane(self._driver, self._stream, stream, self._use)
+        if joint.is_loose:
+            address = self._parameters.address
+            weights = self._copy(address, self._layout.size)
+            return joint.loose_exchange(weights, lambda: lane.on_host(weights, address))
         return joint.exchange(
             strategy, self._layout, partial(self._averages, strategy, lane), lane.mark
         )
@@ -194,11 +199,7 @@ class CudaRankMemory(CudaMemory):
         if _all_take_gpu_memory(joint.engine) and isinstance(adding, MpiEngine):
             direct, arithmetic = adding.on_gpus(lane.wait), TensorArithmetic(self.device)
             return vector, lambda part: joint.collective(strategy, direct, vector[part], arithmetic)
-        copy = np.zeros(len(vector) if joint.is_adding else 0, self._layout.dtype)
-        if joint.is_adding:
-            self._driver.lock_pages(copy.view(np.uint8))
-            self._driver.download(copy, own.address, self._stream)
-            self.wait()
+        copy = self._copy(own.address, len(vector) if joint.is_adding else 0)
 
         def staged(part: slice) -> Collective:
             address = own.address + part.start * copy.itemsize
@@ -215,6 +216,15 @@ class CudaRankMemory(CudaMemory):
         peers = PeerAverage(vectors, lane.stream, self._average())
         self._to_close += [peers.close, vectors.close]
         return peers
+
+    def _copy(self, address: int, count: int) -> np.ndarray:
+        """A copy, in page-locked host memory, of so many elements on the GPU."""
+        copy = np.zeros(count, self._layout.dtype)
+        if count:
+            self._driver.lock_pages(copy.view(np.uint8))
+            self._driver.download(copy, address, self._stream)
+            self.wait()
+        return copy
 
     def _tensor(self, own: CudaBuffer) -> Any:
         """A vector of this rank as PyTorch sees it."""
@@ -255,6 +265,16 @@ class Lane:
     def wait(self) -> None:
         """Wait for all work so far on the stream."""
         self.stream.synchronize()
+
+    @contextlib.contextmanager
+    def on_host(self, copy: np.ndarray, address: int) -> Iterator[None]:
+        """A context in which a page-locked copy stands for what lies on the GPU."""
+        self.driver.download(copy, address, self.stream)
+        self.wait()
+        yield
+        self.driver.upload(address, copy, self.stream)
+        # The copy is written to next time: what is read of it now must have been read.
+        self.wait()
 
     def mark(self) -> Wait:
         """Give what waits for all that the trainer has begun to compute."""
@@ -309,10 +329,5 @@ class Staged(Collective):
 
     def average(self, vector: np.ndarray, shares: Sequence[float]) -> None:
         """See `Collective`."""
-        lane = self._lane
-        lane.driver.download(vector, self._address, lane.stream)
-        lane.wait()
-        self._inner.average(vector, shares)
-        lane.driver.upload(self._address, vector, lane.stream)
-        # The next exchange writes to the copy: what is read of it now must have been read.
-        lane.wait()
+        with self._lane.on_host(vector, self._address):
+            self._inner.average(vector, shares)

@@ -329,17 +329,55 @@ def check_buckets(engine: RankEngine) -> None:
         exchange.leave()
 
 
+class OnHost:
+    """Weights of a rank, and how a rule gets at them."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.weights, self.staged = values.copy(), nullcontext
+
+    def read(self) -> np.ndarray:
+        return self.weights.copy()
+
+    def write(self, values: np.ndarray) -> None:
+        self.weights[:] = values
+
+
+class OnGpu:
+    """The same on a GPU that does nothing unasked."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.driver, self.weights = FakeDriver(FakeMachine(), bound=True), values.copy()
+        buffer, self.stream = CudaBuffer.create(self.driver, values.nbytes), self.driver.stream()
+        self.array = buffer.array(values.shape, values.dtype)
+        lane = Lane(self.driver, self.stream, self.stream, lambda stream: nullcontext())
+        self.staged = lambda: lane.on_host(self.weights, buffer.address)
+        self.write(values)
+        self.stream.synchronize()
+
+    def read(self) -> np.ndarray:
+        return self.driver.read(self.array)
+
+    def write(self, values: np.ndarray) -> None:
+        self.stream.work.append(partial(self.driver.write, self.array, values.copy()))
+
+
 def check_elastic(engine: RankEngine) -> None:
     """Visits in turn, against the equations; then the centre, and the server's end."""
+    for place in (OnHost, OnGpu):
+        check_elastic_at(engine, place)
+
+
+def check_elastic_at(engine: RankEngine, place: type[OnHost] | type[OnGpu]) -> None:
     alpha, size = 0.3, 1000
     every = [vectors(1, size)[0].copy() for _ in range(engine.size)]
     centre = every[0].copy()
     assert isinstance(engine, MpiEngine)
-    own, asks, answers = every[engine.rank].copy(), engine.copy(), engine.copy()
-    server = ElasticServer(own.copy(), asks, answers, alpha) if engine.rank == 0 else None
+    own, asks, answers = place(every[engine.rank]), engine.copy(), engine.copy()
+    server = ElasticServer(every[0].copy(), asks, answers, alpha) if engine.rank == 0 else None
     if server is not None:
         server.start()
-    rule = Elastic(engine, own, asks, answers, server, alpha, tau=2)
+    rule = Elastic(engine, own.weights, asks, answers, server, alpha, 2, own.staged)
+    held = own.read()
     for turn in range(4):
         for rank in range(engine.size):
             change = vectors(engine.size, size, turn=turn)[rank]
@@ -349,38 +387,45 @@ def check_elastic(engine: RankEngine) -> None:
                 centre += np.float32(alpha) * (every[rank] - before)
                 every[rank] -= np.float32(alpha) * (every[rank] - before)
             if rank == engine.rank:
-                own += change
+                held += change
+                own.write(held)
                 rule.after_update([])
+                held = own.read() if turn % 2 else held
             engine.meet()
-    np.testing.assert_allclose(own, every[engine.rank], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(own.read(), every[engine.rank], rtol=1e-5, atol=1e-6)
     with rule.centre():
-        np.testing.assert_allclose(own, centre, rtol=1e-5, atol=1e-6)
-        assert len(set(engine.gather(own.tobytes()))) == 1
+        np.testing.assert_allclose(own.read(), centre, rtol=1e-5, atol=1e-6)
+        assert len(set(engine.gather(own.read().tobytes()))) == 1
         with rule.centre():
-            assert len(set(engine.gather(own.tobytes()))) == 1
-    np.testing.assert_allclose(own, every[engine.rank], rtol=1e-5, atol=1e-6)
+            assert len(set(engine.gather(own.read().tobytes()))) == 1
+    np.testing.assert_allclose(own.read(), every[engine.rank], rtol=1e-5, atol=1e-6)
     rule.leave()
     assert server is None or not server.is_alive()
 
 
 def check_gossip(engine: RankEngine) -> None:
     """However they mix, shares add up to 1 and the consensus stays what it was."""
+    for place in (OnHost, OnGpu):
+        check_gossip_at(engine, place)
+
+
+def check_gossip_at(engine: RankEngine, place: type[OnHost] | type[OnGpu]) -> None:
     assert isinstance(engine, MpiEngine)
     every = vectors(engine.size, 200_000)
-    own = every[engine.rank].copy()
-    rule = Gossip(engine, own, engine.copy(), 0.7, seed=3)
+    own = place(every[engine.rank])
+    rule = Gossip(engine, own.weights, engine.copy(), 0.7, 3, own.staged)
     for step in range(25):
         rule.after_update([])
         if step % 10 == 9:
             kept = None
             with rule.centre():
-                np.testing.assert_allclose(own, np.mean(every, axis=0), atol=1e-5)
-                assert len(set(engine.gather(own.tobytes()))) == 1
+                np.testing.assert_allclose(own.read(), np.mean(every, axis=0), atol=1e-5)
+                assert len(set(engine.gather(own.read().tobytes()))) == 1
                 kept = sum(engine.gather(rule.share))
             assert abs(kept - 1) < 1e-12
     if engine.size > 1:
         spread = np.abs(np.array(every) - np.mean(every, axis=0)).max()
-        assert np.abs(own - np.mean(every, axis=0)).max() < spread
+        assert np.abs(own.read() - np.mean(every, axis=0)).max() < spread
     rule.leave()
 
 

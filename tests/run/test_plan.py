@@ -40,7 +40,7 @@ def plan(data: Path, starter: Starter, gpus: int = 2, **changes: Any) -> Plan:
         ("mpirun", {}, "asa", None),
         ("torchrun", {"gpus": 0}, "asa", None),
         ("torchrun", {"devices": ["cuda:0", "cuda:0"]}, "asa", None),
-        ("torchrun", {"bucket_mb": 4.0, "exchange": "gradients"}, "nccl", None),
+        ("torchrun", {"bucket_mb": 4.0, "exchange": "gradients"}, "nccl", "nccl"),
         ("torchrun", {"collective": "ar"}, "ar", "ar by gloo"),
         ("mpirun", {"collective": "ar"}, "ar", "ar"),
     ],
