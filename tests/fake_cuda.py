@@ -125,6 +125,7 @@ class FakeDriver:
     def __init__(self, machine: FakeMachine, device: int = 0, bound: bool = False) -> None:
         self.machine, self.device, self.process = machine, device, next(machine.numbers)
         self.mapped: dict[int, Allocation] = {}
+        self.locked: list[int] = []
         self.log: list[str] = []
         self._threads = [threading.get_ident()] if bound else None
 
@@ -213,7 +214,11 @@ class FakeDriver:
         return np.zeros(nbytes, np.uint8)
 
     def lock_pages(self, array: np.ndarray) -> None:
-        pass
+        assert array.nbytes
+        self.locked.append(array.ctypes.data)
+
+    def unlock_pages(self, array: np.ndarray) -> None:
+        self.locked.remove(array.ctypes.data)
 
     def upload(self, address: int, source: np.ndarray, stream: FakeStream) -> None:
         self._check_thread()

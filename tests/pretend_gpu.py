@@ -26,6 +26,9 @@ from tandem.run.site import CudaMemory, CudaSite, Shapes, Site
 
 _PAGE = mmap.PAGESIZE
 
+in_use: set[int] = set()
+"""Addresses of what this process has allocated or opened, and not given back."""
+
 
 class PretendStream:
     """Work is done when it is asked for."""
@@ -60,6 +63,7 @@ class PretendDriver:
         self.device, self.process = device, os.getpid()
         self.identity = f"GPU {device}"
         self._mapped: dict[int, tuple[mmap.mmap, int]] = {}
+        self.locked: list[int] = []
 
     def borrowed(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -68,6 +72,7 @@ class PretendDriver:
         memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._mapped[address] = memory, descriptor
+        in_use.add(address)
         return address
 
     def allocate(self, nbytes: int) -> int:
@@ -78,6 +83,7 @@ class PretendDriver:
     def free(self, address: int) -> None:
         # Whoever still looks at it may: the mapping goes with the process.
         os.close(self._mapped[address][1])
+        in_use.remove(address)
 
     unmap = free
 
@@ -103,7 +109,11 @@ class PretendDriver:
         return np.zeros(nbytes, np.uint8)
 
     def lock_pages(self, array: np.ndarray) -> None:
-        pass
+        assert array.nbytes
+        self.locked.append(array.ctypes.data)
+
+    def unlock_pages(self, array: np.ndarray) -> None:
+        self.locked.remove(array.ctypes.data)
 
     def upload(self, address: int, source: np.ndarray, stream: Any) -> None:
         ctypes.memmove(address, source.ctypes.data, source.nbytes)

@@ -19,4 +19,6 @@ if __name__ == "__main__":
     devices._gpu_name = lambda number: "pretended"
     devices.gpu_identity = lambda number: f"GPU {number}"
     ranks.rank_site = pretend_gpu.rank_site
-    raise SystemExit(run_training(sys.argv[1:], proc_load.serve, None))
+    status = run_training(sys.argv[1:], proc_load.serve, None)
+    sys.stderr.write(f"left on GPUs: {len(pretend_gpu.in_use)}\n")
+    raise SystemExit(status)

@@ -69,7 +69,7 @@ def test_trainers_on_gpus_compute_what_they_do_on_the_host(
 ) -> None:
     run = tmp_path / "run"
     assert train_pretended(data, run, **changes) == 0
-    apart = "and cuda:1 of trainer 1 can't reach each other's memory" in capfd.readouterr().err
+    apart = "cuda:0 and cuda:1 can't reach each other's memory" in capfd.readouterr().err
     assert apart == (changes["devices"][1] == "cuda:1")
     ours, theirs = (load_file(list_checkpoints(folder)[-1]) for folder in (run, on_host))
     assert ours.keys() == theirs.keys()

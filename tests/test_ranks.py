@@ -130,8 +130,9 @@ def test_ranks_on_gpus_compute_what_they_do_on_the_host(
     arguments = settings(data, tmp_path / "run", **DOUBLE, batch_size=2, **gpus)
     result = run_ranks(3, "tests/pretend_train.py", arguments)
     assert result.returncode == 0, result.stderr
-    is_apart = "cuda:0 of trainer 0 and cuda:1 of trainer 1 can't reach" in result.stderr
+    is_apart = "cuda:0 and cuda:1 can't reach" in result.stderr
     assert is_apart == (changes["collective"] == "hierarchical")
+    assert result.stderr.count("left on GPUs: 0") == 3
     assert_close(tmp_path / "run", alone, 1e-9)
 
 
@@ -410,3 +411,17 @@ def test_a_bad_minibatch_is_passed_over_by_all_ranks(data: Path, tmp_path: Path)
     events = [line["event"] for line in read_record(tmp_path / "run")]
     assert events.count("not_finite") == 1
     assert events.count("validation") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collective", ["asa", "hierarchical"])
+def test_ranks_that_roll_back_leave_nothing_on_gpus(
+    data: Path, tmp_path: Path, collective: str
+) -> None:
+    gpus = {"devices": ["cuda:0", "cuda:1", "cuda:2"], "compile": False, "collective": collective}
+    arguments = settings(data, tmp_path / "run", **COMMON, **gpus, on_nan="rollback")
+    broken = ["--network", "broken_network:NanAlexNet", *arguments]
+    result = run_ranks(3, "tests/pretend_train.py", broken)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("going back to the newest checkpoint") == 1
+    assert result.stderr.count("left on GPUs: 0") == 3

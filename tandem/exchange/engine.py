@@ -101,7 +101,11 @@ class RankEngine(Engine, Protocol):
         ...
 
     def close(self) -> None:
-        """Give up the place."""
+        """Give up this engine, all that were made of it, and the memory that they share.
+
+        All ranks call it together, when none of them uses any of it any more. A rank that ends has
+        no need of it.
+        """
         ...
 
     def shared(self, nbytes: int) -> list[np.ndarray]:

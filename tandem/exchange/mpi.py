@@ -117,20 +117,26 @@ class MpiEngine(Frames):
 
     def __init__(self, communicator: Any) -> None:
         self._comm, self._mpi = communicator, _import_mpi()
+        self._made: list[MpiEngine] = []
+        self._windows: list[Any] = []
         super().__init__(communicator.rank, communicator.size)
 
     @cached_property
     def local(self) -> "MpiEngine":
         """The ranks of this machine, in the same order. All ranks ask for it together."""
-        return MpiEngine(self._comm.Split_type(self._mpi.COMM_TYPE_SHARED, self.rank))
+        return self._make(self._comm.Split_type(self._mpi.COMM_TYPE_SHARED, self.rank))
 
     def group(self, number: int) -> "MpiEngine":
         """Those ranks that give the same number, in the same order. All ranks call it together."""
-        return MpiEngine(self._comm.Split(number, self.rank))
+        return self._make(self._comm.Split(number, self.rank))
 
     def copy(self) -> "MpiEngine":
         """The same ranks, for another thread. All ranks call it together."""
-        return MpiEngine(self._comm.Dup())
+        return self._make(self._comm.Dup())
+
+    def _make(self, communicator: Any) -> "MpiEngine":
+        self._made.append(MpiEngine(communicator))
+        return self._made[-1]
 
     def _pass_on(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
         """See `Frames`: begin, and pause until all ranks are there."""
@@ -139,7 +145,14 @@ class MpiEngine(Frames):
         )
 
     def close(self) -> None:
-        """Nothing: the others hear of this rank's end from MPI's starter."""
+        """See `RankEngine`: MPI has a few thousand communicators, and keeps what is not freed."""
+        if not self._comm:  # closed before what it was made of
+            return
+        for made in self._made:
+            made.close()
+        for window in self._windows:
+            window.Free()
+        self._comm.Free()
 
     # As an engine
 
@@ -186,7 +199,7 @@ class MpiEngine(Frames):
             Every rank's part, by rank.
         """
         window = self._mpi.Win.Allocate_shared(nbytes, 1, comm=self._comm)
-        self._windows = (*getattr(self, "_windows", ()), window)
+        self._windows.append(window)
         self.meet()
         if self.rank == 0:
             _forget_names()

@@ -133,6 +133,9 @@ class PeerVectors:
         for rank, buffer in enumerate(self._buffers):
             if buffer is not None and rank != self.rank:
                 buffer.close()
+        for detour in self._detours.values():
+            self.driver.unlock_pages(detour)
+        self._detours.clear()
 
     def _open(self, rank: int, handle: BufferHandle) -> CudaBuffer | None:
         if rank == self.rank:
@@ -150,19 +153,17 @@ class PeerVectors:
 
     def _warn(self) -> None:
         ranks = itertools.combinations(range(self.trainers), 2)
-        pairs = {
-            frozenset((self._devices[i], self._devices[j])): (i, j)
-            for i, j in reversed(list(ranks))
+        apart = {
+            frozenset((self._devices[i], self._devices[j])): (self._numbers[i], self._numbers[j])
+            for i, j in ranks
             if self._apart[i][j]
         }
-        for i, j in sorted(pairs.values()):
+        for one, other in sorted((min(pair), max(pair)) for pair in apart.values()):
             log.warning(
-                "cuda:%d of trainer %d and cuda:%d of trainer %d can't reach each other's memory: "
-                "what they exchange goes through the host, which is slower",
-                self._numbers[i],
-                i,
-                self._numbers[j],
-                j,
+                "cuda:%d and cuda:%d can't reach each other's memory: what they exchange goes "
+                "through the host, which is slower",
+                one,
+                other,
             )
 
 

@@ -135,7 +135,7 @@ class TorchEngine(Frames):
         return GroupAdder(dist.ProcessGroupNCCL(place, self.rank, self.size, options))
 
     def close(self) -> None:
-        """Nothing: the others hear of this rank's end when its connections close."""
+        """See `RankEngine`: connections and memory go with their last user."""
 
     # As an engine
 

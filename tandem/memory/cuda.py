@@ -136,7 +136,11 @@ class Driver(Protocol):
         ...
 
     def lock_pages(self, array: npt.NDArray[np.uint8]) -> None:
-        """Make host memory such as `page_locked` gives, until the process ends."""
+        """Make host memory such as `page_locked` gives."""
+        ...
+
+    def unlock_pages(self, array: npt.NDArray[np.uint8]) -> None:
+        """Undo `lock_pages`, when no copy is under way."""
         ...
 
     def upload(self, address: int, source: npt.NDArray[Any], stream: Stream) -> None:
@@ -182,7 +186,7 @@ class CudaDriver:
         self.identity = gpu_identity(device)
         self._owned: dict[int, Any] = {}
         self._opened: dict[int, Any] = {}
-        self._locked: list[npt.NDArray[np.uint8]] = []
+        self._locked: dict[int, npt.NDArray[np.uint8]] = {}
         at_thread_end(self._close)
         # Never destroyed: PyCUDA's destructor of a primary context makes a call that is for others,
         # and to free memory may be to wait, with Python's lock held, for a device that waits for a
@@ -295,7 +299,7 @@ class CudaDriver:
         return array
 
     def lock_pages(self, array: npt.NDArray[np.uint8]) -> None:
-        """Make host memory such as `page_locked` gives, until the process ends.
+        """Make host memory such as `page_locked` gives, until it is unlocked.
 
         Raises
         ------
@@ -309,7 +313,14 @@ class CudaDriver:
             raise InputError(
                 f"{array.nbytes} bytes of host memory can't be page-locked: CUDA error {status}"
             )
-        self._locked.append(array)
+        self._locked[array.ctypes.data] = array
+
+    def unlock_pages(self, array: npt.NDArray[np.uint8]) -> None:
+        """Undo `lock_pages`, when no copy is under way."""
+        unlock = ctypes.CDLL("libcuda.so.1").cuMemHostUnregister
+        unlock.argtypes = (ctypes.c_void_p,)
+        unlock(array.ctypes.data)
+        del self._locked[array.ctypes.data]
 
     def upload(self, address: int, source: npt.NDArray[Any], stream: Stream) -> None:
         """Copy a contiguous page-locked host array to the device, in turn on `stream`."""

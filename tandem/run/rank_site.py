@@ -221,7 +221,9 @@ class CudaRankMemory(CudaMemory):
         """A copy, in page-locked host memory, of so many elements on the GPU."""
         copy = np.zeros(count, self._layout.dtype)
         if count:
-            self._driver.lock_pages(copy.view(np.uint8))
+            pages = copy.view(np.uint8)
+            self._driver.lock_pages(pages)
+            self._to_close.append(partial(self._driver.unlock_pages, pages))
             self._driver.download(copy, address, self._stream)
             self.wait()
         return copy

@@ -187,12 +187,12 @@ class Ranks:
         self._pulse.expect(plan.config.peer_timeout_seconds)
         names = ["launcher"] + [f"loader {rank}"] * plan.config.para_load + [f"trainer {rank}"]
         writes = rank == 0 and plan.job == "train"
-        threads: list[TrainerThread] = []
+        team, threads = self.world.copy(), list[TrainerThread]()
         outcome = run_crew(
             plan,
             names,
             plan.config.weights_path if writes else None,
-            partial(_start, plan, loader, self.world.copy(), threads),
+            partial(_start, plan, loader, team, threads),
             observer,
             partial(_explain, rank),
         )
@@ -203,6 +203,7 @@ class Ranks:
         if not agreed or any(thread.goes_on for thread in threads):
             self.world.abort(outcome.status)
         outcomes = self.world.gather(outcome)
+        team.close()  # a run may follow
         return Outcome(
             max(each.status for each in outcomes),
             outcome.failure,

@@ -145,6 +145,9 @@ def _work(plan: Plan, seat: Seat, launcher: Connection) -> None:
         with contextlib.suppress(StopAgreed):
             trainer.validate_only() if plan.job == "validate" else trainer.train()
         trainer.finish()
+    except NotFinite:
+        trainer.finish()  # for all have agreed on it
+        raise
     finally:
         trainer.close()
 

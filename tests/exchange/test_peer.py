@@ -67,6 +67,7 @@ class Trainer:
             self.results.append(self.driver.read(self.array))
         exchange.close()
         vectors.close()
+        assert not self.driver.locked
         self.place.meet()
         self.vector.close()
 
@@ -192,9 +193,7 @@ def test_devices_that_cannot_reach_each_other_are_named_once(
     with caplog.at_level(logging.WARNING):
         exchange(FakeMachine(3, apart=frozenset([frozenset((0, 2))])), (0, 1, 2, 0))
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith(
-        "cuda:0 of trainer 0 and cuda:2 of trainer 2 can't reach each other"
-    )
+    assert caplog.messages[0].startswith("cuda:0 and cuda:2 can't reach each other")
 
 
 def ignore(*_: Any) -> None:
