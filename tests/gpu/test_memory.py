@@ -34,6 +34,23 @@ def tensor(array: Any) -> torch.Tensor:
     return torch.as_tensor(array, device="cuda:0")
 
 
+def test_a_gpu_is_known_by_what_it_is(driver: CudaDriver) -> None:
+    assert driver.identity == f"{torch.cuda.get_device_properties(0).uuid}"
+    assert driver.can_reach(driver.identity)
+    assert not driver.can_reach("another")
+
+
+def test_pages_of_the_host_are_locked_and_unlocked(driver: CudaDriver) -> None:
+    stream, buffer = driver.stream(), CudaBuffer.create(driver, MIB)
+    pages = np.full(MIB, 7, np.uint8)
+    for _ in range(2):  # what is locked can't be locked again
+        driver.lock_pages(pages)
+        driver.upload(buffer.address, pages, stream)
+        stream.synchronize()
+        driver.unlock_pages(pages)
+    assert (tensor(buffer.array(MIB, "uint8")).cpu().numpy() == 7).all()
+
+
 def test_a_buffer_is_zeros_that_pytorch_sees_without_a_copy(driver: CudaDriver) -> None:
     buffer = CudaBuffer.create(driver, 4096)
     view = tensor(buffer.array((4, 8), "float32", offset=256))

@@ -1,0 +1,105 @@
+"""Ranks on one GPU, by mpirun and torchrun, against one trainer on the host."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import Starter, missing, run_ranks
+from safetensors.numpy import load_file
+from tiny import prepare, read_record, run_program, settings
+
+from tandem.run.folder import list_checkpoints
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+COMMON = {"precision": "float64", "n_epochs": 2, "check_every": 1, "compile": False}
+GRADIENTS = {"exchange": "gradients", "bucket_mb": 0.1}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def on_host(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("host") / "run"
+    result = run_program("train.py", settings(data, run, **COMMON, devices=["cpu"], batch_size=4))
+    assert result.returncode == 0, result.stderr
+    return run
+
+
+@pytest.mark.parametrize(
+    ("starter", "ranks", "changes"),
+    [
+        ("mpirun", 2, {"collective": "asa"}),
+        ("mpirun", 2, {"collective": "ar", "exchange": "gradients"}),
+        ("mpirun", 2, {"collective": "hierarchical"}),
+        ("mpirun", 2, {"collective": "hierarchical", **GRADIENTS}),
+        ("mpirun", 2, {"collective": "asa", **GRADIENTS}),
+        ("torchrun", 2, {"collective": "hierarchical"}),
+        ("torchrun", 2, {"collective": "asa", **GRADIENTS}),
+        # NCCL wants a GPU for each rank.
+        ("torchrun", 1, {"collective": "nccl", **GRADIENTS}),
+    ],
+)
+def test_ranks_on_a_gpu_compute_what_one_trainer_does_on_the_host(
+    data: Path,
+    tmp_path: Path,
+    on_host: Path,
+    starter: Starter,
+    ranks: int,
+    changes: dict[str, object],
+) -> None:
+    if starter == "mpirun" and (reason := missing()):
+        pytest.skip(reason)
+    run, devices = tmp_path / "run", ["cuda:0"] * ranks
+    arguments = settings(data, run, **COMMON, **changes, devices=devices, batch_size=4 // ranks)
+    result = run_ranks(ranks, "train.py", arguments, by=starter, timeout=400)
+    assert result.returncode == 0, result.stderr
+    ours, theirs = (load_file(list_checkpoints(folder)[-1]) for folder in (run, on_host))
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, rtol=1e-7, atol=1e-10, err_msg=name)
+    for line, expected in zip(read_record(run), read_record(on_host), strict=True):
+        assert line["loss"] == pytest.approx(expected["loss"], rel=1e-7)
+
+
+@pytest.mark.parametrize("rule", ["easgd", "gosgd"])
+def test_ranks_on_a_gpu_need_not_be_in_step(data: Path, tmp_path: Path, rule: str) -> None:
+    if reason := missing():
+        pytest.skip(reason)
+    run, devices = tmp_path / "run", ["cuda:0", "cuda:0"]
+    changes = {**COMMON, "check_every": 0, "rule": rule, "gosgd_p": 0.5, "devices": devices}
+    result = run_ranks(2, "train.py", settings(data, run, **changes), timeout=400)
+    assert result.returncode == 0, result.stderr
+    assert [line["event"] for line in read_record(run)].count("validation") == 2
+
+
+def test_nccl_adds_where_vectors_lie() -> None:
+    """Each rank of one GPU is a group by itself: what can be asked of one GPU."""
+    import torch
+    from torch.distributed import HashStore, ProcessGroupNCCL
+
+    from tandem.exchange.collective import AllReduce
+    from tandem.exchange.torchrun import GroupAdder
+
+    group = ProcessGroupNCCL(HashStore(), 0, 1, ProcessGroupNCCL.Options())
+    tensor = torch.arange(5.0, device="cuda:0")
+    GroupAdder(group).all_reduce(tensor)
+    AllReduce(GroupAdder(group)).average(tensor, [1.0])
+    assert tensor.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_vector_is_added_with_the_same_bits_on_a_gpu() -> None:
+    import torch
+
+    from tandem.device.arithmetic import TensorArithmetic
+    from tandem.exchange.collective import add_weighted
+
+    rng = np.random.default_rng(0)
+    terms = rng.normal(size=(9, 10_007)).astype(np.float32)
+    shares = rng.dirichlet(np.ones(9)).tolist()
+    found, expected = torch.empty(10_007, device="cuda:0"), np.empty(10_007, np.float32)
+    TensorArithmetic("cuda:0").add_weighted(found, torch.from_numpy(terms).cuda(), shares)
+    add_weighted(expected, terms, shares)
+    assert found.cpu().numpy().tobytes() == expected.tobytes()
