@@ -5,14 +5,16 @@ They need the right to make namespaces, which root has, and are skipped with the
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import missing, starter
+from ranks import assert_same_bits, missing, starter
 from safetensors.numpy import load_file
 from tiny import ROOT, prepare, read_record, run_program, settings
 
@@ -92,3 +94,54 @@ def test_a_rank_that_raises_ends_both_machines(pair: Machines, tmp_path: Path) -
     result = run(pair, "tests/broken_train.py", *arguments)
     assert result.returncode == 1
     assert "[1] error: the run has ended: trainer 1: ZeroDivisionError" in result.stderr
+
+
+def start_torchrun(
+    pair: Machines, machine: int, *words: str, each: int = 1
+) -> "subprocess.Popen[str]":
+    """Start torchrun on one of the machines, of which the first is the meeting point."""
+    place = ["--rdzv-backend", "c10d", "--rdzv-id", "test", "--rdzv-conf", f"is_host={1 - machine}"]
+    place += ["--rdzv-endpoint", f"{pair.addresses[0]}:29500"]
+    place += ["--local-addr", pair.addresses[machine]]
+    count = ["--nnodes", "2", "--nproc-per-node", str(each), "--max-restarts", "1"]
+    return subprocess.Popen(
+        [*pair.on(machine), sys.executable, "-m", "torch.distributed.run", *count, *place, *words],
+        cwd=ROOT,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": machines.CABLE},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def process_of(pair: Machines, machine: int, name: str) -> int:
+    """A process on one of the machines, by its name."""
+    found = ["ip", "netns", "pids", pair.names[machine]]
+    for pid in subprocess.run(found, capture_output=True, text=True, check=True).stdout.split():
+        if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+            return int(pid)
+    raise LookupError(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collective", ["asa", "hierarchical"])
+def test_torchrun_starts_both_machines_again_when_a_rank_is_killed(
+    pair: Machines, tmp_path: Path, collective: str
+) -> None:
+    """Agents count restarts each by itself, and yet all ranks find each other."""
+    data, each = prepare(tmp_path / "data"), 2 if collective == "hierarchical" else 1
+    common = {"n_epochs": 30, "check_every": 1, "batch_size": 2 // each, "resume_train": True}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    changes = {**common, "collective": collective}
+    for folder in (whole, parts):
+        words = ["train.py", *settings(data, folder, **changes)]
+        both = [start_torchrun(pair, machine, *words, each=each) for machine in (0, 1)]
+        if folder == parts:
+            while not list_checkpoints(folder):
+                assert both[0].poll() is None, both[0].communicate()
+                time.sleep(0.1)
+            os.kill(process_of(pair, 1, f"trainer-{2 * each - 1}"), signal.SIGKILL)
+        errors = [process.communicate(timeout=120)[1] for process in both]
+        assert [process.returncode for process in both] == [0, 0], errors
+    assert "exitcode: -9" in errors[1]
+    assert_same_bits(parts, whole)

@@ -4,7 +4,8 @@ PyTensor builds the graph and its gradients; PyTorch is a library of kernels her
 cuDNN on CUDA). ``lowering/`` says what each Op becomes, ``program.py`` writes a graph as a Python
 function of such calls, ``aliasing.py`` knows what shares memory, ``linker.py`` and ``mode.py`` make
 it a PyTensor mode, ``shared.py`` holds the variables, ``kernels.py`` chooses precision and layout,
-``capture.py`` records a step for a GPU, and ``streams.py`` says on which stream it runs.
+``capture.py`` records a step for a GPU, ``streams.py`` says on which stream it runs, and
+``arithmetic.py`` and ``wire.py`` compute what ranks send one another.
 """
 
 from tandem.device.capture import Captured, capture

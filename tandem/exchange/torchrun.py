@@ -12,6 +12,8 @@ import queue
 import socket
 import sys
 import threading
+import time
+import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cached_property
@@ -30,8 +32,8 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables by which a starter of PyTorch's tells a rank where the others are."""
 
 _AGENT = "TORCHELASTIC_RUN_ID"  # that torchrun itself is the starter
-_RESTART = "TORCHELASTIC_RESTART_COUNT"
 _JOIN_TIMEOUT = timedelta(minutes=5)
+_PAUSE_SECONDS = 0.02  # between looks at the store
 _TIMEOUT = timedelta(days=365)  # no step is too slow; who is dead is told by signs of life
 
 
@@ -59,14 +61,56 @@ def join() -> "TorchEngine":
         )
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=_JOIN_TIMEOUT))
-        prefix = f"tandem/{os.environ.get(_RESTART, '0')}"
-        return TorchEngine(store, rank, size, prefix)
+        return TorchEngine(store, rank, size, f"tandem/{agree(store, rank, size)}")
     except (RuntimeError, ValueError) as error:
         told = str(error).splitlines()[0]
         raise InputError(
             f"the ranks can't be joined as the variables {', '.join(VARIABLES)} say: {told}; start "
             "all of them with one torchrun on each machine, with the same --rdzv-endpoint"
         ) from error
+
+
+def agree(store: Any, rank: int, size: int) -> str:
+    """Find a name that these ranks have, and none that have used the store before.
+
+    torchrun's agents keep the store when they start all ranks again, and each counts restarts by
+    itself. So every rank calls out a number of its own, and is given the name under that number.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+        It may hold what earlier ranks have left.
+    rank, size : int
+        This rank's number and how many there are.
+
+    Returns
+    -------
+    str
+        The same at all of them.
+
+    Raises
+    ------
+    RuntimeError
+        Not all have come in five minutes.
+    """
+    own = uuid.uuid4().hex
+    if rank > 0:
+        store.set(f"tandem/call/{rank}", own)
+        store.wait([f"tandem/answer/{own}"], _JOIN_TIMEOUT)
+        name = store.get(f"tandem/answer/{own}").decode()
+        store.set(f"tandem/here/{name}/{rank}", "")
+        return name
+    missing, deadline = set(range(1, size)), time.monotonic() + _JOIN_TIMEOUT.total_seconds()
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"tandem/call/{other}"]):
+                # Of the last one to call, who may be an earlier rank still.
+                store.set(f"tandem/answer/{store.get(f'tandem/call/{other}').decode()}", own)
+        missing = {other for other in missing if not store.check([f"tandem/here/{own}/{other}"])}
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{len(missing)} of {size} ranks have not come")
+        time.sleep(_PAUSE_SECONDS)
+    return own
 
 
 class TorchEngine(Frames):

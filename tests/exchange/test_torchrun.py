@@ -1,10 +1,15 @@
 """The engine of torchrun's ranks, by real ones; `check_ranks` says what each checks."""
 
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
 import pytest
 from ranks import run_ranks
 from tiny import shared_memory
+from torch.distributed import HashStore
 
-from tandem.exchange.torchrun import VARIABLES, is_started_by_torchrun, machine
+from tandem.exchange import torchrun
+from tandem.exchange.torchrun import VARIABLES, agree, is_started_by_torchrun, machine
 
 
 @pytest.mark.parametrize(
@@ -40,3 +45,22 @@ def test_every_collective_agrees_with_numpy(ranks: int) -> None:
 def test_a_machine_is_told_by_more_than_its_name() -> None:
     assert machine() == machine()
     assert all(machine())
+
+
+def test_ranks_that_are_started_again_do_not_meet_those_before() -> None:
+    """At a store that keeps everything, of which one has called out and come no further."""
+    store, names = HashStore(), []
+    store.set("tandem/call/2", "of a rank that was killed")
+    for _ in range(2):
+        with ThreadPoolExecutor() as pool:
+            names.append(set(pool.map(lambda rank: agree(store, rank, 3), range(3))))
+    assert [len(found) for found in names] == [1, 1]
+    assert names[0] != names[1]
+
+
+def test_ranks_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrun, "_JOIN_TIMEOUT", timedelta(seconds=0.2))
+    with pytest.raises(RuntimeError, match="2 of 3 ranks have not come"):
+        agree(HashStore(), 0, 3)
+    with pytest.raises(RuntimeError):
+        agree(HashStore(), 1, 3)
