@@ -164,6 +164,7 @@ def test_a_launcher_that_was_stopped_says_so_when_it_goes_on(data: Path, tmp_pat
     assert is_gone(process.pid)
 
 
+@pytest.mark.slow
 def test_trainers_hold_the_folder_until_they_have_ended(data: Path, tmp_path: Path) -> None:
     """One whose launcher was killed may still be writing."""
     run = tmp_path / "run"
@@ -276,6 +277,7 @@ def test_a_finished_run_is_finished_under_any_condition(
     assert "all 3 epochs are done already" in errors
 
 
+@pytest.mark.slow
 def test_a_run_that_was_ended_before_its_first_checkpoint_begins_again(
     data: Path, tmp_path: Path, whole: Path
 ) -> None:

@@ -148,18 +148,13 @@ def test_an_interrupted_job_goes_on_with_the_same_bits(
     assert_same_bits(run, two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        pytest.param(
-            {"rule": "easgd"}, "rule: easgd is for trainers that are joined by MPI", id="easgd"
-        ),
-        pytest.param(
-            {"restarts": 2}, "use torchrun --max-restarts 2, with", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            {"collective": "nccl"}, "collective: nccl needs a GPU for each", marks=pytest.mark.slow
-        ),
+        ({"rule": "easgd"}, "rule: easgd is for trainers that are joined by MPI"),
+        ({"restarts": 2}, "use torchrun --max-restarts 2, with"),
+        ({"collective": "nccl"}, "collective: nccl needs a GPU for each"),
     ],
 )
 def test_what_ranks_of_torchrun_cannot_do_is_refused(

@@ -77,7 +77,7 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (2, "average"),
         pytest.param(2, "gradients", marks=pytest.mark.slow),
         pytest.param(3, "average", marks=pytest.mark.slow),
-        (2, "shared"),
+        pytest.param(2, "shared", marks=pytest.mark.slow),
         pytest.param(3, "gradients", marks=pytest.mark.slow),
         pytest.param(3, "shared", marks=pytest.mark.slow),
     ],
