@@ -219,7 +219,7 @@ def test_a_browser_shows_the_curves_of_a_run_that_goes_on(watched: Watched) -> N
         page.goto(f"{watched.server.url}#images")
         picture = page.locator("tf-image-loader img").first
         picture.wait_for(timeout=120_000)
-        assert picture.evaluate("image => image.naturalWidth") > 50
+        eventually(lambda: picture.evaluate("image => image.naturalWidth") > 50)
         chromium.close()
     assert watched.goes_on
 

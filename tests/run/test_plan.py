@@ -69,6 +69,21 @@ def test_what_nccl_cannot_do_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("starter", "changes", "said"),
+    [
+        ("torchrun", {"rule": "easgd"}, "rule: easgd is for trainers that are joined by MPI"),
+        ("torchrun", {"restarts": 2}, "use torchrun --max-restarts 2, with --resume_train true"),
+        ("mpirun", {"restarts": 2}, "restarts: 2 can't be done under mpirun"),
+    ],
+)
+def test_what_a_starter_cannot_do_is_refused(
+    data: Path, starter: Starter, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        plan(data, starter, gpus=0, **changes)
+
+
+@pytest.mark.parametrize(
     ("machines", "condition"),
     [
         ((0, 0, 0, 0), None),
