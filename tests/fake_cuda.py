@@ -239,6 +239,7 @@ class FakeDriver:
         stream.work.append(work)
 
     def copy(self, target: int, source: int, nbytes: int, stream: FakeStream) -> None:
+        self._check_thread()
         self.log.append(f"copy {nbytes}")
 
         def work() -> None:
@@ -255,6 +256,7 @@ class FakeDriver:
         stream: FakeStream,
     ) -> None:
         """The exchange's kernel: the weighted sum of `terms`, in their order."""
+        self._check_thread()
         self.log.append(f"average {len(terms)}")
 
         def work() -> None:

@@ -27,7 +27,7 @@ from tandem.run.site import CudaMemory, CudaSite, Shapes, Site
 _PAGE = mmap.PAGESIZE
 
 in_use: set[int] = set()
-"""Addresses of what this process has allocated or opened, and not given back."""
+"""Addresses of what this process has allocated, opened or locked, and not given back."""
 
 
 class PretendStream:
@@ -111,9 +111,11 @@ class PretendDriver:
     def lock_pages(self, array: np.ndarray) -> None:
         assert array.nbytes
         self.locked.append(array.ctypes.data)
+        in_use.add(array.ctypes.data)
 
     def unlock_pages(self, array: np.ndarray) -> None:
         self.locked.remove(array.ctypes.data)
+        in_use.remove(array.ctypes.data)
 
     def upload(self, address: int, source: np.ndarray, stream: Any) -> None:
         ctypes.memmove(address, source.ctypes.data, source.nbytes)

@@ -132,7 +132,7 @@ def test_ranks_on_gpus_compute_what_they_do_on_the_host(
     assert result.returncode == 0, result.stderr
     is_apart = "cuda:0 and cuda:1 can't reach" in result.stderr
     assert is_apart == (changes["collective"] == "hierarchical")
-    assert result.stderr.count("left on GPUs: 0") == 3
+    assert result.stderr.count("left on GPUs: 0, shared: 0\n") == 3
     assert_close(tmp_path / "run", alone, 1e-9)
 
 
@@ -424,4 +424,4 @@ def test_ranks_that_roll_back_leave_nothing_on_gpus(
     result = run_ranks(3, "tests/pretend_train.py", broken)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("going back to the newest checkpoint") == 1
-    assert result.stderr.count("left on GPUs: 0") == 3
+    assert result.stderr.count("left on GPUs: 0, shared: 0\n") == 3

@@ -9,7 +9,14 @@ it a PyTensor mode, ``shared.py`` holds the variables, ``kernels.py`` chooses pr
 """
 
 from tandem.device.capture import Captured, capture
-from tandem.device.devices import as_device, as_tensor, cpp_compiler, keep_freed_memory, set_threads
+from tandem.device.devices import (
+    as_device,
+    as_tensor,
+    cpp_compiler,
+    give_back_memory,
+    keep_freed_memory,
+    set_threads,
+)
 from tandem.device.kernels import Kernels, Precision, deterministic
 from tandem.device.linker import DeviceLinker
 from tandem.device.lowering import Lowering, lower
@@ -31,6 +38,7 @@ __all__ = [
     "deterministic",
     "device_mode",
     "device_shared",
+    "give_back_memory",
     "keep_freed_memory",
     "lower",
     "on_stream",

@@ -178,7 +178,7 @@ class RoundedShardSum(Collective):
         feedback: bool,
         arithmetic: Arithmetic | None = None,
     ) -> None:
-        if vector.itemsize != 4:
+        if str(vector.dtype) not in ("float32", "torch.float32"):
             raise ValueError(f"vectors of {vector.dtype} do not travel in 16 bits, float32 does")
         self._engine, self._wire = engine, wire
         self._arithmetic: Arithmetic = arithmetic or HostArithmetic()

@@ -152,23 +152,24 @@ class PeerVectors:
         return passed_by
 
     def _warn(self) -> None:
-        ranks = itertools.combinations(range(self.trainers), 2)
-        apart = {
-            frozenset((self._devices[i], self._devices[j])): (self._numbers[i], self._numbers[j])
-            for i, j in ranks
+        names = {d: f"cuda:{n}" for d, n in zip(self._devices, self._numbers, strict=True)}
+        if len(set(names.values())) < len(names):  # each trainer is shown its own, as cuda:0
+            names = {device: device for device in names}
+        pairs = {
+            " and ".join(sorted((names[self._devices[i]], names[self._devices[j]])))
+            for i, j in itertools.combinations(range(self.trainers), 2)
             if self._apart[i][j]
         }
-        for one, other in sorted((min(pair), max(pair)) for pair in apart.values()):
+        if pairs:
             log.warning(
-                "cuda:%d and cuda:%d can't reach each other's memory: what they exchange goes "
-                "through the host, which is slower",
-                one,
-                other,
+                "%s can't reach each other's memory: what they exchange goes through the host, "
+                "which is slower",
+                ", ".join(sorted(pairs)),
             )
 
 
 @dataclass(frozen=True)
-class _Lane:
+class _Track:
     """A stream, and memory for one block of each vector that is copied on it."""
 
     stream: Stream
@@ -209,7 +210,7 @@ class PeerAverage(Exchange):
         self._vectors, self._step, self._driver = vectors, step, vectors.driver
         self._add = self._compile() if average is None else average
         # Of two blocks, one is on its way while the other is added.
-        self._lanes = [self._lane() for _ in range(2)]
+        self._tracks = [self._track() for _ in range(2)]
 
     @property
     def trainers(self) -> int:
@@ -218,9 +219,9 @@ class PeerAverage(Exchange):
 
     def close(self) -> None:
         """Wait for what is under way, and free the memory for blocks."""
-        for lane in self._lanes:
-            lane.stream.synchronize()
-            lane.scratch.close()
+        for track in self._tracks:
+            track.stream.synchronize()
+            track.scratch.close()
 
     def _compile(self) -> Average:
         """Compile for any number of terms, one trainer after another.
@@ -234,9 +235,9 @@ class PeerAverage(Exchange):
             vectors.meeting.meet()
         return found
 
-    def _lane(self) -> _Lane:
+    def _track(self) -> _Track:
         size = 0 if self._vectors.are_all_here else self._vectors.trainers * BLOCK
-        return _Lane(self._driver.stream(), CudaBuffer.create(self._driver, size, "blocks"))
+        return _Track(self._driver.stream(), CudaBuffer.create(self._driver, size, "blocks"))
 
     def average(self, shares: Sequence[float], part: slice | None = None) -> None:
         """Replace every vector by the weighted sum of all.
@@ -257,8 +258,8 @@ class PeerAverage(Exchange):
             self._lend(shares, shards)
         vectors.meeting.meet()
         blocks = _blocks(shards[vectors.rank], vectors)
-        for lane, block in zip(itertools.cycle(self._lanes), blocks):
-            self._average_block(lane, block, shares)
+        for track, block in zip(itertools.cycle(self._tracks), blocks):
+            self._average_block(track, block, shares)
         self._finish()
         vectors.meeting.meet()
         if vectors.has_detours:
@@ -277,7 +278,7 @@ class PeerAverage(Exchange):
             for part in self._apart(shards):
                 address = vectors.address(vectors.rank, part.start)
                 target = vectors.detour(vectors.rank, part)
-                self._driver.download(target, address, self._lanes[0].stream)
+                self._driver.download(target, address, self._tracks[0].stream)
         self._finish()
 
     def _take_back(self, shards: Sequence[slice]) -> None:
@@ -286,7 +287,7 @@ class PeerAverage(Exchange):
         for part in self._apart(shards):
             address = vectors.address(vectors.rank, part.start)
             source = vectors.detour(vectors.rank, part)
-            self._driver.upload(address, source, self._lanes[0].stream)
+            self._driver.upload(address, source, self._tracks[0].stream)
         self._finish()
 
     def _apart(self, shards: Sequence[slice]) -> list[slice]:
@@ -297,41 +298,41 @@ class PeerAverage(Exchange):
             if self._vectors.is_apart(rank) and part.start < part.stop
         ]
 
-    def _average_block(self, lane: _Lane, block: slice, shares: Sequence[float]) -> None:
+    def _average_block(self, track: _Track, block: slice, shares: Sequence[float]) -> None:
         vectors, driver = self._vectors, self._driver
         terms = [
-            (self._fetch(lane, rank, block), share)
+            (self._fetch(track, rank, block), share)
             for rank, share in enumerate(shares)
             if share > 0
         ]
         count = block.stop - block.start
         target = vectors.address(vectors.rank, block.start)
-        self._add(target, terms, count, vectors.dtype, lane.stream)
+        self._add(target, terms, count, vectors.dtype, track.stream)
         for rank in range(vectors.trainers):
             if rank == vectors.rank:
                 continue
             if vectors.is_apart(rank):
-                driver.download(vectors.detour(rank, block), target, lane.stream)
+                driver.download(vectors.detour(rank, block), target, track.stream)
             else:
                 there = vectors.address(rank, block.start)
-                driver.copy(there, target, count * vectors.dtype.itemsize, lane.stream)
+                driver.copy(there, target, count * vectors.dtype.itemsize, track.stream)
 
-    def _fetch(self, lane: _Lane, rank: int, block: slice) -> int:
+    def _fetch(self, track: _Track, rank: int, block: slice) -> int:
         """Give the address, on this device, of a block of a trainer's vector."""
         vectors, driver = self._vectors, self._driver
         if vectors.is_here(rank):
             return vectors.address(rank, block.start)
-        place = lane.place(rank)
+        place = track.place(rank)
         if vectors.is_apart(rank):
-            driver.upload(place, vectors.detour(rank, block), lane.stream)
+            driver.upload(place, vectors.detour(rank, block), track.stream)
         else:
             nbytes = (block.stop - block.start) * vectors.dtype.itemsize
-            driver.copy(place, vectors.address(rank, block.start), nbytes, lane.stream)
+            driver.copy(place, vectors.address(rank, block.start), nbytes, track.stream)
         return place
 
     def _finish(self) -> None:
-        for lane in self._lanes:
-            lane.stream.synchronize()
+        for track in self._tracks:
+            track.stream.synchronize()
 
 
 class PeerAverageParameters(PeerAverage):

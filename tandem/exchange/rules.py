@@ -20,7 +20,7 @@ from tandem.exchange.collective import ShardSum, blocks
 from tandem.exchange.engine import Engine
 from tandem.philox import Purpose, words
 
-Staged = Callable[[], AbstractContextManager[Any]]
+Access = Callable[[], AbstractContextManager[Any]]
 
 _PAUSE_SECONDS = 0.0005
 
@@ -57,14 +57,14 @@ class LooseExchange(Exchange):
         All ranks.
     weights : float (n,)
         This rank's.
-    staged : callable, optional
-        Gives the context in which `weights` are used, if they are copies of those on a GPU.
+    access : callable, optional
+        Gives the context in which `weights` are used, if they are a copy of those on a GPU.
     """
 
     is_synchronous = False
 
-    def __init__(self, engine: Engine, weights: np.ndarray, staged: Staged = nullcontext) -> None:
-        self._engine, self._weights, self._staged = engine, weights, staged
+    def __init__(self, engine: Engine, weights: np.ndarray, access: Access = nullcontext) -> None:
+        self._engine, self._weights, self._access = engine, weights, access
         self._is_centred = False
 
     @contextlib.contextmanager
@@ -78,13 +78,13 @@ class LooseExchange(Exchange):
             yield
             return
         self._settle()
-        with self._staged():
+        with self._access():
             own, self._is_centred = self._weights.copy(), True
             self._take_centre()
         try:
             yield
         finally:
-            with self._staged():
+            with self._access():
                 np.copyto(self._weights, own)
             self._is_centred = False
 
@@ -171,7 +171,7 @@ class Elastic(LooseExchange):
         The moving rate.
     tau : int
         Steps between visits.
-    staged : callable, optional
+    access : callable, optional
         See `LooseExchange`.
     """
 
@@ -184,9 +184,9 @@ class Elastic(LooseExchange):
         server: ElasticServer | None,
         alpha: float,
         tau: int,
-        staged: Staged = nullcontext,
+        access: Access = nullcontext,
     ) -> None:
-        super().__init__(engine, weights, staged)
+        super().__init__(engine, weights, access)
         self._asks, self._answers, self._server = asks, answers, server
         self._alpha, self._tau, self._steps = alpha, tau, 0
         self._answer = np.empty_like(weights)
@@ -196,7 +196,7 @@ class Elastic(LooseExchange):
         self._steps += 1
         if self._steps % self._tau:
             return
-        with self._staged():
+        with self._access():
             sending = self._asks.send(self._weights, 0)
             _wait(lambda: self._answers.receive(self._answer) is not None)
             _wait(sending.Test)
@@ -243,7 +243,7 @@ class Gossip(LooseExchange):
         Of sending, after each step.
     seed : int
         Whether and to whom is sent is a function of it, the rank, and the number of the step.
-    staged : callable, optional
+    access : callable, optional
         See `LooseExchange`.
     """
 
@@ -254,9 +254,9 @@ class Gossip(LooseExchange):
         post: Post,
         probability: float,
         seed: int,
-        staged: Staged = nullcontext,
+        access: Access = nullcontext,
     ) -> None:
-        super().__init__(engine, weights, staged)
+        super().__init__(engine, weights, access)
         self._post, self._probability, self._seed = post, probability, seed
         self.share = 1 / engine.size
         self._steps, self._sent, self._received = 0, 0, 0
@@ -278,7 +278,7 @@ class Gossip(LooseExchange):
         self.share /= 2
         parcel = np.empty_like(self._incoming)
         weights, share = self._parts(parcel)
-        with self._staged():
+        with self._access():
             np.copyto(weights, self._weights)
         share[0] = self.share
         self._on_their_way.append((self._post.send(parcel, rank), parcel))
@@ -298,7 +298,7 @@ class Gossip(LooseExchange):
         while self._post.receive(self._incoming) is not None:
             weights, share = self._parts(self._incoming)
             total = self.share + float(share[0])
-            with self._staged():
+            with self._access():
                 elastic_step(self._weights, weights, float(share[0]) / total)
             self.share = total
             self._received += 1

@@ -139,8 +139,11 @@ class TorchEngine(Frames):
         import torch.distributed as dist
 
         super().__init__(rank, size)
-        self._store, self._prefix = store.clone(), prefix
+        self._store: Any = store.clone()
+        self._prefix = prefix
         self._groups = 0
+        self._made: list[TorchEngine] = []
+        self._nccl: list[Any] = []
         place = dist.PrefixStore(f"{prefix}/gloo", self._store)
         self.gloo: Any = dist.ProcessGroupGloo(place, rank, size, _TIMEOUT)
         self._signs: Signs | None = None
@@ -157,7 +160,9 @@ class TorchEngine(Frames):
         numbers = self.gather(number)
         self._groups += 1
         rank, size = numbers[: self.rank].count(number), numbers.count(number)
-        return TorchEngine(self._store, rank, size, f"{self._prefix}/{self._groups}-{number}")
+        prefix = f"{self._prefix}/{self._groups}-{number}"
+        self._made.append(TorchEngine(self._store, rank, size, prefix))
+        return self._made[-1]
 
     def copy(self) -> "TorchEngine":
         """The same ranks, for another thread. All ranks call it together."""
@@ -176,10 +181,17 @@ class TorchEngine(Frames):
         place = dist.PrefixStore(f"{self._prefix}/{self._groups}-nccl", self._store)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _TIMEOUT
-        return GroupAdder(dist.ProcessGroupNCCL(place, self.rank, self.size, options))
+        self._nccl.append(dist.ProcessGroupNCCL(place, self.rank, self.size, options))
+        return GroupAdder(self._nccl[-1])
 
     def close(self) -> None:
-        """See `RankEngine`: connections and memory go with their last user."""
+        """See `RankEngine`. Shared memory goes with its last user."""
+        for made in self._made:
+            made.close()
+        for group in self._nccl:
+            group.shutdown()
+        self._made, self._nccl = [], []
+        self.gloo = self._store = None  # which closes their connections
 
     # As an engine
 

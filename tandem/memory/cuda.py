@@ -316,10 +316,17 @@ class CudaDriver:
         self._locked[array.ctypes.data] = array
 
     def unlock_pages(self, array: npt.NDArray[np.uint8]) -> None:
-        """Undo `lock_pages`, when no copy is under way."""
+        """Undo `lock_pages`, when no copy is under way.
+
+        Raises
+        ------
+        RuntimeError
+            The driver does not do it.
+        """
         unlock = ctypes.CDLL("libcuda.so.1").cuMemHostUnregister
         unlock.argtypes = (ctypes.c_void_p,)
-        unlock(array.ctypes.data)
+        if status := unlock(array.ctypes.data):
+            raise RuntimeError(f"page-locked memory can't be unlocked: CUDA error {status}")
         del self._locked[array.ctypes.data]
 
     def upload(self, address: int, source: npt.NDArray[Any], stream: Stream) -> None:
@@ -368,10 +375,19 @@ def gpu_identity(number: int) -> str:
     ----------
     number : int
         The GPU's, from 0, in this process.
+
+    Raises
+    ------
+    InputError
+        The driver does not tell.
     """
     driver, handle, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_ubyte * 16)()
-    if driver.cuDeviceGet(ctypes.byref(handle), number) or driver.cuDeviceGetUuid_v2(found, handle):
-        return f"number {number}"
+    tell = getattr(driver, "cuDeviceGetUuid_v2", None)
+    if tell is None or driver.cuDeviceGet(ctypes.byref(handle), number) or tell(found, handle):
+        raise InputError(
+            f"the driver does not tell which GPU cuda:{number} is (its UUID): it is older than "
+            "CUDA 11.4, or the GPU can't be used"
+        )
     return str(uuid.UUID(bytes=bytes(found)))
 
 

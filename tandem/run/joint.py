@@ -25,7 +25,7 @@ from tandem.exchange.collective import (
 )
 from tandem.exchange.engine import Engine, RankEngine
 from tandem.exchange.mpi import MpiEngine
-from tandem.exchange.rules import Elastic, ElasticServer, Gossip, Staged
+from tandem.exchange.rules import Access, Elastic, ElasticServer, Gossip
 from tandem.memory.flat import FlatLayout
 from tandem.run.config import Config
 from tandem.run.site import Strategy
@@ -210,21 +210,21 @@ class Joint:
         """Whether ranks are not in step."""
         return self.config.rule != "bsp" and self.engine.size > 1
 
-    def loose_exchange(self, weights: np.ndarray, staged: Staged = nullcontext) -> Exchange:
+    def loose_exchange(self, weights: np.ndarray, access: Access = nullcontext) -> Exchange:
         """The exchange of ranks that are not in step, of weights that are the same at first.
 
         Parameters
         ----------
         weights : float (n,)
             This rank's, on the host.
-        staged : callable, optional
+        access : callable, optional
             See `LooseExchange`.
         """
         config, engine = self.config, self.engine
         if not isinstance(engine, MpiEngine):
             raise TypeError(f"rule {config.rule} needs MPI, not {type(engine).__name__}")
         if config.rule == "gosgd":
-            return Gossip(engine, weights, engine.copy(), config.gosgd_p, config.seed, staged)
+            return Gossip(engine, weights, engine.copy(), config.gosgd_p, config.seed, access)
         asks, answers = engine.copy(), engine.copy()
         server = None
         if engine.rank == 0:
@@ -238,5 +238,5 @@ class Joint:
             server,
             config.easgd_alpha,
             config.easgd_tau,
-            staged,
+            access,
         )

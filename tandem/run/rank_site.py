@@ -140,6 +140,13 @@ class CudaRankSite(CudaSite):
     config: Config = field(kw_only=True)
     engine: RankEngine = field(kw_only=True)
 
+    def open(self, meeting: Gathering, shapes: Shapes, dtype: str) -> CudaMemory:
+        """See `CudaSite`. Another trainer may have been in this process before."""
+        from tandem.device import give_back_memory
+
+        give_back_memory()
+        return super().open(meeting, shapes, dtype)
+
     def memory(self, meeting: Gathering, layout: FlatLayout, *where: Any) -> CudaMemory:
         """See `CudaSite`."""
         return CudaRankMemory(self, meeting, layout, *where)
@@ -262,7 +269,7 @@ class Lane:
     computes: Stream
     stream: Stream
     use: Callable[[Any], AbstractContextManager]
-    _free: list[Event] = field(default_factory=list)
+    _free: list[Event] = field(init=False, default_factory=list)
 
     def wait(self) -> None:
         """Wait for all work so far on the stream."""
@@ -270,7 +277,10 @@ class Lane:
 
     @contextlib.contextmanager
     def on_host(self, copy: np.ndarray, address: int) -> Iterator[None]:
-        """A context in which a page-locked copy stands for what lies on the GPU."""
+        """A context in which a page-locked copy stands for what lies on the GPU.
+
+        It is copied both ways, also for those who only read or only write.
+        """
         self.driver.download(copy, address, self.stream)
         self.wait()
         yield

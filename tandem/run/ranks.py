@@ -280,7 +280,8 @@ class TrainerThread:
     @property
     def exitcode(self) -> int | None:
         """See `tandem.run.launch.Worker`. The last message comes before the end."""
-        return None if self._connection.poll() else self._status
+        status = self._status  # before the look: what is sent until then is seen by it
+        return None if self._connection.poll() else status
 
     @property
     def goes_on(self) -> bool:

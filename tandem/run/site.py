@@ -77,9 +77,9 @@ class Memory(Protocol):
         ...
 
     def close(self) -> None:
-        """Give it back; the trainers do so together, when all has gone well and no loader is left.
+        """Give it back; the trainers do so together, when they have agreed to end.
 
-        After a failure a process just ends.
+        No loader is left then. After any other failure a process just ends.
         """
         ...
 

@@ -139,7 +139,7 @@ def serve(plan: Plan, seat: Seat, launcher: Connection) -> None:
 
 
 def _work(plan: Plan, seat: Seat, launcher: Connection) -> None:
-    """Do the plan's job, to its end or until all trainers agree to stop."""
+    """Do the plan's job, to its end or until all trainers agree to stop, or that it has failed."""
     trainer = Trainer(plan, seat, launcher)
     try:
         with contextlib.suppress(StopAgreed):

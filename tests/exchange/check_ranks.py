@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pretend_gpu
 import torch
-from fake_cuda import FakeDriver, FakeMachine
+from fake_cuda import FakeDriver, FakeMachine, FakeStream
 from wires import NumpyWire
 
 from tandem.device.arithmetic import TensorArithmetic
@@ -171,18 +171,21 @@ def on_machines(engine: RankEngine) -> RankEngine:
     found, copies = engine.copy(), engine.copy()
     vars(found)["local"] = engine.group((engine.rank + 1) // 2)
     vars(found)["copy"] = lambda: on_machines(copies)
+    if isinstance(copies, TorchEngine):
+        vars(found)["nccl"] = lambda: GroupAdder(copies.gloo)
     return found
 
 
-JOINTS = (
-    ("ar", "gradients", 0.0),
-    ("asa", "average", 0.0),
-    ("asa", "gradients", 0.004),
-    ("asa16", "average", 0.0),
-    ("asa16", "gradients", 0.004),
-    ("hierarchical", "average", 0.0),
-    ("hierarchical", "gradients", 0.0),
-    ("hierarchical", "gradients", 0.004),
+JOINTS: tuple[dict[str, Any], ...] = (
+    {"collective": "ar", "exchange": "gradients"},
+    {"collective": "asa"},
+    {"collective": "asa", "exchange": "gradients", "bucket_mb": 0.004},
+    {"collective": "asa16"},
+    {"collective": "asa16", "exchange": "gradients", "bucket_mb": 0.004},
+    {"collective": "asa16", "wire": "bfloat16", "error_feedback": True},
+    {"collective": "hierarchical"},
+    {"collective": "hierarchical", "exchange": "gradients"},
+    {"collective": "hierarchical", "exchange": "gradients", "bucket_mb": 0.004},
 )
 SHAPES = {"a": (100,), "b": (900,), "c": (10,), "d": (3000,)}
 
@@ -190,13 +193,15 @@ SHAPES = {"a": (100,), "b": (900,), "c": (10,), "d": (3000,)}
 def check_joint(engine: RankEngine) -> None:
     """What a run exchanges, in host memory, on GPUs by way of the host, and from GPU to GPU."""
     ways = ["host", "staged", "direct"] if isinstance(engine, MpiEngine) else ["host", "staged"]
-    for collective, exchange, megabytes in JOINTS:
-        config = Config(exchange=exchange, collective=collective, bucket_mb=megabytes)
+    for settings in JOINTS:
+        config = Config(**settings)
         found = [check_exchange(on_machines(engine), config, way) for way in ways]
-        if collective in ("asa", "asa16"):
+        if config.collective != "ar":
             assert len(set(found)) == 1  # the same bits
-        elif collective == "hierarchical":
-            assert len(set(found[1:])) <= 1
+    for settings in ({}, {"exchange": "gradients"}, {"exchange": "gradients", "bucket_mb": 0.004}):
+        if isinstance(engine, TorchEngine):
+            config = Config(collective="nccl", **settings)
+            check_exchange(on_machines(engine), config, "by gloo in NCCL's place")
 
 
 def check_exchange(engine: RankEngine, config: Config, way: str) -> bytes:
@@ -220,7 +225,8 @@ def check_exchange(engine: RankEngine, config: Config, way: str) -> bytes:
             exchange.stored(name)
         exchange.before_update(shares)
         exchange.after_update(shares)
-        unit = 2.0**-10 if config.collective == "asa16" else 1e-6
+        unit = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[config.wire]
+        unit = unit if config.collective == "asa16" else 1e-6
         scale = max(float(np.abs(v).max()) for v in every)
         np.testing.assert_allclose(own, exact(every, shares), atol=4 * unit * scale)
         assert len(set(engine.gather(own.tobytes()))) == 1
@@ -286,6 +292,26 @@ def check_staged(engine: RankEngine) -> None:
         staged.average(copy, shares)
         average_into_all(every, shares)
         assert driver.read(array).tobytes() == every[0].tobytes()
+
+
+class Later(Collective):
+    """Puts on a stream what is to be done to a vector on its GPU."""
+
+    def __init__(self, stream: FakeStream, work: Callable[[], None]) -> None:
+        self._stream, self._work = stream, work
+
+    def average(self, vector: Any, shares: Sequence[float]) -> None:
+        self._stream.work.append(self._work)
+
+
+def check_lane(engine: RankEngine) -> None:
+    """What another thread has put on a stream of its own is done when it returns."""
+    driver = FakeDriver(FakeMachine(), bound=True)
+    computes, apart, done = driver.stream(), driver.stream(), []
+    for stream, expected in ((computes, []), (apart, ["done"])):
+        lane = Lane(driver, computes, stream, lambda stream: nullcontext())
+        OnLane(lane, Later(stream, lambda: done.append("done"))).average(None, [])
+        assert done == expected
 
 
 def check_buckets(engine: RankEngine) -> None:
@@ -486,6 +512,17 @@ def check_many(engine: RankEngine) -> None:
     assert mapped() == before
 
 
+def check_connections(engine: RankEngine) -> None:
+    """What is closed has no connections left."""
+    open_files: list[int] = []
+    for _ in range(5):
+        team = engine.copy()
+        team.copy().group(engine.rank % 2).meet()
+        team.close()
+        open_files.append(len(list(Path("/proc/self/fd").iterdir())))
+    assert open_files[-1] <= open_files[0]
+
+
 def mapped() -> int:
     """How many pieces of memory this process shares with others."""
     return Path("/proc/self/maps").read_text().count("/dev/shm/")
@@ -540,10 +577,11 @@ CHECKS: tuple[Callable[[RankEngine], None], ...] = (
     check_joint,
     check_sides,
     check_staged,
+    check_lane,
     check_buckets,
 )
 OF_MPI = (check_direct, check_many, check_elastic, check_gossip)
-OF_TORCHRUN = (check_tensors, check_signs, check_groups)
+OF_TORCHRUN = (check_tensors, check_connections, check_signs, check_groups)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.device import on_stream
+from tandem.device import give_back_memory, on_stream
 from tandem.errors import InputError
 from tandem.memory import Slot, SlotLayout
 from tandem.memory.cuda import (
@@ -38,6 +38,15 @@ def test_a_gpu_is_known_by_what_it_is(driver: CudaDriver) -> None:
     assert driver.identity == f"{torch.cuda.get_device_properties(0).uuid}"
     assert driver.can_reach(driver.identity)
     assert not driver.can_reach("another")
+
+
+def test_what_pytorch_keeps_is_given_back(driver: CudaDriver) -> None:
+    circle: list[Any] = [torch.zeros(64 * MIB, device="cuda:0")]
+    circle.append(circle)
+    kept = torch.cuda.memory_reserved()
+    del circle
+    give_back_memory()
+    assert torch.cuda.memory_reserved() <= kept - 64 * MIB
 
 
 def test_pages_of_the_host_are_locked_and_unlocked(driver: CudaDriver) -> None:

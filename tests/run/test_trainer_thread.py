@@ -39,6 +39,23 @@ def test_it_has_not_ended_while_it_has_something_to_say() -> None:
     assert thread.exitcode == 0
 
 
+def test_it_may_say_its_last_word_and_end_while_it_is_looked_at() -> None:
+    here, there = multiprocessing.Pipe()
+
+    class JustBefore:
+        """Sees that there is nothing yet; then the thread sends, and ends."""
+
+        def poll(self) -> bool:
+            found = here.poll()
+            thread.start()
+            thread.join(10)
+            return found
+
+    thread = TrainerThread(lambda: there.send("finished"), JustBefore())  # type: ignore[arg-type]
+    assert thread.exitcode is None
+    assert here.recv() == "finished"
+
+
 def test_given_up_it_is_waited_for_no_more() -> None:
     release = threading.Event()
     here, _there = multiprocessing.Pipe()
