@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -60,7 +59,7 @@ def run(project: Path, block: str) -> str:
 
 
 def look_at(project: Path, command: str) -> str:
-    """Start TensorBoard as the page says, look whether it answers, and end it by Ctrl-C."""
+    """Start TensorBoard as the page says, look whether it answers, and end it."""
     program = Path(sys.executable).parent / "tensorboard"
     with subprocess.Popen(
         [program, *command.split()[1:]], cwd=project, stderr=subprocess.PIPE, text=True
@@ -79,4 +78,4 @@ def look_at(project: Path, command: str) -> str:
                         raise
                     time.sleep(0.5)
         finally:
-            server.send_signal(signal.SIGINT)
+            server.terminate()  # a shell's background jobs, and so theirs, do not hear Ctrl-C
