@@ -12,7 +12,7 @@ demo: .venv/installed
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-test-slow: .venv/installed
+test-slow: .venv/docs
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m slow
 
 # Some twenty minutes of faults on the demo's data; the last line says whether every bit is as without.
