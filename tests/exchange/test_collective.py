@@ -1,9 +1,15 @@
 """Weighted sums of many vectors, as they are added after they have been received."""
 
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
-from tandem.exchange.collective import add_weighted
+from tandem.exchange import Meeting, meetings
+from tandem.exchange.collective import Hierarchical, SharedWithin, add_weighted
 
 
 @pytest.mark.parametrize("terms", [1, 2, 8, 9, 20])
@@ -24,3 +30,38 @@ def test_no_terms_are_nothing() -> None:
     target = np.full(3, np.nan)
     add_weighted(target, np.full((2, 3), np.nan), [0.0, 0.0])
     assert (target == 0).all()
+
+
+class Slow:
+    """A place at a meeting, which the last rank leaves late."""
+
+    def __init__(self, place: Meeting, size: int) -> None:
+        self.rank, self.size, self._place = place.rank, size, place
+
+    def gather(self, message: Any) -> Sequence[Any]:
+        found = self._place.gather(message)
+        time.sleep(0.05 * (self.rank == self.size - 1))
+        return found
+
+
+def test_neighbours_wait_for_each_other() -> None:
+    """Each goes on to its next step at once, and changes its vector."""
+    vectors = [np.full(100, float(rank)) for rank in range(3)]
+    found: list[list[np.ndarray]] = [[], [], []]
+
+    def rank(place: Meeting) -> None:
+        local: Any = Slow(place, 3)
+        collective, own = Hierarchical(SharedWithin(local, vectors), [range(3)], 0, None), None
+        for _ in range(3):
+            collective.average(own, [0.5, 0.25, 0.25])
+            found[place.rank].append(vectors[place.rank].copy())
+            vectors[place.rank][:] += place.rank
+
+    threads = [threading.Thread(target=rank, args=(place,)) for place in meetings(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for turn in range(3):
+        for mine in found:
+            assert (mine[turn] == 0.75 * (turn + 1)).all()
