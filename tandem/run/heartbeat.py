@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -130,7 +130,7 @@ class Watch:
         Seconds that never go back.
     """
 
-    def __init__(self, board: Board, places: range, clock: Clock = time.monotonic) -> None:
+    def __init__(self, board: Board, places: Sequence[int], clock: Clock = time.monotonic) -> None:
         self._counters, self._timeout = board.counters, board.timeout
         self._places, self._clock = places, clock
         self._looked = clock()

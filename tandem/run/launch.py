@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -374,7 +375,7 @@ def start_loader(
 def _supervise(plan: Plan, crew: Crew, observer: Observer, signals: StopSignals) -> Failed | None:
     """Pass reports on until all trainers have finished; return the cause when one fails."""
     ready: set[int] = set()
-    asked, watch = False, Watch(crew.board, range(1, len(crew.board.names)))
+    asked, watch = False, Watch(crew.board, _counting(crew))
     while not all(member.finished for member in crew.trainers):
         # Before the first step there is nothing to save, and validation writes nothing.
         training = plan.job == "train" and len(ready) == len(crew.trainers)
@@ -400,6 +401,12 @@ def _supervise(plan: Plan, crew: Crew, observer: Observer, signals: StopSignals)
         if failures:
             return _cause(crew, failures)
     return None
+
+
+def _counting(crew: Crew) -> list[int]:
+    """The places of those who count by themselves; a thread of this process has no heart."""
+    others = [member for member in crew.members if member.process.pid != os.getpid()]
+    return [crew.board.names.index(member.name) for member in others]
 
 
 def _receive(crew: Crew, timeout: float) -> list[Any]:

@@ -1,6 +1,8 @@
 """What the launcher makes of faults in its children."""
 
 import logging
+import multiprocessing
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +12,13 @@ import pytest
 from tiny import prepare
 
 import proc_load
+from tandem.run import heartbeat
 from tandem.run.config import Config
-from tandem.run.launch import Crew, _cause, launch
-from tandem.run.messages import Failed
-from tandem.run.observe import ValidationObserver
+from tandem.run.launch import Crew, Member, _cause, explain, launch, run_crew
+from tandem.run.messages import Failed, Finished
+from tandem.run.observe import SilentObserver, ValidationObserver
 from tandem.run.plan import Plan, make_plan
+from tandem.run.ranks import TrainerThread
 
 
 def plan_of(folder: Path, **settings: object) -> Plan:
@@ -56,6 +60,29 @@ def test_bad_input_that_a_trainer_finds_has_exit_status_2(
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("error: crop_size, width: AlexNet: at crop_size 40")
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_trainer_that_is_a_thread_has_no_heart_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lives as long as its process, however long that is."""
+    monkeypatch.setattr(heartbeat, "START_SECONDS", 0.3)
+    plan = SimpleNamespace(config=SimpleNamespace(peer_timeout_seconds=0.3), job="train")
+
+    def start(crew: Crew) -> None:
+        here, there = multiprocessing.Pipe()
+
+        def work() -> None:
+            time.sleep(1.5)
+            there.send(Finished(0))
+
+        thread = TrainerThread(work, here)
+        thread.start()
+        crew.members.append(Member("trainer 0", thread, here))
+
+    names = ("launcher", "trainer 0")
+    outcome = run_crew(cast(Plan, plan), names, None, start, SilentObserver(), explain)
+    assert outcome.failure is None
 
 
 def test_who_could_not_say_anything_is_nearer_to_the_cause() -> None:
