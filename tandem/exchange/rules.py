@@ -23,6 +23,7 @@ from tandem.philox import Purpose, words
 Access = Callable[[], AbstractContextManager[Any]]
 
 _PAUSE_SECONDS = 0.0005
+_MOVING_SECONDS = 2e-5  # a look that takes so long has moved bytes
 
 
 class Post(Protocol):
@@ -342,6 +343,14 @@ def gossip_target(seed: int, step: int, rank: int, ranks: int, probability: floa
 
 
 def _wait(done: Callable[[], Any]) -> None:
-    """Wait for another rank, with pauses. If it dies, the job is ended from outside."""
-    while not done():
-        time.sleep(_PAUSE_SECONDS)
+    """Wait for another rank. If it dies, the job is ended from outside.
+
+    MPI moves a part of a message whenever it is asked: with pauses while nothing moves, and without
+    while something does.
+    """
+    while True:
+        begun = time.perf_counter()
+        if done():
+            return
+        if time.perf_counter() - begun < _MOVING_SECONDS:
+            time.sleep(_PAUSE_SECONDS)
