@@ -55,7 +55,7 @@ def test_neighbours_wait_for_each_other() -> None:
         for _ in range(3):
             collective.average(own, [0.5, 0.25, 0.25])
             found[place.rank].append(vectors[place.rank].copy())
-            vectors[place.rank][:] += place.rank
+            vectors[place.rank][:] += place.rank + 1
 
     threads = [threading.Thread(target=rank, args=(place,)) for place in meetings(3)]
     for thread in threads:
@@ -64,4 +64,4 @@ def test_neighbours_wait_for_each_other() -> None:
         thread.join(30)
     for turn in range(3):
         for mine in found:
-            assert (mine[turn] == 0.75 * (turn + 1)).all()
+            assert (mine[turn] == 0.75 + 1.75 * turn).all()
