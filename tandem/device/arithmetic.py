@@ -36,16 +36,7 @@ class TensorArithmetic:
         torch.sub(vector, other, out=out)
 
     def add_weighted(self, target: torch.Tensor, terms: Any, shares: Sequence[float]) -> None:
-        """Write the weighted sum of vectors, added in their order, into one that may be of them.
-
-        Parameters
-        ----------
-        target : float (n,)
-        terms : sequence of float (n,)
-            A term of weight 0 is not read.
-        shares : sequence of float
-            The weights.
-        """
+        """See `tandem.exchange.collective.add_weighted`; the target may be any of the terms."""
         total: torch.Tensor | None = None
         for term, share in zip(terms, shares, strict=True):
             if share > 0:

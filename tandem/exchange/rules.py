@@ -230,7 +230,9 @@ class Gossip(LooseExchange):
     2016, arXiv 1611.09726, algorithms 3 and 4). Shares begin at 1/N and always add up to 1, with
     those that are on their way. The consensus is the average by shares.
 
-    Nobody ever waits: who has two parcels on their way, to ranks that are slow, sends no third.
+    Who sends does not wait: with two parcels on their way, to ranks that are slow, it sends no
+    third. Who receives waits for the bytes, and MPI may move those of a large parcel only while its
+    sender is in MPI too: up to a step of it.
 
     Parameters
     ----------

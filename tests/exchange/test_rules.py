@@ -2,9 +2,12 @@
 
 import threading
 from collections import Counter, deque
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
+from tandem.exchange import rules
 from tandem.exchange.rules import ElasticServer, Gossip, gossip_target
 
 
@@ -103,3 +106,20 @@ def test_who_has_the_servers_answer_may_take_the_centre() -> None:
     servers[0].stop()
     np.testing.assert_array_equal(post.answer, 0)
     np.testing.assert_array_equal(post.seen, np.float32(0.25))
+
+
+@pytest.mark.parametrize(("look_seconds", "pauses"), [(1e-6, 4), (1e-3, 0)])
+def test_who_waits_pauses_only_while_nothing_moves(
+    monkeypatch: pytest.MonkeyPatch, look_seconds: float, pauses: int
+) -> None:
+    """MPI moves bytes when it is asked; that a look takes long tells that it has."""
+    now, looks, slept = [0.0], iter([False] * 4 + [True]), []
+
+    def look() -> bool:
+        now[0] += look_seconds
+        return next(looks)
+
+    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=slept.append)
+    monkeypatch.setattr(rules, "time", clock)
+    rules._wait(look)
+    assert len(slept) == pauses
