@@ -18,7 +18,7 @@ test-slow: .venv/docs
 # Some twenty minutes of faults on the demo's data; the last line says whether every bit is as without.
 soak: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/prepare.sh
-	$(BIN)/python tests/soak.py --faults 50
+	$(BIN)/python -m tests.soak --faults 50
 
 # How far each part is from its peer, on a CPU that should be otherwise idle; some sixteen minutes.
 bench: .venv/installed

@@ -11,7 +11,7 @@ The exit status is 1 if a picture could not be read; the others are named all th
 
 from collections.abc import Sequence
 
-from tandem.classify.program import run_classification
+from tandem.classify.cli import run_classification
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

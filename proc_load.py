@@ -16,35 +16,35 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from tandem.data.fill import FillRequest, SlotFiller
+from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
 from tandem.errors import InputError
 from tandem.memory import HostSlots, Slot
 from tandem.memory.cuda import CudaSlots
-from tandem.run.heartbeat import Activity, Sign
-from tandem.run.messages import Failed, Filled, Stop
-from tandem.run.process import describe
+from tandem.processes.child import describe
+from tandem.processes.heartbeat import Activity, StatusSlot
+from tandem.training.messages import Failed, MinibatchReady, Stop
 
 LOOK_SECONDS = 1.0  # the longest wait before looking again at who is still there
 
 
 def serve(
-    filler: SlotFiller,
+    filler: MinibatchBuilder,
     connection: Connection,
     slots: HostSlots | CudaSlots,
-    sign: Sign,
+    sign: StatusSlot,
     launcher: Connection,
 ) -> None:
     """Fill slots until told to stop; the target of a loader process.
 
     Parameters
     ----------
-    filler : SlotFiller
+    filler : MinibatchBuilder
         What fills a slot.
     connection : Connection
         To the trainer. Its other end must be open in the trainer alone, so that its death shows.
     slots : HostSlots or CudaSlots
         Where minibatches go.
-    sign : Sign
+    sign : StatusSlot
         Where it shows what it is doing.
     launcher : Connection
         Where a failure is reported: the launcher hears of it however long the trainer's step is.
@@ -60,7 +60,7 @@ def serve(
             sign.show(Activity.READING)
             area.fill(request.slot, partial(_fill, filler, request))
             sign.show(Activity.IDLE)
-            connection.send(Filled(request.slot))
+            connection.send(MinibatchReady(request.slot))
         area.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         # The trainer is gone, and says why to whom it concerns.
@@ -73,11 +73,11 @@ def serve(
         connection.close()
 
 
-def _fill(filler: SlotFiller, request: FillRequest, slot: Slot) -> None:
+def _fill(filler: MinibatchBuilder, request: MinibatchRequest, slot: Slot) -> None:
     filler.fill(slot, request)
 
 
-def _receive(connection: Connection) -> FillRequest | None:
+def _receive(connection: Connection) -> MinibatchRequest | None:
     """The next request; None when it is time to end."""
     parent = multiprocessing.parent_process()
     watched: list[Any] = [connection] if parent is None else [connection, parent.sentinel]
@@ -91,8 +91,10 @@ def _receive(connection: Connection) -> FillRequest | None:
         return None
     if isinstance(message, Stop):
         return None
-    if not isinstance(message, FillRequest):
-        raise TypeError(f"a trainer sent {type(message).__name__}, expected FillRequest or Stop")
+    if not isinstance(message, MinibatchRequest):
+        raise TypeError(
+            f"a trainer sent {type(message).__name__}, expected MinibatchRequest or Stop"
+        )
     return message
 
 

@@ -13,7 +13,7 @@ All settings:                python train.py --help
 from collections.abc import Sequence
 
 import proc_load
-from tandem.run.main import run_training
+from tandem.launch.programs import run_training
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ python validate.py --weights runs/demo/epoch-0016.safetensors --config demo/conf
 from collections.abc import Sequence
 
 import proc_load
-from tandem.run.main import run_validation
+from tandem.launch.programs import run_validation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

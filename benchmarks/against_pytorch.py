@@ -23,15 +23,15 @@ import torch
 import torch.nn.functional as F
 
 from alex_net import AlexNet
-from tandem.data.fill import FillRequest
+from tandem.artifacts.metrics_log import TrainRecord, read_records
+from tandem.config.schema import Config, make_config, read_config_file
+from tandem.data.minibatch import MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count
 from tandem.errors import InputError
+from tandem.launch.prepare import prepare_run, read_mean
 from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.optim.schedules import learning_rate
 from tandem.philox import Purpose, words
-from tandem.run.config import Config, make_config, read_config_file
-from tandem.run.plan import make_plan, read_mean
-from tandem.run.record import TrainRecord, read_records
-from tandem.run.schedules import learning_rate
 
 MODELLED = {
     "precision": "float32",
@@ -89,16 +89,16 @@ def dropout_masks(net: AlexNet, seed: int, epoch: int, indices: np.ndarray) -> l
 
 def minibatches(config: Config, trainers: int) -> Iterator[tuple[int, int, int, Slot]]:
     """(epoch, step in the epoch, steps per epoch, filled slot) for each global minibatch."""
-    plan = make_plan(config)
+    spec = prepare_run(config)
     size = config.batch_size * trainers
-    layout = SlotLayout(size, plan.picture_size)
+    layout = SlotLayout(size, spec.picture_size)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
-    filler = plan.filler()
-    steps = minibatch_count(plan.train.size, size)
+    filler = spec.filler()
+    steps = minibatch_count(spec.train.size, size)
     for epoch in range(config.n_epochs):
-        order = epoch_order(plan.train.counts, config.shuffle, config.seed, epoch)
+        order = epoch_order(spec.train.counts, config.shuffle, config.seed, epoch)
         for k in range(steps):
-            request = FillRequest(0, "train", epoch, k, global_minibatch(order, k, size))
+            request = MinibatchRequest(0, "train", epoch, k, global_minibatch(order, k, size))
             filler.fill(slot, request)
             yield epoch, k, steps, slot
 
@@ -120,9 +120,9 @@ def plain_losses(config: Config, trainers: int, count: int) -> Iterator[float]:
     elsewhere = {"weights_dir": "runs/none", "resume_train": False}
     on_cpu = {"use_data_layer": False, "devices": ("cpu",) * trainers}
     config = config.model_copy(update=elsewhere | on_cpu)
-    plan = make_plan(config)
-    mean = read_mean(config.mean_path, plan.train.image_size)
-    net = AlexNet(config.crop_size, plan.classes, config.width)
+    spec = prepare_run(config)
+    mean = read_mean(config.mean_path, spec.train.image_size)
+    net = AlexNet(config.crop_size, spec.classes, config.width)
     parameters = {
         name: torch.from_numpy(value).requires_grad_()
         for name, value in net.initial_values(config.seed)

@@ -16,14 +16,14 @@ import numpy as np
 
 from benchmarks.measure import Comparison, Measured, compare, measure, run
 from benchmarks.team import Team, serve
-from tandem.exchange import (
+from tandem.distributed import (
     AverageGradients,
     AverageParameters,
-    Meeting,
+    LocalGroup,
     SharedParameters,
-    meetings,
+    local_groups,
 )
-from tandem.exchange.average import shard
+from tandem.distributed.average import shard
 from tandem.memory import HostBuffer
 
 PARAMETERS = 60_965_224  # of AlexNet
@@ -68,7 +68,7 @@ def _two_trainers(rounds: int, parameters: int, copies: dict) -> Iterator[Compar
 def trainers_team(trainers: int, parameters: int) -> Team:
     """Trainers that do nothing but exchange."""
     buffers = tuple(HostBuffer.create(8 * parameters) for _ in range(trainers))
-    places = meetings(trainers)
+    places = local_groups(trainers)
     team = Team(exchange_alone, [(place, buffers, parameters) for place in places])
     for place in places:  # whose ends are to be the processes' alone
         place.close()
@@ -76,7 +76,7 @@ def trainers_team(trainers: int, parameters: int) -> Team:
 
 
 def exchange_alone(
-    place: Meeting, buffers: tuple[HostBuffer, ...], parameters: int, pipe: Connection
+    place: LocalGroup, buffers: tuple[HostBuffer, ...], parameters: int, pipe: Connection
 ) -> None:
     """What one trainer's process does."""
     vectors = [buffer.array((2 * parameters,), np.float32) for buffer in buffers]
@@ -89,11 +89,11 @@ def exchange_alone(
     parts = [vector[shard(vector.size, len(vectors), place.rank)] for vector in vectors]
 
     def plain() -> None:
-        place.meet()
+        place.barrier()
         mean = sum(parts[1:], parts[0]) / len(parts)
         for part in parts:
             part[:] = mean
-        place.meet()
+        place.barrier()
 
     average = AverageParameters(place, vectors)
     average_gradients = AverageGradients(place, gradients)

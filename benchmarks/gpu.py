@@ -30,14 +30,14 @@ import torch
 from benchmarks.measure import Measured, Step, measure
 from benchmarks.plain_alexnet import plain_step, step_flops
 from benchmarks.resident import PAPER, ResidentStep, Sizes
-from tandem.device import capture, device_mode, on_stream
+from tandem.artifacts.metrics_log import TrainRecord, read_records
+from tandem.backend import capture, device_mode, on_stream
+from tandem.config.hardware import cuda_device_count, missing_for_gpus
+from tandem.distributed import LocalGroup, local_groups
+from tandem.distributed.peer_to_peer import PeerAverageParameters, PeerVectors, detours_by
 from tandem.errors import InputError
-from tandem.exchange import Meeting, meetings
-from tandem.exchange.peer import PeerAverageParameters, PeerVectors, detours_by
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, Driver, SlotUploader
-from tandem.run.devices import cuda_device_count, missing_for_gpus
-from tandem.run.record import TrainRecord, read_records
 
 PEAK_TFLOPS = {
     # name of the device: dense bfloat16, tf32, float32, from NVIDIA's data sheets
@@ -181,7 +181,7 @@ def exchange_seconds(elements: int, rounds: int, repeats: int) -> tuple[list[Mea
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in range(2))
-    places = meetings(2)
+    places = local_groups(2)
     processes = [
         context.Process(
             target=_exchange, args=(place, detours, elements, rounds, repeats, there), daemon=True
@@ -206,7 +206,7 @@ def exchange_seconds(elements: int, rounds: int, repeats: int) -> tuple[list[Mea
 
 
 def _exchange(
-    place: Meeting,
+    place: LocalGroup,
     detours: Sequence[HostBuffer],
     elements: int,
     rounds: int,
@@ -231,10 +231,10 @@ def _exchange(
     found = measure(steps, rounds, repeats, torch.cuda.synchronize)
     if place.rank == 0:
         report.send(found)
-    place.meet()
+    place.barrier()
     exchange.close()
     vectors.close()
-    place.meet()
+    place.barrier()
     own.close()
 
 

@@ -3,14 +3,14 @@
 import numpy as np
 
 from benchmarks.resident import Sizes
+from tandem.config.schema import Config
 from tandem.memory import HostBuffer
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.memory.slot import Slot, SlotLayout
-from tandem.run.config import Config
-from tandem.run.model import Model
+from tandem.training.compiled_network import CompiledNetwork
 
 
-def host_model(sizes: Sizes, device_crops: bool = False) -> Model:
+def host_model(sizes: Sizes, device_crops: bool = False) -> CompiledNetwork:
     """The functions of a trainer on the CPU, over initial weights.
 
     Parameters
@@ -25,7 +25,7 @@ def host_model(sizes: Sizes, device_crops: bool = False) -> Model:
     parameters, gradients = (HostBuffer.create(n * layout.nbytes) for n in (2, 1))
     mean = np.full((3, sizes.stored, sizes.stored), 117, np.float32)
     vectors = Vectors.on(layout, parameters, gradients)
-    model = Model(net, config, mean, vectors, device_crops=device_crops)
+    model = CompiledNetwork(net, config, mean, vectors, device_crops=device_crops)
     for name, value in net.initial_values(seed=1):
         model.load({name: value}, {})
     return model
@@ -43,7 +43,7 @@ def noise_slot(sizes: Sizes) -> Slot:
     return slot
 
 
-def train_step(model: Model, slot: Slot, rate: float = 1e-4) -> None:
+def train_step(model: CompiledNetwork, slot: Slot, rate: float = 1e-4) -> None:
     """What a single trainer does in a step."""
     model.compute_gradients(slot, epoch=0)
     if not model.is_finite():

@@ -29,11 +29,11 @@ from benchmarks.measure import Comparison, Figure, Found, Step, compare, measure
 from benchmarks.pictures import write_batches, write_jpegs
 from tandem.data.augment import Augmentation, windows
 from tandem.data.dataset import Dataset
-from tandem.data.fill import FillRequest, SlotFiller
+from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
 from tandem.data.order import Shuffle, epoch_order, global_minibatch, minibatch_count
 from tandem.memory import HostSlots, SlotLayout
-from tandem.run.feed import Feed, ProcessLoader
-from tandem.run.heartbeat import Board, Sign
+from tandem.processes.heartbeat import HeartbeatTable, StatusSlot
+from tandem.training.input_pipeline import InputPipeline, ProcessLoader
 
 # torch is imported further down: a loader process imports this file again, and is to stay small.
 
@@ -77,18 +77,18 @@ class Epoch:
 
     def __init__(self, dataset: Dataset, shuffle: Shuffle, sizes: Sizes, crop_here: bool) -> None:
         self.dataset, self.sizes = dataset, sizes
-        self.filler = SlotFiller(dataset, dataset, sizes.augmentation, crop_here)
+        self.filler = MinibatchBuilder(dataset, dataset, sizes.augmentation, crop_here)
         self.slots = HostSlots.create(SlotLayout(sizes.batch, self.filler.picture_size), rank=0)
         order = epoch_order(dataset.counts, shuffle, seed=1, epoch=0)
         self.requests = [
-            FillRequest(k % 2, "train", 0, k, global_minibatch(order, k, sizes.batch))
+            MinibatchRequest(k % 2, "train", 0, k, global_minibatch(order, k, sizes.batch))
             for k in range(minibatch_count(len(order), sizes.batch))
         ]
 
     def fill(self) -> Step:
         """Ours; each call fills a slot."""
 
-        def step(request: FillRequest) -> None:
+        def step(request: MinibatchRequest) -> None:
             self.filler.fill(self.slots.arrays[request.slot], request)
 
         return _in_turn(step, self.requests)
@@ -124,7 +124,7 @@ class Epoch:
             minibatches.append((places(self.dataset, request.indices), origins, mirrored))
         return _in_turn(step, minibatches)
 
-    def _calls(self, request: FillRequest) -> list[tuple[int, list[memoryview], int]]:
+    def _calls(self, request: MinibatchRequest) -> list[tuple[int, list[memoryview], int]]:
         """File, destination and first byte of each picture of a request."""
         pictures = self.slots.arrays[request.slot].pictures
         return [
@@ -216,7 +216,7 @@ def loader_process(epoch: Epoch) -> Iterator[tuple[int, ProcessLoader]]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     launcher, report = context.Pipe()
-    sign = Sign(Board.create(("launcher", "loader 0"), timeout=60), place=1)
+    sign = StatusSlot(HeartbeatTable.create(("launcher", "loader 0"), timeout=60), place=1)
     arguments = (epoch.filler, there, epoch.slots, sign, report)
     process = context.Process(target=proc_load.serve, args=arguments, daemon=True)
     process.start()
@@ -249,9 +249,9 @@ def exhaust(batches: Iterable[Any]) -> None:
         pass
 
 
-def load(loader: ProcessLoader, requests: Sequence[FillRequest]) -> None:
+def load(loader: ProcessLoader, requests: Sequence[MinibatchRequest]) -> None:
     """Have minibatches loaded one ahead, as a trainer does."""
-    exhaust(Feed(requests, loader))
+    exhaust(InputPipeline(requests, loader))
 
 
 def resident(pid: int, kind: str = "Pss") -> float:

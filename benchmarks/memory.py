@@ -25,7 +25,7 @@ WARM_STEPS = 5
 def our_steps(sizes: Sizes, steps: int, report: Connection) -> None:
     """Make steps; tell when they are warm, and when they are done."""
     from benchmarks.host_model import host_model, noise_slot, train_step
-    from tandem.device import keep_freed_memory, set_threads
+    from tandem.backend import keep_freed_memory, set_threads
 
     keep_freed_memory()
     set_threads(multiprocessing.cpu_count())

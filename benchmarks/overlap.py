@@ -28,8 +28,8 @@ def serve(batch: int, crop: int, rounds: int) -> None:
     """Measure, as one of the ranks; rank 0 prints a JSON line for each contender."""
     import torch
 
-    from tandem.device import keep_freed_memory
-    from tandem.exchange.mpi import join
+    from tandem.backend import keep_freed_memory
+    from tandem.distributed.mpi import join
 
     world = join()
     torch.set_num_threads(1)
@@ -38,33 +38,33 @@ def serve(batch: int, crop: int, rounds: int) -> None:
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(1 + rounds):  # the first is to warm up
         for name, step in contenders.items():
-            world.meet()
+            world.barrier()
             begun = time.perf_counter()
             step()
-            took = max(world.gather(time.perf_counter() - begun))
+            took = max(world.all_gather_object(time.perf_counter() - begun))
             if number:
                 found[name].append(took)
     if world.rank == 0:
         for name, seconds in found.items():
             print(json.dumps({"name": name, "seconds": seconds}), flush=True)
-    world.meet()
+    world.barrier()
 
 
 def make_contenders(world: Any, sizes: Sizes) -> dict[str, Callable[[], None]]:
     """What is timed, by name."""
-    from tandem.device import device_mode
-    from tandem.exchange import Exchange
-    from tandem.run.config import Config
-    from tandem.run.joint import Joint
+    from tandem.backend import device_mode
+    from tandem.config.schema import Config
+    from tandem.distributed import Exchange
+    from tandem.distributed.factory import Joint
 
     listening: list[Exchange] = [Exchange()]
 
-    def stored(name: str) -> None:
-        listening[0].stored(name.removeprefix("gradient/"))
+    def on_gradient_ready(name: str) -> None:
+        listening[0].on_gradient_ready(name.removeprefix("gradient/"))
 
     resident = ResidentStep(device_mode(), sizes)
     whole = resident.functions[0]
-    telling = resident.compile(device_mode(stored=stored))[0]
+    telling = resident.compile(device_mode(on_gradient_ready=on_gradient_ready))[0]
     shares = [1 / world.size] * world.size
 
     def step(function: Callable[[], Any], exchange: Exchange) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tandem.data.batchfile import locate_batch, write_batch
+from tandem.data.batch_file import locate_batch, write_batch
 from tandem.data.dataset import Dataset
 from tandem.data.manifest import Manifest, Split, write_manifest
 from tandem.files import write_array

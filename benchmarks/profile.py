@@ -23,7 +23,7 @@ from pytensor.tensor.math import Dot
 
 from benchmarks.measure import Part, measure, run
 from benchmarks.resident import ON_CPU, ResidentStep, Sizes
-from tandem.device import device_mode, keep_freed_memory, set_threads
+from tandem.backend import device_mode, keep_freed_memory, set_threads
 from tandem.ops import (
     LRN,
     Conv2d,

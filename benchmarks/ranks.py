@@ -72,7 +72,7 @@ class Tally:
 
 @dataclass
 class Counted:
-    """An engine that counts. A `tandem.exchange.engine.Engine`.
+    """An engine that counts. A `tandem.distributed.group.Engine`.
 
     What a collective operation of all ranks sends is what it receives, so it is enough to count
     what comes: all parts but this rank's own.
@@ -96,8 +96,8 @@ class Counted:
     def group(self, number: int) -> "Counted":
         return Counted(self.engine.group(number), self.tally)
 
-    def gather(self, message: Any) -> tuple[Any, ...]:
-        return self.engine.gather(message)
+    def all_gather_object(self, message: Any) -> tuple[Any, ...]:
+        return self.engine.all_gather_object(message)
 
     def shared(self, nbytes: int) -> list[np.ndarray]:
         return self.engine.shared(nbytes)
@@ -140,8 +140,8 @@ def serve(job: Job) -> None:
     """Measure, as one of the ranks; rank 0 prints JSON lines."""
     import torch
 
-    from tandem.exchange.mpi import join
-    from tandem.run.devices import available_cores
+    from tandem.config.hardware import available_cores
+    from tandem.distributed.mpi import join
 
     world = join()
     cores = len(available_cores())
@@ -154,14 +154,14 @@ def serve(job: Job) -> None:
                 place = {"machines": job.machines, "ranks_each": job.ranks_each}
                 place["cores_each"] = cores / job.machines
                 print(json.dumps(place | {"parameters": parameters} | line), flush=True)
-    world.meet()
+    world.barrier()
 
 
 def make_contenders(world: Any, parameters: int) -> tuple[np.ndarray, list[Contender]]:
     """The vector of this rank, and all ways to average it with the others'."""
+    from tandem.config.schema import Config
+    from tandem.distributed.factory import Joint
     from tandem.memory.flat import FlatLayout
-    from tandem.run.config import Config
-    from tandem.run.joint import Joint
 
     layout = FlatLayout.of({"all": (parameters,)}, "float32")
     shares = [1 / world.size] * world.size
@@ -211,7 +211,7 @@ def _join_gloo(world: Any) -> None:
 
     # Where rank 0 can be reached: the cable, or this machine itself.
     address = os.environ.get("TANDEM_BENCHMARK_ADDRESS", "127.0.0.1")
-    port = world.gather(_free_port())[0]
+    port = world.all_gather_object(_free_port())[0]
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://{address}:{port}", rank=world.rank, world_size=world.size
     )
@@ -235,15 +235,15 @@ def _time(
     for number in range(1 + rounds):
         for each in contenders:
             vector.fill(world.rank + 1)
-            world.meet()
+            world.barrier()
             sent, begun = _sent_by_cable(), time.perf_counter()
             each.step()
-            took = max(world.gather(time.perf_counter() - begun))
+            took = max(world.all_gather_object(time.perf_counter() - begun))
             if number > 0:
                 found[each.name].append(took / 2 if each.name == "MPI message" else took)
                 continue
             cable[each.name] = _sent_by_cable() - sent
-            received[each.name] = _mean(world.gather(each.tally and each.tally.received))
+            received[each.name] = _mean(world.all_gather_object(each.tally and each.tally.received))
     for each in contenders:
         yield {
             "name": each.name,

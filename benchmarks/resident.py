@@ -15,7 +15,7 @@ from pytensor.compile.executor import Function
 from pytensor.compile.mode import Mode
 
 from alex_net import AlexNet
-from tandem.device import DeviceSharedVariable, device_shared
+from tandem.backend import DeviceSharedVariable, device_shared
 from tandem.layers import DropoutKeys
 from tandem.memory import Buffer, HostBuffer
 from tandem.memory.flat import FlatLayout

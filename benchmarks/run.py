@@ -21,8 +21,8 @@ from benchmarks.loader import Sizes as LoaderSizes
 from benchmarks.measure import Comparison, compare, measure, run
 from benchmarks.pictures import write_batches
 from benchmarks.resident import ON_CPU, Sizes
-from tandem.device import keep_freed_memory, set_threads
-from tandem.run.feed import Feed
+from tandem.backend import keep_freed_memory, set_threads
+from tandem.training.input_pipeline import InputPipeline
 
 TARGET = 0.97
 
@@ -39,7 +39,9 @@ def answer(
         data = write_batches(Path(name), pictures, sizes.stored)
         crops, whole = (Epoch(data, "files", wanted, crop_here) for crop_here in (True, False))
         feeds = [
-            Feed(itertools.cycle(epoch.requests), stack.enter_context(loader_process(epoch))[1])
+            InputPipeline(
+                itertools.cycle(epoch.requests), stack.enter_context(loader_process(epoch))[1]
+            )
             for epoch in (crops, whole)
         ]
         steps = {

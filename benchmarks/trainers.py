@@ -19,10 +19,10 @@ import numpy as np
 
 from benchmarks.measure import Comparison, Measured, compare, measure, run
 from benchmarks.team import Team, serve
-from tandem.exchange import Exchange, Meeting, meetings
+from tandem.config.schema import Config
+from tandem.distributed import Exchange, LocalGroup, local_groups
 from tandem.memory import Slot, SlotLayout
-from tandem.run.config import Config
-from tandem.run.site import HostSite, Strategy, host_sites
+from tandem.training.memory import HostSite, Strategy, host_sites
 
 RATE = 1e-4
 STRATEGIES: tuple[Strategy, ...] = ("average", "gradients", "shared")
@@ -103,7 +103,7 @@ def trainers_team(trainers: int, threads: int, sizes: Sizes) -> Team:
         threads=threads,
         compile=False,
     )
-    slots, places = SlotLayout(config.batch_size, sizes.crop), meetings(trainers)
+    slots, places = SlotLayout(config.batch_size, sizes.crop), local_groups(trainers)
     own, shared = (host_sites(slots, trainers, strategy) for strategy in ("average", "shared"))
     arguments = [
         (config, sizes.classes, place, own[rank], shared[rank]) for rank, place in enumerate(places)
@@ -115,12 +115,17 @@ def trainers_team(trainers: int, threads: int, sizes: Sizes) -> Team:
 
 
 def train_alone(
-    config: Config, classes: int, place: Meeting, own: HostSite, shared: HostSite, pipe: Connection
+    config: Config,
+    classes: int,
+    place: LocalGroup,
+    own: HostSite,
+    shared: HostSite,
+    pipe: Connection,
 ) -> None:
     """What one trainer's process does."""
     os.environ["OMP_NUM_THREADS"] = str(config.threads)
     from alex_net import AlexNet
-    from tandem.device import keep_freed_memory, set_threads
+    from tandem.backend import keep_freed_memory, set_threads
 
     set_threads(int(config.threads))
     keep_freed_memory()
@@ -132,15 +137,15 @@ def train_alone(
 
 
 def _tasks(
-    config: Config, net: Any, place: Meeting, site: HostSite, strategies: Sequence[Strategy]
+    config: Config, net: Any, place: LocalGroup, site: HostSite, strategies: Sequence[Strategy]
 ) -> dict[str, Callable[[], Parts]]:
     """A step with each strategy over one site."""
-    from tandem.run.model import Model
+    from tandem.training.compiled_network import CompiledNetwork
 
     shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
     memory = site.open(place, shapes, config.dtype)
     mean = np.full((3, config.crop_size, config.crop_size), 120, np.float32)
-    model = Model(
+    model = CompiledNetwork(
         net,
         config,
         mean,
@@ -171,7 +176,7 @@ def _fill(slot: Slot, net: Any, rank: int) -> None:
 
 
 def _step(model: Any, slot: Slot, exchange: Exchange, shares: Sequence[float]) -> Parts:
-    """A step as `tandem.run.trainer` makes it."""
+    """A step as `tandem.training.trainer` makes it."""
     begun = time.perf_counter()
     model.compute_gradients(slot, epoch=0)
     model.is_finite()

@@ -12,9 +12,9 @@ The first 2,560 of each split:     python preprocessing/make_hkl.py --subset 256
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; returns its exit status."""
-    # Not at the top: the processes that squash pictures import this file too, and need neither.
-    from pictures.prepare import prepare
-    from pictures.program import run_program
+    # Not at the top: the processes that decode pictures import this file too, and need neither.
+    from tandem.preprocessing.prepare import prepare
+    from tandem.preprocessing.program import run_program
 
     return run_program(__doc__ or "", prepare, argv)
 

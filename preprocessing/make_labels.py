@@ -4,8 +4,8 @@ As paths.yaml says:  python preprocessing/make_labels.py
 Another data set:    python preprocessing/make_labels.py --tar-root-dir data/small
 """
 
-from pictures.derive import write_labels
-from pictures.program import run_program
+from tandem.preprocessing.derive import write_labels
+from tandem.preprocessing.program import run_program
 
 
 def main(argv: list[str] | None = None) -> int:

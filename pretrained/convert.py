@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tandem.convert.program import run_conversion
+from tandem.convert.cli import run_conversion
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tandem.convert.program import run_fetch
+from tandem.convert.cli import run_fetch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -83,7 +83,7 @@ def words(seed: int, epoch: int, indices: np.ndarray, purpose: int, count: int) 
     Returns
     -------
     int64 (n, count)
-        Values in [0, 2**32). Word j of an index does not depend on `count`.
+        Values in [0, 2**32). StepVote j of an index does not depend on `count`.
     """
     blocks = np.arange(-(-count // 4), dtype=np.int64)[np.newaxis, :]
     column = np.asarray(indices, np.int64)[:, np.newaxis]

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tandem.artifacts.checkpoint import read_checkpoint
+from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
+from tandem.artifacts.run_folder import RECORD, find_checkpoint, list_checkpoints
+from tandem.artifacts.visualize import colour_filters, filter_grid
 from tandem.errors import InputError
 from tandem.files import replacing
-from tandem.run.checkpoint import read_checkpoint
-from tandem.run.folder import RECORD, find_checkpoint, list_checkpoints
-from tandem.run.pictures import colour_filters, filter_grid
-from tandem.run.record import TrainRecord, ValidationRecord, read_records
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.run.devices import cuda_device_count, missing_for_gpus
+from tandem.config.hardware import cuda_device_count, missing_for_gpus
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

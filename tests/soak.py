@@ -1,6 +1,6 @@
 """Faults at random moments, again and again; in the end the same bits as if nothing had happened.
 
-python tests/soak.py --data data/demo --runs runs/soak --faults 50 --seed 1
+python -m tests.soak --data data/demo --runs runs/soak --faults 50 --seed 1
 
 Trains once undisturbed, then once with faults: any process is killed or stopped, the run is asked
 to end, suspended as by Ctrl-Z, or finds the disk full. After each fault everything must be gone
@@ -23,7 +23,10 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file
-from tiny import (
+
+from tandem.artifacts.run_folder import list_checkpoints
+from tandem.processes.heartbeat import PATIENCE_SECONDS
+from tests.support.tiny import (
     find_process,
     group_members,
     read_record,
@@ -32,9 +35,6 @@ from tiny import (
     start_program,
     without_times,
 )
-
-from tandem.run.folder import list_checkpoints
-from tandem.run.heartbeat import PATIENCE_SECONDS
 
 TIMEOUT = 3.0  # peer_timeout_seconds
 GONE_SECONDS = 10.0  # after detection

@@ -21,7 +21,7 @@ from tandem.ops import (
     MaxPool2d,
     MaxPool2dGrad,
 )
-from tests.ops.graphs import MODE, plain_python
+from tests.support.op_checks import MODE, plain_python
 
 LAYERS = ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8")
 SHAPES = {

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tiny import prepare, run_program, settings
 
 import train
-from tandem.data.batchfile import write_batch
+from tandem.data.batch_file import write_batch
+from tests.support.tiny import prepare, run_program, settings
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny import ROOT
+
+from tests.support.tiny import ROOT
 
 
 @pytest.mark.slow

@@ -12,9 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from broken_network import PICTURE
 from safetensors.numpy import load_file
-from tiny import (
+
+import train
+from tandem.artifacts.checkpoint import read_state
+from tandem.artifacts.run_folder import list_checkpoints
+from tandem.artifacts.run_lock import locked
+from tandem.data.order import epoch_order
+from tandem.errors import InputError
+from tests.support.broken_network import PICTURE
+from tests.support.tiny import (
     find_process,
     group_members,
     is_gone,
@@ -26,13 +33,6 @@ from tiny import (
     wait_for_steps,
     without_times,
 )
-
-import train
-from tandem.data.order import epoch_order
-from tandem.errors import InputError
-from tandem.run.checkpoint import read_state
-from tandem.run.folder import list_checkpoints
-from tandem.run.lock import locked
 
 COMMON = {"batch_size": 2, "devices": ["cpu", "cpu"], "n_epochs": 3, "shuffle": "images"}
 
@@ -71,7 +71,7 @@ def test_a_run_starts_again_by_itself_as_often_as_it_may(
     """The fault comes back each time, so that a limit is needed."""
     run = tmp_path / "run"
     arguments = settings(data, run, **COMMON, restarts=1, snapshot_minutes=0.0001)
-    result = run_program("tests/broken_train.py", ["LateAlexNet", *arguments])
+    result = run_program("tests/support/broken_train.py", ["LateAlexNet", *arguments])
     assert result.returncode == 1
     assert "starting again: 1 of 1 restarts" in result.stderr
     last = result.stderr.strip().splitlines()[-1]
@@ -80,7 +80,7 @@ def test_a_run_starts_again_by_itself_as_often_as_it_may(
     # Mended, it goes on, and loses nothing.
     monkeypatch.setenv("MENDED", "1")
     result = run_program(
-        "tests/broken_train.py", ["LateAlexNet", *arguments, "--resume_train", "true"]
+        "tests/support/broken_train.py", ["LateAlexNet", *arguments, "--resume_train", "true"]
     )
     assert result.returncode == 0, result.stderr
     assert_same(run, whole)
@@ -293,7 +293,7 @@ def test_a_run_that_was_ended_before_its_first_checkpoint_begins_again(
 def test_a_folder_that_another_run_uses_is_refused(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.run.lock.WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("tandem.artifacts.run_lock.WAIT_SECONDS", 0.0)
     run = tmp_path / "run"
     process = start_program("train.py", settings(data, run, **{**COMMON, "n_epochs": 10_000}))
     wait_for_steps(run, process, 1)
@@ -319,7 +319,7 @@ def names_in(epoch: int) -> set[str]:
 def train_nan(data: Path, run: Path, name: str = "NanAlexNet", **changes: object) -> str:
     """Train such a network; the exit status and what was said."""
     arguments = settings(data, run, **{**COMMON, **changes})
-    result = run_program("tests/broken_train.py", [name, *arguments])
+    result = run_program("tests/support/broken_train.py", [name, *arguments])
     return f"{result.returncode}\n{result.stderr}"
 
 

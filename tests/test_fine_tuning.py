@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny import prepare, run_program, settings
 
 import train as program
-from tandem.run.checkpoint import read_checkpoint
+from tandem.artifacts.checkpoint import read_checkpoint
+from tests.support.tiny import prepare, run_program, settings
 
 FROZEN = ["conv1", "conv2"]
 

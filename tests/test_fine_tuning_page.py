@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny import ROOT
 
-from tandem.run.config import load_config
+from tandem.config.schema import load_config
+from tests.support.tiny import ROOT
 
 PAGE = (ROOT / "docs" / "fine-tuning.md").read_text()
 BLOCKS = [

@@ -1,21 +1,21 @@
-"""Whole runs with trainers and loaders on GPUs that are pretended; see `pretend_gpu`."""
+"""Whole runs with trainers and loaders on GPUs that are pretended; see `simulated_gpu`."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pretend_gpu
 import pytest
 from safetensors.numpy import load_file
-from tiny import prepare, read_record, run_program, settings, without_times
 
 import proc_load
-from tandem.run.config import load_config
-from tandem.run.folder import list_checkpoints
-from tandem.run.main import run_training
-from tandem.run.plan import make_plan
-from tandem.run.site import CudaSite, HostSite, make_sites
+from tandem.artifacts.run_folder import list_checkpoints
+from tandem.config.schema import load_config
+from tandem.launch.prepare import prepare_run
+from tandem.launch.programs import run_training
+from tandem.training.memory import CudaSite, HostSite, make_sites
+from tests.support import simulated_gpu as simulated_gpu
+from tests.support.tiny import prepare, read_record, run_program, settings, without_times
 
 COMMON = {"precision": "float64", "batch_size": 2, "n_epochs": 2, "check_every": 1}
 
@@ -35,9 +35,9 @@ def on_host(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.run.plan.resolve_devices", tuple)
-    monkeypatch.setattr("tandem.run.exact.device_names", lambda devices: [*devices])
-    monkeypatch.setattr("tandem.run.launch.make_sites", pretend_gpu.make_sites)
+    monkeypatch.setattr("tandem.launch.prepare.resolve_devices", tuple)
+    monkeypatch.setattr("tandem.artifacts.reproducibility.device_names", lambda devices: [*devices])
+    monkeypatch.setattr("tandem.launch.local.make_sites", simulated_gpu.make_sites)
 
 
 def train_pretended(data: Path, run: Path, **changes: Any) -> int:
@@ -115,10 +115,10 @@ def test_gpus_have_no_memory_that_all_share(
 
 
 def test_where_trainers_work_decides_where_memory_lies(data: Path, tmp_path: Path) -> None:
-    plan = make_plan(load_config(settings(data, tmp_path / "run", devices=["cpu"] * 2)))
-    sites = make_sites(plan)
+    spec = prepare_run(load_config(settings(data, tmp_path / "run", devices=["cpu"] * 2)))
+    sites = make_sites(spec)
     assert [type(site) for site in sites] == [HostSite] * 2
     assert sites[0].parameters is sites[1].parameters
-    sites = make_sites(replace(plan, devices=("cuda:3", "cuda:1")))
+    sites = make_sites(replace(spec, devices=("cuda:3", "cuda:1")))
     assert [type(site) for site in sites] == [CudaSite] * 2
     assert [site.device for site in sites] == [3, 1]

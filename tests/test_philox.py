@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tandem.philox import Purpose, permutation, philox4x32, words
-from tests import slow_philox
+from tests.support import slow_philox
 
 # Random123's known answers for philox4x32 with ten rounds: counter, key, result.
 KNOWN_ANSWERS = [

@@ -7,15 +7,15 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from PIL import Image
-from tiny import ROOT, run_program
 
-from tandem.device import device_mode
+from tandem.artifacts.checkpoint import RunState
+from tandem.backend import device_mode
+from tandem.config.schema import Config
+from tandem.launch.prepare import prepare_run, read_mean
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.ops import crop_mirror
-from tandem.run.checkpoint import RunState
-from tandem.run.config import Config
-from tandem.run.plan import make_plan, read_mean
-from tandem.run.trainer import requests
+from tandem.training.trainer import requests
+from tests.support.tiny import ROOT, run_program
 
 SIZE, CROP, BATCH = 70, 67, 2
 WNIDS = ("n01", "n05", "n07")
@@ -69,15 +69,15 @@ def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
         weights_dir=str(data / "run"),
         n_epochs=2,
     )
-    plan = make_plan(config)
+    spec = prepare_run(config)
     mean = read_mean(config.mean_path, SIZE)
-    images_of = graph_input(plan.picture_size, mean, cropped=not device_crops)
-    layout = SlotLayout(BATCH, plan.picture_size)
+    images_of = graph_input(spec.picture_size, mean, cropped=not device_crops)
+    layout = SlotLayout(BATCH, spec.picture_size)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
-    filler = plan.filler()
+    filler = spec.filler()
     arrived: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
     for rank in range(trainers):
-        for request in requests(plan, rank, RunState()):
+        for request in requests(spec, rank, RunState()):
             filler.fill(slot, request)
             images = images_of(slot.pictures, slot.origins, slot.mirrored)
             for i in range(int(slot.valid)):
@@ -91,9 +91,9 @@ def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
 
 def test_a_resumed_epoch_goes_on_with_the_next_minibatch(data: Path) -> None:
     settings = {"data_folder": str(data), "crop_size": CROP, "batch_size": BATCH, "n_epochs": 3}
-    plan = make_plan(Config(weights_dir=str(data / "run"), **settings))
-    whole = list(requests(plan, 0, RunState()))
-    rest = list(requests(plan, 0, RunState(epoch=1, step_in_epoch=3)))
+    spec = prepare_run(Config(weights_dir=str(data / "run"), **settings))
+    whole = list(requests(spec, 0, RunState()))
+    rest = list(requests(spec, 0, RunState(epoch=1, step_in_epoch=3)))
     per_epoch = len(whole) // 3
     for ours, theirs in zip(rest, whole[per_epoch + 3 :], strict=True):
         assert (ours.mode, ours.epoch, ours.minibatch) == (

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tandem.artifacts.checkpoint import Checkpoint, NetworkDescription, RunState, save_checkpoint
+from tandem.artifacts.metrics_log import MetricsLog, TrainRecord, ValidationRecord
+from tandem.artifacts.visualize import filter_grid
 from tandem.errors import InputError
 from tandem.plot import STYLES, Run, binned, draw, draw_runs, main, read_run
-from tandem.run.checkpoint import Checkpoint, NetworkDescription, RunState, save_checkpoint
-from tandem.run.pictures import filter_grid
-from tandem.run.record import RecordFile, TrainRecord, ValidationRecord
 
 STEPS = 10
 
@@ -24,7 +24,7 @@ STEPS = 10
 def record_run(folder: Path, epochs: int = 3, **changes: object) -> Path:
     """Record a run whose loss at step n is 5 / n, as a program does."""
     folder.mkdir()
-    with RecordFile(folder / "record.jsonl") as file:
+    with MetricsLog(folder / "record.jsonl") as file:
         for step in range(2, STEPS * max(epochs, 1) + 1, 2):
             train = TrainRecord(
                 (step - 1) // STEPS + 1, step, 5 / step, 0.5, 0.01, 100.0, 1.0, 0.25, 0.75

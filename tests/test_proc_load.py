@@ -15,12 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data.coded import coded_picture, label_of, write_coded
 
 import proc_load
 from tandem.data.augment import Augmentation
 from tandem.data.dataset import Dataset
-from tandem.data.fill import FillRequest, SlotFiller
+from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
 from tandem.data.order import (
     epoch_order,
     global_minibatch,
@@ -28,10 +27,11 @@ from tandem.data.order import (
     trainer_rows,
 )
 from tandem.memory import HostSlots, Slot, SlotLayout
-from tandem.run.feed import Feed, LoaderError, ProcessLoader
-from tandem.run.heartbeat import Activity, Board, Sign
-from tandem.run.messages import Failed, Ready
-from tandem.run.process import Membership, enter
+from tandem.processes.child import ChildContext, enter
+from tandem.processes.heartbeat import Activity, HeartbeatTable, StatusSlot
+from tandem.training.input_pipeline import InputPipeline, LoaderError, ProcessLoader
+from tandem.training.messages import Failed, Ready
+from tests.support.coded_pictures import coded_picture, label_of, write_coded
 
 ROOT = Path(__file__).parent.parent
 CONTEXT = multiprocessing.get_context("spawn")
@@ -52,7 +52,7 @@ class Loading:
     slots: list[Slot]
 
     def ask(self, indices: list[int], slot: int = 0) -> int:
-        self.client.request(FillRequest(slot, "train", 0, 0, np.array(indices)))
+        self.client.request(MinibatchRequest(slot, "train", 0, 0, np.array(indices)))
         return self.client.wait()
 
     def exit_status(self) -> int | None:
@@ -60,16 +60,16 @@ class Loading:
         return self.process.exitcode
 
 
-def start(filler: SlotFiller, batch: int) -> Loading:
+def start(filler: MinibatchBuilder, batch: int) -> Loading:
     layout = SlotLayout(batch, filler.picture_size)
     slots = HostSlots.create(layout, rank=0)
     here, there = CONTEXT.Pipe()
     launcher, report = CONTEXT.Pipe()
-    board = Board.create(("launcher", "loader 0"), timeout=60)
-    membership, sign = Membership(board, place=1), Sign(board, place=1)
+    table = HeartbeatTable.create(("launcher", "loader 0"), timeout=60)
+    context, sign = ChildContext(table, place=1), StatusSlot(table, place=1)
     process = CONTEXT.Process(
         target=enter,
-        args=(membership, proc_load.serve, there, slots, sign, report),
+        args=(context, proc_load.serve, there, slots, sign, report),
         name="loader 0",
         daemon=True,
     )
@@ -87,7 +87,7 @@ def dataset(tmp_path: Path) -> Dataset:
 
 @pytest.fixture
 def loading(dataset: Dataset) -> Iterator[Loading]:
-    loading = start(SlotFiller(dataset, dataset, SETTINGS, crop_here=False), batch=3)
+    loading = start(MinibatchBuilder(dataset, dataset, SETTINGS, crop_here=False), batch=3)
     yield loading
     loading.connection.close()
     loading.process.kill()
@@ -98,18 +98,18 @@ def loading(dataset: Dataset) -> Iterator[Loading]:
 def test_every_picture_reaches_its_trainer_once_an_epoch(
     dataset: Dataset, trainers: int, crop_here: bool
 ) -> None:
-    filler = SlotFiller(dataset, dataset, SETTINGS, crop_here)
+    filler = MinibatchBuilder(dataset, dataset, SETTINGS, crop_here)
     order = epoch_order(dataset.counts, "images", 3, 0)
 
-    def wanted(rank: int) -> Iterator[FillRequest]:
+    def wanted(rank: int) -> Iterator[MinibatchRequest]:
         for k in range(minibatch_count(13, 3 * trainers)):
             rows = trainer_rows(global_minibatch(order, k, 3 * trainers), rank, 3)
-            yield FillRequest(k % 2, "train", 0, k, rows)
+            yield MinibatchRequest(k % 2, "train", 0, k, rows)
 
     loaders = [start(filler, batch=3) for _ in range(trainers)]
     arrived = []
     for rank, loading in enumerate(loaders):
-        feed = Feed(wanted(rank), loading.client)
+        feed = InputPipeline(wanted(rank), loading.client)
         for slot in (loading.slots[number] for number in feed):
             for i in range(int(slot.valid)):
                 index, label = slot.pictures[i, 0, 0, 1:].tolist()
@@ -144,11 +144,11 @@ def test_one_slot_is_filled_while_the_other_is_read(loading: Loading) -> None:
 class Noting:
     """A filler that notes what a sign shows while it works."""
 
-    def __init__(self, sign: Sign) -> None:
-        self.sign, self.seen = sign, [Activity(sign.board.activities[sign.place])]
+    def __init__(self, sign: StatusSlot) -> None:
+        self.sign, self.seen = sign, [Activity(sign.table.activities[sign.place])]
 
-    def fill(self, slot: Slot, request: FillRequest) -> None:
-        self.seen.append(Activity(self.sign.board.activities[self.sign.place]))
+    def fill(self, slot: Slot, request: MinibatchRequest) -> None:
+        self.seen.append(Activity(self.sign.table.activities[self.sign.place]))
 
     def close(self) -> None:
         pass
@@ -156,16 +156,16 @@ class Noting:
 
 def test_a_loader_shows_what_it_is_doing() -> None:
     here, there = CONTEXT.Pipe()
-    sign = Sign(Board.create(("launcher", "loader 0"), timeout=60), place=1)
+    sign = StatusSlot(HeartbeatTable.create(("launcher", "loader 0"), timeout=60), place=1)
     filler, client = Noting(sign), ProcessLoader(here)
     slots = HostSlots.create(SlotLayout(1, 6), rank=0)
     arguments = (filler, there, slots, sign, here)
     loader = threading.Thread(target=proc_load.serve, args=arguments, daemon=True)
     loader.start()
-    client.request(FillRequest(0, "train", 0, 0, np.array([0])))
+    client.request(MinibatchRequest(0, "train", 0, 0, np.array([0])))
     client.wait()
     assert filler.seen == [Activity.STARTING, Activity.READING]
-    assert sign.board.activities.tolist() == [0, Activity.IDLE]
+    assert sign.table.activities.tolist() == [0, Activity.IDLE]
     client.close()
     loader.join(END_SECONDS)
     assert not loader.is_alive()
@@ -175,7 +175,7 @@ def test_a_killed_loader_is_noticed_at_once(loading: Loading) -> None:
     loading.ask([0])
     assert loading.process.pid is not None
     os.kill(loading.process.pid, signal.SIGSTOP)
-    loading.client.request(FillRequest(1, "train", 0, 1, np.array([1])))
+    loading.client.request(MinibatchRequest(1, "train", 0, 1, np.array([1])))
     start = time.monotonic()
     loading.process.kill()
     with pytest.raises(LoaderError, match="its loader has ended"):
@@ -200,7 +200,7 @@ def test_a_missing_file_is_told_as_input_with_the_traceback(
 ) -> None:
     loading.ask([0])
     Path(dataset.paths[2]).unlink()
-    loading.client.request(FillRequest(0, "train", 0, 0, np.array([8])))
+    loading.client.request(MinibatchRequest(0, "train", 0, 0, np.array([8])))
     failed = failure_of(loading)
     assert failed.kind == "input"
     assert "0002.hkl: it is gone" in failed.message
@@ -208,7 +208,7 @@ def test_a_missing_file_is_told_as_input_with_the_traceback(
 
 
 def test_a_fault_is_told_with_its_traceback(loading: Loading) -> None:
-    loading.client.request(FillRequest(0, "train", 0, 0, np.array([13])))
+    loading.client.request(MinibatchRequest(0, "train", 0, 0, np.array([13])))
     failed = failure_of(loading)
     assert failed.kind == "fault"
     assert failed.message.startswith("IndexError: picture 13 of a split of 13")
@@ -227,7 +227,7 @@ def test_a_loader_ends_quietly_when_its_trainer_is_gone(
 ) -> None:
     loading.ask([0])
     if busy:
-        loading.client.request(FillRequest(1, "train", 0, 1, np.array([1])))
+        loading.client.request(MinibatchRequest(1, "train", 0, 1, np.array([1])))
     loading.connection.close()
     assert loading.exit_status() == 0
     assert capfd.readouterr().err == ""
@@ -242,7 +242,7 @@ def test_a_loader_leaves_ctrl_c_to_the_launcher(loading: Loading) -> None:
 
 
 def start_and_die(dataset: Dataset, connection: Connection) -> None:
-    loading = start(SlotFiller(dataset, dataset, SETTINGS, crop_here=False), batch=3)
+    loading = start(MinibatchBuilder(dataset, dataset, SETTINGS, crop_here=False), batch=3)
     loading.ask([0])
     # The trainer's end of the pipe stays open elsewhere.
     connection.send(loading.connection)

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import (
+from safetensors.numpy import load_file
+
+from tandem.artifacts.run_folder import list_checkpoints
+from tests.support.ranks import (
     assert_same_bits,
     job,
     leaves_no_memory,
@@ -18,11 +21,8 @@ from ranks import (
     run_ranks,
     weights,
 )
-from safetensors.numpy import load_file
-from terminal import Terminal
-from tiny import prepare, read_record, run_program, settings
-
-from tandem.run.folder import list_checkpoints
+from tests.support.terminal import Terminal
+from tests.support.tiny import prepare, read_record, run_program, settings
 
 if reason := missing():
     pytest.skip(reason, allow_module_level=True)
@@ -128,7 +128,7 @@ def test_ranks_on_gpus_compute_what_they_do_on_the_host(
     """On GPUs that are pretended, of which the first two can't reach each other."""
     gpus = {"devices": ["cuda:0", "cuda:1", "cuda:2"], "compile": False, **changes}
     arguments = settings(data, tmp_path / "run", **DOUBLE, batch_size=2, **gpus)
-    result = run_ranks(3, "tests/pretend_train.py", arguments)
+    result = run_ranks(3, "tests/support/simulated_train.py", arguments)
     assert result.returncode == 0, result.stderr
     is_apart = "cuda:0 and cuda:1 can't reach" in result.stderr
     assert is_apart == (changes["collective"] == "hierarchical")
@@ -245,7 +245,9 @@ def test_ranks_on_gpus_need_not_be_in_step(data: Path, tmp_path: Path, rule: str
     """On GPUs that are pretended: what is kept is the centre, which was validated."""
     run, changes = tmp_path / "run", {"rule": rule, "gosgd_p": 0.5, "shuffle": "images"}
     gpus = {"devices": ["cuda:0", "cuda:1", "cuda:2"], "compile": False, "n_epochs": 2}
-    result = run_ranks(3, "tests/pretend_train.py", settings(data, run, **changes, **gpus))
+    result = run_ranks(
+        3, "tests/support/simulated_train.py", settings(data, run, **changes, **gpus)
+    )
     assert result.returncode == 0, result.stderr
     checkpoint = str(list_checkpoints(run)[-1])
     found = run_program("validate.py", ["--weights", checkpoint, *settings(data, run)])
@@ -293,7 +295,7 @@ def test_a_killed_process_ends_the_job(data: Path, tmp_path: Path, victim: str, 
 @pytest.mark.slow
 def test_a_rank_that_raises_tells_its_traceback(data: Path, tmp_path: Path) -> None:
     arguments = ["BrokenAlexNet", *settings(data, tmp_path / "run", **COMMON)]
-    result = run_ranks(3, "tests/broken_train.py", arguments, timeout=60)
+    result = run_ranks(3, "tests/support/broken_train.py", arguments, timeout=60)
     assert result.returncode == 1, result.stderr
     assert "[1] trainer 1 failed:\nTraceback" in result.stderr
     text = "[1] error: the run has ended: trainer 1: ZeroDivisionError: broken on purpose"
@@ -405,7 +407,7 @@ def test_other_collectives_go_on_consistently(data: Path, tmp_path: Path, collec
 @pytest.mark.slow
 def test_a_bad_minibatch_is_passed_over_by_all_ranks(data: Path, tmp_path: Path) -> None:
     arguments = settings(data, tmp_path / "run", **COMMON, on_nan="rollback")
-    result = run_ranks(2, "tests/broken_train.py", ["NanAlexNet", *arguments])
+    result = run_ranks(2, "tests/support/broken_train.py", ["NanAlexNet", *arguments])
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("going back to the newest checkpoint") == 1
     events = [line["event"] for line in read_record(tmp_path / "run")]
@@ -420,8 +422,8 @@ def test_ranks_that_roll_back_leave_nothing_on_gpus(
 ) -> None:
     gpus = {"devices": ["cuda:0", "cuda:1", "cuda:2"], "compile": False, "collective": collective}
     arguments = settings(data, tmp_path / "run", **COMMON, **gpus, on_nan="rollback")
-    broken = ["--network", "broken_network:NanAlexNet", *arguments]
-    result = run_ranks(3, "tests/pretend_train.py", broken)
+    broken = ["--network", "tests.support.broken_network:NanAlexNet", *arguments]
+    result = run_ranks(3, "tests/support/simulated_train.py", broken)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("going back to the newest checkpoint") == 1
     assert result.stderr.count("left on GPUs: 0, shared: 0\n") == 3

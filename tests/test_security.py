@@ -24,7 +24,18 @@ import pytest
 import scipy.io
 import torch
 import yaml
-from tiny import (
+
+import train
+import validate
+from tandem.artifacts.checkpoint import (
+    initial_weights,
+    read_checkpoint,
+    read_description,
+    read_state,
+)
+from tandem.data.batch_file import locate_batch, write_batch
+from tandem.errors import InputError
+from tests.support.tiny import (
     ROOT,
     group_members,
     is_gone,
@@ -34,12 +45,6 @@ from tiny import (
     shared_memory,
     start_program,
 )
-
-import train
-import validate
-from tandem.data.batchfile import locate_batch, write_batch
-from tandem.errors import InputError
-from tandem.run.checkpoint import initial_weights, read_checkpoint, read_description, read_state
 
 
 class Bomb:
@@ -425,9 +430,9 @@ PROGRAM_FILES = sorted(
 )
 PERMITTED = {
     # The compiler of device functions, which compiles the text that it has itself made of a graph.
-    "tandem/device/program.py": {"exec", "compile"},
+    "tandem/backend/codegen.py": {"exec", "compile"},
     # What ranks of one job say to each other, as processes of one machine do by pipes.
-    "tandem/exchange/frames.py": {"pickle.loads"},
+    "tandem/distributed/frames.py": {"pickle.loads"},
 }
 FORBIDDEN_CALLS = {
     *("pickle.load", "pickle.loads", "pickle.Unpickler", "cPickle.load", "dill.load", "dill.loads"),

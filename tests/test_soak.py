@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from soak import Broken, compare, soak
-from tiny import prepare
+
+from tests.soak import Broken, compare, soak
+from tests.support.tiny import prepare
 
 
 @pytest.mark.slow

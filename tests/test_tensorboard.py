@@ -20,9 +20,17 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from run.test_events import TRAIN, VALIDATION, curve, read, write
 from safetensors.numpy import load_file
-from tiny import prepare, read_record, run_program, settings, start_program, without_times
+
+from tests.artifacts.test_tensorboard import TRAIN, VALIDATION, curve, read, write
+from tests.support.tiny import (
+    prepare,
+    read_record,
+    run_program,
+    settings,
+    start_program,
+    without_times,
+)
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-sync --no-first-run"

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from terminal import Terminal
-from tiny import is_gone, prepare, run_program, settings
 
-from tandem.run.observe import can_show
+from tandem.launch.console import can_show
+from tests.support.terminal import Terminal
+from tests.support.tiny import is_gone, prepare, run_program, settings
 
 ESCAPE = b"\x1b"
 
@@ -95,7 +95,9 @@ def test_the_traceback_of_a_fault_is_whole_and_the_terminal_sane(
     data: Path, tmp_path: Path
 ) -> None:
     arguments = settings(data, tmp_path / "run", n_epochs=4, devices=["cpu", "cpu"], batch_size=7)
-    with Terminal("tests/broken_train.py", ["LoudAlexNet", *arguments], columns=70) as terminal:
+    with Terminal(
+        "tests/support/broken_train.py", ["LoudAlexNet", *arguments], columns=70
+    ) as terminal:
         assert terminal.wait() == 1
         text = terminal.text
     # Its rows with a path are as long as the path: these are looked for as they were written.

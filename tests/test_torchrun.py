@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import assert_same_bits, job, run_ranks
-from tiny import ROOT, prepare, read_record, run_program, settings, shared_memory
 
-from tandem.exchange.torchrun import VARIABLES
-from tandem.run.folder import list_checkpoints
+from tandem.artifacts.run_folder import list_checkpoints
+from tandem.distributed.gloo import VARIABLES
+from tests.support.ranks import assert_same_bits, job, run_ranks
+from tests.support.tiny import ROOT, prepare, read_record, run_program, settings, shared_memory
 
 # 13 pictures, 7 for validation: the last minibatch leaves some ranks with none.
 COMMON = {"n_epochs": 2, "check_every": 1, "shuffle": "images"}
@@ -103,7 +103,7 @@ def test_a_killed_process_ends_the_job(data: Path, tmp_path: Path, victim: str) 
 @pytest.mark.slow
 def test_a_rank_that_raises_tells_its_traceback(data: Path, tmp_path: Path) -> None:
     arguments = ["BrokenAlexNet", *settings(data, tmp_path / "run", **COMMON)]
-    result = run_ranks(3, "tests/broken_train.py", arguments, by="torchrun")
+    result = run_ranks(3, "tests/support/broken_train.py", arguments, by="torchrun")
     assert result.returncode == 1, result.stderr
     text = "[1] error: the run has ended: trainer 1: ZeroDivisionError: broken on purpose"
     assert text in result.stderr

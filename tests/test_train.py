@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tiny import (
+
+from tandem.backend import cpp_compiler
+from tests.support.tiny import (
     find_process,
     is_gone,
     prepare,
@@ -22,8 +24,6 @@ from tiny import (
     wait_for_steps,
     without_times,
 )
-
-from tandem.device import cpp_compiler
 
 TRAIN_KEYS = [
     "event",

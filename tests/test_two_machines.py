@@ -14,24 +14,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import assert_same_bits, missing, starter
 from safetensors.numpy import load_file
-from tiny import ROOT, prepare, read_record, run_program, settings
 
 from benchmarks import machines
 from benchmarks.machines import Machines
-from tandem.run.folder import list_checkpoints
+from tandem.artifacts.run_folder import list_checkpoints
+from tests.support.ranks import assert_same_bits, missing, starter
+from tests.support.tiny import ROOT, prepare, read_record, run_program, settings
 
 if reason := missing() or machines.missing():
     pytest.skip(reason, allow_module_level=True)
 
 PROGRAM = """
 import json, numpy as np
-from tandem.exchange.mpi import join
+from tandem.distributed.mpi import join
 engine = join()
 vector = np.ones(1_000_000, np.float32)
 engine.all_reduce(vector)
-neighbours = engine.gather((engine.local.rank, engine.local.size))
+neighbours = engine.all_gather_object((engine.local.rank, engine.local.size))
 if engine.rank == 0:
     print(json.dumps([neighbours, bool((vector == engine.size).all())]))
 """
@@ -48,7 +48,7 @@ def run(pair: Machines, *words: str, each: int = 1) -> "subprocess.CompletedProc
     return subprocess.run(
         [*pair.mpirun(str(starter()), each), sys.executable, *words],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -91,7 +91,7 @@ def test_two_machines_compute_what_one_trainer_does(
 def test_a_rank_that_raises_ends_both_machines(pair: Machines, tmp_path: Path) -> None:
     data = prepare(tmp_path / "data")
     arguments = ["BrokenAlexNet", *settings(data, tmp_path / "run")]
-    result = run(pair, "tests/broken_train.py", *arguments)
+    result = run(pair, "tests/support/broken_train.py", *arguments)
     assert result.returncode == 1
     assert "[1] error: the run has ended: trainer 1: ZeroDivisionError" in result.stderr
 
@@ -99,7 +99,7 @@ def test_a_rank_that_raises_ends_both_machines(pair: Machines, tmp_path: Path) -
 def start_torchrun(
     pair: Machines, machine: int, *words: str, each: int = 1
 ) -> "subprocess.Popen[str]":
-    """Start torchrun on one of the machines, of which the first is the meeting point."""
+    """Start torchrun on one of the machines, of which the first is the group point."""
     place = ["--rdzv-backend", "c10d", "--rdzv-id", "test", "--rdzv-conf", f"is_host={1 - machine}"]
     place += ["--rdzv-endpoint", f"{pair.addresses[0]}:29500"]
     place += ["--local-addr", pair.addresses[machine]]

@@ -9,14 +9,14 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 
+from tandem.artifacts.trained_network import load_network
+from tandem.backend import device_mode, device_shared
+from tandem.config.schema import ALEXNET
 from tandem.data.class_names import imagenet_names
-from tandem.data.squash import BadPictureError, squash
-from tandem.data.untrusted import read_bytes
-from tandem.device import device_mode, device_shared
+from tandem.data.decode import BadPictureError, decode_picture
+from tandem.data.safe_io import read_bytes
 from tandem.errors import InputError
 from tandem.ops import crop_mirror
-from tandem.run.config import ALEXNET
-from tandem.run.weights import load_network
 
 # The largest pictures of ImageNet have some 20 MB.
 MOST_BYTES = 1 << 28
@@ -160,7 +160,7 @@ class Classifier:
             It cannot be read or decoded.
         """
         if isinstance(picture, bytes):
-            return squash(picture, self.image_size)
+            return decode_picture(picture, self.image_size)
         try:
             content = read_bytes(Path(picture), MOST_BYTES)
         except OSError as error:
@@ -168,7 +168,7 @@ class Classifier:
         except ValueError as error:
             raise BadPictureError(f"{picture}: {error}") from None
         try:
-            return squash(content, self.image_size)
+            return decode_picture(content, self.image_size)
         except BadPictureError as error:
             raise BadPictureError(f"{picture}: {error}") from None
 

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from tandem.convert.wire import Message
-from tandem.data.untrusted import read_bytes
+from tandem.data.safe_io import read_bytes
 from tandem.errors import InputError
 from tandem.layers import NORM_ALPHA, NORM_BETA, NORM_K, NORM_SIZE
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tandem.data.untrusted import read_npy
+from tandem.data.safe_io import read_npy
 from tandem.errors import InputError
 from tandem.files import write_array
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.data.batchfile import BatchLocation, locate_batch
+from tandem.data.batch_file import BatchLocation, locate_batch
 from tandem.data.manifest import Manifest
-from tandem.data.untrusted import read_npy
+from tandem.data.safe_io import read_npy
 from tandem.errors import InputError
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.data.untrusted import read_text
+from tandem.data.safe_io import read_text
 from tandem.errors import InputError
 from tandem.files import write_text
 

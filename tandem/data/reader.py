@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from tandem.data.untrusted import read_npy
+from tandem.data.safe_io import read_npy
 from tandem.errors import InputError
 
 if TYPE_CHECKING:

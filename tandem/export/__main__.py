@@ -1,6 +1,6 @@
-"""``python -m tandem.export``; see `tandem.export.program`."""
+"""``python -m tandem.export``; see `tandem.export.cli`."""
 
-from tandem.export.program import main
+from tandem.export.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

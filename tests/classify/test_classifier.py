@@ -8,15 +8,15 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from PIL import Image
-from tiny import save_weights
 
 from alex_net import AlexNet
 from tandem import classify
+from tandem.artifacts.checkpoint import read_checkpoint
 from tandem.classify import Classifier
-from tandem.data.squash import BadPictureError, squash
+from tandem.data.decode import BadPictureError, decode_picture
 from tandem.errors import InputError
-from tandem.run.checkpoint import read_checkpoint
-from tests.ops.graphs import MODE, plain_python
+from tests.support.op_checks import MODE, plain_python
+from tests.support.tiny import save_weights
 
 SIZE, CROP = 70, 67
 WNIDS = ("n01440764", "n02123045", "teapot")
@@ -106,7 +106,7 @@ def test_guesses_are_sorted_and_called_by_their_names(
     path = tmp_path / "picture"
     path.write_bytes(contents[1])
     found = classifier.classify([contents[0], path])
-    prepared = np.stack([squash(content, SIZE) for content in contents])
+    prepared = np.stack([decode_picture(content, SIZE) for content in contents])
     for guesses, row in zip(found, classifier.probabilities(prepared), strict=True):
         assert [guess.number for guess in guesses] == sorted(range(3), key=lambda i: -row[i])
         for guess in guesses:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from alex_net import AlexNet
 from tandem.convert.caffe import read_caffemodel, read_mean_proto
 from tandem.errors import InputError
-from tests.convert.caffe_files import PROTO, caffemodel, fill_blob, random_blobs
-from tests.convert.slow_networks import caffe_logits
-from tests.ops.graphs import MODE, plain_python
+from tests.support.caffe_files import PROTO, caffemodel, fill_blob, random_blobs
+from tests.support.op_checks import MODE, plain_python
+from tests.support.slow_networks import caffe_logits
 
 CLASSES = 4
 

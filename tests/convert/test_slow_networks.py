@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.signal import convolve2d
 
-from tests.convert.slow_networks import true_convolution
+from tests.support.slow_networks import true_convolution
 
 
 def test_it_convolves() -> None:

@@ -16,8 +16,8 @@ from tandem.convert.theano_folder import (
     write_folder,
 )
 from tandem.errors import InputError
-from tests.convert.slow_networks import theano_logits
-from tests.ops.graphs import MODE, plain_python
+from tests.support.op_checks import MODE, plain_python
+from tests.support.slow_networks import theano_logits
 
 CLASSES = 4
 

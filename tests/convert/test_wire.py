@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.convert.wire import Message
-from tests.convert.caffe_files import PROTO
+from tests.support.caffe_files import PROTO
 
 
 def test_fields_of_every_kind() -> None:

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from tandem.data.batchfile import locate_batch, write_batch
+from tandem.data.batch_file import locate_batch, write_batch
 from tandem.data.dataset import open_split
 from tandem.data.manifest import Manifest, Split
 from tandem.errors import InputError

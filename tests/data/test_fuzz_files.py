@@ -24,15 +24,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
-from tiny import ROOT, prepare
 
-from tandem.run.checkpoint import Checkpoint, NetworkDescription, save_checkpoint
+from tandem.artifacts.checkpoint import Checkpoint, NetworkDescription, save_checkpoint
+from tests.support.tiny import ROOT, prepare
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="measures memory in /proc"
 )
 
-_CHILD = Path(__file__).with_name("read_for_another.py")
+_CHILD = Path(__file__).parents[1] / "support" / "read_for_another.py"
 # In which a child that does not loop answers, also on a machine that is busy with other things.
 _SECONDS = 20
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data.coded import SIZE, coded_picture, label_of, write_coded
 
 from tandem.data.reader import PictureReader
 from tandem.errors import InputError
+from tests.support.coded_pictures import SIZE, coded_picture, label_of, write_coded
 
 COUNTS = (4, 4, 4, 1)
 PICTURE = SIZE * SIZE * 3

@@ -9,11 +9,11 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from pages import code_blocks, commands
-from tiny import ROOT
 
-from tandem.plain_yaml import parse_yaml
-from tandem.run.config import make_config
+from tandem.config.schema import make_config
+from tandem.validation import parse_yaml
+from tests.support.pages import code_blocks, commands
+from tests.support.tiny import ROOT
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 EVERYTHING = [*PAGES, ROOT / "README.md", *sorted((ROOT / "pretrained").glob("*.md"))]

@@ -9,8 +9,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from pages import code_blocks, copy_project, in_shell
-from tiny import ROOT, read_record
+
+from tests.support.pages import code_blocks, copy_project, in_shell
+from tests.support.tiny import ROOT, read_record
 
 DOCS = ROOT / "docs"
 

@@ -9,15 +9,15 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from PIL import Image
-from tiny import prepare, read_record, run_program, settings
 
 from examples.le_net import LeNet
-from tandem.classify.program import run_classification
-from tandem.device import device_mode
+from tandem.backend import device_mode
+from tandem.classify.cli import run_classification
+from tandem.config.schema import load_config
 from tandem.errors import InputError
-from tandem.export.program import main as export
-from tandem.run.config import load_config
-from tandem.run.plan import make_plan
+from tandem.export.cli import main as export
+from tandem.launch.prepare import prepare_run
+from tests.support.tiny import prepare, read_record, run_program, settings
 
 NAME = "examples.le_net:LeNet"
 
@@ -102,7 +102,7 @@ def test_validation_takes_it_when_it_is_meant(trained: tuple[Path, Path], tmp_pa
     last = [line for line in read_record(weights.parent) if line["event"] == "validation"][-1]
     assert json.loads(result.stdout)["loss"] == pytest.approx(last["loss"], rel=1e-5)
     with pytest.raises(InputError, match=f"say --network {NAME}"):
-        make_plan(load_config(arguments), "validate", weights)
+        prepare_run(load_config(arguments), "validate", weights)
 
 
 def test_classification_and_export_take_it_when_it_is_meant(

@@ -14,7 +14,7 @@ from tandem import layers
 from tandem.errors import InputError
 from tandem.export.graph import OPSET, OnnxGraph
 from tandem.ops import MaxPool2d
-from tests.ops.graphs import MODE, plain_python
+from tests.support.op_checks import MODE, plain_python
 
 IMAGES = (None, 6, 9, 9)
 ROWS = (None, 5)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.exchange import Meeting, meetings
-from tandem.exchange.loops import average_into_all
-from tandem.exchange.peer import PeerAverageParameters, PeerVectors, detours_by
+from tandem.distributed import LocalGroup, local_groups
+from tandem.distributed.kernels import average_into_all
+from tandem.distributed.peer_to_peer import PeerAverageParameters, PeerVectors, detours_by
 from tandem.memory import HostBuffer
 from tandem.memory.cuda import CudaBuffer, CudaDriver
 from tests.gpu.processes import run_all
@@ -32,7 +32,7 @@ def values_of(rank: int, dtype: str) -> np.ndarray:
 
 
 def average(
-    place: Meeting,
+    place: LocalGroup,
     detours: Sequence[HostBuffer],
     dtype: str,
     shares: Sequence[float],
@@ -57,7 +57,7 @@ def average(
     report.send(found)
     exchange.close()
     vectors.close()
-    place.meet()
+    place.barrier()
     own.close()
 
 
@@ -76,7 +76,7 @@ def test_two_processes_on_one_gpu_leave_the_bits_of_numpy(
 ) -> None:
     trainers = len(shares)
     detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in range(trainers))
-    found = run_all(average, [(p, detours, dtype, shares, apart) for p in meetings(trainers)])
+    found = run_all(average, [(p, detours, dtype, shares, apart) for p in local_groups(trainers)])
     expected = [values_of(rank, dtype) for rank in range(trainers)]
     for _ in range(ROUNDS):
         for rank, vector in enumerate(expected):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.device import give_back_memory, on_stream
+from tandem.backend import give_back_memory, on_stream
 from tandem.errors import InputError
 from tandem.memory import Slot, SlotLayout
 from tandem.memory.cuda import (

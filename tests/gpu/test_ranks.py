@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import Starter, missing, run_ranks
 from safetensors.numpy import load_file
-from tiny import prepare, read_record, run_program, settings
 
-from tandem.run.folder import list_checkpoints
+from tandem.artifacts.run_folder import list_checkpoints
+from tests.support.ranks import Starter, missing, run_ranks
+from tests.support.tiny import prepare, read_record, run_program, settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -78,11 +78,11 @@ def test_nccl_takes_what_it_is_given() -> None:
     import torch
     from torch.distributed import HashStore, ProcessGroupNCCL
 
-    from tandem.exchange.torchrun import GroupAdder
+    from tandem.distributed.gloo import NcclGroup
 
     group = ProcessGroupNCCL(HashStore(), 0, 1, ProcessGroupNCCL.Options())
     tensor = torch.arange(5.0, device="cuda:0")
-    GroupAdder(group).all_reduce(tensor)
+    NcclGroup(group).all_reduce(tensor)
     assert tensor.tolist() == [0, 1, 2, 3, 4]
     group.shutdown()
 
@@ -90,8 +90,8 @@ def test_nccl_takes_what_it_is_given() -> None:
 def test_a_vector_is_added_with_the_same_bits_on_a_gpu() -> None:
     import torch
 
-    from tandem.device.arithmetic import TensorArithmetic
-    from tandem.exchange.collective import add_weighted
+    from tandem.distributed.allreduce import add_weighted
+    from tandem.distributed.tensor_arithmetic import TensorArithmetic
 
     rng = np.random.default_rng(0)
     terms = rng.normal(size=(9, 10_007)).astype(np.float32)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from tiny import (
+
+from tandem.artifacts.run_folder import list_checkpoints
+from tests.support.tiny import (
     find_process,
     is_gone,
     prepare,
@@ -20,8 +22,6 @@ from tiny import (
     start_program,
     wait_for_steps,
 )
-
-from tandem.run.folder import list_checkpoints
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

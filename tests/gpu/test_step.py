@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.resident import ResidentStep, Sizes
-from tandem.device import capture, deterministic, device_mode
+from tandem.backend import capture, deterministic, device_mode
 from tandem.memory.cuda import CudaBuffer, CudaDriver
 
 pytestmark = pytest.mark.gpu

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cuda import FakeDriver, FakeEvent, FakeMachine, FakeStream
 
 from tandem.errors import InputError
 from tandem.memory import Slot, SlotLayout
 from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, SlotUploader, at_thread_end
+from tests.support.fake_cuda import FakeDriver, FakeEvent, FakeMachine, FakeStream
 
 LAYOUT = SlotLayout(batch_size=4, picture_size=3)
 

@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from fake_cuda import FakeDriver, FakeMachine
 
 from tandem.memory import HostBuffer
 from tandem.memory.cuda import CudaBuffer
 from tandem.memory.flat import ALIGNMENT, FlatLayout
+from tests.support.fake_cuda import FakeDriver, FakeMachine
 
 SHAPES = {"a": (3, 5), "b": (1,), "c": (64,), "d": (65,), "e": (2, 3, 4)}
 

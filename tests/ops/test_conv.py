@@ -6,7 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 from tandem.ops import Conv2d, Conv2dInputGrad, Conv2dWeightGrad, conv2d
-from tests.ops.graphs import MODE, check_gradient, check_shapes, evaluate
+from tests.support.op_checks import MODE, check_gradient, check_shapes, evaluate
 
 # images, filters, (stride, pad, groups)
 CASES = [

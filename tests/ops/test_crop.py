@@ -3,7 +3,7 @@ import pytensor.tensor as pt
 import pytest
 
 from tandem.ops import CropMirror, crop_mirror
-from tests.ops.graphs import check_shapes, evaluate
+from tests.support.op_checks import check_shapes, evaluate
 
 # stored side, crop
 SIZES = [(1, 1), (5, 5), (7, 4), (8, 3)]

@@ -5,8 +5,8 @@ import pytest
 
 from tandem.ops import DropoutMask, dropout_mask
 from tandem.philox import Purpose
-from tests import slow_philox
-from tests.ops.graphs import check_shapes, evaluate
+from tests.support import slow_philox
+from tests.support.op_checks import check_shapes, evaluate
 
 INDICES = np.array([0, 1, 5, 255, 256, 1_281_166, 2**32 - 1], np.int64)
 

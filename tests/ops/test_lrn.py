@@ -4,7 +4,7 @@ import pytensor.tensor as pt
 import pytest
 
 from tandem.ops import LRN, LRNGrad, lrn
-from tests.ops.graphs import check_gradient, check_shapes, evaluate
+from tests.support.op_checks import check_gradient, check_shapes, evaluate
 
 # images, (size, alpha, beta, k); alpha is large where the sum is to matter
 CASES = [

@@ -6,7 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 from tandem.ops import MomentumStep, momentum_step
-from tests.ops.graphs import check_shapes
+from tests.support.op_checks import check_shapes
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

@@ -6,7 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 from tandem.ops import MaxPool2d, MaxPool2dGrad, max_pool2d
-from tests.ops.graphs import check_gradient, check_shapes, evaluate
+from tests.support.op_checks import check_gradient, check_shapes, evaluate
 
 # images, size, stride
 CASES = [

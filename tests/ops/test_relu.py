@@ -4,7 +4,7 @@ import pytensor.tensor as pt
 import pytest
 
 from tandem.ops import Relu, ReluGrad, relu
-from tests.ops.graphs import check_gradient, check_shapes, evaluate
+from tests.support.op_checks import check_gradient, check_shapes, evaluate
 
 SHAPES = [(), (5,), (3, 4), (2, 3, 2, 2)]
 

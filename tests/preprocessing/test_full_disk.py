@@ -19,8 +19,9 @@ import make_hkl
 import make_labels
 import make_train_val_txt
 import pytest
-from picture_files import GARBAGE, Pictures, contents, write_small
-from pictures import batches, derive, prepare
+
+from tandem.preprocessing import batches, derive, prepare
+from tests.support.picture_files import GARBAGE, Pictures, contents, write_small
 
 ROOT = Path(make_hkl.__file__).parents[1]
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
-from picture_files import WNID_OF_ID, Pictures, write_small, write_synsets
-from pictures.listing import Listing, list_pictures
-from pictures.settings import Settings
 
 from tandem.errors import InputError
 from tandem.philox import Purpose, permutation
+from tandem.preprocessing.listing import Listing, list_pictures
+from tandem.preprocessing.settings import Settings
+from tests.support.picture_files import WNID_OF_ID, Pictures, write_small, write_synsets
 
 
 def listing_of(root: Path, **changes: object) -> Listing:

@@ -5,9 +5,10 @@ from pathlib import Path
 import make_digits
 import numpy as np
 import pytest
-from picture_files import contents
 from PIL import Image
 from sklearn.datasets import load_digits
+
+from tests.support.picture_files import contents
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,13 @@ from typing import Any
 import make_hkl
 import numpy as np
 import pytest
-from picture_files import (
+
+from tandem.data.dataset import locate_split
+from tandem.data.manifest import Manifest, read_manifest
+from tandem.preprocessing import batches, prepare
+from tandem.preprocessing.pool import SquashPool, Task
+from tandem.preprocessing.prepare import mean_of
+from tests.support.picture_files import (
     GARBAGE,
     PER_FILE,
     SIDE,
@@ -23,12 +29,6 @@ from picture_files import (
     write_exact,
     write_small,
 )
-from pictures import batches, prepare
-from pictures.pool import SquashPool, Task
-from pictures.prepare import mean_of
-
-from tandem.data.dataset import locate_split
-from tandem.data.manifest import Manifest, read_manifest
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ from pathlib import Path
 import make_hkl
 import numpy as np
 import pytest
-from picture_files import GARBAGE, Pictures, contents, write_small
-from pictures import batches, prepare
-from pictures.progress import load_progress
 from PIL import Image
+
+from tandem.preprocessing import batches, prepare
+from tandem.preprocessing.progress import load_progress
+from tests.support.picture_files import GARBAGE, Pictures, contents, write_small
 
 PROGRAM = Path(make_hkl.__file__)
 
@@ -182,14 +183,14 @@ def test_a_damaged_record_is_refused(
 
 def record(**changes: object) -> dict[str, object]:
     split = {"cursor": 4, "files": 1, "skipped": []}
-    return {"plan": {"image_size": 8}, "splits": {"train": split, "val": split}, **changes}
+    return {"spec": {"image_size": 8}, "splits": {"train": split, "val": split}, **changes}
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        record(plan=3),
-        record(plan={"image_size": 9}),
+        record(spec=3),
+        record(spec={"image_size": 9}),
         record(splits={}),
         record(splits={"train": {"cursor": "all", "files": 1, "skipped": []}}),
         record(splits={"train": {"cursor": 4, "files": -1, "skipped": []}}),

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pictures.settings import DEFAULT_CONFIG, Settings, available_cores, read_settings
 
 from tandem.errors import InputError
+from tandem.preprocessing.settings import DEFAULT_CONFIG, Settings, available_cores, read_settings
 
 FOLDERS = "train_img_dir: t\nval_img_dir: v\ntar_root_dir: out\n"
 

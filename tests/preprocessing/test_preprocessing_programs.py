@@ -14,7 +14,10 @@ import make_labels
 import make_train_val_txt
 import numpy as np
 import pytest
-from picture_files import (
+
+from tandem.data.dataset import open_split
+from tandem.data.manifest import read_manifest
+from tests.support.picture_files import (
     GARBAGE,
     WNID_OF_ID,
     Pictures,
@@ -24,9 +27,6 @@ from picture_files import (
     write_small,
     write_synsets,
 )
-
-from tandem.data.dataset import open_split
-from tandem.data.manifest import read_manifest
 
 FOLDER = Path(make_hkl.__file__).parent
 ENVIRONMENT = os.environ | {"PYTHON": sys.executable}

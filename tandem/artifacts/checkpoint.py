@@ -1,0 +1,497 @@
+"""Checkpoints: weights, momentum and all state of a run, in one safetensors file.
+
+The tensors are ``conv1.weight`` and so on, in their logical layout (filters: out, in, row, column;
+fully connected: in, out), and ``momentum/conv1.weight`` and so on. Everything else is JSON under
+the key ``tandem`` of the file's metadata, and the key ``sha256`` holds a checksum of all this.
+Reading a file executes nothing that stands in it.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from tandem.artifacts.foreign import describe_foreign
+from tandem.artifacts.metrics import Pending
+from tandem.config.schema import ALEXNET, Config
+from tandem.errors import InputError
+from tandem.files import replacing
+from tandem.optim.parameter_groups import layer_of
+
+FORMAT = 1
+
+_KEY = "tandem"
+_CHECKSUM = "sha256"
+_MOMENTUM = "momentum/"
+_DTYPES: dict[str, np.dtype] = {"F32": np.dtype(np.float32), "F64": np.dtype(np.float64)}
+
+
+class Damaged(InputError):
+    """A file is not the whole checkpoint that it was: another may be."""
+
+
+_Count = Annotated[int, Field(ge=0)]
+_Error = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+Shapes = Mapping[str, Sequence[int]]
+_Described = dict[str, tuple[np.dtype | str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class NetworkDescription:
+    """What decides a network, beside its parameters, and what its outputs mean.
+
+    Attributes
+    ----------
+    crop_size : int
+        Pixels on each side of the input.
+    classes : int
+        Number of outputs.
+    width : float
+        Factor on all filter and unit counts.
+    wnids : tuple of str or None
+        The classes by name, in the order of the outputs, where they are known.
+    norm_before_pool : bool
+        Whether normalisation comes before max pooling, and not after it.
+    network : str
+        "module:class". A file can't have code run: who reads it says which network is meant, see
+        `check_network`.
+    """
+
+    crop_size: Annotated[int, Field(ge=1)]
+    classes: Annotated[int, Field(ge=1)]
+    width: float
+    wnids: tuple[str, ...] | None = None
+    norm_before_pool: bool = False
+    network: str = ALEXNET
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands. With the configuration it decides everything that follows.
+
+    Attributes
+    ----------
+    epoch : int
+        Whole epochs done.
+    step_in_epoch : int
+        Steps done since.
+    step : int
+        Steps done in all.
+    validation_errors : tuple of float
+        Top-1 error after each whole epoch, as a fraction: what ``lr_policy: auto`` looks at.
+    global_batch, train_pictures : int or None
+        Pictures per step over all trainers, and of an epoch; `check_continues` compares them. None
+        is unknown.
+    pending : Pending
+        What has been counted since the last line about training in the record.
+    skipped : tuple of (int, int)
+        Epoch and number of each global minibatch, both from 0, that is passed over because it made
+        the loss or a gradient not finite, after which the run went back to a checkpoint.
+    """
+
+    epoch: _Count = 0
+    step_in_epoch: _Count = 0
+    step: _Count = 0
+    validation_errors: tuple[_Error, ...] = ()
+    global_batch: Annotated[int, Field(ge=1)] | None = None
+    train_pictures: Annotated[int, Field(ge=1)] | None = None
+    pending: Pending = field(default_factory=Pending)
+    skipped: tuple[tuple[_Count, _Count], ...] = ()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint file holds.
+
+    Attributes
+    ----------
+    weights : dict of str to ndarray
+        float32 or float64, each in its logical layout.
+    momentum : dict of str to ndarray, or None
+        One for each weight, of its shape and dtype; None where there is none to continue, as in
+        weights that were converted.
+    network : NetworkDescription
+    state : RunState
+    config : dict
+        The run's resolved configuration, as ``Config.model_dump(mode="json")`` gives it.
+    conditions : dict of str to str
+        What else the bits depend on, see `tandem.artifacts.reproducibility`.
+    """
+
+    weights: dict[str, np.ndarray]
+    momentum: dict[str, np.ndarray] | None
+    network: NetworkDescription
+    state: RunState = RunState()
+    config: dict[str, Any] = field(default_factory=dict)
+    conditions: dict[str, str] = field(default_factory=dict)
+
+
+class _Metadata(BaseModel):
+    """The JSON beside the tensors, checked when it is read."""
+
+    format: Literal[1]
+    momentum: bool
+    network: NetworkDescription
+    state: RunState
+    config: dict[str, Any]
+    conditions: dict[str, str]
+
+
+def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint to `path`, whole or not at all.
+
+    Raises
+    ------
+    InputError
+        The folder is missing, full or not writable.
+    ValueError
+        Momentum does not fit the weights, or a tensor is neither float32 nor float64.
+    """
+    momentum = checkpoint.momentum
+    tensors = dict(checkpoint.weights)
+    tensors |= {_MOMENTUM + name: value for name, value in (momentum or {}).items()}
+    described: _Described = {name: (array.dtype, array.shape) for name, array in tensors.items()}
+    if fault := _fault(described, momentum is not None):
+        raise ValueError(f"this checkpoint cannot be written: {fault}")
+    # save_file writes memory as it lies, so a strided view needs a copy; others are not copied.
+    laid_out = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+    text = _metadata_text(checkpoint)
+    metadata = {_KEY: text, _CHECKSUM: _checksum(text, laid_out)}
+    try:
+        with replacing(path) as partial:
+            save_file(laid_out, partial, metadata)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: the checkpoint could not be written: {error}") from error
+
+
+def read_checkpoint(path: str | Path, shapes: Shapes | None = None) -> Checkpoint:
+    """Read a checkpoint.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    shapes : mapping of str to sequence of int, optional
+        The name and shape of every parameter of the network that is to take the weights.
+
+    Returns
+    -------
+    Checkpoint
+        Its arrays are copies in memory.
+
+    Raises
+    ------
+    InputError
+        The file is missing, is not a checkpoint or is damaged, or is of another network.
+    """
+    path = Path(path)
+    with _opened(path) as (file, metadata, described):
+        found = {name: shape for name, (_, shape) in described.items()}
+        if shapes is not None:
+            _check_shapes(path, found, metadata.network, shapes)
+        tensors = _read_tensors(path, file, described)
+    weights = {n: value for n, value in tensors.items() if not n.startswith(_MOMENTUM)}
+    momentum = {name: tensors[_MOMENTUM + name] for name in weights} if metadata.momentum else None
+    return Checkpoint(
+        weights,
+        momentum,
+        metadata.network,
+        metadata.state,
+        metadata.config,
+        metadata.conditions,
+    )
+
+
+def verify_checkpoint(path: str | Path) -> None:
+    """Read a checkpoint to its end and compare it with its checksum.
+
+    Raises
+    ------
+    InputError
+        The file is missing, is not a checkpoint or is damaged.
+    """
+    read_checkpoint(path)
+
+
+def read_conditions(path: str | Path) -> dict[str, str]:
+    """Read what the bits of a checkpoint's run depended on, without its tensors.
+
+    Raises
+    ------
+    InputError
+        As `read_checkpoint`.
+    """
+    with _opened(Path(path)) as (_, metadata, _):
+        return metadata.conditions
+
+
+def read_state(path: str | Path) -> RunState:
+    """Read where the run of a checkpoint stood, without its tensors.
+
+    Raises
+    ------
+    InputError
+        As `read_checkpoint`.
+    """
+    with _opened(Path(path)) as (_, metadata, _):
+        return metadata.state
+
+
+def read_description(path: str | Path) -> NetworkDescription:
+    """Read which network a checkpoint is of, without its tensors.
+
+    Raises
+    ------
+    InputError
+        As `read_checkpoint`.
+    """
+    with _opened(Path(path)) as (_, metadata, _):
+        return metadata.network
+
+
+def check_network(path: str | Path, description: NetworkDescription, network: str) -> None:
+    """Refuse a checkpoint that is of another network than the one that the user means.
+
+    Parameters
+    ----------
+    path : Path
+        The checkpoint.
+    description : NetworkDescription
+        What it says of itself.
+    network : str
+        "module:class" that is meant.
+
+    Raises
+    ------
+    InputError
+        Names both.
+    """
+    if description.network != network:
+        raise InputError(
+            f"{path}: this checkpoint says that it is of the network {description.network}, not "
+            f"{network}; a file does not decide what code is run, so say --network "
+            f"{description.network} if you mean it"
+        )
+
+
+def check_continues(
+    path: str | Path, config: Config, global_batch: int, train_pictures: int
+) -> None:
+    """Refuse to go on inside an epoch with settings under which it is another epoch.
+
+    Between epochs these settings may change; inside one, pictures would be left out or come twice.
+
+    Parameters
+    ----------
+    path : Path
+        The checkpoint.
+    config : Config
+        Of the run that continues.
+    global_batch, train_pictures : int
+        Pictures per step over all trainers, and of an epoch, of the run that continues.
+
+    Raises
+    ------
+    InputError
+        Names the setting, what the checkpoint has and what the run has.
+    """
+    with _opened(Path(path)) as (_, metadata, _):
+        state, before = metadata.state, metadata.config
+    if not state.step_in_epoch:
+        return
+    pairs = {
+        "pictures per step over all trainers": (state.global_batch, global_batch),
+        "training pictures": (state.train_pictures, train_pictures),
+        "seed": (before.get("seed"), config.seed),
+        "shuffle": (before.get("shuffle"), config.shuffle),
+    }
+    for name, (theirs, ours) in pairs.items():
+        if theirs is not None and theirs != ours:
+            raise InputError(
+                f"{path} stands inside epoch {state.epoch + 1}, which cannot be continued with "
+                f"other pictures in its steps: {name}: {theirs} in the checkpoint, now {ours}"
+            )
+
+
+def initial_weights(
+    path: str | Path, shapes: Shapes, skip: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """Take the first weights of a run from a checkpoint of a network that may differ.
+
+    Parameters
+    ----------
+    path : Path
+        The checkpoint.
+    shapes : mapping of str to sequence of int
+        The name and shape of every parameter of the network to be trained.
+    skip : sequence of str
+        Layers of it that are to begin afresh.
+
+    Returns
+    -------
+    dict of str to ndarray
+        The parameters of all other layers. What else the checkpoint holds is left there.
+
+    Raises
+    ------
+    InputError
+        The file is not a checkpoint, or a layer is not in it or has another shape there.
+    """
+    path = Path(path)
+    wanted = {n: tuple(shape) for n, shape in shapes.items() if layer_of(n) not in skip}
+    if not wanted:
+        raise InputError("init_weights_skip names every layer: there is nothing left to take")
+    with _opened(path) as (file, metadata, described):
+        for name, shape in wanted.items():
+            found = described[name][1] if name in described else "missing"
+            if found != shape:
+                raise InputError(
+                    f"init_weights {path} is of another network ({_summary(metadata.network)}): "
+                    f"{name} is {found} there, {shape} here; init_weights_skip: "
+                    f"[{layer_of(name)}] lets that layer begin at random"
+                )
+        tensors = _read_tensors(path, file, described)
+    return {name: tensors[name] for name in wanted}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, _Metadata, _Described]]:
+    """Open a checkpoint; what stands in its header has been checked, the tensors not yet read."""
+    if not path.is_file():
+        state = "is not a file" if path.exists() else "does not exist"
+        raise InputError(f"{path}: {state}; expected a checkpoint (.safetensors)")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = _parse_metadata(path, file.metadata())
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            described: _Described = {
+                name: (_dtype(part.get_dtype()), tuple(part.get_shape()))
+                for name, part in slices.items()
+            }
+            if fault := _fault(described, metadata.momentum):
+                raise Damaged(f"{path}: not a whole checkpoint: {fault}")
+            yield file, metadata, described
+    except (OSError, MemoryError) as error:
+        raise InputError(f"{path}: the checkpoint cannot be read ({error})") from error
+    except (ValueError, SafetensorError) as error:
+        if foreign := describe_foreign(path):
+            raise InputError(f"{path}: {foreign}") from error
+        raise Damaged(
+            f"{path}: not a checkpoint, or damaged; expected a whole safetensors file ({error})"
+        ) from error
+
+
+def _read_tensors(path: Path, file: Any, described: _Described) -> dict[str, np.ndarray]:
+    """All tensors, after a look at the checksum."""
+    tensors = {name: file.get_tensor(name) for name in described}
+    metadata = file.metadata()
+    if metadata.get(_CHECKSUM) != _checksum(metadata[_KEY], tensors):
+        raise Damaged(
+            f"{path}: the checkpoint is damaged: its contents do not have the checksum that was "
+            "written with them"
+        )
+    return tensors
+
+
+def _checksum(text: str, tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 over the metadata and, by name, every tensor's type, shape and bytes."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        array = tensors[name]
+        digest.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.asarray(array, order="C").reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _parse_metadata(path: Path, metadata: Mapping[str, str] | None) -> _Metadata:
+    text = (metadata or {}).get(_KEY)
+    if text is None:
+        if foreign := describe_foreign(path):
+            raise InputError(f"{path}: {foreign}")
+        raise InputError(
+            f"{path}: a safetensors file, but not a checkpoint of this program: its metadata has "
+            f"no key {_KEY!r}"
+        )
+    try:
+        return _Metadata.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        newer = f" (this program reads format {FORMAT})" if place == "format" else ""
+        # What another version has written is whole.
+        kind = InputError if place == "format" else Damaged
+        raise kind(
+            f"{path}: the checkpoint's metadata cannot be used: {place or 'JSON'}: "
+            f"{first['msg']}{newer}"
+        ) from error
+
+
+def _metadata_text(checkpoint: Checkpoint) -> str:
+    state = asdict(checkpoint.state)
+    # JSON has no NaN: the error of an epoch in which the weights were lost.
+    state["validation_errors"] = [
+        float(error) if math.isfinite(error) else None for error in state["validation_errors"]
+    ]
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "momentum": checkpoint.momentum is not None,
+            "network": asdict(checkpoint.network),
+            "state": state,
+            "config": checkpoint.config,
+            "conditions": checkpoint.conditions,
+        },
+        allow_nan=False,
+    )
+
+
+def _fault(described: _Described, momentum: bool) -> str | None:
+    """What is wrong with the tensors of a checkpoint among themselves."""
+    for name, (dtype, _) in described.items():
+        if dtype not in _DTYPES.values():
+            return f"{name} is of type {dtype}, expected float32 or float64"
+    weights = [name for name in described if not name.startswith(_MOMENTUM)]
+    if not weights:
+        return "it has no weights"
+    expected = {*weights, *(_MOMENTUM + name for name in weights)} if momentum else {*weights}
+    if missing := sorted(expected - described.keys()):
+        return f"{missing[0]} is missing"
+    if unknown := sorted(described.keys() - expected):
+        return f"{unknown[0]} has no weight, or no momentum was announced"
+    for name in weights:
+        if momentum and described[name] != described[_MOMENTUM + name]:
+            (dtype, shape), (other, other_shape) = described[name], described[_MOMENTUM + name]
+            return f"{name} is {dtype} {shape}, its momentum {other} {other_shape}"
+    return None
+
+
+def _check_shapes(path: Path, found: Shapes, network: NetworkDescription, expected: Shapes) -> None:
+    whole = f"{path}: this checkpoint is of another network ({_summary(network)})"
+    for name, shape in expected.items():
+        if name not in found:
+            raise InputError(f"{whole}: {name} is missing, expected {tuple(shape)}")
+        if tuple(found[name]) != tuple(shape):
+            raise InputError(f"{whole}: {name} is {tuple(found[name])}, expected {tuple(shape)}")
+    for name in found:
+        if name not in expected and not name.startswith(_MOMENTUM):
+            raise InputError(f"{whole}: {name} is unknown to the network that is configured")
+
+
+def _summary(network: NetworkDescription) -> str:
+    kind = "" if network.network == ALEXNET else f"{network.network}, "
+    return (
+        f"{kind}{network.classes} classes, crop_size {network.crop_size}, width {network.width:g}"
+    )
+
+
+def _dtype(name: str) -> np.dtype | str:
+    return _DTYPES.get(name, name)

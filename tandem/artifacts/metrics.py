@@ -1,0 +1,77 @@
+"""What is counted between two lines of the record."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+_Count = Annotated[int, Field(ge=0)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class MetricSums:
+    """MetricSums over pictures. They add up over trainers.
+
+    Attributes
+    ----------
+    loss : float
+        Sum of the cross-entropies, in nats.
+    top1_errors, top5_errors, images : int
+        Pictures whose label is not the first, not among the first five; and all.
+    """
+
+    loss: _Finite = 0.0
+    top1_errors: _Count = 0
+    top5_errors: _Count = 0
+    images: _Count = 0
+
+    def __add__(self, other: "MetricSums") -> "MetricSums":
+        return MetricSums(
+            self.loss + other.loss,
+            self.top1_errors + other.top1_errors,
+            self.top5_errors + other.top5_errors,
+            self.images + other.images,
+        )
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Where the time of one trainer went.
+
+    Attributes
+    ----------
+    compute, load_wait, exchange : float
+        Seconds of each.
+    steps : float
+        Seconds of whole training steps, the others included.
+    """
+
+    compute: _Finite = 0.0
+    load_wait: _Finite = 0.0
+    exchange: _Finite = 0.0
+    steps: _Finite = 0.0
+
+    def __add__(self, other: "Seconds") -> "Seconds":
+        return Seconds(
+            self.compute + other.compute,
+            self.load_wait + other.load_wait,
+            self.exchange + other.exchange,
+            self.steps + other.steps,
+        )
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What has been counted since the last line about training, when a checkpoint is written.
+
+    Attributes
+    ----------
+    sums : tuple of MetricSums
+        Each trainer's, by rank: added in another order they would give other last bits.
+    seconds : Seconds
+        Of trainer 0.
+    """
+
+    sums: tuple[MetricSums, ...] = ()
+    seconds: Seconds = Seconds()

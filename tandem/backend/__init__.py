@@ -1,0 +1,47 @@
+"""A PyTensor mode that runs a graph with PyTorch's kernels, and variables that stay on a device.
+
+PyTensor builds the graph and its gradients; PyTorch is a library of kernels here (oneDNN on a CPU,
+cuDNN on CUDA). ``lowering/`` says what each Op becomes, ``program.py`` writes a graph as a Python
+function of such calls, ``aliasing.py`` knows what shares memory, ``linker.py`` and ``mode.py`` make
+it a PyTensor mode, ``shared.py`` holds the variables, ``kernels.py`` chooses precision and layout,
+``capture.py`` records a step for a GPU, ``streams.py`` says on which stream it runs, and
+``arithmetic.py`` and ``wire.py`` compute what ranks send one another.
+"""
+
+from tandem.backend.capture import Captured, capture
+from tandem.backend.linker import DeviceLinker
+from tandem.backend.lowering import Lowering, lower
+from tandem.backend.mode import device_mode
+from tandem.backend.precision import Precision, ProductPrecision, deterministic
+from tandem.backend.runtime import (
+    as_device,
+    as_tensor,
+    cpp_compiler,
+    give_back_memory,
+    keep_freed_memory,
+    set_threads,
+)
+from tandem.backend.shared import DeviceSharedVariable, device_shared
+from tandem.backend.streams import on_stream, use_device
+
+__all__ = [
+    "Captured",
+    "DeviceLinker",
+    "DeviceSharedVariable",
+    "Lowering",
+    "Precision",
+    "ProductPrecision",
+    "as_device",
+    "as_tensor",
+    "capture",
+    "cpp_compiler",
+    "deterministic",
+    "device_mode",
+    "device_shared",
+    "give_back_memory",
+    "keep_freed_memory",
+    "lower",
+    "on_stream",
+    "set_threads",
+    "use_device",
+]

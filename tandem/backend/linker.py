@@ -1,0 +1,250 @@
+"""The PyTensor linker whose functions run PyTorch's kernels."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import torch
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.link.basic import JITLinker
+from pytensor.link.utils import raise_with_op
+
+from tandem.backend.codegen import Program, Target, build_program, update_places
+from tandem.backend.lowering.registry import is_host_type
+from tandem.backend.precision import ProductPrecision
+from tandem.backend.runtime import too_little_memory
+from tandem.backend.shared import DeviceContainer, is_on_device, tensor_over
+
+Read = Callable[[Any], Any]
+Storage = list[list[Any]]
+
+
+class DeviceLinker(JITLinker):
+    """Runs a graph with PyTorch's kernels.
+
+    Inputs and outputs are NumPy arrays; shared variables made by `device_shared` stay on the
+    device and are updated in place. PyTorch's autograd is not used.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where to compute.
+    compiled : bool
+        Whether functions go through ``torch.compile``.
+    kernels : ProductPrecision
+        How convolutions and matrix products are computed.
+    tuned : bool
+        Whether ``torch.compile`` tries several kernels for each of them and keeps the fastest.
+    on_gradient_ready : callable, optional
+        See `device_mode`.
+    allow_gc : bool, optional
+        As for any PyTensor linker; intermediates are freed after their last use either way.
+    scheduler : callable, optional
+        Puts the nodes of a graph in order; the default is its topological sort.
+    """
+
+    required_rewrites = ("minimum_compile",)
+    # Rewrites for another backend (C code, BLAS through C, loops in C or Numba), and those that
+    # write over operands or fuse, which the program itself or torch.compile does.
+    incompatible_rewrites = (
+        "cxx_only",
+        "BlasOpt",
+        "fusion",
+        "inplace",
+        "add_mul_fusion",
+        "scan_reduce_trace_prealloc",
+        "reuse_lu_decomposition_multiple_solves",
+        "scan_split_non_sequence_lu_decomposition_solve",
+    )
+
+    def __init__(
+        self,
+        device: torch.device,
+        compiled: bool = False,
+        kernels: ProductPrecision = ProductPrecision(),  # noqa: B008 (it never changes)
+        tuned: bool = False,
+        on_gradient_ready: Callable[[str], None] | None = None,
+        allow_gc: bool | None = None,
+        scheduler: Callable[[FunctionGraph], list[Apply]] | None = None,
+    ) -> None:
+        super().__init__(allow_gc=allow_gc, schedule=scheduler)
+        self.target = Target(device, compiled, kernels, on_gradient_ready)
+        # A captured step records the kernels itself, so the compiler is to leave that alone.
+        self._compile_mode = "max-autotune-no-cudagraphs" if tuned else None
+
+    def __repr__(self) -> str:
+        return f"DeviceLinker({str(self.target.device)!r}, compiled={self.target.compiled})"
+
+    def accept(
+        self,
+        fgraph: FunctionGraph,
+        no_recycling: Sequence[Variable] | None = None,
+        profile: Any = None,
+    ) -> "DeviceLinker":
+        """Tie a linker to a graph: this one, or a copy if it is tied to another."""
+        linker = self if self.fgraph in (None, fgraph) else copy.copy(self)
+        linker.fgraph = fgraph
+        linker.no_recycling = [] if no_recycling is None else no_recycling
+        return linker
+
+    @property
+    def _graph(self) -> FunctionGraph:
+        return cast(FunctionGraph, self.fgraph)
+
+    def fgraph_convert(
+        self,
+        fgraph: FunctionGraph,
+        order: Sequence[Apply],
+        input_storage: Storage,
+        output_storage: Storage,
+        storage_map: dict[Variable, list[Any]],
+        **kwargs: Any,
+    ) -> Program:
+        """Make a program of the graph."""
+        buffers = {
+            variable: storage[0]
+            for variable, storage in zip(fgraph.inputs, input_storage, strict=True)
+            if is_on_device(variable, storage)
+        }
+        return build_program(fgraph, order, buffers, self.target)
+
+    def create_thunk_inputs(self, storage_map: dict[Variable, list[Any]]) -> Storage:
+        """Give the storage of each input."""
+        return [storage_map[variable] for variable in self._graph.inputs]
+
+    def jit_compile(self, fn: Any) -> Callable[..., tuple[Any, ...]]:
+        """Hand the program to ``torch.compile``, if that is wanted."""
+        run, settle = fn.run, fn.settle
+        if self.target.compiled:
+            whole = not fn.breaks
+            compiled = torch.compile(run, fullgraph=whole, dynamic=False, mode=self._compile_mode)
+            run = _with_vectors(compiled, fn.as_vectors)
+        if settle is None:
+            return run
+        return lambda *inputs: settle(*inputs, *run(*inputs))
+
+    def create_jitable_thunk(
+        self,
+        compute_map: dict[Variable, list[bool]],
+        order: Sequence[Apply],
+        input_storage: Storage,
+        output_storage: Storage,
+        storage_map: dict[Variable, list[Any]],
+    ) -> tuple[list[Callable[[], list[Any]]], list[Apply], Callable[..., Any]]:
+        """Make the function that computes all outputs from what the input storages hold."""
+        program = self.fgraph_convert(
+            self._graph, order, input_storage, output_storage, storage_map
+        )
+        cells = self.create_thunk_inputs(storage_map)
+        run = self.jit_compile(program)
+        thunk = _make_thunk(self._graph, program, run, cells, self.target)
+        thunk.inputs = cells
+        thunk.outputs = [storage_map[variable] for variable in self._graph.outputs]
+        thunk.lazy = False
+        thunk.program = program
+        return [thunk], [v.owner for v in self._graph.outputs if v.owner is not None][:1], run
+
+    def make_all(
+        self,
+        input_storage: Storage | None = None,
+        output_storage: Storage | None = None,
+        storage_map: dict[Variable, list[Any]] | None = None,
+    ) -> Any:
+        """Make the function and the containers of its inputs and outputs."""
+        fn, inputs, outputs, thunks, nodes = super().make_all(
+            input_storage, output_storage, storage_map
+        )
+        inputs = [
+            DeviceContainer(variable, container.storage)
+            if is_on_device(variable, container.storage)
+            else container
+            for variable, container in zip(self._graph.inputs, inputs, strict=True)
+        ]
+        return fn, inputs, outputs, thunks, nodes
+
+
+def _with_vectors(
+    run: Callable[..., tuple[Any, ...]], places: frozenset[int]
+) -> Callable[..., tuple[Any, ...]]:
+    """Let `run` have its arguments at `places` as vectors of one element, over the same memory."""
+    if not places:
+        return run
+    return lambda *inputs: run(
+        *(value.view(1) if place in places else value for place, value in enumerate(inputs))
+    )
+
+
+def _make_thunk(
+    fgraph: FunctionGraph,
+    program: Program,
+    run: Callable[..., tuple[Any, ...]],
+    cells: Storage,
+    target: Target,
+) -> Any:
+    readers = [_reader(variable, target.device) for variable in fgraph.inputs]
+    pairs = list(zip(readers, cells, strict=True))
+    writers = [_writer(fgraph.outputs[place]) for place in program.returned]
+    mapping = update_places(fgraph)
+    # An output that is not returned is an update in place: its value is what the input's storage
+    # holds already.
+    slots: list[list[Any]] = [
+        [None] if place in program.returned else cells[mapping[place]]
+        for place in range(len(fgraph.outputs))
+    ]
+    own = [slots[place] for place in program.returned]
+
+    def thunk() -> list[Any]:
+        try:
+            with torch.no_grad():
+                results = run(*[read(cell[0]) for read, cell in pairs])
+                for slot, write, result in zip(own, writers, results):  # noqa: B905
+                    slot[0] = write(result)
+        except Exception as error:
+            _explain(error, fgraph, program)
+        outputs = [slot[0] for slot in slots]
+        for slot in own:
+            slot[0] = None
+        return outputs
+
+    return thunk
+
+
+def _reader(variable: Variable, device: torch.device) -> Read:
+    """Make what turns an input's stored value into what the program takes."""
+    if is_host_type(variable):
+        return lambda value: value.item() if isinstance(value, np.generic) else value
+    dtype = variable.type.dtype
+    on_host = device.type == "cpu"
+
+    def read(value: Any) -> torch.Tensor:
+        if isinstance(value, torch.Tensor):
+            return value
+        tensor = tensor_over(value if isinstance(value, np.ndarray) else np.asarray(value, dtype))
+        return tensor if on_host else tensor.to(device)
+
+    return read
+
+
+def _writer(variable: Variable) -> Callable[[Any], Any]:
+    """Make what turns a result of the program into the output's NumPy value."""
+    dtype = np.dtype(variable.type.dtype)
+
+    def write(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.cpu().numpy()
+        return dtype.type(value) if is_host_type(variable) else np.array(value, dtype)
+
+    return write
+
+
+def _explain(error: Exception, fgraph: FunctionGraph, program: Program) -> NoReturn:
+    """Add to an exception which node failed, and raise it again."""
+    if isinstance(error, torch.OutOfMemoryError):
+        raise too_little_memory(error) from error
+    node = program.failed_node(error.__traceback__)
+    if node is None:
+        raise error
+    error.add_note(f"while PyTorch computed {node} ({type(node.op).__name__})")
+    raise_with_op(fgraph, node)

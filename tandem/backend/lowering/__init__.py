@@ -1,0 +1,26 @@
+"""Lowerings: what each Op becomes in PyTorch, one module for each kind of Op."""
+
+from tandem.backend.lowering import (
+    convolution,
+    elemwise,
+    linalg,
+    network,
+    reduction,
+    subtensor,
+    tensor,
+)
+from tandem.backend.lowering.host import host_rule
+from tandem.backend.lowering.registry import Lowering, lower
+
+__all__ = [
+    "Lowering",
+    "convolution",
+    "elemwise",
+    "host_rule",
+    "linalg",
+    "lower",
+    "network",
+    "reduction",
+    "subtensor",
+    "tensor",
+]

@@ -1,0 +1,114 @@
+"""Elementwise Ops and the reordering of dimensions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pytensor.graph.basic import Apply
+from pytensor.scalar.basic import Composite, ScalarOp, Second
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+
+from tandem.backend.lowering.registry import Lowering, lower, static_shape
+from tandem.backend.lowering.scalars import ScalarCall, scalar_call
+
+
+@lower.register(Elemwise)
+def lower_elemwise(op: Elemwise, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    prepared = scalar_call(op.scalar_op, node)
+    call = prepared.call
+    views = {out: prepared.returns for out in range(len(node.outputs)) if prepared.returns}
+    repeats = bool(views) and _may_repeat(op.scalar_op)
+    checks = _broadcast_checks(node, prepared.omit)
+    if checks:
+        call = _checked(checks, call)
+        return Lowering(call, omit=prepared.omit, views=views, repeats=repeats)
+    return Lowering(
+        call,
+        omit=prepared.omit,
+        views=views,
+        repeats=repeats,
+        reuse=_reuse(node, prepared),
+        into=None if prepared.into is None else _out_first(prepared.into),
+    )
+
+
+def _out_first(into: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda out, *operands: into(*operands, out=out)
+
+
+def _may_repeat(op: ScalarOp) -> bool:
+    """Whether an Op that may return an operand may stretch it to the shape of another."""
+    return isinstance(op, Second | Composite)
+
+
+def _reuse(node: Apply, prepared: ScalarCall) -> dict[int, Callable[..., Any]]:
+    """Say into which operands the result may be written: those of its own shape and dtype."""
+    shape = static_shape(node.outputs[0])
+    if prepared.into is None or shape is None:
+        return {}
+    kept = [place for place in range(len(node.inputs)) if place not in prepared.omit]
+    return {
+        place: _into_operand(prepared.into, argument)
+        for argument, place in enumerate(kept)
+        if node.inputs[place].type.dtype == node.outputs[0].type.dtype
+        and static_shape(node.inputs[place]) == shape
+    }
+
+
+def _into_operand(into: Callable[..., Any], argument: int) -> Callable[..., Any]:
+    def call(*operands: torch.Tensor) -> torch.Tensor:
+        return into(*operands, out=operands[argument])
+
+    return call
+
+
+def _broadcast_checks(node: Apply, omit: frozenset[int]) -> list[list[tuple[int, int]]]:
+    """List the (argument, dimension) pairs that must agree but are not known to, per dimension.
+
+    Only a dimension whose length is 1 *by type* is repeated in PyTensor; PyTorch repeats any.
+    """
+    kept = [variable for place, variable in enumerate(node.inputs) if place not in omit]
+    checks = []
+    for dimension in range(node.outputs[0].type.ndim):
+        lengths = [variable.type.shape[dimension] for variable in kept]
+        places = [(argument, dimension) for argument, length in enumerate(lengths) if length != 1]
+        if None in lengths and len(places) > 1:
+            checks.append(places)
+    return checks
+
+
+def _checked(checks: list[list[tuple[int, int]]], call: Callable[..., Any]) -> Callable[..., Any]:
+    def check_and_call(*operands: torch.Tensor) -> Any:
+        for places in checks:
+            lengths = {operands[argument].shape[dimension] for argument, dimension in places}
+            if len(lengths) > 1 and 1 in lengths:
+                raise ValueError(
+                    "Runtime broadcasting not allowed. At least one input has a distinct "
+                    "dimension length of 1, but was not marked as broadcastable. If broadcasting "
+                    "was intended, use `specify_broadcastable` on the relevant input."
+                )
+        return call(*operands)
+
+    return check_and_call
+
+
+@lower.register(DimShuffle)
+def lower_dimshuffle(op: DimShuffle, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    drop = op.drop
+    kept = [axis for axis in range(op.input_ndim) if axis not in drop]
+    order = [kept.index(axis) for axis in op.shuffle]
+    reordered = order != sorted(order)
+    added = op.augment
+
+    def dimshuffle(x: torch.Tensor) -> torch.Tensor:
+        if drop:
+            x = x.squeeze(drop)
+            if x.ndim != len(order):
+                raise ValueError(f"cannot drop axes {drop}: not all of them have length 1")
+        if reordered:
+            x = x.permute(order)
+        for axis in added:
+            x = x.unsqueeze(axis)
+        return x
+
+    return Lowering(dimshuffle, views={0: (0,)})

@@ -1,0 +1,32 @@
+"""Matrix products."""
+
+import torch
+from pytensor.graph.basic import Apply
+from pytensor.tensor.blas import BatchedDot
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.math import Dot
+
+from tandem.backend.lowering.registry import Lowering, lower, torch_dtype, unsupported
+
+
+@lower.register(Dot)
+@lower.register(BatchedDot)
+def lower_dot(op: Dot | BatchedDot, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    return _product(node)
+
+
+@lower.register(Blockwise)
+def lower_blockwise(op: Blockwise, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    if not isinstance(op.core_op, Dot):
+        raise unsupported(node, f"no batched PyTorch call for {op.core_op}")
+    return _product(node)
+
+
+def _product(node: Apply) -> Lowering:
+    dtype = torch_dtype(node.outputs[0])
+    kernel = {2: torch.mm, 3: torch.bmm}.get(node.outputs[0].type.ndim, torch.matmul)
+    if isinstance(node.op, Blockwise):
+        kernel = torch.matmul
+    if all(torch_dtype(x) == dtype for x in node.inputs):
+        return Lowering(kernel, into=lambda out, x, y: kernel(x, y, out=out))
+    return Lowering(lambda x, y: kernel(x.to(dtype), y.to(dtype)))

@@ -1,0 +1,172 @@
+"""Reductions, positions of maxima, cumulative sums, softmax and sorting."""
+
+from collections.abc import Callable
+
+import pytensor.scalar as ps
+import torch
+from pytensor.graph.basic import Apply
+from pytensor.tensor.elemwise import CAReduce
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.math import Argmax, MulWithoutZeros
+from pytensor.tensor.sort import ArgSortOp, SortOp
+from pytensor.tensor.special import LogSoftmax, Softmax
+
+from tandem.backend.lowering.registry import (
+    TORCH_DTYPES,
+    Lowering,
+    lower,
+    torch_dtype,
+    unsupported,
+)
+
+Tensor = torch.Tensor
+
+# Below this many elements, a float32 sum is made in float64 outright.
+_SMALL_SUM = 1 << 16
+
+_UNSIGNED = {torch.uint16: torch.int64, torch.uint32: torch.int64, torch.uint64: torch.int64}
+
+
+@lower.register(CAReduce)
+def lower_reduce(op: CAReduce, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    x, out = node.inputs[0], node.outputs[0]
+    result = torch_dtype(out)
+    accumulator = TORCH_DTYPES[op.acc_dtype] if op.acc_dtype is not None else result
+    accumulator = _UNSIGNED.get(accumulator, accumulator)
+    axes = tuple(range(x.type.ndim)) if op.axis is None else tuple(op.axis)
+    if not axes:
+        return Lowering(lambda x: x.to(result), views={0: (0,)})
+    kind = type(op.scalar_op)
+    reducers: dict[type, Callable[[], Callable[[Tensor], Tensor]]] = {
+        # On a CPU torch.compile adds one after another; on CUDA a tree of threads, as PyTorch does,
+        # and float64 is slow there.
+        ps.Add: lambda: _sum(
+            axes, (torch_dtype(x), accumulator, result), compiled and device.type == "cpu"
+        ),
+        ps.Mul: lambda: _product(axes, accumulator),
+        MulWithoutZeros: lambda: _product_without_zeros(axes, accumulator),
+        ps.ScalarMaximum: lambda: lambda x: torch.amax(_computable(x), axes),
+        ps.ScalarMinimum: lambda: lambda x: torch.amin(_computable(x), axes),
+    }
+    if x.type.dtype == "bool":
+        reducers[ps.AND] = lambda: lambda x: torch.all(x, axes)
+        reducers[ps.OR] = lambda: lambda x: torch.any(x, axes)
+        reducers[ps.XOR] = lambda: lambda x: torch.sum(x, axes) % 2
+    if kind not in reducers:
+        raise unsupported(node, f"no PyTorch reduction for {op.scalar_op} of {x.type.dtype}")
+    reducer = reducers[kind]()
+    return Lowering(lambda x: reducer(x).to(result))
+
+
+def _computable(x: Tensor) -> Tensor:
+    return x.to(_UNSIGNED[x.dtype]) if x.dtype in _UNSIGNED else x
+
+
+def _sum(
+    axes: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype, torch.dtype], in_turn: bool
+) -> Callable[[Tensor], Tensor]:
+    """Sum over `axes`; `dtypes` are those of the operand, the accumulator and the result.
+
+    With `in_turn`, a sum in the operand's dtype would add one element after another.
+    """
+    _, accumulator, _ = dtypes
+
+    def exactly(x: Tensor) -> Tensor:
+        return torch.sum(_computable(x), axes, dtype=accumulator)
+
+    if dtypes != (torch.float32, torch.float64, torch.float32) or in_turn:
+        return exactly
+
+    def cascade(x: Tensor) -> Tensor:
+        # PyTorch would first copy all of `x` to float64. Its float32 sum adds in pairs, so that
+        # the error grows with the logarithm of the count only.
+        return exactly(x) if x.numel() <= _SMALL_SUM else torch.sum(x, axes)
+
+    return cascade
+
+
+def _flattened(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Bring the reduced axes to the end, as one."""
+    kept = [axis for axis in range(x.ndim) if axis not in axes]
+    moved = x.permute(*kept, *axes)
+    return (
+        moved.reshape(*(x.shape[axis] for axis in kept), -1)
+        if x.numel()
+        else moved.flatten(len(kept))
+    )
+
+
+def _product(axes: tuple[int, ...], accumulator: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.prod(_flattened(_computable(x), axes), -1, dtype=accumulator)
+
+
+def _product_without_zeros(
+    axes: tuple[int, ...], accumulator: torch.dtype
+) -> Callable[[Tensor], Tensor]:
+    product = _product(axes, accumulator)
+
+    def multiply(x: Tensor) -> Tensor:
+        x = _computable(x)
+        return product(torch.where(x == 0, 1, x).to(x.dtype))
+
+    return multiply
+
+
+@lower.register(Argmax)
+def lower_argmax(op: Argmax, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    axes = tuple(range(node.inputs[0].type.ndim)) if op.axis is None else tuple(op.axis)
+
+    def argmax(x: Tensor) -> Tensor:
+        x = x.to(torch.uint8) if x.dtype == torch.bool else _computable(x)
+        return torch.argmax(_flattened(x, axes), -1)
+
+    return Lowering(argmax)
+
+
+def _lower_softmax(
+    kernel: Callable[..., Tensor], op: Softmax | LogSoftmax, node: Apply
+) -> Lowering:
+    ndim = node.inputs[0].type.ndim
+    dtype = torch_dtype(node.outputs[0])
+    axes = tuple(range(ndim)) if op.axis is None else tuple(op.axis)
+    if len(axes) == 1:
+        return Lowering(lambda x: kernel(x.to(dtype), axes[0]))
+    kept = [axis for axis in range(ndim) if axis not in axes]
+    order = [*kept, *axes]
+    back = [order.index(axis) for axis in range(ndim)]
+
+    def over_several_axes(x: Tensor) -> Tensor:
+        moved = x.to(dtype).permute(order)
+        flat = kernel(moved.flatten(len(kept)), -1)
+        return flat.reshape(moved.shape).permute(back)
+
+    return Lowering(over_several_axes)
+
+
+@lower.register(Softmax)
+def lower_softmax(op: Softmax, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    return _lower_softmax(torch.softmax, op, node)
+
+
+@lower.register(LogSoftmax)
+def lower_log_softmax(
+    op: LogSoftmax, node: Apply, device: torch.device, compiled: bool
+) -> Lowering:
+    return _lower_softmax(torch.log_softmax, op, node)
+
+
+@lower.register(CumOp)
+def lower_cumulative(op: CumOp, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    dtype = torch_dtype(node.outputs[0])
+    kernel = torch.cumsum if op.mode == "add" else torch.cumprod
+    return Lowering(lambda x: kernel(_computable(x), op.axis).to(dtype))
+
+
+@lower.register(SortOp)
+def lower_sort(op: SortOp, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    return Lowering(lambda x, axis: torch.sort(x, dim=axis, stable=True)[0], host=frozenset((1,)))
+
+
+@lower.register(ArgSortOp)
+def lower_argsort(op: ArgSortOp, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    return Lowering(lambda x, axis: torch.sort(x, dim=axis, stable=True)[1], host=frozenset((1,)))

@@ -1,0 +1,409 @@
+"""Scalar Ops as elementwise PyTorch calls, with PyTensor's rules for dtypes.
+
+PyTorch promotes types by other rules than NumPy (a 0-d tensor or a Python number weighs less than
+an array, integers divide to the default float), so every operand is brought to the dtype in which
+PyTensor computes before the call, and the result to the dtype that PyTensor promises after it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytensor.scalar as ps
+import pytensor.scalar.math as psm
+import torch
+from pytensor.graph.basic import Apply, Constant
+from pytensor.scalar.basic import Composite
+
+from tandem.backend.lowering.registry import (
+    TORCH_DTYPES,
+    constant_number,
+    torch_dtype,
+    unsupported,
+)
+
+Call = Callable[..., Any]
+
+# PyTorch stores these but computes nothing in them. int64 holds every value of the first two, and
+# the bits of the third; results wrap around when they are brought back.
+_COMPUTED_AS_INT64 = (torch.uint16, torch.uint32, torch.uint64)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An elementwise PyTorch call.
+
+    Parameters
+    ----------
+    call : callable
+        Takes tensors of one dtype.
+    numbers : tuple of int
+        Positions at which it takes a Python number as well, to the same effect.
+    out : bool
+        Whether it takes ``out=``, which may be one of its operands.
+    variadic : bool
+        Whether more than two operands are combined from the left.
+    compare : bool
+        Whether operands meet in their common dtype instead of in the dtype of the result.
+    """
+
+    call: Call
+    numbers: tuple[int, ...] = ()
+    out: bool = False
+    variadic: bool = False
+    compare: bool = False
+
+
+@dataclass(frozen=True)
+class ScalarCall:
+    """A scalar Op made ready for tensors.
+
+    Parameters
+    ----------
+    call : callable
+        Takes the operands but those in `omit`.
+    omit : frozenset of int
+        Operands that are constants, already in `call`.
+    into : callable or None
+        As `call`, but with ``out=``.
+    returns : tuple of int
+        Operands that `call` may return as they are.
+    """
+
+    call: Call
+    omit: frozenset[int] = frozenset()
+    into: Call | None = None
+    returns: tuple[int, ...] = ()
+
+
+def _sign(x: torch.Tensor) -> torch.Tensor:
+    # torch.sign makes 0 of NaN; NumPy keeps it.
+    return torch.where(torch.isnan(x), x, torch.sign(x)) if x.is_floating_point() else x.sign()
+
+
+def _softplus(x: torch.Tensor) -> torch.Tensor:
+    # torch.nn.functional.softplus drops the logarithm above a threshold, which float64 can see.
+    return torch.clamp_min(x, 0) + torch.log1p(torch.exp(-torch.abs(x)))
+
+
+def _log1mexp(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x < -math.log(2), torch.log1p(-torch.exp(x)), torch.log(-torch.expm1(x)))
+
+
+def _round_half_away(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 0, torch.floor(x + 0.5), torch.ceil(x - 0.5))
+
+
+def _integer_divide(x: torch.Tensor, y: Any) -> torch.Tensor:
+    return torch.div(x, y, rounding_mode="floor")
+
+
+def _clip(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    # Not torch.clamp, which gives `high` where low > high, and NaN where a bound is NaN.
+    return torch.where(x < low, low, torch.where(x > high, high, x))
+
+
+def _switch(condition: torch.Tensor, yes: Any, no: Any) -> torch.Tensor:
+    return torch.where(condition, yes, no)
+
+
+_KERNELS: dict[type, Kernel] = {
+    ps.Add: Kernel(torch.add, numbers=(1,), out=True, variadic=True),
+    ps.Mul: Kernel(torch.mul, numbers=(1,), out=True, variadic=True),
+    ps.Sub: Kernel(torch.sub, numbers=(1,), out=True),
+    ps.TrueDiv: Kernel(torch.div, numbers=(1,), out=True),
+    ps.IntDiv: Kernel(_integer_divide, numbers=(1,)),
+    ps.Mod: Kernel(torch.remainder, numbers=(1,), out=True),
+    ps.Pow: Kernel(torch.pow, numbers=(1,), out=True),
+    ps.ScalarMaximum: Kernel(torch.maximum, out=True, variadic=True),
+    ps.ScalarMinimum: Kernel(torch.minimum, out=True, variadic=True),
+    ps.EQ: Kernel(torch.eq, numbers=(1,), compare=True),
+    ps.NEQ: Kernel(torch.ne, numbers=(1,), compare=True),
+    ps.LT: Kernel(torch.lt, numbers=(1,), compare=True),
+    ps.GT: Kernel(torch.gt, numbers=(1,), compare=True),
+    ps.LE: Kernel(torch.le, numbers=(1,), compare=True),
+    ps.GE: Kernel(torch.ge, numbers=(1,), compare=True),
+    ps.IsNan: Kernel(torch.isnan, compare=True),
+    ps.IsInf: Kernel(torch.isinf, compare=True),
+    ps.OR: Kernel(torch.bitwise_or, out=True, variadic=True),
+    ps.AND: Kernel(torch.bitwise_and, out=True, variadic=True),
+    ps.XOR: Kernel(torch.bitwise_xor, out=True, variadic=True),
+    ps.Invert: Kernel(torch.bitwise_not, out=True),
+    ps.Clip: Kernel(_clip),
+    ps.Abs: Kernel(torch.abs, out=True),
+    ps.Sign: Kernel(_sign),
+    ps.Neg: Kernel(torch.neg, out=True),
+    ps.Sqr: Kernel(torch.square, out=True),
+    ps.Sqrt: Kernel(torch.sqrt, out=True),
+    ps.Reciprocal: Kernel(torch.reciprocal, out=True),
+    ps.Ceil: Kernel(torch.ceil, out=True),
+    ps.Floor: Kernel(torch.floor, out=True),
+    ps.Trunc: Kernel(torch.trunc, out=True),
+    ps.RoundHalfToEven: Kernel(torch.round, out=True),
+    ps.RoundHalfAwayFromZero: Kernel(_round_half_away),
+    ps.Exp: Kernel(torch.exp, out=True),
+    ps.Exp2: Kernel(torch.exp2, out=True),
+    ps.Expm1: Kernel(torch.expm1, out=True),
+    ps.Log: Kernel(torch.log, out=True),
+    ps.Log2: Kernel(torch.log2, out=True),
+    ps.Log10: Kernel(torch.log10, out=True),
+    ps.Log1p: Kernel(torch.log1p, out=True),
+    ps.Deg2Rad: Kernel(torch.deg2rad, out=True),
+    ps.Rad2Deg: Kernel(torch.rad2deg, out=True),
+    ps.Cos: Kernel(torch.cos, out=True),
+    ps.Sin: Kernel(torch.sin, out=True),
+    ps.Tan: Kernel(torch.tan, out=True),
+    ps.ArcCos: Kernel(torch.arccos, out=True),
+    ps.ArcSin: Kernel(torch.arcsin, out=True),
+    ps.ArcTan: Kernel(torch.arctan, out=True),
+    ps.ArcTan2: Kernel(torch.arctan2, out=True),
+    ps.Cosh: Kernel(torch.cosh, out=True),
+    ps.Sinh: Kernel(torch.sinh, out=True),
+    ps.Tanh: Kernel(torch.tanh, out=True),
+    ps.ArcCosh: Kernel(torch.arccosh, out=True),
+    ps.ArcSinh: Kernel(torch.arcsinh, out=True),
+    ps.ArcTanh: Kernel(torch.arctanh, out=True),
+    psm.Sigmoid: Kernel(torch.sigmoid, out=True),
+    psm.Softplus: Kernel(_softplus),
+    psm.Log1mexp: Kernel(_log1mexp),
+    psm.Erf: Kernel(torch.erf, out=True),
+    psm.Erfc: Kernel(torch.erfc, out=True),
+    psm.Erfinv: Kernel(torch.erfinv, out=True),
+    psm.GammaLn: Kernel(torch.lgamma, out=True),
+    psm.Psi: Kernel(torch.digamma, out=True),
+}
+
+# |x|, sign, floor and their like leave a bool or an unsigned number as it is; PyTorch refuses bool.
+_IDENTITIES_ON_BOOL = (ps.Abs, ps.Sign, ps.Ceil, ps.Floor, ps.Trunc, ps.RoundHalfToEven)
+
+
+def covered_scalar_ops() -> frozenset[type]:
+    """Give the classes of scalar Ops that `scalar_call` knows."""
+    special = {ps.Cast, ps.Second, ps.Identity, ps.Switch, Composite}
+    return frozenset(_KERNELS) | special
+
+
+def scalar_call(op: ps.ScalarOp, node: Apply) -> ScalarCall:
+    """Make a scalar Op ready for tensors.
+
+    Parameters
+    ----------
+    op : ScalarOp
+        The scalar Op.
+    node : Apply
+        The node whose operands and results have the dtypes to use: of `op` itself, or of an
+        ``Elemwise`` of it.
+    """
+    if isinstance(op, Composite):
+        return _composite(op)
+    if isinstance(op, ps.Cast):
+        return _cast(node)
+    if isinstance(op, ps.Identity):
+        return ScalarCall(lambda x: x, returns=(0,))
+    if isinstance(op, ps.Second):
+        return ScalarCall(_second, returns=(1,))
+    if isinstance(op, ps.Switch):
+        return _prepare(node, Kernel(_switch, numbers=(1, 2)), condition=True)
+    if type(op) not in _KERNELS:
+        raise unsupported(node, f"scalar Op {type(op).__name__} has no PyTorch call")
+    if type(op) in _IDENTITIES_ON_BOOL and node.inputs[0].type.dtype == "bool":
+        return _cast(node)
+    if isinstance(op, ps.Clip):
+        bounded = _clamp_by_constants(node)
+        if bounded is not None:
+            return bounded
+    if isinstance(op, ps.ScalarMaximum | ps.ScalarMinimum):
+        bounded = _clamp_one_side(op, node)
+        if bounded is not None:
+            return bounded
+    return _prepare(node, _KERNELS[type(op)])
+
+
+def _computing_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.int64 if dtype in _COMPUTED_AS_INT64 else dtype
+
+
+def _operand_dtypes(node: Apply, kernel: Kernel, condition: bool) -> list[torch.dtype]:
+    """Give the dtype to which each operand is brought before the call."""
+    if kernel.compare:
+        group = TORCH_DTYPES[ps.upcast(*(x.type.dtype for x in node.inputs))]
+    else:
+        group = torch_dtype(node.outputs[0])
+    dtypes = [_computing_dtype(group)] * len(node.inputs)
+    if condition:
+        dtypes[0] = torch.bool
+    return dtypes
+
+
+def _prepare(node: Apply, kernel: Kernel, condition: bool = False) -> ScalarCall:
+    dtypes = _operand_dtypes(node, kernel, condition)
+    casts = [
+        None if torch_dtype(x) == dtype else dtype
+        for x, dtype in zip(node.inputs, dtypes, strict=True)
+    ]
+    result = torch_dtype(node.outputs[0])
+    computed = torch.bool if kernel.compare else dtypes[-1]
+    numbers = _bound_numbers(node, kernel, dtypes, condition)
+    call, takes_out = _bind(kernel, len(node.inputs), numbers)
+    casts = [cast for position, cast in enumerate(casts) if position not in numbers]
+    into = call if takes_out and computed == result else None
+    return ScalarCall(
+        _with_casts(call, casts, None if computed == result else result),
+        omit=frozenset(numbers),
+        into=None if into is None else _with_casts(into, casts, None),
+        returns=(0,) if len(node.inputs) == 1 and kernel.variadic else (),
+    )
+
+
+def _number(variable: Any, dtype: torch.dtype) -> bool | int | float:
+    """Give a one-element constant as a Python number, rounded to `dtype`."""
+    return torch.from_numpy(np.array(variable.data)).to(dtype).item()
+
+
+def _bound_numbers(
+    node: Apply, kernel: Kernel, dtypes: Sequence[torch.dtype], condition: bool
+) -> dict[int, bool | int | float]:
+    """Find constant operands that the call can take as Python numbers.
+
+    At least one operand stays a tensor: it carries dtype and device.
+    """
+    any_position = kernel.variadic and bool(kernel.numbers)
+    found = {
+        position: _number(operand, dtypes[position])
+        for position, operand in enumerate(node.inputs)
+        if constant_number(operand) is not None and (any_position or position in kernel.numbers)
+    }
+    carriers = set(range(int(condition), len(node.inputs))) - set(found)
+    return found if carriers else {}
+
+
+def _bind(kernel: Kernel, count: int, numbers: dict[int, Any]) -> tuple[Call, bool]:
+    """Put the constant operands into the call; say whether it still takes ``out=``."""
+    call = kernel.call
+    if kernel.variadic and count != 2:
+        return _variadic(call, list(numbers.values())), False
+    if not numbers:
+        return call, kernel.out
+    if count == 2:
+        # A variadic call is commutative: a number on the left goes to the right.
+        (number,) = numbers.values()
+        return _with_number(call, number), kernel.out
+    return _with_numbers(call, sorted(numbers.items())), False
+
+
+def _with_number(call: Call, number: float) -> Call:
+    def bound(x: torch.Tensor, **keywords: Any) -> torch.Tensor:
+        return call(x, number, **keywords)
+
+    return bound
+
+
+def _with_numbers(call: Call, numbers: Sequence[tuple[int, float]]) -> Call:
+    def bound(*tensors: torch.Tensor) -> torch.Tensor:
+        operands: list[Any] = list(tensors)
+        for position, number in numbers:
+            operands.insert(position, number)
+        return call(*operands)
+
+    return bound
+
+
+def _variadic(call: Call, numbers: Sequence[float]) -> Call:
+    def combine(*tensors: torch.Tensor) -> torch.Tensor:
+        return reduce(call, numbers, reduce(call, tensors))
+
+    return combine
+
+
+def _with_casts(
+    call: Call, casts: Sequence[torch.dtype | None], result: torch.dtype | None
+) -> Call:
+    if result is None and not any(casts):
+        return call
+
+    def cast_and_call(*operands: torch.Tensor, **keywords: Any) -> torch.Tensor:
+        ready = [x if cast is None else x.to(cast) for x, cast in zip(operands, casts, strict=True)]
+        value = call(*ready, **keywords)
+        return value if result is None else value.to(result)
+
+    return cast_and_call
+
+
+def _cast(node: Apply) -> ScalarCall:
+    dtype = torch_dtype(node.outputs[0])
+    if torch_dtype(node.inputs[0]) == dtype:
+        return ScalarCall(lambda x: x, returns=(0,))
+    return ScalarCall(lambda x: x.to(dtype))
+
+
+def _second(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return y.expand(torch.broadcast_shapes(x.shape, y.shape))
+
+
+def _clamp_by_constants(node: Apply) -> ScalarCall | None:
+    """Clip between two constants in the right order: one pass instead of four."""
+    x, low, high = node.inputs
+    bounds = constant_number(low), constant_number(high)
+    dtype = torch_dtype(node.outputs[0])
+    if None in bounds or torch_dtype(x) != dtype or dtype in (torch.bool, *_COMPUTED_AS_INT64):
+        return None
+    lowest, highest = _number(low, dtype), _number(high, dtype)
+    if not lowest <= highest or constant_number(x) is not None:
+        return None
+
+    def clamp(x: torch.Tensor, **keywords: Any) -> torch.Tensor:
+        return torch.clamp(x, lowest, highest, **keywords)
+
+    return ScalarCall(clamp, omit=frozenset((1, 2)), into=clamp)
+
+
+def _clamp_one_side(op: ps.ScalarOp, node: Apply) -> ScalarCall | None:
+    """Take the maximum or minimum of a tensor and a constant."""
+    numbers = [constant_number(x) for x in node.inputs]
+    known = [position for position, value in enumerate(numbers) if value is not None]
+    dtype = torch_dtype(node.outputs[0])
+    if len(node.inputs) != 2 or len(known) != 1 or dtype in (torch.bool, *_COMPUTED_AS_INT64):
+        return None
+    (position,) = known
+    if torch_dtype(node.inputs[1 - position]) != dtype:
+        return None
+    bound = _number(node.inputs[position], dtype)
+    if np.isnan(bound):
+        return None
+    clamp = torch.clamp_min if isinstance(op, ps.ScalarMaximum) else torch.clamp_max
+    call = _with_number(clamp, bound)
+    return ScalarCall(call, omit=frozenset((position,)), into=call)
+
+
+def _composite(op: Composite) -> ScalarCall:
+    """Lower the graph inside a composite scalar Op, node by node."""
+    graph = op.fgraph
+    order = graph.toposort()
+    used = [variable for node in order for variable in node.inputs] + list(graph.outputs)
+    constants = list(dict.fromkeys(v for v in used if isinstance(v, Constant)))
+    places = {variable: place for place, variable in enumerate([*graph.inputs, *constants])}
+    steps: list[tuple[Call, list[int]]] = []
+    for node in order:
+        prepared = scalar_call(node.op, node)
+        kept = [v for place, v in enumerate(node.inputs) if place not in prepared.omit]
+        steps.append((prepared.call, [places[variable] for variable in kept]))
+        places[node.outputs[0]] = len(places)
+    # A 0-d tensor on the host combines with tensors on any device.
+    values = [torch.from_numpy(np.array(constant.data)) for constant in constants]
+    results = [places[output] for output in graph.outputs]
+    return ScalarCall(_steps(steps, values, results), returns=tuple(range(len(graph.inputs))))
+
+
+def _steps(
+    steps: Sequence[tuple[Call, list[int]]], constants: list[torch.Tensor], results: list[int]
+) -> Call:
+    def run(*operands: torch.Tensor) -> Any:
+        values = [*operands, *constants]
+        for call, places in steps:
+            values.append(call(*[values[place] for place in places]))
+        return values[results[0]] if len(results) == 1 else tuple(values[r] for r in results)
+
+    return run

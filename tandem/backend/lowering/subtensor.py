@@ -1,0 +1,245 @@
+"""Indexing, and setting or incrementing what is indexed.
+
+An index tuple is applied in two parts. Slices and integers make a view (PyTorch has no negative
+steps: such an axis is flipped first, which copies). Index tensors are then applied to the view.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from pytensor.graph.basic import Apply
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedIncSubtensor1,
+    AdvancedSubtensor,
+    AdvancedSubtensor1,
+    IncSubtensor,
+    Subtensor,
+    unflatten_index_variables,
+)
+from pytensor.tensor.type_other import NoneTypeT
+
+from tandem.backend.lowering.registry import Lowering, constant_number, lower
+
+Tensor = torch.Tensor
+Index = Sequence[Any]
+
+
+def _forward(index: Index, shape: Sequence[int]) -> tuple[tuple[Any, ...], list[int]]:
+    """Replace slices with a negative step by forward slices of the flipped axes; name the axes."""
+    forward, flipped = [], []
+    for axis, entry in enumerate(index):
+        if isinstance(entry, slice) and entry.step is not None and entry.step < 0:
+            start, stop, step = entry.indices(shape[axis])
+            last = shape[axis] - 1
+            forward.append(slice(last - start, last - stop, -step))
+            flipped.append(axis)
+        else:
+            forward.append(entry)
+    return tuple(forward), flipped
+
+
+def _view(x: Tensor, index: Index) -> Tensor:
+    forward, flipped = _forward(index, x.shape)
+    return (x.flip(flipped) if flipped else x)[forward]
+
+
+def _write(x: Tensor, index: Index, write: Callable[[Tensor], Any], own: bool) -> Tensor:
+    """Call `write` on the part of a copy of `x` that `index` names; give the copy.
+
+    With `own`, `x` itself may be written instead of a copy.
+    """
+    forward, flipped = _forward(index, x.shape)
+    if flipped:
+        # Written in the flipped order, and flipped back.
+        out = x.flip(flipped)
+        write(out[forward])
+        return out.flip(flipped)
+    out = x if own else x.clone(memory_format=torch.contiguous_format)
+    write(out[forward])
+    return out
+
+
+def _maybe_backwards(index: Index) -> bool:
+    """Whether an index of variables may have a slice with a negative step."""
+    steps = [entry.step for entry in index if isinstance(entry, slice) and entry.step is not None]
+    numbers = [constant_number(step) for step in steps]
+    return any(number is None or number < 0 for number in numbers)
+
+
+def _indices(op: Any, values: Sequence[Any]) -> tuple[Any, ...]:
+    return unflatten_index_variables(values, op.idx_list)
+
+
+def _known_index(op: Any, variables: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Give the index of Python numbers if every entry is constant."""
+    numbers = [constant_number(variable) for variable in variables]
+    known = [int(number) for number in numbers if number is not None]
+    return _indices(op, known) if len(known) == len(numbers) else None
+
+
+@lower.register(Subtensor)
+def lower_subtensor(op: Subtensor, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    variables = node.inputs[1:]
+    places = frozenset(range(1, len(node.inputs)))
+    known = _known_index(op, variables)
+    if known is None:
+        return Lowering(lambda x, *flat: _view(x, _indices(op, flat)), host=places)
+    if _maybe_backwards(_indices(op, variables)):
+        return Lowering(lambda x: _view(x, known), omit=places)
+    return Lowering(lambda x: x[known], omit=places)
+
+
+@lower.register(IncSubtensor)
+def lower_inc_subtensor(
+    op: IncSubtensor, node: Apply, device: torch.device, compiled: bool
+) -> Lowering:
+    setting = op.set_instead_of_inc
+
+    def written(own: bool) -> Callable[..., Tensor]:
+        def call(x: Tensor, y: Tensor, *flat: int) -> Tensor:
+            y = y.to(x.dtype)
+            return _write(
+                x,
+                _indices(op, flat),
+                lambda part: part.copy_(y) if setting else part.add_(y),
+                own,
+            )
+
+        return call
+
+    return Lowering(
+        written(own=False),
+        host=frozenset(range(2, len(node.inputs))),
+        reuse={0: written(own=True)},
+    )
+
+
+def _index_places(op: Any, node: Apply, first: int) -> tuple[frozenset[int], frozenset[int]]:
+    """Find the inputs that are bounds of slices, and those among them that are None."""
+    bounds = set()
+    for entry in op.idx_list:
+        if isinstance(entry, slice):
+            bounds |= {
+                first + place
+                for place in (entry.start, entry.stop, entry.step)
+                if place is not None
+            }
+    absent = frozenset(p for p in bounds if isinstance(node.inputs[p].type, NoneTypeT))
+    return frozenset(bounds) - absent, absent
+
+
+def _split_index(index: Index, dims: Sequence[int]) -> tuple[list[Any], list[Tensor | None]]:
+    """Separate an index into its slices, one per axis of the operand, and its index tensors.
+
+    `dims` gives the number of axes that each entry of `index` covers.
+    """
+    slices: list[Any] = []
+    tensors: list[Tensor | None] = []
+    for entry, count in zip(index, dims, strict=True):
+        if isinstance(entry, slice):
+            slices.append(entry)
+            tensors.append(None)
+        else:
+            slices += [slice(None)] * count
+            tensors.append(entry)
+    return slices, tensors
+
+
+def _index_tensors(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Make NumPy's meaning of index tensors plain to PyTorch.
+
+    A uint8 index is no mask, and a 0-d index beside an array is an array itself: it decides, as
+    any other, where the indexed axes go.
+    """
+    given = [x for x in tensors if x is not None]
+    widen = any(x.ndim for x in given)
+    ready: list[Tensor | None] = []
+    for x in tensors:
+        if x is None:
+            ready.append(None)
+            continue
+        x = x if x.dtype == torch.bool else x.to(torch.int64)
+        ready.append(x.unsqueeze(0) if widen and x.ndim == 0 else x)
+    return ready
+
+
+class _AdvancedIndex:
+    """Rebuilds the index of an advanced indexing node from its inputs."""
+
+    def __init__(self, op: Any, node: Apply, first: int) -> None:
+        self.idx_list = op.idx_list
+        self.host, self.absent = _index_places(op, node, first)
+        self.absent_flat = sorted(place - first for place in self.absent)
+        variables = unflatten_index_variables(node.inputs[first:], op.idx_list)
+        self.dims = [
+            1 if isinstance(v, slice) or v.type.dtype != "bool" else v.type.ndim for v in variables
+        ]
+        self.masks = any(not isinstance(v, slice) and v.type.dtype == "bool" for v in variables)
+        # Without any index tensor, or with 0-d ones only, what is selected is a view.
+        self.copies = any(not isinstance(v, slice) and v.type.ndim for v in variables)
+        self.plain = all(
+            not isinstance(entry, slice) or entry == slice(None) for entry in self.idx_list
+        )
+
+    def split(self, flat: Sequence[Any]) -> tuple[list[Any], list[Tensor | None]]:
+        values = list(flat)
+        for place in self.absent_flat:
+            values.insert(place, None)
+        slices, tensors = _split_index(unflatten_index_variables(values, self.idx_list), self.dims)
+        return ([] if self.plain else slices), _index_tensors(tensors)
+
+
+def _select(x: Tensor, tensors: Sequence[Tensor | None]) -> Tensor:
+    return x[tuple(slice(None) if index is None else index for index in tensors)]
+
+
+def _put(
+    part: Tensor, tensors: Sequence[Tensor | None], y: Tensor, setting: bool, accumulate: bool
+) -> None:
+    if setting or accumulate:
+        torch.ops.aten.index_put_(part, list(tensors), y, accumulate and not setting)
+    else:
+        torch.ops.aten.index_put_(part, list(tensors), _select(part, tensors) + y, False)
+
+
+@lower.register(AdvancedSubtensor1)
+@lower.register(AdvancedSubtensor)
+def lower_advanced_subtensor(
+    op: AdvancedSubtensor, node: Apply, device: torch.device, compiled: bool
+) -> Lowering:
+    index = _AdvancedIndex(op, node, first=1)
+
+    def select(x: Tensor, *flat: Any) -> Tensor:
+        slices, tensors = index.split(flat)
+        return _select(_view(x, slices) if slices else x, tensors)
+
+    views = {} if index.copies else {0: (0,)}
+    return Lowering(select, host=index.host, omit=index.absent, views=views, counts=index.masks)
+
+
+@lower.register(AdvancedIncSubtensor1)
+@lower.register(AdvancedIncSubtensor)
+def lower_advanced_inc_subtensor(
+    op: AdvancedIncSubtensor, node: Apply, device: torch.device, compiled: bool
+) -> Lowering:
+    index = _AdvancedIndex(op, node, first=2)
+    setting = op.set_instead_of_inc
+    accumulate = not getattr(op, "ignore_duplicates", False)
+
+    def written(own: bool) -> Callable[..., Tensor]:
+        def call(x: Tensor, y: Tensor, *flat: Any) -> Tensor:
+            slices, tensors = index.split(flat)
+            y = y.to(x.dtype)
+            return _write(x, slices, lambda part: _put(part, tensors, y, setting, accumulate), own)
+
+        return call
+
+    return Lowering(
+        written(own=False),
+        host=index.host,
+        omit=index.absent,
+        counts=index.masks,
+        reuse={0: written(own=True)},
+    )

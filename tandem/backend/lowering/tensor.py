@@ -1,0 +1,256 @@
+"""Creation, joining, shapes, checks and copies of tensors."""
+
+from typing import Any
+
+import torch
+from pytensor.compile.ops import DeepCopyOp, TypeCastingOp
+from pytensor.graph.basic import Apply
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.basic import (
+    Alloc,
+    AllocEmpty,
+    ARange,
+    ExtractDiag,
+    Eye,
+    Join,
+    MakeVector,
+    Nonzero,
+    Split,
+)
+from pytensor.tensor.extra_ops import CpuContiguous
+from pytensor.tensor.reshape import JoinDims, SplitDims
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.type_other import NoneTypeT
+
+from tandem.backend.lowering.registry import (
+    Lowering,
+    constant_integers,
+    constant_number,
+    lower,
+    static_shape,
+    torch_dtype,
+)
+
+Tensor = torch.Tensor
+
+
+def _all_but(first: int, node: Apply) -> frozenset[int]:
+    return frozenset(range(first, len(node.inputs)))
+
+
+@lower.register(Alloc)
+def lower_alloc(op: Alloc, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    value = node.inputs[0]
+    dtype = torch_dtype(value)
+    number = constant_number(value)
+    shape = static_shape(node.outputs[0])
+    sizes = _all_but(1, node)
+    if number is not None:
+        if shape is not None:
+            return Lowering(
+                lambda: torch.full(shape, number, dtype=dtype, device=device),
+                omit=frozenset(range(len(node.inputs))),
+            )
+        return Lowering(
+            lambda *sizes: torch.full(sizes, number, dtype=dtype, device=device),
+            host=sizes,
+            omit=frozenset((0,)),
+        )
+    # Repeated, not copied: whoever needs memory of its own makes it.
+    if shape is not None and static_shape(value) is not None:
+        return Lowering(
+            lambda value: value.expand(shape), omit=sizes, views={0: (0,)}, repeats=True
+        )
+    return Lowering(_repeater(value.type.shape), host=sizes, views={0: (0,)}, repeats=True)
+
+
+def _repeater(given: tuple[int | None, ...]) -> Any:
+    def repeat(value: Tensor, *sizes: int) -> Tensor:
+        for known, length, size in zip(
+            reversed(given), reversed(value.shape), reversed(sizes), strict=False
+        ):
+            if known is None and length == 1 and size != 1:
+                raise ValueError(Alloc._runtime_broadcast_error_msg)
+        return value.expand(sizes)
+
+    return repeat
+
+
+@lower.register(AllocEmpty)
+def lower_alloc_empty(
+    op: AllocEmpty, node: Apply, device: torch.device, compiled: bool
+) -> Lowering:
+    dtype = torch_dtype(node.outputs[0])
+    return Lowering(
+        lambda *sizes: torch.empty(sizes, dtype=dtype, device=device), host=_all_but(0, node)
+    )
+
+
+@lower.register(ARange)
+def lower_arange(op: ARange, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    dtype = torch_dtype(node.outputs[0])
+    counting = torch.float64 if dtype.is_floating_point else torch.int64
+
+    def arange(start: float, stop: float, step: float) -> Tensor:
+        length = max(0, -int((start - stop) // step))
+        counted = torch.arange(length, dtype=counting, device=device)
+        # As NumPy: the step is the difference of the first two elements.
+        return counted.mul_((start + step) - start).add_(start).to(dtype)
+
+    return Lowering(arange, host=frozenset((0, 1, 2)))
+
+
+@lower.register(Eye)
+def lower_eye(op: Eye, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    dtype = torch_dtype(node.outputs[0])
+
+    def eye(rows: int, columns: int, offset: int) -> Tensor:
+        row = torch.arange(rows, device=device).unsqueeze(1)
+        return (row + offset == torch.arange(columns, device=device)).to(dtype)
+
+    return Lowering(eye, host=frozenset((0, 1, 2)))
+
+
+@lower.register(Join)
+def lower_join(op: Join, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    dtype = torch_dtype(node.outputs[0])
+    mixed = any(torch_dtype(x) != dtype for x in node.inputs[1:])
+
+    def join(axis: int, *tensors: Tensor) -> Tensor:
+        return torch.cat([x.to(dtype) for x in tensors] if mixed else tensors, axis)
+
+    return Lowering(join, host=frozenset((0,)))
+
+
+@lower.register(Split)
+def lower_split(op: Split, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    count = op.len_splits
+
+    def split(x: Tensor, axis: int, sizes: tuple[int, ...]) -> Any:
+        if len(sizes) != count:
+            raise ValueError(f"Length of splits is {len(sizes)}, expected {count}")
+        if min(sizes) < 0:
+            raise ValueError(f"Split sizes cannot be negative, got {sizes}")
+        if sum(sizes) != x.shape[axis]:
+            raise ValueError(f"Split sizes sum to {sum(sizes)}; expected {x.shape[axis]}")
+        parts = torch.split(x, list(sizes), axis)
+        return parts[0] if count == 1 else parts
+
+    return Lowering(split, host=frozenset((1, 2)))
+
+
+@lower.register(MakeVector)
+def lower_make_vector(
+    op: MakeVector, node: Apply, device: torch.device, compiled: bool
+) -> Lowering:
+    dtype = torch_dtype(node.outputs[0])
+    if not node.inputs:
+        return Lowering(lambda: torch.empty(0, dtype=dtype, device=device))
+    return Lowering(lambda *scalars: torch.stack(scalars))
+
+
+@lower.register(Shape)
+def lower_shape(op: Shape, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    return Lowering(lambda x: tuple(x.shape), numbers=True)
+
+
+@lower.register(Shape_i)
+def lower_shape_i(op: Shape_i, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    axis = op.i
+    return Lowering(lambda x: x.shape[axis], numbers=True)
+
+
+@lower.register(Reshape)
+def lower_reshape(op: Reshape, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    shape = static_shape(node.outputs[0]) or constant_integers(node.inputs[1])
+    if shape is not None:
+        return Lowering(lambda x: x.reshape(shape), omit=frozenset((1,)))
+    return Lowering(lambda x, shape: x.reshape(shape), host=frozenset((1,)))
+
+
+@lower.register(JoinDims)
+def lower_join_dims(op: JoinDims, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    start, stop = op.start_axis, op.start_axis + op.n_axes
+
+    def join_dims(x: Tensor) -> Tensor:
+        length = 1
+        for size in x.shape[start:stop]:
+            length *= size
+        return x.reshape(*x.shape[:start], length, *x.shape[stop:])
+
+    return Lowering(join_dims, views={0: (0,)})
+
+
+@lower.register(SplitDims)
+def lower_split_dims(op: SplitDims, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    axis = op.axis
+
+    def split_dims(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return x.reshape(*x.shape[:axis], *shape, *x.shape[axis + 1 :])
+
+    return Lowering(split_dims, host=frozenset((1,)))
+
+
+@lower.register(SpecifyShape)
+def lower_specify_shape(
+    op: SpecifyShape, node: Apply, device: torch.device, compiled: bool
+) -> Lowering:
+    asked = [
+        place
+        for place, length in enumerate(node.inputs[1:])
+        if not isinstance(length.type, NoneTypeT)
+    ]
+
+    def specify_shape(x: Tensor, *lengths: int) -> Tensor:
+        if any(x.shape[axis] != length for axis, length in zip(asked, lengths, strict=True)):
+            wanted = dict(zip(asked, lengths, strict=True))
+            expected = tuple(wanted.get(axis) for axis in range(x.ndim))
+            raise AssertionError(f"SpecifyShape: Got shape {tuple(x.shape)}, expected {expected}.")
+        return x
+
+    unasked = frozenset(place + 1 for place in range(len(node.inputs) - 1) if place not in asked)
+    return Lowering(specify_shape, host=_all_but(1, node) - unasked, omit=unasked)
+
+
+@lower.register(CheckAndRaise)
+def lower_check(op: CheckAndRaise, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    error, message = op.exc_type, op.msg
+
+    def check(x: Tensor, *conditions: bool) -> Tensor:
+        for condition in conditions:
+            if not condition:
+                raise error(message)
+        return x
+
+    return Lowering(check, host=_all_but(1, node))
+
+
+@lower.register(ExtractDiag)
+def lower_diagonal(op: ExtractDiag, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    return Lowering(lambda x: torch.diagonal(x, op.offset, op.axis1, op.axis2), views={0: (0,)})
+
+
+@lower.register(Nonzero)
+def lower_nonzero(op: Nonzero, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    if node.inputs[0].type.ndim == 1:
+        return Lowering(lambda x: torch.nonzero(x, as_tuple=True)[0], counts=True)
+    return Lowering(lambda x: torch.nonzero(x, as_tuple=True), counts=True)
+
+
+@lower.register(CpuContiguous)
+def lower_contiguous(
+    op: CpuContiguous, node: Apply, device: torch.device, compiled: bool
+) -> Lowering:
+    return Lowering(lambda x: x.contiguous(), views={0: (0,)})
+
+
+@lower.register(DeepCopyOp)
+def lower_deep_copy(op: DeepCopyOp, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    return Lowering(lambda x: x.clone())
+
+
+@lower.register(TypeCastingOp)
+def lower_type_cast(
+    op: TypeCastingOp, node: Apply, device: torch.device, compiled: bool
+) -> Lowering:
+    return Lowering(lambda x: x, views={0: (0,)})

@@ -1,0 +1,244 @@
+"""Shared variables whose values stay on the device, at an address that never changes."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from pytensor.graph.basic import Variable
+from pytensor.link.basic import Container
+from pytensor.tensor.sharedvar import TensorSharedVariable
+from pytensor.tensor.type import TensorType
+
+from tandem.backend.lowering.registry import TORCH_DTYPES
+from tandem.backend.runtime import as_device
+
+
+class DeviceContainer(Container):
+    """Joins a variable with a tensor on the device: a new value is written into the tensor."""
+
+    def __get__(self) -> Any:
+        return self.storage[0]
+
+    def __set__(self, value: Any) -> None:
+        if value is not self.storage[0]:
+            write(self.storage[0], value, self.type, self.name)
+
+    data = property(__get__, __set__)
+    value = property(__get__, __set__)
+
+
+def write(buffer: torch.Tensor, value: Any, kind: TensorType, name: str | None) -> None:
+    """Copy a value into a tensor on the device.
+
+    Parameters
+    ----------
+    buffer : Tensor
+        Where to write.
+    value : array_like or Tensor
+        Of the buffer's shape and of a dtype that the buffer's can represent.
+    kind : TensorType
+        The type of the variable.
+    name : str or None
+        The name of the variable, for the message.
+
+    Raises
+    ------
+    TypeError
+        If the shape or the dtype of `value` does not fit.
+    """
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    label = name or "a device shared variable"
+    try:
+        array = kind.filter(value)
+    except TypeError as error:
+        shape, dtype = np.shape(value), getattr(value, "dtype", type(value).__name__)
+        raise TypeError(
+            f"{label} holds {kind.dtype} of shape {kind.shape}; got {dtype} of shape {shape}: "
+            f"{error}"
+        ) from error
+    if array.ndim or buffer.device.type == "cpu":
+        buffer.copy_(tensor_over(array))
+    else:
+        # A fill, unlike a copy from the host, makes nothing wait.
+        buffer.fill_(array.item())
+
+
+class _WritableView:
+    """Shows an array as if it could be written, to a library that only wants to read."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+        self.array = array
+
+
+def tensor_over(array: np.ndarray) -> torch.Tensor:
+    """Give a host tensor over an array's memory, or over a copy where PyTorch has no such layout.
+
+    The tensor must not be written: the array may be read-only, which PyTorch cannot express (and
+    of which it would warn).
+    """
+    if any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
+        array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    elif not array.flags.writeable:
+        array = np.asarray(_WritableView(array))
+    return torch.from_numpy(array)
+
+
+class DeviceSharedVariable(TensorSharedVariable):
+    """A shared variable that lives on a device, in memory of its own or in a part of a buffer.
+
+    Functions of a `device_mode` read it without a copy and update it in place. Create one with
+    `device_shared`.
+    """
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        """The tensor that holds the value; its address never changes."""
+        return self.container.storage[0]
+
+    def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
+        """Give the value as a NumPy array.
+
+        Parameters
+        ----------
+        borrow : bool
+            Permit an array that shares the variable's memory (on a CPU it does). Without it the
+            array is independent.
+        return_internal_type : bool
+            Give the tensor on the device; a copy of it, unless `borrow`.
+        """
+        if return_internal_type:
+            return self.buffer if borrow else self.buffer.clone()
+        if self.buffer.device.type != "cpu":
+            return self.buffer.cpu().numpy()
+        return self.buffer.numpy() if borrow else self.buffer.clone().numpy()
+
+    def set_value(self, new_value: ArrayLike | torch.Tensor, borrow: bool = False) -> None:
+        """Write a value into the variable's memory.
+
+        Parameters
+        ----------
+        new_value : array_like or Tensor
+            Of the variable's shape, and of a dtype that its own can represent.
+        borrow : bool
+            Without effect: the value is always copied, the address kept.
+
+        Raises
+        ------
+        TypeError
+            If shape or dtype do not fit; the value stays as it was.
+        """
+        write(self.buffer, new_value, self.type, self.name)
+
+    def zero(self, borrow: bool = False) -> None:
+        """Write zeros into the variable's memory."""
+        self.buffer.zero_()
+
+
+def device_shared(
+    value: ArrayLike | torch.Tensor | None,
+    name: str | None = None,
+    device: str | torch.device = "cpu",
+    memory: Any = None,
+) -> DeviceSharedVariable:
+    """Create a shared variable that lives on a device.
+
+    Parameters
+    ----------
+    value : array_like, Tensor or None
+        The first value; its dtype and shape are those of the variable for good. With None, what
+        `memory` holds is the value.
+    name : str, optional
+        A name, for messages and for printing graphs.
+    device : str or torch.device
+        "cpu", or a CUDA device as "cuda:0".
+    memory : ndarray, Tensor, or object with ``__cuda_array_interface__``, optional
+        Where the variable lives: on a CPU, a NumPy array, which may be a view into memory that
+        other processes see; on a CUDA device, what shows memory there; or a tensor on `device`.
+        Several variables may lie in parts of one block. Without it, memory is allocated.
+
+    Returns
+    -------
+    DeviceSharedVariable
+
+    Raises
+    ------
+    InputError
+        If the device is not there.
+    TypeError
+        If `value` and `memory` differ in shape or dtype, or `memory` cannot be used in place.
+    """
+    place = as_device(device)
+    if memory is None:
+        if value is None:
+            raise TypeError("device_shared needs a value, or memory that holds one")
+        buffer = _allocate(value, place)
+    else:
+        buffer = _wrap(memory, place)
+    kind = TensorType(str(buffer.dtype).removeprefix("torch."), shape=tuple(buffer.shape))
+    if value is not None:
+        _check_same(value, buffer, name)
+        write(buffer, value, kind, name)
+    container = DeviceContainer(kind, storage=[buffer], name=name)
+    # With a container, PyTensor asks for None as `strict`.
+    absent: Any = None
+    return DeviceSharedVariable(
+        type=kind, value=None, strict=absent, container=container, name=name
+    )
+
+
+def _allocate(value: ArrayLike | torch.Tensor, device: torch.device) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return torch.empty(value.shape, dtype=value.dtype, device=device)
+    array = np.asarray(value)
+    if array.dtype.name not in TORCH_DTYPES:
+        raise TypeError(f"a device shared variable cannot hold dtype {array.dtype}")
+    return torch.empty(array.shape, dtype=TORCH_DTYPES[array.dtype.name], device=device)
+
+
+def _wrap(memory: Any, device: torch.device) -> torch.Tensor:
+    """Give a tensor over `memory` with a storage of its own.
+
+    torch.compile takes tensors of one storage for views of each other, which our variables, lying
+    side by side in a block, are not.
+    """
+    if isinstance(memory, torch.Tensor):
+        if memory.device != device:
+            raise TypeError(f"memory is on {memory.device}, the variable is to be on {device}")
+        return torch.from_dlpack(memory.detach())
+    if device.type != "cpu":
+        if not hasattr(memory, "__cuda_array_interface__"):
+            raise TypeError(f"memory for a variable on {device} must be there, not on the host")
+        return torch.as_tensor(memory, device=device)
+    if not isinstance(memory, np.ndarray):
+        raise TypeError(f"memory for a variable on the CPU can't be a {type(memory).__name__}")
+    if not memory.flags.writeable:
+        raise TypeError("memory of a device shared variable must be writable")
+    if memory.dtype.name not in TORCH_DTYPES or not memory.dtype.isnative:
+        raise TypeError(f"memory of dtype {memory.dtype} cannot be used in place")
+    if any(stride < 0 or stride % memory.itemsize for stride in memory.strides):
+        raise TypeError(f"memory with strides {memory.strides} cannot be used in place")
+    return torch.from_numpy(memory)
+
+
+def _check_same(value: ArrayLike | torch.Tensor, buffer: torch.Tensor, name: str | None) -> None:
+    """Refuse a value of another shape or dtype than the memory that is to hold it."""
+    dtype = getattr(value, "dtype", None)
+    dtype_name = None if dtype is None else str(dtype).removeprefix("torch.")
+    if np.shape(value) != tuple(buffer.shape) or dtype_name not in (
+        None,
+        str(buffer.dtype).removeprefix("torch."),
+    ):
+        raise TypeError(
+            f"{name or 'value'} is {dtype_name or type(value).__name__} of shape "
+            f"{np.shape(value)}; its memory is {buffer.dtype} of shape {tuple(buffer.shape)}"
+        )
+
+
+def is_on_device(variable: Variable, storage: list[Any]) -> bool:
+    """Whether an input of a function lives on the device: its storage holds a tensor."""
+    return isinstance(variable.type, TensorType) and isinstance(storage[0], torch.Tensor)

@@ -1,0 +1,272 @@
+"""What the programs in ``pretrained/`` do: settings in, exit status out."""
+
+import argparse
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tandem.artifacts.checkpoint import (
+    Checkpoint,
+    NetworkDescription,
+    RunState,
+    read_checkpoint,
+    read_description,
+    save_checkpoint,
+)
+from tandem.artifacts.foreign import describe_foreign
+from tandem.config.schema import ALEXNET
+from tandem.convert.caffe import read_caffemodel, read_mean_proto
+from tandem.convert.fetch import EPOCH, FILE, download, unpacked, verify
+from tandem.convert.theano_folder import (
+    LibConv,
+    find_classes,
+    find_epoch,
+    read_folder,
+    write_folder,
+)
+from tandem.data.class_names import imagenet_names
+from tandem.errors import InputError
+from tandem.files import write_array
+from tandem.launch.console import configure_logging
+from tandem.launch.programs import interrupted, refuse
+from tandem.layers.network import build_network
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the files themselves do not say.
+
+    Attributes
+    ----------
+    epoch : int or None
+        Of the original's files; None is that of the only ones, or of the checkpoint.
+    lib_conv : "cudnn" or "cudaconvnet"
+        With what the original's weights are trained.
+    crop_size, width
+        Of the network.
+    """
+
+    epoch: int | None = None
+    lib_conv: LibConv = "cudnn"
+    crop_size: int = 227
+    width: float = 1.0
+
+    def describe(self, classes: int, norm_before_pool: bool = False) -> NetworkDescription:
+        """The network, of so many classes; a thousand are taken for ImageNet's."""
+        wnids = tuple(imagenet_names())
+        return NetworkDescription(
+            self.crop_size,
+            classes,
+            self.width,
+            wnids if classes == len(wnids) else None,
+            norm_before_pool,
+        )
+
+
+def run_conversion(arguments: Sequence[str] | None, description: str | None) -> int:
+    """Convert weights from one kind of file to another.
+
+    Parameters
+    ----------
+    arguments : sequence of str or None
+        The command line; None is the process's own.
+    description : str or None
+        For ``--help``.
+
+    Returns
+    -------
+    int
+        Exit status: 0; 2 after bad input; 130 after Ctrl-C.
+    """
+    options = _conversion_parser(description).parse_args(arguments)
+    settings = Settings(options.epoch, options.lib_conv, options.crop_size, options.width)
+    return _run(lambda: convert(options.source, options.target, settings))
+
+
+def run_fetch(arguments: Sequence[str] | None, description: str | None) -> int:
+    """Download the original's published weights and convert them; as `run_conversion`."""
+    options = _fetch_parser(description).parse_args(arguments)
+    return _run(lambda: fetch(options.output, options.file, options.address))
+
+
+def convert(source: Path, target: Path, settings: Settings) -> None:
+    """Convert a file or folder, by its kind, as ``pretrained/convert.py --help`` says.
+
+    Raises
+    ------
+    InputError
+        The source is missing, damaged, of an unknown kind or of another network, or the target
+        cannot be written.
+    """
+    kinds: dict[str, Callable[[Path, Path, Settings], None]] = {
+        ".zip": _convert_archive,
+        ".safetensors": _convert_checkpoint,
+        ".caffemodel": _convert_caffe,
+        ".binaryproto": _convert_mean,
+    }
+    if settings.epoch is not None and settings.epoch < 0:
+        raise InputError(f"--epoch is {settings.epoch}; it must be at least 0")
+    if source.is_dir():
+        _convert_folder(source, target, settings)
+    elif not source.exists():
+        raise InputError(f"{source}: does not exist")
+    elif source.suffix in kinds:
+        kinds[source.suffix](source, target, settings)
+    else:
+        raise InputError(
+            f"{source}: {describe_foreign(source) or 'of no kind that can be converted'}; "
+            f"expected a folder, or a file {', '.join(kinds)}"
+        )
+
+
+def fetch(output: Path, file: Path | None = None, address: str | None = None) -> None:
+    """Get the original's published weights and write them as a checkpoint.
+
+    Parameters
+    ----------
+    output : Path
+        The checkpoint to write; the archive is kept beside it.
+    file : Path, optional
+        The archive, where it is there already.
+    address : str, optional
+        Where to download it from.
+
+    Raises
+    ------
+    InputError
+        It can't be had, is another file, or the output can't be written.
+    """
+    _check_suffix(output, ".safetensors")
+    if file is None:
+        file = download(output.parent, address)
+    else:
+        verify(file)
+    _convert_archive(file, output, Settings(EPOCH))
+
+
+def _convert_folder(folder: Path, target: Path, settings: Settings) -> None:
+    _check_suffix(target, ".safetensors")
+    epoch = find_epoch(folder) if settings.epoch is None else settings.epoch
+    description = settings.describe(find_classes(folder, epoch))
+    network = build_network(description)
+    weights = read_folder(folder, epoch, network, settings.lib_conv)
+    _save(target, weights, description, RunState(epoch))
+
+
+def _convert_archive(archive: Path, target: Path, settings: Settings) -> None:
+    with unpacked(archive) as folder:
+        _convert_folder(folder, target, settings)
+
+
+def _convert_checkpoint(path: Path, folder: Path, settings: Settings) -> None:
+    description = read_description(path)
+    if description.network != ALEXNET:
+        raise InputError(f"{path}: the original has no network {description.network}, but AlexNet")
+    if description.norm_before_pool:
+        raise InputError(
+            f"{path}: the original's network normalises after pooling, this one before it"
+        )
+    network = build_network(description)
+    shapes = {name: variable.type.shape for name, variable in network.parameters.items()}
+    checkpoint = read_checkpoint(path, shapes)
+    epoch = checkpoint.state.epoch if settings.epoch is None else settings.epoch
+    write_folder(folder, epoch, checkpoint.weights, network, settings.lib_conv)
+    log.info("wrote %s: weights of epoch %d as the original's files", folder, epoch)
+
+
+def _convert_caffe(path: Path, target: Path, settings: Settings) -> None:
+    _check_suffix(target, ".safetensors")
+    caffe = read_caffemodel(path)
+    description = settings.describe(caffe.classes, caffe.norm_before_pool)
+    _save(target, caffe.weights(build_network(description)), description, RunState())
+
+
+def _convert_mean(path: Path, target: Path, settings: Settings) -> None:
+    _check_suffix(target, ".npy")
+    mean = read_mean_proto(path)
+    try:
+        write_array(target, mean)
+    except OSError as error:
+        raise InputError(f"{target}: cannot be written ({error.strerror})") from error
+    log.info("wrote %s: a mean image of %d pixels a side", target, mean.shape[-1])
+
+
+def _save(
+    target: Path, weights: dict[str, np.ndarray], network: NetworkDescription, state: RunState
+) -> None:
+    save_checkpoint(target, Checkpoint(weights, None, network, state))
+    order = " (norm_before_pool: true)" if network.norm_before_pool else ""
+    log.info("wrote %s: AlexNet of %d classes%s", target, network.classes, order)
+
+
+def _check_suffix(target: Path, suffix: str) -> None:
+    if target.suffix != suffix:
+        raise InputError(f"{target}: what is to be written is called {suffix}")
+
+
+def _run(work: Callable[[], None]) -> int:
+    configure_logging()
+    try:
+        work()
+    except InputError as error:
+        return refuse(error)
+    except KeyboardInterrupt:
+        return interrupted()
+    return 0
+
+
+def _conversion_parser(description: str | None) -> argparse.ArgumentParser:
+    parser = _parser(description)
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="file or folder to read")
+    parser.add_argument("target", type=Path, metavar="TARGET", help="file or folder to write")
+    parser.add_argument(
+        "--epoch",
+        type=int,
+        metavar="N",
+        help="number at the end of the original's file names (default: the only one there; of a "
+        "checkpoint, its own)",
+    )
+    parser.add_argument(
+        "--lib_conv",
+        choices=("cudnn", "cudaconvnet"),
+        default="cudnn",
+        help="what the original's configuration said in training (default: cudnn)",
+    )
+    parser.add_argument(
+        "--crop_size", type=int, default=227, metavar="N", help="of the network (default: 227)"
+    )
+    parser.add_argument(
+        "--width", type=float, default=1.0, metavar="X", help="of the network (default: 1)"
+    )
+    return parser
+
+
+def _fetch_parser(description: str | None) -> argparse.ArgumentParser:
+    parser = _parser(description)
+    parser.add_argument(
+        "--file", type=Path, metavar="FILE", help=f"{FILE}, where it is there already"
+    )
+    parser.add_argument(
+        "--address", metavar="URL", help=f"where to download {FILE} (default: it is looked up)"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        default=Path("pretrained/alexnet.safetensors"),
+        help="checkpoint to write (default: %(default)s)",
+    )
+    return parser
+
+
+def _parser(description: str | None) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        description=description,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )

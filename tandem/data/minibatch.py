@@ -1,0 +1,165 @@
+"""Filling a slot: the one way from batch files to a minibatch, whichever process does it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem.data.augment import Augmentation, Mode, windows
+from tandem.data.reader import PictureReader
+from tandem.errors import InputError
+from tandem.memory import Slot
+
+if TYPE_CHECKING:
+    from tandem.data.dataset import Dataset
+
+
+@dataclass(frozen=True, eq=False)
+class MinibatchRequest:
+    """What a trainer wants in a slot. The message that it sends to its loader.
+
+    Attributes
+    ----------
+    slot : int
+        Number of the slot.
+    mode : "train" or "validation"
+        The split, and whether the pictures are augmented.
+    epoch : int
+        From 0.
+    minibatch : int
+        Number of the global minibatch in the epoch, from 0.
+    indices : int64 (n,)
+        Dataset indices of this trainer's rows of it; at most the slot's rows, perhaps none.
+    """
+
+    slot: int
+    mode: Mode
+    epoch: int
+    minibatch: int
+    indices: npt.NDArray[np.int64]
+
+
+class MinibatchBuilder:
+    """Read pictures and labels into a slot, with crop origins and mirror flags.
+
+    It can be pickled: what arrives is as new, and opens the files for itself.
+
+    Parameters
+    ----------
+    train, validation : Dataset
+        The two splits, of one image size.
+    augmentation : Augmentation
+        What is done to training pictures, and the crop size of both.
+    crop_here : bool
+        Whether the slot gets crops, mirrored where the flag says so, instead of whole pictures
+        which the device will crop.
+
+    Raises
+    ------
+    InputError
+        The crop is larger than the pictures, or the splits differ in image size.
+    """
+
+    def __init__(
+        self,
+        train: "Dataset",
+        validation: "Dataset",
+        augmentation: Augmentation,
+        crop_here: bool,
+    ) -> None:
+        self._ingredients = (train, validation, augmentation, crop_here)
+        size, crop = train.image_size, augmentation.crop_size
+        if validation.image_size != size:
+            raise InputError(
+                f"the validation pictures have {validation.image_size} rows and columns, "
+                f"expected {size} as the training pictures have"
+            )
+        if not 0 < crop <= size:
+            raise InputError(f"crop_size: found {crop}, expected 1 to {size}, the pictures' size")
+        self.augmentation, self.crop_here, self.image_size = augmentation, crop_here, size
+        self._readers = {"train": PictureReader(train), "validation": PictureReader(validation)}
+
+    @property
+    def picture_size(self) -> int:
+        """Rows and columns of the pictures that it puts into a slot."""
+        return self.augmentation.crop_size if self.crop_here else self.image_size
+
+    def fill(self, slot: Slot, request: MinibatchRequest) -> None:
+        """Put the minibatch of `request` into `slot`. Rows beyond it are left as they are.
+
+        Parameters
+        ----------
+        slot : Slot
+            With pictures of `picture_size`.
+        request : MinibatchRequest
+            Its slot number is of no concern here.
+
+        Raises
+        ------
+        InputError
+            A batch file or the labels can't be read as they were when checked.
+        IndexError
+            An index is outside the split.
+        ValueError
+            The slot is too small.
+        """
+        n, reader = len(request.indices), self._readers[request.mode]
+        size = self.picture_size
+        if n > len(slot.pictures) or slot.pictures.shape[1:] != (size, size, 3):
+            raise ValueError(
+                f"a slot with pictures {slot.pictures.shape} can't take {n} pictures of "
+                f"{(size, size, 3)}"
+            )
+        about = (request.mode, request.epoch, request.minibatch, request.indices)
+        slot.origins[:n], slot.mirrored[:n] = windows(self.augmentation, self.image_size, *about)
+        slot.indices[:n] = request.indices
+        slot.labels[:n] = reader.labels(request.indices)
+        if self.crop_here:
+            self._fill_crops(slot, reader, request.indices)
+        else:
+            reader.read(request.indices, slot.pictures[:n])
+        slot.valid[...] = n
+
+    def close(self) -> None:
+        """Close the batch files. Filling again opens them again."""
+        for reader in self._readers.values():
+            reader.close()
+
+    def _fill_crops(
+        self, slot: Slot, reader: PictureReader, indices: npt.NDArray[np.int64]
+    ) -> None:
+        columns, mirrored = slot.origins[:, 1].tolist(), slot.mirrored.tolist()
+        tops, height = slot.origins[: len(indices), 0], self.picture_size
+        for i, band in reader.bands(indices, tops, height):
+            cut(band, columns[i], mirrored[i], slot.pictures[i])
+
+    def __reduce__(self) -> tuple[Callable[..., "MinibatchBuilder"], tuple[Any, ...]]:
+        return type(self), self._ingredients
+
+
+def cut(
+    band: npt.NDArray[np.uint8], column: int, mirrored: bool, out: npt.NDArray[np.uint8]
+) -> None:
+    """Cut a window out of the rows of a picture, mirrored left to right or not.
+
+    Parameters
+    ----------
+    band : uint8 (crop, S, 3)
+        The picture's rows in which the window lies: (row, column, RGB).
+    column : int
+        Where the window begins.
+    mirrored : bool
+        Whether to mirror it.
+    out : uint8 (crop, crop, 3)
+        The window.
+    """
+    window = band[:, column : column + out.shape[1]]
+    if not mirrored:
+        out[...] = window
+        return
+    # By channels NumPy's loop runs over a row of pixels; over all three at once it would run over
+    # the channels of one pixel, which takes four times as long.
+    for channel in range(3):
+        out[..., channel] = window[:, ::-1, channel]

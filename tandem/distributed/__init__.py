@@ -1,0 +1,16 @@
+"""How trainers agree on parameters after a step: one class per strategy, one small interface."""
+
+from tandem.distributed.average import AverageGradients, AverageParameters, SharedParameters
+from tandem.distributed.exchange import Exchange, Group
+from tandem.distributed.local import LocalGroup, PeerLost, local_groups
+
+__all__ = [
+    "AverageGradients",
+    "AverageParameters",
+    "Exchange",
+    "Group",
+    "LocalGroup",
+    "PeerLost",
+    "SharedParameters",
+    "local_groups",
+]

@@ -1,0 +1,160 @@
+"""Write saved weights as an ONNX file that names what is in squashed pictures.
+
+A run's weights:       python -m tandem.export runs/alexnet/epoch-0060.safetensors alexnet.onnx
+Converted weights:     python -m tandem.export caffe.safetensors alexnet.onnx --mean caffe_mean.npy
+"""
+
+import argparse
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tandem.artifacts.trained_network import LoadedNetwork, load_network
+from tandem.config.schema import ALEXNET
+from tandem.data.class_names import imagenet_names
+from tandem.errors import InputError
+from tandem.files import replacing
+from tandem.launch.console import configure_logging
+from tandem.launch.programs import interrupted, log, refuse
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from tandem.export.graph import OnnxGraph
+
+_MOST_BYTES = (1 << 31) - (1 << 20)  # protobuf's most, and room for what is not weights
+_IR_VERSION = 8  # ONNX's file format of the time of its operators that are used
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit status."""
+    configure_logging()
+    parser = argparse.ArgumentParser(
+        prog="python -m tandem.export",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("weights", type=Path, metavar="WEIGHTS", help="checkpoint to read")
+    parser.add_argument("target", type=Path, metavar="FILE.onnx", help="file to write")
+    parser.add_argument(
+        "--mean",
+        type=Path,
+        metavar="FILE",
+        help="mean image, .npy (default: that of the run's data set)",
+    )
+    parser.add_argument(
+        "--network",
+        default=ALEXNET,
+        metavar="CLASS",
+        help=f"network of the checkpoint, module:class (default: {ALEXNET})",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        export(options.weights, options.target, options.mean, options.network)
+    except InputError as error:
+        return refuse(error)
+    except KeyboardInterrupt:
+        return interrupted()
+    log.info("wrote %s", options.target)
+    return 0
+
+
+def export(weights: Path, target: Path, mean: Path | None = None, network: str = ALEXNET) -> None:
+    """Write an ONNX file that computes what validation does, from pictures to probabilities.
+
+    Its input ``pictures`` is uint8 (batch, S, S, 3), (row, column, RGB): pictures squashed to the
+    size of the mean image. The centre crop and the mean image are in the file. Its outputs are
+    ``logits`` and ``probabilities``, float32 (batch, class); its metadata name the classes.
+
+    Parameters
+    ----------
+    weights : Path
+        The checkpoint.
+    target : Path
+        The file to write, whole or not at all.
+    mean : Path, optional
+        The mean image, .npy; by default the one of the run's data set.
+    network : str
+        "module:class" of the network.
+
+    Raises
+    ------
+    InputError
+        A file is missing or damaged, the network is too large or has an Op that has no
+        translation, or `target` cannot be written.
+    """
+    if importlib.util.find_spec("onnx") is None:
+        raise InputError("the package onnx is not installed: pip install '.[export]'")
+    if target.suffix != ".onnx":
+        raise InputError(f"{target}: an ONNX file is called .onnx")
+    loaded = load_network(weights, mean, network)
+    values = loaded.network.parameters.values()
+    if (size := sum(value.get_value(borrow=True).nbytes for value in values)) > _MOST_BYTES:
+        raise InputError(f"{weights}: {size} bytes of weights are more than one ONNX file holds")
+    model = make_model(loaded)
+    try:
+        with replacing(target) as partial:
+            partial.write_bytes(model.SerializeToString())
+    except OSError as error:
+        raise InputError(f"{target}: cannot be written ({error.strerror})") from error
+
+
+def make_model(loaded: LoadedNetwork) -> "ModelProto":
+    """A checked ONNX model of a network, from squashed pictures to probabilities."""
+    import pytensor.tensor as pt
+    from onnx import TensorProto, checker, helper
+
+    from tandem.export.graph import OPSET, OnnxGraph
+
+    network, side = loaded.network, loaded.mean.shape[-1]
+    images = pt.tensor("images", dtype="float32", shape=(None, *network.shapes["input"]))
+    logits = network.logits(images, None)
+    graph = OnnxGraph()
+    graph.bind(images, _prepare(graph, loaded.mean, network.crop_size))
+    outputs = {"logits": logits, "probabilities": pt.special.softmax(logits, axis=1)}
+    for name, variable in outputs.items():
+        graph.add("Identity", [graph.translate(variable)], name)
+    seen: list[str | int | None] = ["batch", side, side, 3]
+    shape: list[str | int | None] = ["batch", loaded.description.classes]
+    model = helper.make_model(
+        helper.make_graph(
+            graph.nodes,
+            "network",
+            [helper.make_tensor_value_info("pictures", TensorProto.UINT8, seen)],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in outputs],
+            graph.constants,
+        ),
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=_IR_VERSION,
+        producer_name="tandem",
+    )
+    helper.set_model_props(model, _class_names(loaded.description.wnids))
+    checker.check_model(model)
+    return model
+
+
+def _prepare(graph: "OnnxGraph", mean: np.ndarray, crop_size: int) -> str:
+    """Add the way from ``pictures`` to images: centre crop, float, channels first, minus mean."""
+    from onnx import TensorProto
+
+    first = (mean.shape[-1] - crop_size) // 2
+    last = first + crop_size
+    bounds = [graph.constant(np.array([n, n], np.int64)) for n in (first, last)]
+    axes = graph.constant(np.array([1, 2], np.int64))
+    window = graph.constant(mean[:, first:last, first:last].copy(), "mean")
+    cropped = graph.add("Slice", ["pictures", *bounds, axes])
+    numbers = graph.add("Cast", [cropped], to=TensorProto.FLOAT)
+    return graph.add("Sub", [graph.add("Transpose", [numbers], perm=[0, 3, 1, 2]), window])
+
+
+def _class_names(wnids: Sequence[str] | None) -> dict[str, str]:
+    """What stands in the file's metadata."""
+    if wnids is None:
+        return {}
+    names = [imagenet_names().get(wnid, wnid) for wnid in wnids]
+    return {"wnids": json.dumps(wnids), "names": json.dumps(names)}

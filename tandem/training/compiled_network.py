@@ -1,0 +1,392 @@
+"""The network on its device: parameters in flat buffers, and the functions compiled over them.
+
+Importing this module imports PyTensor and PyTorch: only a trainer process does.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any, cast
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.compile.executor import Function
+from pytensor.tensor.variable import TensorVariable
+
+from tandem.artifacts.metrics import MetricSums
+from tandem.backend import Captured, DeviceSharedVariable, capture, device_mode, device_shared
+from tandem.config.schema import Config
+from tandem.data.augment import Mode
+from tandem.layers import DropoutKeys, label_rank
+from tandem.memory.flat import Vectors
+from tandem.memory.slot import Slot
+from tandem.ops import crop_mirror, momentum_step
+from tandem.optim.parameter_groups import learned_rates
+
+Tensors = dict[str, TensorVariable]
+_GRADIENT = "gradient/"
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """What a function is to be made of.
+
+    Attributes
+    ----------
+    minibatch : dict of str to variable
+        The arrays of a slot that it reads, by their names there.
+    values : dict of str to variable
+        Numbers that it is given.
+    updates : list of (shared variable, variable)
+        All that it does.
+    """
+
+    minibatch: Tensors
+    values: Tensors
+    updates: list[Any]
+
+
+class CompiledNetwork:
+    """A network whose learned parameters, momenta and gradients lie in flat vectors.
+
+    What is frozen lies beside them, so that no exchange ever touches it.
+
+    On the host a function takes a slot's arrays as its arguments. On a GPU it is recorded once for
+    each slot, over the slot's memory, and replayed: that costs the host one call.
+
+    Parameters
+    ----------
+    network : AlexNet, or any object with its ``parameters``, ``kinds``, ``logits``, ``cost`` and
+        ``classes``. The graph.
+    config : Config
+        Rates, precision, seed, and what else the functions depend on.
+    mean : float32 (3, S, S)
+        The mean image.
+    vectors : Vectors
+        What learned parameters, momenta and gradients are to live in: memory that other trainers
+        may see.
+    device : str
+        "cpu" or "cuda:0" and so on.
+    compile : bool
+        Whether the functions go through ``torch.compile``.
+    device_crops : bool
+        Whether a slot holds whole pictures, to be cropped here, or crops.
+    records : bool
+        Whether slots are in the device's own memory, so that functions are recorded over it.
+    updated : Vectors, optional
+        What an update is to step: parts of these vectors, flattened; by default all of them.
+    on_gradient_ready : callable, optional
+        Called with the name of each gradient when it is there, while earlier layers' are still
+        being computed, see `device_mode`. Gradients are then not recorded.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        config: Config,
+        mean: np.ndarray,
+        vectors: Vectors,
+        device: str = "cpu",
+        compile: bool = False,
+        device_crops: bool = True,
+        records: bool = False,
+        updated: Vectors | None = None,
+        on_gradient_ready: Callable[[str], None] | None = None,
+    ) -> None:
+        self._network, self._config, self._device = network, config, device
+        self._records, self._on_gradient_ready = records, on_gradient_ready
+        products = "float32" if config.precision == "float64" else config.precision
+        make_mode = partial(device_mode, device, compile=compile, precision=products)
+        self._mode = make_mode()
+        self._telling = (
+            self._mode if on_gradient_ready is None else make_mode(on_gradient_ready=self._tell)
+        )
+        self._crop = (config.crop_size, not device_crops)
+        self._rates = learned_rates(network.kinds, config)
+        self.weights = self._place(vectors.weights, "") | self._frozen()
+        self.momenta = self._place(vectors.momenta, "momentum/")
+        self.gradients = self._place(vectors.gradients, _GRADIENT)
+        self._updated = self._place_updated(updated)
+        self._mean = device_shared(mean.astype(config.dtype), name="mean", device=device)
+        self._sums = {mode: self._zeros(mode) for mode in ("train", "validation")}
+        self._last = self._zeros("last")
+        self._scores: DeviceSharedVariable | None = None
+        self._finite = self._number("int64", "finite")
+        self._values = {
+            "epoch": self._number("int64", "epoch"),
+            "learning_rate": self._number(config.dtype, "learning_rate"),
+        }
+        self._functions: dict[str, tuple[Function, tuple[str, ...]]] = {}
+        self._recorded: dict[tuple[str, Slot | None], Callable[[], Any]] = {}
+
+    def _tell(self, variable: str) -> None:
+        """Pass on that a variable has its new value, if it is a gradient."""
+        if self._on_gradient_ready is not None and variable.startswith(_GRADIENT):
+            self._on_gradient_ready(variable.removeprefix(_GRADIENT))
+
+    def _place(self, arrays: Mapping[str, Any], prefix: str) -> dict[str, DeviceSharedVariable]:
+        return {
+            name: device_shared(None, name=prefix + name, device=self._device, memory=array)
+            for name, array in arrays.items()
+        }
+
+    def _place_updated(self, vectors: Vectors | None) -> list[dict[str, DeviceSharedVariable]]:
+        """Weights, momenta and gradients as an update sees them."""
+        if vectors is None:
+            return [self.weights, self.momenta, self.gradients]
+        return [
+            self._place(vectors.weights, "part of "),
+            self._place(vectors.momenta, "part of momentum/"),
+            self._place(vectors.gradients, "part of gradient/"),
+        ]
+
+    def _frozen(self) -> dict[str, DeviceSharedVariable]:
+        return {
+            name: device_shared(
+                np.zeros(variable.type.shape, self._config.dtype), name=name, device=self._device
+            )
+            for name, variable in self._network.parameters.items()
+            if name not in self._rates
+        }
+
+    def _number(self, dtype: str, name: str) -> DeviceSharedVariable:
+        return device_shared(np.zeros((), dtype), name=name, device=self._device)
+
+    def _zeros(self, prefix: str) -> dict[str, DeviceSharedVariable]:
+        return {
+            name: self._number("float64" if name == "loss" else "int64", f"{prefix} {name}")
+            for name in ("loss", "top1_errors", "top5_errors", "images")
+        }
+
+    def load(self, weights: Mapping[str, np.ndarray], momenta: Mapping[str, np.ndarray]) -> None:
+        """Set weights and momenta, in their logical layouts, in place; names left out stay.
+
+        A frozen parameter has no momentum, and one that is given is not used.
+        """
+        for variables, values in ((self.weights, weights), (self.momenta, momenta)):
+            for name in variables.keys() & values.keys():
+                variables[name].set_value(values[name].astype(self._config.dtype, copy=False))
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """All weights and momenta by name, in the network's order.
+
+        Returns
+        -------
+        weights, momenta : dict of str to ndarray
+            In their logical layouts. On the host they are the memory itself. The momentum of what
+            is frozen is zero.
+        """
+        weights = {n: self.weights[n].get_value(borrow=True) for n in self._network.parameters}
+        momenta = {
+            name: self.momenta[name].get_value(borrow=True)
+            if name in self.momenta
+            else np.zeros_like(weight)
+            for name, weight in weights.items()
+        }
+        return weights, momenta
+
+    def compute_gradients(self, slot: Slot, epoch: int) -> None:
+        """Write the gradients of the mean cost over the slot's valid pictures to their vector.
+
+        Loss and errors are of the same forward pass, with dropout, before the update, which counts
+        them.
+        """
+        self._call("gradients", slot, epoch=np.array(epoch, np.int64))
+
+    def is_finite(self) -> bool:
+        """Whether the loss and all gradients that were computed last are finite."""
+        return bool(self._finite.get_value())
+
+    def update(self, learning_rate: float) -> None:
+        """Step momenta and weights, in place, from the gradients in their vector.
+
+        Loss and errors that came with the gradients are added to the sums of training.
+        """
+        self._call("update", None, learning_rate=np.asarray(learning_rate, self._config.dtype))
+
+    def validate(self, slot: Slot) -> None:
+        """Add up loss and errors of the slot's valid pictures, without dropout."""
+        self._call("validation", slot)
+
+    def read_scores(self) -> np.ndarray:
+        """The network's outputs of the last minibatch that was validated, (row, class)."""
+        if self._scores is None:
+            raise RuntimeError("nothing has been validated yet")
+        return self._scores.get_value()
+
+    def take_sums(self, mode: Mode) -> MetricSums:
+        """Give the sums of training or of validation since the last call, and start from zero."""
+        sums = self.read_sums(mode)
+        self.put_sums(mode, MetricSums())
+        return sums
+
+    def read_sums(self, mode: Mode) -> MetricSums:
+        """Give the sums without starting anew."""
+        return MetricSums(**{name: v.get_value().item() for name, v in self._sums[mode].items()})
+
+    def put_sums(self, mode: Mode, sums: MetricSums) -> None:
+        """Go on from `sums`."""
+        for name, variable in self._sums[mode].items():
+            variable.set_value(np.asarray(getattr(sums, name), variable.dtype))
+
+    def _call(self, name: str, slot: Slot | None, **values: np.ndarray) -> None:
+        if not self._records:
+            function, parts = self._function(name)
+            function(*(getattr(slot, part) for part in parts), *values.values())
+            return
+        for key, value in values.items():
+            self._values[key].set_value(value)
+        if (name, slot) not in self._recorded:
+            self._recorded[name, slot] = self._record(name, slot)
+        self._recorded[name, slot]()
+
+    def _graph(self, name: str) -> _Graph:
+        return {
+            "gradients": self._gradient_graph,
+            "update": self._update_graph,
+            "validation": self._validation_graph,
+        }[name]()
+
+    def _function(self, name: str) -> tuple[Function, tuple[str, ...]]:
+        """The function that takes parts of a slot and numbers as arguments, and these parts."""
+        if name not in self._functions:
+            graph = self._graph(name)
+            inputs = [*graph.minibatch.values(), *graph.values.values()]
+            parts = tuple(graph.minibatch)
+            self._functions[name] = self._compile(name, graph, inputs, {}), parts
+        return self._functions[name]
+
+    def _record(self, name: str, slot: Slot | None) -> Callable[[], Any]:
+        """The function over one slot's memory, recorded. The slot holds a minibatch already."""
+        graph = self._graph(name)
+        arrays = {part: getattr(slot, part) for part in graph.minibatch}
+        places = self._place(arrays, "slot/") | self._values
+        givens = {
+            variable: places[key] for key, variable in (graph.minibatch | graph.values).items()
+        }
+        function = self._compile(name, graph, [], givens)
+        if name == "gradients" and self._on_gradient_ready is not None:
+            return function
+        # No two of them ever run at a time, so they share what memory they need in between.
+        beside = next((f for f in self._recorded.values() if isinstance(f, Captured)), None)
+        return capture([function], self._device, beside=beside)
+
+    def _compile(
+        self, name: str, graph: _Graph, inputs: list[TensorVariable], givens: dict[Any, Any]
+    ) -> Function:
+        # The update runs no network, and a frozen parameter would be an input that it does not use.
+        names = self.weights if graph.minibatch else ()
+        placed = {self._network.parameters[name]: self.weights[name] for name in names}
+        return pytensor.function(
+            inputs,
+            [],
+            updates=graph.updates,
+            givens={**placed, **givens},
+            mode=self._telling if name == "gradients" else self._mode,
+            name=name,
+            trust_input=True,
+            on_unused_input="ignore",  # an update needs no variable of the network
+        )
+
+    def _minibatch(self) -> Tensors:
+        """The arrays of a slot as symbolic variables."""
+        batch, crop = self._config.batch_size, self._crop
+        side = crop[0] if crop[1] else self._mean.type.shape[1]
+        return {
+            "pictures": pt.tensor("pictures", dtype="uint8", shape=(batch, side, side, 3)),
+            "labels": pt.tensor("labels", dtype="int64", shape=(batch,)),
+            "origins": pt.tensor("origins", dtype="int64", shape=(batch, 2)),
+            "mirrored": pt.tensor("mirrored", dtype="uint8", shape=(batch,)),
+            "valid": pt.tensor("valid", dtype="int64", shape=()),
+        }
+
+    def _images(self, minibatch: Tensors) -> TensorVariable:
+        size, cropped = self._crop
+        return crop_mirror(
+            minibatch["pictures"],
+            self._mean,
+            minibatch["origins"],
+            minibatch["mirrored"],
+            crop_size=size,
+            cropped=cropped,
+            dtype=self._config.dtype,
+        )
+
+    def _counts(
+        self, cost: TensorVariable, logits: TensorVariable, minibatch: Tensors, errors: bool
+    ) -> Tensors:
+        """What one minibatch adds to the sums; `errors` says whether errors are counted."""
+        labels, valid = minibatch["labels"], minibatch["valid"]
+        found = {"loss": cost.astype("float64") * valid, "images": valid}
+        if errors:
+            counted = pt.arange(self._config.batch_size) < valid
+            rank = label_rank(logits, labels)
+            found["top1_errors"] = pt.sum(counted & (rank >= 1), dtype="int64")
+            found["top5_errors"] = pt.sum(counted & (rank >= 5), dtype="int64")
+        return found
+
+    def _gradient_graph(self) -> _Graph:
+        network, minibatch = self._network, self._minibatch()
+        minibatch["indices"] = pt.tensor(
+            "indices", dtype="int64", shape=minibatch["labels"].type.shape
+        )
+        epoch = pt.tensor("epoch", dtype="int64", shape=())
+        seed = pt.constant(np.int64(self._config.seed))
+        keys = DropoutKeys(seed, epoch, minibatch["indices"])
+        logits = network.logits(self._images(minibatch), keys)
+        cost = network.cost(logits, minibatch["labels"], minibatch["valid"])
+        learned = [network.parameters[name] for name in self._rates]
+        gradients = cast(list[TensorVariable], pt.grad(cost, learned))
+        updates = [(self.gradients[n], g) for n, g in zip(self._rates, gradients, strict=True)]
+        counts = self._counts(cost, logits, minibatch, self._config.print_train_error)
+        updates += [(self._last[name], value) for name, value in counts.items()]
+        updates.append((self._finite, _are_finite([cost, *gradients]).astype("int64")))
+        return _Graph(minibatch, {"epoch": epoch}, updates)
+
+    def _update_graph(self) -> _Graph:
+        rate = pt.tensor("learning_rate", dtype=self._config.dtype, shape=())
+        updates = _added(self._sums["train"], self._last)
+        weights, momenta, gradients = self._updated
+        for name in momenta:  # what is frozen has none
+            own = self._rates[name]
+            weight, momentum = momentum_step(
+                weights[name],
+                momenta[name],
+                gradients[name],
+                rate if own.factor == 1 else rate * np.asarray(own.factor, rate.dtype),
+                self._config.momentum if self._config.use_momentum else 0.0,
+                own.decay,
+                self._config.use_nesterov_momentum,
+            )
+            updates += [(weights[name], weight), (momenta[name], momentum)]
+        return _Graph({}, {"learning_rate": rate}, updates)
+
+    def _validation_graph(self) -> _Graph:
+        minibatch = self._minibatch()
+        logits = self._network.logits(self._images(minibatch), None)
+        cost = self._network.cost(logits, minibatch["labels"], minibatch["valid"])
+        counts = self._counts(cost, logits, minibatch, errors=True)
+        if self._scores is None:
+            shape = (self._config.batch_size, self._network.classes)
+            value = np.zeros(shape, self._config.dtype)
+            self._scores = device_shared(value, name="scores", device=self._device)
+        updates = [*_added(self._sums["validation"], counts), (self._scores, logits)]
+        return _Graph(minibatch, {}, updates)
+
+
+def _are_finite(values: list[TensorVariable]) -> TensorVariable:
+    """Whether all elements are finite: a sum is not, if one of its terms is not.
+
+    A sum can overflow although its terms do not, when they are of a size that is as bad. Nothing
+    here can fail when it runs, so the gradients may be computed where they are to lie.
+    """
+    sums = [pt.sum(value, dtype=value.dtype, acc_dtype=value.dtype) for value in values]
+    return reduce(pt.and_, [pt.isfinite(total) for total in sums])
+
+
+def _added(
+    sums: Mapping[str, DeviceSharedVariable], counts: Mapping[str, TensorVariable]
+) -> list[tuple[DeviceSharedVariable, TensorVariable]]:
+    """Updates that add `counts` to `sums`."""
+    return [(sums[name], sums[name] + value) for name, value in counts.items()]

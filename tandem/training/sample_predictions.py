@@ -1,0 +1,117 @@
+"""Some validation pictures and what the network takes them for, the same after every epoch."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem.data.class_names import imagenet_names
+from tandem.data.reader import PictureReader
+from tandem.launch.prepare import RunSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SIZE = 8  # pictures
+
+Scores = npt.NDArray[np.floating]
+
+
+class SamplePredictions:
+    """Notes the network's outputs for its pictures as they come by, and draws them.
+
+    Parameters
+    ----------
+    spec : RunSpec
+        The run.
+    """
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._plan = spec
+        batch = spec.config.batch_size
+        self._rows = sample_rows(spec.validation.size, spec.global_batch, batch)
+        self._scores: list[Scores] = []
+        self._crops: npt.NDArray[np.uint8] | None = None
+        self._labels: list[int] = []
+
+    @property
+    def indices(self) -> list[int]:
+        """Dataset indices of its pictures."""
+        minibatches = self._rows.items()
+        return [k * self._plan.global_batch + row for k, rows in minibatches for row in rows]
+
+    def look(self, minibatch: int, scores: Callable[[], Scores]) -> None:
+        """Note what trainer 0 has just computed.
+
+        Parameters
+        ----------
+        minibatch : int
+            Which one of the validation, from 0.
+        scores : callable
+            Gives the outputs before the softmax, (row, class). Called where there is a need.
+        """
+        if rows := self._rows.get(minibatch):
+            self._scores.append(scores()[rows])
+
+    def take(self) -> Scores:
+        """Give what was noted, (picture, class), and begin anew."""
+        scores, self._scores = np.concatenate(self._scores), []
+        return scores
+
+    def draw(self, scores: Scores) -> "Image.Image":
+        """Draw the pictures with the predictions that follow from `scores`."""
+        from tandem.artifacts.visualize import prediction_sheet  # which imports Pillow
+
+        if self._crops is None:
+            self._crops = self._read()
+        known = imagenet_names()
+        names = [known.get(wnid, wnid).partition(",")[0] for wnid in self._plan.wnids]
+        return prediction_sheet(self._crops, self._labels, softmax(scores), names)
+
+    def _read(self) -> npt.NDArray[np.uint8]:
+        """The centre crops, as the network sees them, (picture, row, column, RGB)."""
+        indices = np.array(self.indices)
+        reader = PictureReader(self._plan.validation)
+        pictures = np.empty((len(indices), *reader.picture_shape), np.uint8)
+        reader.read(indices, pictures)
+        self._labels = reader.labels(indices).tolist()
+        reader.close()
+        start = (pictures.shape[1] - self._plan.config.crop_size) // 2
+        window = slice(start, start + self._plan.config.crop_size)
+        return pictures[:, window, window].copy()
+
+
+def sample_rows(
+    size: int, global_batch: int, batch: int, count: int = SIZE
+) -> dict[int, list[int]]:
+    """Choose pictures that are spread evenly over a split, among those that trainer 0 sees.
+
+    Parameters
+    ----------
+    size : int
+        Pictures of the split.
+    global_batch, batch : int
+        Pictures of a minibatch, of which the first `batch` are trainer 0's.
+    count : int
+        How many are wanted; there may be fewer.
+
+    Returns
+    -------
+    dict of int to list of int
+        Rows of trainer 0 by minibatch.
+    """
+    rows: dict[int, list[int]] = {}
+    for number in range(count):
+        minibatch, row = divmod(number * size // count, global_batch)
+        chosen = rows.setdefault(minibatch, [])
+        if row % batch not in chosen:
+            chosen.append(row % batch)
+    return rows
+
+
+def softmax(scores: Scores) -> npt.NDArray[np.float64]:
+    """Probabilities of the classes, (picture, class)."""
+    shifted = scores.astype(np.float64) - scores.max(axis=1, keepdims=True)
+    powers = np.exp(shifted)
+    return powers / powers.sum(axis=1, keepdims=True)

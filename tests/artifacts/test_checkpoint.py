@@ -1,0 +1,439 @@
+"""Checkpoints: what goes in comes out, and nothing but a whole checkpoint is taken for one."""
+
+import json
+import math
+import os
+import pickle
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from tandem.artifacts.checkpoint import (
+    Checkpoint,
+    NetworkDescription,
+    RunState,
+    check_continues,
+    initial_weights,
+    read_checkpoint,
+    read_conditions,
+    read_description,
+    read_state,
+    save_checkpoint,
+    verify_checkpoint,
+)
+from tandem.artifacts.metrics import MetricSums, Pending, Seconds
+from tandem.config.schema import Config, make_config
+from tandem.errors import InputError
+
+SHAPES = {
+    "conv1.weight": (4, 3, 2, 2),
+    "conv1.bias": (4,),
+    "fc8.weight": (5, 3),
+    "fc8.bias": (3,),
+}
+NETWORK = NetworkDescription(67, 3, 0.25, ("n01", "n02", "n03"), True)
+PENDING = Pending(
+    (MetricSums(0.1 + 0.2, 1, 0, 3), MetricSums(7e-9, 2, 1, 4)), Seconds(1 / 3, 0.1, 0.2, 0.7)
+)
+STATE = RunState(3, 0, 36, (0.9, math.nan, 0.5), 64, None, PENDING, ((2, 7),))
+
+
+def tensors(seed: int, dtype: str = "float32") -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {name: random.normal(size=shape).astype(dtype) for name, shape in SHAPES.items()}
+
+
+def make(dtype: str = "float32", state: RunState = STATE) -> Checkpoint:
+    config = Config().model_dump(mode="json")
+    conditions = {"threads": "1", "numpy": "2.0"}
+    return Checkpoint(tensors(1, dtype), tensors(2, dtype), NETWORK, state, config, conditions)
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    path = folder / "a.safetensors"
+    save_checkpoint(path, checkpoint)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path, make())
+
+
+def refusal(path: Path, shapes: dict[str, tuple[int, ...]] | None = None) -> str:
+    with pytest.raises(InputError) as caught:
+        read_checkpoint(path, shapes)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def with_metadata(path: Path, **changes: Any) -> Path:
+    """Write the checkpoint again with other metadata; a value of None removes a key."""
+    with safe_open(path, framework="numpy") as file:
+        values = {**json.loads(file.metadata()["tandem"]), **changes}
+    text = json.dumps({key: value for key, value in values.items() if value is not None})
+    save_file(load_file(path), path, {"tandem": text})
+    return path
+
+
+def with_tensors(path: Path, **changes: np.ndarray | None) -> Path:
+    """Write the checkpoint again with other tensors; None removes one. Dots are written __."""
+    with safe_open(path, framework="numpy") as file:
+        metadata = file.metadata()
+    arrays: dict[str, Any] = load_file(path)
+    arrays |= {name.replace("__", "."): value for name, value in changes.items()}
+    save_file({name: value for name, value in arrays.items() if value is not None}, path, metadata)
+    return path
+
+
+# What goes in comes out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_everything_comes_back(tmp_path: Path, dtype: str) -> None:
+    written = make(dtype)
+    found = read_checkpoint(write_checkpoint(tmp_path, written), SHAPES)
+    for ours, theirs in ((found.weights, written.weights), (found.momentum, written.momentum)):
+        assert ours is not None
+        assert theirs is not None
+        assert ours.keys() == theirs.keys()
+        for name, array in theirs.items():
+            assert ours[name].dtype == dtype
+            assert ours[name].tobytes() == array.tobytes()
+    assert (found.network, found.config) == (NETWORK, written.config)
+    errors = found.state.validation_errors
+    assert (errors[0], errors[2], len(errors)) == (0.9, 0.5, 3)
+    assert math.isnan(errors[1])
+    assert replace(found.state, validation_errors=()) == replace(STATE, validation_errors=())
+    assert Config(**found.config) == Config()
+    assert found.conditions == read_conditions(tmp_path / "a.safetensors") == written.conditions
+
+
+def test_weights_without_momentum(tmp_path: Path) -> None:
+    found = read_checkpoint(write_checkpoint(tmp_path, replace(make(), momentum=None)), SHAPES)
+    assert found.momentum is None
+    assert set(found.weights) == set(SHAPES)
+
+
+def test_what_is_read_belongs_to_the_reader(path: Path) -> None:
+    found = read_checkpoint(path)
+    found.weights["fc8.bias"][:] = 7
+    assert not (read_checkpoint(path).weights["fc8.bias"] == 7).any()
+
+
+def test_a_strided_view_is_written_in_its_logical_order(tmp_path: Path) -> None:
+    written = make()
+    transposed = np.asfortranarray(written.weights["fc8.weight"])
+    every_second = np.zeros((8,), np.float32)
+    every_second[::2] = written.weights["conv1.bias"]
+    views = {**written.weights, "fc8.weight": transposed, "conv1.bias": every_second[::2]}
+    found = read_checkpoint(write_checkpoint(tmp_path, replace(written, weights=views)))
+    for name, array in written.weights.items():
+        np.testing.assert_array_equal(found.weights[name], array)
+
+
+def test_state_and_description_alone(path: Path) -> None:
+    assert read_description(path) == NETWORK
+    assert read_state(path).step == 36
+
+
+def test_no_pickle_is_in_the_file(path: Path) -> None:
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    assert set(header) == {"__metadata__", *SHAPES, *(f"momentum/{name}" for name in SHAPES)}
+    assert header["fc8.weight"]["shape"] == [5, 3]
+    assert json.loads(header["__metadata__"]["tandem"])["state"]["validation_errors"][1] is None
+
+
+def test_a_pickle_in_a_file_is_not_executed(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    path = tmp_path / "epoch-0001.safetensors"
+    path.write_bytes(pickle.dumps(Trap()))
+    refusal(path)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_the_default_state_is_the_beginning() -> None:
+    assert RunState() == RunState(0, 0, 0, (), None)
+
+
+# Writing
+
+
+def test_a_failed_write_leaves_the_older_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tandem.artifacts.checkpoint.save_file", fail)
+    with pytest.raises(InputError, match="No space left"):
+        write_checkpoint(path.parent, make())
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="could not be written"):
+        write_checkpoint(tmp_path / "missing", make())
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"weights": {}}, "no weights"),
+        ({"weights": {**tensors(1), "fc8.bias": np.zeros(3, np.int64)}}, "int64"),
+        ({"momentum": {"fc8.bias": np.zeros(3, np.float32)}}, "is missing"),
+        ({"momentum": {**tensors(1), "fc8.bias": np.zeros(4, np.float32)}}, r"\(4,\)"),
+        ({"momentum": {**tensors(1), "fc9.bias": np.zeros(4, np.float32)}}, "fc9"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_together_is_not_written(
+    tmp_path: Path, changes: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ValueError, match=expected):
+        save_checkpoint(tmp_path / "a.safetensors", replace(make(), **changes))
+    assert list(tmp_path.iterdir()) == []
+
+
+# Damage
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "none.safetensors")
+    assert "is not a file" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 8, b"\xff" * 100, b"{}", b"text" * 1000])
+def test_bytes_that_are_no_checkpoint(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "epoch-0001.safetensors"
+    path.write_bytes(content)
+    assert "not a checkpoint, or damaged" in refusal(path)
+
+
+def test_a_truncated_checkpoint(path: Path) -> None:
+    content = path.read_bytes()
+    for length in [4, 8, 100, len(content) // 2, len(content) - 1]:
+        path.write_bytes(content[:length])
+        assert "not a checkpoint, or damaged" in refusal(path)
+
+
+def test_any_changed_byte_of_the_tensors_is_noticed(path: Path) -> None:
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    for place in range(8 + length, len(content), 7):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        assert "do not have the checksum" in refusal(path)
+        with pytest.raises(InputError, match="checksum"):
+            verify_checkpoint(path)
+        with pytest.raises(InputError, match="checksum"):
+            initial_weights(path, SHAPES)
+
+
+def test_a_changed_number_of_the_state_is_noticed(path: Path) -> None:
+    # Such a file can be read in every other respect.
+    content = path.read_bytes()
+    changed = content.replace(b'\\"step\\": 36', b'\\"step\\": 37')
+    assert changed != content
+    path.write_bytes(changed)
+    assert read_state(path).step == 37
+    assert "do not have the checksum" in refusal(path)
+
+
+def test_exchanged_tensors_are_noticed(path: Path) -> None:
+    arrays = load_file(path)
+    other = with_tensors(path, fc8__bias=arrays["momentum/fc8.bias"])
+    assert "do not have the checksum" in refusal(other)
+
+
+def test_a_checkpoint_without_a_checksum(path: Path) -> None:
+    with safe_open(path, framework="numpy") as file:
+        text = file.metadata()["tandem"]
+    save_file(load_file(path), path, {"tandem": text})
+    assert "do not have the checksum" in refusal(path)
+
+
+def test_bytes_after_the_end(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"more")
+    assert "damaged" in refusal(path)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_any_change_of_the_header_gives_a_checkpoint_or_a_message(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    path = write_checkpoint(tmp_path, make())
+    content = bytearray(path.read_bytes())
+    (length,) = struct.unpack("<Q", content[:8])
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, length + 7))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
+    try:
+        found = read_checkpoint(path, SHAPES)
+    except InputError:
+        return
+    assert {name: array.shape for name, array in found.weights.items()} == SHAPES
+
+
+@settings(max_examples=50, deadline=None)
+@given(content=st.binary(max_size=300))
+def test_any_bytes_give_a_message(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.safetensors"
+    path.write_bytes(content)
+    refusal(path)
+
+
+def test_safetensors_of_another_program(tmp_path: Path) -> None:
+    path = tmp_path / "other.safetensors"
+    save_file({"a": np.zeros(3)}, path)
+    assert "not a checkpoint of this program" in refusal(path)
+    save_file({"a": np.zeros(3)}, path, {"format": "pt"})
+    assert "not a checkpoint of this program" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"format": 2}, "format"),
+        ({"format": None}, "format"),
+        ({"network": None}, "network"),
+        ({"network": {"crop_size": 0, "classes": 3, "width": 1.0}}, "network.crop_size"),
+        ({"network": {"crop_size": 67, "classes": "3", "width": 1.0}}, "network.classes"),
+        (
+            {"network": {"crop_size": 67, "classes": 3, "width": 1.0, "norm_before_pool": "no"}},
+            "network.norm_before_pool",
+        ),
+        ({"state": {"epoch": -1}}, "state.epoch"),
+        ({"state": {"epoch": 1.5}}, "state.epoch"),
+        ({"state": {"validation_errors": ["low"]}}, "state.validation_errors.0"),
+        ({"state": []}, "state"),
+        ({"config": 3}, "config"),
+        ({"state": {"pending": {"sums": [{"loss": "nan"}]}}}, "state.pending.sums.0.loss"),
+        ({"state": {"pending": {"sums": [{"images": -1}]}}}, "state.pending.sums.0.images"),
+        ({"state": {"skipped": [[1, -2]]}}, "state.skipped.0.1"),
+        ({"conditions": {"numpy": 2}}, "conditions.numpy"),
+        ({"momentum": "yes"}, "momentum"),
+    ],
+)
+def test_metadata_is_checked(path: Path, changes: dict[str, Any], expected: str) -> None:
+    message = refusal(with_metadata(path, **changes))
+    assert f"metadata cannot be used: {expected}: " in message
+
+
+def test_metadata_that_is_no_json(path: Path) -> None:
+    for text in ("{", "[]", "nonsense", "[" * 100_000):
+        save_file(load_file(path), path, {"tandem": text})
+        assert "metadata cannot be used: JSON: " in refusal(path)
+
+
+def test_missing_and_unknown_tensors(path: Path) -> None:
+    content = path.read_bytes()
+    assert "momentum/fc8.bias is missing" in refusal(
+        with_tensors(path, **{"momentum/fc8__bias": None})
+    )
+    path.write_bytes(content)
+    assert "momentum/fc8.bias has no weight" in refusal(with_tensors(path, fc8__bias=None))
+    path.write_bytes(content)
+    integers = with_tensors(path, fc8__bias=np.zeros(3, np.int64))
+    assert "fc8.bias is of type I64, expected float32 or float64" in refusal(integers)
+    path.write_bytes(content)
+    other = with_tensors(path, **{"momentum/fc8__bias": np.zeros(4, np.float32)})
+    assert "fc8.bias is float32 (3,), its momentum float32 (4,)" in refusal(other)
+    path.write_bytes(content)
+    assert "no momentum was announced" in refusal(with_metadata(path, momentum=False))
+
+
+# The network
+
+
+def test_a_checkpoint_from_before_there_was_a_choice_of_order(path: Path) -> None:
+    with_metadata(path, network={"crop_size": 67, "classes": 3, "width": 0.25})
+    assert read_description(path) == NetworkDescription(67, 3, 0.25)
+
+
+def test_a_checkpoint_of_another_network(path: Path) -> None:
+    message = refusal(path, {**SHAPES, "fc8.weight": (5, 10), "fc8.bias": (10,)})
+    assert "another network (3 classes, crop_size 67, width 0.25)" in message
+    assert "fc8.weight is (5, 3), expected (5, 10)" in message
+    assert "fc9.bias is missing, expected (2,)" in refusal(path, {**SHAPES, "fc9.bias": (2,)})
+    fewer = {name: shape for name, shape in SHAPES.items() if name != "fc8.bias"}
+    assert "fc8.bias is unknown" in refusal(path, fewer)
+
+
+def test_initial_weights_of_the_same_network(path: Path) -> None:
+    weights = initial_weights(path, SHAPES)
+    assert list(weights) == list(SHAPES)
+    for name, array in make().weights.items():
+        np.testing.assert_array_equal(weights[name], array)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fc8.weight": (5, 10)}, r"fc8.weight is \(5, 3\) there, \(5, 10\) here"),
+        ({"fc9.weight": (2, 2)}, r"fc9.weight is missing there, \(2, 2\) here"),
+    ],
+)
+def test_layers_that_do_not_fit_are_an_error_unless_they_are_skipped(
+    path: Path, changes: dict[str, tuple[int, ...]], message: str
+) -> None:
+    (layer,) = (name.partition(".")[0] for name in changes)
+    with pytest.raises(InputError, match=message) as caught:
+        initial_weights(path, SHAPES | changes)
+    assert str(path) in str(caught.value)
+    assert "3 classes" in str(caught.value)
+    assert f"init_weights_skip: [{layer}]" in str(caught.value)
+    weights = initial_weights(path, SHAPES | changes, [layer])
+    assert list(weights) == [name for name in SHAPES if not name.startswith(layer)]
+
+
+def test_a_layer_is_skipped_as_a_whole(path: Path) -> None:
+    # Its bias fits, but it was learned for filters that are gone.
+    shapes = {**SHAPES, "conv1.weight": (4, 3, 5, 5)}
+    assert list(initial_weights(path, shapes, ["conv1"])) == ["fc8.weight", "fc8.bias"]
+
+
+def test_initial_weights_of_which_nothing_is_taken(path: Path) -> None:
+    layers = {name.partition(".")[0] for name in SHAPES}
+    with pytest.raises(InputError, match="nothing left to take"):
+        initial_weights(path, SHAPES, [*layers])
+
+
+# Whether it can go on
+
+
+def test_between_epochs_settings_may_change(path: Path) -> None:
+    check_continues(path, make_config({"seed": 5, "shuffle": "images"}), 32, 1000)
+
+
+def test_inside_an_epoch_they_may_not(tmp_path: Path) -> None:
+    state = replace(STATE, step_in_epoch=4, train_pictures=1000)
+    path = write_checkpoint(tmp_path, make(state=state))
+    check_continues(path, make_config({"learning_rate": 0.5, "n_epochs": 90}), 64, 1000)
+    for config, batch, pictures, expected in (
+        (Config(), 32, 1000, "pictures per step over all trainers: 64 in the checkpoint, now 32"),
+        (Config(), 64, 999, "training pictures: 1000 in the checkpoint, now 999"),
+        (make_config({"seed": 5}), 64, 1000, "seed: 1 in the checkpoint, now 5"),
+        (make_config({"shuffle": "none"}), 64, 1000, "shuffle: files in the checkpoint, now none"),
+    ):
+        with pytest.raises(InputError) as caught:
+            check_continues(path, config, batch, pictures)
+        assert "inside epoch 4" in str(caught.value)
+        assert expected in str(caught.value)
+    unknown = write_checkpoint(tmp_path, make(state=replace(state, global_batch=None)))
+    check_continues(unknown, Config(), 32, 1000)

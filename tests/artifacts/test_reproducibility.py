@@ -1,0 +1,115 @@
+"""A resumed run that could not compute the same bits is refused, and is told why."""
+
+import shutil
+from pathlib import Path
+
+import numpy
+import pytest
+
+from tandem.artifacts import reproducibility
+from tandem.artifacts.reproducibility import check_exact, conditions, processor
+from tandem.config.schema import Config
+from tandem.errors import InputError
+from tests.support.tiny import prepare
+
+PATH = Path("runs/a/epoch-0001.safetensors")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    folder = prepare(tmp_path_factory.mktemp("data"))
+    return Config(
+        data_folder=str(folder),
+        devices=("cpu", "cpu"),
+        threads=1,
+        compile=False,
+        use_data_layer=False,
+    )
+
+
+def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
+    with pytest.raises(InputError) as caught:
+        check_exact(PATH, theirs, ours)
+    return str(caught.value)
+
+
+def test_all_conditions_are_named(config: Config) -> None:
+    found = conditions(config)
+    assert found["trainers"] == "2"
+    assert found["threads"] == "1"
+    assert found["compile"] == "false"
+    assert found["numpy"] == numpy.__version__
+    assert {"processor", "python", "torch", "pytensor", "exchange", "precision"} <= found.keys()
+
+
+def test_equal_conditions_pass(config: Config) -> None:
+    check_exact(PATH, conditions(config), conditions(config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"devices": ("cpu",)}, "trainers 2 in the checkpoint, now 1"),
+        ({"threads": 2}, "threads 1 in the checkpoint, now 2"),
+        ({"compile": True}, "compile false in the checkpoint, now true"),
+        ({"exchange": "gradients"}, "exchange average in the checkpoint, now gradients"),
+        ({"precision": "float64"}, "precision float32 in the checkpoint, now float64"),
+    ],
+)
+def test_a_setting_that_differs_is_named(
+    config: Config, changes: dict[str, object], expected: str
+) -> None:
+    message = refusal(conditions(config), conditions(config.model_copy(update=changes)))
+    assert message.startswith(f"{PATH}: ")
+    assert f": {expected}. " in message
+    assert "--exact false" in message
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "misc/img_mean.npy"])
+def test_other_data_are_noticed_wherever_they_lie(
+    config: Config, tmp_path: Path, name: str
+) -> None:
+    folder = Path(shutil.copytree(config.data_folder, tmp_path / "moved"))
+    moved = config.model_copy(update={"data_folder": str(folder)})
+    check_exact(PATH, conditions(config), conditions(moved))
+    with (folder / name).open("ab") as file:
+        file.write(b" ")
+    assert ": data " in refusal(conditions(config), conditions(moved))
+
+
+def test_every_difference_is_named_at_once(config: Config) -> None:
+    ours = conditions(config)
+    message = refusal({**ours, "torch": "2.0", "threads": "7"}, ours)
+    assert "torch 2.0 in the checkpoint" in message
+    assert "threads 7 in the checkpoint" in message
+
+
+def test_a_condition_that_one_side_does_not_know(config: Config) -> None:
+    ours = conditions(config)
+    assert "threads unknown in the checkpoint, now 1" in refusal(
+        {key: value for key, value in ours.items() if key != "threads"}, ours
+    )
+
+
+def test_of_a_processor_only_what_differs_is_shown() -> None:
+    common = "x86_64 Some CompiledNetwork " + " ".join(f"avx512{i}" for i in range(30))
+    message = refusal({"processor": f"{common} amx_tile"}, {"processor": common})
+    assert "processor amx_tile in the checkpoint, now less" in message
+
+
+def test_steering_of_the_instruction_set_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = processor()
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    assert processor() == f"{before} ATEN_CPU_CAPABILITY=default"
+
+
+def test_other_flags_of_the_processor_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"model name": "M", "flags": "avx2 fma rdrand sse4_2"}
+    monkeypatch.setattr(reproducibility, "_cpuinfo", lambda: fields)
+    before = processor()
+    fields["flags"] += " hypervisor"
+    assert processor() == before
+    fields["flags"] += " avx512f"
+    assert processor() != before

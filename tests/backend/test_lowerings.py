@@ -1,0 +1,165 @@
+"""Every lowering gives what PyTensor's own backend gives on the same graph."""
+
+import functools
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+import torch
+from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
+from pytensor.scalar.basic import Composite, ScalarOp
+from pytensor.tensor.elemwise import Elemwise
+
+from tandem.backend.codegen import Target, plan_node
+from tandem.backend.lowering import host_rule, lower
+from tandem.backend.lowering.scalars import covered_scalar_ops
+from tests.support.check_function import DEVICE, PLAIN_DEVICE, PYTHON, assert_same, results
+from tests.support.lowering_cases import LOWERING_CASES, Case
+
+HOST = Target(torch.device("cpu"), compiled=False)
+
+
+@pytest.mark.parametrize("case", LOWERING_CASES, ids=str)
+def test_equals_pytensor(case: Case) -> None:
+    inputs, outputs, values = case.build()
+    expected = results(inputs, outputs, values, PYTHON)
+    for mode in (PLAIN_DEVICE, DEVICE):
+        for place, got in enumerate(results(inputs, outputs, values, mode)):
+            assert_same(got, expected[place], f"output {place}: {outputs[place]}")
+
+
+@functools.cache
+def planned_nodes() -> tuple[tuple[Apply, bool], ...]:
+    """All nodes of all cases, each with whether it is computed on the host."""
+    nodes = []
+    for case in LOWERING_CASES:
+        inputs, outputs, _ = case.build()
+        graph = FunctionGraph(inputs, outputs, clone=True)
+        on_host: set = set()
+        for node in graph.toposort():
+            numbers = plan_node(node, on_host, HOST).numbers
+            if numbers:
+                on_host.update(node.outputs)
+            nodes.append((node, numbers))
+    return tuple(nodes)
+
+
+def scalar_ops(op: Op) -> set[type[ScalarOp]]:
+    """The classes of the scalar Ops in an elementwise Op."""
+    if not isinstance(op, Elemwise):
+        return set()
+    if not isinstance(op.scalar_op, Composite):
+        return {type(op.scalar_op)}
+    return {Composite} | {type(node.op) for node in op.scalar_op.fgraph.apply_nodes}
+
+
+def test_every_lowering_has_a_case() -> None:
+    classes = {type(node.op) for node, _ in planned_nodes()}
+    missing = {
+        op.__name__
+        for op in lower.registry
+        if op is not object and not any(issubclass(used, op) for used in classes)
+    }
+    assert not missing
+
+
+def test_every_scalar_call_has_a_case() -> None:
+    used = set().union(*(scalar_ops(node.op) for node, on_host in planned_nodes() if not on_host))
+    assert {op.__name__ for op in covered_scalar_ops() - used} == set()
+
+
+def test_every_host_rule_has_a_case() -> None:
+    used = {host_rule.dispatch(type(node.op)) for node, on_host in planned_nodes() if on_host}
+    missing = {
+        op.__name__
+        for op, implementation in host_rule.registry.items()
+        if op is not object and implementation not in used
+    }
+    assert not missing
+
+
+def test_shapes_stay_on_the_host() -> None:
+    x = pt.matrix("x")
+    function = pytensor.function(
+        [x], x.reshape((x.shape[0] * x.shape[1],))[: x.shape[0] - 1], mode=DEVICE
+    )
+    program = function.vm.program
+    assert not program.breaks
+    assert "item" not in program.source
+
+
+def test_missing_lowering_names_op_and_node_and_place() -> None:
+    class Unheard(Op):
+        def make_node(self, x: pt.TensorVariable) -> Apply:
+            return Apply(self, [x], [x.type()])
+
+        def perform(self, node: Apply, inputs: list, outputs: list) -> None:
+            outputs[0][0] = inputs[0]
+
+    x = pt.fmatrix("left")
+    with pytest.raises(NotImplementedError, match=r"Unheard.*left.*lower\.register"):
+        pytensor.function([x], Unheard()(x), mode=DEVICE)
+
+
+def test_missing_scalar_call_names_it() -> None:
+    x = pt.dvector("x")
+    with pytest.raises(NotImplementedError, match=r"scalar Op Jv.*float64"):
+        pytensor.function([x], pt.jv(1.0, x), mode=DEVICE)
+
+
+def test_dtype_without_a_lowering_is_named() -> None:
+    x = pt.zvector("x")
+    with pytest.raises(NotImplementedError, match="complex128"):
+        pytensor.function([x], x * x, mode=DEVICE)
+
+
+def test_a_lowering_can_be_registered() -> None:
+    class Doubled(Op):
+        def make_node(self, x: pt.TensorVariable) -> Apply:
+            return Apply(self, [x], [x.type()])
+
+        def perform(self, node: Apply, inputs: list, outputs: list) -> None:
+            outputs[0][0] = inputs[0] * 2
+
+    from tandem.backend import Lowering
+
+    lower.register(Doubled, lambda op, node, device, compiled: Lowering(lambda x: x * 2))
+    x = pt.fvector("x")
+    function = pytensor.function([x], Doubled()(x), mode=DEVICE)
+    np.testing.assert_array_equal(function(np.float32([1, 2])), [2, 4])
+
+
+def test_runtime_broadcasting_is_refused() -> None:
+    x, y = pt.dvector("x"), pt.dvector("y")
+    function = pytensor.function([x, y], x + y, mode=DEVICE)
+    with pytest.raises(ValueError, match="Runtime broadcasting not allowed") as error:
+        function(np.ones(1), np.ones(3))
+    assert any("Add" in note for note in error.value.__notes__)
+
+
+def test_failing_node_is_named() -> None:
+    x, i = pt.dvector("x"), pt.lscalar("i")
+    function = pytensor.function([x, i], x[i] * 2, mode=DEVICE)
+    with pytest.raises(IndexError) as error:
+        function(np.ones(3), 7)
+    assert any("Subtensor" in note for note in error.value.__notes__)
+
+
+def test_split_sizes_are_checked() -> None:
+    x, sizes = pt.dvector("x"), pt.lvector("sizes")
+    function = pytensor.function([x, sizes], pt.split(x, sizes, n_splits=2), mode=DEVICE)
+    with pytest.raises(ValueError, match="sum to 5; expected 3"):
+        function(np.ones(3), np.array([2, 3]))
+
+
+def test_graphs_hold_no_rewrites_for_other_backends() -> None:
+    x, w = pt.fmatrix("x"), pt.fmatrix("w")
+    y = pt.exp(x * 2 + 1) * 3 - x
+    function = pytensor.function([x, w], [y.sum(), pt.dot(y, w)], mode=DEVICE)
+    for node in function.maker.fgraph.apply_nodes:
+        assert not node.op.destroy_map
+        assert not (isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Composite))
+        assert type(node.op).__name__ not in ("Gemm", "Dot22", "Gemv", "Dot22Scalar")

@@ -1,0 +1,324 @@
+"""Updates: in place on the device, as if all had been computed before the first was written."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.io import Out
+from pytensor.tensor.sharedvar import TensorSharedVariable
+
+from tandem.backend import DeviceSharedVariable, device_shared
+from tests.support.check_function import DEVICE
+
+START = np.arange(6.0).reshape(2, 3)
+OTHER = START + 10
+
+
+def ordinary(value: np.ndarray, name: str) -> TensorSharedVariable:
+    return pytensor.shared(value, name, shape=value.shape)
+
+
+PLACES: list[Callable[[np.ndarray, str], TensorSharedVariable]] = [device_shared, ordinary]
+
+
+def address(variable: TensorSharedVariable) -> int:
+    return variable.container.storage[0].data_ptr()
+
+
+@pytest.fixture(params=PLACES, ids=["device", "ordinary"])
+def a(request: pytest.FixtureRequest) -> TensorSharedVariable:
+    return request.param(START, "a")
+
+
+@pytest.fixture(params=PLACES, ids=["device", "ordinary"])
+def b(request: pytest.FixtureRequest) -> TensorSharedVariable:
+    return request.param(OTHER, "b")
+
+
+def test_update_keeps_the_address_and_counts() -> None:
+    a = device_shared(START, "a")
+    before = address(a)
+    step = pytensor.function([], updates=[(a, a + 1)], mode=DEVICE)
+    for _ in range(3):
+        assert step() in (None, [])
+    assert address(a) == before
+    np.testing.assert_array_equal(a.get_value(), START + 3)
+
+
+def test_elementwise_update_is_computed_where_it_belongs() -> None:
+    a, g = device_shared(START, "a"), device_shared(OTHER, "g")
+    x, y = (pt.tensor(shape=shape, dtype="float64") for shape in ((3, 3), (2, 3)))
+    step = pytensor.function([x, y], updates=[(a, a * 2 - y), (g, g + pt.dot(y, x))], mode=DEVICE)
+    source = step.vm.program.source
+    assert ".copy_(" not in source
+    assert ".clone()" not in source
+    step(np.eye(3), START)
+    np.testing.assert_array_equal(a.get_value(), START)
+    np.testing.assert_array_equal(g.get_value(), OTHER + START)
+
+
+def test_product_is_written_to_a_variable_that_is_not_read() -> None:
+    a = device_shared(np.zeros((2, 2)), "a")
+    x = pt.tensor("x", shape=(2, 3), dtype="float64")
+    gradient = pytensor.function([x], updates=[(a, pt.dot(x, x.T))], mode=DEVICE)
+    assert ".copy_(" not in gradient.vm.program.source
+    gradient(START)
+    np.testing.assert_array_equal(a.get_value(), START @ START.T)
+
+
+def test_product_of_the_variable_itself_is_copied() -> None:
+    start = np.arange(9.0).reshape(3, 3)
+    a = device_shared(start, "a")
+    pytensor.function([], updates=[(a, pt.dot(a, a))], mode=DEVICE)()
+    np.testing.assert_array_equal(a.get_value(), start @ start)
+
+
+def test_other_fresh_update_costs_one_copy() -> None:
+    a = device_shared(START, "a")
+    step = pytensor.function([], updates=[(a, pt.special.softmax(a, axis=1))], mode=DEVICE)
+    assert step.vm.program.source.count(".copy_(") == 1
+    assert ".clone()" not in step.vm.program.source
+
+
+def test_result_that_views_an_update_is_independent() -> None:
+    a, b = device_shared(START, "a"), device_shared(OTHER.T, "b")
+    new = a * 2
+    step = pytensor.function([], [new.T, new[0]], updates=[(a, new), (b, new.T)], mode=DEVICE)
+    transposed, row = step()
+    a.zero()
+    np.testing.assert_array_equal(transposed, 2 * START.T)
+    np.testing.assert_array_equal(row, 2 * START[0])
+    np.testing.assert_array_equal(b.get_value(), 2 * START.T)
+
+
+def test_swap(a: TensorSharedVariable, b: TensorSharedVariable) -> None:
+    swap = pytensor.function([], updates=[(a, b), (b, a)], mode=DEVICE)
+    swap()
+    np.testing.assert_array_equal(a.get_value(), OTHER)
+    np.testing.assert_array_equal(b.get_value(), START)
+    swap()
+    np.testing.assert_array_equal(a.get_value(), START)
+    np.testing.assert_array_equal(b.get_value(), OTHER)
+
+
+def test_rotation_of_three() -> None:
+    variables = [device_shared(START + 10 * k, f"v{k}") for k in range(3)]
+    rotated = variables[1:] + variables[:1]
+    pytensor.function([], updates=list(zip(variables, rotated, strict=True)), mode=DEVICE)()
+    for k, variable in enumerate(variables):
+        np.testing.assert_array_equal(variable.get_value(), START + 10 * ((k + 1) % 3))
+
+
+def test_one_expression_to_two_variables(a: TensorSharedVariable, b: TensorSharedVariable) -> None:
+    value = a * 2
+    step = pytensor.function([], value, updates=[(a, value), (b, value)], mode=DEVICE)
+    returned = step()
+    for result in (returned, a.get_value(), b.get_value()):
+        np.testing.assert_array_equal(result, START * 2)
+    a.set_value(OTHER)
+    np.testing.assert_array_equal(b.get_value(), START * 2)
+    np.testing.assert_array_equal(returned, START * 2)
+
+
+def test_old_value_is_returned(a: TensorSharedVariable) -> None:
+    step = pytensor.function([], [a, a.T, a[0]], updates=[(a, a + 1)], mode=DEVICE)
+    whole, transposed, row = step()
+    np.testing.assert_array_equal(whole, START)
+    np.testing.assert_array_equal(transposed, START.T)
+    np.testing.assert_array_equal(row, START[0])
+    np.testing.assert_array_equal(a.get_value(), START + 1)
+
+
+def test_result_does_not_follow_later_updates(a: TensorSharedVariable) -> None:
+    step = pytensor.function([], Out(a, borrow=True), updates=[(a, a + 1)], mode=DEVICE)
+    first = step()
+    step()
+    np.testing.assert_array_equal(first, START)
+
+
+def test_old_value_is_read_by_another_update(
+    a: TensorSharedVariable, b: TensorSharedVariable
+) -> None:
+    pytensor.function([], updates=[(a, a + 1), (b, b + a)], mode=DEVICE)()
+    np.testing.assert_array_equal(b.get_value(), OTHER + START)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a[::-1],
+        lambda a: a[:, ::-1],
+        lambda a: a.T,
+        lambda a: a,
+        lambda a: pt.roll(a, 1, axis=0),
+        lambda a: a.T[::-1],
+        lambda a: pt.fill(a, a[0]),
+        lambda a: pt.alloc(a[:, :1], 3, 3),
+        lambda a: a.reshape((9,)).reshape((3, 3)),
+        lambda a: pt.set_subtensor(a[0], a[1]),
+        lambda a: pt.cast(a, "float64"),
+    ],
+)
+def test_update_that_views_itself(change: Callable) -> None:
+    start = np.arange(9.0).reshape(3, 3)
+    a = device_shared(start, "a")
+    expected = pytensor.function([], change(pt.constant(start)), mode="FAST_COMPILE")()
+    pytensor.function([], updates=[(a, change(a))], mode=DEVICE)()
+    np.testing.assert_array_equal(a.get_value(), expected)
+
+
+def test_update_to_itself_moves_nothing() -> None:
+    a, b = device_shared(START, "a"), device_shared(OTHER, "b")
+    step = pytensor.function([], updates=[(a, a), (b, b + a)], mode=DEVICE)
+    assert ".copy_(" not in step.vm.program.source
+    step()
+    np.testing.assert_array_equal(a.get_value(), START)
+    np.testing.assert_array_equal(b.get_value(), START + OTHER)
+
+
+def test_update_from_a_view_of_another() -> None:
+    a, b = device_shared(np.arange(9.0).reshape(3, 3), "a"), device_shared(np.zeros((3, 3)), "b")
+    pytensor.function([], updates=[(a, a + 1), (b, a.T)], mode=DEVICE)()
+    np.testing.assert_array_equal(b.get_value(), np.arange(9.0).reshape(3, 3).T)
+
+
+def test_update_that_reads_the_variable_in_several_places() -> None:
+    a = device_shared(START, "a")
+    step = pytensor.function([], (a**2).sum(), updates=[(a, a - 0.1 * a * a.sum())], mode=DEVICE)
+    assert step() == (START**2).sum()
+    np.testing.assert_allclose(a.get_value(), START - 0.1 * START * START.sum())
+
+
+def test_variables_side_by_side_in_one_block() -> None:
+    block = np.zeros(16, "float32")
+    a = device_shared(np.float32([1, 2, 3, 4]), "a", memory=block[:4])
+    b = device_shared(np.full((2, 4), 5, "float32"), "b", memory=block[8:].reshape(2, 4))
+    step = pytensor.function(
+        [], [a.sum(), b[0]], updates=[(a, b.sum(axis=0)), (b, b + a)], mode=DEVICE
+    )
+    total, row = step()
+    assert total == 10
+    np.testing.assert_array_equal(row, [5, 5, 5, 5])
+    np.testing.assert_array_equal(block[:4], [10, 10, 10, 10])
+    np.testing.assert_array_equal(block[4:8], 0)
+    np.testing.assert_array_equal(block[8:].reshape(2, 4), [[6, 7, 8, 9]] * 2)
+
+
+def test_a_variable_over_another_ones_memory_is_copied_before_the_write() -> None:
+    block = np.arange(6.0)
+    whole, part = (
+        device_shared(None, "whole", memory=block),
+        device_shared(None, "part", memory=block[2:4]),
+    )
+    apart = device_shared(np.zeros(6), "apart")
+    step = pytensor.function([], part, updates=[(whole, whole + 1), (apart, whole)], mode=DEVICE)
+    np.testing.assert_array_equal(step(), [2, 3])
+    np.testing.assert_array_equal(apart.get_value(), np.arange(6.0))
+    np.testing.assert_array_equal(part.get_value(), [3, 4])
+
+
+def test_givens_put_a_device_variable_for_an_ordinary_one() -> None:
+    p = pytensor.shared(START, "p")
+    placed = device_shared(START, "placed")
+    x = pt.dmatrix("x")
+    cost = ((p - x) ** 2).sum()
+    before = address(placed)
+    step = pytensor.function(
+        [x],
+        cost,
+        updates=[(placed, p - 0.5 * pytensor.grad(cost, p))],
+        givens={p: placed},
+        mode=DEVICE,
+    )
+    assert step(OTHER) == ((START - OTHER) ** 2).sum()
+    np.testing.assert_array_equal(placed.get_value(), OTHER)
+    np.testing.assert_array_equal(p.get_value(), START)
+    assert address(placed) == before
+
+
+def test_ordinary_shared_variable_gets_an_array_of_its_own() -> None:
+    a = pytensor.shared(START, "a")
+    step = pytensor.function([], a * 3, updates=[(a, a * 3)], mode=DEVICE)
+    returned = step()
+    assert isinstance(a.get_value(borrow=True), np.ndarray)
+    assert not np.shares_memory(returned, a.get_value(borrow=True))
+
+
+def test_update_of_another_shape_is_refused() -> None:
+    a = device_shared(np.zeros(3), "a")
+    x = pt.dvector("x")
+    step = pytensor.function([x], updates=[(a, x * 2)], mode=DEVICE)
+    with pytest.raises(Exception, match="shape"):
+        step(np.ones(1))
+    np.testing.assert_array_equal(a.get_value(), 0)
+
+
+def test_nothing_is_written_when_an_update_fails() -> None:
+    a, b = device_shared(np.zeros(3), "a"), device_shared(np.zeros(3), "b")
+    i = pt.lscalar("i")
+    step = pytensor.function([i], updates=[(a, a + 1), (b, b[i] + b)], mode=DEVICE)
+    with pytest.raises(IndexError):
+        step(5)
+    np.testing.assert_array_equal(a.get_value(), 0)
+    step(1)
+    np.testing.assert_array_equal(a.get_value(), 1)
+
+
+def test_copy_with_swapped_variable() -> None:
+    a, b = device_shared(START, "a"), device_shared(OTHER, "b")
+    rate = device_shared(np.float64(2), "rate")
+    step = pytensor.function([], a.sum(), updates=[(a, a * rate)], mode=DEVICE)
+    other = step.copy(swap={a: b})
+    before = address(b), address(rate)
+    assert other() == OTHER.sum()
+    np.testing.assert_array_equal(b.get_value(), OTHER * 2)
+    np.testing.assert_array_equal(a.get_value(), START)
+    assert (address(b), address(rate)) == before
+    rate.set_value(3)
+    other()
+    step()
+    np.testing.assert_array_equal(b.get_value(), OTHER * 6)
+    np.testing.assert_array_equal(a.get_value(), START * 3)
+
+
+def test_copy_without_updates() -> None:
+    a = device_shared(START, "a")
+    step = pytensor.function([], a.sum(), updates=[(a, a * 2)], mode=DEVICE)
+    look = step.copy(delete_updates=True)
+    assert look() == look() == START.sum()
+    assert isinstance(a, DeviceSharedVariable)
+    step()
+    assert look() == 2 * START.sum()
+
+
+def test_random_walk_of_updates_equals_pytensor() -> None:
+    """Many variables, updates that are expressions or views of each other, step by step."""
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=(3, 3)) for _ in range(5)]
+    expected = [pytensor.shared(value.copy(), shape=(3, 3)) for value in values]
+    found = [device_shared(value) for value in values]
+    forms: list[Callable] = [
+        lambda p, q: p,
+        lambda p, q: q.T,
+        lambda p, q: p + q,
+        lambda p, q: p[::-1],
+        lambda p, q: pt.alloc(p[0], 3, 3),
+        lambda p, q: pt.tanh(p * q) - q,
+        lambda p, q: pt.inc_subtensor(p[1], q[2]),
+    ]
+    for _ in range(25):
+        spec = [
+            (forms[rng.integers(len(forms))], rng.integers(5), rng.integers(5)) for _ in range(5)
+        ]
+        outcomes = []
+        for variables, mode in ((expected, "FAST_COMPILE"), (found, DEVICE)):
+            new = [form(variables[i], variables[j]) for form, i, j in spec[:3]]
+            new += [form(new[i % 3], variables[j]) for form, i, j in spec[3:]]
+            updates = list(zip(variables, new, strict=True))
+            outcomes.append(pytensor.function([], [*variables, *new], updates=updates, mode=mode)())
+        for one, other in zip(*outcomes, strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-12)
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_allclose(other.get_value(), one.get_value(), rtol=1e-12)

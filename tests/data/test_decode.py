@@ -1,0 +1,165 @@
+"""One picture: every kind that is found in the wild, and those that cannot be decoded."""
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tandem.data.decode import BadPictureError, decode_picture
+
+SIZE = 8
+
+
+def noise(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+
+
+def file_of(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def exact(content: bytes) -> np.ndarray:
+    """Squash to the picture's own size, which changes no pixel."""
+    return decode_picture(content, SIZE)
+
+
+def bilinear_by_loops(pixels: np.ndarray, size: int) -> np.ndarray:
+    """Weigh source pixels by a triangle as wide as the larger pixel, in each direction."""
+
+    def weights(length: int, i: int) -> list[float]:
+        scale = length / size
+        centre, support = (i + 0.5) * scale, max(scale, 1.0)
+        found = [max(0.0, 1 - abs(j + 0.5 - centre) / support) for j in range(length)]
+        return [weight / math.fsum(found) for weight in found]
+
+    rows, columns, channels = pixels.shape
+    result = np.zeros((size, size, channels))
+    for i in range(size):
+        for j in range(size):
+            for row, row_weight in enumerate(weights(rows, i)):
+                for column, column_weight in enumerate(weights(columns, j)):
+                    result[i, j] += row_weight * column_weight * pixels[row, column]
+    return result
+
+
+@pytest.mark.parametrize("shape", [(20, 11), (5, 3), (4, 19), (8, 8), (1, 1)])
+def test_a_picture_is_squashed_whole(shape: tuple[int, int]) -> None:
+    pixels = noise(*shape, 3)
+    found = decode_picture(file_of(Image.fromarray(pixels)), SIZE)
+    assert found.dtype == np.uint8
+    assert found.shape == (SIZE, SIZE, 3)
+    # Pillow rounds to bytes between the directions.
+    np.testing.assert_allclose(found, bilinear_by_loops(pixels, SIZE), atol=1.01)
+
+
+def test_a_jpeg_is_decoded_at_full_size() -> None:
+    content = file_of(Image.fromarray(noise(64, 80, 3)), "JPEG", quality=90)
+    with Image.open(io.BytesIO(content)) as image:
+        expected = np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BILINEAR))
+    np.testing.assert_array_equal(decode_picture(content, SIZE), expected)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG"])
+def test_grey_gets_three_channels(format: str) -> None:
+    grey = np.full((SIZE, SIZE), 77, np.uint8)
+    assert (exact(file_of(Image.fromarray(grey), format)) == 77).all()
+    varied = noise(SIZE, SIZE)
+    content = file_of(Image.fromarray(varied))
+    np.testing.assert_array_equal(exact(content), np.stack([varied] * 3, axis=-1))
+
+
+def test_black_and_white_gets_three_channels() -> None:
+    ink = noise(SIZE, SIZE) > 127
+    found = exact(file_of(Image.fromarray(ink)))
+    np.testing.assert_array_equal(found, np.stack([ink * np.uint8(255)] * 3, axis=-1))
+
+
+def test_of_16_bit_grey_the_high_byte_is_kept() -> None:
+    deep = np.random.default_rng(0).integers(0, 1 << 16, (SIZE, SIZE), np.uint16)
+    deep[0, :4] = (0, 255, 256, 65_535)
+    found = exact(file_of(Image.fromarray(deep)))
+    assert found[0, :4, 0].tolist() == [0, 0, 1, 255]
+    np.testing.assert_array_equal(found, np.stack([deep // 256] * 3, axis=-1))
+
+
+def test_cmyk_is_converted() -> None:
+    cyan = Image.new("CMYK", (SIZE, SIZE), (255, 0, 0, 0))
+    found = exact(file_of(cyan, "JPEG", quality=100)).astype(int)
+    assert np.abs(found - (0, 255, 255)).max() <= 3
+
+
+def test_a_palette_is_looked_up() -> None:
+    palette = Image.fromarray((noise(SIZE, SIZE) % 4).astype(np.uint8), "P")
+    colours = noise(4, 3)
+    palette.putpalette(colours.tobytes())
+    expected = colours[np.asarray(palette)]
+    np.testing.assert_array_equal(exact(file_of(palette)), expected)
+    np.testing.assert_array_equal(exact(file_of(palette, transparency=0)), expected)
+
+
+def test_alpha_is_dropped_without_blending() -> None:
+    pixels = noise(SIZE, SIZE, 4)
+    pixels[:4, :, 3] = 0
+    np.testing.assert_array_equal(exact(file_of(Image.fromarray(pixels))), pixels[..., :3])
+    grey = noise(SIZE, SIZE, 2)
+    found = exact(file_of(Image.fromarray(grey)))
+    np.testing.assert_array_equal(found, np.repeat(grey[..., :1], 3, axis=-1))
+
+
+@pytest.mark.parametrize("orientation", [3, 6, 8])
+@pytest.mark.parametrize("format", ["JPEG", "PNG"])
+def test_orientation_is_ignored(orientation: int, format: str) -> None:
+    image = Image.fromarray(noise(16, 8, 3))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    np.testing.assert_array_equal(
+        exact(file_of(image, format, exif=exif)), exact(file_of(image, format))
+    )
+
+
+def test_of_an_animation_the_first_picture_is_taken() -> None:
+    first, second = (Image.new("RGB", (SIZE, SIZE), colour) for colour in ("red", "blue"))
+    content = file_of(first, "GIF", save_all=True, append_images=[second])
+    assert (exact(content) == (255, 0, 0)).all()
+
+
+def test_other_formats_of_the_web_are_read() -> None:
+    image = Image.fromarray(noise(SIZE, SIZE, 3))
+    np.testing.assert_array_equal(exact(file_of(image, "BMP")), np.asarray(image))
+    webp = file_of(image, "WEBP", lossless=True)
+    np.testing.assert_array_equal(exact(webp), np.asarray(image))
+
+
+WHOLE = {
+    "JPEG": file_of(Image.fromarray(noise(64, 64, 3)), "JPEG"),
+    "PNG": file_of(Image.fromarray(noise(64, 64, 3)), "PNG"),
+}
+BAD = {
+    "empty": b"",
+    "garbage": b"this is not a picture",
+    "a page of the web": b"<html>404</html>",
+    "half a JPEG": WHOLE["JPEG"][: len(WHOLE["JPEG"]) // 2],
+    "the head of a JPEG": WHOLE["JPEG"][:20],
+    "half a PNG": WHOLE["PNG"][: len(WHOLE["PNG"]) // 2],
+    "a damaged PNG": WHOLE["PNG"][:60] + b"\0" * 40 + WHOLE["PNG"][100:],
+    "TIFF": file_of(Image.fromarray(noise(8, 8, 3)), "TIFF"),
+    "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n",
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_picture_has_a_reason_in_one_line(kind: str) -> None:
+    reasons = set()
+    for _ in range(2):
+        with pytest.raises(BadPictureError) as caught:
+            decode_picture(BAD[kind], SIZE)
+        reasons.add(str(caught.value))
+    (reason,) = reasons
+    assert reason.strip() == reason != ""
+    assert reason.isprintable()
+    assert "0x" not in reason

@@ -1,0 +1,125 @@
+"""GossipAveraging against a NumPy simulation of its equations, where all is delivered in order."""
+
+import threading
+from collections import Counter, deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tandem.distributed import asynchronous
+from tandem.distributed.asynchronous import ElasticServer, GossipAveraging, gossip_target
+
+
+class Delivered:
+    def Test(self) -> bool:
+        return True
+
+
+class QueuePost:
+    """A `PointToPoint` by queues: what is sent has arrived."""
+
+    def __init__(self, queues: list[deque[tuple[int, np.ndarray]]], rank: int) -> None:
+        self.queues, self.rank, self.size = queues, rank, len(queues)
+
+    def send(self, vector: np.ndarray, rank: int) -> Delivered:
+        self.queues[rank].append((self.rank, vector.copy()))
+        return Delivered()
+
+    def receive(self, vector: np.ndarray) -> int | None:
+        if not self.queues[self.rank]:
+            return None
+        source, came = self.queues[self.rank].popleft()
+        vector[:] = came
+        return source
+
+
+def test_gossip_does_what_its_equations_say() -> None:
+    """Blot et al. 2016, algorithms 3 and 4, with local steps that add a constant."""
+    ranks, p, seed, rng = 4, 0.6, 11, np.random.default_rng(0)
+    queues: list[deque[tuple[int, np.ndarray]]] = [deque() for _ in range(ranks)]
+    weights = [rng.normal(size=2048) for _ in range(ranks)]
+    rules = [
+        GossipAveraging(p_, w, p_, p, seed)
+        for w, p_ in zip(weights, [QueuePost(queues, r) for r in range(ranks)], strict=True)  # type: ignore[arg-type]
+    ]
+    x, a = [w.copy() for w in weights], [1 / ranks] * ranks
+    inbox: list[list[tuple[np.ndarray, float]]] = [[] for _ in range(ranks)]
+    sent = 0
+    for step in range(30):
+        for rank in range(ranks):
+            change = rng.normal(size=2048)
+            weights[rank] += change
+            x[rank] = x[rank] + change
+            rules[rank].after_update([])
+            for other, share in inbox[rank]:
+                x[rank] = (a[rank] * x[rank] + share * other) / (a[rank] + share)
+                a[rank] += share
+            inbox[rank].clear()
+            target = gossip_target(seed, step, rank, ranks, p)
+            if target is not None:
+                a[rank] /= 2
+                inbox[target].append((x[rank].copy(), a[rank]))
+                sent += 1
+            np.testing.assert_allclose(weights[rank], x[rank], rtol=1e-9, atol=1e-12)
+            assert np.isclose(rules[rank].share, a[rank], rtol=1e-12)
+    assert sent > 40
+    assert np.isclose(sum(a) + sum(share for box in inbox for _, share in box), 1)
+
+
+def test_all_others_are_as_likely() -> None:
+    found = Counter(gossip_target(1, step, 2, 4, 0.5) for step in range(4000))
+    assert set(found) == {None, 0, 1, 3}
+    assert abs(found[None] - 2000) < 150
+    assert all(abs(found[rank] - 667) < 120 for rank in (0, 1, 3))
+    assert gossip_target(1, 0, 0, 1, 1.0) is None
+    assert all(gossip_target(1, step, 0, 2, 1.0) == 1 for step in range(20))
+
+
+class OneVisit(QueuePost):
+    """The first answer finds the centre as it is after the visit."""
+
+    def __init__(self, server: list[ElasticServer], came: np.ndarray) -> None:
+        self.server, self.came, self.seen = server, came, np.empty_like(came)
+        self.is_told = threading.Event()
+
+    def receive(self, vector: np.ndarray) -> int | None:
+        if self.is_told.is_set():
+            return None
+        vector[:] = self.came
+        return 1
+
+    def send(self, vector: np.ndarray, rank: int) -> Delivered:
+        self.answer, self.seen = vector.copy(), self.server[0].centre.copy()
+        self.is_told.set()
+        return Delivered()
+
+
+def test_who_has_the_servers_answer_may_take_the_centre() -> None:
+    """Zhang, Choromanska, LeCun 2015, algorithm 1: the answer is the centre before the visit."""
+    centre, came = np.zeros(1000, np.float32), np.ones(1000, np.float32)
+    servers: list[ElasticServer] = []
+    post = OneVisit(servers, came)
+    servers.append(ElasticServer(centre, post, post, alpha=0.25))
+    servers[0].start()
+    assert post.is_told.wait(10)
+    servers[0].stop()
+    np.testing.assert_array_equal(post.answer, 0)
+    np.testing.assert_array_equal(post.seen, np.float32(0.25))
+
+
+@pytest.mark.parametrize(("look_seconds", "pauses"), [(1e-6, 4), (1e-3, 0)])
+def test_who_waits_pauses_only_while_nothing_moves(
+    monkeypatch: pytest.MonkeyPatch, look_seconds: float, pauses: int
+) -> None:
+    """MPI moves bytes when it is asked; that a look takes long tells that it has."""
+    now, looks, slept = [0.0], iter([False] * 4 + [True]), []
+
+    def look() -> bool:
+        now[0] += look_seconds
+        return next(looks)
+
+    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=slept.append)
+    monkeypatch.setattr(asynchronous, "time", clock)
+    asynchronous._wait(look)
+    assert len(slept) == pauses

@@ -1,0 +1,65 @@
+"""The engine and the collectives, by real ranks; `check_ranks` says what each checks."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tandem.distributed.mpi import is_started_by_mpi
+from tests.support.ranks import leaves_no_memory, missing, mpich_memory, run_ranks
+from tests.support.tiny import ROOT
+
+if reason := missing():
+    pytest.skip(reason, allow_module_level=True)
+
+
+def is_started(environment: dict[str, str]) -> bool:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return is_started_by_mpi()
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"PMI_SIZE": "1"}, True),
+        ({"PMIX_RANK": "0"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, False),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, False),  # a batch script
+        ({"SLURM_STEP_NUM_TASKS": "2"}, True),
+    ],
+)
+def test_a_rank_knows_that_it_is_one(environment: dict[str, str], expected: bool) -> None:
+    assert is_started(environment) is expected
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [*(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 2, 3)), 4],
+)
+def test_every_collective_agrees_with_numpy(ranks: int) -> None:
+    before = mpich_memory()
+    result = run_ranks(ranks, "tests/support/check_ranks.py")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"checked {ranks}\n"
+    assert leaves_no_memory(before)
+
+
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_a_starter_of_another_mpi_is_found_out(variable: str) -> None:
+    """Each process would train by itself, and write over the others."""
+    program = "from tandem.distributed.mpi import join; join()"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, variable: "4"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert is_started({variable: "4"})
+    assert "4 processes were started together, but the MPI that mpi4py uses sees 1" in result.stderr

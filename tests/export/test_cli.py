@@ -1,0 +1,155 @@
+"""An exported file, run by onnxruntime, against validate.py on pictures of handwritten digits."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from tandem.classify import Classifier
+from tandem.data.batch_file import write_batch
+from tandem.data.manifest import read_manifest
+from tandem.errors import InputError
+from tandem.export.cli import export, main
+from tests.support.tiny import ROOT, prepare, run_program, save_weights, settings
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of which the validation pictures are digits, of the classes that it says."""
+    folder = prepare(tmp_path_factory.mktemp("digits"), train=3, validation=40, classes=10)
+    split, digits = read_manifest(folder).splits["val"], load_digits()
+    pictures = np.stack(
+        [
+            picture_of(digits.images[digits.target == label][i])
+            for i, label in enumerate(split.labels)
+        ]
+    )
+    for number, name in enumerate(split.files):
+        write_batch(folder / name, pictures[5 * number : 5 * number + 5], "b01c")
+    return folder
+
+
+def picture_of(digit: np.ndarray) -> np.ndarray:
+    grey = Image.fromarray((digit * 15).astype(np.uint8)).resize((70, 70))
+    return np.asarray(grey.convert("RGB"))
+
+
+@pytest.fixture(scope="module")
+def pictures(data: Path) -> np.ndarray:
+    import h5py
+
+    files = read_manifest(data).splits["val"].files
+    return np.concatenate([h5py.File(data / name)["data"][...] for name in files])
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["paper", "norm before pool"])
+def norm_before_pool(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def weights(data: Path, norm_before_pool: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = {"data_folder": str(data), "mean_file": "misc/img_mean.npy"}
+    path = tmp_path_factory.mktemp("weights") / "w.safetensors"
+    return save_weights(
+        path, read_manifest(data).wnids, norm_before_pool=norm_before_pool, config=config, width=0.1
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(weights: Path) -> Path:
+    target = weights.with_suffix(".onnx")
+    assert main([str(weights), str(target)]) == 0
+    return target
+
+
+def run(model: Path, pictures: np.ndarray) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(model)
+    return session.run(["logits", "probabilities"], {"pictures": pictures})
+
+
+def test_it_agrees_with_validation(
+    data: Path,
+    weights: Path,
+    norm_before_pool: bool,
+    exported: Path,
+    pictures: np.ndarray,
+    tmp_path: Path,
+) -> None:
+    changes = {"batch_size": 20, "norm_before_pool": norm_before_pool, "width": 0.1}
+    arguments = settings(data, tmp_path / "run", **changes)
+    result = run_program("validate.py", ["--weights", str(weights), *arguments])
+    assert result.returncode == 0, result.stderr
+    record = json.loads(result.stdout)
+    logits = run(exported, pictures)[0].astype(float)
+    labels = read_manifest(data).splits["val"].labels
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(40), labels]
+    order = np.argsort(-logits, axis=1, kind="stable")
+    assert record["loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert record["top1_error"] == np.mean(order[:, 0] != labels)
+    assert record["top5_error"] == np.mean((order[:, :5] != labels[:, None]).all(axis=1))
+
+
+def test_it_agrees_with_classification(weights: Path, exported: Path, pictures: np.ndarray) -> None:
+    expected = Classifier.load(weights).probabilities(pictures)
+    assert np.ptp(expected, axis=0).max() > 0.01
+    for count in (40, 1):
+        found = run(exported, pictures[:count])[1]
+        np.testing.assert_allclose(found, expected[:count], rtol=1e-4, atol=1e-6)
+
+
+def test_the_file_says_what_goes_in_and_what_comes_out(exported: Path, data: Path) -> None:
+    model = onnx.load(exported)
+    onnx.checker.check_model(model)
+    (put,) = model.graph.input
+    assert put.name == "pictures"
+    lengths = [d.dim_param or d.dim_value for d in put.type.tensor_type.shape.dim]
+    assert lengths == ["batch", 70, 70, 3]
+    assert put.type.tensor_type.elem_type == onnx.TensorProto.UINT8
+    assert [output.name for output in model.graph.output] == ["logits", "probabilities"]
+    names = {prop.key: json.loads(prop.value) for prop in model.metadata_props}
+    assert names["wnids"] == list(read_manifest(data).wnids)
+    assert len(names["names"]) == 10
+
+
+def test_what_is_refused(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, reason in (
+        ([weights, tmp_path / "x.pb"], "x.pb: an ONNX file is called .onnx"),
+        ([tmp_path / "none.safetensors", tmp_path / "x.onnx"], "does not exist"),
+        ([weights, tmp_path / "none" / "x.onnx"], "x.onnx: cannot be written"),
+        ([weights, tmp_path / "x.onnx", "--mean", tmp_path / "m.npy"], "there is no mean image"),
+    ):
+        assert main([str(argument) for argument in arguments]) == 2
+        assert reason in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_package_it_says_what_to_install(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install '\.\[export\]'"):
+        export(weights, tmp_path / "x.onnx")
+
+
+def test_weights_that_one_file_does_not_hold(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.export.cli._MOST_BYTES", 1000)
+    with pytest.raises(InputError, match="more than one ONNX file holds"):
+        export(weights, tmp_path / "x.onnx")
+
+
+def test_the_module_is_a_program(tmp_path: Path) -> None:
+    result = run_program("-m", ["tandem.export", "none.safetensors", str(tmp_path / "x.onnx")])
+    assert result.returncode == 2
+    assert (
+        result.stderr
+        == "error: none.safetensors: does not exist; expected a checkpoint (.safetensors)\n"
+    )
+    assert ROOT.joinpath("tandem", "export", "__main__.py").exists()

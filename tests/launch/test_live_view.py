@@ -1,0 +1,238 @@
+"""The live view: what it says of a run, and how it fits its window."""
+
+import io
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
+from tandem.config.schema import Config
+from tandem.launch import live_view
+from tandem.launch.live_view import LiveView, Pace, Status, duration, memory
+from tandem.launch.prepare import Job, RunSpec, prepare_run
+from tandem.processes.heartbeat import Activity, HeartbeatTable, StatusSlot
+from tandem.training.messages import CheckpointBegun, CheckpointWritten, Progress
+from tests.support.tiny import prepare
+
+TRAIN = TrainRecord(1, 20, 2.5, 0.75, 0.01, 130.5, 18.0, 0.5, 1.5)
+VALIDATION = ValidationRecord(1, 40, 2.25, 0.5, 0.125, 360)
+
+
+def plan_of(folder: Path, job: Job = "train", trainers: int = 2, **changes: object) -> RunSpec:
+    """13 pictures to train and 7 to validate: with two trainers 7 and 4 steps an epoch."""
+    data = folder / "data"
+    config = Config(
+        data_folder=str(data if data.exists() else prepare(data)),
+        weights_dir="runs/one",
+        crop_size=67,
+        batch_size=1,
+        n_epochs=3,
+        devices=("cpu",) * trainers,
+        threads=1,
+        **changes,
+    )
+    return prepare_run(config, job)
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("values", [[3.0], [1.0, 2, 6, 3]])
+def test_a_pace_is_the_mean_at_first(values: list[float]) -> None:
+    pace = Pace()
+    for value in values:
+        pace.add(value)
+    assert pace.seconds == pytest.approx(sum(values) / len(values))
+
+
+def test_a_pace_follows_slowly_later() -> None:
+    pace = Pace()
+    for _ in range(1000):
+        pace.add(1.0)
+    pace.add(11.0)
+    assert pace.seconds == pytest.approx(1.1)
+
+
+def advance(status: Status, clock: Time, mode: str, epoch: int, seconds: float) -> None:
+    """Do all steps of a part of an epoch, each in so many seconds."""
+    steps = 7 if mode == "train" else 4
+    for step in range(1, steps + 1):
+        clock.now += seconds
+        status.note(Progress(mode, epoch, step, steps))  # type: ignore[arg-type]
+
+
+def test_the_time_left_counts_the_validations_too(tmp_path: Path) -> None:
+    clock = Time()
+    status = Status(plan_of(tmp_path), clock)
+    assert (status.done, status.seconds_left) == (0, None)
+    clock.now += 1000  # of compiling
+    status.note(Progress("train", 1, 1, 7))
+    assert status.seconds_left is None
+    clock.now += 10
+    status.note(Progress("train", 1, 2, 7))
+    assert status.done == pytest.approx(2 / 21)
+    assert status.seconds_left == pytest.approx((19 + 12) * 10)  # a validation step as one of these
+    status = Status(plan_of(tmp_path), clock)
+    advance(status, clock, "train", 1, 10)
+    advance(status, clock, "validation", 1, 2)
+    assert status.done == pytest.approx(1 / 3)
+    assert status.seconds_left == pytest.approx(14 * 10 + 8 * 2)
+    clock.now += 500  # of writing a checkpoint: no step's
+    advance(status, clock, "train", 2, 10)
+    assert status.seconds_left == pytest.approx(7 * 10 + 8 * 2)
+    advance(status, clock, "validation", 2, 2)
+    advance(status, clock, "train", 3, 10)
+    advance(status, clock, "validation", 3, 2)
+    assert (status.done, status.seconds_left) == (1, 0)
+
+
+def test_the_time_left_of_a_validation(tmp_path: Path) -> None:
+    clock = Time()
+    status = Status(plan_of(tmp_path, "validate"), clock)
+    for step in (1, 2):
+        clock.now += 5
+        status.note(Progress("validation", 3, step, 4))
+    assert (status.done, status.seconds_left) == (0.5, 10)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0:00"),
+        (59.6, "1:00"),
+        (307, "5:07"),
+        (11565, "3:12:45"),
+        (184365, "2 d 03:12:45"),
+        (86400, "1 d 00:00:00"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_memory_is_the_systems_number() -> None:
+    text = memory(os.getpid())
+    assert re.fullmatch(r"\d\.\d\d GB", text)
+    resident = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert resident is not None
+    assert float(text[:-3]) == pytest.approx(int(resident[1]) * 1024 / 1e9, abs=0.05)
+    assert memory(2**30) == "-"  # nobody's
+
+
+def shown(view: LiveView, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    view._console = console
+    console.print(view._render())
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a view writes when it is started: nowhere."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+
+
+@pytest.mark.usefixtures("quiet")
+def test_the_view_of_a_run(tmp_path: Path) -> None:
+    view = LiveView(plan_of(tmp_path))
+    table = HeartbeatTable.create(
+        ("launcher", "loader 0", "trainer 0", "loader 1", "trainer 1"), 60
+    )
+    try:
+        assert shown(view) == "runs/one: starting\n"
+        view.begin(table, dict.fromkeys(table.names[1:], os.getpid()))
+        assert shown(view).count("starting") == 5
+        for place, activity in enumerate(
+            (Activity.READING, Activity.WAITING, Activity.IDLE, Activity.SAVING), 1
+        ):
+            StatusSlot(table, place).show(activity)
+        view.note(TRAIN)
+        view.note(VALIDATION)
+        view.note(Progress("train", 2, 3, 7))
+        view.note(CheckpointBegun())
+        lines = [re.sub(" +", " ", line).strip() for line in shown(view).splitlines()]
+        mine = memory(os.getpid())
+        assert lines[0] == "runs/one: epoch 2 of 3, training"
+        assert lines[1].startswith("epoch ━")
+        assert lines[1].endswith(" 3 of 7 steps")
+        assert lines[2].endswith(" 47.6 %, ? left")
+        assert lines[3:7] == [
+            "training loss 2.5000 top-1 error 75.0 % 130.5 images/s rate 0.01",
+            "validation loss 2.2500 top-1 error 50.0 % top-5 error 12.5 % after epoch 1",
+            "time computing 90 % waiting for loader 2 % exchanging 8 %",
+            "memory memory",
+        ]
+        said = "waiting for loader, checkpoint"
+        assert lines[7] == f"trainer 0 {said} {mine} loader 0 reading {mine}"
+        assert lines[8] == f"trainer 1 writing checkpoint {mine} loader 1 slot filled {mine}"
+        view.note(CheckpointWritten("x"))
+        assert "checkpoint" not in shown(view).splitlines()[7]
+        for width in (20, 40, 60, 79, 200):
+            rendered = shown(view, width).splitlines()
+            assert len(rendered) == 9
+            assert all(len(line) <= min(width, live_view.WIDEST) for line in rendered)
+    finally:
+        view.close()
+
+
+@pytest.mark.usefixtures("quiet")
+def test_the_view_of_trainers_that_load_by_themselves(tmp_path: Path) -> None:
+    view = LiveView(plan_of(tmp_path, trainers=3, para_load=False, print_train_error=False))
+    try:
+        table = HeartbeatTable.create(("launcher", "trainer 0", "trainer 1", "trainer 2"), 60)
+        view.begin(table, dict.fromkeys(table.names[1:], os.getpid()))
+        view.note(TrainRecord(1, 20, 2.5, None, 0.01, 130.5, 0.0, 0.0, 0.0))
+        text = shown(view)
+    finally:
+        view.close()
+    assert "loader" not in text.replace("waiting for loader", "")
+    assert "error" not in text
+    assert "computing 0 %" in text
+    assert text.count("memory") == 1
+
+
+@pytest.mark.parametrize("name", ["stderr", "__stderr__"])
+def test_log_lines_go_above_the_view_and_then_where_they_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, name, stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    spec, root = plan_of(tmp_path), logging.getLogger()
+    before = [*root.handlers]
+    handler = logging.StreamHandler(stream)
+    root.addHandler(handler)
+    try:
+        view = LiveView(spec)
+        assert handler not in root.handlers
+        long = "a long line [not markup] that is wider than eighty columns, but is not wrapped " * 3
+        logging.getLogger("tandem").warning("%s", long)
+        view.close()
+        assert [h for h in root.handlers if h not in before] == [handler]
+    finally:
+        root.removeHandler(handler)
+    assert long + "\n" in stream.getvalue()
+
+
+@pytest.mark.usefixtures("quiet")
+def test_what_processes_write_is_said_line_by_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = LiveView(plan_of(tmp_path))
+    said: list[str] = []
+    monkeypatch.setattr(view, "say", said.append)
+    assert view.stderr is not None
+    for part in (b"one\ntw", b"o\n\xff\n\n", b"the rest"):
+        os.write(view.stderr.fileno(), part)
+    view.close()
+    assert said == ["one", "two", "\ufffd", "", "the rest"]

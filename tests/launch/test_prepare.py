@@ -1,0 +1,107 @@
+"""What a run of ranks resolves to, and is refused, by what has started them and their GPUs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.config.hardware import RankInfo
+from tandem.config.schema import load_config
+from tandem.distributed.group import Starter
+from tandem.errors import InputError
+from tandem.launch.prepare import RunSpec, prepare_run
+from tests.support.tiny import prepare, settings
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(autouse=True)
+def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if all that GPUs need were installed."""
+    monkeypatch.setattr("tandem.config.hardware.missing_for_gpus", lambda: None)
+
+
+def spec(data: Path, starter: Starter, gpus: int = 2, **changes: Any) -> RunSpec:
+    """Two ranks of a machine with so many GPUs."""
+    place = RankInfo(
+        0, (0, 1), ("A GPU",) * gpus, tuple(map(str, range(gpus))), "a processor", (), starter
+    )
+    arguments = settings(data, data.parent / "run", **{"devices": ["auto"], **changes})
+    return prepare_run(load_config(arguments), places=[place] * 2)
+
+
+@pytest.mark.parametrize(
+    ("starter", "changes", "expected", "condition"),
+    [
+        ("torchrun", {}, "nccl", "nccl"),
+        ("mpirun", {}, "asa", None),
+        ("torchrun", {"gpus": 0}, "asa", None),
+        ("torchrun", {"devices": ["cuda:0", "cuda:0"]}, "asa", None),
+        ("torchrun", {"bucket_mb": 4.0, "exchange": "gradients"}, "nccl", "nccl"),
+        ("torchrun", {"collective": "ar"}, "ar", "ar by gloo"),
+        ("mpirun", {"collective": "ar"}, "ar", "ar"),
+    ],
+)
+def test_how_ranks_average(
+    data: Path, starter: Starter, changes: dict[str, Any], expected: str, condition: str | None
+) -> None:
+    found = spec(data, starter, **changes)
+    assert found.config.collective == expected
+    assert found.conditions.get("collective") == condition
+
+
+@pytest.mark.parametrize(
+    ("starter", "changes", "said"),
+    [
+        ("mpirun", {}, "nccl is for trainers that torchrun starts: torchrun --standalone"),
+        ("torchrun", {"gpus": 0}, "nccl needs a GPU for each rank, and devices are cpu, cpu"),
+        ("torchrun", {"devices": ["cuda:0", "cuda:0"]}, "devices are cuda:0, cuda:0: start as"),
+    ],
+)
+def test_what_nccl_cannot_do_is_refused(
+    data: Path, starter: Starter, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        spec(data, starter, collective="nccl", **changes)
+
+
+@pytest.mark.parametrize(
+    ("starter", "changes", "said"),
+    [
+        ("torchrun", {"rule": "easgd"}, "rule: easgd is for trainers that are joined by MPI"),
+        ("torchrun", {"restarts": 2}, "use torchrun --max-restarts 2, with --resume_train true"),
+        ("mpirun", {"restarts": 2}, "restarts: 2 can't be done under mpirun"),
+    ],
+)
+def test_what_a_starter_cannot_do_is_refused(
+    data: Path, starter: Starter, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        spec(data, starter, gpus=0, **changes)
+
+
+@pytest.mark.parametrize(
+    ("machines", "condition"),
+    [
+        ((0, 0, 0, 0), None),
+        ((0, 0, 2, 2), "hierarchical 0+0+1+1"),
+        ((0, 1, 0, 1), "hierarchical 0+1+0+1"),
+    ],
+)
+def test_who_shares_a_machine_is_a_condition_of_the_same_bits(
+    data: Path, machines: tuple[int, ...], condition: str | None
+) -> None:
+    """Their terms are added first."""
+    places = [RankInfo(m, (0,), (), (), "a processor", (), "mpirun") for m in machines]
+    config = load_config(settings(data, data.parent / "run", collective="hierarchical"))
+    assert prepare_run(config, places=places).conditions.get("collective") == condition
+
+
+def test_buckets_are_for_ranks(data: Path) -> None:
+    changes = {"exchange": "gradients", "bucket_mb": 4.0, "devices": ["cpu", "cpu"]}
+    config = load_config(settings(data, data.parent / "run", **changes))
+    with pytest.raises(InputError, match="bucket_mb: 4 is for trainers that are ranks"):
+        prepare_run(config)

@@ -1,0 +1,283 @@
+import math
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from tandem import layers
+from tandem.layers import DropoutKeys, Parameter, Parameters
+from tandem.ops import DropoutMask
+from tests.support.op_checks import MODE, check_gradient, evaluate, plain_python
+
+BATCHES = [(1, 1), (1, 4), (5, 3), (4, 10)]
+
+
+@pytest.fixture(autouse=True)
+def _plain_python():
+    with plain_python():
+        yield
+
+
+def logits_and_labels(batch, classes, dtype="float64"):
+    rng = np.random.default_rng(batch * 100 + classes)
+    return rng.normal(size=(batch, classes)).astype(dtype), rng.integers(0, classes, batch)
+
+
+# Cost
+
+
+def losses_by_loops(logits, labels):
+    return np.array(
+        [
+            math.log(sum(math.exp(value) for value in row)) - row[label]
+            for row, label in zip(logits.tolist(), labels, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize(("batch", "classes"), BATCHES)
+def test_losses_are_what_loops_compute(batch, classes, static):
+    logits, labels = logits_and_labels(batch, classes)
+    losses = evaluate(layers.negative_log_likelihood, logits, labels, static=static)
+    np.testing.assert_allclose(losses, losses_by_loops(logits, labels), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("batch", "classes"), BATCHES)
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_gradient_of_the_cost_is_softmax_minus_one_hot(batch, classes, left_out):
+    logits, labels = logits_and_labels(batch, classes)
+    valid = batch - left_out
+
+    def gradient(logits, labels, valid):
+        losses = layers.negative_log_likelihood(logits, labels)
+        return pytensor.grad(layers.mean_over_valid(losses, valid), logits)
+
+    expected = np.zeros_like(logits)
+    for n in range(valid):
+        total = sum(math.exp(value) for value in logits[n])
+        for j in range(classes):
+            expected[n, j] = (math.exp(logits[n, j]) / total - (j == labels[n])) / valid
+    found = evaluate(gradient, logits, labels, np.int64(valid))
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-14)
+
+
+def test_gradient_of_the_cost_agrees_with_finite_differences():
+    logits, labels = logits_and_labels(4, 3)
+    check_gradient(lambda logits: layers.negative_log_likelihood(logits, labels), logits)
+
+
+def test_losses_of_extreme_logits_are_finite():
+    logits = np.array([[1e4, -1e4, 0], [1e4, -1e4, 0]], "float32")
+    losses = evaluate(layers.negative_log_likelihood, logits, np.array([0, 1]))
+    assert losses.dtype == np.dtype("float32")
+    np.testing.assert_array_equal(losses, [0, 2e4])
+
+
+# Mean over valid rows
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("valid", [0, 1, 3, 5])
+@pytest.mark.parametrize("stale", [1e30, np.inf, -np.inf, np.nan])
+def test_only_valid_rows_count(valid, stale, dtype):
+    values = np.array([1.0, 2.5, -4.0, 8.0, 0.5], dtype)
+    expected = sum(values[:valid].tolist()) / valid if valid else 0.0
+    values[valid:] = stale
+    mean, gradient = evaluate(
+        lambda values, valid: [
+            mean := layers.mean_over_valid(values, valid),
+            pytensor.grad(mean, values),
+        ],
+        *(values, np.int64(valid)),
+    )
+    assert mean.dtype == gradient.dtype == np.dtype(dtype)
+    np.testing.assert_allclose(mean, expected, rtol=1e-6)
+    share = 1 / max(valid, 1)
+    np.testing.assert_allclose(gradient, [share] * valid + [0] * (5 - valid), rtol=1e-6)
+
+
+def test_a_valid_row_that_is_nan_is_not_hidden():
+    values = np.array([1.0, np.nan, 2.0])
+    assert np.isnan(evaluate(layers.mean_over_valid, values, np.int64(2)))
+
+
+def test_the_mean_of_integers_is_refused():
+    with pytest.raises(TypeError, match=r"must be floating-point, got .*int64"):
+        layers.mean_over_valid(pt.lvector(), pt.lscalar())
+
+
+# Errors
+
+
+def rank_by_loops(row, label):
+    beaten_by = 0
+    for j, value in enumerate(row):
+        if not value <= row[label] or (value == row[label] and j < label):
+            beaten_by += 1
+    return beaten_by
+
+
+@pytest.mark.parametrize(("batch", "classes"), BATCHES)
+@pytest.mark.parametrize("ties", [False, True])
+def test_ranks_are_what_loops_count(batch, classes, ties):
+    logits, labels = logits_and_labels(batch, classes)
+    logits = np.round(logits) if ties else logits
+    ranks = evaluate(layers.label_rank, logits, labels)
+    assert ranks.dtype == np.int64
+    assert ranks.tolist() == [
+        rank_by_loops(row, label) for row, label in zip(logits, labels, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("label", range(4))
+def test_ranks_of_equal_logits_follow_the_class_index(label):
+    ranks = evaluate(layers.label_rank, np.zeros((1, 4)), np.array([label]))
+    assert ranks.tolist() == [label]
+
+
+@pytest.mark.parametrize(
+    ("logits", "label", "rank"),
+    [
+        ([np.nan, np.nan, np.nan], 1, 3),
+        ([0.0, np.nan, 1.0], 1, 3),
+        ([0.0, np.nan, 1.0], 2, 1),
+        ([np.inf, np.inf, 0.0], 1, 1),
+        ([-np.inf, -np.inf, -np.inf], 0, 0),
+    ],
+)
+def test_a_row_with_nan_is_never_right_by_accident(logits, label, rank):
+    assert evaluate(layers.label_rank, np.array([logits]), np.array([label])).tolist() == [rank]
+
+
+# Layers
+
+
+def test_flatten_keeps_the_order_channel_row_column():
+    x = np.arange(2 * 3 * 2 * 4, dtype="float32").reshape(2, 3, 2, 4)
+    for static in (True, False):
+        flat = evaluate(lambda x: layers.flatten(x, 24), x, static=static)
+        np.testing.assert_array_equal(flat[1], [*range(24, 48)])
+    assert layers.flatten(pt.tensor(dtype="float32", shape=(None, 3, 2, 4)), 24).type.shape[1] == 24
+
+
+def test_fully_connected_is_what_loops_compute():
+    rng = np.random.default_rng(0)
+    x, weight, bias = rng.normal(size=(3, 4)), rng.normal(size=(4, 2)), rng.normal(size=2)
+    expected = np.empty((3, 2))
+    for n, o in np.ndindex(expected.shape):
+        expected[n, o] = bias[o] + sum(x[n, i] * weight[i, o] for i in range(4))
+    np.testing.assert_allclose(evaluate(layers.fully_connected, x, weight, bias), expected)
+    check_gradient(layers.fully_connected, x, weight, bias)
+
+
+def test_dropout_zeroes_in_training_and_scales_in_validation():
+    x = np.random.default_rng(0).normal(size=(6, 50)).astype("float32")
+    keys = (np.int64(5), np.int64(2), np.arange(10, 16))
+    trained = evaluate(lambda x, *keys: layers.dropout(x, 0.25, 1, DropoutKeys(*keys)), x, *keys)
+    mask = evaluate(DropoutMask(0.25, 1, 50), *keys)
+    np.testing.assert_array_equal(trained, x * mask)
+    assert 0 < mask.mean() < 1
+    validated = evaluate(lambda x: layers.dropout(x, 0.25, 1, None), x)
+    np.testing.assert_array_equal(validated, x * np.float32(0.75))
+    assert trained.dtype == validated.dtype == np.dtype("float32")
+
+
+def test_gradient_of_dropout_is_the_mask():
+    x = np.ones((4, 8))
+    keys = (np.int64(5), np.int64(2), np.arange(4))
+    gradient = evaluate(
+        lambda x, *keys: pytensor.grad(layers.dropout(x, 0.5, 0, DropoutKeys(*keys)).sum(), x),
+        *(x, *keys),
+    )
+    np.testing.assert_array_equal(gradient, evaluate(DropoutMask(0.5, 0, 8), *keys))
+
+
+def test_dropout_of_an_unknown_number_of_units_is_refused():
+    keys = DropoutKeys(pt.lscalar(), pt.lscalar(), pt.lvector())
+    with pytest.raises(ValueError, match="number of units must be known, got"):
+        layers.dropout(pt.fmatrix(), 0.5, 0, keys)
+
+
+def test_response_norm_has_the_paper_s_constants():
+    x = 50 * np.random.default_rng(0).normal(size=(1, 7, 1, 1))
+    energy = [sum(x[0, max(0, c - 2) : c + 3, 0, 0] ** 2) for c in range(7)]
+    expected = x[0, :, 0, 0] / (2 + 1e-4 * np.array(energy)) ** 0.75
+    np.testing.assert_allclose(evaluate(layers.response_norm, x)[0, :, 0, 0], expected, rtol=1e-12)
+
+
+# Parameters
+
+DECLARED = (
+    Parameter("a.weight", (40, 50), "weight", std=0.01),
+    Parameter("a.bias", (50,), "bias", mean=0.1),
+    Parameter("b.weight", (50, 40), "weight", mean=1.0, std=2.0),
+    Parameter("b.bias", (40,), "bias"),
+)
+
+
+def test_parameters_are_shared_zeros_of_static_shape_in_order():
+    parameters = Parameters(DECLARED, "float32")
+    assert list(parameters.variables) == list(parameters.kinds) == [p.name for p in DECLARED]
+    assert list(parameters.kinds.values()) == ["weight", "bias"] * 2
+    for declared in DECLARED:
+        variable = parameters.variables[declared.name]
+        assert (variable.name, variable.type.shape) == (declared.name, declared.shape)
+        assert variable.type.dtype == "float32"
+        assert not variable.get_value().any()
+    assert parameters.of("b") == tuple(
+        parameters.variables[f"b.{kind}"] for kind in ("weight", "bias")
+    )
+
+
+def test_initial_values_have_the_declared_mean_and_deviation():
+    for declared, (name, value) in zip(
+        DECLARED, Parameters(DECLARED, "float32").initial_values(3), strict=True
+    ):
+        assert name == declared.name
+        assert value.shape == declared.shape
+        if declared.std == 0:
+            assert (value == np.float32(declared.mean)).all()
+        else:
+            error = declared.std / math.sqrt(value.size)
+            assert abs(value.mean() - declared.mean) < 5 * error
+            assert abs(value.std() - declared.std) < 5 * error
+
+
+def test_initial_values_are_a_function_of_seed_and_position():
+    first = dict(Parameters(DECLARED, "float32").initial_values(3))
+    again = dict(Parameters(DECLARED[:3], "float32").initial_values(3))
+    other_seed = dict(Parameters(DECLARED, "float32").initial_values(4))
+    assert all((first[name] == value).all() for name, value in again.items())
+    assert (first["a.weight"] != other_seed["a.weight"]).all()
+    drawn = (first["a.weight"] / 0.01).ravel(), ((first["b.weight"] - 1) / 2).ravel()
+    assert abs(np.corrcoef(*drawn)[0, 1]) < 5 / math.sqrt(drawn[0].size)
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1])
+def test_both_precisions_start_from_the_same_numbers(seed):
+    single, double = (
+        dict(Parameters(DECLARED, t).initial_values(seed)) for t in ("float32", "float64")
+    )
+    for name, value in single.items():
+        assert value.dtype == np.dtype("float32")
+        assert double[name].dtype == np.dtype("float64")
+        if name.endswith("weight"):
+            np.testing.assert_array_equal(value, double[name])
+        else:
+            np.testing.assert_allclose(value, double[name], rtol=1e-7)
+
+
+def test_initialize_sets_the_variables():
+    parameters = Parameters(DECLARED, "float64")
+    parameters.initialize(9)
+    for name, value in parameters.initial_values(9):
+        np.testing.assert_array_equal(parameters.variables[name].get_value(), value)
+
+
+def test_a_mean_over_rows_leaves_no_shape_in_the_graph():
+    values, valid = pt.tensor(dtype="float32", shape=(8,)), pt.lscalar()
+    mean = pytensor.function([values, valid], layers.mean_over_valid(values, valid), mode=MODE)
+    names = {type(node.op).__name__ for node in mean.maker.fgraph.apply_nodes}
+    assert not names & {"Shape", "Shape_i", "Assert", "SpecifyShape", "ARange"}

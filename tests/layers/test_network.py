@@ -1,0 +1,101 @@
+"""How the class of a network is found, and what is refused."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from alex_net import AlexNet
+from examples.le_net import LeNet
+from tandem.artifacts.checkpoint import NetworkDescription, check_network
+from tandem.config.schema import Config, make_config
+from tandem.errors import InputError
+from tandem.layers.network import build_network, find_network
+
+MODULE = """
+class Odd:
+    def __init__(self, crop_size, classes, width, dtype):
+        pass
+
+class Narrow:
+    def __init__(self, crop_size):
+        pass
+
+number = 5
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = "a_network_of_the_tests"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return name
+
+
+def of(network: str, **changes: object) -> NetworkDescription:
+    return NetworkDescription(
+        **{"crop_size": 67, "classes": 3, "width": 0.1, **changes}, network=network
+    )
+
+
+def test_the_default_is_alexnet() -> None:
+    net = build_network(NetworkDescription(67, 3, 0.1), "float64")
+    assert type(net) is AlexNet
+    assert (net.crop_size, net.classes, net.width, net.dtype) == (67, 3, 0.1, "float64")
+    assert Config().network == NetworkDescription(67, 3, 0.1).network
+
+
+def test_another_network_is_made_with_the_same_arguments() -> None:
+    net = build_network(of("examples.le_net:LeNet"))
+    assert type(net) is LeNet
+    assert (net.crop_size, net.classes, net.dtype) == (67, 3, "float32")
+    assert net.parameters["fc4.weight"].type.shape == (50, 3)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ("nowhere:Net", "no module 'nowhere' for nowhere:Net"),
+        ("examples.nowhere:Net", "no module 'examples.nowhere'"),
+        ("examples.le_net:Lenet", "no class 'Lenet'; did you mean examples.le_net:LeNet"),
+        ("examples.le_net:FILTER", "no class 'FILTER'"),
+    ],
+)
+def test_a_module_or_class_that_is_not_there(network: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        find_network(network)
+
+
+def test_a_module_that_lacks_another_says_so_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lacking_network.py").write_text("import something_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="something_that_is_not_there"):
+        find_network("lacking_network:Net")
+
+
+def test_a_class_that_is_no_network(module: str) -> None:
+    with pytest.raises(InputError, match=r"Odd is no network: it has no parameters, kinds, .*cost"):
+        build_network(of(f"{module}:Odd"))
+    with pytest.raises(InputError, match="Narrow cannot be made with the arguments crop_size, cl"):
+        build_network(of(f"{module}:Narrow"))
+    with pytest.raises(InputError, match=r"LeNet cannot be made .*norm_before_pool"):
+        build_network(of("examples.le_net:LeNet", norm_before_pool=True))
+    with pytest.raises(InputError, match="LeNet: at crop_size 15 nothing is left; it needs 16"):
+        build_network(of("examples.le_net:LeNet", crop_size=15))
+
+
+@pytest.mark.parametrize("network", ["LeNet", "le_net.LeNet", "a b:C", "le_net:", ":C", "a/b:C"])
+def test_a_name_needs_a_module_and_a_class(network: str) -> None:
+    with pytest.raises(InputError, match=r"network is .* such as alex_net:AlexNet"):
+        make_config({"network": network})
+
+
+def test_a_checkpoint_does_not_decide_which_code_is_run() -> None:
+    theirs = of("examples.le_net:LeNet")
+    check_network("a.safetensors", theirs, "examples.le_net:LeNet")
+    with pytest.raises(InputError, match=r"a.safetensors: .* say --network examples.le_net:LeNet"):
+        check_network("a.safetensors", theirs, "alex_net:AlexNet")

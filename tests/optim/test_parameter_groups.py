@@ -1,0 +1,60 @@
+"""What is learned at which rate, and layers that the network does not have."""
+
+import pytest
+
+from tandem.config.schema import make_config
+from tandem.errors import InputError
+from tandem.optim.parameter_groups import ParameterRate, check_layers, layer_of, learned_rates
+
+KINDS = {
+    "conv1.weight": "weight",
+    "conv1.bias": "bias",
+    "fc8.weight": "weight",
+    "fc8.bias": "bias",
+}
+
+
+def rates(**settings: object) -> dict[str, ParameterRate]:
+    return learned_rates(
+        KINDS, make_config({"weight_decay": 0.5, "init_weights": "w.safetensors", **settings})
+    )
+
+
+def test_biases_learn_at_twice_the_rate_and_do_not_decay() -> None:
+    assert rates() == {
+        "conv1.weight": ParameterRate(1.0, 0.5),
+        "conv1.bias": ParameterRate(2.0, 0.0),
+        "fc8.weight": ParameterRate(1.0, 0.5),
+        "fc8.bias": ParameterRate(2.0, 0.0),
+    }
+
+
+def test_multipliers_are_of_whole_layers() -> None:
+    found = rates(lr_multipliers={"fc8": 10})
+    assert [rate.factor for rate in found.values()] == [1, 2, 10, 20]
+    assert [rate.decay for rate in found.values()] == [0.5, 0, 0.5, 0]
+
+
+def test_what_is_frozen_is_left_out() -> None:
+    assert list(rates(freeze=["conv1"])) == ["fc8.weight", "fc8.bias"]
+    with pytest.raises(InputError, match="every layer"):
+        rates(freeze=["conv1", "fc8"])
+
+
+@pytest.mark.parametrize("setting", ["freeze", "lr_multipliers"])
+def test_unknown_layers_name_the_nearest(setting: str) -> None:
+    for name in ("fc9", "FC8", "conv1.weight"):
+        value = [name] if setting == "freeze" else {name: 2.0}
+        with pytest.raises(InputError) as caught:
+            rates(**{setting: value})
+        nearest = "fc8" if "8" in name or "9" in name else "conv1"
+        assert str(caught.value) == (
+            f"{setting}: the network has no layer {name!r}; did you mean {nearest}? "
+            "It has conv1, fc8"
+        )
+    with pytest.raises(InputError, match="no layer 'xyz'; It has"):
+        check_layers("freeze", ["xyz"], KINDS)
+
+
+def test_the_layer_of_a_parameter() -> None:
+    assert [layer_of(name) for name in KINDS] == ["conv1", "conv1", "fc8", "fc8"]

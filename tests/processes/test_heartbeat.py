@@ -1,0 +1,171 @@
+"""StoreHeartbeat of life, on a clock of the test's own."""
+
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from tandem.processes import heartbeat
+from tandem.processes.child import ChildContext, enter
+from tandem.processes.heartbeat import (
+    LAUNCHER,
+    START_SECONDS,
+    HeartbeatMonitor,
+    HeartbeatTable,
+    HeartbeatThread,
+)
+
+CONTEXT = multiprocessing.get_context("spawn")
+TIMEOUT = 10.0
+STEP = 0.25
+
+
+class World:
+    """Two processes that are watched, and time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.table = HeartbeatTable.create(("launcher", "loader 0", "trainer 0"), TIMEOUT)
+        self.watch = HeartbeatMonitor(self.table, range(1, 3), lambda: self.now)
+
+    def pass_time(self, seconds: float, beating: tuple[int, ...]) -> list[int]:
+        """Let time pass, looking often; who has been found silent at the end."""
+        found: dict[int, float] = {}
+        for _ in range(round(seconds / STEP)):
+            self.now += STEP
+            for place in beating:
+                self.table.counters[place] += 1
+            found = self.watch.silent()
+        return list(found)
+
+
+def test_who_counts_is_alive_however_long_its_work_takes() -> None:
+    assert World().pass_time(1000, beating=(1, 2)) == []
+
+
+def test_who_stops_counting_is_dead_after_the_timeout() -> None:
+    world = World()
+    world.pass_time(5, beating=(1, 2))
+    assert world.pass_time(TIMEOUT, beating=(2,)) == []
+    assert world.pass_time(STEP, beating=(2,)) == [1]
+    # Until it counts again: whoever acts on it acts at once.
+    assert world.pass_time(STEP, beating=(1, 2)) == []
+
+
+def test_a_process_that_starts_may_take_longer() -> None:
+    world = World()
+    assert world.pass_time(START_SECONDS, beating=(2,)) == []
+    assert world.pass_time(STEP, beating=(2,)) == [1]
+
+
+def test_after_its_own_suspension_a_watch_restarts_its_clocks() -> None:
+    """Ctrl-Z stops all processes of the group, and those that go on last are not dead."""
+    world = World()
+    world.pass_time(5, beating=(1, 2))
+    world.now += 1000
+    assert world.watch.silent() == {}
+    assert world.pass_time(TIMEOUT - STEP, beating=(2,)) == []
+    assert world.pass_time(2 * STEP, beating=(2,)) == [1]
+
+
+def test_a_process_that_was_stopped_while_the_watch_was_too_still_counts_as_silent_later() -> None:
+    world = World()
+    world.pass_time(5, beating=(1, 2))
+    world.pass_time(TIMEOUT - 1, beating=(2,))
+    world.now += 1000
+    assert world.watch.silent() == {}
+    assert world.pass_time(TIMEOUT + STEP, beating=(2,)) == [1]
+
+
+def test_the_counters_are_seen_by_other_processes() -> None:
+    table = HeartbeatTable.create(("launcher", "trainer 0"), timeout=60)
+    here, there = CONTEXT.Pipe()
+    process = CONTEXT.Process(
+        target=enter,
+        args=(ChildContext(table, 1), wait_for_word, there),
+        name="trainer 0",
+        daemon=True,
+    )
+    process.start()
+    there.close()
+    deadline = time.monotonic() + 60
+    while table.counters[1] < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert table.counters[1] >= 3
+    here.send("parcel")
+    here.send("go on")
+    process.join(20)
+    assert process.exitcode == 0
+
+
+def wait_for_word(parcel: str, connection: Connection) -> None:
+    assert parcel == "parcel"
+    assert connection.recv() == "go on"
+
+
+def child_of(place: Path, started: Connection) -> None:
+    """A launcher that starts a child and tells who it is."""
+    table = HeartbeatTable.create(("launcher", "trainer 0"), timeout=1.0)
+    HeartbeatThread(table, LAUNCHER).start()
+    here, there = CONTEXT.Pipe()
+    process = CONTEXT.Process(
+        target=enter,
+        args=(ChildContext(table, 1, place), stubborn, there),
+        name="trainer 0",
+        daemon=True,
+    )
+    process.start()
+    there.close()
+    here.send(None)
+    assert here.recv() == "begun"
+    started.send(process.pid)
+    time.sleep(600)
+
+
+def stubborn(parcel: None, connection: Connection) -> None:
+    """Do work that looks at no pipe, as a step that takes long."""
+    connection.send("begun")
+    time.sleep(600)
+
+
+@pytest.mark.parametrize(
+    ("fault", "child_is_stopped"),
+    [(signal.SIGKILL, True), (signal.SIGSTOP, False)],
+)
+def test_a_child_ends_by_itself_when_its_launcher_is_gone(
+    tmp_path: Path, fault: signal.Signals, child_is_stopped: bool
+) -> None:
+    here, there = CONTEXT.Pipe()
+    launcher = CONTEXT.Process(target=child_of, args=(tmp_path, there), name="launcher")
+    launcher.start()
+    assert here.poll(60)
+    child = here.recv()
+    partial = tmp_path / ".epoch-0001.x.partial.safetensors"
+    partial.touch()
+    if child_is_stopped:
+        os.kill(child, signal.SIGSTOP)
+    assert launcher.pid is not None
+    os.kill(launcher.pid, fault)
+    try:
+        limit = heartbeat.PATIENCE_SECONDS + 1.0 + 10.0
+        deadline = time.monotonic() + limit
+        while is_there(child) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not is_there(child)
+        assert not partial.exists()
+    finally:
+        launcher.kill()
+        launcher.join()
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

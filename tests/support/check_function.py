@@ -1,0 +1,43 @@
+"""Runs one graph on PyTensor's own backend and on a device, and compares."""
+
+from typing import Any
+
+import numpy as np
+import pytensor
+import torch
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Variable
+
+from tandem.backend import DeviceLinker, device_mode
+
+PYTHON = Mode(linker="py", optimizer=None)
+"""PyTensor's own backend, as slow and plain as it gets: every Op's `perform`, no rewrites."""
+
+DEVICE = device_mode("cpu")
+PLAIN_DEVICE = Mode(DeviceLinker(torch.device("cpu")), optimizer=None)
+"""The device without rewrites: every node of the graph is lowered as it was built."""
+
+
+def assert_same(got: Any, expected: Any, what: str = "") -> None:
+    """Compare two arrays: equal where they are whole numbers, to rounding where they are floats."""
+    assert isinstance(got, np.ndarray), what
+    assert got.dtype == np.asarray(expected).dtype, what
+    assert got.shape == np.shape(expected), what
+    if got.dtype.kind == "f":
+        tolerance = {2: 2e-3, 4: 2e-6, 8: 1e-12}[got.dtype.itemsize]
+        finite = np.abs(np.asarray(expected, "float64")[np.isfinite(expected)])
+        # A sum's rounding error is relative to its largest terms.
+        scale = max(1, finite.max(initial=0))
+        np.testing.assert_allclose(got, expected, tolerance, tolerance * scale, err_msg=what)
+    else:
+        np.testing.assert_array_equal(got, expected, err_msg=what)
+
+
+def results(
+    inputs: list[Variable], outputs: list[Variable], values: list[Any], mode: Mode
+) -> list[np.ndarray]:
+    """Compile and call."""
+    # PyTensor runs the graph inside an Op such as Softmax in its default mode, which would compile.
+    with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
+        function = pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
+        return function(*values)

@@ -1,0 +1,179 @@
+"""Programs of the project as ranks, by torchrun or by an mpirun: this Python's, or the system's."""
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tandem.artifacts.run_folder import list_checkpoints
+from tests.support.tiny import ROOT, read_record, settings, without_times
+
+Starter = Literal["mpirun", "torchrun"]
+
+_MARK = "TANDEM_TEST_JOB"
+_numbers = itertools.count()
+
+
+@cache
+def missing() -> str | None:
+    """Why ranks can't be started here; None where they can."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed: pip install .[mpi]"
+    if starter() is None:
+        return "there is no mpirun: pip install .[mpi]"
+    probe = "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"
+    result = subprocess.run(
+        [*command(2), "-c", probe], capture_output=True, text=True, timeout=60, check=False
+    )
+    if result.stdout.count("2") != 2:
+        told = f"{result.stdout}{result.stderr}".strip()[-300:]
+        return f"mpirun does not start two ranks of mpi4py: {told}"
+    return None
+
+
+def starter() -> str | None:
+    """mpirun, where there is one."""
+    beside = Path(sys.executable).parent / "mpirun"
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+def command(ranks: int, by: Starter = "mpirun") -> list[str]:
+    """What starts this Python as so many ranks."""
+    if by == "torchrun":
+        options = ["--standalone", "--nproc-per-node", str(ranks)]
+        return [sys.executable, "-m", "torch.distributed.run", *options]
+    return [str(starter()), "-n", str(ranks), sys.executable]
+
+
+def need_ranks() -> None:
+    """Skip a test, or a module of tests, where ranks can't be started."""
+    if reason := missing():
+        pytest.skip(reason, allow_module_level=True)
+
+
+class Job:
+    """A program that runs as ranks.
+
+    Starters put their ranks into other sessions and groups, so a job's processes are told by their
+    environment, which they inherit.
+    """
+
+    def __init__(
+        self, ranks: int, program: str, arguments: Iterable[str] = (), by: Starter = "mpirun"
+    ) -> None:
+        self._mark = f"{_MARK}={os.getpid()}-{next(_numbers)}"
+        name, _, value = self._mark.partition("=")
+        self.process = subprocess.Popen(
+            [*command(ranks, by), program, *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, name: value, "PYTHONPATH": str(ROOT)},
+        )
+
+    def finish(self, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+        """Wait for its end. What is left then is killed, and is an error."""
+        try:
+            output, errors = self.process.communicate(timeout=timeout)
+            left = {} if self.is_gone() else self.members()
+        finally:
+            for member in self.members():
+                with contextlib.suppress(OSError):
+                    os.kill(member, signal.SIGKILL)
+        assert not left, f"processes are left behind: {left}"
+        return subprocess.CompletedProcess((), self.process.returncode, output, errors)
+
+    def members(self) -> dict[int, str]:
+        """Its processes that are alive, with the names that they have given themselves."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found[int(folder.name)] = (folder / "comm").read_text().strip()
+        return found
+
+    def find(self, name: str) -> int:
+        """A process by its name."""
+        by_name = {comm: member for member, comm in self.members().items()}
+        return by_name[name.replace(" ", "-")]
+
+    def is_gone(self, seconds: float = 8.0) -> bool:
+        """Whether no process is left; loaders notice a moment later that their trainer is gone."""
+        deadline = time.monotonic() + seconds
+        while self.members():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+
+def run_ranks(
+    ranks: int,
+    program: str,
+    arguments: Iterable[str] = (),
+    timeout: float = 120,
+    by: Starter = "mpirun",
+) -> "subprocess.CompletedProcess[str]":
+    """Run a program as ranks, from the project's top folder."""
+    return Job(ranks, program, arguments, by).finish(timeout)
+
+
+def weights(run: Path) -> dict[str, np.ndarray]:
+    """Weights and momenta of a run's last checkpoint."""
+    return load_file(list_checkpoints(run)[-1])
+
+
+def assert_same_bits(ours: Path, theirs: Path) -> None:
+    """Check that two runs have the same last checkpoint and the same record."""
+    left, right = weights(ours), weights(theirs)
+    assert {name: value.tobytes() for name, value in left.items()} == {
+        name: value.tobytes() for name, value in right.items()
+    }
+    records = [[without_times(line) for line in read_record(run)] for run in (ours, theirs)]
+    assert records[0] == records[1]
+
+
+def job(
+    data: Path, run: Path, ranks: int, steps: int, by: Starter = "mpirun", **changes: object
+) -> Job:
+    """Start ranks, and return when the record has so many lines."""
+    started = Job(ranks, "train.py", settings(data, run, **changes), by)
+    record, deadline = run / "record.jsonl", time.monotonic() + 180
+    while not record.exists() or record.read_bytes().count(b"\n") < steps:
+        if started.process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"the run has not come so far: {started.finish(1)}")
+        time.sleep(0.05)
+    return started
+
+
+def leaves_no_memory(before: set[str], seconds: float = 10) -> bool:
+    """Whether the names of MPICH's shared memory go that were not there before.
+
+    A test that runs beside this one may have some for a moment.
+    """
+    deadline = time.monotonic() + seconds
+    while not mpich_memory() <= before:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def mpich_memory() -> set[str]:
+    """Names of MPICH's in the machine's shared memory folder."""
+    return {path.name for path in Path("/dev/shm").glob("mpich_shm*")}

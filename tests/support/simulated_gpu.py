@@ -1,0 +1,229 @@
+"""GPUs that are host memory: whole runs of the program go the way that they go on real ones.
+
+What is allocated is memory that other processes open by a handle; copies are done at once. The
+kernels are the CPU's. What order and synchronisation need is tested elsewhere, on a fake machine
+that does nothing unasked.
+"""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tandem.distributed import Group
+from tandem.distributed.group import RankGroup
+from tandem.launch.prepare import RunSpec
+from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.memory.cuda import CudaArray, CudaBuffer, CudaSlots
+from tandem.memory.flat import FlatLayout, Vectors
+from tandem.training.memory import CudaMemory, CudaSite, Shapes, Site
+from tandem.training.rank_memory import CudaRankMemory, CudaRankSite
+
+_PAGE = mmap.PAGESIZE
+
+in_use: set[int] = set()
+"""Addresses of what this process has allocated, opened or locked, and not given back."""
+
+
+class PretendStream:
+    """Work is done when it is asked for."""
+
+    handle = 0
+
+    def wait_for_event(self, event: Any) -> None:
+        """Nothing is under way."""
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+
+class PretendEvent:
+    """A place in a stream that is always reached."""
+
+    def record(self, stream: Any) -> None:
+        """Reached already."""
+
+    def synchronize(self) -> None:
+        """Reached already."""
+
+    def ipc_handle(self) -> bytes:
+        """Nothing is needed to open it."""
+        return b"event"
+
+
+class PretendDriver:
+    """One process's use of a pretended GPU. See `tandem.memory.cuda.Driver`."""
+
+    def __init__(self, device: int) -> None:
+        self.device, self.process = device, os.getpid()
+        self.identity = f"GPU {device}"
+        self._mapped: dict[int, tuple[mmap.mmap, int]] = {}
+        self.locked: list[int] = []
+
+    def borrowed(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _map(self, descriptor: int) -> int:
+        memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._mapped[address] = memory, descriptor
+        in_use.add(address)
+        return address
+
+    def allocate(self, nbytes: int) -> int:
+        descriptor = os.memfd_create("pretended GPU")
+        os.ftruncate(descriptor, -(-max(nbytes, 1) // _PAGE) * _PAGE)
+        return self._map(descriptor)
+
+    def free(self, address: int) -> None:
+        # Whoever still looks at it may: the mapping goes with the process.
+        os.close(self._mapped[address][1])
+        in_use.remove(address)
+
+    unmap = free
+
+    def export(self, address: int) -> bytes:
+        return f"/proc/{self.process}/fd/{self._mapped[address][1]}".encode()
+
+    def open(self, data: bytes) -> int:
+        return self._map(os.open(data, os.O_RDWR | os.O_CLOEXEC))
+
+    def can_reach(self, identity: str) -> bool:
+        return {self.identity, identity} != {"GPU 0", "GPU 1"}
+
+    def stream(self) -> PretendStream:
+        return PretendStream()
+
+    def event(self, shared: bool = False) -> PretendEvent:
+        return PretendEvent()
+
+    def open_event(self, data: bytes) -> PretendEvent:
+        return PretendEvent()
+
+    def page_locked(self, nbytes: int) -> np.ndarray:
+        return np.zeros(nbytes, np.uint8)
+
+    def lock_pages(self, array: np.ndarray) -> None:
+        assert array.nbytes
+        self.locked.append(array.ctypes.data)
+        in_use.add(array.ctypes.data)
+
+    def unlock_pages(self, array: np.ndarray) -> None:
+        self.locked.remove(array.ctypes.data)
+        in_use.remove(array.ctypes.data)
+
+    def upload(self, address: int, source: np.ndarray, stream: Any) -> None:
+        ctypes.memmove(address, source.ctypes.data, source.nbytes)
+
+    def download(self, target: np.ndarray, address: int, stream: Any) -> None:
+        ctypes.memmove(target.ctypes.data, address, target.nbytes)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
+        ctypes.memmove(target, source, nbytes)
+
+    def average(
+        self,
+        target: int,
+        terms: Sequence[tuple[int, float]],
+        count: int,
+        dtype: np.dtype,
+        stream: Any,
+    ) -> None:
+        """Add weighted vectors, as the exchange's kernel does."""
+        total = sum(at(address, (count,), dtype) * dtype.type(share) for address, share in terms)
+        at(target, (count,), dtype)[:] = total
+
+
+def at(address: int, shape: tuple[int, ...], dtype: np.dtype, strides: Any = None) -> np.ndarray:
+    """The memory at an address as an array."""
+    nbytes = int(np.prod(shape)) * dtype.itemsize
+    memory = (ctypes.c_char * nbytes).from_address(address)
+    return np.ndarray(shape, dtype, memory, strides=strides)
+
+
+def on_host(array: CudaArray) -> np.ndarray:
+    """What a kernel of the CPU sees of it."""
+    return at(array.address, array.shape, array.dtype, array.strides)
+
+
+class PretendMemory(CudaMemory):
+    """`CudaMemory`, seen by the CPU."""
+
+    def __init__(
+        self, site: CudaSite, group: Group, layout: FlatLayout, driver: PretendDriver
+    ) -> None:
+        super().__init__(site, group, layout, driver, lambda stream: nullcontext())
+        self.device = "cpu"
+        groups = (self.vectors.weights, self.vectors.momenta, self.vectors.gradients)
+        self.vectors = Vectors(
+            *({name: on_host(array) for name, array in group.items()} for group in groups)
+        )
+        self.slots = [
+            Slot(**{name: on_host(array) for name, array in vars(slot).items()})
+            for slot in self.slots
+        ]
+        self._pretend = driver
+
+    def _average(self) -> Any:
+        return self._pretend.average
+
+
+class PretendRankMemory(PretendMemory, CudaRankMemory):
+    """`CudaRankMemory`, seen by the CPU."""
+
+    def _tensor(self, own: CudaBuffer) -> Any:
+        import torch  # which a loader of pretended slots does without
+
+        dtype = np.dtype(self._layout.dtype)
+        size = own.nbytes // dtype.itemsize
+        return torch.from_numpy(on_host(own.array((size,), dtype)))
+
+
+@dataclass(frozen=True)
+class PretendSlots(CudaSlots):
+    """`CudaSlots` of a pretended GPU."""
+
+    def _driver(self) -> Any:
+        return PretendDriver(self.device)
+
+
+@dataclass(frozen=True)
+class PretendSite(CudaSite):
+    """`CudaSite` of a pretended GPU."""
+
+    def loader_side(self) -> CudaSlots:
+        return PretendSlots(self.device, self.slots)
+
+    def open(self, group: Group, shapes: Shapes, dtype: str) -> CudaMemory:
+        layout = FlatLayout.of(shapes, dtype, channels_last=True)
+        return PretendMemory(self, group, layout, PretendDriver(self.device))
+
+
+def make_sites(spec: RunSpec) -> list[Site]:
+    """Stands for `tandem.training.memory.make_sites`."""
+    slots = SlotLayout(spec.config.batch_size, spec.picture_size)
+    detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in range(spec.trainers))
+    return [PretendSite(int(device[5:]), slots, detours) for device in spec.devices]
+
+
+@dataclass(frozen=True)
+class PretendRankSite(CudaRankSite):
+    """`CudaRankSite` of a pretended GPU."""
+
+    loader_side = PretendSite.loader_side
+
+    def open(self, group: Group, shapes: Shapes, dtype: str) -> CudaMemory:
+        layout = FlatLayout.of(shapes, dtype, channels_last=True)
+        return PretendRankMemory(self, group, layout, PretendDriver(self.device))
+
+
+def rank_site(spec: RunSpec, engine: RankGroup) -> Site:
+    """Stands for `tandem.training.rank_memory.rank_site`."""
+    slots = SlotLayout(spec.config.batch_size, spec.picture_size)
+    number = int(spec.devices[engine.rank][5:])
+    return PretendRankSite(number, slots, (), config=spec.config, engine=engine)

@@ -1,0 +1,131 @@
+"""A program on a pseudo-terminal, and what a person would see there."""
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+import pyte
+
+from tests.support.tiny import ROOT, group_members
+
+
+class Terminal:
+    """Runs a program of the project in a terminal of its own; use it in a ``with`` statement.
+
+    Parameters
+    ----------
+    program : str
+        Relative to the project's top folder.
+    arguments : iterable of str
+    term : str
+        What the terminal calls itself.
+    rows, columns : int
+    """
+
+    def __init__(
+        self,
+        program: str,
+        arguments: Iterable[str],
+        term: str = "xterm-256color",
+        rows: int = 40,
+        columns: int = 100,
+    ) -> None:
+        self.screen = pyte.HistoryScreen(columns, rows, history=5000)
+        self._stream = pyte.ByteStream(self.screen)
+        self.raw = b""
+        command = [sys.executable, program, *arguments]
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(ROOT)
+            # Its size is the window's, not that of the terminal in which the tests run.
+            kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+            os.execve(command[0], command, {**kept, "TERM": term})
+        self._set_size(rows, columns)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in group_members(self.pid):
+            os.kill(process, signal.SIGKILL)
+        os.close(self._fd)
+
+    @property
+    def lines(self) -> list[str]:
+        """What is on the screen."""
+        return [line.rstrip() for line in self.screen.display]
+
+    @property
+    def text(self) -> str:
+        """What is on the screen, and what has left it at the top; wrapped lines as they were.
+
+        A line as long as a row is joined to the next one, for the screen doesn't tell them apart.
+        """
+        width = self.screen.columns
+        rows = ["".join(row[x].data for x in range(width)) for row in self.screen.history.top]
+        rows += self.screen.display
+        parts = [row if row.rstrip() == row else row.rstrip() + "\n" for row in rows]
+        return "".join(parts)
+
+    def type(self, keys: bytes) -> None:
+        """Press keys."""
+        os.write(self._fd, keys)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Make the window another size."""
+        # pyte takes rows away at the top, and leaves the cursor where it is on the screen.
+        place = self.screen.cursor.y - max(0, self.screen.lines - rows)
+        self.screen.resize(rows, columns)
+        self.screen.cursor.y = max(0, place)
+        self._set_size(rows, columns)
+
+    def wait_for(self, seen: Callable[[], bool], seconds: float = 90) -> None:
+        """Return when something is on the screen.
+
+        Raises
+        ------
+        AssertionError
+            The program ends before, or it takes too long.
+        """
+        deadline = time.monotonic() + seconds
+        while not seen():
+            if not self._read(deadline):
+                raise AssertionError(f"it has not come:\n{self.text}")
+
+    def wait(self, seconds: float = 120) -> int:
+        """Read until the program has ended; its exit status."""
+        deadline = time.monotonic() + seconds
+        while self._read(deadline):
+            pass
+        if time.monotonic() > deadline:
+            raise AssertionError(f"it has not ended:\n{self.text}")
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _set_size(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def _read(self, deadline: float) -> bool:
+        """Read what comes next; whether there can be more."""
+        if not select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return False
+        try:
+            found = os.read(self._fd, 1 << 16)
+        except OSError:  # as Linux says that the other side is closed
+            return False
+        self.raw += found
+        self._stream.feed(found)
+        return bool(found)

@@ -1,0 +1,178 @@
+"""Tiny prepared data sets, and the programs run on them as a user runs them."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.pictures import write_data_set as prepare  # noqa: F401 (for tests)
+from tandem.artifacts.checkpoint import Checkpoint, NetworkDescription, save_checkpoint
+
+ROOT = Path(__file__).parents[2]
+
+
+def save_weights(
+    path: Path,
+    wnids: tuple[str, ...] | None,
+    classes: int | None = None,
+    crop_size: int = 67,
+    width: float = 0.05,
+    norm_before_pool: bool = False,
+    claimed_width: float | None = None,
+    value: float | None = None,
+    **fields: Any,
+) -> Path:
+    """Write a checkpoint of weights that nobody has trained; return `path`.
+
+    They are of a size at which every layer's output varies with the picture, or all of one
+    `value`. The file may claim another width than it has.
+    """
+    from alex_net import AlexNet
+
+    classes = classes or len(wnids or ())
+    net = AlexNet(crop_size, classes, width, norm_before_pool=norm_before_pool)
+    rng = np.random.default_rng(5)
+    weights = {}
+    for name, variable in net.parameters.items():
+        shape = variable.type.shape
+        inputs = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
+        std = np.sqrt(2 / inputs) if net.kinds[name] == "weight" else 0.1
+        weights[name] = (std * rng.normal(size=shape)).astype(np.float32)
+        if value is not None:
+            weights[name][...] = value
+    network = NetworkDescription(
+        crop_size, classes, claimed_width or width, wnids, norm_before_pool
+    )
+    save_checkpoint(path, Checkpoint(weights, None, network, **fields))
+    return path
+
+
+def settings(data: Path, run: Path, **changes: Any) -> list[str]:
+    """Command-line settings for a quick run on a tiny data set."""
+    values = {
+        "data_folder": data,
+        "weights_dir": run,
+        "crop_size": 67,
+        "width": 0.05,
+        "batch_size": 2,
+        "n_epochs": 1,
+        "print_freq": 1,
+        "threads": 1,
+        "devices": ["cpu"],
+        **changes,
+    }
+    arguments = []
+    for name, value in values.items():
+        items = value if isinstance(value, list) else [value]
+        arguments += [
+            f"--{name}",
+            *(json.dumps(v) if isinstance(v, bool) else str(v) for v in items),
+        ]
+    return arguments
+
+
+def run_program(
+    program: str, arguments: Iterable[str], timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of the project as a user does, from its top folder."""
+    return subprocess.run(
+        [sys.executable, program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+
+
+def start_program(program: str, arguments: Iterable[str], **options: Any) -> subprocess.Popen[str]:
+    """Start a program in a process group of its own, as a shell does."""
+    return subprocess.Popen(
+        [sys.executable, program, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+def group_members(group: int) -> list[int]:
+    """Processes of a group that are alive."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:
+            continue
+        fields = text.rpartition(")")[2].split()
+        if int(fields[2]) == group and fields[0] != "Z":
+            members.append(int(stat.parent.name))
+    return members
+
+
+def is_gone(group: int, seconds: float = 5.0) -> bool:
+    """Whether no process of a group is left; multiprocessing's own helper ends a moment later."""
+    deadline = time.monotonic() + seconds
+    while group_members(group):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+_OF_OTHERS = ("sem.", ".org.chromium.", ".com.google.", "mpich_shm")  # ours makes no such names
+
+
+def shared_memory() -> set[str]:
+    """Names in the machine's shared memory folder, but those of programs beside this test."""
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        return set()
+    return {path.name for path in folder.iterdir() if not path.name.startswith(_OF_OTHERS)}
+
+
+def find_process(group: int, name: str) -> int:
+    """The process of a run by its name, which each process gives itself.
+
+    Raises
+    ------
+    LookupError
+        There is none.
+    """
+    wanted = name.replace(" ", "-")
+    for member in group_members(group):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{member}/comm").read_text().strip() == wanted:
+                return member
+    raise LookupError(f"no process is named {name}")
+
+
+def wait_for_steps(
+    run: Path, process: "subprocess.Popen[str]", steps: int, seconds: float = 60
+) -> None:
+    """Return when the record has that many lines."""
+    path, deadline = run / "record.jsonl", time.monotonic() + seconds
+    while not path.exists() or path.read_bytes().count(b"\n") < steps:
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(f"the run has not come so far: {process.communicate()}")
+        time.sleep(0.05)
+
+
+def read_record(run: Path) -> list[dict[str, object]]:
+    """The lines of a record as they stand there."""
+    return [json.loads(line) for line in (run / "record.jsonl").read_text().splitlines()]
+
+
+def without_times(line: dict[str, object]) -> dict[str, object]:
+    """A line of the record but for how long things took."""
+    return {key: value for key, value in line.items() if "second" not in key}

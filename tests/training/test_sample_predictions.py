@@ -1,0 +1,90 @@
+"""Which validation pictures are shown with their predictions, and what they are."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.config.schema import Config
+from tandem.data.minibatch import MinibatchRequest
+from tandem.data.order import global_minibatch, minibatch_count, trainer_rows
+from tandem.launch.prepare import RunSpec, prepare_run
+from tandem.memory import HostSlots, SlotLayout
+from tandem.training.sample_predictions import SamplePredictions, sample_rows, softmax
+from tests.support.tiny import prepare
+
+
+@given(st.integers(1, 300), st.integers(1, 4), st.integers(1, 40), st.integers(1, 10))
+def test_samples_are_pictures_of_trainer_0_from_all_over_the_split(
+    size: int, trainers: int, batch: int, count: int
+) -> None:
+    rows = sample_rows(size, trainers * batch, batch, count)
+    order = np.arange(size)
+    chosen = []
+    for minibatch, mine in rows.items():
+        seen = trainer_rows(global_minibatch(order, minibatch, trainers * batch), 0, batch)
+        assert all(row < len(seen) for row in mine)
+        chosen += [int(seen[row]) for row in mine]
+    assert len(set(chosen)) == len(chosen) <= count
+    assert list(rows) == sorted(rows)
+    if trainers == 1:
+        assert chosen == sorted({number * size // count for number in range(count)})
+    # As many minibatches as there can be.
+    assert len(rows) == len({n * size // count // (trainers * batch) for n in range(count)})
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> RunSpec:
+    config = Config(
+        data_folder=str(prepare(tmp_path / "data", validation=23)),
+        weights_dir=str(tmp_path / "run"),
+        crop_size=67,
+        batch_size=2,
+        devices=("cpu", "cpu"),
+        threads=1,
+    )
+    return prepare_run(config)
+
+
+def test_scores_are_noted_as_they_come_by(spec: RunSpec) -> None:
+    gallery, size = SamplePredictions(spec), 23
+    scores = np.random.default_rng(0).standard_normal((size, 3))
+    for epoch in range(2):
+        for k in range(minibatch_count(size, 4)):
+            mine = trainer_rows(global_minibatch(np.arange(size), k, 4), 0, 2)
+            batch = np.full((2, 3), np.nan)
+            batch[: len(mine)] = scores[mine] + epoch
+            gallery.look(k, lambda batch=batch: batch)
+        np.testing.assert_array_equal(gallery.take(), scores[gallery.indices] + epoch)
+    assert len(gallery.indices) == 7  # 6 minibatches have 1 or 2
+
+
+def test_the_sheet_shows_the_crops_that_the_network_sees(
+    spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr(
+        "tandem.artifacts.visualize.prediction_sheet", lambda *arguments: drawn.append(arguments)
+    )
+    spec = replace(spec, wnids=("n01440764", "n01443537", "my own"))
+    gallery = SamplePredictions(spec)
+    indices = np.array(gallery.indices)
+    slot = HostSlots.create(SlotLayout(len(indices), 67), rank=0).arrays[0]
+    spec.filler().fill(slot, MinibatchRequest(0, "validation", 0, 0, indices))
+    scores = np.zeros((len(indices), 3))
+    for _ in range(2):
+        gallery.draw(scores)
+        crops, labels, probabilities, names = drawn.pop()
+        np.testing.assert_array_equal(crops, slot.pictures)
+        np.testing.assert_array_equal(labels, slot.labels)
+        np.testing.assert_allclose(probabilities, 1 / 3)
+        assert names == ["tench", "goldfish", "my own"]
+
+
+def test_softmax_against_its_formula() -> None:
+    scores = np.array([[1.0, 2, 3], [1000, 0, -1000]], np.float32)
+    expected = np.exp(scores[0].astype(float)) / np.exp(scores[0].astype(float)).sum()
+    np.testing.assert_allclose(softmax(scores), [expected, [1, 0, 0]], rtol=1e-12)
