@@ -21,7 +21,9 @@ def host_model(sizes: Sizes, device_crops: bool = False) -> CompiledNetwork:
     """
     config = Config(batch_size=sizes.batch, crop_size=sizes.crop, width=sizes.width)
     net = sizes.network()
-    layout = FlatLayout.of({k: v.type.shape for k, v in net.parameters.items()}, "float32")
+    layout = FlatLayout.of(
+        {k: v.type.shape for k, v in net.parameters.items()}, "float32", states=("momentum",)
+    )
     parameters, gradients = (HostBuffer.create(n * layout.nbytes) for n in (2, 1))
     mean = np.full((3, sizes.stored, sizes.stored), 117, np.float32)
     vectors = Vectors.on(layout, parameters, gradients)

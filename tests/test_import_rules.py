@@ -41,7 +41,7 @@ ALLOWED = {
 # A package of the library imports only from the rows above its own and, without a circle, from its
 # own row.
 ROWS = (
-    ("errors", "files", "philox", "validation", "cli"),
+    ("errors", "files", "philox", "registry", "validation", "cli"),
     ("ops", "memory"),
     ("layers", "data", "distributed", "processes"),
     ("optim", "backend", "config"),

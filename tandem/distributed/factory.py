@@ -135,7 +135,7 @@ class Joint:
         vector, average = averages(self)
         if strategy == "gradients":
             return RankGradients(average(slice(0, layout.size)), vector)
-        return RankParameters(average(slice(0, 2 * layout.size)), vector)
+        return RankParameters(average(slice(0, layout.parameters_size)), vector)
 
     def collective(
         self,

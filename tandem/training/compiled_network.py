@@ -105,7 +105,7 @@ class CompiledNetwork:
         self._crop = (config.crop_size, not device_crops)
         self._rates = learned_rates(network.kinds, config)
         self.weights = self._place(vectors.weights, "") | self._frozen()
-        self.momenta = self._place(vectors.momenta, "momentum/")
+        self.momenta = self._place(vectors.states["momentum"], "momentum/")
         self.gradients = self._place(vectors.gradients, _GRADIENT)
         self._updated = self._place_updated(updated)
         self._mean = device_shared(mean.astype(config.dtype), name="mean", device=device)
@@ -137,7 +137,7 @@ class CompiledNetwork:
             return [self.weights, self.momenta, self.gradients]
         return [
             self._place(vectors.weights, "part of "),
-            self._place(vectors.momenta, "part of momentum/"),
+            self._place(vectors.states["momentum"], "part of momentum/"),
             self._place(vectors.gradients, "part of gradient/"),
         ]
 

@@ -154,7 +154,7 @@ class HostSite:
 
     def open(self, group: Group, shapes: Shapes, dtype: str) -> "HostMemory":
         """See `Site`."""
-        return HostMemory(self, group, FlatLayout.of(shapes, dtype))
+        return HostMemory(self, group, FlatLayout.of(shapes, dtype, states=("momentum",)))
 
     def release(self) -> None:
         """See `Site`."""
@@ -170,13 +170,13 @@ class HostMemory:
     def __init__(self, site: HostSite, group: Group, layout: FlatLayout) -> None:
         self._site, self._meeting, self._layout = site, group, layout
         self._parameters = site.parameters[group.rank]
-        self._parameters.resize(2 * layout.nbytes)
+        self._parameters.resize(layout.parameters_nbytes)
         site.gradients[group.rank].resize(layout.nbytes)
         # The others may map these buffers only once they have their size.
         group.barrier()
         self.vectors = Vectors.on(layout, self._parameters, site.gradients[group.rank])
         self.slots = site.slots.arrays
-        self.nbytes = 2 * layout.nbytes
+        self.nbytes = layout.parameters_nbytes
 
     def exchange(self, strategy: Strategy) -> Exchange:
         """See `Memory`."""
@@ -247,7 +247,7 @@ class CudaSite:
         deterministic(self.deterministic)
         driver = CudaDriver(self.device)
         use_device(name)
-        layout = FlatLayout.of(shapes, dtype, channels_last=True)
+        layout = FlatLayout.of(shapes, dtype, channels_last=True, states=("momentum",))
         return self.memory(group, layout, driver, lambda s: on_stream(name, s.handle))
 
     def memory(self, group: Group, layout: FlatLayout, *where: Any) -> "CudaMemory":
@@ -292,12 +292,12 @@ class CudaMemory:
         self._stream = driver.stream()
         self._use, self._context = use, use(self._stream)
         self._context.__enter__()
-        self._parameters = CudaBuffer.create(driver, 2 * layout.nbytes, "parameters")
+        self._parameters = CudaBuffer.create(driver, layout.parameters_nbytes, "parameters")
         self._gradients = CudaBuffer.create(driver, layout.nbytes, "gradients")
         self.vectors = Vectors.on(layout, self._parameters, self._gradients)
         self._slots = [CudaSlot.create(driver, site.slots, f"slot {number}") for number in (0, 1)]
         self.slots = [slot.arrays for slot in self._slots]
-        self.nbytes = 2 * layout.nbytes
+        self.nbytes = layout.parameters_nbytes
         self._to_close: list[Callable[[], None]] = []
 
     def exchange(self, strategy: Strategy) -> Exchange:

@@ -65,7 +65,11 @@ class RankSite:
 
     def open(self, group: Group, shapes: Shapes, dtype: str) -> "RankMemory":
         """See `Site`."""
-        return RankMemory(self.slots, Joint(self.config, self.engine), FlatLayout.of(shapes, dtype))
+        return RankMemory(
+            self.slots,
+            Joint(self.config, self.engine),
+            FlatLayout.of(shapes, dtype, states=("momentum",)),
+        )
 
     def release(self) -> None:
         """Nothing: it is the trainer's own process that made it."""
@@ -88,14 +92,15 @@ class RankMemory:
 
     def __init__(self, slots: HostSlots, joint: Joint, layout: FlatLayout) -> None:
         self._slots, self._joint, self._layout = slots, joint, layout
-        self._parameters = joint.vectors(2 * layout.nbytes, layout.dtype)
+        self._parameters = joint.vectors(layout.parameters_nbytes, layout.dtype)
         self._gradients = joint.vectors(layout.nbytes, layout.dtype)
         self._own = joint.own(self._parameters)
         weights, momenta = self._own[: layout.size], self._own[layout.size :]
         vectors = (weights, momenta, joint.own(self._gradients))
-        self.vectors = Vectors(*(layout.views(vector) for vector in vectors))
+        own, momentum, gradients = (layout.views(vector) for vector in vectors)
+        self.vectors = Vectors(own, {"momentum": momentum}, gradients)
         self.slots = slots.arrays
-        self.nbytes = 2 * layout.nbytes
+        self.nbytes = layout.parameters_nbytes
 
     def exchange(self, strategy: Strategy) -> Exchange:
         """See `Memory`."""

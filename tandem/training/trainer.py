@@ -254,7 +254,8 @@ class Trainer:
 
     def _checkpoint_nbytes(self) -> int:
         """Of all weights and momenta, frozen ones included."""
-        return 2 * FlatLayout.of(self._shapes(), self.config.dtype).nbytes
+        layout = FlatLayout.of(self._shapes(), self.config.dtype, states=("momentum",))
+        return layout.parameters_nbytes
 
     def _build_model(self) -> "CompiledNetwork":
         from tandem.training.compiled_network import CompiledNetwork

@@ -7,7 +7,7 @@ import pytest
 
 from tandem.memory import HostBuffer
 from tandem.memory.cuda import CudaBuffer
-from tandem.memory.flat import ALIGNMENT, FlatLayout
+from tandem.memory.flat import ALIGNMENT, FlatLayout, Vectors
 from tests.support.fake_cuda import FakeDriver, FakeMachine
 
 SHAPES = {"a": (3, 5), "b": (1,), "c": (64,), "d": (65,), "e": (2, 3, 4)}
@@ -81,3 +81,27 @@ def test_a_layout_lies_in_device_memory_too() -> None:
     assert views["bias"].address - base == 4 * layout.offsets["bias"]
     assert views["weight"].shape == (4, 3, 5, 5)
     assert views["weight"].strides == (300, 4, 60, 12)
+
+
+def test_states_lie_behind_the_weights_and_leave_out_what_is_not_trained() -> None:
+    layout = FlatLayout.of(
+        {"weight": (4, 3), "bias": (4,)},
+        "float32",
+        states=("first_moment", "second_moment"),
+        untrained={"mean": (70,)},
+    )
+    parameters = HostBuffer.create(layout.parameters_nbytes)
+    gradients = HostBuffer.create(layout.nbytes)
+    vectors = Vectors.on(layout, parameters, gradients)
+    assert list(vectors.weights) == list(vectors.gradients) == ["weight", "bias", "mean"]
+    assert [list(state) for state in vectors.states.values()] == [["weight", "bias"]] * 2
+    flat = parameters.array(layout.parameters_size, "float32")
+    arrays = [*vectors.weights.values()]
+    arrays += [array for state in vectors.states.values() for array in state.values()]
+    for number, array in enumerate(arrays, start=1):
+        array[...] = number
+    assert layout.size == 64 + 64 + 128
+    starts = [0, 64, 128, 256, 320, 384, 448]
+    assert [flat[start] for start in starts] == [*range(1, 8)]
+    assert layout.parameters_size == 512
+    assert np.count_nonzero(flat) == 16 + 70 + 2 * 16

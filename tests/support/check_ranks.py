@@ -213,8 +213,8 @@ def check_joint(engine: RankGroup) -> None:
 def check_exchange(engine: RankGroup, config: Config, way: str) -> bytes:
     """Three rounds of one exchange against NumPy; the bits at the end."""
     vars(engine)["takes_gpu_memory"] = lambda: way == "direct"
-    layout, strategy = FlatLayout.of(SHAPES, "float32"), config.exchange
-    count = layout.size * (1 if strategy == "gradients" else 2)
+    layout, strategy = FlatLayout.of(SHAPES, "float32", states=("momentum",)), config.exchange
+    count = layout.size if strategy == "gradients" else layout.parameters_size
     shares, memory = uneven(engine.size), memory_of(engine, config, way)
     group = memory._gradients if strategy == "gradients" else memory._parameters
     own = memory._joint.own(group) if way == "host" else memory._tensor(group).numpy()

@@ -8,7 +8,7 @@ that does nothing unasked.
 import ctypes
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -151,6 +151,11 @@ def on_host(array: CudaArray) -> np.ndarray:
     return at(array.address, array.shape, array.dtype, array.strides)
 
 
+def all_on_host(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """What a kernel of the CPU sees of each."""
+    return {name: on_host(array) for name, array in arrays.items()}
+
+
 class PretendMemory(CudaMemory):
     """`CudaMemory`, seen by the CPU."""
 
@@ -159,9 +164,11 @@ class PretendMemory(CudaMemory):
     ) -> None:
         super().__init__(site, group, layout, driver, lambda stream: nullcontext())
         self.device = "cpu"
-        groups = (self.vectors.weights, self.vectors.momenta, self.vectors.gradients)
+        own = self.vectors
         self.vectors = Vectors(
-            *({name: on_host(array) for name, array in group.items()} for group in groups)
+            all_on_host(own.weights),
+            {name: all_on_host(state) for name, state in own.states.items()},
+            all_on_host(own.gradients),
         )
         self.slots = [
             Slot(**{name: on_host(array) for name, array in vars(slot).items()})
@@ -200,7 +207,7 @@ class PretendSite(CudaSite):
         return PretendSlots(self.device, self.slots)
 
     def open(self, group: Group, shapes: Shapes, dtype: str) -> CudaMemory:
-        layout = FlatLayout.of(shapes, dtype, channels_last=True)
+        layout = FlatLayout.of(shapes, dtype, channels_last=True, states=("momentum",))
         return PretendMemory(self, group, layout, PretendDriver(self.device))
 
 
@@ -218,7 +225,7 @@ class PretendRankSite(CudaRankSite):
     loader_side = PretendSite.loader_side
 
     def open(self, group: Group, shapes: Shapes, dtype: str) -> CudaMemory:
-        layout = FlatLayout.of(shapes, dtype, channels_last=True)
+        layout = FlatLayout.of(shapes, dtype, channels_last=True, states=("momentum",))
         return PretendRankMemory(self, group, layout, PretendDriver(self.device))
 
 

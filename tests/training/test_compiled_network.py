@@ -53,7 +53,9 @@ def build(
 
 def layout_of(net: AlexNet, learned: Iterable[str] | None = None) -> FlatLayout:
     names = net.parameters if learned is None else learned
-    return FlatLayout.of({name: net.parameters[name].type.shape for name in names}, "float64")
+    return FlatLayout.of(
+        {name: net.parameters[name].type.shape for name in names}, "float64", states=("momentum",)
+    )
 
 
 def counted(model: CompiledNetwork) -> MetricSums:

@@ -124,9 +124,9 @@ def test_each_trainer_updates_its_part_of_what_is_shared(data: Path, tmp_path: P
     _, memories = open_all(plan_of(data, tmp_path / "run", exchange="shared"))
     for memory in memories.values():
         part = memory.updated("shared")
-        for group in (part.weights, part.momenta):
+        for group in (part.weights, part.states["momentum"]):
             for piece in group.values():
                 piece += 1
     for memory in memories.values():
-        for group in (memory.vectors.weights, memory.vectors.momenta):
+        for group in (memory.vectors.weights, memory.vectors.states["momentum"]):
             assert all((array == 1).all() for array in group.values())

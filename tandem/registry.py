@@ -1,0 +1,151 @@
+"""Choices by name: each is a frozen dataclass that declares its settings and what it requires.
+
+A setting that chooses, such as ``collective``, takes its words from a registry. The fields of the
+chosen dataclass are settings too, with their meaning beside them. What a choice requires of a run
+is declared as data and checked in one place, `check`, which writes every refusal.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from tandem.errors import InputError
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What a choice needs of a run.
+
+    Attributes
+    ----------
+    holds : callable
+        Called with the facts of a run; whether they meet the need.
+    otherwise : str
+        Completes the message where they don't: what the choice is for, and what to do instead.
+        Names in braces are filled in from the facts.
+    """
+
+    holds: Callable[[Any], bool]
+    otherwise: str
+
+
+class Choice:
+    """Base of a registered dataclass. Subclasses are frozen dataclasses of their settings.
+
+    Attributes
+    ----------
+    requires : tuple of Requirement
+        Checked in order; the first that does not hold is the one that is reported.
+    """
+
+    name: ClassVar[str]
+    requires: ClassVar[tuple[Requirement, ...]] = ()
+
+
+T = TypeVar("T", bound=Choice)
+
+
+class Registry(Generic[T]):
+    """The choices of one setting, in the order in which they were registered.
+
+    Parameters
+    ----------
+    setting : str
+        The key of the configuration that chooses, for messages.
+    """
+
+    def __init__(self, setting: str) -> None:
+        self.setting = setting
+        self._choices: dict[str, type[T]] = {}
+
+    def register(self, name: str) -> Callable[[type[T]], type[T]]:
+        """Class decorator: make a frozen dataclass the choice of this name."""
+
+        def add(choice: type[T]) -> type[T]:
+            if name in self._choices:
+                raise ValueError(f"{self.setting}: {name} is registered twice")
+            if not dataclasses.is_dataclass(choice):
+                raise TypeError(f"{self.setting}: {choice.__name__} is not a dataclass")
+            choice.name = name
+            self._choices[name] = choice
+            return choice
+
+        return add
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._choices)
+
+    def __getitem__(self, name: str) -> type[T]:
+        return self._choices[name]
+
+    def make(self, name: str, settings: Mapping[str, Any]) -> T:
+        """Make the choice of a name from the settings that it declares; others are not looked at.
+
+        Parameters
+        ----------
+        name : str
+            One of the registered names.
+        settings : mapping of str to Any
+            By key; holds every setting that the choice declares.
+        """
+        choice = self._choices[name]
+        return choice(**{f.name: settings[f.name] for f in dataclasses.fields(choice)})  # type: ignore[arg-type]
+
+
+def setting(
+    default: Any, meaning: str, allowed: str, *, affects_bits: bool = False, **bounds: Any
+) -> Any:
+    """Field of a choice that is a key of the configuration.
+
+    Parameters
+    ----------
+    default
+        In its own type.
+    meaning : str
+        What it is, with its unit: the description in ``--help``.
+    allowed : str
+        What a value must be, to complete "it must be ...".
+    affects_bits : bool
+        Whether a resumed run needs the same value to compute the same bits.
+    **bounds
+        As pydantic's ``Field`` takes them, such as ``gt=0``.
+    """
+    details = {"meaning": meaning, "allowed": allowed, "affects_bits": affects_bits} | {
+        "bounds": bounds
+    }
+    return dataclasses.field(default=default, metadata=details)
+
+
+def check(setting: str, choice: Choice, facts: Any) -> None:
+    """Refuse a choice whose requirements a run does not meet: the one checker.
+
+    Parameters
+    ----------
+    setting : str
+        The key that chose it.
+    choice : Choice
+        What was chosen, with its settings.
+    facts : Any
+        Of the run; what requirements look at.
+
+    Raises
+    ------
+    InputError
+        Names the key, the choice, and what it is for.
+    """
+    for requirement in choice.requires:
+        if not requirement.holds(facts):
+            text = requirement.otherwise.format_map(_Attributes(facts))
+            raise InputError(f"{setting}: {choice.name} {text}")
+
+
+class _Attributes(dict):
+    """The attributes of an object as a mapping, for `str.format_map`."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__()
+        self._of = of
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(self._of, name)
