@@ -56,7 +56,6 @@ PENDING: set[tuple[str, str]] = {
     ("artifacts", "launch"),
     ("distributed", "config"),
     ("distributed", "training"),
-    ("layers", "artifacts"),
     ("optim", "config"),
     ("training", "launch"),
 }

@@ -9,14 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from tandem.artifacts.checkpoint import (
-    NetworkDescription,
-    check_continues,
-    check_network,
-    read_conditions,
-    read_description,
-    read_state,
-)
+from tandem.artifacts.checkpoint import CheckpointHeader, check_continues, read_header
 from tandem.artifacts.metrics_log import read_records
 from tandem.artifacts.reproducibility import Conditions, check_exact, conditions
 from tandem.artifacts.run_folder import CONFIGURATION, RECORD, find_checkpoint, list_checkpoints
@@ -35,6 +28,7 @@ from tandem.data.manifest import Manifest, read_manifest
 from tandem.data.minibatch import MinibatchBuilder
 from tandem.data.safe_io import read_npy
 from tandem.errors import InputError
+from tandem.layers.network import NetworkDescription, check_network
 
 log = logging.getLogger(__name__)
 
@@ -311,23 +305,25 @@ def _check_resumed_folder(config: Config, resumed: Path | None) -> None:
 
 def _check_weights(spec: RunSpec) -> None:
     """Refuse weights that don't fit the run."""
+    path = spec.resumed or spec.weights
+    if path is None:
+        return
+    header = read_header(path)
     if spec.resumed is not None:
-        _check_same_network(spec, spec.resumed)
-        check_continues(spec.resumed, spec.config, spec.global_batch, spec.train.size)
-        unfinished = read_state(spec.resumed).epoch < spec.config.n_epochs
-        if spec.config.exact and unfinished:
-            check_exact(spec.resumed, read_conditions(spec.resumed), spec.conditions)
-    elif spec.weights is not None and spec.job == "validate":
-        _check_same_network(spec, spec.weights)
-    elif spec.weights is not None:
+        _check_same_network(spec, path, header)
+        check_continues(path, header, spec.config, spec.global_batch, spec.train.size)
+        if spec.config.exact and header.state.epoch < spec.config.n_epochs:
+            check_exact(path, header.conditions, spec.conditions)
+    elif spec.job == "validate":
+        _check_same_network(spec, path, header)
+    else:
         # Other shapes can be skipped, but filters of the one network mean nothing to the other.
-        theirs = read_description(spec.weights).norm_before_pool
-        ours = spec.config.norm_before_pool
-        _check_same(spec.weights, "norm_before_pool", theirs, ours)
+        theirs, ours = header.network.norm_before_pool, spec.config.norm_before_pool
+        _check_same(path, "norm_before_pool", theirs, ours)
 
 
-def _check_same_network(spec: RunSpec, path: Path) -> None:
-    found = read_description(path)
+def _check_same_network(spec: RunSpec, path: Path, header: CheckpointHeader) -> None:
+    found = header.network
     check_network(path, found, spec.config.network)
     for name in ("classes", "crop_size", "width", "norm_before_pool"):
         _check_same(path, name, getattr(found, name), getattr(spec.description, name))

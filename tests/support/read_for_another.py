@@ -17,8 +17,7 @@ import numpy as np
 from tandem.artifacts.checkpoint import (
     initial_weights,
     read_checkpoint,
-    read_description,
-    read_state,
+    read_header,
 )
 from tandem.config.schema import load_config
 from tandem.data.batch_file import locate_batch
@@ -74,8 +73,7 @@ def read_configuration(path: Path, folder: Path) -> None:
 
 
 def read_all_of_a_checkpoint(path: Path, folder: Path) -> None:
-    read_state(path)
-    read_description(path)
+    read_header(path)
     found = read_checkpoint(path)
     initial_weights(path, {name: array.shape for name, array in found.weights.items()})
 
