@@ -14,8 +14,8 @@ from tandem.artifacts.checkpoint import (
     read_description,
 )
 from tandem.config.schema import ALEXNET
+from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
-from tandem.launch.prepare import read_mean
 from tandem.layers.network import build_network
 
 
