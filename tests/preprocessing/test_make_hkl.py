@@ -297,7 +297,7 @@ def test_outputs_of_another_run_are_not_overwritten(
 ) -> None:
     with monkeypatch.context() as patch:
         if not finished:
-            patch.setattr("pictures.prepare.write_manifest", raise_interrupt)
+            patch.setattr("tandem.preprocessing.prepare.write_manifest", raise_interrupt)
         assert make_hkl.main(pictures.options(out)) == (0 if finished else 130)
     before = contents(out)
     if options == ("another picture",):
