@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Machines:
-    """Two machines; use `machines` to get them.
+    """Two machines; made by `two_machines`.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Machines:
 
 
 @contextlib.contextmanager
-def machines() -> Iterator[Machines]:
+def two_machines() -> Iterator[Machines]:
     """Two machines, which are gone afterwards, with every process on them.
 
     Raises
@@ -110,12 +110,12 @@ def machines() -> Iterator[Machines]:
         yield Machines(names, addresses, login)
 
 
-def missing() -> str | None:
+def missing_for_two_machines() -> str | None:
     """Why there can't be two machines here; None where there can."""
     if sys.platform != "linux" or shutil.which("ip") is None:
         return "network namespaces need Linux and its program ip"
     try:
-        with machines():
+        with two_machines():
             return None
     except PermissionError as error:
         return str(error)
@@ -151,7 +151,7 @@ def _remove(name: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run a command as ranks: ranks on each machine, speed of the cable in bit/s, command."""
     ranks, speed, *command = arguments
-    with machines() as pair:
+    with two_machines() as pair:
         pair.limit(float(speed))
         starter = Path(sys.executable).parent / "mpirun"
         return subprocess.run([*pair.mpirun(str(starter), int(ranks)), *command]).returncode
