@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.pictures import write_data_set as prepare  # noqa: F401 (for tests)
-from tandem.artifacts.checkpoint import Checkpoint, NetworkDescription, save_checkpoint
+from tandem.artifacts.checkpoint import Checkpoint, save_checkpoint
+from tandem.layers.network import NetworkDescription
 
 ROOT = Path(__file__).parents[2]
 
