@@ -33,10 +33,10 @@ from pydantic.fields import FieldInfo
 
 from tandem.errors import InputError
 from tandem.files import write_text
+from tandem.layers.network import ALEXNET
 from tandem.validation import parse_yaml
 
 DEFAULT_FILE = Path("config.yaml")
-ALEXNET = "alex_net:AlexNet"
 
 _USE_DEVICES = "use devices, a list with one entry for each trainer, such as devices: [cpu, cpu]"
 

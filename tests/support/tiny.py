@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tandem.artifacts.checkpoint import Checkpoint, NetworkDescription, save_checkpoint
+from tandem.artifacts.checkpoint import Checkpoint, save_checkpoint
 from tandem.data.batch_file import write_batch
 from tandem.data.manifest import Manifest, Split, write_manifest
 from tandem.files import write_array
+from tandem.layers.network import NetworkDescription
 
 ROOT = Path(__file__).parents[2]
 
