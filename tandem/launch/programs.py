@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tandem.artifacts.checkpoint import read_header
 from tandem.artifacts.metrics_log import to_json
 from tandem.artifacts.run_lock import FolderLock, locked
 from tandem.config.hardware import RankInfo
@@ -96,7 +95,7 @@ def _train(config: Config, loader: LoaderTarget, lock: FolderLock, start: Start)
     restarts, skipped = 0, Rollbacks()
     while True:
         spec = prepare_run(config, skipped=skipped.minibatches, ranks=start.places)
-        if spec.resumed is not None and read_header(spec.resumed).state.epoch >= config.n_epochs:
+        if spec.is_complete:
             log.info("%s: all %d epochs are done already", spec.resumed, config.n_epochs)
             return 0
         announce(spec)

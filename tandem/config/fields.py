@@ -1,0 +1,261 @@
+"""Fields of the configuration: their types, what describes them, and fields of registered choices.
+
+A field's description is its unit and meaning. What a value must be is derived from its type and
+bounds, so that ``--help``, refusals and the check itself agree.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic.fields import FieldInfo
+
+from tandem.registry import Registry
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def _number(value: Any) -> Any:
+    """Read text such as ``5e-4`` as a number: YAML 1.1 takes it for text, as it has no dot."""
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
+def listed(value: Any) -> Any:
+    """Make a list a tuple, and a bare number or text a tuple of one."""
+    if isinstance(value, list):
+        return tuple(value)
+    return (value,) if isinstance(value, int | float | str) else value
+
+
+def _home_expanded(value: Any) -> Any:
+    if not isinstance(value, str) or not value.startswith("~"):
+        return value
+    try:
+        return str(Path(value).expanduser())
+    except RuntimeError as error:
+        raise ValueError(f"whose home folder is {value!r}? ({error})") from error
+
+
+def _each_once(layers: tuple[str, ...]) -> tuple[str, ...]:
+    twice = next((layer for layer in layers if layers.count(layer) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is listed twice")
+    return layers
+
+
+def _increasing(epochs: tuple[int, ...]) -> tuple[int, ...]:
+    if any(a >= b for a, b in itertools.pairwise(epochs)):
+        raise ValueError("the epochs must increase from each to the next")
+    return epochs
+
+
+PathText = Annotated[str, Field(min_length=1), BeforeValidator(_home_expanded)]
+Float = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
+Layers = Annotated[tuple[str, ...], AfterValidator(_each_once), BeforeValidator(listed)]
+Epochs = Annotated[
+    tuple[Annotated[int, Field(ge=1)], ...], AfterValidator(_increasing), BeforeValidator(listed)
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """What the command line and messages need of a field beside its description.
+
+    Attributes
+    ----------
+    section : str
+        The heading under which ``--help`` and ``config.yaml`` list the key.
+    allowed : str
+        What a value must be, to complete "it must be ...".
+    form : {"value", "list", "mapping", "text"}
+        One YAML value; a YAML list or several values; ``{key: value}``; text taken literally.
+    affects_bits : bool
+        Whether a resumed run needs the same value to compute the same bits.
+    """
+
+    section: str
+    allowed: str
+    form: str
+    affects_bits: bool
+
+
+def role(field: FieldInfo) -> Role:
+    """Return what `key` and the field's section recorded."""
+    extra = field.json_schema_extra
+    if not isinstance(extra, dict):
+        raise TypeError(f"a field of the configuration was made without key(): {field!r}")
+    return Role(**{f.name: extra[f.name] for f in dataclasses.fields(Role)})  # type: ignore[arg-type]
+
+
+def key(
+    default: Any,
+    meaning: str,
+    allowed: str = "",
+    *,
+    unit: str = "",
+    affects_bits: bool = False,
+    **bounds: Any,
+) -> Any:
+    """Make a field of a section.
+
+    Parameters
+    ----------
+    default
+        In its own type.
+    meaning : str
+        Unit and meaning, one line: its description in ``--help`` and in ``config.yaml``.
+    allowed : str
+        What a value must be; by default derived from type and bounds.
+    unit : str
+        What is counted, plural, for the derived text.
+    affects_bits : bool
+        See `Role`.
+    **bounds
+        As pydantic's ``Field`` takes them, such as ``gt=0``.
+    """
+    extra: dict[str, Any] = {"allowed": allowed, "unit": unit, "affects_bits": affects_bits}
+    return Field(default=default, description=meaning, json_schema_extra=extra, **bounds)
+
+
+class Section(BaseModel):
+    """Base of the configuration's sections.
+
+    Attributes
+    ----------
+    heading : str
+        See `Role`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+    heading: ClassVar[str] = ""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # settings of choices
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Complete the roles of the fields that are new here."""
+        super().__pydantic_init_subclass__(**kwargs)
+        for field in cls.model_fields.values():
+            extra = field.json_schema_extra
+            if isinstance(extra, dict) and "section" not in extra:
+                extra["section"] = cls.heading
+                extra["form"] = _form(field.annotation)
+                extra["allowed"] = extra["allowed"] or _allowed(field, str(extra["unit"]))
+
+
+S = TypeVar("S", bound=Section)
+
+
+def with_choices(
+    *registries: Registry[Any], words_only: Sequence[Registry[Any]] = ()
+) -> Callable[[type[S]], type[S]]:
+    """Class decorator: append the settings of registered choices to a section.
+
+    A field of the section that chooses takes its words from its registry. ``{words}`` in its
+    description becomes their list, without "auto".
+
+    Parameters
+    ----------
+    registries : Registry
+        Their choices' settings are appended, in order.
+    words_only : sequence of Registry
+        These only give a field of the section its words.
+
+    Raises
+    ------
+    TypeError
+        Two choices declare one setting, and do not inherit it from a common base.
+    """
+
+    def extend(section: type[S]) -> type[S]:
+        fields: dict[str, Any] = {}
+        declared: dict[str, Any] = {}
+        for registry in (*words_only, *registries):
+            if chooser := section.model_fields.get(registry.setting):
+                fields[registry.setting] = _choosing(chooser, tuple(registry))
+        for registry in registries:
+            for choice in (registry[name] for name in registry):
+                types = get_type_hints(choice, include_extras=True)
+                for setting in dataclasses.fields(choice):
+                    if declared.setdefault(setting.name, setting) is not setting:
+                        raise TypeError(f"{setting.name} is declared by two choices")
+                    fields[setting.name] = _field_of(setting, types[setting.name])
+        return create_model(section.__name__, __base__=section, __doc__=section.__doc__, **fields)
+
+    return extend
+
+
+def _choosing(field: FieldInfo, words: tuple[str, ...]) -> tuple[Any, Any]:
+    listing = either([word for word in words if word != "auto"])
+    meaning = str(field.description).replace("{words}", listing)
+    return Literal[words], key(field.default, meaning, affects_bits=role(field).affects_bits)
+
+
+def _field_of(setting: dataclasses.Field, annotation: Any) -> tuple[Any, Any]:
+    if annotation is float:
+        annotation = Float
+    elif _form(annotation) == "list":
+        annotation = Annotated[annotation, BeforeValidator(listed)]
+    details = setting.metadata
+    return annotation, key(
+        setting.default, details["meaning"], details["allowed"], **details["bounds"]
+    )
+
+
+def words_of(annotation: Any) -> list[str]:
+    """Return the words that ``Literal[...]``, ``bool``, or a union of these allows."""
+    if annotation is bool:
+        return ["true", "false"]
+    parts = get_args(annotation)
+    return [word for p in parts for word in ([p] if isinstance(p, str) else words_of(p))]
+
+
+def either(words: Sequence[str]) -> str:
+    """List words: "a, b or c"."""
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _types(annotation: Any) -> set[Any]:
+    """The plain types in an annotation."""
+    origin = get_origin(annotation)
+    if origin in (Union, UnionType, Annotated):
+        parts = get_args(annotation)
+        return {t for p in (parts[:1] if origin is Annotated else parts) for t in _types(p)}
+    return {origin or annotation}
+
+
+def _form(annotation: Any) -> str:
+    forms = {tuple: "list", dict: "mapping", str: "text"}
+    return next((forms[t] for t in _types(annotation) if t in forms), "value")
+
+
+def _allowed(field: FieldInfo, unit: str) -> str:
+    if words := words_of(field.annotation):
+        return either(words)
+    texts = {"ge": "of at least", "gt": "above", "lt": "below", "le": "at most"}
+    bounds = [
+        f"{text} {getattr(bound, name)}"
+        for name, text in texts.items()
+        for bound in field.metadata
+        if hasattr(bound, name)
+    ]
+    number = "a whole number" if field.annotation is int else "a number"
+    return " ".join(filter(None, [number, unit and f"of {unit}", " and ".join(bounds)]))
