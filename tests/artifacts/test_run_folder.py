@@ -27,7 +27,8 @@ from tandem.artifacts.run_folder import (
     list_checkpoints,
     superseded,
 )
-from tandem.config.schema import Config, load_config
+from tandem.config.command_line import load_config
+from tandem.config.schema import Config
 from tandem.errors import InputError
 
 TRAIN = TrainRecord(1, 20, 2.5, 0.75, 0.01, 130.5, 18.25, 0.5, 1.25)
