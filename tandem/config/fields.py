@@ -23,10 +23,12 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BeforeValidator, Field, create_model
 from pydantic.fields import FieldInfo
 
+from tandem.cli import Options
 from tandem.registry import Registry
+from tandem.validation import declared, words_of
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -73,36 +75,6 @@ Epochs = Annotated[
 ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Role:
-    """What the command line and messages need of a field beside its description.
-
-    Attributes
-    ----------
-    section : str
-        The heading under which ``--help`` and ``config.yaml`` list the key.
-    allowed : str
-        What a value must be, to complete "it must be ...".
-    form : {"value", "list", "mapping", "text"}
-        One YAML value; a YAML list or several values; ``{key: value}``; text taken literally.
-    affects_bits : bool
-        Whether a resumed run needs the same value to compute the same bits.
-    """
-
-    section: str
-    allowed: str
-    form: str
-    affects_bits: bool
-
-
-def role(field: FieldInfo) -> Role:
-    """Return what `key` and the field's section recorded."""
-    extra = field.json_schema_extra
-    if not isinstance(extra, dict):
-        raise TypeError(f"a field of the configuration was made without key(): {field!r}")
-    return Role(**{f.name: extra[f.name] for f in dataclasses.fields(Role)})  # type: ignore[arg-type]
-
-
 def key(
     default: Any,
     meaning: str,
@@ -112,7 +84,7 @@ def key(
     affects_bits: bool = False,
     **bounds: Any,
 ) -> Any:
-    """Make a field of a section.
+    """Make a field of a section, with what `tandem.cli.option` records.
 
     Parameters
     ----------
@@ -125,7 +97,7 @@ def key(
     unit : str
         What is counted, plural, for the derived text.
     affects_bits : bool
-        See `Role`.
+        Whether a resumed run needs the same value to compute the same bits.
     **bounds
         As pydantic's ``Field`` takes them, such as ``gt=0``.
     """
@@ -133,16 +105,15 @@ def key(
     return Field(default=default, description=meaning, json_schema_extra=extra, **bounds)
 
 
-class Section(BaseModel):
+class Section(Options):
     """Base of the configuration's sections.
 
     Attributes
     ----------
     heading : str
-        See `Role`.
+        Under which ``--help`` and ``config.yaml`` list the keys.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
     heading: ClassVar[str] = ""
 
     if TYPE_CHECKING:
@@ -151,7 +122,7 @@ class Section(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Complete the roles of the fields that are new here."""
+        """Complete what the fields of this section record."""
         super().__pydantic_init_subclass__(**kwargs)
         for field in cls.model_fields.values():
             extra = field.json_schema_extra
@@ -159,6 +130,11 @@ class Section(BaseModel):
                 extra["section"] = cls.heading
                 extra["form"] = _form(field.annotation)
                 extra["allowed"] = extra["allowed"] or _allowed(field, str(extra["unit"]))
+
+
+def affects_bits(field: FieldInfo) -> bool:
+    """Whether a resumed run needs the same value, as `key` recorded."""
+    return declared(field, "affects_bits") == "True"
 
 
 S = TypeVar("S", bound=Section)
@@ -204,9 +180,9 @@ def with_choices(
 
 
 def _choosing(field: FieldInfo, words: tuple[str, ...]) -> tuple[Any, Any]:
-    listing = either([word for word in words if word != "auto"])
+    listing = _either([word for word in words if word != "auto"])
     meaning = str(field.description).replace("{words}", listing)
-    return Literal[words], key(field.default, meaning, affects_bits=role(field).affects_bits)
+    return Literal[words], key(field.default, meaning, affects_bits=affects_bits(field))
 
 
 def _field_of(setting: dataclasses.Field, annotation: Any) -> tuple[Any, Any]:
@@ -220,15 +196,7 @@ def _field_of(setting: dataclasses.Field, annotation: Any) -> tuple[Any, Any]:
     )
 
 
-def words_of(annotation: Any) -> list[str]:
-    """Return the words that ``Literal[...]``, ``bool``, or a union of these allows."""
-    if annotation is bool:
-        return ["true", "false"]
-    parts = get_args(annotation)
-    return [word for p in parts for word in ([p] if isinstance(p, str) else words_of(p))]
-
-
-def either(words: Sequence[str]) -> str:
+def _either(words: Sequence[str]) -> str:
     """List words: "a, b or c"."""
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
@@ -248,8 +216,9 @@ def _form(annotation: Any) -> str:
 
 
 def _allowed(field: FieldInfo, unit: str) -> str:
-    if words := words_of(field.annotation):
-        return either(words)
+    switch = ["true", "false"] if bool in _types(field.annotation) else []
+    if words := switch + words_of(field.annotation):
+        return _either(words)
     texts = {"ge": "of at least", "gt": "above", "lt": "below", "le": "at most"}
     bounds = [
         f"{text} {getattr(bound, name)}"
