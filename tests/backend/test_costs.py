@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.host_model import host_model, noise_slot
 from benchmarks.resident import Sizes
 
-SIZES = Sizes(batch=8, crop=99, on_gradient_ready=110, classes=10, width=0.25)
+SIZES = Sizes(batch=8, crop=99, stored=110, classes=10, width=0.25)
 COPIES = ("clone", "copy_", "_to_copy", "contiguous", "cat", "stack", "index")
 
 
@@ -71,7 +71,7 @@ if not hasattr(libc, "mallinfo2") or not keep_freed_memory():
     sys.exit()
 libc.mallinfo2.restype = Info
 set_threads(1)
-sizes = Sizes(batch=8, crop=99, on_gradient_ready=110, classes=10, width=0.25)
+sizes = Sizes(batch=8, crop=99, stored=110, classes=10, width=0.25)
 model, slot = host_model(sizes), noise_slot(sizes)
 found = []
 for step in range(25):
