@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
-from tandem.config.schema import ALEXNET
 from tandem.data.decode import PICTURE_SUFFIXES, BadPictureError, keep_memory
 from tandem.errors import InputError
 from tandem.launch.console import configure_logging
 from tandem.launch.programs import interrupted, refuse
+from tandem.layers.network import ALEXNET
 
 if TYPE_CHECKING:
     from tandem.classify.classifier import Classifier, Guess

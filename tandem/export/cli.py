@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tandem.artifacts.trained_network import LoadedNetwork, load_network
-from tandem.config.schema import ALEXNET
 from tandem.data.class_names import imagenet_names
 from tandem.errors import InputError
 from tandem.files import replacing
 from tandem.launch.console import configure_logging
 from tandem.launch.programs import interrupted, log, refuse
+from tandem.layers.network import ALEXNET
 
 if TYPE_CHECKING:
     from onnx import ModelProto
