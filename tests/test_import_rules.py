@@ -78,6 +78,13 @@ def test_packages_are_imported_only_in_their_rooms(source: str) -> None:
         assert allowed is None or source.startswith(allowed), f"{source} imports {module}"
 
 
+def test_only_the_tests_of_benchmarks_import_them() -> None:
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        source = path.relative_to(ROOT).as_posix()
+        if not source.startswith("tests/benchmarks/"):
+            assert not {m for m in imported_modules(source) if m.startswith("benchmarks")}, source
+
+
 def imported_packages() -> set[tuple[str, str]]:
     """Each pair of packages of the library of which the first imports the second."""
     found = set()
