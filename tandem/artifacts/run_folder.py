@@ -31,6 +31,7 @@ from tandem.config.schema import Config, save_config
 from tandem.errors import InputError
 from tandem.files import remove_partials
 from tandem.memory import HostBuffer
+from tandem.validation import listed
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -92,11 +93,11 @@ def find_checkpoint(folder: str | Path, load_epoch: int | Literal["latest"]) -> 
             f"{folder}: no checkpoint to resume from; expected files named epoch-0001.safetensors"
         )
     name = checkpoint_name(RunState(epoch=load_epoch))
-    for path in found:
-        if path.name == name:
-            return path
+    names = [path.name for path in found]
+    if name in names:
+        return folder / name
     raise InputError(
-        f"{folder}: no checkpoint {name} (load_epoch {load_epoch}); there are: {_listing(found)}"
+        f"{folder}: no checkpoint {name} (load_epoch {load_epoch}); there are: {listed(names)}"
     )
 
 
@@ -290,11 +291,6 @@ def _position(path: Path) -> tuple[int, int] | None:
     """Whole epochs and further steps before a checkpoint, by its name."""
     match = _NAME.fullmatch(path.name)
     return None if match is None else (int(match[1]), int(match[2] or 0))
-
-
-def _listing(paths: Sequence[Path]) -> str:
-    names = [path.name for path in paths]
-    return ", ".join(names if len(names) <= 8 else [*names[:3], "...", *names[-4:]])
 
 
 def _reserve(nbytes: int) -> HostBuffer:
