@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tandem.artifacts.checkpoint import Checkpoint, NetworkDescription, RunState, save_checkpoint
+from tandem.artifacts.checkpoint import Checkpoint, RunState, save_checkpoint
 from tandem.artifacts.metrics_log import MetricsLog, TrainRecord, ValidationRecord
 from tandem.artifacts.visualize import filter_grid
 from tandem.errors import InputError
+from tandem.layers.network import NetworkDescription
 from tandem.plot import STYLES, Run, binned, draw, draw_runs, main, read_run
 
 STEPS = 10

@@ -20,11 +20,12 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from tandem.artifacts.foreign import describe_foreign
 from tandem.artifacts.metrics import Pending
-from tandem.config.schema import ALEXNET, Config
+from tandem.artifacts.unsupported import describe_unsupported
+from tandem.config.schema import Config
 from tandem.errors import InputError
 from tandem.files import replacing
+from tandem.layers.network import NetworkDescription
 from tandem.optim.parameter_groups import layer_of
 
 FORMAT = 1
@@ -43,35 +44,6 @@ _Count = Annotated[int, Field(ge=0)]
 _Error = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 Shapes = Mapping[str, Sequence[int]]
 _Described = dict[str, tuple[np.dtype | str, tuple[int, ...]]]
-
-
-@dataclass(frozen=True)
-class NetworkDescription:
-    """What decides a network, beside its parameters, and what its outputs mean.
-
-    Attributes
-    ----------
-    crop_size : int
-        Pixels on each side of the input.
-    classes : int
-        Number of outputs.
-    width : float
-        Factor on all filter and unit counts.
-    wnids : tuple of str or None
-        The classes by name, in the order of the outputs, where they are known.
-    norm_before_pool : bool
-        Whether normalisation comes before max pooling, and not after it.
-    network : str
-        "module:class". A file can't have code run: who reads it says which network is meant, see
-        `check_network`.
-    """
-
-    crop_size: Annotated[int, Field(ge=1)]
-    classes: Annotated[int, Field(ge=1)]
-    width: float
-    wnids: tuple[str, ...] | None = None
-    norm_before_pool: bool = False
-    network: str = ALEXNET
 
 
 @dataclass(frozen=True)
@@ -106,6 +78,27 @@ class RunState:
     train_pictures: Annotated[int, Field(ge=1)] | None = None
     pending: Pending = field(default_factory=Pending)
     skipped: tuple[tuple[_Count, _Count], ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointHeader:
+    """Everything in a checkpoint but its tensors.
+
+    Attributes
+    ----------
+    network : NetworkDescription
+    state : RunState
+    config : dict
+        The run's resolved configuration, as ``Config.model_dump(mode="json")`` gives it; empty
+        in converted weights.
+    conditions : dict of str to str
+        What else the bits depend on, see `tandem.artifacts.reproducibility`.
+    """
+
+    network: NetworkDescription
+    state: RunState = RunState()
+    config: dict[str, Any] = field(default_factory=dict)
+    conditions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -222,8 +215,8 @@ def verify_checkpoint(path: str | Path) -> None:
     read_checkpoint(path)
 
 
-def read_conditions(path: str | Path) -> dict[str, str]:
-    """Read what the bits of a checkpoint's run depended on, without its tensors.
+def read_header(path: str | Path) -> CheckpointHeader:
+    """Read everything in a checkpoint but its tensors.
 
     Raises
     ------
@@ -231,69 +224,28 @@ def read_conditions(path: str | Path) -> dict[str, str]:
         As `read_checkpoint`.
     """
     with _opened(Path(path)) as (_, metadata, _):
-        return metadata.conditions
-
-
-def read_state(path: str | Path) -> RunState:
-    """Read where the run of a checkpoint stood, without its tensors.
-
-    Raises
-    ------
-    InputError
-        As `read_checkpoint`.
-    """
-    with _opened(Path(path)) as (_, metadata, _):
-        return metadata.state
-
-
-def read_description(path: str | Path) -> NetworkDescription:
-    """Read which network a checkpoint is of, without its tensors.
-
-    Raises
-    ------
-    InputError
-        As `read_checkpoint`.
-    """
-    with _opened(Path(path)) as (_, metadata, _):
-        return metadata.network
-
-
-def check_network(path: str | Path, description: NetworkDescription, network: str) -> None:
-    """Refuse a checkpoint that is of another network than the one that the user means.
-
-    Parameters
-    ----------
-    path : Path
-        The checkpoint.
-    description : NetworkDescription
-        What it says of itself.
-    network : str
-        "module:class" that is meant.
-
-    Raises
-    ------
-    InputError
-        Names both.
-    """
-    if description.network != network:
-        raise InputError(
-            f"{path}: this checkpoint says that it is of the network {description.network}, not "
-            f"{network}; a file does not decide what code is run, so say --network "
-            f"{description.network} if you mean it"
+        return CheckpointHeader(
+            metadata.network, metadata.state, metadata.config, metadata.conditions
         )
 
 
 def check_continues(
-    path: str | Path, config: Config, global_batch: int, train_pictures: int
+    path: str | Path,
+    header: CheckpointHeader,
+    config: Config,
+    global_batch: int,
+    train_pictures: int,
 ) -> None:
-    """Refuse to go on inside an epoch with settings under which it is another epoch.
+    """Refuse to continue an epoch with settings that change its minibatches.
 
-    Between epochs these settings may change; inside one, pictures would be left out or come twice.
+    Between epochs these settings may change; inside one, pictures would be left out or seen twice.
 
     Parameters
     ----------
     path : Path
-        The checkpoint.
+        The checkpoint, for messages.
+    header : CheckpointHeader
+        Its header.
     config : Config
         Of the run that continues.
     global_batch, train_pictures : int
@@ -302,10 +254,9 @@ def check_continues(
     Raises
     ------
     InputError
-        Names the setting, what the checkpoint has and what the run has.
+        Names the setting, its value in the checkpoint and its value now.
     """
-    with _opened(Path(path)) as (_, metadata, _):
-        state, before = metadata.state, metadata.config
+    state, before = header.state, header.config
     if not state.step_in_epoch:
         return
     pairs = {
@@ -355,7 +306,7 @@ def initial_weights(
             found = described[name][1] if name in described else "missing"
             if found != shape:
                 raise InputError(
-                    f"init_weights {path} is of another network ({_summary(metadata.network)}): "
+                    f"init_weights {path} is of another network ({metadata.network.summary}): "
                     f"{name} is {found} there, {shape} here; init_weights_skip: "
                     f"[{layer_of(name)}] lets that layer begin at random"
                 )
@@ -383,8 +334,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, _Metadata, _Described]]:
     except (OSError, MemoryError) as error:
         raise InputError(f"{path}: the checkpoint cannot be read ({error})") from error
     except (ValueError, SafetensorError) as error:
-        if foreign := describe_foreign(path):
-            raise InputError(f"{path}: {foreign}") from error
+        if unsupported := describe_unsupported(path):
+            raise InputError(f"{path}: {unsupported}") from error
         raise Damaged(
             f"{path}: not a checkpoint, or damaged; expected a whole safetensors file ({error})"
         ) from error
@@ -415,8 +366,8 @@ def _checksum(text: str, tensors: Mapping[str, np.ndarray]) -> str:
 def _parse_metadata(path: Path, metadata: Mapping[str, str] | None) -> _Metadata:
     text = (metadata or {}).get(_KEY)
     if text is None:
-        if foreign := describe_foreign(path):
-            raise InputError(f"{path}: {foreign}")
+        if unsupported := describe_unsupported(path):
+            raise InputError(f"{path}: {unsupported}")
         raise InputError(
             f"{path}: a safetensors file, but not a checkpoint of this program: its metadata has "
             f"no key {_KEY!r}"
@@ -475,7 +426,7 @@ def _fault(described: _Described, momentum: bool) -> str | None:
 
 
 def _check_shapes(path: Path, found: Shapes, network: NetworkDescription, expected: Shapes) -> None:
-    whole = f"{path}: this checkpoint is of another network ({_summary(network)})"
+    whole = f"{path}: this checkpoint is of another network ({network.summary})"
     for name, shape in expected.items():
         if name not in found:
             raise InputError(f"{whole}: {name} is missing, expected {tuple(shape)}")
@@ -484,13 +435,6 @@ def _check_shapes(path: Path, found: Shapes, network: NetworkDescription, expect
     for name in found:
         if name not in expected and not name.startswith(_MOMENTUM):
             raise InputError(f"{whole}: {name} is unknown to the network that is configured")
-
-
-def _summary(network: NetworkDescription) -> str:
-    kind = "" if network.network == ALEXNET else f"{network.network}, "
-    return (
-        f"{kind}{network.classes} classes, crop_size {network.crop_size}, width {network.width:g}"
-    )
 
 
 def _dtype(name: str) -> np.dtype | str:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tandem.cli import Options, option, run_program
-from tandem.config.schema import ALEXNET
 from tandem.data.decode import PICTURE_SUFFIXES, BadPictureError, keep_memory
+from tandem.layers.network import ALEXNET
 
 if TYPE_CHECKING:
     from tandem.classify.classifier import Classifier, Guess

@@ -18,9 +18,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from tandem.cli import option
 from tandem.errors import InputError
 from tandem.files import write_text
+from tandem.layers.network import ALEXNET
 from tandem.validation import shown, validated
-
-ALEXNET = "alex_net:AlexNet"
 
 _SWITCH = "true or false"
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d{0,3})")

@@ -8,15 +8,13 @@ import numpy as np
 
 from tandem.artifacts.checkpoint import (
     Checkpoint,
-    NetworkDescription,
     RunState,
     read_checkpoint,
-    read_description,
+    read_header,
     save_checkpoint,
 )
-from tandem.artifacts.foreign import describe_foreign
+from tandem.artifacts.unsupported import describe_unsupported
 from tandem.cli import Options, PathOption, option, run_program
-from tandem.config.schema import ALEXNET
 from tandem.convert.caffe import read_caffemodel, read_mean_proto
 from tandem.convert.fetch import EPOCH, FILE, download, unpacked, verify
 from tandem.convert.theano_folder import (
@@ -29,7 +27,7 @@ from tandem.convert.theano_folder import (
 from tandem.data.class_names import imagenet_names
 from tandem.errors import InputError
 from tandem.files import write_array
-from tandem.layers.network import build_network
+from tandem.layers.network import ALEXNET, NetworkDescription, build_network
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +133,7 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
         kinds[source.suffix](source, target, settings)
     else:
         raise InputError(
-            f"{source}: {describe_foreign(source) or 'of no kind that can be converted'}; "
+            f"{source}: {describe_unsupported(source) or 'of no kind that can be converted'}; "
             f"expected a folder, or a file {', '.join(kinds)}"
         )
 
@@ -180,7 +178,7 @@ def _convert_archive(archive: Path, target: Path, settings: Settings) -> None:
 
 
 def _convert_checkpoint(path: Path, folder: Path, settings: Settings) -> None:
-    description = read_description(path)
+    description = read_header(path).network
     if description.network != ALEXNET:
         raise InputError(f"{path}: the original has no network {description.network}, but AlexNet")
     if description.norm_before_pool:

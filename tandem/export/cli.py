@@ -15,10 +15,10 @@ import numpy as np
 
 from tandem.artifacts.trained_network import LoadedNetwork, load_network
 from tandem.cli import Options, PathOption, option, run_program
-from tandem.config.schema import ALEXNET
 from tandem.data.class_names import imagenet_names
 from tandem.errors import InputError
 from tandem.files import replacing
+from tandem.layers.network import ALEXNET
 
 if TYPE_CHECKING:
     from onnx import ModelProto

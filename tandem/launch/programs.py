@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tandem.artifacts.checkpoint import read_state
+from tandem.artifacts.checkpoint import read_header
 from tandem.artifacts.metrics_log import to_json
 from tandem.artifacts.run_lock import FolderLock, locked
 from tandem.cli import configure_logging, exit_status
@@ -20,9 +20,10 @@ from tandem.launch.console import (
     describe_validation,
 )
 from tandem.launch.local import LoaderTarget, Outcome, launch
-from tandem.launch.prepare import RunSpec, prepare_run
+from tandem.launch.prepare import prepare_run
 from tandem.launch.ranks import Start, is_rank, work_on_ranks
 from tandem.training.messages import Diverged
+from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +86,8 @@ def _train(config: Config, loader: LoaderTarget, lock: FolderLock, start: Start)
     """Train, as often as the configuration permits to go on after a fault; the exit status."""
     restarts, skipped = 0, Rollbacks()
     while True:
-        spec = prepare_run(config, skipped=skipped.minibatches, places=start.places)
-        if spec.resumed is not None and read_state(spec.resumed).epoch >= config.n_epochs:
+        spec = prepare_run(config, skipped=skipped.minibatches, ranks=start.places)
+        if spec.resumed is not None and read_header(spec.resumed).state.epoch >= config.n_epochs:
             log.info("%s: all %d epochs are done already", spec.resumed, config.n_epochs)
             return 0
         announce(spec)
@@ -144,7 +145,7 @@ def run_validation(
 
     def work(start: Start) -> int:
         weights, config = load_weights_and_config(arguments, description)
-        spec = prepare_run(config, "validate", weights, places=start.places)
+        spec = prepare_run(config, "validate", weights, ranks=start.places)
         announce(spec)
         reporter = ValidationReporter(spec)
         status = start.launch(spec, loader, reporter).status

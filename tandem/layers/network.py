@@ -4,12 +4,16 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Protocol
 
 import numpy as np
+from pydantic import Field
 
-from tandem.artifacts.checkpoint import NetworkDescription
 from tandem.errors import InputError
+
+ALEXNET = "alex_net:AlexNet"
 
 _PARTS = [
     "parameters",
@@ -22,6 +26,41 @@ _PARTS = [
     "dtype",
     "shapes",
 ]
+
+
+@dataclass(frozen=True)
+class NetworkDescription:
+    """What determines a network beside its parameters, and what its outputs mean.
+
+    Attributes
+    ----------
+    crop_size : int
+        Pixels on each side of the input.
+    classes : int
+        Number of outputs.
+    width : float
+        Factor on all filter and unit counts.
+    wnids : tuple of str or None
+        The classes by name, in the order of the outputs; None if unknown.
+    norm_before_pool : bool
+        Whether normalisation comes before max pooling, and not after it.
+    network : str
+        "module:class". A file must not choose the code that runs: the user names the network, see
+        `check_network`.
+    """
+
+    crop_size: Annotated[int, Field(ge=1)]
+    classes: Annotated[int, Field(ge=1)]
+    width: float
+    wnids: tuple[str, ...] | None = None
+    norm_before_pool: bool = False
+    network: str = ALEXNET
+
+    @property
+    def summary(self) -> str:
+        """The description in a few words, for messages."""
+        kind = "" if self.network == ALEXNET else f"{self.network}, "
+        return f"{kind}{self.classes} classes, crop_size {self.crop_size}, width {self.width:g}"
 
 
 class Network(Protocol):
@@ -127,6 +166,31 @@ def build_network(description: NetworkDescription, dtype: str = "float32") -> An
             f"network: {description.network} is no network: it has no {', '.join(missing)}"
         )
     return network
+
+
+def check_network(path: str | Path, description: NetworkDescription, network: str) -> None:
+    """Refuse a checkpoint of another network than the user names.
+
+    Parameters
+    ----------
+    path : Path
+        The checkpoint, for the message.
+    description : NetworkDescription
+        Its description of itself.
+    network : str
+        "module:class" that the user names.
+
+    Raises
+    ------
+    InputError
+        Names both.
+    """
+    if description.network != network:
+        raise InputError(
+            f"{path}: this checkpoint says that it is of the network {description.network}, not "
+            f"{network}; a file does not decide what code is run, so say --network "
+            f"{description.network} if you mean it"
+        )
 
 
 def find_network(network: str) -> type:

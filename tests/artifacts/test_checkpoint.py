@@ -18,20 +18,18 @@ from safetensors.numpy import load_file, save_file
 
 from tandem.artifacts.checkpoint import (
     Checkpoint,
-    NetworkDescription,
     RunState,
     check_continues,
     initial_weights,
     read_checkpoint,
-    read_conditions,
-    read_description,
-    read_state,
+    read_header,
     save_checkpoint,
     verify_checkpoint,
 )
 from tandem.artifacts.metrics import MetricSums, Pending, Seconds
 from tandem.config.schema import Config, make_config
 from tandem.errors import InputError
+from tandem.layers.network import NetworkDescription
 
 SHAPES = {
     "conv1.weight": (4, 3, 2, 2),
@@ -114,7 +112,7 @@ def test_everything_comes_back(tmp_path: Path, dtype: str) -> None:
     assert math.isnan(errors[1])
     assert replace(found.state, validation_errors=()) == replace(STATE, validation_errors=())
     assert Config(**found.config) == Config()
-    assert found.conditions == read_conditions(tmp_path / "a.safetensors") == written.conditions
+    assert found.conditions == written.conditions
 
 
 def test_weights_without_momentum(tmp_path: Path) -> None:
@@ -140,9 +138,10 @@ def test_a_strided_view_is_written_in_its_logical_order(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.weights[name], array)
 
 
-def test_state_and_description_alone(path: Path) -> None:
-    assert read_description(path) == NETWORK
-    assert read_state(path).step == 36
+def test_the_header_alone(path: Path) -> None:
+    header = read_header(path)
+    assert (header.network, header.state.step) == (NETWORK, 36)
+    assert (header.config, header.conditions) == (make().config, make().conditions)
 
 
 def test_no_pickle_is_in_the_file(path: Path) -> None:
@@ -248,7 +247,7 @@ def test_a_changed_number_of_the_state_is_noticed(path: Path) -> None:
     changed = content.replace(b'\\"step\\": 36', b'\\"step\\": 37')
     assert changed != content
     path.write_bytes(changed)
-    assert read_state(path).step == 37
+    assert read_header(path).state.step == 37
     assert "do not have the checksum" in refusal(path)
 
 
@@ -363,7 +362,7 @@ def test_missing_and_unknown_tensors(path: Path) -> None:
 
 def test_a_checkpoint_from_before_there_was_a_choice_of_order(path: Path) -> None:
     with_metadata(path, network={"crop_size": 67, "classes": 3, "width": 0.25})
-    assert read_description(path) == NetworkDescription(67, 3, 0.25)
+    assert read_header(path).network == NetworkDescription(67, 3, 0.25)
 
 
 def test_a_checkpoint_of_another_network(path: Path) -> None:
@@ -418,13 +417,17 @@ def test_initial_weights_of_which_nothing_is_taken(path: Path) -> None:
 
 
 def test_between_epochs_settings_may_change(path: Path) -> None:
-    check_continues(path, make_config({"seed": 5, "shuffle": "images"}), 32, 1000)
+    check_continues(
+        path, read_header(path), make_config({"seed": 5, "shuffle": "images"}), 32, 1000
+    )
 
 
 def test_inside_an_epoch_they_may_not(tmp_path: Path) -> None:
     state = replace(STATE, step_in_epoch=4, train_pictures=1000)
     path = write_checkpoint(tmp_path, make(state=state))
-    check_continues(path, make_config({"learning_rate": 0.5, "n_epochs": 90}), 64, 1000)
+    header = read_header(path)
+    changed = make_config({"learning_rate": 0.5, "n_epochs": 90})
+    check_continues(path, header, changed, 64, 1000)
     for config, batch, pictures, expected in (
         (Config(), 32, 1000, "pictures per step over all trainers: 64 in the checkpoint, now 32"),
         (Config(), 64, 999, "training pictures: 1000 in the checkpoint, now 999"),
@@ -432,8 +435,8 @@ def test_inside_an_epoch_they_may_not(tmp_path: Path) -> None:
         (make_config({"shuffle": "none"}), 64, 1000, "shuffle: files in the checkpoint, now none"),
     ):
         with pytest.raises(InputError) as caught:
-            check_continues(path, config, batch, pictures)
+            check_continues(path, header, config, batch, pictures)
         assert "inside epoch 4" in str(caught.value)
         assert expected in str(caught.value)
     unknown = write_checkpoint(tmp_path, make(state=replace(state, global_batch=None)))
-    check_continues(unknown, Config(), 32, 1000)
+    check_continues(unknown, read_header(unknown), Config(), 32, 1000)

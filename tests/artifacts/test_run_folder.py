@@ -14,7 +14,6 @@ import pytest
 from tandem.artifacts import run_folder as folder_module
 from tandem.artifacts.checkpoint import (
     Checkpoint,
-    NetworkDescription,
     RunState,
     read_checkpoint,
     save_checkpoint,
@@ -30,6 +29,7 @@ from tandem.artifacts.run_folder import (
 from tandem.config.command_line import load_config
 from tandem.config.schema import Config
 from tandem.errors import InputError
+from tandem.layers.network import NetworkDescription
 
 TRAIN = TrainRecord(1, 20, 2.5, 0.75, 0.01, 130.5, 18.25, 0.5, 1.25)
 VALIDATION = ValidationRecord(1, 40, 2.25, 0.5, 0.125, 360)

@@ -17,10 +17,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util.tensor_util import make_ndarray
 
 from tandem.artifacts import tensorboard
-from tandem.artifacts.checkpoint import Checkpoint, NetworkDescription, RunState
-from tandem.artifacts.event_log import EventLog
+from tandem.artifacts.checkpoint import Checkpoint, RunState
 from tandem.artifacts.metrics_log import NotFiniteRecord, TrainRecord, ValidationRecord
+from tandem.artifacts.tensorboard import EventLog
 from tandem.artifacts.visualize import filter_grid
+from tandem.layers.network import NetworkDescription
 
 TRAIN = TrainRecord(1, 20, 2.5, 0.75, 0.01, 130.5, 18.0, 0.5, 1.5)
 VALIDATION = ValidationRecord(1, 40, 2.25, 0.5, 0.125, 360)
@@ -204,7 +205,7 @@ def test_the_numbers_of_a_histogram_are_what_tensorboard_shows() -> None:
     from tensorboard.data_compat import migrate_value
 
     values = np.random.default_rng(1).standard_normal(5000)
-    (value,) = tensorboard._histogram("x", values)
+    value = tensorboard._to_summary("x", values)
     buckets = make_ndarray(migrate_value(value).tensor)
     counts, edges = np.histogram(values, 64)
     np.testing.assert_allclose(buckets[:, 2], counts)

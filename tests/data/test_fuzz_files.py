@@ -25,7 +25,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from tandem.artifacts.checkpoint import Checkpoint, NetworkDescription, save_checkpoint
+from tandem.artifacts.checkpoint import Checkpoint, save_checkpoint
+from tandem.layers.network import NetworkDescription
 from tests.support.tiny import ROOT, prepare
 
 pytestmark = pytest.mark.skipif(

@@ -7,10 +7,9 @@ import pytest
 
 from alex_net import AlexNet
 from examples.le_net import LeNet
-from tandem.artifacts.checkpoint import NetworkDescription, check_network
 from tandem.config.schema import Config, make_config
 from tandem.errors import InputError
-from tandem.layers.network import build_network, find_network
+from tandem.layers.network import NetworkDescription, build_network, check_network, find_network
 
 MODULE = """
 class Odd:
