@@ -32,6 +32,7 @@ ALLOWED = {
         "alex_net.py",
         "tandem/layers/",
         "tandem/ops/",
+        "tandem/optim/",
         "tandem/backend/",
         "tandem/training/compiled_network.py",
         "tandem/classify/classifier.py",
@@ -56,7 +57,6 @@ PENDING: set[tuple[str, str]] = {
     ("artifacts", "launch"),
     ("distributed", "config"),
     ("distributed", "training"),
-    ("optim", "config"),
     ("training", "launch"),
 }
 

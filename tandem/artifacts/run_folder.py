@@ -313,7 +313,7 @@ def _room(nbytes: int) -> HostBuffer:
 
 def _copied(checkpoint: Checkpoint, room: HostBuffer | None) -> Checkpoint:
     """A copy in memory of its own; in `room`, if there is enough."""
-    groups = [checkpoint.weights, checkpoint.momentum or {}]
+    groups = [checkpoint.weights, *checkpoint.states.values()]
     size = sum(_aligned(array.nbytes) for group in groups for array in group.values())
     fits = room is not None and room.nbytes >= size
     memory = room if room is not None and fits else HostBuffer.create(size, "checkpoint")
@@ -328,10 +328,10 @@ def _copied(checkpoint: Checkpoint, room: HostBuffer | None) -> Checkpoint:
             offset += _aligned(array.nbytes)
         return copies
 
-    weights, momentum = (copy(group) for group in groups)
+    weights, *states = (copy(group) for group in groups)
     memory.close()
     return replace(
-        checkpoint, weights=weights, momentum=None if checkpoint.momentum is None else momentum
+        checkpoint, weights=weights, states=dict(zip(checkpoint.states, states, strict=True))
     )
 
 

@@ -105,7 +105,7 @@ def of_checkpoint(checkpoint: Checkpoint) -> Iterator[Summary.Value]:
     """
     for name, weight in checkpoint.weights.items():
         yield from _histogram(f"weights/{name}", weight)
-        update = (checkpoint.momentum or {}).get(name)
+        update = checkpoint.states.get("momentum", {}).get(name)
         if update is not None:
             yield from _histogram(f"updates/{name}", update)
             norm = np.linalg.norm(weight.ravel())
