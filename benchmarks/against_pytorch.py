@@ -25,10 +25,11 @@ import torch.nn.functional as F
 from alex_net import AlexNet
 from tandem.artifacts.metrics_log import TrainRecord, read_records
 from tandem.config.schema import Config, make_config, read_config_file
+from tandem.data.mean_image import read_mean
 from tandem.data.minibatch import MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count
 from tandem.errors import InputError
-from tandem.launch.prepare import prepare_run, read_mean
+from tandem.launch.prepare import prepare_run
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.philox import Purpose, words
 from tandem.training.learning_rate import learning_rate

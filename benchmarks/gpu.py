@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.measure import Measured, Step, measure
 from benchmarks.plain_alexnet import plain_step, step_flops
-from benchmarks.resident import PAPER, ResidentStep, Sizes
+from examples.resident_step import PAPER, ResidentStep, Sizes
 from tandem.artifacts.metrics_log import TrainRecord, read_records
 from tandem.backend import capture, device_mode, on_stream
 from tandem.config.hardware import cuda_device_count, missing_for_gpus

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.resident import Sizes
+from examples.resident_step import Sizes
 from tandem.config.schema import Config
 from tandem.memory import HostBuffer
 from tandem.memory.flat import FlatLayout, Vectors

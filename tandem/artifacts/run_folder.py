@@ -25,8 +25,8 @@ from tandem.artifacts.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from tandem.artifacts.event_log import EventLog
 from tandem.artifacts.metrics_log import MetricsLog, Record, truncate_after
+from tandem.artifacts.tensorboard import EventLog
 from tandem.config.schema import Config, save_config
 from tandem.errors import InputError
 from tandem.files import remove_partials

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint, read_header
+from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
-from tandem.launch.prepare import read_mean
 from tandem.layers.network import ALEXNET, NetworkDescription, build_network, check_network
 
 

@@ -770,8 +770,8 @@ def read_config_file(path: Path) -> dict[str, Any]:
         values = parse_yaml(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path}: cannot be read as a configuration ({error.strerror})") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not YAML: {_one_line(error)}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -921,7 +921,7 @@ def _list_of(key: str, tokens: list[str]) -> Any:
 def _yaml_of(key: str, text: str) -> Any:
     try:
         return parse_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(
             f"--{key} {text}: not a YAML value; expected {_role(Config.model_fields[key]).allowed}"
         ) from error
@@ -996,7 +996,3 @@ def _shown(value: Any, quoted: bool = True) -> str:
         return value
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -8,9 +8,9 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Protocol
 
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
-from tandem.launch.prepare import RunSpec
 from tandem.processes.heartbeat import HeartbeatTable
 from tandem.training.messages import CheckpointWritten, Notice
+from tandem.training.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from tandem.launch.live_view import LiveView

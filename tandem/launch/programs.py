@@ -20,9 +20,10 @@ from tandem.launch.console import (
     describe_validation,
 )
 from tandem.launch.local import LoaderTarget, Outcome, launch
-from tandem.launch.prepare import RunSpec, prepare_run
+from tandem.launch.prepare import prepare_run
 from tandem.launch.ranks import Start, is_rank, work_on_ranks
 from tandem.training.messages import Diverged
+from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def _train(config: Config, loader: LoaderTarget, lock: FolderLock, start: Start)
     """Train, as often as the configuration permits to go on after a fault; the exit status."""
     restarts, skipped = 0, Rollbacks()
     while True:
-        spec = prepare_run(config, skipped=skipped.minibatches, places=start.places)
+        spec = prepare_run(config, skipped=skipped.minibatches, ranks=start.places)
         if spec.resumed is not None and read_header(spec.resumed).state.epoch >= config.n_epochs:
             log.info("%s: all %d epochs are done already", spec.resumed, config.n_epochs)
             return 0
@@ -154,7 +155,7 @@ def run_validation(
     def work(start: Start) -> int:
         weights, rest = weights_argument(arguments, description)
         config, places = load_config(rest, description), start.places
-        spec = prepare_run(config, "validate", Path(weights), places=places)
+        spec = prepare_run(config, "validate", Path(weights), ranks=places)
         announce(spec)
         reporter = ValidationReporter(spec)
         status = start.launch(spec, loader, reporter).status

@@ -37,11 +37,11 @@ from tandem.launch.local import (
     run_pool,
     start_loader,
 )
-from tandem.launch.prepare import RunSpec
 from tandem.processes.heartbeat import HeartbeatMonitor, HeartbeatTable
 from tandem.training import trainer
 from tandem.training.messages import Diverged, Failed
 from tandem.training.rank_memory import rank_site
+from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 

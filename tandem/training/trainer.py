@@ -28,11 +28,11 @@ from tandem.artifacts.run_folder import RunFolder
 from tandem.artifacts.run_lock import FolderLock
 from tandem.data.augment import Mode
 from tandem.data.manifest import read_manifest
+from tandem.data.mean_image import read_mean
 from tandem.data.minibatch import MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.distributed import Group, PeerLost
 from tandem.errors import InputError
-from tandem.launch.prepare import RunSpec, read_mean
 from tandem.layers.network import build_network
 from tandem.memory.flat import FlatLayout
 from tandem.optim import OPTIMIZERS
@@ -54,6 +54,7 @@ from tandem.training.messages import (
     StepVote,
     Stop,
 )
+from tandem.training.run_spec import RunSpec
 from tandem.training.sample_predictions import SamplePredictions
 
 if TYPE_CHECKING:

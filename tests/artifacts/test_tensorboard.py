@@ -18,8 +18,8 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from tandem.artifacts import tensorboard
 from tandem.artifacts.checkpoint import Checkpoint, RunState
-from tandem.artifacts.event_log import EventLog
 from tandem.artifacts.metrics_log import NotFiniteRecord, TrainRecord, ValidationRecord
+from tandem.artifacts.tensorboard import EventLog
 from tandem.artifacts.visualize import filter_grid
 from tandem.layers.network import NetworkDescription
 
@@ -206,7 +206,7 @@ def test_the_numbers_of_a_histogram_are_what_tensorboard_shows() -> None:
     from tensorboard.data_compat import migrate_value
 
     values = np.random.default_rng(1).standard_normal(5000)
-    (value,) = tensorboard._histogram("x", values)
+    value = tensorboard._to_summary("x", values)
     buckets = make_ndarray(migrate_value(value).tensor)
     counts, edges = np.histogram(values, 64)
     np.testing.assert_allclose(buckets[:, 2], counts)

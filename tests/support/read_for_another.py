@@ -23,9 +23,9 @@ from tandem.config.schema import load_config
 from tandem.data.batch_file import locate_batch
 from tandem.data.dataset import Dataset, open_split
 from tandem.data.manifest import read_manifest
+from tandem.data.mean_image import read_mean
 from tandem.data.reader import PictureReader
 from tandem.errors import InputError
-from tandem.launch.prepare import read_mean
 
 # What the largest of the parsers needs by itself, and far less than the claims of the tests.
 _ROOM = 256 << 20

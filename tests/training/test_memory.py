@@ -10,10 +10,11 @@ import pytest
 from alex_net import AlexNet
 from tandem.config.schema import load_config
 from tandem.distributed import local_groups
-from tandem.launch.prepare import RunSpec, prepare_run
+from tandem.launch.prepare import prepare_run
 from tandem.optim import SGD
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.memory import Memory, make_sites
+from tandem.training.run_spec import RunSpec
 from tests.support.tiny import prepare, settings
 
 TRAINERS = 3
