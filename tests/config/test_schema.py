@@ -51,6 +51,8 @@ def file_refusal(text: str | bytes) -> str:
 def test_config_yaml_lists_every_key_with_its_default() -> None:
     values = yaml.safe_load((ROOT / "config.yaml").read_text())
     assert list(values) == [key for keys in sections().values() for key in keys]
+    # Without options the resolved configuration does not list them.
+    assert values.pop("network_options") == {}
     assert values == Config().model_dump(mode="json")
     assert load_config(["--config", str(ROOT / "config.yaml")]) == Config()
 
@@ -508,6 +510,7 @@ def test_the_resolved_configuration_reads_back_equal(tmp_path: Path) -> None:
             "compile": True,
             "data_folder": "5e-4",
             "warmup_epochs": 2,
+            "network_options": {"depth": 28},
         }
     )
     path = save_config(config, tmp_path)
@@ -559,3 +562,13 @@ def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatc
     assert weights_argument() == ("w", ["--seed", "5"])
     monkeypatch.setattr(sys, "argv", ["train.py", "--seed", "5"])
     assert load_config().seed == 5
+
+
+def test_network_options_include_their_older_alias() -> None:
+    assert make_config({"norm_before_pool": True}).options == {"norm_before_pool": True}
+    config = make_config({"network_options": {"depth": 28}})
+    assert config.options == {"depth": 28}
+    assert config.model_dump(mode="json")["network_options"] == {"depth": 28}
+    assert "network_options" not in Config().model_dump(mode="json")
+    with pytest.raises(InputError, match="norm_before_pool is true, and false in network_options"):
+        make_config({"norm_before_pool": True, "network_options": {"norm_before_pool": False}})
