@@ -32,6 +32,7 @@ ALLOWED = {
         "alex_net.py",
         "tandem/layers/",
         "tandem/ops/",
+        "tandem/optim/",
         "tandem/backend/",
         "tandem/training/compiled_network.py",
         "tandem/classify/classifier.py",
@@ -55,7 +56,6 @@ WITHOUT_CONFIGURATION = {"distributed", "processes", "layers", "optim"}
 PENDING: set[tuple[str, str]] = {
     ("distributed", "config"),
     ("distributed", "training"),
-    ("optim", "config"),
 }
 
 

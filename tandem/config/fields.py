@@ -5,7 +5,6 @@ bounds, so that ``--help``, refusals and the check itself agree.
 """
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +22,14 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import AfterValidator, BeforeValidator, Field, create_model
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    create_model,
+    model_serializer,
+)
 from pydantic.fields import FieldInfo
 
 from tandem.cli import Options
@@ -61,18 +67,9 @@ def _each_once(layers: tuple[str, ...]) -> tuple[str, ...]:
     return layers
 
 
-def _increasing(epochs: tuple[int, ...]) -> tuple[int, ...]:
-    if any(a >= b for a, b in itertools.pairwise(epochs)):
-        raise ValueError("the epochs must increase from each to the next")
-    return epochs
-
-
 PathText = Annotated[str, Field(min_length=1), BeforeValidator(_home_expanded)]
 Float = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
 Layers = Annotated[tuple[str, ...], AfterValidator(_each_once), BeforeValidator(listed)]
-Epochs = Annotated[
-    tuple[Annotated[int, Field(ge=1)], ...], AfterValidator(_increasing), BeforeValidator(listed)
-]
 
 
 def key(
@@ -82,6 +79,7 @@ def key(
     *,
     unit: str = "",
     affects_bits: bool = False,
+    omit_default: bool = False,
     **bounds: Any,
 ) -> Any:
     """Make a field of a section, with what `tandem.cli.option` records.
@@ -98,10 +96,14 @@ def key(
         What is counted, plural, for the derived text.
     affects_bits : bool
         Whether a resumed run needs the same value to compute the same bits.
+    omit_default : bool
+        Whether the default is left out where a configuration is saved, as in files of runs from
+        before the key existed.
     **bounds
         As pydantic's ``Field`` takes them, such as ``gt=0``.
     """
-    extra: dict[str, Any] = {"allowed": allowed, "unit": unit, "affects_bits": affects_bits}
+    extra: dict[str, Any] = {"allowed": allowed, "unit": unit}
+    extra |= {"affects_bits": affects_bits, "omit_default": omit_default}
     return Field(default=default, description=meaning, json_schema_extra=extra, **bounds)
 
 
@@ -131,10 +133,21 @@ class Section(Options):
                 extra["form"] = _form(field.annotation)
                 extra["allowed"] = extra["allowed"] or _allowed(field, str(extra["unit"]))
 
+    @model_serializer(mode="wrap")
+    def _without_omitted(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in dump(self).items()
+            if not (
+                flag(field := type(self).model_fields[name], "omit_default")
+                and value == field.default
+            )
+        }
 
-def affects_bits(field: FieldInfo) -> bool:
-    """Whether a resumed run needs the same value, as `key` recorded."""
-    return declared(field, "affects_bits") == "True"
+
+def flag(field: FieldInfo, name: str) -> bool:
+    """Whether `key` was given ``affects_bits`` or ``omit_default``."""
+    return declared(field, name) == "True"
 
 
 S = TypeVar("S", bound=Section)
@@ -182,7 +195,9 @@ def with_choices(
 def _choosing(field: FieldInfo, words: tuple[str, ...]) -> tuple[Any, Any]:
     listing = _either([word for word in words if word != "auto"])
     meaning = str(field.description).replace("{words}", listing)
-    return Literal[words], key(field.default, meaning, affects_bits=affects_bits(field))
+    flags = flag(field, "affects_bits"), flag(field, "omit_default")
+    extra = key(field.default, meaning, affects_bits=flags[0], omit_default=flags[1])
+    return Literal[words], extra
 
 
 def _field_of(setting: dataclasses.Field, annotation: Any) -> tuple[Any, Any]:

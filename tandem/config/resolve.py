@@ -98,6 +98,8 @@ def check_settings(config: Config) -> None:
         _check_asynchronous(config)
     if bucket_mb := settings["bucket_mb"]:
         _check_buckets(config, f"bucket_mb is {bucket_mb:g}", settings["error_feedback"])
+    if config.norm_before_pool and config.network_options.get("norm_before_pool") is False:
+        raise InputError("norm_before_pool is true, and false in network_options")
     if config.init_weights is None:
         if config.init_weights_skip:
             raise InputError("init_weights_skip is set, but init_weights names no checkpoint")

@@ -15,12 +15,11 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from tandem.config.fields import (
-    Epochs,
     Float,
     Layers,
     PathText,
     Section,
-    affects_bits,
+    flag,
     key,
     listed,
     with_choices,
@@ -29,6 +28,7 @@ from tandem.distributed.choices import ALL_REDUCES, EXCHANGES, RULES
 from tandem.errors import InputError
 from tandem.files import write_text
 from tandem.layers.network import ALEXNET
+from tandem.optim import OPTIMIZERS, SCHEDULES
 from tandem.registry import Registry
 from tandem.validation import validated
 
@@ -82,7 +82,7 @@ _LAYERS = "a list of layers such as [conv1, conv2], each once"
 _PATH = "a path"
 
 
-CHOICES: tuple[Registry[Any], ...] = (EXCHANGES, RULES, ALL_REDUCES)
+CHOICES: tuple[Registry[Any], ...] = (SCHEDULES, OPTIMIZERS, EXCHANGES, RULES, ALL_REDUCES)
 """Of what the configuration chooses; `tandem.registry.check` has to pass each."""
 
 
@@ -126,24 +126,14 @@ class FineTuning(Section):
         return None if self.init_weights is None else Path(self.init_weights)
 
 
+@with_choices(SCHEDULES)
 class LearningRate(Section):
     heading = "Learning rate"
 
     learning_rate: Float = key(
         0.01, "initial rate, for weights; biases learn at twice the rate", gt=0
     )
-    lr_policy: Literal["step", "auto", "poly", "cosine", "constant"] = key(
-        "step", "how the rate falls: step, auto, poly, cosine or constant"
-    )
-    lr_step: Epochs = key(
-        (20, 40),
-        "step: epochs done when the rate is divided by 10",
-        "a list of increasing whole numbers of epochs, each at least 1",
-    )
-    lr_adapt_threshold: Float = key(
-        0.01, "auto: least gain in top-1 error over two epochs, a fraction", ge=0
-    )
-    lr_power: Float = key(1.0, "poly: exponent of the fraction of training that is left", gt=0)
+    lr_policy: str = key("step", "how the rate falls: {words}")
 
 
 class WarmUp(Section):
@@ -157,15 +147,11 @@ class WarmUp(Section):
     )
 
 
+@with_choices(OPTIMIZERS)
 class UpdateRule(Section):
     heading = "Momentum and weight decay"
 
-    use_momentum: bool = key(True, "momentum SGD; false: plain SGD")
-    momentum: Float = key(0.9, "fraction of the velocity kept from step to step", ge=0, lt=1)
-    use_nesterov_momentum: bool = key(False, "Nesterov momentum")
-    weight_decay: Float = key(
-        0.0005, "decay of weights per step and unit of rate; biases have none", ge=0
-    )
+    optimizer: str = key("sgd", "update rule of the weights: {words}", omit_default=True)
 
 
 class Data(Section):
@@ -234,9 +220,21 @@ class Network(Section):
     norm_before_pool: bool = key(
         False, "normalise before max pooling, as Caffe's bvlc_alexnet does"
     )
+    network_options: dict[str, bool | int | float | str] = key(
+        {},
+        "further arguments of the network's class",
+        "names and values, such as {norm_before_pool: true}",
+        omit_default=True,
+    )
     precision: Literal["float32", "tf32", "bfloat16", "float64"] = key(
         "float32", "of products: float32, tf32 (GPUs), bfloat16; float64: all", affects_bits=True
     )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of the network's class: ``network_options``, and its older alias."""
+        alias = {"norm_before_pool": True} if self.norm_before_pool else {}
+        return alias | self.network_options
 
     @property
     def dtype(self) -> Literal["float32", "float64"]:
@@ -349,7 +347,7 @@ def affecting_bits(config: Config) -> list[str]:
 
     These are the fields that are marked so, and the marked settings of what is chosen.
     """
-    keys = [name for name, field in Config.model_fields.items() if affects_bits(field)]
+    keys = [name for name, field in Config.model_fields.items() if flag(field, "affects_bits")]
     chosen = [registry.chosen(dict(config)) for registry in CHOICES]
     declared = [field for choice in chosen for field in dataclasses.fields(choice)]
     return keys + [field.name for field in declared if field.metadata["affects_bits"]]

@@ -41,6 +41,10 @@ def test_fine_tuning_that_contradicts_itself() -> None:
         ({"rule": "easgd", "on_nan": "rollback"}, "use stop or skip"),
         ({"bucket_mb": 25.0, "exchange": "average"}, "set exchange to gradients"),
         ({"rule": "gosgd", "exchange": "shared"}, "leave exchange at average"),
+        (
+            {"norm_before_pool": True, "network_options": {"norm_before_pool": False}},
+            "norm_before_pool is true, and false in network_options",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other(values: dict[str, Any], expected: str) -> None:

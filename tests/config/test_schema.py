@@ -41,6 +41,9 @@ def file_refusal(text: str | bytes) -> str:
 def test_config_yaml_lists_every_key_with_its_default() -> None:
     values = yaml.safe_load((ROOT / "config.yaml").read_text())
     assert list(values) == [key for keys in sections(Config.model_fields).values() for key in keys]
+    assert make_config(values) == Config()
+    # The resolved configuration leaves these out at their defaults.
+    assert (values.pop("network_options"), values.pop("optimizer")) == ({}, "sgd")
     assert values == Config().model_dump(mode="json")
     assert load_config(["--config", str(ROOT / "config.yaml")]) == Config()
 
@@ -222,13 +225,15 @@ def test_the_resolved_configuration_reads_back_equal(tmp_path: Path) -> None:
             "compile": True,
             "data_folder": "5e-4",
             "warmup_epochs": 2,
+            "network_options": {"depth": 28},
         }
     )
     path = save_config(config, tmp_path)
     assert path == tmp_path / "config.yaml"
     assert path.read_text(encoding="utf-8") == dump_config(config)
     assert load_config(["--config", str(path)]) == config
-    assert list(yaml.safe_load(dump_config(config))) == list(Config.model_fields)
+    listed = [key for key in Config.model_fields if key != "optimizer"]
+    assert list(yaml.safe_load(dump_config(config))) == listed
     assert "devices: [cpu, cpu]" in dump_config(config)
     assert Config(**yaml.safe_load(dump_config(config))) == config
 
@@ -236,3 +241,11 @@ def test_the_resolved_configuration_reads_back_equal(tmp_path: Path) -> None:
 def test_a_configuration_that_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
         save_config(Config(), tmp_path / "missing")
+
+
+def test_network_options_include_their_older_alias() -> None:
+    assert make_config({"norm_before_pool": True}).options == {"norm_before_pool": True}
+    config = make_config({"network_options": {"depth": 28}})
+    assert config.options == {"depth": 28}
+    assert config.model_dump(mode="json")["network_options"] == {"depth": 28}
+    assert "network_options" not in Config().model_dump(mode="json")
