@@ -77,9 +77,7 @@ def find_epoch(folder: Path) -> int:
         raise InputError(f"{folder}: no weights of the original program: expected W_0_65.npy, ...")
     if len(epochs) > 1:
         listed = ", ".join(map(str, epochs))
-        raise InputError(
-            f"{folder}: found weights of the epochs {listed}: choose one by --epoch N"
-        )
+        raise InputError(f"{folder}: found weights of the epochs {listed}: choose one by --epoch N")
     return epochs[0]
 
 
