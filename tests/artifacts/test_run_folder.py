@@ -26,7 +26,8 @@ from tandem.artifacts.run_folder import (
     list_checkpoints,
     superseded,
 )
-from tandem.config.schema import Config, load_config
+from tandem.config.command_line import load_config
+from tandem.config.schema import Config
 from tandem.errors import InputError
 from tandem.layers.network import NetworkDescription
 

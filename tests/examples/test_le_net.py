@@ -13,7 +13,7 @@ from PIL import Image
 from examples.le_net import LeNet
 from tandem.backend import device_mode
 from tandem.classify.cli import run_classification
-from tandem.config.schema import load_config
+from tandem.config.command_line import load_config
 from tandem.errors import InputError
 from tandem.export.cli import main as export
 from tandem.launch.prepare import prepare_run

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from alex_net import AlexNet
-from tandem.config.schema import load_config
+from tandem.config.command_line import load_config
 from tandem.distributed import local_groups
 from tandem.launch.prepare import prepare_run
 from tandem.optim import SGD
