@@ -9,6 +9,7 @@ something is checked: a loader imports this module.
 import dataclasses
 import difflib
 import json
+import re
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -37,7 +38,8 @@ def parse_yaml(text: str | bytes) -> Any:
     try:
         return yaml.load(text, Loader=_PlainLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"not YAML: {one_line(error)}") from error
+        reason = re.sub(r' in "<\w+ string>",', " in", one_line(error))
+        raise ValueError(f"not YAML: {reason}") from error
 
 
 def parse_json(text: str | bytes) -> Any:
