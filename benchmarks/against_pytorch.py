@@ -31,8 +31,8 @@ from tandem.data.order import epoch_order, global_minibatch, minibatch_count
 from tandem.errors import InputError
 from tandem.launch.prepare import prepare_run
 from tandem.memory import HostBuffer, Slot, SlotLayout
-from tandem.optim.schedules import learning_rate
 from tandem.philox import Purpose, words
+from tandem.training.learning_rate import learning_rate
 from tandem.validation import read_yaml
 
 MODELLED = {

@@ -30,6 +30,7 @@ INTERRUPTED = 130
 
 _OPTION = re.compile(r"--?[^\W\d]|--$")  # neither a number below 0 nor a lone dash
 _ARGUMENTS = ("argument", "arguments")
+_MOST_IN_USAGE = 15  # options
 _SEVERAL = ("list", "mapping", "arguments")
 
 
@@ -178,10 +179,10 @@ class CommandLine:
         return values | _placed(loose, places, fields), typed
 
     def _help(self, fields: Mapping[str, FieldInfo]) -> str:
-        needed = [_usage(key, info) for key, info in fields.items() if info.is_required()]
+        needed = "".join(f"--{key} VALUE " for key, info in fields.items() if info.is_required())
         parser = argparse.ArgumentParser(
             self.program,
-            " ".join(["%(prog)s", *needed, "[--key VALUE ...]"]),
+            f"%(prog)s {needed}[--key VALUE ...]" if len(fields) > _MOST_IN_USAGE else None,
             self.description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -189,11 +190,8 @@ class CommandLine:
         for heading, keys in sections(fields).items():
             group = parser.add_argument_group(heading) if heading else parser
             for key in keys:
-                info = fields[key]
-                several = "+" if _form(info) in _SEVERAL else "?" if _is_switch(info) else None
-                text = f"{info.description} {_limits(info)}".replace("%", "%%")
-                name = key if _is_argument(info) else f"--{key}"
-                group.add_argument(name, metavar=_word(key, info), nargs=several, help=text)
+                name, details = _documented(key, fields[key])
+                group.add_argument(name, **details)
         return parser.format_help()
 
 
@@ -277,29 +275,22 @@ def _words_after(tokens: deque[str], info: FieldInfo, all_of_them: bool) -> list
 
 def _value(name: str, info: FieldInfo, words: Sequence[str]) -> Any:
     """Turn the words after an option into what the same key would hold in a YAML file."""
-    form = _form(info)
+    form, allowed = _form(info), declared(info, "allowed")
     if not words:
         if _is_switch(info):
             return True
-        raise InputError(f"{name}: a value is missing; it must be {declared(info, 'allowed')}")
-    if form == "list" and len(words) > 1 and not words[0].startswith("["):
-        return [_yaml(name, info, word) for word in words]
-    if form in ("list", "mapping"):  # which a shell splits at the spaces, unless it is quoted
-        return _yaml(name, info, " ".join(words))
-    if len(words) > 1:
+        raise InputError(f"{name}: a value is missing; it must be {allowed}")
+    if len(words) > 1 and form not in _SEVERAL:
         raise InputError(f"{name} takes one value; {len(words)} were given: {' '.join(words)}")
     if form == "text":
         return None if words[0] == "null" else words[0]
-    return _yaml(name, info, words[0])
-
-
-def _yaml(name: str, info: FieldInfo, text: str) -> Any:
+    whole = " ".join(words)  # of a list or mapping that a shell has split at its spaces
     try:
-        return parse_yaml(text)
+        if form == "list" and len(words) > 1 and not whole.startswith("["):
+            return [parse_yaml(word) for word in words]
+        return parse_yaml(whole)
     except ValueError as error:
-        raise InputError(
-            f"{name} {text}: not a YAML value; it must be {declared(info, 'allowed')}"
-        ) from error
+        raise InputError(f"{name} {whole}: not a YAML value; it must be {allowed}") from error
 
 
 def _placed(
@@ -325,25 +316,20 @@ def _version() -> str:
         return "tandem, not installed as a package\n"
 
 
-def _word(key: str, info: FieldInfo) -> str:
-    """What stands for a value in ``--help``."""
+def _documented(key: str, info: FieldInfo) -> tuple[str, dict[str, Any]]:
+    """What argparse's ``--help`` takes of an option."""
+    allowed, form, meaning = declared(info, "allowed"), _form(info), str(info.description)
+    notes = [] if allowed in meaning or _is_argument(info) else [allowed]
+    if not info.is_required() and "default" not in meaning:
+        default = str(info.default) if isinstance(info.default, Path) else info.default
+        notes.append(f"default: {shown(default, quoted=False)}")
+    text = f"{meaning} [{'; '.join(notes)}]" if notes else meaning
+    is_file = form == "text" and allowed.startswith(("a file", "a path"))
+    details: dict[str, Any] = {
+        "metavar": "FILE" if is_file else "VALUE",
+        "nargs": "+" if form in _SEVERAL else "?" if _is_switch(info) else None,
+        "help": text.replace("%", "%%"),
+    }
     if _is_argument(info):
-        return key.upper().rstrip("S" if _form(info) == "arguments" else "")
-    is_file = _form(info) == "text" and declared(info, "allowed").startswith(("a file", "a path"))
-    return "FILE" if is_file else "VALUE"
-
-
-def _usage(key: str, info: FieldInfo) -> str:
-    word = _word(key, info)
-    words = f"{word} [{word} ...]" if _form(info) in _SEVERAL else word
-    return words if _is_argument(info) else f"--{key} {words}"
-
-
-def _limits(info: FieldInfo) -> str:
-    """What is allowed and the default, in brackets, unless the meaning includes them."""
-    allowed, default = declared(info, "allowed"), info.default
-    parts = [] if allowed in str(info.description) or _is_argument(info) else [allowed]
-    if not info.is_required() and "default" not in str(info.description):
-        plain = str(default) if isinstance(default, Path) else default
-        parts.append(f"default: {shown(plain, quoted=False)}")
-    return f"[{'; '.join(parts)}]" if parts else ""
+        return key, details | {"metavar": key.upper().rstrip("S" if form == "arguments" else "")}
+    return f"--{key}", details | {"required": info.is_required()}

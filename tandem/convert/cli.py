@@ -217,7 +217,7 @@ def _convert_mean(path: Path, target: Path, settings: Settings) -> None:
 def _save(
     target: Path, weights: dict[str, np.ndarray], network: NetworkDescription, state: RunState
 ) -> None:
-    save_checkpoint(target, Checkpoint(weights, None, network, state))
+    save_checkpoint(target, Checkpoint(weights, {}, network, state))
     order = " (norm_before_pool: true)" if network.norm_before_pool else ""
     log.info("wrote %s: AlexNet of %d classes%s", target, network.classes, order)
 
