@@ -177,17 +177,9 @@ class RunFolder:
         return self._writing is not None and not self._writing.done()
 
     def prepare(self, nbytes: int) -> bool:
-        """Allocate memory for the copy that `save` makes, in the thread.
+        """Allocate memory for the copy that `save` makes, in the thread; whether it is ready.
 
-        Parameters
-        ----------
-        nbytes : int
-            Of all arrays, each starting on a 64-byte boundary.
-
-        Returns
-        -------
-        bool
-            Whether it is ready. Ask again later.
+        `nbytes` is that of all arrays, each starting on a 64-byte boundary.
         """
         if self._reserved is None and not self.busy:
             self._reserved = self._writer.submit(_reserve, nbytes)
@@ -227,15 +219,7 @@ class RunFolder:
     def written(self, wait: bool = False) -> Path | None:
         """Collect the checkpoint that has been written since the last call, if any.
 
-        Parameters
-        ----------
-        wait : bool
-            Whether to wait for one that is being written.
-
-        Raises
-        ------
-        InputError
-            It could not be written.
+        With `wait`, wait for one that is being written. Raises InputError if writing failed.
         """
         if self._writing is None or not (wait or self._writing.done()):
             return None

@@ -52,7 +52,6 @@ def locked(folder: Path, wait_seconds: float | None = None) -> Iterator[FolderLo
     Parameters
     ----------
     folder : Path
-        The run folder.
     wait_seconds : float, optional
         How long to wait for a run that holds it, by default `WAIT_SECONDS`: a run whose launcher
         was killed ends soon.

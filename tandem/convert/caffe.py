@@ -94,30 +94,16 @@ class CaffeNetwork:
         return len(self.layers[-1].blobs[1])
 
     def weights(self, network: Any) -> dict[str, np.ndarray]:
-        """Convert to the weights of an equivalent network of ours.
+        """Convert to the weights of a network of ours with the same order and classes.
 
-        Parameters
-        ----------
-        network : AlexNet
-            With the same order of layers and number of classes.
-
-        Raises
-        ------
-        InputError
-            A layer's shape or setting differs from the network's.
+        Raises InputError if a layer's shape or setting differs from the network's.
         """
         with _naming(self.path):
             return _converted(self.layers, network)
 
 
 def read_caffemodel(path: Path) -> CaffeNetwork:
-    """Read a caffemodel.
-
-    Raises
-    ------
-    InputError
-        The file is missing, damaged, or of another network.
-    """
+    """Read a caffemodel; raises InputError if it is missing, damaged, or another network's."""
     with _naming(path):
         net = Message(read_bytes(path, _MOST_BYTES))
         layers = tuple(_layers(net))
@@ -133,16 +119,9 @@ def read_caffemodel(path: Path) -> CaffeNetwork:
 
 
 def read_mean_proto(path: Path) -> np.ndarray:
-    """Read Caffe's mean image, ``imagenet_mean.binaryproto``.
+    """Read Caffe's mean image, ``imagenet_mean.binaryproto``, as float32 (RGB, row, column).
 
-    Returns
-    -------
-    float32 (RGB, row, column)
-
-    Raises
-    ------
-    InputError
-        The file is missing, damaged, or no mean image.
+    Raises InputError if the file is missing, damaged, or not a mean image.
     """
     with _naming(path):
         mean = _blob(Message(read_bytes(path, _MOST_MEAN_BYTES)))

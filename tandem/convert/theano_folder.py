@@ -46,13 +46,7 @@ class Part:
 
 
 def parts(network: Any) -> dict[str, tuple[Part, ...]]:
-    """List the files of each parameter of a network by the parameter's name.
-
-    Parameters
-    ----------
-    network : AlexNet
-        Its layers give names and shapes.
-    """
+    """List the files of each parameter of a network by the parameter's name."""
     found = {}
     for number, layer in enumerate((*network.convolutions, *network.fully_connected)):
         groups = getattr(layer, "groups", 1)
@@ -89,23 +83,7 @@ def find_classes(folder: Path, epoch: int) -> int:
 def read_folder(
     folder: Path, epoch: int, network: Any, lib_conv: LibConv = "cudnn"
 ) -> dict[str, np.ndarray]:
-    """Read the original's weights.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the ``.npy`` files.
-    epoch : int
-        The number at the end of the file names.
-    network : AlexNet
-        Of these weights.
-    lib_conv : "cudnn" or "cudaconvnet"
-        Library with which they were trained.
-
-    Returns
-    -------
-    dict of str to ndarray
-        By name, in logical layout, float32 or float64 as in the files.
+    """Read the original's weights: arrays by name, in logical layout and the files' dtype.
 
     Raises
     ------

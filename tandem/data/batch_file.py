@@ -76,14 +76,8 @@ class _DeferringFile(io.FileIO):
 def write_batch(path: Path, pictures: np.ndarray, layout: str) -> None:
     """Write a batch file with hickle, uncompressed, whole or not at all.
 
-    Parameters
-    ----------
-    path : Path
-        The file; its folder must exist.
-    pictures : uint8 (picture, row, column, RGB)
-        Whatever the layout of the file.
-    layout : str
-        ``b01c`` or ``c01b``: the order of axes in the file.
+    `pictures` is uint8 (picture, row, column, RGB); `layout`, ``b01c`` or ``c01b``, is the order of
+    axes in the file.
     """
     import hickle  # only the writer needs it; a loader starts faster without
 

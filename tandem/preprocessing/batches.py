@@ -56,17 +56,10 @@ class BatchWriter:
     def submit(
         self, split: str, done: SplitProgress, slots: tuple[int, ...], pictures: np.ndarray
     ) -> None:
-        """Write the next file of a split.
+        """Write the next file of a split, after which its progress is `done`.
 
-        Parameters
-        ----------
-        split : str
-            ``train`` or ``val``.
-        done : SplitProgress
-            The progress of the split once the file is written.
-        slots : tuple of int
-            The file's pictures; they must not change until `take_back` returns them.
-        pictures : uint8 (slot, row, column, RGB)
+        `pictures` is uint8 (slot, row, column, RGB); those in `slots` must not change until
+        `take_back` returns them.
         """
         self._written.append(self._thread.submit(self._write, split, done, slots, pictures))
 

@@ -50,12 +50,10 @@ class Folder:
                     folders.append(entry.name)
                 else:
                     others += 1
-        except FileNotFoundError:
-            raise InputError(f"{path} ({key}): there is no such folder") from None
-        except NotADirectoryError:
-            raise InputError(f"{path} ({key}): found a file, expected a folder") from None
-        except PermissionError:
-            raise InputError(f"{path} ({key}): the folder may not be read") from None
+        except OSError as error:
+            raise InputError(
+                f"{path} ({key}): the folder cannot be read: {error.strerror}"
+            ) from None
         for name in (*folders, *pictures):
             # A line of train.txt and of skipped.txt is one name, in UTF-8.
             if not name.isprintable():
@@ -96,19 +94,10 @@ class Source(Choice, ABC):
 
     @abstractmethod
     def find(self, folder: Folder) -> tuple[list[str], list[str]]:
-        """List the pictures of a folder in an order that does not depend on the file system.
+        """List names relative to the folder and the class (WordNet ID) of each.
 
-        Returns
-        -------
-        list of str
-            Names relative to the folder.
-        list of str
-            The class (WordNet ID) of each.
-
-        Raises
-        ------
-        InputError
-            A picture has no class, or a file of settings cannot be used.
+        Their order does not depend on the file system. Raises InputError, for example for a
+        picture without a class.
         """
 
 
