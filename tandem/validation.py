@@ -298,7 +298,7 @@ def _model_in(annotation: Any) -> Any:
 
 def _fields(kind: Any) -> Mapping[str, Any]:
     if found := getattr(kind, "__pydantic_fields__", None):
-        return found
+        return {info.alias or name: info for name, info in found.items()}
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return {field.name: field for field in dataclasses.fields(kind)}
     return {}

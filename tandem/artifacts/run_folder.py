@@ -286,7 +286,7 @@ def _reserve(nbytes: int) -> HostBuffer:
 
 def _copied(checkpoint: Checkpoint, reserved: HostBuffer | None) -> Checkpoint:
     """Copy the arrays, into `reserved` if it is large enough."""
-    groups = [checkpoint.weights, checkpoint.momentum or {}]
+    groups = [checkpoint.weights, *checkpoint.states.values()]
     size = sum(_aligned(array.nbytes) for group in groups for array in group.values())
     if reserved is None or reserved.nbytes < size:
         reserved = HostBuffer.create(size, "checkpoint")
@@ -299,8 +299,8 @@ def _copied(checkpoint: Checkpoint, reserved: HostBuffer | None) -> Checkpoint:
             copy[...] = array
             offset += _aligned(array.nbytes)
     reserved.close()
-    momentum = None if checkpoint.momentum is None else copies[1]
-    return replace(checkpoint, weights=copies[0], momentum=momentum)
+    states = dict(zip(checkpoint.states, copies[1:], strict=True))
+    return replace(checkpoint, weights=copies[0], states=states)
 
 
 def _aligned(nbytes: int) -> int:

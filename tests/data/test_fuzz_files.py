@@ -126,7 +126,9 @@ FOUND = [kind for kind in VALID if kind != "configuration"]
 def tiny_checkpoint() -> Checkpoint:
     weights = {"fc8.weight": np.ones((2, 3), np.float32), "fc8.bias": np.zeros(3, np.float32)}
     momentum = {name: 2 * array for name, array in weights.items()}
-    return Checkpoint(weights, momentum, NetworkDescription(67, 3, 0.25, ("n1", "n2", "n3")))
+    return Checkpoint(
+        weights, {"momentum": momentum}, NetworkDescription(67, 3, 0.25, ("n1", "n2", "n3"))
+    )
 
 
 @pytest.fixture(scope="module")
