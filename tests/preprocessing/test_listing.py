@@ -212,9 +212,7 @@ def test_training_folders_that_cannot_be_used(root: Path) -> None:
     (root / "train" / "loose.JPEG").unlink()
     assert "found neither pictures nor class folders, expected one folder" in refused(root)
     (root / "train").rmdir()
-    assert f"{root / 'train'} (train_img_dir): the folder cannot be read: No such file" in refused(
-        root
-    )
+    assert "(train_img_dir): the folder cannot be read: No such file" in refused(root)
 
 
 @pytest.mark.parametrize("name", ["a\nb.JPEG", "a\tb.JPEG", "a\udcff.JPEG"])
