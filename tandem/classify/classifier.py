@@ -26,22 +26,11 @@ Crop = tuple[int, int, bool]
 
 @dataclass(frozen=True)
 class Guess:
-    """A predicted class.
+    """A predicted class."""
 
-    Attributes
-    ----------
-    number : int
-        The class, from 0.
-    wnid : str or None
-        Its WordNet ID, or the name of its folder of pictures, if known.
-    name : str
-        ImageNet's words for the ID, else the ID, else its number.
-    probability : float
-    """
-
-    number: int
-    wnid: str | None
-    name: str
+    number: int  # from 0
+    wnid: str | None  # WordNet ID, or the name of the class's folder of pictures, if known
+    name: str  # ImageNet's words for the ID, else the ID, else its number
     probability: float
 
 

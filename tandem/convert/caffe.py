@@ -52,41 +52,21 @@ _NORM_LAST = [_CONVOLUTION, _POOL, _NORM] * 2 + _LAST
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with weights, a normalisation, or a pooling layer.
-
-    Attributes
-    ----------
-    name : str
-    kind : "Convolution", "InnerProduct", "LRN" or "Pooling"
-    blobs : tuple of ndarray
-        Weights and biases, float32, without leading axes of length 1.
-    options : Message
-        The parameters of its kind.
-    """
+    """A layer with weights, a normalisation, or a pooling layer."""
 
     name: str
-    kind: str
-    blobs: tuple[np.ndarray, ...]
-    options: Message
+    kind: str  # Convolution, InnerProduct, LRN or Pooling
+    blobs: tuple[np.ndarray, ...]  # weights and biases, float32
+    options: Message  # the parameters of its kind
 
 
 @dataclass(frozen=True)
 class CaffeNetwork:
-    """The layers of AlexNet or CaffeNet in a caffemodel.
-
-    Attributes
-    ----------
-    path : Path
-        The file.
-    layers : tuple of Layer
-        In order.
-    norm_before_pool : bool
-        True for AlexNet, false for CaffeNet.
-    """
+    """The layers of AlexNet or CaffeNet in a caffemodel."""
 
     path: Path
     layers: tuple[Layer, ...]
-    norm_before_pool: bool
+    norm_before_pool: bool  # true for AlexNet, false for CaffeNet
 
     @property
     def classes(self) -> int:

@@ -27,17 +27,9 @@ _FIRST = re.compile(r"W_0_(\d+)\.npy")
 
 @dataclass(frozen=True)
 class Part:
-    """A file: the part of a parameter that belongs to one group.
+    """A file: the part of a parameter that belongs to one group."""
 
-    Attributes
-    ----------
-    name : str
-        Without the epoch, such as ``W0_1``.
-    shape : tuple of int
-        Of the array.
-    """
-
-    name: str
+    name: str  # without the epoch, such as W0_1
     shape: tuple[int, ...]
 
     def path(self, folder: Path, epoch: int) -> Path:
@@ -107,12 +99,9 @@ def write_folder(
     network: Any,
     lib_conv: LibConv = "cudnn",
 ) -> None:
-    """Write weights as the original's files; the inverse of `read_folder`, bit for bit.
+    """Write weights as the original's files: the inverse of `read_folder`, bit for bit.
 
-    Raises
-    ------
-    InputError
-        The folder is not empty, or it cannot be written.
+    Raises InputError if the folder is not empty, or cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

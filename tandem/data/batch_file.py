@@ -27,7 +27,7 @@ _DATASET_NAMES = ("data", "data_0")
 
 @dataclass(frozen=True)
 class BatchLocation:
-    """Position of the pixels in a batch file.
+    """Position of the pixels, uint8, in a batch file.
 
     Attributes
     ----------
@@ -36,13 +36,10 @@ class BatchLocation:
     shape : tuple of four int
         (n, S, S, 3) = b01c, or (3, S, S, n) = c01b. A file of three pictures could be either, so
         the manifest declares the layout.
-    dtype : numpy dtype
-        Always uint8.
     """
 
     offset: int
     shape: tuple[int, int, int, int]
-    dtype: np.dtype
 
 
 class _DeferringFile(io.FileIO):
@@ -169,7 +166,7 @@ def _locate_dataset(path: Path, dataset: h5py.Dataset) -> BatchLocation:
     offset = dataset.id.get_offset()
     if offset is None:
         raise InputError(f"{path}: found no pixels, although their shape is {shape}")
-    return BatchLocation(offset, shape, dataset.dtype)
+    return BatchLocation(offset, shape)
 
 
 def _is_contiguous(dataset: h5py.Dataset) -> bool:

@@ -20,19 +20,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Folder:
-    """Entries of a folder of pictures, sorted by name, without hidden ones.
-
-    Attributes
-    ----------
-    path : Path
-    key : str
-        The setting that names the folder, for messages.
-    folders, pictures : tuple of str
-        Names.
-    """
+    """Names of the entries of a folder of pictures, sorted, without hidden ones."""
 
     path: Path
-    key: str
+    key: str  # the setting that names the folder, for messages
     folders: tuple[str, ...]
     pictures: tuple[str, ...]
 
@@ -71,21 +62,11 @@ class Folder:
 
 
 class Source(Choice, ABC):
-    """A layout of pictures in a folder. Subclasses declare the settings that they need.
+    """A layout of pictures in a folder. Subclasses declare the settings that they need."""
 
-    Attributes
-    ----------
-    splits : tuple of str
-        Which of ``train`` and ``val`` may have this layout.
-    expected : str
-        What the folder holds, to complete "expected ...".
-    shuffled : bool
-        Whether the list is shuffled before it is written to batch files.
-    """
-
-    splits: ClassVar[tuple[str, ...]]
-    expected: ClassVar[str]
-    shuffled: ClassVar[bool]
+    splits: ClassVar[tuple[str, ...]]  # which of train and val may have this layout
+    expected: ClassVar[str]  # what the folder holds, to complete "expected ..."
+    shuffled: ClassVar[bool]  # whether the list is shuffled before it is written to batch files
 
     @staticmethod
     @abstractmethod
