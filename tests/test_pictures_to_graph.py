@@ -75,11 +75,11 @@ def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
     images_of = graph_input(spec.picture_size, mean, cropped=not device_crops)
     layout = SlotLayout(BATCH, spec.picture_size)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
-    filler = spec.filler()
+    builder = spec.filler()
     arrived: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
     for rank in range(trainers):
         for request in minibatch_requests(spec, rank, RunState()):
-            filler.fill(slot, request)
+            builder.fill(slot, request)
             images = images_of(slot.pictures, slot.origins, slot.mirrored)
             for i in range(int(slot.valid)):
                 seen = (*decode(images[i], mean, slot, i), int(slot.labels[i]))
