@@ -167,14 +167,14 @@ class ResidentStep:
 
     def _updates(self, gradients: Mapping[str, Any]) -> list[Any]:
         updates: list[Any] = []
-        for name, kind in self._net.kinds.items():
+        for name, parameter in self._net.parameters.declared.items():
             weight, momentum = momentum_step(
                 self.weights[name],
                 self.momenta[name],
                 gradients[name],
-                self.rate * np.float32(2) if kind == "bias" else self.rate,
+                self.rate if parameter.rate == 1 else self.rate * np.float32(parameter.rate),
                 momentum=0.9,
-                decay=0.0005 if kind == "weight" else 0.0,
+                decay=0.0005 if parameter.decay else 0.0,
                 nesterov=False,
             )
             updates += [(self.weights[name], weight), (self.momenta[name], momentum)]

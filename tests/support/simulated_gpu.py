@@ -57,7 +57,7 @@ class PretendEvent:
 
 
 class PretendDriver:
-    """One process's use of a pretended GPU. See `tandem.memory.cuda.Driver`."""
+    """One process's use of a pretended GPU. See `tandem.memory.cuda.CudaDriver`."""
 
     def __init__(self, device: int) -> None:
         self.device, self.process = device, os.getpid()
