@@ -18,7 +18,7 @@ import torch
 REPLACED = (
     "tandem.backend.shared._wrap",
     "tandem.backend.aliasing._span",
-    "tandem.backend.codegen._Writer._constant_tensor",
+    "tandem.backend.codegen._constant_tensor",
     "tandem.training.compiled_network.capture",
 )
 H200: dict[str, Any] = {
@@ -168,7 +168,7 @@ def build(precision: str, batch: int, crop: int = 227, stored: int = 256) -> dic
         number, _ = spans.setdefault(id(buffer), (next(numbers), buffer))
         return number << 40, (number << 40) + 256
 
-    def constant(_: Any, variable: Any) -> Any:
+    def constant(variable: Any, _: Any) -> Any:
         if not hasattr(variable.type, "dtype"):
             return variable.data
         kind = torch_dtype(variable)
