@@ -8,7 +8,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -231,7 +231,10 @@ def _form(annotation: Any) -> str:
 
 
 def _allowed(field: FieldInfo, unit: str) -> str:
-    switch = ["true", "false"] if bool in _types(field.annotation) else []
+    types = _types(field.annotation)
+    if str in types:
+        return "a path or null" if NoneType in types else "a path"
+    switch = ["true", "false"] if bool in types else []
     if words := switch + words_of(field.annotation):
         return _either(words)
     texts = {"ge": "of at least", "gt": "above", "lt": "below", "le": "at most"}

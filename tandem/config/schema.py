@@ -79,11 +79,10 @@ _Devices = Annotated[
     BeforeValidator(_devices_listed),
 ]
 _LAYERS = "a list of layers such as [conv1, conv2], each once"
-_PATH = "a path"
 
 
 CHOICES: tuple[Registry[Any], ...] = (SCHEDULES, OPTIMIZERS, EXCHANGES, RULES, ALL_REDUCES)
-"""Of what the configuration chooses; `tandem.registry.check` has to pass each."""
+"""What the configuration chooses from; `tandem.config.resolve` checks each choice."""
 
 
 class Run(Section):
@@ -108,7 +107,7 @@ class FineTuning(Section):
     heading = "Fine-tuning"
 
     init_weights: PathText | None = key(
-        None, "checkpoint to take the initial weights from; null: random ones", "a path or null"
+        None, "checkpoint to take the initial weights from; null: random ones"
     )
     init_weights_skip: Layers = key(
         (), "layers that start at random anyway, such as [fc8]", _LAYERS
@@ -157,13 +156,11 @@ class UpdateRule(Section):
 class Data(Section):
     heading = "Data"
 
-    data_folder: PathText = key(
-        "data/imagenet", "where preprocessing wrote manifest.json", "a path"
-    )
-    train_folder: PathText = key("train_hkl", "training batches, below data_folder", _PATH)
-    val_folder: PathText = key("val_hkl", "validation batches, below data_folder", _PATH)
-    label_folder: PathText = key("labels", "label files, below data_folder", _PATH)
-    mean_file: PathText = key("misc/img_mean.npy", "mean image, below data_folder", _PATH)
+    data_folder: PathText = key("data/imagenet", "where preprocessing wrote manifest.json")
+    train_folder: PathText = key("train_hkl", "training batches, below data_folder")
+    val_folder: PathText = key("val_hkl", "validation batches, below data_folder")
+    label_folder: PathText = key("labels", "label files, below data_folder")
+    mean_file: PathText = key("misc/img_mean.npy", "mean image, below data_folder")
 
     @property
     def data_path(self) -> Path:
@@ -297,9 +294,7 @@ class Workers(Section):
 class Output(Section):
     heading = "What a run writes"
 
-    weights_dir: PathText = key(
-        "runs/alexnet", "checkpoints, record.jsonl and config.yaml", "a path"
-    )
+    weights_dir: PathText = key("runs/alexnet", "checkpoints, record.jsonl and config.yaml")
     snapshot_freq: int = key(1, "epochs between checkpoints", unit="epochs", ge=1)
     snapshot_minutes: Float = key(
         10.0, "minutes between checkpoints within an epoch; 0: none", unit="minutes", ge=0
