@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.artifacts.checkpoint import Checkpoint
 from tandem.artifacts.metrics_log import Record
-from tandem.processes.child import describe
+from tandem.processes.messages import describe
 
 if TYPE_CHECKING:
     from PIL import Image

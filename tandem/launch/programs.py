@@ -9,19 +9,17 @@ from pathlib import Path
 from tandem.artifacts.checkpoint import read_state
 from tandem.artifacts.metrics_log import to_json
 from tandem.artifacts.run_lock import FolderLock, locked
-from tandem.config.hardware import RankInfo
 from tandem.config.schema import Config, load_config, weights_argument
 from tandem.errors import InputError
 from tandem.launch.console import (
-    ProgressReporter,
     TrainingReporter,
     ValidationReporter,
     configure_logging,
     describe_validation,
 )
-from tandem.launch.local import LoaderTarget, Outcome, launch
+from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import RunSpec, prepare_run
-from tandem.launch.ranks import Start, is_rank, work_on_ranks
+from tandem.launch.ranks import is_rank, work_on_ranks
 from tandem.training.messages import Diverged
 
 log = logging.getLogger(__name__)
@@ -29,77 +27,57 @@ log = logging.getLogger(__name__)
 MOST_ROLLBACKS = 10  # from one checkpoint
 
 
-def run_training(
-    arguments: Sequence[str] | None, loader: LoaderTarget, description: str | None
-) -> int:
+def run_training(arguments: Sequence[str] | None, description: str | None) -> int:
     """Train.
 
     Parameters
     ----------
     arguments : sequence of str or None
         The command line; None is the process's own.
-    loader : callable
-        Target of the loader processes, see `launch`.
     description : str or None
         For ``--help``.
 
     Returns
     -------
     int
-        Exit status, see `launch`.
+        Exit status, see `tandem.processes.supervisor.Outcome`.
     """
 
-    def work(start: Start) -> int:
+    def work(launcher: Launcher) -> int:
         config = load_config(arguments, description)
         with locked(config.weights_path) as lock:
-            return _train(config, loader, lock, start)
+            return _train(config, lock, launcher)
 
-    return _run(work, loader)
+    return _run(work)
 
 
-def _run(work: Callable[[Start], int], loader: LoaderTarget) -> int:
+def _run(work: Callable[[Launcher], int]) -> int:
     """Do the work of a program, which may be one rank of many; the exit status."""
     if is_rank():
-        return work_on_ranks(partial(_guarded, work), loader)
+        return work_on_ranks(partial(_guarded, work))
     configure_logging()
-    return _guarded(work, Here())
+    return _guarded(work, LocalLauncher())
 
 
-def _guarded(work: Callable[[Start], int], start: Start) -> int:
+def _guarded(work: Callable[[Launcher], int], launcher: Launcher) -> int:
     try:
-        return work(start)
+        return work(launcher)
     except InputError as error:
         return refuse(error)
     except KeyboardInterrupt:
         return interrupted()
 
 
-class Here:
-    """Starts trainers and loaders on this machine."""
-
-    places: Sequence[RankInfo] = ()
-
-    def launch(
-        self,
-        spec: RunSpec,
-        loader: LoaderTarget,
-        reporter: ProgressReporter,
-        lock: FolderLock | None = None,
-    ) -> Outcome:
-        """See `tandem.launch.local.launch`."""
-        return launch(spec, loader, reporter, lock)
-
-
-def _train(config: Config, loader: LoaderTarget, lock: FolderLock, start: Start) -> int:
+def _train(config: Config, lock: FolderLock, launcher: Launcher) -> int:
     """Train, as often as the configuration permits to go on after a fault; the exit status."""
     restarts, skipped = 0, Rollbacks()
     while True:
-        spec = prepare_run(config, skipped=skipped.minibatches, places=start.places)
+        spec = prepare_run(config, skipped=skipped.minibatches, places=launcher.ranks)
         if spec.resumed is not None and read_state(spec.resumed).epoch >= config.n_epochs:
             log.info("%s: all %d epochs are done already", spec.resumed, config.n_epochs)
             return 0
         announce(spec)
-        outcome = start.launch(spec, loader, TrainingReporter(spec), lock)
+        outcome = launcher.launch(spec, TrainingReporter(spec), lock)
         failure = outcome.failure
         if outcome.stopped:
             return outcome.status
@@ -146,25 +124,23 @@ class Rollbacks:
         return False
 
 
-def run_validation(
-    arguments: Sequence[str] | None, loader: LoaderTarget, description: str | None
-) -> int:
+def run_validation(arguments: Sequence[str] | None, description: str | None) -> int:
     """Validate one checkpoint and print its loss and errors. Parameters as in `run_training`."""
 
-    def work(start: Start) -> int:
+    def work(launcher: Launcher) -> int:
         weights, rest = weights_argument(arguments, description)
-        config, places = load_config(rest, description), start.places
+        config, places = load_config(rest, description), launcher.ranks
         spec = prepare_run(config, "validate", Path(weights), places=places)
         announce(spec)
         reporter = ValidationReporter(spec)
-        status = start.launch(spec, loader, reporter).status
+        status = launcher.launch(spec, reporter).status
         if status == 0:
             (record,) = reporter.records
             log.info("%s", describe_validation(record))
             sys.stdout.write(to_json(record) + "\n")
         return status
 
-    return _run(work, loader)
+    return _run(work)
 
 
 def refuse(error: InputError) -> int:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
 from tandem.memory import Slot
-from tandem.training.messages import MinibatchReady, Stop
+from tandem.processes.messages import Stop
+from tandem.training.messages import MinibatchReady
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

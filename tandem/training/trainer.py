@@ -1,15 +1,12 @@
-"""A trainer process: gradients, exchange, update, validation, checkpoints.
+"""A trainer: gradients, exchange, update, validation, checkpoints.
 
 Importing this module is cheap; PyTensor and PyTorch are imported when a trainer starts to work.
 """
 
-import contextlib
 import logging
-import os
 import time
-import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Literal, NoReturn
@@ -25,70 +22,35 @@ from tandem.artifacts.checkpoint import (
 from tandem.artifacts.metrics import MetricSums, Pending, Seconds
 from tandem.artifacts.metrics_log import NotFiniteRecord, Record, TrainRecord, ValidationRecord
 from tandem.artifacts.run_folder import RunFolder
-from tandem.artifacts.run_lock import FolderLock
 from tandem.data.augment import Mode
 from tandem.data.manifest import read_manifest
 from tandem.data.minibatch import MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
-from tandem.distributed import Group, PeerLost
-from tandem.errors import InputError
 from tandem.launch.prepare import RunSpec, read_mean
 from tandem.layers.network import build_network
 from tandem.memory.flat import FlatLayout
 from tandem.optim.parameter_groups import check_layers, learned_rates
 from tandem.optim.schedules import learning_rate
-from tandem.processes.child import describe
-from tandem.processes.heartbeat import Activity, StatusSlot
-from tandem.training.input_pipeline import InputPipeline, LoaderError
-from tandem.training.memory import Memory, Site
+from tandem.processes.messages import Ready, Stop
+from tandem.training.input_pipeline import InputPipeline
+from tandem.training.memory import Memory
 from tandem.training.messages import (
+    Activity,
     CheckpointBegun,
     CheckpointWritten,
-    Diverged,
-    Failed,
-    Finished,
     Notice,
     Progress,
-    Ready,
     StepVote,
-    Stop,
 )
 from tandem.training.sample_predictions import SamplePredictions
 
 if TYPE_CHECKING:
     from tandem.training.compiled_network import CompiledNetwork
+    from tandem.training.worker import WorkerArguments
 
 log = logging.getLogger(__name__)
 
 MOST_SKIPS = 10  # minibatches in a row
-
-
-@dataclass(frozen=True)
-class WorkerArguments:
-    """What a trainer process is given when it starts.
-
-    Attributes
-    ----------
-    rank : int
-        Which trainer this is, from 0.
-    group : Group
-        Where it meets the others.
-    loader : Connection or None
-        To its loader process; None where the trainer loads by itself.
-    site : Site
-        Where its memory lies.
-    sign : StatusSlot
-        Where it shows what it is doing.
-    lock : FolderLock or None
-        On the run folder, which stays locked as long as a trainer is there.
-    """
-
-    rank: int
-    group: Group
-    loader: Connection | None
-    site: Site
-    sign: StatusSlot
-    lock: FolderLock | None = None
 
 
 class NotFinite(Exception):
@@ -113,59 +75,6 @@ class StopAgreed(Exception):
 
 class LauncherLost(Exception):
     """The launcher has ended; so must this trainer."""
-
-
-def serve(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> None:
-    """Work as a trainer; the target of the process. Exits non-zero when it fails.
-
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-    arguments : WorkerArguments
-        What this trainer is given.
-    launcher : Connection
-        Reports go there, and a request to stop comes from there.
-    """
-    os.environ["OMP_NUM_THREADS"] = str(spec.threads)
-    try:
-        _work(spec, arguments, launcher)
-        launcher.send(Finished(arguments.rank))
-    except (LauncherLost, BrokenPipeError):
-        raise SystemExit(1) from None
-    except BaseException as error:
-        _report_failure(arguments, launcher, error)
-        raise SystemExit(1) from None
-
-
-def _work(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> None:
-    """Do the spec's job, to its end or until all trainers agree to stop, or that it has failed."""
-    trainer = Trainer(spec, arguments, launcher)
-    try:
-        with contextlib.suppress(StopAgreed):
-            trainer.validate_only() if spec.job == "validate" else trainer.train()
-        trainer.finish()
-    except NotFinite:
-        trainer.finish()  # for all have agreed on it
-        raise
-    finally:
-        trainer.close()
-
-
-def _report_failure(arguments: WorkerArguments, launcher: Connection, error: BaseException) -> None:
-    who, text = f"trainer {arguments.rank}", traceback.format_exc()
-    if isinstance(error, NotFinite):
-        failed: Failed = Diverged(who, "diverged", str(error), "", error.epoch, error.minibatch)
-    elif isinstance(error, InputError):
-        failed = Failed(who, "input", describe(error), text)
-    elif isinstance(error, PeerLost | LoaderError):
-        failed = Failed(who, "consequence", describe(error), text)
-    else:
-        failed = Failed(who, "fault", describe(error), text)
-    try:
-        launcher.send(failed)
-    except OSError:
-        log.exception("trainer %d failed and could not tell the launcher", arguments.rank)
 
 
 def requests(spec: RunSpec, rank: int, begin: RunState) -> Iterator[MinibatchRequest]:
@@ -217,7 +126,7 @@ class Trainer:
         To the launcher.
     """
 
-    def __init__(self, spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> None:
+    def __init__(self, spec: RunSpec, arguments: "WorkerArguments", launcher: Connection) -> None:
         self.launcher = launcher
         self.arguments, self.spec, self.config = arguments, spec, spec.config
         self.rank, self.trainers = arguments.rank, spec.trainers
@@ -235,7 +144,7 @@ class Trainer:
         self._gallery = SamplePredictions(spec) if self._folder is not None else None
         self._last_save = time.monotonic()
         self._skips = 0
-        launcher.send(Ready(arguments.rank))
+        launcher.send(Ready())
 
     # What a trainer is made of
 
@@ -356,7 +265,7 @@ class Trainer:
             self.launcher.send(record)
 
     def _train_step(self, epoch: int, step: int, steps: int) -> None:
-        marks, show = [time.perf_counter()], self.arguments.sign.show
+        marks, show = [time.perf_counter()], self.arguments.status.show
         show(Activity.WAITING)
         slot = self.memory.slots[next(self.feed)]
         load_wait = self.feed.take_wait_seconds()
@@ -417,9 +326,9 @@ class Trainer:
         self.model.take_sums("validation")
         steps = minibatch_count(self.spec.validation.size, self.spec.global_batch)
         for step in range(steps):
-            self.arguments.sign.show(Activity.WAITING)
+            self.arguments.status.show(Activity.WAITING)
             slot = self.memory.slots[next(self.feed)]
-            self.arguments.sign.show(Activity.VALIDATING)
+            self.arguments.status.show(Activity.VALIDATING)
             self.model.validate(slot)
             if self._gallery is not None:
                 self._gallery.look(step, self.model.read_scores)
@@ -627,7 +536,7 @@ class Trainer:
     def _save(self) -> None:
         """Trainer 0 copies; the others can't overtake it, since the next step waits for it."""
         self._last_save = time.monotonic()
-        self.arguments.sign.show(Activity.SAVING)
+        self.arguments.status.show(Activity.SAVING)
         sums = self.arguments.group.all_gather_object(self.model.read_sums("train"))
         if self._folder is not None:
             self._tell_written(wait=True)
