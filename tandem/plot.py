@@ -4,10 +4,8 @@ One run:       python -m tandem.plot runs/demo
 Several runs:  python -m tandem.plot runs/a runs/b --output comparison.svg
 """
 
-import argparse
 import logging
 import math
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from tandem.artifacts.checkpoint import read_checkpoint
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
 from tandem.artifacts.run_folder import RECORD, find_checkpoint, list_checkpoints
 from tandem.artifacts.visualize import colour_filters, filter_grid
+from tandem.cli import Options, PathOption, option, run_program
 from tandem.errors import InputError
 from tandem.files import replacing
 
@@ -139,38 +138,32 @@ def draw_runs(runs: Path | Sequence[Path], output: Path) -> None:
         raise InputError(f"{output}: cannot be written ({error.strerror})") from error
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
-    options = _parser().parse_args(argv)
-    output = options.output or _default_output(options.runs)
-    try:
-        draw_runs(options.runs, output)
-    except InputError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+class PlotOptions(Options):
+    """Options of ``python -m tandem.plot``."""
+
+    runs: tuple[str, ...] = option(
+        ..., "folders of runs, or their record.jsonl", "a path", "arguments"
+    )
+    output: PathOption | None = option(
+        None,
+        f"{', '.join(_SUFFIXES)} (default: curves.png in the folder of one run, comparison.png "
+        "beside the folder of the first of several)",
+        "a file",
+        "text",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; return its exit status."""
+    return run_program(PlotOptions, plot, arguments, __doc__, "python -m tandem.plot")
+
+
+def plot(options: PlotOptions) -> None:
+    """Draw the runs that the options name."""
+    runs = [Path(run) for run in options.runs]
+    output = options.output or _default_output(runs)
+    draw_runs(runs, output)
     log.info("wrote %s", output)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tandem.plot",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or its record.jsonl"
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help=f"{', '.join(_SUFFIXES)} (default: curves.png in the folder of one run, "
-        "comparison.png beside the folder of the first of several)",
-    )
-    return parser
 
 
 def _default_output(runs: Sequence[Path]) -> Path:

@@ -24,10 +24,14 @@ class Requirement:
     otherwise : str
         Completes the message where they don't: what the choice is for, and what to do instead.
         Names in braces are filled in from the facts.
+    setting : str
+        The choice's own setting that has the need, which is checked where it is not at its default;
+        empty where the choice itself has it.
     """
 
     holds: Callable[[Any], bool]
     otherwise: str
+    setting: str = ""
 
 
 class Choice:
@@ -87,10 +91,11 @@ class Registry(Generic[T]):
         name : str
             One of the registered names.
         settings : mapping of str to Any
-            By key; holds every setting that the choice declares.
+            By key. A setting that is not there keeps its default.
         """
         choice = self._choices[name]
-        return choice(**{f.name: settings[f.name] for f in dataclasses.fields(choice)})  # type: ignore[arg-type]
+        declared = {field.name for field in dataclasses.fields(choice)}  # type: ignore[arg-type]
+        return choice(**{key: value for key, value in settings.items() if key in declared})
 
 
 def setting(
@@ -134,10 +139,17 @@ def check(setting: str, choice: Choice, facts: Any) -> None:
     InputError
         Names the key, the choice, and what it is for.
     """
+    defaults = type(choice)()
     for requirement in choice.requires:
+        key, value = setting, choice.name
+        if requirement.setting:
+            key, given = requirement.setting, getattr(choice, requirement.setting)
+            if given == getattr(defaults, key):
+                continue
+            value = f"{given:g}" if isinstance(given, float) else str(given)
         if not requirement.holds(facts):
             text = requirement.otherwise.format_map(_Attributes(facts))
-            raise InputError(f"{setting}: {choice.name} {text}")
+            raise InputError(f"{key}: {value} {text}")
 
 
 class _Attributes(dict):

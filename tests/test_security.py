@@ -30,8 +30,7 @@ import validate
 from tandem.artifacts.checkpoint import (
     initial_weights,
     read_checkpoint,
-    read_description,
-    read_state,
+    read_header,
 )
 from tandem.data.batch_file import locate_batch, write_batch
 from tandem.errors import InputError
@@ -232,8 +231,8 @@ def test_a_checkpoint_is_not_unpickled(site: Site, pristine: Path, trap: Trap) -
     """Both are what other frameworks call a checkpoint, and a suffix is easily changed."""
     path = site.folder / "run" / "epoch-0001.safetensors"
     site.plant(trap, path)
-    refused = r"not a checkpoint, or damaged|a file of PyTorch"
-    for read in (read_checkpoint, read_state, read_description):
+    refused = r"not a checkpoint, or damaged|a PyTorch file"
+    for read in (read_checkpoint, read_header):
         with pytest.raises(InputError, match=refused):
             read(path)
     with pytest.raises(InputError, match=refused):

@@ -11,11 +11,11 @@ import pytensor.tensor as pt
 
 from tandem.artifacts.trained_network import load_network
 from tandem.backend import device_mode, device_shared
-from tandem.config.schema import ALEXNET
 from tandem.data.class_names import imagenet_names
 from tandem.data.decode import BadPictureError, decode_picture
 from tandem.data.safe_io import read_bytes
 from tandem.errors import InputError
+from tandem.layers.network import ALEXNET
 from tandem.ops import crop_mirror
 
 # The largest pictures of ImageNet have some 20 MB.

@@ -6,18 +6,12 @@ import sys
 from collections.abc import Mapping
 
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
-from tandem.launch.prepare import RunSpec
 from tandem.processes.heartbeat import HeartbeatTable
 from tandem.processes.supervisor import ProgressReporter
 from tandem.training.messages import CheckpointWritten, Notice
+from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
-
-
-def configure_logging(prefix: str = "") -> None:
-    """Log to stderr, in the format of all programs."""
-    logging.basicConfig(level=logging.WARNING, format=f"{prefix}%(message)s", force=True)
-    logging.getLogger("tandem").setLevel(logging.INFO)
 
 
 class TerminalReporter(ProgressReporter):

@@ -9,12 +9,12 @@ from multiprocessing.connection import Connection
 from tandem.artifacts.run_lock import FolderLock
 from tandem.config.hardware import RankInfo
 from tandem.distributed import local_groups
-from tandem.launch.prepare import RunSpec
 from tandem.processes.signals import StopSignals
 from tandem.processes.supervisor import Outcome, ProgressReporter, supervise
 from tandem.processes.worker_pool import WorkerPool
 from tandem.training import loader, worker
 from tandem.training.memory import Site, make_sites
+from tandem.training.run_spec import RunSpec
 
 
 class Launcher(ABC):

@@ -6,21 +6,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tandem.artifacts.checkpoint import read_state
+from tandem.artifacts.checkpoint import read_header
 from tandem.artifacts.metrics_log import to_json
 from tandem.artifacts.run_lock import FolderLock, locked
-from tandem.config.schema import Config, load_config, weights_argument
-from tandem.errors import InputError
+from tandem.cli import configure_logging, exit_status
+from tandem.config.command_line import load_config, load_weights_and_config
+from tandem.config.schema import Config
 from tandem.launch.console import (
     TrainingReporter,
     ValidationReporter,
-    configure_logging,
     describe_validation,
 )
 from tandem.launch.local import Launcher, LocalLauncher
-from tandem.launch.prepare import RunSpec, prepare_run
+from tandem.launch.prepare import prepare_run
 from tandem.launch.ranks import is_rank, work_on_ranks
 from tandem.training.messages import Diverged
+from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 
@@ -54,26 +55,17 @@ def run_training(arguments: Sequence[str] | None, description: str | None) -> in
 def _run(work: Callable[[Launcher], int]) -> int:
     """Do the work of a program, which may be one rank of many; the exit status."""
     if is_rank():
-        return work_on_ranks(partial(_guarded, work))
+        return work_on_ranks(lambda launcher: exit_status(partial(work, launcher)))
     configure_logging()
-    return _guarded(work, LocalLauncher())
-
-
-def _guarded(work: Callable[[Launcher], int], launcher: Launcher) -> int:
-    try:
-        return work(launcher)
-    except InputError as error:
-        return refuse(error)
-    except KeyboardInterrupt:
-        return interrupted()
+    return exit_status(partial(work, LocalLauncher()))
 
 
 def _train(config: Config, lock: FolderLock, launcher: Launcher) -> int:
     """Train, as often as the configuration permits to go on after a fault; the exit status."""
     restarts, skipped = 0, Rollbacks()
     while True:
-        spec = prepare_run(config, skipped=skipped.minibatches, places=launcher.ranks)
-        if spec.resumed is not None and read_state(spec.resumed).epoch >= config.n_epochs:
+        spec = prepare_run(config, skipped=skipped.minibatches, ranks=launcher.ranks)
+        if spec.resumed is not None and read_header(spec.resumed).state.epoch >= config.n_epochs:
             log.info("%s: all %d epochs are done already", spec.resumed, config.n_epochs)
             return 0
         announce(spec)
@@ -128,9 +120,8 @@ def run_validation(arguments: Sequence[str] | None, description: str | None) -> 
     """Validate one checkpoint and print its loss and errors. Parameters as in `run_training`."""
 
     def work(launcher: Launcher) -> int:
-        weights, rest = weights_argument(arguments, description)
-        config, places = load_config(rest, description), launcher.ranks
-        spec = prepare_run(config, "validate", Path(weights), places=places)
+        weights, config = load_weights_and_config(arguments, description)
+        spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
         announce(spec)
         reporter = ValidationReporter(spec)
         status = launcher.launch(spec, reporter).status
@@ -141,18 +132,6 @@ def run_validation(arguments: Sequence[str] | None, description: str | None) -> 
         return status
 
     return _run(work)
-
-
-def refuse(error: InputError) -> int:
-    """Say what is wrong with the input; return exit status 2."""
-    log.error("error: %s", error)
-    return 2
-
-
-def interrupted() -> int:
-    """Say that Ctrl-C came before there was anything to save; return exit status 130."""
-    log.info("stopped by SIGINT")
-    return 130
 
 
 def announce(spec: RunSpec) -> None:

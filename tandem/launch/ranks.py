@@ -22,13 +22,12 @@ import numpy as np
 
 from tandem.artifacts.reproducibility import processor, versions
 from tandem.artifacts.run_lock import FolderLock
+from tandem.cli import configure_logging
 from tandem.config.hardware import RankInfo
 from tandem.distributed import PeerLost, gloo, mpi
 from tandem.distributed.group import RankGroup
 from tandem.errors import InputError
-from tandem.launch.console import configure_logging
 from tandem.launch.local import Launcher, start_loader, worker_names
-from tandem.launch.prepare import RunSpec
 from tandem.processes.child import show_name
 from tandem.processes.heartbeat import HeartbeatMonitor
 from tandem.processes.signals import StopSignals
@@ -36,6 +35,7 @@ from tandem.processes.supervisor import Outcome, ProgressReporter, supervise
 from tandem.processes.worker_pool import WorkerPool
 from tandem.training import worker
 from tandem.training.rank_memory import rank_site
+from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from tandem.distributed import (
     SharedParameters,
 )
 from tandem.distributed.average import shard
-from tandem.launch.prepare import RunSpec
 from tandem.memory import HostBuffer, HostSlots, Slot, SlotLayout
 from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, CudaSlots, Driver, SlotUploader
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.training.input_pipeline import InProcessLoader, Loader, OrderedLoader, ProcessLoader
+from tandem.training.run_spec import RunSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
 Strategy = Literal["average", "gradients", "shared"]

@@ -21,12 +21,12 @@ from tandem.distributed.gloo import GlooGroup
 from tandem.distributed.group import RankGroup
 from tandem.distributed.mpi import MpiGroup
 from tandem.distributed.peer_to_peer import PeerAverage, PeerVectors, PeerWithin
-from tandem.launch.prepare import RunSpec
 from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.cuda import CudaBuffer, Driver, Event, Stream
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.training.input_pipeline import InProcessLoader, Loader, ProcessLoader
 from tandem.training.memory import CudaMemory, CudaSite, Shapes, Site, Strategy
+from tandem.training.run_spec import RunSpec
 
 
 def rank_site(spec: RunSpec, engine: RankGroup) -> Site:

@@ -11,12 +11,12 @@ from multiprocessing.connection import Connection
 
 from tandem.artifacts.run_lock import FolderLock
 from tandem.distributed import Group, PeerLost
-from tandem.launch.prepare import RunSpec
 from tandem.processes.heartbeat import StatusSlot
 from tandem.processes.messages import Failed, Finished
 from tandem.training.input_pipeline import LoaderError
 from tandem.training.memory import Site
 from tandem.training.messages import Diverged
+from tandem.training.run_spec import RunSpec
 from tandem.training.trainer import LauncherLost, NotFinite, StopAgreed, Trainer
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ import pytest
 from tandem.config.schema import Config
 from tandem.launch.console import ValidationReporter
 from tandem.launch.local import LocalLauncher
-from tandem.launch.prepare import RunSpec, prepare_run
+from tandem.launch.prepare import prepare_run
+from tandem.training.run_spec import RunSpec
 from tests.support.tiny import prepare
 
 

@@ -17,12 +17,12 @@ import numpy as np
 
 from tandem.distributed import Group
 from tandem.distributed.group import RankGroup
-from tandem.launch.prepare import RunSpec
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.memory.cuda import CudaArray, CudaBuffer, CudaSlots
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.training.memory import CudaMemory, CudaSite, Shapes, Site
 from tandem.training.rank_memory import CudaRankMemory, CudaRankSite
+from tandem.training.run_spec import RunSpec
 
 _PAGE = mmap.PAGESIZE
 
@@ -57,7 +57,7 @@ class PretendEvent:
 
 
 class PretendDriver:
-    """One process's use of a pretended GPU. See `tandem.memory.cuda.Driver`."""
+    """One process's use of a pretended GPU. See `tandem.memory.cuda.CudaDriver`."""
 
     def __init__(self, device: int) -> None:
         self.device, self.process = device, os.getpid()
