@@ -15,6 +15,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,20 +156,22 @@ class RankLauncher(Launcher):
         """
         rank, timeout = self.world.rank, spec.config.peer_timeout_seconds
         self._heartbeat.expect(timeout)
-        group = self.world.copy()
-        name, writes = f"trainer {rank}", rank == 0 and spec.job == "train"
-        with StopSignals() as signals:
+        group, name, saves = self.world.copy(), f"trainer {rank}", spec.job == "train"
+        with StopSignals() as signals, ThreadPoolExecutor(1, "supervisor") as executor:
             pool = WorkerPool(worker_names(spec, rank), timeout, reporter.stderr)
             site = rank_site(spec, group)
-            connection = start_loader(spec, pool, rank, site)
-            launcher = pool.attach(name, spec.config.weights_path if writes else None)
-            supervisor = Supervisor(self.world, pool, reporter, signals, spec.job == "train")
-            supervisor.start()
-            with contextlib.suppress(SystemExit):
-                arguments = worker.WorkerArguments(rank, group, connection, site, pool.status(name))
+            loader = start_loader(spec, pool, rank, site)
+            launcher = pool.attach(name, spec.config.weights_path if rank == 0 and saves else None)
+            main_is_done = threading.Event()
+            supervision = executor.submit(
+                self._supervise, pool, reporter, signals, saves, main_is_done
+            )
+            arguments = worker.WorkerArguments(rank, group, loader, site, pool.status(name))
+            with contextlib.suppress(SystemExit):  # reported, with the reason
                 worker.serve(spec, arguments, launcher)
             launcher.close()
-            outcome = supervisor.wait()
+            main_is_done.set()
+            outcome = supervision.result()
         outcomes = self.world.all_gather_object(outcome)
         group.close()  # a run may follow
         return Outcome(
@@ -177,64 +180,36 @@ class RankLauncher(Launcher):
             any(each.stopped for each in outcomes),
         )
 
-
-class Supervisor(threading.Thread):
-    """Supervises the part of a run that this rank executes, while the main thread trains.
-
-    It aborts all ranks when that part fails, and on a request to end at once: the main thread may
-    be inside a call that does not return.
-
-    Parameters
-    ----------
-    world : RankGroup
-        All ranks.
-    pool : WorkerPool
-        The loader and the main thread. Closed at the end.
-    reporter : ProgressReporter
-        Receives the reports. Closed at the end.
-    signals : StopSignals
-        Requests to stop.
-    saves : bool
-        Whether the trainer saves its work when it is asked to stop.
-    """
-
-    def __init__(
+    def _supervise(
         self,
-        world: RankGroup,
         pool: WorkerPool,
         reporter: ProgressReporter,
         signals: StopSignals,
         saves: bool,
-    ) -> None:
-        super().__init__(name="supervisor", daemon=True)
-        self._world, self._pool, self._reporter = world, pool, reporter
-        self._signals, self._saves = signals, saves
-        self._main_is_done = threading.Event()
+        main_is_done: threading.Event,
+    ) -> Outcome:
+        """Supervise this rank's loader and main thread, then close `reporter` and `pool`.
 
-    def run(self) -> None:
-        """Supervise until the trainer has finished or something fails."""
+        Abort all ranks when the run fails and on a request to end at once: the main thread may be
+        inside a call that does not return.
+        """
         try:
-            with contextlib.closing(self._reporter), self._pool:
-                failure = supervise(self._pool, self._reporter, self._signals, self._saves)
-            self._outcome = Outcome.of(failure, self._signals)
-            agreed = self._pool.finished if failure is None else failure.kind == "agreed"
-            # Where all ranks know why, one explains.
-            if self._world.rank == 0 or not agreed or failure is None:
-                if self._world.rank > 0 and failure is not None:
-                    time.sleep(TURN_SECONDS)
-                self._outcome.explain()
-            # A trainer that has reported its end still gives back its memory.
-            if not (agreed and self._main_is_done.wait(END_SECONDS)):
-                self._world.abort(self._outcome.status)
+            with contextlib.closing(reporter), pool:
+                failure = supervise(pool, reporter, signals, saves)
+            outcome = Outcome.of(failure, signals)
+            agreed = pool.finished if failure is None else failure.kind == "agreed"
+            if self.world.rank == 0 or failure is None:
+                outcome.explain()
+            elif not agreed:  # where all know why, rank 0 explains
+                time.sleep(TURN_SECONDS)
+                outcome.explain()
+            # A trainer that has reported its end may still be giving back its memory.
+            if not (agreed and main_is_done.wait(END_SECONDS)):
+                self.world.abort(outcome.status)
+            return outcome
         except BaseException:
-            log.exception("rank %d can't be supervised", self._world.rank)
-            self._world.abort(1)
-
-    def wait(self) -> Outcome:
-        """Return the outcome; called by the main thread when its work is done."""
-        self._main_is_done.set()
-        self.join()
-        return self._outcome
+            log.exception("rank %d can't be supervised", self.world.rank)
+            self.world.abort(1)
 
 
 class RankHeartbeat(threading.Thread):
