@@ -414,7 +414,7 @@ def _metadata_text(checkpoint: Checkpoint) -> str:
     values = {
         "format": FORMAT,
         "momentum": "momentum" in states,
-        "network": asdict(checkpoint.network),
+        "network": checkpoint.network.header(),
         "state": state,
         "config": checkpoint.config,
         "conditions": checkpoint.conditions,

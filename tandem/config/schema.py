@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from tandem.cli import option
 from tandem.errors import InputError
@@ -313,6 +322,13 @@ class Config(BaseModel):
     norm_before_pool: bool = _key(
         _NETWORK, False, "normalise before max pooling, as Caffe's bvlc_alexnet does", _SWITCH
     )
+    network_options: dict[str, bool | int | float | str] = _key(
+        _NETWORK,
+        {},
+        "further arguments of the network's class",
+        "names and values, such as {norm_before_pool: true}",
+        "mapping",
+    )
     precision: Literal["float32", "tf32", "bfloat16", "float64"] = _key(
         _NETWORK,
         "float32",
@@ -493,8 +509,18 @@ class Config(BaseModel):
             )
         if self.bucket_mb:
             self._check_buckets()
+        if self.norm_before_pool and self.network_options.get("norm_before_pool") is False:
+            raise ValueError("norm_before_pool is true, and false in network_options")
         self._check_tuning()
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_empty_options(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A file of a run without options is the same as before there were any.
+        values = dump(self)
+        if not self.network_options:
+            values.pop("network_options", None)
+        return values
 
     def _check_buckets(self) -> None:
         if self.exchange != "gradients":
@@ -546,6 +572,12 @@ class Config(BaseModel):
     def dtype(self) -> Literal["float32", "float64"]:
         """Of weights, momenta and sums: tf32 and bfloat16 are only multiplied in."""
         return "float64" if self.precision == "float64" else "float32"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of the network's class: ``network_options``, and its older alias."""
+        alias = {"norm_before_pool": True} if self.norm_before_pool else {}
+        return alias | self.network_options
 
     @property
     def data_path(self) -> Path:

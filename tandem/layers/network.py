@@ -1,11 +1,12 @@
 """The network of a run or of a checkpoint, made from its description."""
 
+import dataclasses
 import difflib
 import importlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pytensor.tensor.variable import TensorVariable
 
 COLOURS = 3
+_ALIAS = "norm_before_pool"
+_ARGUMENTS = ("crop_size", "classes", "width", "dtype")
 ALEXNET = "alex_net:AlexNet"
 
 
@@ -37,10 +40,18 @@ class NetworkDescription:
     wnids : tuple of str or None
         The classes by name, in the order of the outputs; None if unknown.
     norm_before_pool : bool
-        Whether normalisation comes before max pooling, and not after it.
+        Option of AlexNet, which is older than `options` and has a key of its own in configurations
+        and checkpoints: `options` may be given with it, and never holds it.
     network : str
         "module:class". A file must not choose the code that runs: the user names the network, see
         `check_network`.
+    options : mapping of str to Any
+        All other keyword arguments of the class.
+
+    Raises
+    ------
+    InputError
+        An option cannot be used.
     """
 
     crop_size: Annotated[int, Field(ge=1)]
@@ -49,6 +60,38 @@ class NetworkDescription:
     wnids: tuple[str, ...] | None = None
     norm_before_pool: bool = False
     network: str = ALEXNET
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        options = dict(self.options)
+        alias = options.pop(_ALIAS, self.norm_before_pool)
+        if not isinstance(alias, bool):
+            raise InputError(f"{_ALIAS} is {alias}; it must be true or false")
+        object.__setattr__(self, "norm_before_pool", alias)
+        object.__setattr__(self, "options", options)
+
+    @property
+    def all_options(self) -> dict[str, Any]:
+        """Options as keyword arguments; a network needs no `norm_before_pool` to be without it."""
+        return {_ALIAS: True, **self.options} if self.norm_before_pool else dict(self.options)
+
+    def header(self) -> dict[str, Any]:
+        """The description as JSON in a checkpoint, which lists no options if there are none."""
+        values = dataclasses.asdict(self)
+        if not self.options:
+            del values["options"]
+        return values
+
+    def differences(
+        self, other: "NetworkDescription", sizes: bool = True
+    ) -> Iterator[tuple[str, Any, Any]]:
+        """Name, own value and other value of each option that differs, and of each size."""
+        names = ("classes", "crop_size", "width") if sizes else ()
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
+        for name in sorted({*self.all_options, *other.all_options}):
+            default = False if name == _ALIAS else "at its default"
+            pairs.append((name, *(d.all_options.get(name, default) for d in (self, other))))
+        return (pair for pair in pairs if pair[1] != pair[2])
 
     @property
     def summary(self) -> str:
@@ -167,8 +210,8 @@ def build_network(description: NetworkDescription, dtype: str = "float32") -> Ne
     Parameters
     ----------
     description : NetworkDescription
-        What it is to be. Its class is called with the keyword arguments `crop_size`, `classes`,
-        `width` and `dtype`, and with `norm_before_pool` where that is true.
+        Its class is called with the keyword arguments `crop_size`, `classes`, `width` and
+        `dtype`, and with the options.
     dtype : "float32" or "float64"
         Of its parameters.
 
@@ -187,14 +230,13 @@ def build_network(description: NetworkDescription, dtype: str = "float32") -> Ne
             f"network: {description.network} is no network: it has to be a subclass of "
             "tandem.layers.Network"
         )
-    # A network that knows only one order need not have the argument.
-    options = {"norm_before_pool": True} if description.norm_before_pool else {}
+    _check_options(description, kind)
     arguments: dict[str, Any] = {
         "crop_size": description.crop_size,
         "classes": description.classes,
         "width": description.width,
         "dtype": dtype,
-        **options,
+        **description.all_options,
     }
     try:
         inspect.signature(kind).bind(**arguments)
@@ -207,6 +249,24 @@ def build_network(description: NetworkDescription, dtype: str = "float32") -> Ne
         return kind(**arguments)
     except (ValueError, MemoryError, OverflowError) as error:
         raise InputError(f"crop_size, width: {error or 'there is no memory for that'}") from error
+
+
+def _check_options(description: NetworkDescription, kind: type[Network]) -> None:
+    """Refuse options that the class of a network does not take."""
+    parameters = inspect.signature(kind).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    known = [name for name in parameters if name not in _ARGUMENTS]
+    for option in description.all_options:
+        if option in _ARGUMENTS:
+            raise InputError(f"network_options: {option} is not an option: it is set by itself")
+        if option not in known:
+            nearest = difflib.get_close_matches(option, known, 1)
+            hint = f"did you mean {nearest[0]}? " if nearest else ""
+            raise InputError(
+                f"network_options: {description.network} has no option {option!r}; {hint}It has "
+                f"{', '.join(known) or 'none'}"
+            )
 
 
 def check_network(path: str | Path, description: NetworkDescription, network: str) -> None:

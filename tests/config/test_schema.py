@@ -41,6 +41,8 @@ def file_refusal(text: str | bytes) -> str:
 def test_config_yaml_lists_every_key_with_its_default() -> None:
     values = yaml.safe_load((ROOT / "config.yaml").read_text())
     assert list(values) == [key for keys in sections(Config.model_fields).values() for key in keys]
+    # Without options the resolved configuration does not list them.
+    assert values.pop("network_options") == {}
     assert values == Config().model_dump(mode="json")
     assert load_config(["--config", str(ROOT / "config.yaml")]) == Config()
 
@@ -268,6 +270,7 @@ def test_the_resolved_configuration_reads_back_equal(tmp_path: Path) -> None:
             "compile": True,
             "data_folder": "5e-4",
             "warmup_epochs": 2,
+            "network_options": {"depth": 28},
         }
     )
     path = save_config(config, tmp_path)
@@ -282,3 +285,13 @@ def test_the_resolved_configuration_reads_back_equal(tmp_path: Path) -> None:
 def test_a_configuration_that_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
         save_config(Config(), tmp_path / "missing")
+
+
+def test_network_options_include_their_older_alias() -> None:
+    assert make_config({"norm_before_pool": True}).options == {"norm_before_pool": True}
+    config = make_config({"network_options": {"depth": 28}})
+    assert config.options == {"depth": 28}
+    assert config.model_dump(mode="json")["network_options"] == {"depth": 28}
+    assert "network_options" not in Config().model_dump(mode="json")
+    with pytest.raises(InputError, match="norm_before_pool is true, and false in network_options"):
+        make_config({"norm_before_pool": True, "network_options": {"norm_before_pool": False}})
