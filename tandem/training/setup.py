@@ -18,7 +18,7 @@ from tandem.training.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from tandem.training.compiled_network import CompiledNetwork
-    from tandem.training.trainer import WorkerArguments
+    from tandem.training.worker import WorkerArguments
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import proc_load
 from tandem.config import hardware
 from tandem.launch import ranks
 from tandem.launch.programs import run_training
@@ -35,7 +34,7 @@ if __name__ == "__main__":
     hardware._gpu_name = lambda number: "pretended"
     hardware.gpu_identity = lambda number: f"GPU {number}"
     ranks.rank_site = rank_site
-    status = run_training(sys.argv[1:], proc_load.serve, None)
+    status = run_training(sys.argv[1:], None)
     left = len(simulated_gpu.in_use), shared[-1] - shared[0]
     sys.stderr.write(f"left on GPUs: {left[0]}, shared: {left[1]}\n")
     raise SystemExit(status)
