@@ -47,7 +47,9 @@ def answer(
         steps = {
             "with its loader": lambda: train_step(model, crops.slots.arrays[next(pipelines[0])]),
             "with data in memory": lambda: train_step(model, resident),
-            "cropping in the trainer": lambda: train_step(cropping, whole.slots.arrays[next(pipelines[1])]),
+            "cropping in the trainer": lambda: train_step(
+                cropping, whole.slots.arrays[next(pipelines[1])]
+            ),
         }
         with_loader, in_memory, in_trainer = measure(steps, rounds, repeats)
     question = f"a trainer's steps, batch {sizes.batch}, {sizes.crop}"
