@@ -140,6 +140,7 @@ def _tasks(
     config: Config, net: Any, place: LocalGroup, site: HostSite, strategies: Sequence[Strategy]
 ) -> dict[str, Callable[[], Parts]]:
     """A step with each strategy over one site."""
+    from tandem.optim import SGD
     from tandem.training.compiled_network import CompiledNetwork
 
     shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
@@ -148,13 +149,14 @@ def _tasks(
     model = CompiledNetwork(
         net,
         config,
+        SGD(),
         mean,
         memory.vectors,
         compile=bool(config.compile),
         device_crops=False,
         updated=memory.updated(strategies[0]),
     )
-    model.load(dict(net.initial_values(seed=1)), {})
+    model.load(dict(net.initial_values(seed=1)))
     slot = memory.slots[0]
     _fill(slot, net, place.rank)
     trainers = len(site.gradients)

@@ -6,6 +6,7 @@ Graph, update and memory are those of a run; the minibatch is noise that stays o
 benchmarks time this step at full size.
 """
 
+import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from pytensor.compile.executor import Function
 from pytensor.compile.mode import Mode
 
 from alex_net import AlexNet
-from tandem.backend import DeviceSharedVariable, device_shared
+from tandem.backend import DeviceSharedVariable, device_mode, device_shared
 from tandem.layers import DropoutKeys
 from tandem.memory import Buffer, HostBuffer
 from tandem.memory.flat import FlatLayout
@@ -166,14 +167,14 @@ class ResidentStep:
 
     def _updates(self, gradients: Mapping[str, Any]) -> list[Any]:
         updates: list[Any] = []
-        for name, kind in self._net.kinds.items():
+        for name, parameter in self._net.parameters.declared.items():
             weight, momentum = momentum_step(
                 self.weights[name],
                 self.momenta[name],
                 gradients[name],
-                self.rate * np.float32(2) if kind == "bias" else self.rate,
+                self.rate if parameter.rate == 1 else self.rate * np.float32(parameter.rate),
                 momentum=0.9,
-                decay=0.0005 if kind == "weight" else 0.0,
+                decay=0.0005 if parameter.decay else 0.0,
                 nesterov=False,
             )
             updates += [(self.weights[name], weight), (self.momenta[name], momentum)]
@@ -190,12 +191,15 @@ class ResidentStep:
         return {str(v.name): v.get_value() for group in groups for v in group.values()}
 
 
-def main() -> int:
-    """Make ten steps and print the mean loss of each."""
-    from tandem.backend import device_mode
-
+def main(arguments: list[str] | None = None) -> int:
+    """Make small steps on the CPU and print the mean loss of each; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=10, help="how many (default 10)")
+    steps = parser.parse_args(arguments).steps
     step, before = ResidentStep(device_mode("cpu")), 0.0
-    for number in range(10):
+    for number in range(steps):
         step.run()
         total = float(step.loss.get_value())
         print(f"step {number + 1}: loss {(total - before) / Sizes().batch:.4f} nats")

@@ -17,8 +17,8 @@ from tandem.errors import InputError
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; on success flush it to disk and rename it to `path`.
 
-    When the block raises, or the process is killed, `path` stays as it was; after an exception
-    the temporary file is removed. An `OSError` names `path`.
+    When the block raises, or the process is killed, `path` is unchanged; after an exception the
+    temporary file is removed. An `OSError` names `path`.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def umask() -> int:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make a rename in `folder` last through a power failure."""
+    """Flush `folder`, so that a rename in it survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

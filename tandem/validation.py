@@ -8,10 +8,12 @@ something is checked: a loader imports this module.
 
 import dataclasses
 import difflib
+import functools
 import json
-from collections.abc import Hashable, Iterable, Mapping
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import yaml
 
@@ -37,7 +39,8 @@ def parse_yaml(text: str | bytes) -> Any:
     try:
         return yaml.load(text, Loader=_PlainLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"not YAML: {one_line(error)}") from error
+        reason = re.sub(r' in "<\w+ string>",', " in", one_line(error))
+        raise ValueError(f"not YAML: {reason}") from error
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -110,7 +113,7 @@ def validated(
         A sentence for each key that cannot be used, a line each: the value, what is allowed, and
         what was probably meant.
     """
-    from pydantic import BaseModel, TypeAdapter, ValidationError
+    from pydantic import BaseModel, ValidationError
 
     where = f"{source}: " if str(source) else ""
     if not isinstance(values, Mapping):
@@ -119,7 +122,7 @@ def validated(
     try:
         if issubclass(kind, BaseModel):
             return kind.model_validate(values)
-        return TypeAdapter(kind).validate_python(values)
+        return cast(T, _adapter(cast(Any, kind)).validate_python(values))
     except ValidationError as error:
         sentences = _sentences(error, kind, values, labels or {}, where, answers or {})
         raise InputError("\n".join(sentences)) from error
@@ -134,6 +137,14 @@ def shown(value: Any, quoted: bool = True) -> str:
     except (RecursionError, ValueError):
         return f"a {type(value).__name__} that is nested too deeply"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names with commas between them, without the middle of many; "nothing" without any."""
+    if len(names) > most:
+        half = most // 2
+        names = [*names[:half], f"{len(names) - 2 * half} more", *names[-half:]]
+    return ", ".join(names) or "nothing"
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -181,6 +192,13 @@ def declared(field: Any, name: str) -> str:
     """What a field declares beside its type: what is ``allowed``, its ``form``, its ``section``."""
     extra = getattr(field, "json_schema_extra", None) or getattr(field, "metadata", None)
     return str(extra.get(name, "")) if isinstance(extra, Mapping) else ""
+
+
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def one_line(error: BaseException) -> str:
@@ -237,7 +255,7 @@ def _fault(field: Any, value: Any, detail: Any) -> str:
         return f"{stands}: {reason}{f' (allowed: {allowed})' if allowed else ''}"
     if not allowed:
         return f"{stands}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-    hint = suggestion(str(value), _words(_annotation(field)))
+    hint = suggestion(text.strip('"'), _words(_annotation(field)))
     if declared(field, "form") == "text" and isinstance(value, int | float):
         hint = "; put it in quotes"
     return f"{stands}; it must be {allowed}{hint}"
@@ -282,7 +300,7 @@ def _model_in(annotation: Any) -> Any:
 
 def _fields(kind: Any) -> Mapping[str, Any]:
     if found := getattr(kind, "__pydantic_fields__", None):
-        return found
+        return {info.alias or name: info for name, info in found.items()}
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return {field.name: field for field in dataclasses.fields(kind)}
     return {}

@@ -45,7 +45,7 @@ def save_filters(folder: Path, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     filters = rng.standard_normal((6, 3, 5, 5)).astype(np.float32)
     weights = {"conv1.weight": filters, "fc8.weight": np.ones((4, 2), np.float32)}
-    checkpoint = Checkpoint(weights, None, NetworkDescription(67, 2, 1.0), RunState(epoch=3))
+    checkpoint = Checkpoint(weights, {}, NetworkDescription(67, 2, 1.0), RunState(epoch=3))
     save_checkpoint(folder / "epoch-0003.safetensors", checkpoint)
     return filters
 

@@ -338,7 +338,7 @@ def test_what_follows_the_manifest_refuses_a_bomb_in_it(
     site.plant(trap, site.folder / "out" / "manifest.json")
     status, error = preprocess(program, {"tar_root_dir": site.folder / "out", **TRAINING_FOLDERS})
     assert status == 2
-    assert "manifest.json: the manifest is not JSON" in error
+    assert "manifest.json: not JSON" in error
 
 
 def test_a_picture_that_is_a_pickle_is_a_bad_picture(site: Site) -> None:

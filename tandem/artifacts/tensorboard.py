@@ -163,7 +163,7 @@ def of_checkpoint(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
     """
     for name, weight in checkpoint.weights.items():
         yield f"weights/{name}", weight
-        update = (checkpoint.momentum or {}).get(name)
+        update = checkpoint.states.get("momentum", {}).get(name)
         if update is not None:
             yield f"updates/{name}", update
             norm = np.linalg.norm(weight.ravel())

@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def configure_logging(prefix: str = "") -> None:
-    """Log to stderr, in the form that all programs share."""
-    logging.basicConfig(level=logging.WARNING, format=f"{prefix}%(message)s", force=True)
-    logging.getLogger("tandem").setLevel(logging.INFO)
-
-
 class ProgressReporter(Protocol):
     """Told by the launcher how a run goes."""
 

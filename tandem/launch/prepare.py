@@ -2,8 +2,9 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tandem.artifacts.checkpoint import CheckpointHeader, check_continues, read_header
 from tandem.artifacts.metrics_log import read_records
@@ -169,16 +170,14 @@ def _check_weights(spec: RunSpec) -> None:
     elif spec.job == "validate":
         _check_same_network(spec, path, header)
     else:
-        # Other shapes can be skipped, but filters of the one network mean nothing to the other.
-        theirs, ours = header.network.norm_before_pool, spec.config.norm_before_pool
-        _check_same(path, "norm_before_pool", theirs, ours)
+        # Other shapes can be skipped, but filters of one variant mean nothing to another.
+        _check_same(path, header.network.differences(spec.description, sizes=False))
 
 
 def _check_same_network(spec: RunSpec, path: Path, header: CheckpointHeader) -> None:
     found = header.network
     check_network(path, found, spec.config.network)
-    for name in ("classes", "crop_size", "width", "norm_before_pool"):
-        _check_same(path, name, getattr(found, name), getattr(spec.description, name))
+    _check_same(path, found.differences(spec.description))
     if found.wnids is not None and found.wnids != spec.wnids:
         pairs = zip(found.wnids, spec.wnids, strict=True)
         number = next(i for i, pair in enumerate(pairs) if len(set(pair)) > 1)
@@ -188,9 +187,9 @@ def _check_same_network(spec: RunSpec, path: Path, header: CheckpointHeader) -> 
         )
 
 
-def _check_same(path: Path, name: str, theirs: object, ours: object) -> None:
-    if theirs != ours:
-        theirs, ours = (str(v).lower() if isinstance(v, bool) else v for v in (theirs, ours))
+def _check_same(path: Path, differences: Iterable[tuple[str, Any, Any]]) -> None:
+    for name, *values in differences:
+        theirs, ours = (str(v).lower() if isinstance(v, bool) else v for v in values)
         raise InputError(
             f"{path}: this checkpoint is of a network with {name} {theirs}, "
             f"the configuration and the pictures ask for {name} {ours}"

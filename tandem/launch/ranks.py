@@ -23,11 +23,12 @@ from typing import Any, Protocol
 
 from tandem.artifacts.reproducibility import processor, versions
 from tandem.artifacts.run_lock import FolderLock
+from tandem.cli import configure_logging
 from tandem.config.hardware import RankInfo
 from tandem.distributed import PeerLost, gloo, mpi
 from tandem.distributed.group import RankGroup
 from tandem.errors import InputError
-from tandem.launch.console import ProgressReporter, SilentReporter, configure_logging
+from tandem.launch.console import ProgressReporter, SilentReporter
 from tandem.launch.local import (
     LoaderTarget,
     Outcome,

@@ -155,8 +155,10 @@ class FlatLayout:
             for name, shape in (self.shapes if trained else self._all)
         }
 
-    def pieces(self, buffer: Buffer, part: slice, offset: int = 0) -> dict[str, Any]:
-        """Return the flattened pieces of trained arrays in a part of the vector.
+    def pieces(
+        self, buffer: Buffer, part: slice, offset: int = 0, trained: bool = False
+    ) -> dict[str, Any]:
+        """Return the flattened pieces of arrays in a part of the vector.
 
         Parameters
         ----------
@@ -166,14 +168,17 @@ class FlatLayout:
             Elements of the vector. An array may be in it as a whole, in part, or not at all.
         offset : int
             Byte at which the vector begins.
+        trained : bool
+            Whether it holds trained arrays only, as a state of the optimizer does.
 
         Returns
         -------
         dict of str to array (n,)
             Views of the buffer, in order, without arrays outside the part.
         """
-        found = {}
-        for (name, shape), start in zip(self.shapes, self.offsets.values(), strict=True):
+        found, offsets = {}, self.offsets
+        for name, shape in self.shapes if trained else self._all:
+            start = offsets[name]
             begin, end = max(start, part.start), min(start + math.prod(shape), part.stop)
             if begin < end:
                 found[name] = buffer.array(
@@ -225,11 +230,11 @@ class Vectors:
     def within(
         cls, layout: FlatLayout, parameters: Buffer, gradients: Buffer, part: slice
     ) -> "Vectors":
-        """Take the flattened pieces of trained parameters in a part of the flat vectors."""
+        """Take the flattened pieces of arrays in a part of the flat vectors."""
         return cls(
             layout.pieces(parameters, part),
             {
-                name: layout.pieces(parameters, part, offset)
+                name: layout.pieces(parameters, part, offset, trained=True)
                 for name, offset in layout.state_offsets.items()
             },
             layout.pieces(gradients, part),

@@ -65,8 +65,8 @@ class RunSpec:
             self.classes,
             config.width,
             self.wnids,
-            config.norm_before_pool,
-            config.network,
+            network=config.network,
+            options=config.options,
         )
 
     @property

@@ -52,7 +52,8 @@ def tensors(seed: int, dtype: str = "float32") -> dict[str, np.ndarray]:
 def make(dtype: str = "float32", state: RunState = STATE) -> Checkpoint:
     config = Config().model_dump(mode="json")
     conditions = {"threads": "1", "numpy": "2.0"}
-    return Checkpoint(tensors(1, dtype), tensors(2, dtype), NETWORK, state, config, conditions)
+    states = {"momentum": tensors(2, dtype)}
+    return Checkpoint(tensors(1, dtype), states, NETWORK, state, config, conditions)
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -99,9 +100,11 @@ def with_tensors(path: Path, **changes: np.ndarray | None) -> Path:
 def test_everything_comes_back(tmp_path: Path, dtype: str) -> None:
     written = make(dtype)
     found = read_checkpoint(write_checkpoint(tmp_path, written), SHAPES)
-    for ours, theirs in ((found.weights, written.weights), (found.momentum, written.momentum)):
-        assert ours is not None
-        assert theirs is not None
+    assert list(found.states) == ["momentum"]
+    for ours, theirs in (
+        (found.weights, written.weights),
+        (found.states["momentum"], written.states["momentum"]),
+    ):
         assert ours.keys() == theirs.keys()
         for name, array in theirs.items():
             assert ours[name].dtype == dtype
@@ -116,8 +119,8 @@ def test_everything_comes_back(tmp_path: Path, dtype: str) -> None:
 
 
 def test_weights_without_momentum(tmp_path: Path) -> None:
-    found = read_checkpoint(write_checkpoint(tmp_path, replace(make(), momentum=None)), SHAPES)
-    assert found.momentum is None
+    found = read_checkpoint(write_checkpoint(tmp_path, replace(make(), states={})), SHAPES)
+    assert found.states == {}
     assert set(found.weights) == set(SHAPES)
 
 
@@ -194,9 +197,9 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     [
         ({"weights": {}}, "no weights"),
         ({"weights": {**tensors(1), "fc8.bias": np.zeros(3, np.int64)}}, "int64"),
-        ({"momentum": {"fc8.bias": np.zeros(3, np.float32)}}, "is missing"),
-        ({"momentum": {**tensors(1), "fc8.bias": np.zeros(4, np.float32)}}, r"\(4,\)"),
-        ({"momentum": {**tensors(1), "fc9.bias": np.zeros(4, np.float32)}}, "fc9"),
+        ({"states": {"momentum": {"fc8.bias": np.zeros(3, np.float32)}}}, "is missing"),
+        ({"states": {"momentum": {**tensors(1), "fc8.bias": np.zeros(4, "f4")}}}, r"\(4,\)"),
+        ({"states": {"momentum": {**tensors(1), "fc9.bias": np.zeros(4, "f4")}}}, "fc9"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_together_is_not_written(
@@ -354,7 +357,7 @@ def test_missing_and_unknown_tensors(path: Path) -> None:
     other = with_tensors(path, **{"momentum/fc8__bias": np.zeros(4, np.float32)})
     assert "fc8.bias is float32 (3,), its momentum float32 (4,)" in refusal(other)
     path.write_bytes(content)
-    assert "no momentum was announced" in refusal(with_metadata(path, momentum=False))
+    assert "the header does not list its state" in refusal(with_metadata(path, momentum=False))
 
 
 # The network

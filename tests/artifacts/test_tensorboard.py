@@ -29,7 +29,8 @@ VALIDATION = ValidationRecord(1, 40, 2.25, 0.5, 0.125, 360)
 
 def checkpoint(step: int, **weights: np.ndarray) -> Checkpoint:
     momentum = {name: (value / 100).astype(value.dtype) for name, value in weights.items()}
-    return Checkpoint(weights, momentum, NetworkDescription(67, 3, 1.0), RunState(step=step))
+    network = NetworkDescription(67, 3, 1.0)
+    return Checkpoint(weights, {"momentum": momentum}, network, RunState(step=step))
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -77,7 +78,7 @@ def test_a_checkpoint_shows_weights_updates_and_filters(tmp_path: Path) -> None:
     filters = rng.standard_normal((6, 3, 5, 5)).astype(np.float32)
     large = rng.normal(0.5, 2.0, (700, 512))
     made = checkpoint(7, **{"conv1.weight": filters, "fc.weight": large, "fc.bias": np.ones(4)})
-    made.momentum["fc.weight"][...] = 3.0  # type: ignore[index]
+    made.states["momentum"]["fc.weight"][...] = 3.0
     write(tmp_path, 0, made)
     found = read(tmp_path)
     ratio = 3.0 * math.sqrt(large.size) / math.sqrt((large**2).sum())

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import validate
 from alex_net import AlexNet
 from tandem.artifacts.checkpoint import read_checkpoint, read_header
-from tandem.config.schema import load_config
+from tandem.config.command_line import load_config
 from tandem.convert import cli, fetch
 from tandem.convert.theano_folder import parts
 from tandem.data.class_names import imagenet_names
@@ -163,7 +163,7 @@ def test_what_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "W_0_65.npy: holds" in refusal(capsys, folder, tmp_path / "x.safetensors")
     text = refusal(capsys, folder, tmp_path / "x.safetensors", "--width", "-1", "--crop_size", 67)
     assert "width must be positive" in text
-    assert "it must be at least 0" in refusal(capsys, folder, "x.safetensors", "--epoch", "-1")
+    assert "whole number of at least 0" in refusal(capsys, folder, "x.safetensors", "--epoch", "-1")
     assert not (tmp_path / "x.safetensors").exists()
 
 

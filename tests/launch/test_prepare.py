@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from tandem.config.command_line import load_config
 from tandem.config.hardware import RankInfo
-from tandem.config.schema import load_config
 from tandem.distributed.group import Starter
 from tandem.errors import InputError
 from tandem.launch.prepare import prepare_run

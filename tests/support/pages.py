@@ -13,6 +13,7 @@ from tests.support.tiny import ROOT
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 EVERY_PAGE = [*PAGES, ROOT / "README.md", *sorted((ROOT / "pretrained").glob("*.md"))]
+_MORE = [*(ROOT / "tests" / "gpu").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
 _SCRIPTS = sorted(
     path
     for folder in ("demo", "preprocessing", "tests/gpu")
@@ -63,11 +64,16 @@ def named_programs() -> frozenset[str]:
 
     Each is a file, as "train.py", or a module, as "-m tests.soak".
     """
-    files = [*EVERY_PAGE, *(ROOT / "benchmarks").glob("*.py")]
+    files = [*EVERY_PAGE, *_MORE, *(ROOT / "benchmarks").glob("*.py")]
     texts = [*map(dry_run, make_targets()), *(path.read_text() for path in files)]
     for path in _SCRIPTS:
         here = path.parent.relative_to(ROOT).as_posix()
-        texts.append(path.read_text().replace("$here", here).replace("$python", "python"))
+        texts.append(
+            path.read_text()
+            .replace("$here", here)
+            .replace("$python", "python")
+            .replace("$PYTHON", "python")
+        )
     text = "\n".join(texts).replace('"', "")
     found = re.findall(r"\bpython3? (?!-[^m])(-m [\w.]*\w|\S+\.py)", text)
     ours = {path.name for path in ROOT.iterdir()}

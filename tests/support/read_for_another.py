@@ -19,7 +19,7 @@ from tandem.artifacts.checkpoint import (
     read_checkpoint,
     read_header,
 )
-from tandem.config.schema import load_config
+from tandem.config.command_line import load_config
 from tandem.data.batch_file import locate_batch
 from tandem.data.dataset import Dataset, open_split
 from tandem.data.manifest import read_manifest

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from alex_net import AlexNet
-from tandem.config.schema import load_config
+from tandem.config.command_line import load_config
 from tandem.distributed import local_groups
 from tandem.launch.prepare import prepare_run
+from tandem.optim import SGD
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.memory import Memory, make_sites
 from tandem.training.run_spec import RunSpec
@@ -63,6 +64,7 @@ def train(spec: RunSpec) -> list[dict[str, np.ndarray]]:
         CompiledNetwork(
             net,
             spec.config,
+            SGD(),
             np.zeros((3, 70, 70)),
             memories[rank].vectors,
             updated=memories[rank].updated(strategy),
@@ -71,7 +73,7 @@ def train(spec: RunSpec) -> list[dict[str, np.ndarray]]:
     ]
     exchanges = [memories[rank].exchange(strategy) for rank in range(TRAINERS)]
     for model in models:
-        model.load(dict(net.initial_values(1)), {})
+        model.load(dict(net.initial_values(1)))
         model.update(0.0)  # compiles, and changes nothing
     rng = np.random.default_rng(0)
     for shares in SHARES:
@@ -87,7 +89,11 @@ def train(spec: RunSpec) -> list[dict[str, np.ndarray]]:
 
         together([lambda rank=rank: step(rank) for rank in range(TRAINERS)])
     return [
-        {v.name: v.get_value() for group in (m.weights, m.momenta) for v in group.values()}
+        {
+            v.name: v.get_value()
+            for group in (m.weights, m.states["momentum"])
+            for v in group.values()
+        }
         for m in models
     ]
 
