@@ -20,7 +20,7 @@ from tandem.artifacts.checkpoint import read_checkpoint
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
 from tandem.artifacts.run_folder import RECORD, find_checkpoint, list_checkpoints
 from tandem.artifacts.visualize import colour_filters, filter_grid
-from tandem.cli import Options, PathOption, option, run_program
+from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.errors import InputError
 from tandem.files import replacing
 
@@ -145,7 +145,7 @@ class PlotOptions(Options):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return its exit status."""
-    return run_program(PlotOptions, plot, arguments, __doc__, "python -m tandem.plot")
+    return run_program(PlotOptions, plot, CommandLine(arguments, __doc__, "python -m tandem.plot"))
 
 
 def plot(options: PlotOptions) -> None:

@@ -10,7 +10,7 @@ import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from PIL import features
@@ -19,7 +19,6 @@ from tandem.data.dataset import locate_split
 from tandem.data.manifest import (
     MANIFEST_NAME,
     SPLITS,
-    Layout,
     Manifest,
     Split,
     read_manifest,
@@ -116,7 +115,7 @@ def _finish(settings: Settings, listing: Listing, progress: Progress, report: Re
     report.write_skipped()
     manifest = Manifest(
         image_size=settings.image_size,
-        layout=cast(Layout, settings.layout),
+        layout=settings.layout,
         pictures_per_file=settings.batch_size,
         wnids=listing.wnids,
         seed=settings.seed,
