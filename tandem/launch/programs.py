@@ -1,4 +1,4 @@
-"""What the programs do: settings in, exit status out."""
+"""Training and validation as programs: settings in, exit status out."""
 
 import logging
 import sys
@@ -29,7 +29,7 @@ MOST_ROLLBACKS = 10  # from one checkpoint
 
 
 def run_training(arguments: Sequence[str] | None, description: str | None) -> int:
-    """Train.
+    """Train as the configuration and the command line say.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def run_training(arguments: Sequence[str] | None, description: str | None) -> in
 
 
 def _run(work: Callable[[Launcher], int]) -> int:
-    """Do the work of a program, which may be one rank of many; the exit status."""
+    """Do the work of a program, which may be one rank of many; return the exit status."""
     if is_rank():
         return work_on_ranks(lambda launcher: exit_status(partial(work, launcher)))
     configure_logging()
@@ -61,7 +61,7 @@ def _run(work: Callable[[Launcher], int]) -> int:
 
 
 def _train(config: Config, lock: FolderLock, launcher: Launcher) -> int:
-    """Train, as often as the configuration permits to go on after a fault; the exit status."""
+    """Train, restarting after faults as the configuration permits; return the exit status."""
     restarts, skipped = 0, Rollbacks()
     while True:
         spec = prepare_run(config, skipped=skipped.minibatches, ranks=launcher.ranks)
@@ -86,7 +86,7 @@ def _train(config: Config, lock: FolderLock, launcher: Launcher) -> int:
 
 
 class Rollbacks:
-    """Which minibatches a run has gone back for. It gives up when that doesn't help."""
+    """Minibatches to skip after rollbacks; gives up when rolling back does not help."""
 
     def __init__(self) -> None:
         self.minibatches: tuple[tuple[int, int], ...] = ()
@@ -94,14 +94,14 @@ class Rollbacks:
         self._count = 0
 
     def note(self, failure: Diverged, resumed: Path | None) -> bool:
-        """Remember a minibatch; whether it makes sense to go back once more.
+        """Add a minibatch; return whether to roll back once more.
 
         Parameters
         ----------
         failure : Diverged
-            Which minibatch it was.
+            With the minibatch.
         resumed : Path or None
-            Where the run began that met it.
+            The checkpoint that the failed run began from.
         """
         self._count = self._count + 1 if resumed == self._from else 1
         self._from = resumed
@@ -135,7 +135,7 @@ def run_validation(arguments: Sequence[str] | None, description: str | None) -> 
 
 
 def announce(spec: RunSpec) -> None:
-    """Say what every ``auto`` has become, and what will be slow."""
+    """Log what every ``auto`` was resolved to, and what will be slow."""
     pictures = f"{spec.validation.size} validation pictures"
     if spec.job == "train":
         pictures = f"{spec.train.size} training and {pictures}"
