@@ -24,7 +24,7 @@ MOST_ROLLBACKS = 10  # from one checkpoint
 
 
 def run_training(arguments: Sequence[str] | None, description: str | None) -> int:
-    """Train.
+    """Train as the configuration and the command line say.
 
     Parameters
     ----------
