@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
@@ -38,7 +39,8 @@ def parse_yaml(text: str | bytes) -> Any:
     try:
         return yaml.load(text, Loader=_PlainLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"not YAML: {one_line(error)}") from error
+        reason = re.sub(r' in "<\w+ string>",', " in", one_line(error))
+        raise ValueError(f"not YAML: {reason}") from error
 
 
 def parse_json(text: str | bytes) -> Any:
