@@ -1,4 +1,4 @@
-"""What the programs do: settings in, exit status out."""
+"""Training and validation as programs: settings in, exit status out."""
 
 import logging
 import sys
@@ -6,17 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tandem.artifacts.checkpoint import read_header
 from tandem.artifacts.metrics_log import to_json
 from tandem.artifacts.run_lock import FolderLock, locked
 from tandem.cli import configure_logging, exit_status
 from tandem.config.command_line import load_config, load_weights_and_config
 from tandem.config.schema import Config
-from tandem.launch.console import (
-    TrainingReporter,
-    ValidationReporter,
-    describe_validation,
-)
+from tandem.launch.console import TrainingReporter, ValidationReporter, describe_validation
 from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import prepare_run
 from tandem.launch.ranks import is_rank, work_on_ranks
@@ -29,7 +24,7 @@ MOST_ROLLBACKS = 10  # from one checkpoint
 
 
 def run_training(arguments: Sequence[str] | None, description: str | None) -> int:
-    """Train.
+    """Train as the configuration and the command line say.
 
     Parameters
     ----------
@@ -53,7 +48,7 @@ def run_training(arguments: Sequence[str] | None, description: str | None) -> in
 
 
 def _run(work: Callable[[Launcher], int]) -> int:
-    """Do the work of a program, which may be one rank of many; the exit status."""
+    """Run a program, possibly as one rank of many; return its exit status."""
     if is_rank():
         return work_on_ranks(lambda launcher: exit_status(partial(work, launcher)))
     configure_logging()
@@ -61,11 +56,11 @@ def _run(work: Callable[[Launcher], int]) -> int:
 
 
 def _train(config: Config, lock: FolderLock, launcher: Launcher) -> int:
-    """Train, as often as the configuration permits to go on after a fault; the exit status."""
+    """Train, with the restarts and rollbacks that the configuration permits."""
     restarts, skipped = 0, Rollbacks()
     while True:
         spec = prepare_run(config, skipped=skipped.minibatches, ranks=launcher.ranks)
-        if spec.resumed is not None and read_header(spec.resumed).state.epoch >= config.n_epochs:
+        if spec.is_complete:
             log.info("%s: all %d epochs are done already", spec.resumed, config.n_epochs)
             return 0
         announce(spec)
@@ -86,7 +81,7 @@ def _train(config: Config, lock: FolderLock, launcher: Launcher) -> int:
 
 
 class Rollbacks:
-    """Which minibatches a run has gone back for. It gives up when that doesn't help."""
+    """The minibatches that a run went back for, up to a limit."""
 
     def __init__(self) -> None:
         self.minibatches: tuple[tuple[int, int], ...] = ()
@@ -94,14 +89,14 @@ class Rollbacks:
         self._count = 0
 
     def note(self, failure: Diverged, resumed: Path | None) -> bool:
-        """Remember a minibatch; whether it makes sense to go back once more.
+        """Remember a minibatch; return whether to go back once more.
 
         Parameters
         ----------
         failure : Diverged
-            Which minibatch it was.
+            Names the minibatch.
         resumed : Path or None
-            Where the run began that met it.
+            The checkpoint from which the failed run started.
         """
         self._count = self._count + 1 if resumed == self._from else 1
         self._from = resumed
@@ -135,7 +130,7 @@ def run_validation(arguments: Sequence[str] | None, description: str | None) -> 
 
 
 def announce(spec: RunSpec) -> None:
-    """Say what every ``auto`` has become, and what will be slow."""
+    """Log the values that ``auto`` stands for, and a warning of slow batch files."""
     pictures = f"{spec.validation.size} validation pictures"
     if spec.job == "train":
         pictures = f"{spec.train.size} training and {pictures}"

@@ -142,7 +142,7 @@ def _deaths(pool: WorkerPool) -> list[Failed]:
         status = handle.exit_status
         expected = handle.finished or (status == 0 and not handle.reports)
         if status is not None and not expected:
-            # Who exits has reported why, or follows another; who is killed reports nothing.
+            # A worker that exits has reported why, or follows another; a killed one cannot.
             kind: Kind = "death" if status < 0 else "consequence"
             failures.append(Failed(handle.name, kind, _describe_exit(status), ""))
     return failures

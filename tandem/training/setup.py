@@ -73,7 +73,7 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     keep_freed_memory()
     config, group = spec.config, arguments.group
     network = build_network(spec.description, config.dtype)
-    optimizer = OPTIMIZERS.make("sgd", dict(config))
+    optimizer = OPTIMIZERS.chosen(dict(config))
     layout = parameter_layout(network, optimizer, config.freeze)
     memory = arguments.site.open(group, dict(layout.shapes), layout.dtype)
     model = _compile(

@@ -2,7 +2,7 @@
 
 mpirun -n 3 python tests/support/simulated_train.py SETTINGS.
 
-Each rank says at the end what it has left behind.
+Each rank reports at the end what it has left behind.
 """
 
 import sys
@@ -19,11 +19,11 @@ from tests.support import simulated_gpu
 GPUS = 3
 
 shared: list[int] = []
-"""How many pieces of memory a rank has shared with others by MPI, at each start of a trainer."""
+"""Segments of memory that a rank shares with others by MPI, at each start of a trainer."""
 
 
 def rank_site(*arguments: Any) -> Any:
-    """Stands for `tandem.training.rank_memory.rank_site`."""
+    """Replace `tandem.training.rank_memory.rank_site`."""
     shared.append(Path("/proc/self/maps").read_text().count("/dev/shm/"))
     return simulated_gpu.rank_site(*arguments)
 
