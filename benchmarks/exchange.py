@@ -1,12 +1,12 @@
-"""What does it cost that trainers agree on their weights? Against copying them once.
+"""What does an exchange cost, against copying the weights once?
 
     python -m benchmarks.exchange
 
-Trainers are processes, with 61 million weights and as many momenta each, float32 (488 MB), in host
-memory that all of them see. When two exchange, each reads half of both vectors and writes half of
-both: as many bytes as when each of them copies its vector at the same time. "One copy" is
-``vector.copy()`` in one process, which also pays for the pages of a new array; into memory that is
-there already a copy is quicker, and is told beside it.
+Trainers are processes with 61 million weights and as many momenta each, float32 (488 MB), in shared
+host memory. When two exchange, each reads half of both vectors and writes half of both: as many
+bytes as when both copy their vectors at the same time. "One copy" is ``vector.copy()`` in one
+process, which includes the allocation of pages; a copy into allocated memory is faster and is
+reported too.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ PARAMETERS = 60_965_224  # of AlexNet
 
 
 def main() -> int:
-    """Answer as the command line says."""
+    """Run the benchmark; return the exit status."""
     return run(__doc__, answer, rounds=15)
 
 
@@ -39,7 +39,7 @@ def answer(rounds: int, parameters: int = PARAMETERS, most: int = 4) -> Iterator
     vector, target = np.ones((2, 2 * parameters), np.float32)
     copies = {
         "one copy": vector.copy,
-        "one copy into memory that is there": lambda: np.copyto(target, vector),
+        "one copy into allocated memory": lambda: np.copyto(target, vector),
     }
     yield from _two_trainers(rounds, parameters, copies)
     for trainers in range(1, most + 1):

@@ -178,7 +178,10 @@ def test_a_folder_that_may_not_be_written_is_named(
     ("options", "message"),
     [
         (("--image-sise", "8"), "did you mean --image-size?"),
-        (("--train-img-dir", "/nowhere"), "/nowhere (train_img_dir): there is no such folder"),
+        (
+            ("--train-img-dir", "/nowhere"),
+            "/nowhere (train_img_dir): the folder cannot be read: No such file or directory",
+        ),
         (("--config", "/nowhere.yaml"), "/nowhere.yaml: cannot be read"),
     ],
 )
