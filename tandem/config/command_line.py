@@ -63,7 +63,7 @@ _SENTENCES = {
     ),
     "max_iter max_steps iterations": "the length of a run is counted in epochs: use n_epochs",
     "gamma lr_gamma": "the rate is divided by 10 at each epoch of lr_step",
-    "opt optimizer solver": "see use_momentum, use_nesterov_momentum and weight_decay",
+    "opt solver": "see optimizer, use_momentum, use_nesterov_momentum and weight_decay",
     "global_batch_size": "batch_size counts the images of one trainer",
     "num_classes classes": "the number of classes is that of the manifest in data_folder",
     "world_size rank local_rank dist_url dist_backend multiprocessing_distributed": _RANKS,

@@ -29,6 +29,8 @@ class RunFacts:
         Whether each trainer has a GPU to itself.
     bucket_mb : float
         Megabytes of a bucket of gradients; 0 for none.
+    precision : str
+        Of products, as the setting; "float64" is that of weights too.
     """
 
     starter: "Starter | None"
@@ -36,6 +38,7 @@ class RunFacts:
     machines: tuple[object, ...] = ()
     has_own_gpus: bool = False
     bucket_mb: float = 0.0
+    precision: str = "float32"
 
     @property
     def on_gpu(self) -> bool:
@@ -140,16 +143,20 @@ class Asa16(AllReduceChoice):
         "float16",
         "asa16: transfer format, float16 or bfloat16",
         "float16 or bfloat16",
-        affects_bits=True,
     )
     error_feedback: bool = setting(
         False,
-        "asa16: send what rounding loses with the next step",
+        "asa16: add the rounding error to the next step's vector",
         "true or false",
-        affects_bits=True,
     )
 
-    requires = (NEEDS_RANKS,)
+    requires = (
+        NEEDS_RANKS,
+        Requirement(
+            lambda facts: facts.precision != "float64",
+            "is for float32, and precision is float64: choose another of both",
+        ),
+    )
 
     def condition(self, facts: RunFacts) -> str:
         buckets = f" in buckets of {facts.bucket_mb:g} MB" if facts.bucket_mb else ""
@@ -202,7 +209,7 @@ class Gradients(ExchangeChoice):
 
     bucket_mb: float = setting(
         0.0,
-        "of ranks: MB of gradients sent while others are computed; 0: none",
+        "of ranks: MB of gradients sent during the backward pass; 0: none",
         "a number of megabytes of at least 0",
         ge=0,
     )
@@ -252,14 +259,14 @@ class Easgd(RuleChoice):
 
     easgd_alpha: float = setting(
         0.5,
-        "easgd: part of the difference by which weights and centre move",
+        "easgd: moving rate of weights and consensus weights",
         "a number above 0 and below 1",
         gt=0,
         lt=1,
     )
     easgd_tau: int = setting(
         1,
-        "easgd: steps between visits to the server",
+        "easgd: steps between exchanges with the server",
         "a whole number of steps of at least 1",
         ge=1,
     )

@@ -14,7 +14,8 @@ from tandem.data.augment import Mode
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.memory import Slot
-from tandem.training.messages import MinibatchReady, Stop
+from tandem.processes.messages import Stop
+from tandem.training.messages import MinibatchReady
 from tandem.training.run_spec import RunSpec
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from tandem.training.input_pipeline import InProcessLoader, Loader, OrderedLoade
 from tandem.training.run_spec import RunSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
-Strategy = Literal["average", "gradients", "shared"]
+Strategy = str
 
 
 class Memory(Protocol):

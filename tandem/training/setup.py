@@ -18,7 +18,7 @@ from tandem.training.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from tandem.training.compiled_network import CompiledNetwork
-    from tandem.training.trainer import WorkerArguments
+    from tandem.training.worker import WorkerArguments
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     keep_freed_memory()
     config, group = spec.config, arguments.group
     network = build_network(spec.description, config.dtype)
-    optimizer = OPTIMIZERS.make("sgd", dict(config))
+    optimizer = OPTIMIZERS.chosen(dict(config))
     layout = parameter_layout(network, optimizer, config.freeze)
     memory = arguments.site.open(group, dict(layout.shapes), layout.dtype)
     model = _compile(

@@ -4,7 +4,8 @@ import time
 from collections import Counter
 
 from tandem.artifacts.metrics import Seconds
-from tandem.processes.heartbeat import Activity, StatusSlot
+from tandem.processes.heartbeat import StatusSlot
+from tandem.training.messages import Activity
 
 
 class StepTimer:

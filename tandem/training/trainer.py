@@ -1,75 +1,34 @@
-"""A trainer process: gradients, exchange, update, validation, checkpoints.
+"""A trainer: gradients, exchange, update, validation, checkpoints.
 
 Importing this module is cheap; PyTensor and PyTorch are imported when a trainer starts to work.
 """
 
-import contextlib
 import logging
-import os
-import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from tandem.artifacts.checkpoint import Checkpoint
 from tandem.artifacts.metrics import MetricSums, Pending, Seconds
 from tandem.artifacts.metrics_log import NotFiniteRecord, TrainRecord, ValidationRecord
-from tandem.artifacts.run_lock import FolderLock
 from tandem.data.augment import Mode
 from tandem.data.manifest import read_manifest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count
-from tandem.distributed import Group, PeerLost
-from tandem.errors import InputError
-from tandem.processes.child import describe
-from tandem.processes.heartbeat import Activity, StatusSlot
-from tandem.training.input_pipeline import LoaderError
+from tandem.processes.messages import Ready, Stop
 from tandem.training.learning_rate import learning_rate
-from tandem.training.memory import Site
-from tandem.training.messages import (
-    Diverged,
-    Failed,
-    Finished,
-    Ready,
-    StepVote,
-    Stop,
-)
+from tandem.training.messages import Activity, StepVote
 from tandem.training.reports import Reports
 from tandem.training.run_spec import RunSpec
 from tandem.training.setup import set_up
 from tandem.training.step_timer import StepTimer
 
+if TYPE_CHECKING:
+    from tandem.training.worker import WorkerArguments
+
 log = logging.getLogger(__name__)
 
 MOST_SKIPS = 10  # minibatches in a row
-
-
-@dataclass(frozen=True)
-class WorkerArguments:
-    """What a trainer process is given when it starts.
-
-    Attributes
-    ----------
-    rank : int
-        Which trainer this is, from 0.
-    group : Group
-        Where it meets the others.
-    loader : Connection or None
-        To its loader process; None where the trainer loads by itself.
-    site : Site
-        Where its memory lies.
-    sign : StatusSlot
-        Where it shows what it is doing.
-    lock : FolderLock or None
-        On the run folder, which stays locked as long as a trainer is there.
-    """
-
-    rank: int
-    group: Group
-    loader: Connection | None
-    site: Site
-    sign: StatusSlot
-    lock: FolderLock | None = None
 
 
 class NotFinite(Exception):
@@ -96,59 +55,6 @@ class LauncherLost(Exception):
     """The launcher has ended; so must this trainer."""
 
 
-def serve(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> None:
-    """Work as a trainer; the target of the process. Exits non-zero when it fails.
-
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-    arguments : WorkerArguments
-        What this trainer is given.
-    launcher : Connection
-        Reports go there, and a request to stop comes from there.
-    """
-    os.environ["OMP_NUM_THREADS"] = str(spec.threads)
-    try:
-        _work(spec, arguments, launcher)
-        launcher.send(Finished(arguments.rank))
-    except (LauncherLost, BrokenPipeError):
-        raise SystemExit(1) from None
-    except BaseException as error:
-        _report_failure(arguments, launcher, error)
-        raise SystemExit(1) from None
-
-
-def _work(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> None:
-    """Do the spec's job, to its end or until all trainers agree to stop, or that it has failed."""
-    trainer = Trainer(spec, arguments, launcher)
-    try:
-        with contextlib.suppress(StopAgreed):
-            trainer.validate_only() if spec.job == "validate" else trainer.train()
-        trainer.finish()
-    except NotFinite:
-        trainer.finish()  # for all have agreed on it
-        raise
-    finally:
-        trainer.close()
-
-
-def _report_failure(arguments: WorkerArguments, launcher: Connection, error: BaseException) -> None:
-    who, text = f"trainer {arguments.rank}", traceback.format_exc()
-    if isinstance(error, NotFinite):
-        failed: Failed = Diverged(who, "diverged", str(error), "", error.epoch, error.minibatch)
-    elif isinstance(error, InputError):
-        failed = Failed(who, "input", describe(error), text)
-    elif isinstance(error, PeerLost | LoaderError):
-        failed = Failed(who, "consequence", describe(error), text)
-    else:
-        failed = Failed(who, "fault", describe(error), text)
-    try:
-        launcher.send(failed)
-    except OSError:
-        log.exception("trainer %d failed and could not tell the launcher", arguments.rank)
-
-
 class Trainer:
     """One trainer of a run: trains, validates, saves, in agreement with the others.
 
@@ -162,10 +68,10 @@ class Trainer:
         To the launcher.
     """
 
-    def __init__(self, spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> None:
+    def __init__(self, spec: RunSpec, arguments: "WorkerArguments", launcher: Connection) -> None:
         setup = set_up(spec, arguments)
         self.spec, self.config, self.launcher = spec, spec.config, launcher
-        self.rank, self.group, self.status = arguments.rank, arguments.group, arguments.sign
+        self.rank, self.group, self.status = arguments.rank, arguments.group, arguments.status
         self.memory, self.model, self.state = setup.memory, setup.model, setup.state
         self.exchange, self.pipeline = setup.exchange, setup.pipeline
         self.steps = minibatch_count(spec.train.size, spec.global_batch)
@@ -175,7 +81,7 @@ class Trainer:
         self._skips = 0
         self._check_equal()
         self.reports = Reports(spec, self.rank, self.state, launcher, setup.checkpoint_nbytes)
-        launcher.send(Ready(self.rank))
+        launcher.send(Ready())
 
     def train(self) -> None:
         """Train until ``n_epochs`` are done, from where the state says.

@@ -303,7 +303,7 @@ def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatc
         ("pretrained", "init_weights"),
         ("evaluate", "validate.py --weights FILE"),
         ("arch", "did you mean --network?"),
-        ("optimizer", "use_momentum"),
+        ("solver", "use_momentum"),
         ("max_iter", "n_epochs"),
         ("local-rank", "mpirun or torchrun"),
     ],

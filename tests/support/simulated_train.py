@@ -2,7 +2,7 @@
 
 mpirun -n 3 python tests/support/simulated_train.py SETTINGS.
 
-Each rank says at the end what it has left behind.
+Each rank reports at the end what it has left behind.
 """
 
 import sys
@@ -11,7 +11,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import proc_load
 from tandem.config import hardware
 from tandem.launch import ranks
 from tandem.launch.programs import run_training
@@ -20,11 +19,11 @@ from tests.support import simulated_gpu
 GPUS = 3
 
 shared: list[int] = []
-"""How many pieces of memory a rank has shared with others by MPI, at each start of a trainer."""
+"""Segments of memory that a rank shares with others by MPI, at each start of a trainer."""
 
 
 def rank_site(*arguments: Any) -> Any:
-    """Stands for `tandem.training.rank_memory.rank_site`."""
+    """Replace `tandem.training.rank_memory.rank_site`."""
     shared.append(Path("/proc/self/maps").read_text().count("/dev/shm/"))
     return simulated_gpu.rank_site(*arguments)
 
@@ -35,7 +34,7 @@ if __name__ == "__main__":
     hardware._gpu_name = lambda number: "pretended"
     hardware.gpu_identity = lambda number: f"GPU {number}"
     ranks.rank_site = rank_site
-    status = run_training(sys.argv[1:], proc_load.serve, None)
+    status = run_training(sys.argv[1:], None)
     left = len(simulated_gpu.in_use), shared[-1] - shared[0]
     sys.stderr.write(f"left on GPUs: {left[0]}, shared: {left[1]}\n")
     raise SystemExit(status)

@@ -12,13 +12,14 @@ from tandem.data.augment import Augmentation
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
 from tandem.errors import InputError
 from tandem.memory import HostSlots, SlotLayout
+from tandem.processes.messages import Ready, Stop
 from tandem.training.input_pipeline import (
     InProcessLoader,
     InputPipeline,
     LoaderError,
     ProcessLoader,
 )
-from tandem.training.messages import MinibatchReady, Ready, Stop
+from tandem.training.messages import MinibatchReady
 from tests.support.coded_pictures import SIZE, coded_picture, label_of, write_coded
 
 
@@ -153,6 +154,6 @@ def test_a_loader_that_is_gone_without_a_word() -> None:
 
 def test_a_message_of_another_kind_is_refused() -> None:
     here, there = Pipe()
-    there.send(Ready(0))
+    there.send(Ready())
     with pytest.raises(TypeError, match="sent Ready, expected MinibatchReady"):
         ProcessLoader(here).wait()

@@ -6,7 +6,8 @@ from typing import cast
 import pytest
 
 from tandem.artifacts.metrics import Seconds
-from tandem.processes.heartbeat import Activity, StatusSlot
+from tandem.processes.heartbeat import StatusSlot
+from tandem.training.messages import Activity
 from tandem.training.step_timer import StepTimer
 
 
