@@ -1,4 +1,4 @@
-"""What is counted between two lines of the record."""
+"""Sums of losses, errors and seconds between two lines of the record."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,14 +11,14 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class MetricSums:
-    """MetricSums over pictures. They add up over trainers.
+    """Sums over pictures, which add up over trainers.
 
     Attributes
     ----------
     loss : float
         Sum of the cross-entropies, in nats.
     top1_errors, top5_errors, images : int
-        Pictures whose label is not the first, not among the first five; and all.
+        Pictures whose label is not ranked first, not among the first five; all pictures.
     """
 
     loss: _Finite = 0.0
@@ -37,7 +37,7 @@ class MetricSums:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Where the time of one trainer went.
+    """Seconds of one trainer, by what it did.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Pending:
-    """What has been counted since the last line about training, when a checkpoint is written.
+    """Metrics since the last line about training, when a checkpoint is written.
 
     Attributes
     ----------

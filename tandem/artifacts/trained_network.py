@@ -1,38 +1,43 @@
-"""Saved weights with all that it takes to use them: the network and the mean image."""
+"""A trained network with the mean image of its weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint, read_header
 from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
-from tandem.layers.network import ALEXNET, NetworkDescription, build_network, check_network
+from tandem.layers.network import (
+    ALEXNET,
+    Network,
+    NetworkDescription,
+    build_network,
+    check_network,
+)
 
 
 @dataclass(frozen=True)
 class LoadedNetwork:
-    """A network that can be used.
+    """A network with weights, and the mean image that belongs to them.
 
     Attributes
     ----------
     network : Network
-        In float32; its parameters have the values of the checkpoint.
+        In float32, with the weights of the checkpoint.
     description : NetworkDescription
-        What it is.
+        Its description.
     mean : float32 (3, S, S)
         The mean image that belongs to the weights.
     """
 
-    network: Any
+    network: Network
     description: NetworkDescription
     mean: np.ndarray
 
 
 def load_network(weights: Path, mean: Path | None, network: str = ALEXNET) -> LoadedNetwork:
-    """Build the network of a checkpoint, and find its mean image.
+    """Build the network of a checkpoint, and read its mean image.
 
     Parameters
     ----------
