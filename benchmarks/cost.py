@@ -118,7 +118,7 @@ def load(strategy: str, parameters: int, layout: Layout) -> Load:
         out = size * r * (every - r) / every + ring * ends
         inside = size * r * (r - 1) / every + ring * (r - ends)
         steps = 2 * (every - 1)
-    # And two local_groups. Ranks that share a core wait for their turns.
+    # And two barriers. Ranks that share a core wait for their turns.
     waits = (steps + 2 * math.log2(every)) * r / cores
     return Load(
         steps_within=waits if layout.machines == 1 else 0,

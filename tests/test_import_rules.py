@@ -54,8 +54,6 @@ WITHOUT_CONFIGURATION = {"distributed", "processes", "layers", "optim"}
 # What is still to be untangled.
 PENDING: set[tuple[str, str]] = {
     ("artifacts", "launch"),
-    ("distributed", "config"),
-    ("distributed", "training"),
     ("layers", "artifacts"),
     ("optim", "config"),
     ("training", "launch"),

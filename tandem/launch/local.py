@@ -23,6 +23,8 @@ from tandem.distributed import local_groups
 from tandem.files import remove_partials
 from tandem.launch.console import ProgressReporter
 from tandem.launch.prepare import RunSpec
+from tandem.memory import HostSlots
+from tandem.memory.cuda import CudaSlots
 from tandem.processes.child import ChildContext, enter, tracker_pid
 from tandem.processes.heartbeat import (
     LAUNCHER,
@@ -33,7 +35,7 @@ from tandem.processes.heartbeat import (
     StatusSlot,
 )
 from tandem.training import trainer
-from tandem.training.memory import Site, make_sites
+from tandem.training.memory import make_slots
 from tandem.training.messages import Failed, Finished, Ready, Stop
 
 log = logging.getLogger(__name__)
@@ -352,31 +354,28 @@ def _signals_held() -> Iterator[None]:
 
 
 def _start(spec: RunSpec, loader: LoaderTarget, pool: WorkerPool, lock: FolderLock | None) -> None:
-    places = local_groups(spec.trainers)
-    sites = make_sites(spec)
-    for rank, site in enumerate(sites):
-        loader_end = start_loader(spec, loader, pool, rank, site)
+    groups = local_groups(spec.trainers)
+    for rank, group in enumerate(groups):
+        slots = make_slots(spec, rank)
+        loader_end = start_loader(spec, loader, pool, rank, slots)
         name = f"trainer {rank}"
-        arguments = trainer.WorkerArguments(
-            rank, places[rank], loader_end, site, pool.sign(name), lock
-        )
+        arguments = trainer.WorkerArguments(rank, group, loader_end, slots, pool.sign(name), lock)
         pool.start(name, trainer.serve, spec, arguments)
         if loader_end is not None:
             loader_end.close()
-    for place, site in zip(places, sites, strict=True):
-        place.close()
-        site.release()
+    for group in groups:
+        group.close()
 
 
 def start_loader(
-    spec: RunSpec, loader: LoaderTarget, pool: WorkerPool, rank: int, site: Site
+    spec: RunSpec, loader: LoaderTarget, pool: WorkerPool, rank: int, slots: HostSlots | CudaSlots
 ) -> Connection | None:
     """Start the loader of a trainer; the trainer's connection to it, if it is to have one."""
     if not spec.config.para_load:
         return None
     loader_end, trainer_end = multiprocessing.Pipe(duplex=True)
     name = f"loader {rank}"
-    pool.start(name, loader, spec.filler(), trainer_end, site.loader_side(), pool.sign(name))
+    pool.start(name, loader, spec.filler(), trainer_end, slots, pool.sign(name))
     trainer_end.close()
     return loader_end
 

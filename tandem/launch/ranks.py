@@ -40,8 +40,8 @@ from tandem.launch.local import (
 from tandem.launch.prepare import RunSpec
 from tandem.processes.heartbeat import HeartbeatMonitor, HeartbeatTable
 from tandem.training import trainer
+from tandem.training.memory import make_slots
 from tandem.training.messages import Diverged, Failed
-from tandem.training.rank_memory import rank_site
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def work_on_ranks(work: Callable[[Start], int], loader: LoaderTarget) -> int:
         return 2
     configure_logging(f"[{world.rank}] ")
     _take_name(f"trainer {world.rank}")
-    pulse = RankHeartbeat(world.copy())
+    pulse = RankHeartbeat(world.split(0))
     pulse.start()
     ranks = Ranks(world, pulse)
     try:
@@ -195,7 +195,7 @@ class Ranks:
         self._pulse.expect(spec.config.peer_timeout_seconds)
         names = ["launcher"] + [f"loader {rank}"] * spec.config.para_load + [f"trainer {rank}"]
         writes = rank == 0 and spec.job == "train"
-        team, threads = self.world.copy(), list[TrainerThread]()
+        team, threads = self.world.split(0), list[TrainerThread]()
         outcome = run_pool(
             spec,
             names,
@@ -226,10 +226,10 @@ def _start(
     threads: "list[TrainerThread]",
     pool: WorkerPool,
 ) -> None:
-    site = rank_site(spec, team)
-    connection = start_loader(spec, loader, pool, team.rank, site)
+    slots = make_slots(spec, team.rank)
+    connection = start_loader(spec, loader, pool, team.rank, slots)
     name = f"trainer {team.rank}"
-    arguments = trainer.WorkerArguments(team.rank, team, connection, site, pool.sign(name))
+    arguments = trainer.WorkerArguments(team.rank, team, connection, slots, pool.sign(name))
     here, there = multiprocessing.Pipe(duplex=True)
     thread = TrainerThread(partial(trainer.serve, spec, arguments, there), here)
     thread.start()

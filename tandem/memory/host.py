@@ -211,6 +211,27 @@ class HostBuffer:
         return _received, (reduction.DupFd(self._descriptor), self.name)
 
 
+class ArrayBuffer:
+    """Host memory that is there already, as a `tandem.memory.Buffer`.
+
+    Parameters
+    ----------
+    memory : uint8 (n,)
+    """
+
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.memory, self.nbytes = memory, memory.nbytes
+
+    def array(
+        self, shape: int | Sequence[int], dtype: npt.DTypeLike, offset: int = 0
+    ) -> npt.NDArray[Any]:
+        """A writable view of the memory, in C order, that starts at byte `offset`."""
+        return np.ndarray(shape, dtype, buffer=self.memory.data, offset=offset)
+
+    def close(self) -> None:
+        """Do nothing: the memory goes with its last array."""
+
+
 def _received(handle: Any, name: str) -> HostBuffer:
     """The buffer in the child whose descriptor the parent has passed."""
     descriptor = handle.detach()

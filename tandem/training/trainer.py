@@ -30,17 +30,20 @@ from tandem.data.augment import Mode
 from tandem.data.manifest import read_manifest
 from tandem.data.minibatch import MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
-from tandem.distributed import Group, PeerLost
+from tandem.distributed import ExchangeSettings, Group, PeerLost, make_exchange
 from tandem.errors import InputError
 from tandem.launch.prepare import RunSpec, read_mean
 from tandem.layers.network import build_network
+from tandem.memory import HostSlots
+from tandem.memory.cuda import CudaSlots
 from tandem.memory.flat import FlatLayout
+from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.optim.parameter_groups import check_layers, learned_rates
 from tandem.optim.schedules import learning_rate
 from tandem.processes.child import describe
 from tandem.processes.heartbeat import Activity, StatusSlot
 from tandem.training.input_pipeline import InputPipeline, LoaderError
-from tandem.training.memory import Memory, Site
+from tandem.training.memory import open_loader, open_memory
 from tandem.training.messages import (
     CheckpointBegun,
     CheckpointWritten,
@@ -72,11 +75,11 @@ class WorkerArguments:
     rank : int
         Which trainer this is, from 0.
     group : Group
-        Where it meets the others.
+        All trainers.
     loader : Connection or None
         To its loader process; None where the trainer loads by itself.
-    site : Site
-        Where its memory lies.
+    slots : HostSlots or CudaSlots
+        What its loader fills.
     sign : StatusSlot
         Where it shows what it is doing.
     lock : FolderLock or None
@@ -86,7 +89,7 @@ class WorkerArguments:
     rank: int
     group: Group
     loader: Connection | None
-    site: Site
+    slots: HostSlots | CudaSlots
     sign: StatusSlot
     lock: FolderLock | None = None
 
@@ -226,8 +229,9 @@ class Trainer:
         self.model = self._build_model()
         self.state = self._load_weights()
         self._seconds = self._take_up(self.state.pending)
-        self.exchange = self.memory.exchange(self.config.exchange)
-        loader = self.memory.loader(arguments.loader, self.spec.filler())
+        settings = ExchangeSettings.of(vars(self.config))
+        self.exchange = make_exchange(settings, self.memory, arguments.group)
+        loader = open_loader(self.memory, arguments.loader, self.spec.filler())
         self.feed = InputPipeline(requests(self.spec, self.rank, self.state), loader)
         self.arguments.group.barrier()  # what they share is whole when everybody has loaded
         self._check_equal()
@@ -239,14 +243,17 @@ class Trainer:
 
     # What a trainer is made of
 
-    def _open_memory(self) -> Memory:
+    def _open_memory(self) -> HostMemory | CudaMemory:
         from tandem.backend import keep_freed_memory, set_threads
 
         set_threads(self.spec.threads)
         keep_freed_memory()
         shapes = self._shapes()
         learned = {name: shapes[name] for name in learned_rates(self.network.kinds, self.config)}
-        return self.arguments.site.open(self.arguments.group, learned, self.config.dtype)
+        layout = FlatLayout.of(
+            learned, self.config.dtype, channels_last=self.spec.on_gpu, states=("momentum",)
+        )
+        return open_memory(self.spec, self.arguments.slots, self.arguments.group, layout)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Of every parameter, frozen ones included."""
@@ -269,7 +276,7 @@ class Trainer:
             compile=bool(self.config.compile),
             device_crops=self.spec.device_crops,
             records=self.memory.records,
-            updated=self.memory.updated(self.config.exchange),
+            updated=self.memory.updated,
             on_gradient_ready=self._hear if self.config.bucket_mb and self.trainers > 1 else None,
         )
 
@@ -483,11 +490,10 @@ class Trainer:
             )
 
     def _agree_on_step(self, not_finite: tuple[int, ...]) -> Sequence[StepVote]:
-        """Hear what every trainer has to say; those that are not in step, only now and then."""
+        """Vote on a step; trainers that are not in step do so only now and then."""
         if self.exchange.is_synchronous:
             return self._agree(not_finite)
-        # They meet for a report in any case.
-        if (self.state.step + 1) % self.config.print_freq:
+        if not self.exchange.votes_after(self.state.step + 1, self.config.print_freq):
             return (StepVote(not_finite=not_finite),)
         words = self._agree()
         own = StepVote(any(w.stop for w in words), any(w.snapshot for w in words), not_finite)

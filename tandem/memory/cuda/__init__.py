@@ -23,13 +23,18 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tandem.errors import InputError
+from tandem.memory.host import ArrayBuffer
 from tandem.memory.slot import Slot, SlotLayout
+
+if TYPE_CHECKING:
+    from tandem.memory.flat import FlatLayout
+    from tandem.memory.parameters import CudaMemory
 
 # An allocation smaller than this may share its block with another one, and a handle opens a whole
 # block: what another process can see is kept apart from what it is not given.
@@ -742,21 +747,6 @@ class CudaSlot:
         self.buffer.close()
 
 
-class _HostArea:
-    """Page-locked host memory in which a host `Slot` can lie."""
-
-    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
-        self.memory, self.nbytes = memory, memory.nbytes
-
-    def array(
-        self, shape: int | Sequence[int], dtype: npt.DTypeLike, offset: int = 0
-    ) -> npt.NDArray[Any]:
-        return np.ndarray(shape, dtype, buffer=self.memory.data, offset=offset)
-
-    def close(self) -> None:
-        """Nothing: the memory goes with its last array."""
-
-
 class SlotUploader:
     """The loader's side: minibatches are made in page-locked memory and copied into device slots.
 
@@ -773,7 +763,7 @@ class SlotUploader:
 
     def __init__(self, driver: Driver, slots: Sequence[CudaSlot]) -> None:
         self._driver, self._slots, self._stream = driver, slots, driver.stream()
-        self._areas = [_HostArea(driver.page_locked(slot.layout.nbytes)) for slot in slots]
+        self._areas = [ArrayBuffer(driver.page_locked(slot.layout.nbytes)) for slot in slots]
 
     def fill(self, number: int, fill: Callable[[Slot], None]) -> None:
         """Make a minibatch on the host and set off its copy into a slot.
@@ -801,7 +791,7 @@ class SlotUploader:
         for slot in self._slots:
             slot.close()
 
-    def _upload(self, slot: CudaSlot, area: _HostArea, rows: int) -> None:
+    def _upload(self, slot: CudaSlot, area: ArrayBuffer, rows: int) -> None:
         layout = slot.layout
         pictures = rows * layout.picture_size**2 * 3
         labels = layout.offsets["labels"]  # from here on all is small
@@ -813,7 +803,9 @@ class SlotUploader:
 
 @dataclass(frozen=True)
 class CudaSlots:
-    """The two slots of a trainer on its GPU, for its loader to open.
+    """The two slots of a trainer on its GPU, which the trainer makes and its loader opens.
+
+    It can be sent to a process that is being started.
 
     Attributes
     ----------
@@ -839,9 +831,26 @@ class CudaSlots:
         InputError
             The system does not permit it, or the trainer has ended.
         """
-        driver = self._driver()
+        driver = self.driver()
         slots = [CudaSlot.open(driver, self.layout, handle) for handle in receive()]
         return SlotUploader(driver, slots)
 
-    def _driver(self) -> Driver:
+    @property
+    def torch_device(self) -> str:
+        """The GPU by PyTorch's name."""
+        return f"cuda:{self.device}"
+
+    def driver(self) -> Driver:
+        """Begin to use the GPU in this process."""
         return CudaDriver(self.device)
+
+    def trainer_memory(
+        self,
+        layout: "FlatLayout",
+        driver: Driver,
+        use: Callable[[Stream], AbstractContextManager],
+    ) -> "CudaMemory":
+        """Make the memory of the trainer, slots included; parameters as of `CudaMemory`."""
+        from tandem.memory.parameters import CudaMemory
+
+        return CudaMemory(self, layout, driver, use)
