@@ -24,14 +24,16 @@ import torch.nn.functional as F
 
 from alex_net import AlexNet
 from tandem.artifacts.metrics_log import TrainRecord, read_records
-from tandem.config.schema import Config, make_config, read_config_file
+from tandem.config.schema import Config, make_config
+from tandem.data.mean_image import read_mean
 from tandem.data.minibatch import MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count
 from tandem.errors import InputError
-from tandem.launch.prepare import prepare_run, read_mean
+from tandem.launch.prepare import prepare_run
 from tandem.memory import HostBuffer, Slot, SlotLayout
-from tandem.optim.schedules import learning_rate
 from tandem.philox import Purpose, words
+from tandem.training.learning_rate import learning_rate
+from tandem.validation import read_yaml
 
 MODELLED = {
     "precision": "float32",
@@ -151,7 +153,7 @@ def plain_losses(config: Config, trainers: int, count: int) -> Iterator[float]:
 
 def read_modelled(path: Path) -> Config:
     """The configuration of a run, if plain PyTorch's side can repeat it."""
-    config = make_config(read_config_file(path))
+    config = make_config(read_yaml(path))
     for key, modelled in MODELLED.items():
         if (found := getattr(config, key)) != modelled:
             raise InputError(f"{path}: {key} is {found}; only {modelled} can be compared")

@@ -1,10 +1,10 @@
-"""A picture of what the benchmarks found.
+"""Draw the results of benchmarks again.
 
 python -m benchmarks.draw benchmarks/results/TIME.jsonl picture.svg
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,17 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"  # told apart also by the colour-blind
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"  # also for the colour-blind
 Rows = Sequence[Mapping[str, Any]]
 
 
 def draw(rows: Rows, path: Path) -> None:
-    """Draw the comparisons, and beside them the parts of a step.
+    """Draw the comparisons beside the parts of a step.
 
     Parameters
     ----------
     rows : sequence of mapping
-        As `benchmarks.measure.row` gives them.
+        Results of `benchmarks.measure.row`.
     path : Path
         A PNG or SVG file.
     """
@@ -43,12 +43,12 @@ def draw(rows: Rows, path: Path) -> None:
 
 
 def speed(row: Mapping[str, Any], key: str) -> float:
-    """A ratio of a row as one of speeds, so that more is better everywhere."""
+    """Return a ratio as one of speeds, so that more is always better."""
     return row[key] if row["kind"] == "speed" else 1 / row[key]
 
 
 def _draw_comparisons(axes: Axes, rows: Rows) -> None:
-    """A point for each, with its quartiles, and a mark at its target."""
+    """Draw a point with its quartiles for each row, and a mark at its target."""
     labels: list[str] = []
     asked = None
     for row in rows:
@@ -67,11 +67,11 @@ def _draw_comparisons(axes: Axes, rows: Rows) -> None:
     axes.set_xscale("log")
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel("speed over the peer's: median, quartiles, and | what is to be reached")
+    axes.set_xlabel("speed over the peer's: median, quartiles, and | the target")
 
 
 def _draw_parts(axes: Axes, rows: Rows) -> None:
-    """A bar for each part, with its rate where operations were counted."""
+    """Draw a bar for each part, with its rate where operations were counted."""
     for y, row in enumerate(rows):
         axes.barh(y, 1000 * row["seconds"], color=BLUE)
         if row["operations"]:
@@ -83,12 +83,18 @@ def _draw_parts(axes: Axes, rows: Rows) -> None:
     axes.set_xlabel("milliseconds of a training step")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Draw a file of results."""
-    source, target = map(Path, arguments)
-    draw([json.loads(line) for line in source.read_text().splitlines()], target)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw a file of results; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("results", type=Path, help="a file of JSON lines")
+    parser.add_argument("picture", type=Path, help="the PNG or SVG file to write")
+    options = parser.parse_args(arguments)
+    rows = [json.loads(line) for line in options.results.read_text().splitlines()]
+    draw(rows, options.picture)
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import numpy as np
-from tandem.distributed.average import shard
 
 from benchmarks.measure import Comparison, Measured, compare, measure, run
 from benchmarks.team import Team, serve

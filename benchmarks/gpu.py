@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.measure import Measured, Step, measure
 from benchmarks.plain_alexnet import plain_step, step_flops
-from benchmarks.resident import PAPER, ResidentStep, Sizes
+from examples.resident_step import PAPER, ResidentStep, Sizes
 from tandem.artifacts.metrics_log import TrainRecord, read_records
 from tandem.backend import capture, device_mode, on_stream
 from tandem.config.hardware import cuda_device_count, missing_for_gpus
@@ -37,7 +37,7 @@ from tandem.distributed import LocalGroup, local_groups
 from tandem.distributed.peer_to_peer import PeerToPeerAllReduce, PeerVectors
 from tandem.errors import InputError
 from tandem.memory import Slot, SlotLayout
-from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, Driver, SlotUploader
+from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, SlotUploader
 
 PEAK_TFLOPS = {
     # name of the device: dense bfloat16, tf32, float32, from NVIDIA's data sheets
@@ -119,7 +119,7 @@ def _shown(value: Any) -> str:
 
 
 def our_steps(
-    sizes: Sizes, precision: Any, driver: Driver | None, names: Iterable[str] = OUR_VARIANTS
+    sizes: Sizes, precision: Any, driver: CudaDriver | None, names: Iterable[str] = OUR_VARIANTS
 ) -> dict[str, Step]:
     """Our step in some of its variants; a driver gives the memory of a GPU."""
     device = "cpu" if driver is None else f"cuda:{driver.device}"
@@ -135,7 +135,7 @@ def our_steps(
     return steps
 
 
-def _memory_of(driver: Driver) -> Callable[[int], CudaBuffer]:
+def _memory_of(driver: CudaDriver) -> Callable[[int], CudaBuffer]:
     return lambda nbytes: CudaBuffer.create(driver, nbytes, "parameters")
 
 
@@ -151,7 +151,7 @@ def plain_steps(sizes: Sizes, precision: str, device: str, quick: bool = False) 
     }
 
 
-def upload_copies(driver: Driver, batch: int, side: int) -> tuple[dict[str, Step], int]:
+def upload_copies(driver: CudaDriver, batch: int, side: int) -> tuple[dict[str, Step], int]:
     """A loader's copy of a minibatch to the GPU and PyTorch's of the same bytes; how many."""
     layout = SlotLayout(batch, side)
     slot = CudaSlot.create(driver, layout)

@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from benchmarks.resident import Sizes
+from examples.resident_step import Sizes
 from tandem.config.schema import Config
 from tandem.memory import HostBuffer
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.memory.slot import Slot, SlotLayout
+from tandem.optim import SGD
 from tandem.training.compiled_network import CompiledNetwork
 
 
@@ -22,14 +23,14 @@ def host_model(sizes: Sizes, device_crops: bool = False) -> CompiledNetwork:
     config = Config(batch_size=sizes.batch, crop_size=sizes.crop, width=sizes.width)
     net = sizes.network()
     layout = FlatLayout.of(
-        {k: v.type.shape for k, v in net.parameters.items()}, "float32", states=("momentum",)
+        {k: v.type.shape for k, v in net.parameters.items()}, "float32", states=SGD.states
     )
     parameters, gradients = (HostBuffer.create(n * layout.nbytes) for n in (2, 1))
     mean = np.full((3, sizes.stored, sizes.stored), 117, np.float32)
     vectors = Vectors.on(layout, parameters, gradients)
-    model = CompiledNetwork(net, config, mean, vectors, device_crops=device_crops)
+    model = CompiledNetwork(net, config, SGD(), mean, vectors, device_crops=device_crops)
     for name, value in net.initial_values(seed=1):
-        model.load({name: value}, {})
+        model.load({name: value})
     return model
 
 

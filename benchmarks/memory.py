@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 from benchmarks.loader import resident
 from benchmarks.measure import Figure, Found, run
-from benchmarks.resident import DEMO, ON_CPU, Sizes
+from examples.resident_step import DEMO, ON_CPU, Sizes
 
 # torch is imported in the processes that are measured.
 

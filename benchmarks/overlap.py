@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import machines
 from benchmarks.ranks import start
-from benchmarks.resident import ResidentStep, Sizes
+from examples.resident_step import ResidentStep, Sizes
+from tests.support.machines import MACHINES, missing_for_two_machines
 
 RANKS = 2
 BUCKETS = (5.0, 25.0, 100.0)  # MB
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--machines", type=int, choices=(1, machines.MACHINES), default=2)
+    parser.add_argument("--machines", type=int, choices=(1, MACHINES), default=2)
     parser.add_argument("--batch", type=int, default=32, help="pictures of a rank (default 32)")
     parser.add_argument("--crop", type=int, default=227, help="pixels (default 227)")
     parser.add_argument("--rounds", type=int, default=7, help="that count (default 7)")
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.as_rank:
         serve(options.batch, options.crop, options.rounds)
         return 0
-    if options.machines > 1 and (reason := machines.missing()):
+    if options.machines > 1 and (reason := missing_for_two_machines()):
         sys.stderr.write(f"error: {reason}; --machines 1 measures on one\n")
         return 2
     sizes = ["--batch", options.batch, "--crop", options.crop, "--rounds", options.rounds]

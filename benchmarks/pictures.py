@@ -1,4 +1,4 @@
-"""Pictures made up for benchmarks and tests, so that these run anywhere."""
+"""Made-up pictures, so that the benchmarks run anywhere."""
 
 from pathlib import Path
 
@@ -7,8 +7,6 @@ from PIL import Image
 
 from tandem.data.batch_file import locate_batch, write_batch
 from tandem.data.dataset import Dataset
-from tandem.data.manifest import Manifest, Split, write_manifest
-from tandem.files import write_array
 
 
 def write_batches(folder: Path, count: int, side: int, per_file: int = 256) -> Dataset:
@@ -53,43 +51,3 @@ def write_jpegs(folder: Path, count: int, rows: int = 375, columns: int = 500) -
         pixels = np.clip(soft + grain, 0, 255).astype(np.uint8)
         Image.fromarray(pixels).save(path, quality=90)
     return paths
-
-
-def write_data_set(
-    folder: Path,
-    train: int = 13,
-    validation: int = 7,
-    classes: int = 3,
-    image_size: int = 70,
-    per_file: int = 5,
-    layout: str = "b01c",
-    seed: int = 0,
-) -> Path:
-    """Write all that preprocessing makes, of random pictures; return `folder`.
-
-    A picture is noise whose brightness depends on its class, so that there is something to learn.
-    """
-    rng = np.random.default_rng(seed)
-    splits = {}
-    pixels = {}
-    for name, size in (("train", train), ("val", validation)):
-        labels = rng.integers(0, classes, size)
-        noise = rng.integers(0, 128, (size, image_size, image_size, 3))
-        brightness = 127 * labels // max(classes - 1, 1)
-        pixels[name] = (noise + brightness[:, None, None, None]).astype(np.uint8)
-        files = []
-        for start in range(0, size, per_file):
-            file = folder / f"{name}_hkl" / f"{start // per_file:04}.hkl"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_batch(file, pixels[name][start : start + per_file], layout)
-            files.append(f"{name}_hkl/{file.name}")
-        splits[name] = Split(tuple(files), tuple(f"{i}.JPEG" for i in range(size)), labels)
-        (folder / "labels").mkdir(exist_ok=True)
-        write_array(folder / "labels" / f"{name}_labels.npy", labels)
-    (folder / "misc").mkdir(exist_ok=True)
-    mean = pixels["train"].mean(axis=0, dtype=float).astype(np.float32).transpose(2, 0, 1)
-    write_array(folder / "misc" / "img_mean.npy", mean)
-    wnids = tuple(f"n{i:08}" for i in range(classes))
-    manifest = Manifest(image_size, layout, per_file, wnids, seed, {}, splits)
-    write_manifest(folder / "manifest.json", manifest)
-    return folder

@@ -22,7 +22,7 @@ from pytensor.graph.basic import Apply
 from pytensor.tensor.math import Dot
 
 from benchmarks.measure import Part, measure, run
-from benchmarks.resident import ON_CPU, ResidentStep, Sizes
+from examples.resident_step import ON_CPU, ResidentStep, Sizes
 from tandem.backend import device_mode, keep_freed_memory, set_threads
 from tandem.ops import (
     LRN,

@@ -3,12 +3,12 @@
     make bench-ranks                                        all of it, with a model and a picture
     python -m benchmarks.ranks --ranks 2 --parameters 61e6  some of it, JSON lines only
 
-Ranks on this machine, and, where the system permits it, on two machines made of it that are joined
-by a cable of 1 Gbit/s (see `benchmarks.machines`). The strategies are those of training, timed in
-turn with MPI's own blocking allreduce, with that of gloo, and with a message there and back between
-the first and the last rank. Each line has the seconds of every round, of the rank that was slowest.
-Bytes are those that a rank receives through the group, the mean over ranks; what MPI does inside
-an allreduce is not seen so. Between machines, they are those that the first one sent by the cable.
+Ranks on this machine and, where the system permits it, on two simulated machines joined by a cable
+of 1 Gbit/s (`tests.support.machines`). The strategies of training are timed in turn with MPI's
+blocking allreduce, gloo's allreduce, and a message there and back between the first and the last
+rank. Each line has the seconds of every round, of the slowest rank. Bytes are what a rank receives
+through its group, the mean over ranks, which leaves out what MPI does inside an allreduce; between
+machines they are what the first machine sent over the cable.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import machines
 from benchmarks.cost import STRATEGIES
+from tests.support.machines import CABLE, MACHINES, missing_for_two_machines, two_machines
 
 PARAMETERS = {
     "latency": 1_000,
@@ -254,7 +254,7 @@ def _time(
         }
 
 
-_COUNTER = f"/sys/class/net/{machines.CABLE}/statistics/tx_bytes"
+_COUNTER = f"/sys/class/net/{CABLE}/statistics/tx_bytes"
 
 
 def _sent_by_cable() -> int:
@@ -301,10 +301,10 @@ def start(count: int, ranks_each: int, program: Sequence[str]) -> Iterator[dict[
         if count == 1:
             command = [starter, "-n", str(ranks_each)]
         else:
-            pair = stack.enter_context(machines.machines())
+            pair = stack.enter_context(two_machines())
             pair.limit(CABLE_SPEED)
             command = pair.mpirun(starter, ranks_each)
-            environment["GLOO_SOCKET_IFNAME"] = machines.CABLE
+            environment["GLOO_SOCKET_IFNAME"] = CABLE
             environment["TANDEM_BENCHMARK_ADDRESS"] = pair.addresses[0]
         command += [sys.executable, "-m", *program]
         result = subprocess.run(
@@ -324,13 +324,13 @@ def jobs(ranks: Sequence[int], parameters: Sequence[int], rounds: int) -> Iterat
                 f"left out: {size:,} parameters at {number} ranks: too little memory\n"
             )
         yield Job(1, number, fits, rounds)
-    if reason := machines.missing():
+    if reason := missing_for_two_machines():
         sys.stderr.write(f"left out: two machines: {reason}\n")
         return
     for number in ranks:
-        if number % machines.MACHINES == 0:
+        if number % MACHINES == 0:
             sizes = tuple(size for size in parameters if size in CABLE_PARAMETERS)
-            yield Job(machines.MACHINES, number // machines.MACHINES, sizes, rounds)
+            yield Job(MACHINES, number // MACHINES, sizes, rounds)
 
 
 def _free_memory() -> int:

@@ -20,7 +20,7 @@ from benchmarks.loader import Epoch, loader_process
 from benchmarks.loader import Sizes as LoaderSizes
 from benchmarks.measure import Comparison, compare, measure, run
 from benchmarks.pictures import write_batches
-from benchmarks.resident import ON_CPU, Sizes
+from examples.resident_step import ON_CPU, Sizes
 from tandem.backend import keep_freed_memory, set_threads
 from tandem.training.input_pipeline import InputPipeline
 

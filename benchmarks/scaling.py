@@ -1,13 +1,14 @@
-"""What exchanging over ranks costs here, a model of it, and how training would scale by it.
+"""Measure exchanges over ranks, fit a cost model, and predict how training scales.
 
     make bench-ranks                              measure, fit, draw
-    python -m benchmarks.scaling RESULTS.jsonl    fit and draw what was measured before
+    python -m benchmarks.scaling RESULTS.jsonl    fit and draw earlier measurements
 
-Prints a table of what was measured by `benchmarks.ranks`, the fitted rates, and for the networks
-that Theano-MPI was measured with what the model says of 8, 64 and 512 ranks: their seconds of
-computing, taken from their table, and this program's exchange over cables of several speeds.
+Prints a table of the measurements of `benchmarks.ranks`, the fitted rates, and predictions for 8,
+64 and 512 ranks training the networks of Theano-MPI: computing time from its table, and the
+exchange of this program over cables of several speeds.
 """
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -36,8 +37,8 @@ from benchmarks.ranks import CABLE_SPEED, PEERS
 
 RESULTS = Path(__file__).parent / "results"
 RANKS = (8, 64, 512)
-RANKS_EACH = 8  # of a machine, in what is predicted
-FASTER = (10e9, 100e9)  # bit/s, of cables that were not measured
+RANKS_EACH = 8  # of each machine, in predictions
+FASTER = (10e9, 100e9)  # bit/s, of cables not measured
 COLOURS = {"ar": "#999999", "asa": "#0072B2", "asa16": "#D55E00", "hierarchical": "#009E73"}
 STYLES = (":", "--", "-")
 Row = Mapping[str, Any]
@@ -45,14 +46,14 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Model:
-    """Fitted rates, and how far they are from what was measured.
+    """Fitted rates and their errors.
 
     Attributes
     ----------
     rates : Rates
         Seconds for one of each load.
     errors : tuple of float
-        Predicted over measured seconds, less 1, of each measurement.
+        Predicted over measured seconds, minus 1, for each measurement.
     """
 
     rates: Rates
@@ -60,7 +61,7 @@ class Model:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Model":
-        """Fitted to rows of strategies."""
+        """Fit the rates to rows of our strategies."""
         loads = [load(row["name"], row["parameters"], layout_of(row)) for row in rows]
         times = [statistics.median(row["seconds"]) for row in rows]
         rates = fit(loads, times)
@@ -68,33 +69,33 @@ class Model:
         return cls(rates, tuple(errors))
 
     def at(self, bits_per_second: float) -> Rates:
-        """The rates with a cable of another speed."""
+        """Return the rates with a cable of another speed."""
         return replace(self.rates, bytes_between=8 / bits_per_second)
 
 
 def layout_of(row: Row) -> Layout:
-    """Where the ranks of a measurement were."""
+    """Return the layout of the ranks of a measurement."""
     return Layout(row["machines"], row["ranks_each"], row["cores_each"])
 
 
 def is_fitted(row: Row) -> bool:
-    """Whether a measurement is of one of our strategies."""
+    """Return whether a measurement is of one of our strategies."""
     return row["name"] in STRATEGIES
 
 
 def predict(network: Network, strategy: str, ranks: int, rates: Rates) -> tuple[float, float]:
-    """Seconds of an exchange, and the speed-up, with a core for each rank.
+    """Predict the seconds of an exchange and the speed-up, with a core per rank.
 
     Parameters
     ----------
     network : Network
-        What is trained.
+        The network to train.
     strategy : str
-        How it exchanges gradients.
+        The all-reduce of its gradients.
     ranks : int
-        How many: up to eight on one machine, then eight on each.
+        Number of ranks: up to eight on one machine, then eight on each.
     rates : Rates
-        Of machine and cable.
+        The rates of machine and cable.
     """
     each = min(ranks, RANKS_EACH)
     exchange = seconds(rates, load(strategy, network.parameters, Layout(ranks // each, each)))
@@ -102,22 +103,22 @@ def predict(network: Network, strategy: str, ranks: int, rates: Rates) -> tuple[
 
 
 def measured_table(rows: Sequence[Row], model: Model | None) -> str:
-    """What was measured, a block for each place and size."""
+    """Format the measurements, a block for each layout and size."""
     predicted = {}
     if model is not None:
         ours = [row for row in rows if is_fitted(row)]
         predicted = {id(r): e + 1 for r, e in zip(ours, model.errors, strict=True)}
     lines = []
-    for place in dict.fromkeys(map(_place, rows)):
-        machines, each, parameters = place
+    for layout in dict.fromkeys(map(_key, rows)):
+        machines, each, parameters = layout
         lines.append(f"{machines} machine(s) of {each} rank(s), {parameters:,} parameters")
-        here = [row for row in rows if _place(row) == place]
+        here = [row for row in rows if _key(row) == layout]
         peers = {r["name"]: statistics.median(r["seconds"]) for r in here if r["name"] in PEERS}
         lines += [_line(row, peers, predicted.get(id(row))) for row in here]
     return "\n".join(lines)
 
 
-def _place(row: Row) -> tuple[int, int, int]:
+def _key(row: Row) -> tuple[int, int, int]:
     return row["machines"], row["ranks_each"], row["parameters"]
 
 
@@ -140,7 +141,7 @@ def _line(row: Row, peers: Mapping[str, float], predicted: float | None) -> str:
 
 
 def rates_table(model: Model) -> str:
-    """The rates in usual units, and how well they fit."""
+    """Format the rates in usual units, and how well they fit."""
     r = model.rates
     off = sorted(map(abs, model.errors))
     gigabytes = [1e-9 / rate for rate in (r.bytes_within, r.bytes_between)]
@@ -159,14 +160,14 @@ def rates_table(model: Model) -> str:
 
 
 def predicted_table(model: Model) -> str:
-    """What the model says of the networks that Theano-MPI trained, beside what it measured."""
-    lines = ["seconds of exchange in 5,120 images / speed-up, predicted unless said otherwise"]
+    """Format predictions for the networks of Theano-MPI beside its measurements."""
+    lines = ["seconds of exchange in 5,120 images / speed-up, predicted unless marked as measured"]
     for network in THEANO_MPI:
         lines.append(f"{network.name}, {network.batch} images a rank, {network.parameters:,}")
         for strategy, exchange in network.exchange.items():
             faster = speedup(8, network.compute, exchange / network.steps)
-            told = f"{exchange:.2f} / {faster:.1f}"
-            lines.append(f"  Theano-MPI, {strategy}, measured on 8 GPUs: {told}")
+            cell = f"{exchange:.2f} / {faster:.1f}"
+            lines.append(f"  Theano-MPI, {strategy}, measured on 8 GPUs: {cell}")
         for bits in (CABLE_SPEED, *FASTER):
             for strategy in STRATEGIES:
                 found = [predict(network, strategy, n, model.at(bits)) for n in RANKS]
@@ -180,14 +181,14 @@ def predicted_table(model: Model) -> str:
 
 
 def draw(rows: Sequence[Row], model: Model, path: Path) -> None:
-    """Draw how well the model fits, and what it predicts.
+    """Draw how well the model fits and what it predicts.
 
     Parameters
     ----------
     rows : sequence of mapping
-        What was measured.
+        The measurements.
     model : Model
-        Fitted to them.
+        The model fitted to them.
     path : Path
         A PNG or SVG file.
     """
@@ -198,8 +199,8 @@ def draw(rows: Sequence[Row], model: Model, path: Path) -> None:
 
     figure, axes = pyplot.subplots(1, 1 + len(THEANO_MPI), figsize=(18, 6), layout="constrained")
     _draw_fit(axes[0], rows, model)
-    for place, network in zip(axes[1:], THEANO_MPI, strict=True):
-        _draw_speedup(place, network, model)
+    for panel, network in zip(axes[1:], THEANO_MPI, strict=True):
+        _draw_speedup(panel, network, model)
     figure.legend(
         *axes[1].get_legend_handles_labels(), fontsize=8, ncols=5, loc="outside lower right"
     )
@@ -208,7 +209,7 @@ def draw(rows: Sequence[Row], model: Model, path: Path) -> None:
 
 
 def _draw_fit(axes: Any, rows: Sequence[Row], model: Model) -> None:
-    """A point for each measurement, of the model over what was measured."""
+    """Draw a point for each measurement: predicted over measured."""
     ours = [row for row in rows if is_fitted(row)]
     times = np.array([statistics.median(row["seconds"]) for row in ours])
     fitted = times * (1 + np.array(model.errors))
@@ -226,7 +227,7 @@ def _draw_fit(axes: Any, rows: Sequence[Row], model: Model) -> None:
 
 
 def _draw_speedup(axes: Any, network: Network, model: Model) -> None:
-    """Part of the ideal speed-up over ranks, and Theano-MPI's."""
+    """Draw the part of the ideal speed-up over ranks, and that of Theano-MPI."""
     ranks = [2**k for k in range(10)]
     for bits, style in zip((CABLE_SPEED, *FASTER), STYLES, strict=True):
         for strategy, colour in COLOURS.items():
@@ -244,7 +245,7 @@ def _draw_speedup(axes: Any, network: Network, model: Model) -> None:
 
 
 def report(rows: Sequence[Row], path: Path) -> None:
-    """Print the tables and draw, as far as the measurements allow."""
+    """Print the tables, and draw as far as the measurements allow."""
     ours = [row for row in rows if is_fitted(row)]
     model = Model.of(ours)
     print(measured_table(rows, model))
@@ -259,10 +260,18 @@ def report(rows: Sequence[Row], path: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure unless given a file, then fit and draw."""
-    if arguments and arguments[0].endswith(".jsonl"):
-        path = Path(arguments[0])
-    else:
+    """Measure unless given a file, then fit and draw; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling",
+        description=__doc__,
+        epilog="Other options are those of benchmarks.ranks.",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("results", nargs="?", type=Path, help="draw this file of measurements")
+    own = [word for word in arguments if word in ("-h", "--help") or word.endswith(".jsonl")]
+    path = parser.parse_args(own).results
+    if path is None:
         command = [sys.executable, "-m", "benchmarks.ranks", *arguments]
         result = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if result.returncode:

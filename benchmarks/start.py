@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.measure import Figure, run
-from benchmarks.pictures import write_data_set
+from benchmarks.preprocessing import Sizes, preprocess, write_pictures
 from tandem.errors import InputError
 
 TARGET = 15.0
@@ -61,7 +61,8 @@ def answer(rounds: int, stored: int = 256, settings: Sequence[str] = FULL) -> It
     """Start a run some times, the first for the page cache."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_data_set(folder / "data", 256, 64, classes=10, image_size=stored, per_file=256)
+        write_pictures(folder, Sizes(pictures=320, different=20))
+        preprocess(folder, str(folder / "data"), stored)
         seconds = [
             seconds_to_first_step(folder / "data", folder / f"run{number}", settings)
             for number in range(rounds + 1)

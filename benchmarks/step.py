@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.measure import Comparison, Step, compare, measure, run
 from benchmarks.plain_alexnet import plain_inference, plain_step
-from benchmarks.resident import DEMO, ON_CPU, PAPER, ResidentStep, Sizes
+from examples.resident_step import DEMO, ON_CPU, PAPER, ResidentStep, Sizes
 from tandem.backend import cpp_compiler, device_mode, keep_freed_memory, set_threads
 
 BATCHES = (16, 32, 64, 128, 256)

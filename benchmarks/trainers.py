@@ -141,6 +141,7 @@ def _tasks(
     config: Config, net: Any, group: LocalGroup, strategies: Sequence[str]
 ) -> dict[str, Callable[[], Parts]]:
     """A step with each strategy over one memory."""
+    from tandem.optim import SGD
     from tandem.training.compiled_network import CompiledNetwork
 
     shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
@@ -152,13 +153,14 @@ def _tasks(
     model = CompiledNetwork(
         net,
         config,
+        SGD(),
         mean,
         memory.vectors,
         compile=bool(config.compile),
         device_crops=False,
         updated=memory.updated,
     )
-    model.load(dict(net.initial_values(seed=1)), {})
+    model.load(dict(net.initial_values(seed=1)))
     slot = memory.slots[0]
     _fill(slot, net, group.rank)
     shares = [1 / group.size] * group.size

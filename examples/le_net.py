@@ -3,20 +3,18 @@
 python train.py --network examples.le_net:LeNet --crop_size 28 --data_folder data/small
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-import numpy as np
-from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.variable import TensorVariable
 
 from tandem import layers
-from tandem.layers import DropoutKeys, Kind, Parameter, Parameters
+from tandem.layers import DropoutKeys, Network, Parameter
 
 FILTER, POOL = 5, 2  # pixels; the filters' stride is 1, the windows' their size
 CONTRAST = 64.0  # about what pictures of 0 to 255 minus their mean vary by
 
 
-class LeNet:
+class LeNet(Network):
     """Two convolutions with ReLU and max pooling, then two fully connected layers.
 
     Sizes are those of the LeNet in Caffe's examples: 20 and 50 filters, 500 units.
@@ -44,52 +42,28 @@ class LeNet:
     """
 
     def __init__(self, crop_size: int, classes: int, width: float, dtype: str) -> None:
-        self.crop_size, self.classes, self.dtype = crop_size, classes, dtype
+        super().__init__(crop_size, classes, dtype)
         filters1, filters2, units = (max(1, round(n * width)) for n in (20, 50, 500))
         side = _pooled(_pooled(crop_size))
         if side < 1:
             raise ValueError(f"LeNet: at crop_size {crop_size} nothing is left; it needs 16")
         self.features = filters2 * side**2
-        self.shapes = {"input": (3, crop_size, crop_size)}
-        self._learned = Parameters(
-            [
-                *_layer("conv1", (filters1, 3, FILTER, FILTER), 3 * FILTER**2, CONTRAST),
-                *_layer("conv2", (filters2, filters1, FILTER, FILTER), filters1 * FILTER**2),
-                *_layer("fc3", (self.features, units), self.features),
-                *_layer("fc4", (units, classes), units),
-            ],
-            dtype,
+        self.parameters.add(
+            *_layer("conv1", (filters1, 3, FILTER, FILTER), 3 * FILTER**2, CONTRAST),
+            *_layer("conv2", (filters2, filters1, FILTER, FILTER), filters1 * FILTER**2),
+            *_layer("fc3", (self.features, units), self.features),
+            *_layer("fc4", (units, classes), units),
         )
 
-    @property
-    def parameters(self) -> Mapping[str, TensorSharedVariable]:
-        """What is learned, by name."""
-        return self._learned.variables
-
-    @property
-    def kinds(self) -> Mapping[str, Kind]:
-        """Which of them are weights and which biases."""
-        return self._learned.kinds
-
-    def initial_values(self, seed: int) -> Iterator[tuple[str, np.ndarray]]:
-        """Each parameter's name and first value."""
-        return self._learned.initial_values(seed)
-
     def logits(self, images: TensorVariable, dropout: DropoutKeys | None) -> TensorVariable:
-        """The output before the softmax. There is no dropout, so its keys are not used."""
+        # There is no dropout, so its keys are not used.
         x = images
         for name in ("conv1", "conv2"):
-            x = layers.relu(layers.convolution(x, *self._learned.of(name)))
+            x = layers.relu(layers.convolution(x, *self.parameters.of(name)))
             x = layers.max_pool(x, POOL, POOL)
         x = layers.flatten(x, self.features)
-        x = layers.relu(layers.fully_connected(x, *self._learned.of("fc3")))
-        return layers.fully_connected(x, *self._learned.of("fc4"))
-
-    def cost(
-        self, logits: TensorVariable, labels: TensorVariable, valid: TensorVariable
-    ) -> TensorVariable:
-        """Mean cross-entropy of the first `valid` rows, in nats."""
-        return layers.mean_over_valid(layers.negative_log_likelihood(logits, labels), valid)
+        x = layers.relu(layers.fully_connected(x, *self.parameters.of("fc3")))
+        return layers.fully_connected(x, *self.parameters.of("fc4"))
 
 
 def _layer(
@@ -97,8 +71,8 @@ def _layer(
 ) -> Iterator[Parameter]:
     """Weight and bias. Where inputs vary by `contrast`, outputs vary by about a half."""
     units = shape[0] if len(shape) == 4 else shape[-1]
-    yield Parameter(f"{name}.weight", shape, "weight", std=0.5 / contrast / inputs**0.5)
-    yield Parameter(f"{name}.bias", (units,), "bias")
+    yield layers.weight(name, shape, 0.5 / contrast / inputs**0.5)
+    yield layers.bias(name, units)
 
 
 def _pooled(side: int) -> int:

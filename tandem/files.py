@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and folders."""
 
 import contextlib
 import json
@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from tandem.errors import InputError
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; on success flush it to disk and rename it to `path`.
 
-    When the block raises, or the process is killed, `path` stays as it was; after an exception
-    the temporary file is removed. An `OSError` names `path`.
+    When the block raises, or the process is killed, `path` is unchanged; after an exception the
+    temporary file is removed. An `OSError` names `path`.
 
     Parameters
     ----------
@@ -43,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        # A full disk names no file, and other faults the temporary one.
+        # An error of a full disk has no file name, and others that of the temporary file.
         named = "" if error.filename is None else Path(str(error.filename)).name
         if error.errno is not None and (not named or named.startswith(prefix)):
             error.filename = str(path)
@@ -67,21 +69,37 @@ def write_json(path: Path, value: Any, default: Callable[[Any], Any] | None = No
     write_text(path, json.dumps(value, indent=1, default=default) + "\n")
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, with those that it lies in, unless it exists.
+
+    Raises
+    ------
+    InputError
+        It cannot be made, or is not writable.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: the folder cannot be made: {error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{folder}: found a folder that is not writable, expected one that is")
+
+
 def remove_partials(folder: Path) -> None:
-    """Remove what killed processes have left half written by `replacing` in `folder`."""
+    """Remove the temporary files that killed processes have left in `folder`."""
     for partial in folder.glob(".*.partial*"):
         partial.unlink(missing_ok=True)
 
 
 def umask() -> int:
-    """The permissions that new files and folders of this process go without."""
+    """The permission bits that new files and folders of this process lack."""
     current = os.umask(0)
     os.umask(current)
     return current
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make a rename in `folder` last through a power failure."""
+    """Flush `folder`, so that a rename in it survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

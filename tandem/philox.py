@@ -1,9 +1,9 @@
-"""Counted randomness: every random choice is a pure integer function of what it is for.
+"""Counted randomness: each random choice is a pure integer function of its purpose.
 
 Philox-4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011,
 section 4.3) maps a 128-bit counter and a 64-bit key to four 32-bit words. Here the key is the
 seed, and the counter is (block of units, dataset index, epoch, purpose), so no two choices of a run
-share a counter, any choice can be computed at any time on any device, and nothing is drawn in turn.
+share a counter, and any choice can be computed at any time on any device, in any order.
 
 The code uses only ``*``, ``+``, ``^``, ``&`` and ``>>`` on 64-bit integers, so it runs on NumPy
 arrays and on PyTorch tensors alike, and gives the same bits on both.
@@ -18,7 +18,7 @@ _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
-_CHUNK = 1 << 14  # keys that are computed at a time, so that Philox works in the cache
+_CHUNK = 1 << 14  # keys computed at a time, so that Philox works in the cache
 
 
 class Purpose(IntEnum):
@@ -83,7 +83,7 @@ def words(seed: int, epoch: int, indices: np.ndarray, purpose: int, count: int) 
     Returns
     -------
     int64 (n, count)
-        Values in [0, 2**32). StepVote j of an index does not depend on `count`.
+        Values in [0, 2**32). Word j of an index does not depend on `count`.
     """
     blocks = np.arange(-(-count // 4), dtype=np.int64)[np.newaxis, :]
     column = np.asarray(indices, np.int64)[:, np.newaxis]
@@ -93,11 +93,10 @@ def words(seed: int, epoch: int, indices: np.ndarray, purpose: int, count: int) 
 
 
 def permutation(count: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
-    """A shuffle of the numbers from 0 to `count` - 1.
+    """Shuffle the numbers from 0 to `count` - 1.
 
     Number i has a 64-bit key, the first two `words` of dataset index i, the first of them in the
-    high bits; the numbers are sorted by key. Equal keys, of which there are hardly ever any, keep
-    their order.
+    high bits; the numbers are sorted by key. Equal keys, which are very rare, keep their order.
 
     Parameters
     ----------

@@ -1,13 +1,12 @@
-"""Draw how a run went, or how several compare: curves, where the time went, and first filters.
+"""Draw one run or compare several: curves, parts of the time, and first filters.
 
 One run:       python -m tandem.plot runs/demo
 Several runs:  python -m tandem.plot runs/a runs/b --output comparison.svg
 """
 
-import argparse
 import logging
 import math
-import sys
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,18 +20,18 @@ from tandem.artifacts.checkpoint import read_checkpoint
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
 from tandem.artifacts.run_folder import RECORD, find_checkpoint, list_checkpoints
 from tandem.artifacts.visualize import colour_filters, filter_grid
+from tandem.cli import Options, PathOption, option, run_program
 from tandem.errors import InputError
 from tandem.files import replacing
 
 log = logging.getLogger(__name__)
 
-# Okabe and Ito's colours, told apart by people of every kind of colour vision; and markers, by
-# those who print in black.
+# Okabe and Ito's colours, distinct also for the colour-blind; markers for print in black.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX"
 _SUFFIXES = (".png", ".pdf", ".svg")
 _NEUTRAL = "#555555"
-_MOST_POINTS = 150  # of a line; each of more is the mean of some, within the band of all
+_MOST_POINTS = 150  # of a line; more are averaged in bins, with a band of their range
 _TYPE: Any = {
     "font.size": 10,
     "axes.titlesize": 11,
@@ -44,7 +43,7 @@ _TYPE: Any = {
     "hatch.linewidth": 0.6,
     "svg.fonttype": "none",  # text stays text
 }
-# Where time goes: what it is called, colour, hatching.
+# Parts of the time: name, colour, hatching.
 _PARTS = (
     ("computing", "#56B4E9", ""),
     ("waiting for loader", "#E69F00", "////"),
@@ -57,16 +56,16 @@ Records = Sequence[TrainRecord | ValidationRecord]
 
 @dataclass(frozen=True)
 class Run:
-    """What is drawn of one run.
+    """Data of one run to draw.
 
     Attributes
     ----------
     name : str
-        What the legend calls it.
+        In the legend.
     train : tuple of TrainRecord
     validation : tuple of ValidationRecord
     filters : (filter, RGB, row, column), or None
-        Of its newest checkpoint, where there is one.
+        Of its newest checkpoint, if any.
     """
 
     name: str
@@ -76,7 +75,7 @@ class Run:
 
     @property
     def steps_per_epoch(self) -> float | None:
-        """Known once an epoch has been validated."""
+        """Mean steps per epoch; None before the first validation."""
         last = self.validation[-1] if self.validation else None
         return last.step / last.epoch if last and last.epoch and last.step else None
 
@@ -89,13 +88,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Style:
-    """How the lines of a run are told from another's."""
+    """Colour and marker of a run's lines."""
 
     colour: str
     marker: str
 
     def line(self, points: int, strong: bool = False, hollow: bool = False) -> dict[str, Any]:
-        """For matplotlib: a thin line with some markers, or a strong one with all."""
+        """Keywords for matplotlib: a thin line with few markers, or a strong one with more."""
         face = "white" if hollow else self.colour
         look = {"color": self.colour, "marker": self.marker, "markerfacecolor": face}
         if strong:
@@ -109,7 +108,7 @@ STYLES = tuple(Style(*pair) for pair in zip(_COLOURS, _MARKERS, strict=True))
 
 
 def draw_runs(runs: Path | Sequence[Path], output: Path) -> None:
-    """Draw loss, errors, learning rate, speed, where the time went, and the first filters.
+    """Draw loss, errors, learning rate, speed, parts of the time, and the first filters.
 
     Parameters
     ----------
@@ -139,38 +138,32 @@ def draw_runs(runs: Path | Sequence[Path], output: Path) -> None:
         raise InputError(f"{output}: cannot be written ({error.strerror})") from error
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", force=True)
-    options = _parser().parse_args(argv)
-    output = options.output or _default_output(options.runs)
-    try:
-        draw_runs(options.runs, output)
-    except InputError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+class PlotOptions(Options):
+    """Options of ``python -m tandem.plot``."""
+
+    runs: tuple[str, ...] = option(
+        ..., "folders of runs, or their record.jsonl", "a path", "arguments"
+    )
+    output: PathOption | None = option(
+        None,
+        f"{', '.join(_SUFFIXES)} (default: curves.png in the folder of one run, comparison.png "
+        "beside the folder of the first of several)",
+        "a file",
+        "text",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; return its exit status."""
+    return run_program(PlotOptions, plot, arguments, __doc__, "python -m tandem.plot")
+
+
+def plot(options: PlotOptions) -> None:
+    """Draw the runs that the options name."""
+    runs = [Path(run) for run in options.runs]
+    output = options.output or _default_output(runs)
+    draw_runs(runs, output)
     log.info("wrote %s", output)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m tandem.plot",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or its record.jsonl"
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help=f"{', '.join(_SUFFIXES)} (default: curves.png in the folder of one run, "
-        "comparison.png beside the folder of the first of several)",
-    )
-    return parser
 
 
 def _default_output(runs: Sequence[Path]) -> Path:
@@ -195,14 +188,14 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def read_run(path: Path, name: str) -> Run:
-    """Read what is drawn of a run.
+    """Read the record and the filters of a run.
 
     Parameters
     ----------
     path : Path
         Its folder, or its record.
     name : str
-        What it is to be called.
+        In the legend.
 
     Raises
     ------
@@ -229,14 +222,14 @@ def _read_filters(folder: Path) -> npt.NDArray | None:
 
 
 def binned(x: Values, y: Values, most: int = _MOST_POINTS) -> tuple[Values, Values, Values, Values]:
-    """Points few enough for a line: the mean of each bin of neighbours, its least, its largest.
+    """Average neighbouring points of a line in bins.
 
     Parameters
     ----------
     x, y : (n,)
-        What is not a number counts in no bin.
+        Values that are not finite are left out.
     most : int
-        How many bins there may be.
+        Largest number of bins.
 
     Returns
     -------
@@ -248,38 +241,33 @@ def binned(x: Values, y: Values, most: int = _MOST_POINTS) -> tuple[Values, Valu
     padded = np.full((2, bins * size), np.nan)
     padded[:, : len(x)] = x, y
     places, values = padded.reshape(2, bins, size)
-    there = np.isfinite(values)
-    count = there.sum(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(there, values, 0).sum(axis=1) / count
-    least = np.where(there, values, np.inf).min(axis=1, initial=np.inf)
-    largest = np.where(there, values, -np.inf).max(axis=1, initial=-np.inf)
-    empty = count == 0
-    least[empty] = largest[empty] = np.nan
-    return np.nanmean(places, axis=1) if bins else mean, mean, least, largest
+    values[~np.isfinite(values)] = np.nan
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of empty bins
+        means = np.nanmean(places, axis=1), np.nanmean(values, axis=1)
+        return *means, np.nanmin(values, axis=1), np.nanmax(values, axis=1)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One of the drawings.
+    """One of the diagrams.
 
     Attributes
     ----------
     axis : matplotlib.axes.Axes
     in_epochs : bool
-        Whether the axis counts epochs, or steps where no epoch has been validated yet.
+        Whether the axis counts epochs; steps as long as no epoch has been validated.
     """
 
     axis: Any
     in_epochs: bool
 
     def places(self, run: Run, records: Records) -> Values:
-        """Where records lie along the axis."""
+        """Positions of records along the axis."""
         scale = (run.steps_per_epoch or 1) if self.in_epochs else 1
         return np.array([record.step / scale for record in records], float)
 
     def thin(self, run: Run, style: Style, values: Sequence[float], label: str = "") -> None:
-        """Draw what training recorded."""
+        """Draw values of training records."""
         x, mean, least, largest = binned(self.places(run, run.train), np.array(values, float))
         if len(x) < len(values):
             self.axis.fill_between(x, least, largest, color=style.colour, alpha=0.15, lw=0)
@@ -288,13 +276,13 @@ class Panel:
     def strong(
         self, run: Run, style: Style, values: Sequence[float], label: str, hollow: bool = False
     ) -> None:
-        """Draw what validation recorded."""
+        """Draw values of validation records."""
         look = style.line(len(values), strong=True, hollow=hollow)
         places = self.places(run, run.validation)
         self.axis.plot(places, values, label=label, clip_on=False, zorder=3, **look)
 
     def finish(self, title: str, several: bool = False) -> None:
-        """Label what has been drawn; `several` runs have it in their own colours."""
+        """Add title, axes and legend; its handles are neutral for `several` runs."""
         self.axis.set_title(title)
         self.axis.set_xlabel("epochs" if self.in_epochs else "steps")
         self.axis.set_xlim(left=0)
@@ -303,7 +291,7 @@ class Panel:
         self.axis.grid(alpha=0.3)
         handles, labels = self.axis.get_legend_handles_labels()
         if labels:
-            # Several runs draw the same quantities; one handle explains each.
+            # Several runs draw the same quantities: one handle for each.
             first = dict(reversed(list(zip(labels, handles, strict=True))))
             shown = self.axis.legend(handles=list(first.values())[::-1], framealpha=0.9)
             for handle in shown.legend_handles if several else ():
@@ -311,12 +299,12 @@ class Panel:
 
 
 def draw(runs: Sequence[Run]) -> Any:
-    """Draw runs on one page; the matplotlib Figure."""
+    """Draw runs on one page: a matplotlib Figure."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context(_TYPE):
-        # A Figure of its own, not pyplot's: no window system is asked for, and nothing stays.
+        # Not pyplot's: that would need a window system and keep the figure.
         figure: Any = Figure(figsize=(11, 9), layout="constrained")
         curves, below = figure.subfigures(2, 1, height_ratios=(5.6, 3.0))
         in_epochs = all(run.steps_per_epoch for run in runs)
@@ -381,22 +369,22 @@ _CURVES = (
 
 
 def _draw_below(figure: Any, runs: Sequence[Run], in_epochs: bool) -> None:
-    """Where the time went, and the filters of those that have some."""
-    painted = [run for run in runs if run.filters is not None]
-    widths = [2.0, *(2.0 / len(painted) for _ in painted)]
+    """Draw the parts of the time, and the filters of runs that have any."""
+    with_filters = [run for run in runs if run.filters is not None]
+    widths = [2.0, *(2.0 / len(with_filters) for _ in with_filters)]
     first, *others = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
     if len(runs) == 1:
         panel = Panel(first, in_epochs)
-        _draw_time_as_it_went(panel, runs[0])
+        _draw_time_by_step(panel, runs[0])
         panel.finish("Where the time of trainer 0 goes (%)")
     else:
-        _draw_time_of_each(first, runs)
-    for axis, run in zip(others, painted, strict=True):
+        _draw_time_by_run(first, runs)
+    for axis, run in zip(others, with_filters, strict=True):
         _draw_filters(axis, run, alone=len(runs) == 1)
 
 
-def _draw_time_as_it_went(panel: Panel, run: Run) -> None:
-    """Shares of the seconds that trainer 0 measured, one above the other."""
+def _draw_time_by_step(panel: Panel, run: Run) -> None:
+    """Stacked shares of the seconds that trainer 0 measured."""
     if not run.train:
         return
     places = panel.places(run, run.train)
@@ -410,8 +398,8 @@ def _draw_time_as_it_went(panel: Panel, run: Run) -> None:
         area.set(facecolor=colour, edgecolor="black", hatch=hatch, linewidth=0.4)
 
 
-def _draw_time_of_each(axis: Any, runs: Sequence[Run]) -> None:
-    """One bar for each run, of the shares of all its seconds."""
+def _draw_time_by_run(axis: Any, runs: Sequence[Run]) -> None:
+    """Draw one bar for each run, of the shares of all its seconds."""
     axis.set_title("Where the time of trainer 0 went (%)")
     sums = np.array([run.seconds.sum(axis=0) for run in runs])
     whole = sums.sum(axis=1, keepdims=True)

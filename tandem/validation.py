@@ -1,16 +1,326 @@
-"""YAML of a user's: plain values, each key once."""
+"""Outside data, YAML or JSON, checked by pydantic; what is wrong is one `InputError` in sentences.
 
-from collections.abc import Hashable
-from typing import Any
+Fields of a model may declare what they allow: ``json_schema_extra={"allowed": ...}`` of a pydantic
+field, ``metadata={"allowed": ...}`` of a dataclass's, as `tandem.cli.option` and
+`tandem.registry.setting` do. It completes "it must be ..." in a message. pydantic is imported when
+something is checked: a loader imports this module.
+"""
+
+import dataclasses
+import difflib
+import functools
+import json
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import yaml
 
+from tandem.errors import InputError
 
-class PlainLoader(yaml.SafeLoader):
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+T = TypeVar("T")
+
+_LONGEST = 80  # characters of a value that a message shows
+
+
+def parse_yaml(text: str | bytes) -> Any:
+    """Parse YAML into plain values, each key once.
+
+    Raises
+    ------
+    ValueError
+        It is not YAML or UTF-8, has aliases, tags of Python's, a key twice, or a date or number
+        that does not exist, or is nested too deeply. The message is one line.
+    """
+    try:
+        return yaml.load(text, Loader=_PlainLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"not YAML: {one_line(error)}") from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON.
+
+    Raises
+    ------
+    ValueError
+        It is not JSON or UTF-8, or is nested too deeply. The message is one line.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {one_line(error)}") from error
+
+
+def read_yaml(path: Path, content: str | bytes | None = None) -> dict[str, Any]:
+    """Read a YAML file of keys and values; an empty one holds none.
+
+    Parameters
+    ----------
+    path : Path
+        The file, also for messages.
+    content : str or bytes, optional
+        What it holds, where it has been read already.
+
+    Raises
+    ------
+    InputError
+        It cannot be read, or is not a YAML mapping (see `parse_yaml`).
+    """
+    values = _read(parse_yaml, path, content)
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: holds {shown(values)}; expected lines of the form 'key: value'")
+    return values
+
+
+def read_json(path: Path, content: str | bytes | None = None) -> Any:
+    """Read a JSON file. Parameters and errors as those of `read_yaml`; any value is returned."""
+    return _read(parse_json, path, content)
+
+
+def validated(
+    kind: type[T],
+    values: Any,
+    labels: Mapping[str, str] | None = None,
+    source: object = "",
+    answers: Mapping[str, str] | None = None,
+) -> T:
+    """Check plain values and make an instance of a model of them.
+
+    Parameters
+    ----------
+    kind : type
+        A pydantic model, or a dataclass.
+    values : Any
+        What is to be a mapping of the model's keys to values.
+    labels : mapping of str to str, optional
+        What a message calls a key that does not come from `source`, such as ``--batch_size``.
+    source : object
+        The file, or the place in a file, that the values come from.
+    answers : mapping of str to str, optional
+        Unknown keys that are to be expected, and what to use instead; see `unknown`.
+
+    Raises
+    ------
+    InputError
+        A sentence for each key that cannot be used, a line each: the value, what is allowed, and
+        what was probably meant.
+    """
+    from pydantic import BaseModel, ValidationError
+
+    where = f"{source}: " if str(source) else ""
+    if not isinstance(values, Mapping):
+        raise InputError(f"{where}holds {shown(values)}; expected keys and their values")
+    values = {str(key): value for key, value in values.items()}
+    try:
+        if issubclass(kind, BaseModel):
+            return kind.model_validate(values)
+        return cast(T, _adapter(cast(Any, kind)).validate_python(values))
+    except ValidationError as error:
+        sentences = _sentences(error, kind, values, labels or {}, where, answers or {})
+        raise InputError("\n".join(sentences)) from error
+
+
+def shown(value: Any, quoted: bool = True) -> str:
+    """A value as it stands in YAML or JSON, cut where it is long."""
+    if isinstance(value, str) and not quoted:
+        return value
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+    except (RecursionError, ValueError):
+        return f"a {type(value).__name__} that is nested too deeply"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names with commas between them, without the middle of many; "nothing" without any."""
+    if len(names) > most:
+        half = most // 2
+        names = [*names[:half], f"{len(names) - 2 * half} more", *names[-half:]]
+    return ", ".join(names) or "nothing"
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """The word that was probably meant; empty where none is near."""
+    return next(iter(difflib.get_close_matches(word.lower(), [*words], 1)), "")
+
+
+def suggestion(word: str, words: Iterable[str]) -> str:
+    """The end of a message: ``; did you mean x?``, or nothing where no word is near."""
+    found = nearest(word, words)
+    return f"; did you mean {found}?" if found else ""
+
+
+def unknown(
+    key: str, known: Iterable[str], answers: Mapping[str, str] | None = None, option: bool = False
+) -> str:
+    """The message about a key that there is not.
+
+    Parameters
+    ----------
+    key : str
+        The key, or the option as it was typed: with dashes, or underscores.
+    known : iterable of str
+        The keys that there are.
+    answers : mapping of str to str, optional
+        Names that people bring from elsewhere. The answer is a key that there is, or says what
+        there is instead.
+    option : bool
+        Whether it is an option of a command line.
+    """
+    name, kind = key.lstrip("-").replace("-", "_").lower(), "option" if option else "key"
+    answer = (answers or {}).get(name, "")
+    known = [*known]
+    if answer and answer not in known:
+        return f"there is no {kind} {key}: {answer}"
+    if meant := answer or nearest(name, known):
+        if option:
+            meant = f"--{meant.replace('_', '-') if '-' in key.lstrip('-') else meant}"
+        return f"unknown {kind} {key}; did you mean {meant}?"
+    every = "--help lists all of them" if option else f"known are {shown(', '.join(known), False)}"
+    return f"unknown {kind} {key}; {every}"
+
+
+def declared(field: Any, name: str) -> str:
+    """What a field declares beside its type: what is ``allowed``, its ``form``, its ``section``."""
+    extra = getattr(field, "json_schema_extra", None) or getattr(field, "metadata", None)
+    return str(extra.get(name, "")) if isinstance(extra, Mapping) else ""
+
+
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _read(parse: Any, path: Path, content: str | bytes | None) -> Any:
+    try:
+        return parse(path.read_bytes() if content is None else content)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _sentences(
+    error: "ValidationError",
+    kind: type,
+    values: Mapping[str, Any],
+    labels: Mapping[str, str],
+    where: str,
+    answers: Mapping[str, str],
+) -> list[str]:
+    """One sentence for each key that was refused, in the order of the fields."""
+    found: dict[tuple[str, ...], tuple[Any, ...]] = {}
+    for detail in error.errors():
+        path, fields, value = _locate(kind, detail["loc"], values)
+        # The branches of a union each report; a reason in words says more than "not an integer".
+        if path not in found or detail["type"] == "value_error":
+            found[path] = detail, fields, value
+    sentences = []
+    for path, (detail, fields, value) in found.items():
+        key = ".".join(path)
+        if not path:
+            sentences.append(f"{'' if labels else where}{_reason(detail) or detail['msg']}")
+        elif detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            inside = "".join(f"{part}: " for part in [".".join(path[:-1])] if part)
+            sentences.append(f"{where}{inside}{unknown(path[-1], fields, answers)}")
+        else:
+            label = labels.get(key, f"{where}{key}")
+            sentences.append(f"{label} {_fault(fields.get(path[-1]), value, detail)}")
+    return sentences
+
+
+def _fault(field: Any, value: Any, detail: Any) -> str:
+    """What is wrong with a value, after its key."""
+    allowed = declared(field, "allowed")
+    if detail["type"] == "missing":
+        return f"is missing; it must be {allowed or 'set'}"
+    text, inner = shown(value), detail["input"]
+    stands = f"has {shown(inner)}" if text.endswith("...") and inner is not value else f"is {text}"
+    if reason := _reason(detail):
+        return f"{stands}: {reason}{f' (allowed: {allowed})' if allowed else ''}"
+    if not allowed:
+        return f"{stands}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+    hint = suggestion(text.strip('"'), _words(_annotation(field)))
+    if declared(field, "form") == "text" and isinstance(value, int | float):
+        hint = "; put it in quotes"
+    return f"{stands}; it must be {allowed}{hint}"
+
+
+def _reason(detail: Any) -> str:
+    return str(detail["ctx"]["error"]) if detail["type"] == "value_error" else ""
+
+
+def _locate(
+    kind: Any, loc: Iterable[int | str], value: Any
+) -> tuple[tuple[str, ...], Mapping[str, Any], Any]:
+    """The keys that lead to what was refused, the fields beside the last of them, and its value.
+
+    Where within a value pydantic found the fault is left out.
+    """
+    path: tuple[str, ...] = ()
+    beside: Mapping[str, Any] = {}
+    for part in loc:
+        model = _model_in(kind)
+        if model is None or not isinstance(part, str):
+            break
+        fields = _fields(model)
+        if part in fields:
+            beside, kind = fields, _annotation(fields[part])
+        elif kind is model:  # an unknown key
+            beside, kind = fields, None
+        elif isinstance(value, Mapping) and part in value:  # a key of a mapping of models
+            kind = model
+        else:  # a branch of a union
+            continue
+        path, value = (*path, part), value.get(part) if isinstance(value, Mapping) else None
+    return path, beside, value
+
+
+def _model_in(annotation: Any) -> Any:
+    """The model that an annotation is or contains, such as ``Split`` in ``dict[str, Split]``."""
+    if _fields(annotation):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
+
+
+def _fields(kind: Any) -> Mapping[str, Any]:
+    if found := getattr(kind, "__pydantic_fields__", None):
+        return {info.alias or name: info for name, info in found.items()}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return {field.name: field for field in dataclasses.fields(kind)}
+    return {}
+
+
+def _annotation(field: Any) -> Any:
+    return getattr(field, "annotation", None) or getattr(field, "type", None)
+
+
+def _words(annotation: Any) -> list[str]:
+    """The words that a field of type ``Literal[...]``, or of a union with one, allows."""
+    found: list[str] = []
+    for part in get_args(annotation):
+        found += [part] if isinstance(part, str) else _words(part)
+    return found
+
+
+class _PlainLoader(yaml.SafeLoader):
     """YAML's safe loader without two of its traps.
 
-    It would take the last of two equal keys without a word; and by aliases a few lines can stand
-    for more than memory holds.
+    It would silently take the last of two equal keys, and by aliases a few lines can stand for
+    more than memory holds.
     """
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -33,18 +343,3 @@ class PlainLoader(yaml.SafeLoader):
                     )
                 seen.add(key_node.value)
         return super().construct_mapping(node, deep)
-
-
-def parse_yaml(text: str | bytes) -> Any:
-    """The value that a YAML text stands for.
-
-    Raises
-    ------
-    yaml.YAMLError
-        It is not YAML, has aliases or tags of Python's, or has a key twice.
-    ValueError
-        It is not UTF-8, or has a date or number that is none.
-    RecursionError
-        It is nested too deeply.
-    """
-    return yaml.load(text, Loader=PlainLoader)

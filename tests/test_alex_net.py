@@ -110,7 +110,7 @@ def tiny(dtype="float64", **options):
     for name, variable in net.parameters.items():
         shape = variable.type.shape
         fan_in = math.prod(shape[1:]) if len(shape) == 4 else shape[0]
-        std = math.sqrt(2 / fan_in) if net.kinds[name] == "weight" else 0.1
+        std = math.sqrt(2 / fan_in) if net.parameters.declared[name].decay else 0.1
         variable.set_value((std * rng.normal(size=shape)).astype(dtype))
     return net
 
@@ -134,10 +134,12 @@ def test_each_layer_has_the_shape_of_the_paper():
 def test_parameters_have_the_names_order_and_shapes_of_the_table():
     net = AlexNet()
     names = [f"{layer}.{kind}" for layer in LAYERS for kind in ("weight", "bias")]
-    assert list(net.parameters) == list(net.kinds) == names
+    assert list(net.parameters) == list(net.parameters.declared) == names
     for name, variable in net.parameters.items():
         kind = name.split(".")[1]
-        assert net.kinds[name] == kind
+        tags = net.parameters.declared[name]
+        assert (tags.trainable, tags.decay) == (True, kind == "weight")
+        assert tags.rate == (1 if kind == "weight" else 2)
         outputs = PARAMETER_SHAPES[name.replace("bias", "weight")]
         bias = outputs[:1] if len(outputs) == 4 else outputs[1:]
         assert variable.type.shape == (PARAMETER_SHAPES[name] if kind == "weight" else bias)

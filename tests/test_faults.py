@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import train
-from tandem.artifacts.checkpoint import read_state
+from tandem.artifacts.checkpoint import read_header
 from tandem.artifacts.run_folder import list_checkpoints
 from tandem.artifacts.run_lock import locked
 from tandem.data.order import epoch_order
@@ -76,7 +76,7 @@ def test_a_run_starts_again_by_itself_as_often_as_it_may(
     assert "starting again: 1 of 1 restarts" in result.stderr
     last = result.stderr.strip().splitlines()[-1]
     assert re.match(r"error: the run has ended: trainer [01]: ZeroDivisionError: broken late", last)
-    assert read_state(list_checkpoints(run)[-1]).epoch == 2
+    assert read_header(list_checkpoints(run)[-1]).state.epoch == 2
     # Mended, it goes on, and loses nothing.
     monkeypatch.setenv("MENDED", "1")
     result = run_program(
@@ -266,7 +266,7 @@ def test_other_bits_are_permitted_on_request(data: Path, tmp_path: Path, whole: 
     changed = {**COMMON, "n_epochs": 4, "devices": ["cpu"], "batch_size": 4, "exact": False}
     result = run_program("train.py", settings(data, run, **changed, resume_train=True))
     assert result.returncode == 0, result.stderr
-    assert read_state(list_checkpoints(run)[-1]).epoch == 4
+    assert read_header(list_checkpoints(run)[-1]).state.epoch == 4
 
 
 def test_a_finished_run_is_finished_under_any_condition(
@@ -360,7 +360,7 @@ def test_the_minibatch_is_left_out_by_skip_and_by_rollback_alike(
     (one,), (other,) = not_finite(skipped), not_finite(back)
     assert (one["step"], one["action"], other["action"]) == (other["step"], "skip", "rollback")
     assert set(other["pictures"]) == names_in(1)
-    state = read_state(list_checkpoints(back)[-1])
+    state = read_header(list_checkpoints(back)[-1]).state
     assert state.skipped == ((1, one["minibatch"] - 1),)
     assert (state.step, state.epoch) == (12, 3)
     # Nobody else's figures are touched by it.

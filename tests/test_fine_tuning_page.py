@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.config.schema import load_config
+from tandem.config.command_line import load_config
 from tests.support.tiny import ROOT
 
 PAGE = (ROOT / "docs" / "fine-tuning.md").read_text()

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 import proc_load
 from tandem.artifacts.run_folder import list_checkpoints
-from tandem.config.schema import load_config
+from tandem.config.command_line import load_config
 from tandem.launch.prepare import prepare_run
 from tandem.launch.programs import run_training
 from tandem.memory import HostSlots

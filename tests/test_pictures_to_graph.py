@@ -11,7 +11,8 @@ from PIL import Image
 from tandem.artifacts.checkpoint import RunState
 from tandem.backend import device_mode
 from tandem.config.schema import Config
-from tandem.launch.prepare import prepare_run, read_mean
+from tandem.data.mean_image import read_mean
+from tandem.launch.prepare import prepare_run
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.ops import crop_mirror
 from tandem.training.trainer import requests

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tandem.artifacts.checkpoint import Checkpoint, NetworkDescription, RunState, save_checkpoint
+from tandem.artifacts.checkpoint import Checkpoint, RunState, save_checkpoint
 from tandem.artifacts.metrics_log import MetricsLog, TrainRecord, ValidationRecord
 from tandem.artifacts.visualize import filter_grid
 from tandem.errors import InputError
+from tandem.layers.network import NetworkDescription
 from tandem.plot import STYLES, Run, binned, draw, draw_runs, main, read_run
 
 STEPS = 10
@@ -44,7 +45,7 @@ def save_filters(folder: Path, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     filters = rng.standard_normal((6, 3, 5, 5)).astype(np.float32)
     weights = {"conv1.weight": filters, "fc8.weight": np.ones((4, 2), np.float32)}
-    checkpoint = Checkpoint(weights, None, NetworkDescription(67, 2, 1.0), RunState(epoch=3))
+    checkpoint = Checkpoint(weights, {}, NetworkDescription(67, 2, 1.0), RunState(epoch=3))
     save_checkpoint(folder / "epoch-0003.safetensors", checkpoint)
     return filters
 

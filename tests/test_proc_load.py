@@ -203,7 +203,7 @@ def test_a_missing_file_is_told_as_input_with_the_traceback(
     loading.client.request(MinibatchRequest(0, "train", 0, 0, np.array([8])))
     failed = failure_of(loading)
     assert failed.kind == "input"
-    assert "0002.hkl: it is gone" in failed.message
+    assert "0002.hkl: the batch file was removed" in failed.message
     assert "_read_exactly" in failed.traceback
 
 

@@ -16,13 +16,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks import machines
-from benchmarks.machines import Machines
 from tandem.artifacts.run_folder import list_checkpoints
+from tests.support.machines import CABLE, Machines, missing_for_two_machines, two_machines
 from tests.support.ranks import assert_same_bits, missing, starter
 from tests.support.tiny import ROOT, prepare, read_record, run_program, settings
 
-if reason := missing() or machines.missing():
+if reason := missing() or missing_for_two_machines():
     pytest.skip(reason, allow_module_level=True)
 
 PROGRAM = """
@@ -39,7 +38,7 @@ if engine.rank == 0:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Machines]:
-    with machines.machines() as made:
+    with two_machines() as made:
         yield made
 
 
@@ -99,7 +98,7 @@ def test_a_rank_that_raises_ends_both_machines(pair: Machines, tmp_path: Path) -
 def start_torchrun(
     pair: Machines, machine: int, *words: str, each: int = 1
 ) -> "subprocess.Popen[str]":
-    """Start torchrun on one of the machines, of which the first is the group point."""
+    """Start torchrun on one of the machines, of which the first is the meeting point."""
     place = ["--rdzv-backend", "c10d", "--rdzv-id", "test", "--rdzv-conf", f"is_host={1 - machine}"]
     place += ["--rdzv-endpoint", f"{pair.addresses[0]}:29500"]
     place += ["--local-addr", pair.addresses[machine]]
@@ -107,7 +106,7 @@ def start_torchrun(
     return subprocess.Popen(
         [*pair.on(machine), sys.executable, "-m", "torch.distributed.run", *count, *place, *words],
         cwd=ROOT,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": machines.CABLE},
+        env={**os.environ, "GLOO_SOCKET_IFNAME": CABLE},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,15 +1,15 @@
-"""Checkpoints: weights, momentum and all state of a run, in one safetensors file.
+"""Checkpoints: weights, optimizer states and the state of a run, in one safetensors file.
 
 The tensors are ``conv1.weight`` and so on, in their logical layout (filters: out, in, row, column;
-fully connected: in, out), and ``momentum/conv1.weight`` and so on. Everything else is JSON under
-the key ``tandem`` of the file's metadata, and the key ``sha256`` holds a checksum of all this.
-Reading a file executes nothing that stands in it.
+fully connected: in, out), and ``STATE/conv1.weight`` and so on for each state of the optimizer,
+such as ``momentum``. Everything else is JSON under the key ``tandem`` of the file's metadata, and
+the key ``sha256`` holds a checksum of it all. Reading a file executes nothing in it.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,23 +20,24 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from tandem.artifacts.foreign import describe_foreign
 from tandem.artifacts.metrics import Pending
-from tandem.config.schema import ALEXNET, Config
+from tandem.artifacts.unsupported import describe_unsupported
+from tandem.config.schema import Config
 from tandem.errors import InputError
 from tandem.files import replacing
-from tandem.optim.parameter_groups import layer_of
+from tandem.layers.network import NetworkDescription
+from tandem.layers.parameter import layer_of
 
 FORMAT = 1
 
 _KEY = "tandem"
 _CHECKSUM = "sha256"
-_MOMENTUM = "momentum/"
+_MOMENTUM = ("momentum",)  # the states of files whose header lists none
 _DTYPES: dict[str, np.dtype] = {"F32": np.dtype(np.float32), "F64": np.dtype(np.float64)}
 
 
 class Damaged(InputError):
-    """A file is not the whole checkpoint that it was: another may be."""
+    """A checkpoint is damaged; an older one may be sound."""
 
 
 _Count = Annotated[int, Field(ge=0)]
@@ -46,37 +47,8 @@ _Described = dict[str, tuple[np.dtype | str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
-class NetworkDescription:
-    """What decides a network, beside its parameters, and what its outputs mean.
-
-    Attributes
-    ----------
-    crop_size : int
-        Pixels on each side of the input.
-    classes : int
-        Number of outputs.
-    width : float
-        Factor on all filter and unit counts.
-    wnids : tuple of str or None
-        The classes by name, in the order of the outputs, where they are known.
-    norm_before_pool : bool
-        Whether normalisation comes before max pooling, and not after it.
-    network : str
-        "module:class". A file can't have code run: who reads it says which network is meant, see
-        `check_network`.
-    """
-
-    crop_size: Annotated[int, Field(ge=1)]
-    classes: Annotated[int, Field(ge=1)]
-    width: float
-    wnids: tuple[str, ...] | None = None
-    norm_before_pool: bool = False
-    network: str = ALEXNET
-
-
-@dataclass(frozen=True)
 class RunState:
-    """Where a run stands. With the configuration it decides everything that follows.
+    """The position of a run. With the configuration it determines everything that follows.
 
     Attributes
     ----------
@@ -87,15 +59,15 @@ class RunState:
     step : int
         Steps done in all.
     validation_errors : tuple of float
-        Top-1 error after each whole epoch, as a fraction: what ``lr_policy: auto`` looks at.
+        Top-1 error after each whole epoch, as a fraction; ``lr_policy: auto`` depends on it.
     global_batch, train_pictures : int or None
         Pictures per step over all trainers, and of an epoch; `check_continues` compares them. None
         is unknown.
     pending : Pending
-        What has been counted since the last line about training in the record.
+        Metrics since the last line about training in the record.
     skipped : tuple of (int, int)
-        Epoch and number of each global minibatch, both from 0, that is passed over because it made
-        the loss or a gradient not finite, after which the run went back to a checkpoint.
+        Epoch and number of each global minibatch, both from 0, that is passed over: it made the
+        loss or a gradient not finite, and the run went back to a checkpoint.
     """
 
     epoch: _Count = 0
@@ -109,41 +81,78 @@ class RunState:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """What a checkpoint file holds.
+class CheckpointHeader:
+    """Everything in a checkpoint but its tensors.
 
     Attributes
     ----------
-    weights : dict of str to ndarray
-        float32 or float64, each in its logical layout.
-    momentum : dict of str to ndarray, or None
-        One for each weight, of its shape and dtype; None where there is none to continue, as in
-        weights that were converted.
     network : NetworkDescription
     state : RunState
     config : dict
-        The run's resolved configuration, as ``Config.model_dump(mode="json")`` gives it.
+        The run's resolved configuration, as ``Config.model_dump(mode="json")`` gives it; empty
+        in converted weights.
     conditions : dict of str to str
         What else the bits depend on, see `tandem.artifacts.reproducibility`.
     """
 
-    weights: dict[str, np.ndarray]
-    momentum: dict[str, np.ndarray] | None
     network: NetworkDescription
     state: RunState = RunState()
     config: dict[str, Any] = field(default_factory=dict)
     conditions: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything in a checkpoint file.
+
+    Attributes
+    ----------
+    weights : dict of str to ndarray
+        float32 or float64, each in its logical layout.
+    states : dict of str to dict of str to ndarray
+        Each state of the optimizer: an array for each trained weight, of its shape and dtype. Empty
+        if there is no training to continue, as in converted weights.
+    network : NetworkDescription
+    state : RunState
+    config, conditions
+        As in `CheckpointHeader`.
+    untrained : tuple of str
+        Names of the weights that have no optimizer state, such as running averages.
+    """
+
+    weights: dict[str, np.ndarray]
+    states: dict[str, dict[str, np.ndarray]]
+    network: NetworkDescription
+    state: RunState = RunState()
+    config: dict[str, Any] = field(default_factory=dict)
+    conditions: dict[str, str] = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of the weights that an optimizer steps."""
+        return [name for name in self.weights if name not in self.untrained]
+
+
 class _Metadata(BaseModel):
-    """The JSON beside the tensors, checked when it is read."""
+    """The JSON beside the tensors, checked when it is read.
+
+    `momentum` is whether there is a state of that name; `states` and `untrained` are left out of
+    files that need neither.
+    """
 
     format: Literal[1]
     momentum: bool
+    states: tuple[str, ...] | None = None
+    untrained: tuple[str, ...] = ()
     network: NetworkDescription
     state: RunState
     config: dict[str, Any]
     conditions: dict[str, str]
+
+    @property
+    def optimizer_states(self) -> tuple[str, ...]:
+        return _MOMENTUM * self.momentum if self.states is None else self.states
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
@@ -154,15 +163,15 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     InputError
         The folder is missing, full or not writable.
     ValueError
-        Momentum does not fit the weights, or a tensor is neither float32 nor float64.
+        A state does not fit the weights, or a tensor is neither float32 nor float64.
     """
-    momentum = checkpoint.momentum
     tensors = dict(checkpoint.weights)
-    tensors |= {_MOMENTUM + name: value for name, value in (momentum or {}).items()}
+    for state, values in checkpoint.states.items():
+        tensors |= {f"{state}/{name}": value for name, value in values.items()}
     described: _Described = {name: (array.dtype, array.shape) for name, array in tensors.items()}
-    if fault := _fault(described, momentum is not None):
+    if fault := _fault(described, tuple(checkpoint.states), checkpoint.untrained):
         raise ValueError(f"this checkpoint cannot be written: {fault}")
-    # save_file writes memory as it lies, so a strided view needs a copy; others are not copied.
+    # save_file ignores strides, so a strided view needs a copy; others are not copied.
     laid_out = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     text = _metadata_text(checkpoint)
     metadata = {_KEY: text, _CHECKSUM: _checksum(text, laid_out)}
@@ -195,19 +204,21 @@ def read_checkpoint(path: str | Path, shapes: Shapes | None = None) -> Checkpoin
     """
     path = Path(path)
     with _opened(path) as (file, metadata, described):
-        found = {name: shape for name, (_, shape) in described.items()}
+        states = metadata.optimizer_states
+        names = _weight_names(described)
         if shapes is not None:
+            found = {name: described[name][1] for name in names}
             _check_shapes(path, found, metadata.network, shapes)
         tensors = _read_tensors(path, file, described)
-    weights = {n: value for n, value in tensors.items() if not n.startswith(_MOMENTUM)}
-    momentum = {name: tensors[_MOMENTUM + name] for name in weights} if metadata.momentum else None
+    trained = [name for name in names if name not in metadata.untrained]
     return Checkpoint(
-        weights,
-        momentum,
+        {name: tensors[name] for name in names},
+        {state: {name: tensors[f"{state}/{name}"] for name in trained} for state in states},
         metadata.network,
         metadata.state,
         metadata.config,
         metadata.conditions,
+        metadata.untrained,
     )
 
 
@@ -222,8 +233,8 @@ def verify_checkpoint(path: str | Path) -> None:
     read_checkpoint(path)
 
 
-def read_conditions(path: str | Path) -> dict[str, str]:
-    """Read what the bits of a checkpoint's run depended on, without its tensors.
+def read_header(path: str | Path) -> CheckpointHeader:
+    """Read everything in a checkpoint but its tensors.
 
     Raises
     ------
@@ -231,69 +242,28 @@ def read_conditions(path: str | Path) -> dict[str, str]:
         As `read_checkpoint`.
     """
     with _opened(Path(path)) as (_, metadata, _):
-        return metadata.conditions
-
-
-def read_state(path: str | Path) -> RunState:
-    """Read where the run of a checkpoint stood, without its tensors.
-
-    Raises
-    ------
-    InputError
-        As `read_checkpoint`.
-    """
-    with _opened(Path(path)) as (_, metadata, _):
-        return metadata.state
-
-
-def read_description(path: str | Path) -> NetworkDescription:
-    """Read which network a checkpoint is of, without its tensors.
-
-    Raises
-    ------
-    InputError
-        As `read_checkpoint`.
-    """
-    with _opened(Path(path)) as (_, metadata, _):
-        return metadata.network
-
-
-def check_network(path: str | Path, description: NetworkDescription, network: str) -> None:
-    """Refuse a checkpoint that is of another network than the one that the user means.
-
-    Parameters
-    ----------
-    path : Path
-        The checkpoint.
-    description : NetworkDescription
-        What it says of itself.
-    network : str
-        "module:class" that is meant.
-
-    Raises
-    ------
-    InputError
-        Names both.
-    """
-    if description.network != network:
-        raise InputError(
-            f"{path}: this checkpoint says that it is of the network {description.network}, not "
-            f"{network}; a file does not decide what code is run, so say --network "
-            f"{description.network} if you mean it"
+        return CheckpointHeader(
+            metadata.network, metadata.state, metadata.config, metadata.conditions
         )
 
 
 def check_continues(
-    path: str | Path, config: Config, global_batch: int, train_pictures: int
+    path: str | Path,
+    header: CheckpointHeader,
+    config: Config,
+    global_batch: int,
+    train_pictures: int,
 ) -> None:
-    """Refuse to go on inside an epoch with settings under which it is another epoch.
+    """Refuse to continue an epoch with settings that change its minibatches.
 
-    Between epochs these settings may change; inside one, pictures would be left out or come twice.
+    Between epochs these settings may change; inside one, pictures would be left out or seen twice.
 
     Parameters
     ----------
     path : Path
-        The checkpoint.
+        The checkpoint, for messages.
+    header : CheckpointHeader
+        Its header.
     config : Config
         Of the run that continues.
     global_batch, train_pictures : int
@@ -302,10 +272,9 @@ def check_continues(
     Raises
     ------
     InputError
-        Names the setting, what the checkpoint has and what the run has.
+        Names the setting, its value in the checkpoint and its value now.
     """
-    with _opened(Path(path)) as (_, metadata, _):
-        state, before = metadata.state, metadata.config
+    state, before = header.state, header.config
     if not state.step_in_epoch:
         return
     pairs = {
@@ -325,7 +294,7 @@ def check_continues(
 def initial_weights(
     path: str | Path, shapes: Shapes, skip: Sequence[str] = ()
 ) -> dict[str, np.ndarray]:
-    """Take the first weights of a run from a checkpoint of a network that may differ.
+    """Read the initial weights of a run from a checkpoint of a network that may differ.
 
     Parameters
     ----------
@@ -334,12 +303,12 @@ def initial_weights(
     shapes : mapping of str to sequence of int
         The name and shape of every parameter of the network to be trained.
     skip : sequence of str
-        Layers of it that are to begin afresh.
+        Layers of it that keep their random initial values.
 
     Returns
     -------
     dict of str to ndarray
-        The parameters of all other layers. What else the checkpoint holds is left there.
+        The parameters of all other layers.
 
     Raises
     ------
@@ -355,7 +324,7 @@ def initial_weights(
             found = described[name][1] if name in described else "missing"
             if found != shape:
                 raise InputError(
-                    f"init_weights {path} is of another network ({_summary(metadata.network)}): "
+                    f"init_weights {path} is of another network ({metadata.network.summary}): "
                     f"{name} is {found} there, {shape} here; init_weights_skip: "
                     f"[{layer_of(name)}] lets that layer begin at random"
                 )
@@ -365,7 +334,7 @@ def initial_weights(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, _Metadata, _Described]]:
-    """Open a checkpoint; what stands in its header has been checked, the tensors not yet read."""
+    """Open a checkpoint and check its header; the tensors are not yet read."""
     if not path.is_file():
         state = "is not a file" if path.exists() else "does not exist"
         raise InputError(f"{path}: {state}; expected a checkpoint (.safetensors)")
@@ -377,21 +346,21 @@ def _opened(path: Path) -> Iterator[tuple[Any, _Metadata, _Described]]:
                 name: (_dtype(part.get_dtype()), tuple(part.get_shape()))
                 for name, part in slices.items()
             }
-            if fault := _fault(described, metadata.momentum):
+            if fault := _fault(described, metadata.optimizer_states, metadata.untrained):
                 raise Damaged(f"{path}: not a whole checkpoint: {fault}")
             yield file, metadata, described
     except (OSError, MemoryError) as error:
         raise InputError(f"{path}: the checkpoint cannot be read ({error})") from error
     except (ValueError, SafetensorError) as error:
-        if foreign := describe_foreign(path):
-            raise InputError(f"{path}: {foreign}") from error
+        if unsupported := describe_unsupported(path):
+            raise InputError(f"{path}: {unsupported}") from error
         raise Damaged(
             f"{path}: not a checkpoint, or damaged; expected a whole safetensors file ({error})"
         ) from error
 
 
 def _read_tensors(path: Path, file: Any, described: _Described) -> dict[str, np.ndarray]:
-    """All tensors, after a look at the checksum."""
+    """Read all tensors and compare them with the checksum."""
     tensors = {name: file.get_tensor(name) for name in described}
     metadata = file.metadata()
     if metadata.get(_CHECKSUM) != _checksum(metadata[_KEY], tensors):
@@ -415,8 +384,8 @@ def _checksum(text: str, tensors: Mapping[str, np.ndarray]) -> str:
 def _parse_metadata(path: Path, metadata: Mapping[str, str] | None) -> _Metadata:
     text = (metadata or {}).get(_KEY)
     if text is None:
-        if foreign := describe_foreign(path):
-            raise InputError(f"{path}: {foreign}")
+        if unsupported := describe_unsupported(path):
+            raise InputError(f"{path}: {unsupported}")
         raise InputError(
             f"{path}: a safetensors file, but not a checkpoint of this program: its metadata has "
             f"no key {_KEY!r}"
@@ -427,7 +396,7 @@ def _parse_metadata(path: Path, metadata: Mapping[str, str] | None) -> _Metadata
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         newer = f" (this program reads format {FORMAT})" if place == "format" else ""
-        # What another version has written is whole.
+        # A file of a newer version is whole.
         kind = InputError if place == "format" else Damaged
         raise kind(
             f"{path}: the checkpoint's metadata cannot be used: {place or 'JSON'}: "
@@ -441,56 +410,61 @@ def _metadata_text(checkpoint: Checkpoint) -> str:
     state["validation_errors"] = [
         float(error) if math.isfinite(error) else None for error in state["validation_errors"]
     ]
-    return json.dumps(
-        {
-            "format": FORMAT,
-            "momentum": checkpoint.momentum is not None,
-            "network": asdict(checkpoint.network),
-            "state": state,
-            "config": checkpoint.config,
-            "conditions": checkpoint.conditions,
-        },
-        allow_nan=False,
-    )
+    states = tuple(checkpoint.states)
+    values = {
+        "format": FORMAT,
+        "momentum": "momentum" in states,
+        "network": checkpoint.network.header(),
+        "state": state,
+        "config": checkpoint.config,
+        "conditions": checkpoint.conditions,
+    }
+    if states not in ((), _MOMENTUM):
+        values["states"] = states
+    if checkpoint.untrained:
+        values["untrained"] = checkpoint.untrained
+    return json.dumps(values, allow_nan=False)
 
 
-def _fault(described: _Described, momentum: bool) -> str | None:
+def _weight_names(described: Iterable[str]) -> list[str]:
+    return [name for name in described if "/" not in name]
+
+
+def _fault(described: _Described, states: Sequence[str], untrained: Collection[str]) -> str | None:
     """What is wrong with the tensors of a checkpoint among themselves."""
     for name, (dtype, _) in described.items():
         if dtype not in _DTYPES.values():
             return f"{name} is of type {dtype}, expected float32 or float64"
-    weights = [name for name in described if not name.startswith(_MOMENTUM)]
+    weights = _weight_names(described)
     if not weights:
         return "it has no weights"
-    expected = {*weights, *(_MOMENTUM + name for name in weights)} if momentum else {*weights}
-    if missing := sorted(expected - described.keys()):
+    pairs = {
+        f"{state}/{name}": (state, name)
+        for name in weights
+        if name not in untrained
+        for state in states
+    }
+    if missing := sorted({*pairs, *untrained} - described.keys()):
         return f"{missing[0]} is missing"
-    if unknown := sorted(described.keys() - expected):
-        return f"{unknown[0]} has no weight, or no momentum was announced"
-    for name in weights:
-        if momentum and described[name] != described[_MOMENTUM + name]:
-            (dtype, shape), (other, other_shape) = described[name], described[_MOMENTUM + name]
-            return f"{name} is {dtype} {shape}, its momentum {other} {other_shape}"
+    if unknown := sorted(described.keys() - {*weights, *pairs}):
+        return f"{unknown[0]} has no weight, or the header does not list its state"
+    for key, (state, name) in pairs.items():
+        if described[key] != described[name]:
+            (dtype, shape), (other, other_shape) = described[name], described[key]
+            return f"{name} is {dtype} {shape}, its {state} {other} {other_shape}"
     return None
 
 
 def _check_shapes(path: Path, found: Shapes, network: NetworkDescription, expected: Shapes) -> None:
-    whole = f"{path}: this checkpoint is of another network ({_summary(network)})"
+    whole = f"{path}: this checkpoint is of another network ({network.summary})"
     for name, shape in expected.items():
         if name not in found:
             raise InputError(f"{whole}: {name} is missing, expected {tuple(shape)}")
         if tuple(found[name]) != tuple(shape):
             raise InputError(f"{whole}: {name} is {tuple(found[name])}, expected {tuple(shape)}")
     for name in found:
-        if name not in expected and not name.startswith(_MOMENTUM):
+        if name not in expected:
             raise InputError(f"{whole}: {name} is unknown to the network that is configured")
-
-
-def _summary(network: NetworkDescription) -> str:
-    kind = "" if network.network == ALEXNET else f"{network.network}, "
-    return (
-        f"{kind}{network.classes} classes, crop_size {network.crop_size}, width {network.width:g}"
-    )
 
 
 def _dtype(name: str) -> np.dtype | str:

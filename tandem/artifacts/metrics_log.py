@@ -1,9 +1,9 @@
 """The record of a run: one JSON object a line, appended and flushed as things happen.
 
-Everywhere that a user sees them (records, log lines, names of checkpoints) epochs and steps count
-from 1: ``epoch`` is the one being trained, or just validated, and ``step`` the number of steps of
-the whole run that are done. Errors are fractions. JSON has no NaN and no infinity, so a loss that
-is no longer finite is written as null, and read back as NaN.
+Wherever a user sees them (records, log lines, names of checkpoints) epochs and steps count from 1:
+``epoch`` is the one being trained, or just validated, and ``step`` the number of steps of the whole
+run that are done. Errors are fractions. JSON has no NaN and no infinity, so a loss that is not
+finite is written as null, and read back as NaN.
 """
 
 import json
@@ -12,17 +12,30 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from tandem.artifacts.checkpoint import RunState
 from tandem.errors import InputError
 from tandem.files import replacing
+from tandem.validation import parse_json, shown, validated
+
+Count = Annotated[int, Field(strict=True, ge=0)]
+Real = Annotated[float, Field(strict=True)]
+# Null is read as NaN.
+Loss = Annotated[Real, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+
+class _Strict:
+    """Base of records: other keys than the fields are refused."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
-class TrainRecord:
-    """How training went since the last such record, over all trainers.
+class TrainRecord(_Strict):
+    """Means over all trainers since the last such record.
 
     Attributes
     ----------
@@ -31,30 +44,30 @@ class TrainRecord:
     loss : float
         Mean cross-entropy of the training pictures, in nats.
     top1_error : float or None
-        A fraction; None where it is not asked for (``print_train_error: false``).
+        A fraction; None with ``print_train_error: false``.
     learning_rate : float
         Of the last step.
     images_per_second : float
         Of all trainers together.
     compute_seconds, load_wait_seconds, exchange_seconds : float
-        Where the time of trainer 0 went.
+        Time of trainer 0.
     """
 
     event: ClassVar[str] = "train"
-    epoch: int
-    step: int
-    loss: float
-    top1_error: float | None
-    learning_rate: float
-    images_per_second: float
-    compute_seconds: float
-    load_wait_seconds: float
-    exchange_seconds: float
+    epoch: Count
+    step: Count
+    loss: Loss
+    top1_error: Real | None
+    learning_rate: Loss
+    images_per_second: Loss
+    compute_seconds: Loss
+    load_wait_seconds: Loss
+    exchange_seconds: Loss
 
 
 @dataclass(frozen=True)
-class ValidationRecord:
-    """Loss and errors over every validation picture.
+class ValidationRecord(_Strict):
+    """Loss and errors over all validation pictures.
 
     Attributes
     ----------
@@ -65,38 +78,38 @@ class ValidationRecord:
     top1_error, top5_error : float
         Fractions.
     images : int
-        How many pictures were counted.
+        Number of pictures.
     """
 
     event: ClassVar[str] = "validation"
-    epoch: int
-    step: int
-    loss: float
-    top1_error: float
-    top5_error: float
-    images: int
+    epoch: Count
+    step: Count
+    loss: Loss
+    top1_error: Loss
+    top5_error: Loss
+    images: Count
 
 
 @dataclass(frozen=True)
-class NotFiniteRecord:
+class NotFiniteRecord(_Strict):
     """A minibatch whose loss or gradient is infinite or not a number.
 
     Attributes
     ----------
     epoch, step : int
-        From 1; the step that it would have been.
+        From 1; the number of the step if it had been done.
     minibatch : int
         Its number in the epoch, from 1.
     action : str
-        What was done: ``stop``, ``skip`` or ``rollback``.
+        ``stop``, ``skip`` or ``rollback``.
     pictures : tuple of str
-        Names of the pictures, as the manifest has them, of the trainers where it happened.
+        Names in the manifest of the pictures of the trainers concerned.
     """
 
     event: ClassVar[str] = "not_finite"
-    epoch: int
-    step: int
-    minibatch: int
+    epoch: Count
+    step: Count
+    minibatch: Count
     action: str
     pictures: tuple[str, ...]
 
@@ -109,7 +122,7 @@ _KINDS: dict[str, type[Record]] = {
 
 
 def to_json(record: Record) -> str:
-    """One line, without its end: the event, then the fields in their order."""
+    """Format as one line, without its end: the event, then the fields in their order."""
     values = {
         field.name: _plain(field.type, getattr(record, field.name)) for field in fields(record)
     }
@@ -117,39 +130,29 @@ def to_json(record: Record) -> str:
 
 
 def from_json(line: str | bytes) -> Record:
-    """Read what `to_json` wrote.
-
-    Raises
-    ------
-    ValueError
-        `line` is not a record; the message says why.
-    """
+    """Read what `to_json` wrote; raises InputError where `line` is not a record."""
     try:
-        values = json.loads(line)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        values = parse_json(line)
+    except ValueError as error:
+        raise InputError(str(error)) from error
     if not isinstance(values, dict):
-        raise ValueError("it is not a JSON object")
+        raise InputError(f"holds {shown(values)}, expected a JSON object")
     event = values.pop("event", None)
     kind = _KINDS.get(event) if isinstance(event, str) else None
     if kind is None:
-        raise ValueError(f"event is {event!r}, expected one of {', '.join(_KINDS)}")
-    names = [field.name for field in fields(kind)]
-    if sorted(values) != sorted(names):
-        raise ValueError(f"a {event} record has {', '.join(names)}; found {', '.join(values)}")
-    return kind(**{field.name: _checked(field, values[field.name]) for field in fields(kind)})
+        raise InputError(f"event is {shown(event)}, expected one of {', '.join(_KINDS)}")
+    return validated(kind, values)
 
 
 class MetricsLog:
-    """A record that is open for appending; use it in a ``with`` statement, or close it.
+    """A record open for appending; a context manager.
 
-    A line that an earlier process left unfinished at the end is removed first, so that nothing is
-    appended to it.
+    An unfinished last line of an earlier process is removed first.
 
     Parameters
     ----------
     path : Path
-        Is created where it is missing; its folder must exist.
+        Created if it is missing; its folder must exist.
 
     Raises
     ------
@@ -166,13 +169,7 @@ class MetricsLog:
         _end_last_line(self._file.fileno(), path.read_bytes())
 
     def append(self, record: Record) -> None:
-        """Write one line and hand it to the operating system.
-
-        Raises
-        ------
-        InputError
-            It can't be written; the disk is full, say.
-        """
+        """Write one line and flush it to the system; raises InputError, e.g. for a full disk."""
         line = to_json(record).encode() + b"\n"
         try:
             while line:
@@ -181,13 +178,7 @@ class MetricsLog:
             raise InputError(f"{self._path}: cannot be written ({error.strerror})") from error
 
     def sync(self) -> None:
-        """Flush all lines to the disk.
-
-        Raises
-        ------
-        InputError
-            The disk does not take them.
-        """
+        """Flush all lines to the disk; raises InputError where that fails."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -200,17 +191,12 @@ class MetricsLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read a record; a last line that was never finished is left out.
+    """Read a record without an unfinished last line.
 
     Raises
     ------
@@ -221,10 +207,9 @@ def read_records(path: Path) -> list[Record]:
 
 
 def truncate_after(path: Path, state: RunState) -> None:
-    """Drop what was recorded after a checkpoint, whole or not at all.
+    """Drop the lines after a checkpoint, whole or not at all.
 
-    A run that is resumed from a checkpoint goes through the later steps once more, and no step is
-    to stand in the record twice.
+    A resumed run repeats these steps, and each step is recorded only once.
 
     Parameters
     ----------
@@ -244,9 +229,9 @@ def truncate_after(path: Path, state: RunState) -> None:
 
 
 def _lies_before(record: Record, state: RunState) -> bool:
-    """Whether a run that goes on from `state` won't come to write this line."""
+    """Whether a run that resumes from `state` will not write this line again."""
     if isinstance(record, ValidationRecord):
-        # A checkpoint that was written in the middle of a validation has all steps before it.
+        # A checkpoint written during a validation has the same step as the validation.
         return record.epoch <= state.epoch
     return record.step <= state.step
 
@@ -259,8 +244,9 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Record]]:
     for number, line in enumerate(whole, 1):
         try:
             yield line, from_json(line)
-        except ValueError as error:
-            raise InputError(f"{path}, line {number}: not a record of a run: {error}") from error
+        except InputError as error:
+            reason = "; ".join(str(error).splitlines())
+            raise InputError(f"{path}, line {number}: not a record of a run: {reason}") from error
     if _is_record(rest):
         yield rest, from_json(rest)
 
@@ -277,35 +263,15 @@ def _end_last_line(descriptor: int, content: bytes) -> None:
 def _is_record(line: bytes) -> bool:
     try:
         from_json(line)
-    except ValueError:
+    except InputError:
         return False
     return True
 
 
 def _plain(kind: Any, value: Any) -> Any:
-    """A value that JSON can hold: Python's numbers where NumPy's were given."""
-    if kind is int:
+    """Convert to what JSON can hold: Python's numbers for NumPy's."""
+    if kind is Count:
         return int(value)
     if kind in (str, tuple[str, ...]):
         return value
     return float(value) if value is not None and math.isfinite(value) else None
-
-
-def _checked(field: Any, value: Any) -> Any:
-    if field.type is int:
-        if type(value) is int and value >= 0:
-            return value
-        raise ValueError(f"{field.name} is {value!r}, expected a whole number")
-    if field.type is str:
-        if isinstance(value, str):
-            return value
-        raise ValueError(f"{field.name} is {value!r}, expected text")
-    if field.type == tuple[str, ...]:
-        if isinstance(value, list) and all(isinstance(word, str) for word in value):
-            return tuple(value)
-        raise ValueError(f"{field.name} is {value!r}, expected a list of text")
-    if value is None:
-        return None if field.type == (float | None) else math.nan
-    if (type(value) is int and abs(value) < 2**63) or type(value) is float:
-        return float(value)
-    raise ValueError(f"{field.name} is {value!r}, expected a number or null")

@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves there, what is kept of it, and where a later run goes on.
+"""The run folder: its files, which checkpoints are kept, and where a run resumes.
 
 ``epoch-0003.safetensors`` was written after three whole epochs,
 ``epoch-0003-step-000120.safetensors`` 120 steps into the fourth. Beside the checkpoints lie
@@ -10,7 +10,7 @@ import logging
 import math
 import mmap
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +25,13 @@ from tandem.artifacts.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from tandem.artifacts.event_log import EventLog
 from tandem.artifacts.metrics_log import MetricsLog, Record, truncate_after
+from tandem.artifacts.tensorboard import EventLog
 from tandem.config.schema import Config, save_config
 from tandem.errors import InputError
 from tandem.files import remove_partials
 from tandem.memory import HostBuffer
+from tandem.validation import listed
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 
 RECORD = "record.jsonl"
 CONFIGURATION = "config.yaml"
-DAMAGED = ".damaged"  # appended to the name of a checkpoint that can't be used
+DAMAGED = ".damaged"  # appended to the name of a damaged checkpoint
 
 _NAME = re.compile(r"epoch-(\d{4,})(?:-step-(\d{6,}))?\.safetensors")
 _ALIGNMENT = 64  # bytes
@@ -52,7 +53,7 @@ def checkpoint_name(state: RunState) -> str:
 
 
 def list_checkpoints(folder: str | Path) -> list[Path]:
-    """The checkpoints in a folder by their names, earliest first; none if there is no folder."""
+    """List the checkpoints in a folder, earliest first; none if there is no folder."""
     folder = Path(folder)
     if not folder.is_dir():
         return []
@@ -68,20 +69,20 @@ def find_checkpoint(folder: str | Path, load_epoch: int | Literal["latest"]) -> 
     Parameters
     ----------
     folder : Path
-        Where the run left its checkpoints.
+        Of the run.
     load_epoch : int or "latest"
-        How many whole epochs it was written after, or whichever is furthest and not damaged; one
-        that is damaged is reported.
+        The number of whole epochs after which it was written, or the last that is not damaged;
+        damaged ones are reported.
 
     Returns
     -------
     Path or None
-        None where the latest is wanted and there is none: a run that ended before its first.
+        None for the latest of a run that ended before its first.
 
     Raises
     ------
     InputError
-        It is not there, and the message lists those that are; or all are damaged.
+        It does not exist, and the message lists those that do; or all are damaged.
     """
     folder = Path(folder)
     found = list_checkpoints(folder)
@@ -92,23 +93,23 @@ def find_checkpoint(folder: str | Path, load_epoch: int | Literal["latest"]) -> 
             f"{folder}: no checkpoint to resume from; expected files named epoch-0001.safetensors"
         )
     name = checkpoint_name(RunState(epoch=load_epoch))
-    for path in found:
-        if path.name == name:
-            return path
+    names = [path.name for path in found]
+    if name in names:
+        return folder / name
     raise InputError(
-        f"{folder}: no checkpoint {name} (load_epoch {load_epoch}); there are: {_listing(found)}"
+        f"{folder}: no checkpoint {name} (load_epoch {load_epoch}); there are: {listed(names)}"
     )
 
 
 def superseded(
     paths: Sequence[Path], keep: int | Literal["all"], validation_errors: Sequence[float]
 ) -> list[Path]:
-    """Which checkpoints need not be kept.
+    """Select the checkpoints to remove.
 
     Parameters
     ----------
     paths : sequence of Path
-        Those that are there, earliest first.
+        All checkpoints, earliest first.
     keep : int or "all"
         How many of the last are kept, beside the best.
     validation_errors : sequence of float
@@ -117,8 +118,8 @@ def superseded(
     Returns
     -------
     list of Path
-        All but the last `keep` and the first of those, written after a whole epoch, whose error was
-        the smallest.
+        All but the last `keep` and the best: of those written after a whole epoch, the first with
+        the smallest error.
     """
     if keep == "all":
         return []
@@ -133,17 +134,17 @@ def superseded(
 
 
 class RunFolder:
-    """What trainer 0 writes. Checkpoints are written beside the training, by a thread.
+    """Files that trainer 0 writes. A thread writes checkpoints during training.
 
-    Creating one is the beginning of a run: the configuration is saved, checkpoints that proved
-    damaged are set aside, and the record loses what lies after `state`.
+    Creating an instance starts a run: the configuration is saved, damaged checkpoints are renamed,
+    and lines of the record after `state` are removed.
 
     Parameters
     ----------
     config : Config
         Resolved. Its ``weights_dir`` is the folder, which exists.
     state : RunState
-        Where the run begins.
+        Where the run starts.
     resumed : Path or None
         The checkpoint that it continues.
 
@@ -157,12 +158,12 @@ class RunFolder:
         self._folder, self._keep = config.weights_path, config.keep_snapshots
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
-        self._room: Future[HostBuffer] | None = None
+        self._reserved: Future[HostBuffer] | None = None
         path = self._folder / RECORD
         try:
             remove_partials(self._folder)
             save_config(config, self._folder)
-            self._set_damaged_aside(resumed)
+            self._rename_damaged(resumed)
             if path.exists():
                 truncate_after(path, state)
         except OSError as error:
@@ -176,62 +177,55 @@ class RunFolder:
         return self._writing is not None and not self._writing.done()
 
     def prepare(self, nbytes: int) -> bool:
-        """Have memory made ready, beside the training, for the copy that `save` makes.
+        """Allocate memory for the copy that `save` makes, in the thread.
 
         Parameters
         ----------
         nbytes : int
-            Of all arrays, each begun on a 64-byte boundary.
+            Of all arrays, each starting on a 64-byte boundary.
 
         Returns
         -------
         bool
             Whether it is ready. Ask again later.
         """
-        if self._room is None and not self.busy:
-            self._room = self._writer.submit(_room, nbytes)
-        return self._room is not None and self._room.done()
+        if self._reserved is None and not self.busy:
+            self._reserved = self._writer.submit(_reserve, nbytes)
+        return self._reserved is not None and self._reserved.done()
 
     def append(self, record: Record) -> None:
-        """Append a line to the record.
-
-        Raises
-        ------
-        InputError
-            It can't be written.
-        """
+        """Append a line to the record; raises InputError where it can't be written."""
         self._record.append(record)
         if self._events is not None:
             self._events.add(record)
 
     def show(self, name: str, step: int, draw: Callable[[], "Image.Image"]) -> None:
-        """Show a picture to those who look on, drawn beside the training. Returns at once."""
+        """Add a picture to the event file, drawn in a thread. Returns at once."""
         if self._events is not None:
             self._events.add_picture(name, step, draw)
 
     def take_trouble(self) -> str | None:
-        """Why those who look on see nothing more, said once."""
+        """Why nothing more is written to the event file; returned once."""
         return None if self._events is None else self._events.take_trouble()
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Begin to write a checkpoint; return when its arrays have been copied.
+        """Start writing a checkpoint; return when its arrays have been copied.
 
-        Memory that was not made ready before has to be found page by page, which takes longer than
-        the copy.
+        Without memory from `prepare`, page faults take longer than the copy.
 
         Raises
         ------
         RuntimeError
-            Nobody has asked yet what became of the one before it, see `written`.
+            The previous one has not been collected, see `written`.
         """
         if self._writing is not None:
             raise RuntimeError("a checkpoint is to be written while another one is")
-        room, self._room = self._room, None
-        copy = _copied(checkpoint, None if room is None else room.result())
+        reserved, self._reserved = self._reserved, None
+        copy = _copied(checkpoint, None if reserved is None else reserved.result())
         self._writing = self._writer.submit(self._write, copy)
 
     def written(self, wait: bool = False) -> Path | None:
-        """The checkpoint that has been written since the last call, if one has.
+        """Collect the checkpoint that has been written since the last call, if any.
 
         Parameters
         ----------
@@ -249,30 +243,30 @@ class RunFolder:
         return done.result()
 
     def close(self) -> None:
-        """Finish what is being written, and close the record."""
+        """Finish writing and close the record."""
         self._writer.shutdown(wait=True)
         if self._events is not None:
             self._events.close()
         self._record.close()
 
     def _write(self, checkpoint: Checkpoint) -> Path:
-        # The lines up to a checkpoint must be there when it is, also after a power failure.
+        # Once a checkpoint exists, so do the lines before it, also after a power failure.
         self._record.sync()
         path = self._folder / checkpoint_name(checkpoint.state)
         save_checkpoint(path, checkpoint)
-        there = list_checkpoints(self._folder)
-        for old in superseded(there, self._keep, checkpoint.state.validation_errors):
-            # One that can't be removed is tried again next time.
+        present = list_checkpoints(self._folder)
+        for old in superseded(present, self._keep, checkpoint.state.validation_errors):
+            # Removal is tried again next time.
             with contextlib.suppress(OSError):
                 old.unlink()
         if self._events is not None:
             self._events.add_checkpoint(checkpoint)
         return path
 
-    def _set_damaged_aside(self, resumed: Path | None) -> None:
-        """Rename what is later than where the run begins: it was found damaged.
+    def _rename_damaged(self, resumed: Path | None) -> None:
+        """Rename the checkpoints after `resumed`, which are damaged.
 
-        Kept under its name it would pass for the latest, and supersede sound ones.
+        Under their own names they would be taken for the latest, and supersede sound ones.
         """
         found = list_checkpoints(self._folder)
         begin = found.index(resumed) + 1 if resumed in found else 0
@@ -287,52 +281,42 @@ def _newest_sound(folder: Path, found: Sequence[Path]) -> Path:
             verify_checkpoint(path)
         except Damaged as error:
             reasons.append(str(error))
-            log.warning("%s; looking for the one before it", error)
+            log.warning("%s; trying the one before it", error)
             continue
         return path
     raise InputError(f"{folder}: every checkpoint is damaged; the newest: {reasons[0]}")
 
 
 def _position(path: Path) -> tuple[int, int] | None:
-    """Whole epochs and further steps after which a checkpoint was written, by its name."""
+    """Whole epochs and further steps before a checkpoint, by its name."""
     match = _NAME.fullmatch(path.name)
     return None if match is None else (int(match[1]), int(match[2] or 0))
 
 
-def _listing(paths: Sequence[Path]) -> str:
-    names = [path.name for path in paths]
-    return ", ".join(names if len(names) <= 8 else [*names[:3], "...", *names[-4:]])
-
-
-def _room(nbytes: int) -> HostBuffer:
-    """Memory that the system has given already, and takes back when it is no more needed."""
+def _reserve(nbytes: int) -> HostBuffer:
+    """Allocate memory and touch each of its pages."""
     buffer = HostBuffer.create(nbytes, "checkpoint")
     buffer.array(nbytes, np.uint8)[:: mmap.PAGESIZE] = 0
     return buffer
 
 
-def _copied(checkpoint: Checkpoint, room: HostBuffer | None) -> Checkpoint:
-    """A copy in memory of its own; in `room`, if there is enough."""
-    groups = [checkpoint.weights, checkpoint.momentum or {}]
+def _copied(checkpoint: Checkpoint, reserved: HostBuffer | None) -> Checkpoint:
+    """Copy the arrays, into `reserved` if it is large enough."""
+    groups = [checkpoint.weights, *checkpoint.states.values()]
     size = sum(_aligned(array.nbytes) for group in groups for array in group.values())
-    fits = room is not None and room.nbytes >= size
-    memory = room if room is not None and fits else HostBuffer.create(size, "checkpoint")
+    if reserved is None or reserved.nbytes < size:
+        reserved = HostBuffer.create(size, "checkpoint")
     offset = 0
-
-    def copy(group: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        nonlocal offset
-        copies = {}
+    copies: list[dict[str, np.ndarray]] = []
+    for group in groups:
+        copies.append({})
         for name, array in group.items():
-            copies[name] = memory.array(array.shape, array.dtype, offset)
-            copies[name][...] = array
+            copies[-1][name] = copy = reserved.array(array.shape, array.dtype, offset)
+            copy[...] = array
             offset += _aligned(array.nbytes)
-        return copies
-
-    weights, momentum = (copy(group) for group in groups)
-    memory.close()
-    return replace(
-        checkpoint, weights=weights, momentum=None if checkpoint.momentum is None else momentum
-    )
+    reserved.close()
+    states = dict(zip(checkpoint.states, copies[1:], strict=True))
+    return replace(checkpoint, weights=copies[0], states=states)
 
 
 def _aligned(nbytes: int) -> int:

@@ -1,4 +1,4 @@
-"""A run folder belongs to one run at a time."""
+"""Lock of a run folder: one run at a time uses it."""
 
 import contextlib
 import fcntl
@@ -20,14 +20,14 @@ _LOOK_SECONDS = 0.2
 
 
 class FolderLock:
-    """An exclusive lock on a folder, which the kernel gives up when the last holder ends.
+    """An exclusive lock on a folder, which the kernel releases when its last holder ends.
 
-    It is a lock on a file in the folder, which is removed when the launcher lets go: file systems
-    of a network pass on locks of files that are open for writing, and not of folders.
+    The lock is on a file in the folder, removed on release: network file systems support locks of
+    files that are open for writing, but not of folders.
 
-    It may be given to a `multiprocessing` process of the "spawn" method as an argument, which then
-    holds it as well. So a folder stays locked while a trainer still writes to it whose launcher was
-    killed, and never longer.
+    A `multiprocessing` process of the "spawn" method that gets the lock as an argument holds it
+    too. A folder therefore stays locked as long as a trainer whose launcher was killed still
+    writes to it.
 
     Use `locked` to take one.
     """
@@ -36,7 +36,7 @@ class FolderLock:
         self._descriptor = descriptor
 
     def close(self) -> None:
-        """Hold it no longer in this process."""
+        """Release it in this process."""
         os.close(self._descriptor)
 
     def __reduce__(self) -> tuple[Callable[..., "FolderLock"], tuple[Any]]:
@@ -47,15 +47,15 @@ class FolderLock:
 
 @contextlib.contextmanager
 def locked(folder: Path, wait_seconds: float | None = None) -> Iterator[FolderLock]:
-    """Hold a folder, creating it if need be; removed again if it is left empty.
+    """Lock a folder; create it if needed, and remove it again if it is left empty.
 
     Parameters
     ----------
     folder : Path
         The run folder.
     wait_seconds : float, optional
-        How long to wait for a run that holds it, by default `WAIT_SECONDS`: one whose launcher was
-        killed is about to end.
+        How long to wait for a run that holds it, by default `WAIT_SECONDS`: a run whose launcher
+        was killed ends soon.
 
     Raises
     ------
@@ -78,22 +78,22 @@ def locked(folder: Path, wait_seconds: float | None = None) -> Iterator[FolderLo
 
 
 def _take(folder: Path, wait_seconds: float) -> FolderLock:
-    deadline, told = time.monotonic() + wait_seconds, False
+    deadline, logged = time.monotonic() + wait_seconds, False
     while (lock := _try(folder)) is None:
         if time.monotonic() >= deadline:
             raise InputError(
                 f"weights_dir {folder} is in use by another run: wait for its end, or choose "
                 "another folder"
             )
-        if not told:
+        if not logged:
             log.info("%s is in use; waiting %g s for its run to end", folder, wait_seconds)
-            told = True
+            logged = True
         time.sleep(_LOOK_SECONDS)
     return lock
 
 
 def _try(folder: Path) -> FolderLock | None:
-    """The lock, if nobody else holds it."""
+    """The lock, unless another process holds it."""
     _create(folder)
     try:
         descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -103,7 +103,7 @@ def _try(folder: Path) -> FolderLock | None:
         raise InputError(f"weights_dir {folder}: cannot be written ({error.strerror})") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Who let go has removed the file that it had locked: another one may stand there now.
+        # The last holder removed the file that it had locked: this may be another one.
         if os.path.samestat(os.fstat(descriptor), (folder / NAME).stat()):
             return FolderLock(descriptor)
     except (BlockingIOError, FileNotFoundError):
@@ -127,6 +127,6 @@ def _create(folder: Path) -> None:
 
 def _received(handle: Any) -> FolderLock:
     descriptor = handle.detach()
-    # A program that this process may start must not keep the folder locked.
+    # A program that this process starts must not keep the folder locked.
     os.set_inheritable(descriptor, False)
     return FolderLock(descriptor)

@@ -1,40 +1,48 @@
-"""Event files, which TensorBoard reads: ``tensorboard --logdir runs``.
+"""Event files for TensorBoard, written by a thread: ``tensorboard --logdir runs``.
 
-Importing this module imports TensorBoard's writer, a fifth of a second: a thread does that.
+TensorBoard's writer takes a fifth of a second to import; the thread does that too.
 """
 
+import contextlib
 import io
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.histogram_pb2 import HistogramProto
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tandem.artifacts.checkpoint import Checkpoint
 from tandem.artifacts.metrics_log import NotFiniteRecord, Record, TrainRecord
-from tandem.artifacts.visualize import colour_filters, filter_grid
+from tandem.processes.child import describe
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Value = Union[float, npt.NDArray, "Image.Image"]
+"""A point of a curve, an array to count in a histogram, or a picture (RGB)."""
 
 BUCKETS = 64
 MOST_VALUES = 1 << 17  # of a parameter that its histogram counts
 
 _VERSION = "brain.Event:2"
 _NAME = re.compile(r"events\.out\.tfevents\.(\d+)")
+_LOSSLESS = "filters"  # as PNG; other pictures are JPEGs, of a fifth of the bytes
 
 
-class EventFile:
-    """A new event file of a run.
+class EventLog:
+    """A new event file of a run, written by a thread.
 
-    Each start has a file of its own, which begins with the step at which the run goes on, so that
+    Each start has a file of its own. It begins with the step at which the run continues, so that
     TensorBoard drops what an earlier start has written beyond it. TensorBoard's fast reader does so
-    curve by curve, as new points come.
+    curve by curve, as new points arrive.
+
+    A run needs its record and its checkpoints; this is for watching only. When the file cannot be
+    written, this is reported once and the run continues without it.
 
     Parameters
     ----------
@@ -42,50 +50,101 @@ class EventFile:
         Of the run.
     step : int
         Steps that are done.
-
-    Raises
-    ------
-    OSError
-        From here and from `add`: it can't be written.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
+        self._thread = ThreadPoolExecutor(1, "events")
+        self._file: io.BufferedWriter | None = None
+        self._records: Any = None
+        self._failed = False
+        self._trouble: str | None = None
+        self._checkpoint: Future[None] | None = None
+        self._submit(lambda: self._open(folder, step))
+
+    def add(self, record: Record) -> None:
+        """Show a line of the record. Returns at once."""
+        self._submit(lambda: self._write(record.step, of_record(record)))
+
+    def add_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Show a checkpoint, unless the last one is still being processed.
+
+        Returns at once. The arrays must not change.
+        """
+        if self._checkpoint is None or self._checkpoint.done():
+            self._checkpoint = self._submit(
+                lambda: self._write(checkpoint.state.step, of_checkpoint(checkpoint))
+            )
+
+    def add_picture(self, tag: str, step: int, draw: Callable[[], "Image.Image"]) -> None:
+        """Show a picture, which the thread draws. Returns at once."""
+        self._submit(lambda: self._write(step, [(tag, draw())]))
+
+    def take_trouble(self) -> str | None:
+        """Why nothing more is written; returned once."""
+        trouble, self._trouble = self._trouble, None
+        return trouble
+
+    def close(self) -> None:
+        """Finish writing."""
+        self._thread.shutdown(wait=True)
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+    def _submit(self, work: Callable[[], None]) -> "Future[None]":
+        return self._thread.submit(self._try, work)
+
+    # In the thread
+
+    def _try(self, work: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            work()
+        except Exception as error:
+            self._failed = True
+            self._trouble = f"nothing more is written for TensorBoard: {describe(error)}"
+
+    def _open(self, folder: Path, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
         numbers = [int(m[1]) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name))]
         path = folder / f"events.out.tfevents.{max(numbers, default=0) + 1:05}"
         self._file = path.open("xb")
         self._records = RecordWriter(self._file)
-        self._write(Event(wall_time=time.time(), file_version=_VERSION))
-        start = SessionLog(status=SessionLog.START)
-        self._write(Event(wall_time=time.time(), step=step + 1, session_log=start))
+        self._append(file_version=_VERSION)
+        self._append(step=step + 1, session_log=SessionLog(status=SessionLog.START))
         self._file.flush()
 
-    def add(self, step: int, values: Iterable[Summary.Value]) -> None:
-        """Append an event and hand it to the operating system."""
-        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        self._file.flush()
+    def _write(self, step: int, values: Iterable[tuple[str, Value]]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        shown = [_to_summary(tag, value) for tag, value in values]
+        self._append(step=step, summary=Summary(value=[value for value in shown if value]))
+        if self._file is not None:
+            self._file.flush()
 
-    def _write(self, event: Event) -> None:
-        self._records.write(event.SerializeToString())
+    def _append(self, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._records.write(Event(wall_time=time.time(), **content).SerializeToString())
 
 
-def of_record(record: Record) -> Iterator[Summary.Value]:
-    """What a line of the record shows: curves. Errors and shares of the time are fractions."""
+def of_record(record: Record) -> Iterator[tuple[str, Value]]:
+    """Points of curves for a line of the record. Errors and shares of the time are fractions."""
     if isinstance(record, NotFiniteRecord):
         return
     if not isinstance(record, TrainRecord):
-        yield _scalar("loss/validation", record.loss)
-        yield _scalar("error/validation_top1", record.top1_error)
-        yield _scalar("error/validation_top5", record.top5_error)
+        yield "loss/validation", record.loss
+        yield "error/validation_top1", record.top1_error
+        yield "error/validation_top5", record.top5_error
         return
-    yield _scalar("loss/training", record.loss)
+    yield "loss/training", record.loss
     if record.top1_error is not None:
-        yield _scalar("error/training_top1", record.top1_error)
-    yield _scalar("run/learning_rate", record.learning_rate)
-    yield _scalar("run/images_per_second", record.images_per_second)
+        yield "error/training_top1", record.top1_error
+    yield "run/learning_rate", record.learning_rate
+    yield "run/images_per_second", record.images_per_second
     seconds = {
         "compute": record.compute_seconds,
         "wait_for_loader": record.load_wait_seconds,
@@ -93,56 +152,62 @@ def of_record(record: Record) -> Iterator[Summary.Value]:
     }
     whole = sum(seconds.values()) or math.nan
     for name, part in seconds.items():
-        yield _scalar(f"time/{name}", part / whole)
+        yield f"time/{name}", part / whole
 
 
-def of_checkpoint(checkpoint: Checkpoint) -> Iterator[Summary.Value]:
-    """What a checkpoint shows: histograms of weights and updates, their ratio, and the filters.
+def of_checkpoint(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
+    """Histograms of weights and updates, the ratios of their norms, and the first filters.
 
     The update is the momentum, which the last step has added to the weights. (With Nesterov's
-    momentum that is the velocity, and what is added is a little further on.) The ratio is of the
-    Euclidean norms.
+    momentum that is the velocity, and the step adds a little more.) Norms are Euclidean.
     """
     for name, weight in checkpoint.weights.items():
-        yield from _histogram(f"weights/{name}", weight)
-        update = (checkpoint.momentum or {}).get(name)
+        yield f"weights/{name}", weight
+        update = checkpoint.states.get("momentum", {}).get(name)
         if update is not None:
-            yield from _histogram(f"updates/{name}", update)
+            yield f"updates/{name}", update
             norm = np.linalg.norm(weight.ravel())
             if weight.ndim > 1 and norm > 0:  # biases begin at 0
-                ratio = np.linalg.norm(update.ravel()) / norm
-                yield _scalar(f"update_ratio/{name}", float(ratio))
+                yield f"update_ratio/{name}", float(np.linalg.norm(update.ravel()) / norm)
+
+    from PIL import Image
+
+    from tandem.artifacts.visualize import colour_filters, filter_grid
+
     filters = colour_filters(checkpoint.weights)
     if filters is not None:
-        grid = Image.fromarray(filter_grid(filters, scale=4, gap=4))
-        yield of_picture("filters", grid, "PNG")
+        yield _LOSSLESS, Image.fromarray(filter_grid(filters, scale=4, gap=4))
 
 
-def of_picture(tag: str, picture: Image.Image, kind: str = "JPEG") -> Summary.Value:
-    """A picture, RGB; a JPEG needs a fifth of the bytes of a PNG, where pixels may blur."""
+def _to_summary(tag: str, value: Value) -> Any:
+    """TensorBoard's Summary.Value; None for an array with values that are not finite."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    if isinstance(value, (int, float, np.number)):
+        return Summary.Value(tag=tag, simple_value=value)
+    if isinstance(value, np.ndarray):
+        histogram = _histogram(value)
+        return None if histogram is None else Summary.Value(tag=tag, histo=histogram)
     encoded = io.BytesIO()
-    picture.save(encoded, kind, quality=90)
+    value.save(encoded, "PNG" if tag == _LOSSLESS else "JPEG", quality=90)
     image = Summary.Image(
-        height=picture.height,
-        width=picture.width,
+        height=value.height,
+        width=value.width,
         colorspace=3,
         encoded_image_string=encoded.getvalue(),
     )
     return Summary.Value(tag=tag, image=image)
 
 
-def _scalar(tag: str, value: float) -> Summary.Value:
-    return Summary.Value(tag=tag, simple_value=value)
+def _histogram(array: npt.NDArray) -> Any:
+    from tensorboard.compat.proto.histogram_pb2 import HistogramProto
 
-
-def _histogram(tag: str, array: npt.NDArray) -> Iterator[Summary.Value]:
-    """Nothing where a value is not finite."""
-    # An odd stride comes by every column of a matrix whose width is a power of two.
+    # An odd stride visits every column of a matrix whose width is a power of two.
     values = array.reshape(-1)[:: array.size // MOST_VALUES | 1].astype(np.float64)
     if not np.isfinite(values).all():
-        return
+        return None
     counts, edges = np.histogram(values, BUCKETS)
-    histogram = HistogramProto(
+    return HistogramProto(
         min=values.min(),
         max=values.max(),
         num=len(values),
@@ -151,4 +216,3 @@ def _histogram(tag: str, array: npt.NDArray) -> Iterator[Summary.Value]:
         bucket=counts,
         bucket_limit=edges[1:],
     )
-    yield Summary.Value(tag=tag, histo=histogram)

@@ -6,17 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tandem.artifacts.checkpoint import (
-    Checkpoint,
-    NetworkDescription,
-    check_network,
-    read_checkpoint,
-    read_description,
-)
-from tandem.config.schema import ALEXNET
+from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint, read_header
+from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
-from tandem.launch.prepare import read_mean
-from tandem.layers.network import build_network
+from tandem.layers.network import ALEXNET, NetworkDescription, build_network, check_network
 
 
 @dataclass(frozen=True)
@@ -55,7 +48,7 @@ def load_network(weights: Path, mean: Path | None, network: str = ALEXNET) -> Lo
     InputError
         A file is missing or damaged or of another network, or no mean image is known.
     """
-    description = read_description(weights)
+    description = read_header(weights).network
     check_network(weights, description, network)
     built = build_network(description)
     shapes = {name: variable.type.shape for name, variable in built.parameters.items()}

@@ -1,4 +1,4 @@
-"""Pictures of what a network has learned: its first filters, and some of its predictions."""
+"""Pictures of a network's first filters and of a few of its predictions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,17 +7,17 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-RIGHT, WRONG = "#0072B2", "#D55E00"  # told apart by people of every kind of colour vision
+RIGHT, WRONG = "#0072B2", "#D55E00"  # distinct also for the colour-blind
 
 _COLOURS = 3
 _TILE = 176  # pixels on each side of a picture on a sheet
 _FRAME = 4
-_LINE = 15  # pixels from a line of text to the next
+_LINE = 15  # pixels between lines of text
 _SHOWN = 3  # classes with their probabilities
 
 
 def colour_filters(weights: Mapping[str, npt.NDArray]) -> npt.NDArray | None:
-    """The filters that see colours, (filter, RGB, row, column): the first that have this shape."""
+    """The first filters with three input channels: (filter, RGB, row, column), or None."""
     for array in weights.values():
         if array.ndim == 4 and array.shape[1] == _COLOURS:
             return array
@@ -25,16 +25,15 @@ def colour_filters(weights: Mapping[str, npt.NDArray]) -> npt.NDArray | None:
 
 
 def filter_grid(filters: npt.NDArray, scale: int = 1, gap: int = 1) -> npt.NDArray[np.uint8]:
-    """Filters beside each other on white, wider than high.
+    """Arrange filters in a grid on white, wider than high.
 
-    Each is scaled by its own largest weight, and grey is zero: what the filter looks like matters,
-    not how strong it is.
+    Each filter is scaled by its own largest weight; grey is zero.
 
     Parameters
     ----------
     filters : float (filter, RGB, row, column)
     scale : int
-        Pixels of the picture for one of a filter, in each direction.
+        Pixels of the grid for one of a filter, in each direction.
     gap : int
         White pixels between two filters.
 
@@ -66,16 +65,16 @@ def prediction_sheet(
     names: Sequence[str],
     across: int = 4,
 ) -> Image.Image:
-    """Pictures with what they are and what the network takes them for.
+    """Draw pictures with their true classes and the network's predictions.
 
     Parameters
     ----------
     crops : uint8 (n, S, S, 3)
         (picture, row, column, RGB).
     labels : sequence of int
-        What they are.
+        True classes.
     probabilities : float (n, classes)
-        What the network says.
+        By the network.
     names : sequence of str
         Of the classes.
     across : int
@@ -92,8 +91,8 @@ def prediction_sheet(
     sheet = Image.new("RGB", size, "white")
     for number, (crop, label, row) in enumerate(zip(crops, labels, probabilities, strict=True)):
         y, x = divmod(number, across)
-        place = x * (width + _FRAME), y * (height + _FRAME)
-        sheet.paste(_captioned(crop, label, row, names, (width, height)), place)
+        corner = x * (width + _FRAME), y * (height + _FRAME)
+        sheet.paste(_captioned(crop, label, row, names, (width, height)), corner)
     return sheet
 
 

@@ -1,11 +1,11 @@
 """A PyTensor mode that runs a graph with PyTorch's kernels, and variables that stay on a device.
 
 PyTensor builds the graph and its gradients; PyTorch is a library of kernels here (oneDNN on a CPU,
-cuDNN on CUDA). ``lowering/`` says what each Op becomes, ``program.py`` writes a graph as a Python
-function of such calls, ``aliasing.py`` knows what shares memory, ``linker.py`` and ``mode.py`` make
-it a PyTensor mode, ``shared.py`` holds the variables, ``kernels.py`` chooses precision and layout,
-``capture.py`` records a step for a GPU, ``streams.py`` says on which stream it runs, and
-``arithmetic.py`` and ``wire.py`` compute what ranks send one another.
+cuDNN on CUDA). ``lowering/`` maps each Op to a call, ``aliasing.py`` finds what shares memory,
+``schedule.py`` decides the order and the memory of results, ``codegen.py`` writes a graph as a
+Python function, ``linker.py`` and ``mode.py`` make it a PyTensor mode, ``shared.py`` holds the
+variables, ``precision.py`` chooses precision and layout, ``capture.py`` records a step for a GPU,
+and ``runtime.py`` sets devices, streams, threads and memory.
 """
 
 from tandem.backend.capture import Captured, capture
@@ -19,10 +19,11 @@ from tandem.backend.runtime import (
     cpp_compiler,
     give_back_memory,
     keep_freed_memory,
+    on_stream,
     set_threads,
+    use_device,
 )
 from tandem.backend.shared import DeviceSharedVariable, device_shared
-from tandem.backend.streams import on_stream, use_device
 
 __all__ = [
     "Captured",

@@ -1,38 +1,29 @@
-"""Which variables of a graph may share memory, and what therefore must be copied."""
+"""Variables of a graph that may share memory, and must therefore be copied."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.tensor.blas import BatchedDot
-from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import CAReduce, Elemwise
-from pytensor.tensor.math import Dot
 
 from tandem.backend.lowering import Lowering
-from tandem.ops.base import TensorOp
-
-# Ops whose results are new numbers. The others move numbers about, and torch.compile may find that
-# one does nothing (a copy, a join of one part, a flip of an axis of length 1) and leave it out.
-_COMPUTING = (Elemwise, CAReduce, Dot, BatchedDot, Blockwise, TensorOp)
 
 Roots = frozenset[Variable]
 
 
 class Aliases:
-    """Follows, through a schedule, whose memory each variable may be a view of.
+    """The memory that each variable of a schedule may be a view of.
 
-    The *roots* of a variable are the inputs, constants and fresh results whose memory its value may
-    lie in. A fresh result is its own only root. Numbers on the host have none.
+    The *roots* of a variable are the inputs, constants and fresh results in whose memory its value
+    may lie. A fresh result is its own only root. Numbers on the host have none.
 
     Parameters
     ----------
     inputs : iterable of Variable
         The graph's inputs.
     compiled : bool
-        Whether ``torch.compile`` reads the program. It leaves out copies that it takes for
-        needless, also one that was to save a value from being written over (PyTorch 2.13), so
+        Whether ``torch.compile`` reads the program. It leaves out copies that it considers
+        needless, also one that protects a value from being overwritten (PyTorch 2.13), so
         whatever only moves numbers counts as a view then.
     """
 
@@ -42,7 +33,7 @@ class Aliases:
         self._repeated: set[Variable] = set()
 
     def roots(self, variable: Variable) -> Roots:
-        """Give the roots of a variable that has been computed."""
+        """Return the roots of a variable that has been computed."""
         if isinstance(variable, Constant):
             return frozenset((variable,))
         return self._roots.get(variable, frozenset())
@@ -52,39 +43,39 @@ class Aliases:
         return variable in self._repeated
 
     def place(self, result: Variable, memory: Variable) -> None:
-        """Take note that a fresh result lies in the memory of an input."""
+        """Record that a fresh result lies in the memory of an input."""
         for variable, roots in self._roots.items():
             if result in roots:
                 self._roots[variable] = roots - {result} | {memory}
 
     def compute(self, node: Apply, lowering: Lowering) -> None:
-        """Take note of what `node` does."""
+        """Record the memory of a node's outputs."""
         if lowering.numbers:
             return
-        for place, output in enumerate(node.outputs):
-            viewed = self._viewed(node, lowering, place)
+        for index, output in enumerate(node.outputs):
+            viewed = self._viewed(node, lowering, index)
             roots = frozenset().union(*(self.roots(variable) for variable in viewed))
-            # A view of a number is a tensor made of it: fresh.
+            # A view of a number on the host is a new tensor.
             self._roots[output] = roots or frozenset((output,))
             if lowering.repeats or any(variable in self._repeated for variable in viewed):
                 self._repeated.add(output)
 
     def _viewed(self, node: Apply, lowering: Lowering, output: int) -> list[Variable]:
-        if self._compiled and not isinstance(node.op, _COMPUTING):
+        if self._compiled and not lowering.computes:
             return list(node.inputs)
-        places = (*node.op.view_map.get(output, ()), *lowering.views.get(output, ()))
-        return [node.inputs[place] for place in places]
+        indices = (*node.op.view_map.get(output, ()), *lowering.views.get(output, ()))
+        return [node.inputs[index] for index in indices]
 
 
 @dataclass(frozen=True)
 class Overlaps:
-    """Which inputs lie in the same memory, as far as the linker can see.
+    """Inputs that lie in the same memory.
 
     Parameters
     ----------
     groups : mapping from Variable to frozenset of Variable
-        For each input that stays on the device, the inputs that its memory overlaps; itself among
-        them.
+        For each input that stays on the device, the inputs whose memory overlaps its own, itself
+        included.
     """
 
     groups: Mapping[Variable, Roots]
@@ -115,24 +106,10 @@ class Overlaps:
 
 
 def _span(buffer: torch.Tensor) -> tuple[int, int]:
-    """Give the first address of a tensor and the first one behind it."""
+    """Return the first address of a tensor and the first one behind it."""
     if not buffer.numel():
         return buffer.data_ptr(), buffer.data_ptr()
     last = sum(
         (size - 1) * stride for size, stride in zip(buffer.shape, buffer.stride(), strict=True)
     )
     return buffer.data_ptr(), buffer.data_ptr() + (last + 1) * buffer.element_size()
-
-
-def last_uses(order: Sequence[Apply], outputs: Iterable[Variable]) -> dict[Variable, int]:
-    """Give the position in the schedule of each variable's last use.
-
-    A variable that is an output of the graph is in use until ``len(order)``; one that nobody uses,
-    until it is computed.
-    """
-    last: dict[Variable, int] = {}
-    for position, node in enumerate(order):
-        for variable in (*node.inputs, *node.outputs):
-            last[variable] = position
-    last.update((variable, len(order)) for variable in outputs)
-    return last

@@ -1,4 +1,4 @@
-"""Recording what functions make a GPU do, to have it done again without the host's part."""
+"""Recording the work of functions on a GPU, to replay it without the host."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,15 +14,15 @@ from tandem.backend.shared import DeviceSharedVariable
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """Functions, recorded; calling it does what they do.
+    """Functions as one recording; calling it runs it.
 
-    On a GPU it is replayed on the stream that PyTorch uses at the time of the call, and must not
-    run twice at a time.
+    On a GPU it is replayed on the stream that PyTorch uses at the time of the call, and two replays
+    must not overlap.
 
     Attributes
     ----------
     functions : tuple of Function
-        Kept, since a recording reads their constants where they lie.
+        Kept alive, since a recording reads their constants in place.
     graph : torch.cuda.CUDAGraph or None
         The recording; None on a CPU.
     """
@@ -31,7 +31,7 @@ class Captured:
     graph: Any
 
     def __call__(self) -> None:
-        """Do what the functions do, in their order."""
+        """Run the functions in their order."""
         if self.graph is None:
             _call_all(self.functions)
         else:
@@ -46,13 +46,12 @@ def capture(
 ) -> Captured:
     """Record the kernels of functions, in their order, as one CUDA graph.
 
-    A replay costs the host one call. It reads and writes the memory that the functions use: what is
-    to change from one replay to the next, a learning rate or a minibatch, is a `device_shared`
-    variable, whose address stays. On a CPU there is nothing to record: the functions are called.
+    A replay costs the host one call. It reads and writes the memory that the functions use: what
+    changes from one replay to the next, a learning rate or a minibatch, is a `device_shared`
+    variable, whose address is fixed. On a CPU the functions are called instead.
 
-    Before it records it calls the functions a few times, since PyTorch and its compiler choose
-    kernels and set up memory when they first run. Then all variables have their former values
-    again.
+    The functions are first called a few times, since PyTorch and its compiler choose kernels and
+    set up memory on the first run. All variables then get their former values back.
 
     Parameters
     ----------
@@ -62,10 +61,10 @@ def capture(
     device : str or torch.device
         "cpu", or a CUDA device as "cuda:0".
     warmups : int
-        How many calls before the recording, at least 1.
+        Number of calls before the recording, at least 1.
     beside : Captured, optional
-        A recording that is never replayed at the same time as this one, as the step on the other
-        slot: the two share their memory for intermediate values.
+        A recording that never overlaps with this one, such as the step on the other slot. The two
+        share their memory for intermediate values.
 
     Returns
     -------
@@ -74,11 +73,11 @@ def capture(
     Raises
     ------
     InputError
-        The device is not there.
+        The device does not exist.
     ValueError
-        A function can't be recorded; the message says why.
+        A function can't be recorded; the message gives the reason.
     """
-    place = as_device(device)
+    target = as_device(device)
     if warmups < 1:
         raise ValueError(f"warmups must be at least 1, not {warmups}")
     for function in functions:
@@ -88,7 +87,7 @@ def capture(
         _call_all(functions)
     for tensor, value in saved:
         tensor.copy_(value)
-    graph = None if place.type == "cpu" else _record(functions, place, beside)
+    graph = None if target.type == "cpu" else _record(functions, target, beside)
     return Captured(tuple(functions), graph)
 
 
@@ -98,8 +97,8 @@ def check_capturable(function: Function) -> None:
     Raises
     ------
     ValueError
-        It has inputs or outputs, uses a shared variable that is not on the device, or reads values
-        from the device to know what to do.
+        It has inputs or outputs, uses a shared variable that is not on the device, calls
+        `on_gradient_ready`, or reads values from the device.
     """
     name = function.name or "the function"
     maker = function.maker
@@ -108,27 +107,27 @@ def check_capturable(function: Function) -> None:
     if given or maker.outputs:
         raise ValueError(
             f"{name} can't be recorded: it has inputs {given} and {len(maker.outputs)} outputs; "
-            "what it takes and gives must be in device shared variables"
+            "its arguments and results must be in device shared variables"
         )
     if elsewhere:
         raise ValueError(f"{name} can't be recorded: {elsewhere} are not on the device")
     program = cast(Any, function.vm).program
-    if program.tells:
-        raise ValueError(f"{name} can't be recorded: it is to tell of each update when it runs")
+    if program.calls_back:
+        raise ValueError(f"{name} can't be recorded: it calls on_gradient_ready when it runs")
     if program.breaks:
         raise ValueError(
-            f"{name} can't be recorded: it reads values from the device to know what to do\n"
+            f"{name} can't be recorded: it reads values from the device to decide what to compute\n"
             f"{program.source}"
         )
 
 
 def _written(functions: Sequence[Function]) -> list[torch.Tensor]:
-    """The memory of every variable that some function updates, once each."""
+    """The memory of every variable that a function updates, each once."""
     found: dict[int, torch.Tensor] = {}
     for function in functions:
-        for place in function.maker.inputs:
-            if place.update is not None:
-                container: Any = place.value
+        for argument in function.maker.inputs:
+            if argument.update is not None:
+                container: Any = argument.value
                 found[container.storage[0].data_ptr()] = container.storage[0]
     return list(found.values())
 
@@ -147,13 +146,13 @@ def _record(
     try:
         with (
             torch.cuda.device(device),
-            # What other threads do with the GPU meanwhile does no harm.
+            # Other threads may use the GPU meanwhile.
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
             _noting(fault),
         ):
             _call_all(functions)
     except Exception:
-        # PyTorch ends a recording that has failed with an error of its own.
+        # PyTorch ends a failed recording with an error of its own.
         if fault:
             raise fault[0] from None
         raise
@@ -162,7 +161,6 @@ def _record(
 
 @contextmanager
 def _noting(fault: list[BaseException]) -> Iterator[None]:
-    """Remember what is raised."""
     try:
         yield
     except BaseException as error:

@@ -11,10 +11,11 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.link.basic import JITLinker
 from pytensor.link.utils import raise_with_op
 
-from tandem.backend.codegen import Program, Target, build_program, update_places
+from tandem.backend.codegen import Program, build_program
 from tandem.backend.lowering.registry import is_host_type
 from tandem.backend.precision import ProductPrecision
-from tandem.backend.runtime import too_little_memory
+from tandem.backend.runtime import out_of_memory
+from tandem.backend.schedule import Target, update_mapping
 from tandem.backend.shared import DeviceContainer, is_on_device, tensor_over
 
 Read = Callable[[Any], Any]
@@ -33,12 +34,12 @@ class DeviceLinker(JITLinker):
         Where to compute.
     compiled : bool
         Whether functions go through ``torch.compile``.
-    kernels : ProductPrecision
+    precision : ProductPrecision
         How convolutions and matrix products are computed.
     tuned : bool
         Whether ``torch.compile`` tries several kernels for each of them and keeps the fastest.
     on_gradient_ready : callable, optional
-        See `device_mode`.
+        As for `device_mode`.
     allow_gc : bool, optional
         As for any PyTensor linker; intermediates are freed after their last use either way.
     scheduler : callable, optional
@@ -63,15 +64,15 @@ class DeviceLinker(JITLinker):
         self,
         device: torch.device,
         compiled: bool = False,
-        kernels: ProductPrecision = ProductPrecision(),  # noqa: B008 (it never changes)
+        precision: ProductPrecision = ProductPrecision(),  # noqa: B008 (it never changes)
         tuned: bool = False,
         on_gradient_ready: Callable[[str], None] | None = None,
         allow_gc: bool | None = None,
         scheduler: Callable[[FunctionGraph], list[Apply]] | None = None,
     ) -> None:
         super().__init__(allow_gc=allow_gc, schedule=scheduler)
-        self.target = Target(device, compiled, kernels, on_gradient_ready)
-        # A captured step records the kernels itself, so the compiler is to leave that alone.
+        self.target = Target(device, compiled, precision, on_gradient_ready)
+        # A captured step records the kernels itself, so the compiler must not.
         self._compile_mode = "max-autotune-no-cudagraphs" if tuned else None
 
     def __repr__(self) -> str:
@@ -83,7 +84,7 @@ class DeviceLinker(JITLinker):
         no_recycling: Sequence[Variable] | None = None,
         profile: Any = None,
     ) -> "DeviceLinker":
-        """Tie a linker to a graph: this one, or a copy if it is tied to another."""
+        """Tie this linker to a graph, or a copy of it if it is tied to another."""
         linker = self if self.fgraph in (None, fgraph) else copy.copy(self)
         linker.fgraph = fgraph
         linker.no_recycling = [] if no_recycling is None else no_recycling
@@ -111,11 +112,11 @@ class DeviceLinker(JITLinker):
         return build_program(fgraph, order, buffers, self.target)
 
     def create_thunk_inputs(self, storage_map: dict[Variable, list[Any]]) -> Storage:
-        """Give the storage of each input."""
+        """Return the storage of each input."""
         return [storage_map[variable] for variable in self._graph.inputs]
 
     def jit_compile(self, fn: Any) -> Callable[..., tuple[Any, ...]]:
-        """Hand the program to ``torch.compile``, if that is wanted."""
+        """Compile the program with ``torch.compile``, if the target asks for it."""
         run, settle = fn.run, fn.settle
         if self.target.compiled:
             whole = not fn.breaks
@@ -133,7 +134,7 @@ class DeviceLinker(JITLinker):
         output_storage: Storage,
         storage_map: dict[Variable, list[Any]],
     ) -> tuple[list[Callable[[], list[Any]]], list[Apply], Callable[..., Any]]:
-        """Make the function that computes all outputs from what the input storages hold."""
+        """Make the function that computes all outputs from the contents of the input storages."""
         program = self.fgraph_convert(
             self._graph, order, input_storage, output_storage, storage_map
         )
@@ -166,13 +167,13 @@ class DeviceLinker(JITLinker):
 
 
 def _with_vectors(
-    run: Callable[..., tuple[Any, ...]], places: frozenset[int]
+    run: Callable[..., tuple[Any, ...]], indices: frozenset[int]
 ) -> Callable[..., tuple[Any, ...]]:
-    """Let `run` have its arguments at `places` as vectors of one element, over the same memory."""
-    if not places:
+    """Pass the arguments at `indices` to `run` as vectors of one element, over the same memory."""
+    if not indices:
         return run
     return lambda *inputs: run(
-        *(value.view(1) if place in places else value for place, value in enumerate(inputs))
+        *(value.view(1) if index in indices else value for index, value in enumerate(inputs))
     )
 
 
@@ -185,15 +186,14 @@ def _make_thunk(
 ) -> Any:
     readers = [_reader(variable, target.device) for variable in fgraph.inputs]
     pairs = list(zip(readers, cells, strict=True))
-    writers = [_writer(fgraph.outputs[place]) for place in program.returned]
-    mapping = update_places(fgraph)
-    # An output that is not returned is an update in place: its value is what the input's storage
-    # holds already.
+    writers = [_writer(fgraph.outputs[index]) for index in program.returned]
+    mapping = update_mapping(fgraph)
+    # An output that is not returned is an update in place: the input's storage holds its value.
     slots: list[list[Any]] = [
-        [None] if place in program.returned else cells[mapping[place]]
-        for place in range(len(fgraph.outputs))
+        [None] if index in program.returned else cells[mapping[index]]
+        for index in range(len(fgraph.outputs))
     ]
-    own = [slots[place] for place in program.returned]
+    own = [slots[index] for index in program.returned]
 
     def thunk() -> list[Any]:
         try:
@@ -212,7 +212,7 @@ def _make_thunk(
 
 
 def _reader(variable: Variable, device: torch.device) -> Read:
-    """Make what turns an input's stored value into what the program takes."""
+    """Make the conversion from an input's stored value to the program's argument."""
     if is_host_type(variable):
         return lambda value: value.item() if isinstance(value, np.generic) else value
     dtype = variable.type.dtype
@@ -228,7 +228,7 @@ def _reader(variable: Variable, device: torch.device) -> Read:
 
 
 def _writer(variable: Variable) -> Callable[[Any], Any]:
-    """Make what turns a result of the program into the output's NumPy value."""
+    """Make the conversion from a result of the program to the output's NumPy value."""
     dtype = np.dtype(variable.type.dtype)
 
     def write(value: Any) -> Any:
@@ -240,9 +240,9 @@ def _writer(variable: Variable) -> Callable[[Any], Any]:
 
 
 def _explain(error: Exception, fgraph: FunctionGraph, program: Program) -> NoReturn:
-    """Add to an exception which node failed, and raise it again."""
+    """Add the node that failed to an exception, and raise it again."""
     if isinstance(error, torch.OutOfMemoryError):
-        raise too_little_memory(error) from error
+        raise out_of_memory(error) from error
     node = program.failed_node(error.__traceback__)
     if node is None:
         raise error

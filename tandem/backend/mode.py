@@ -19,33 +19,33 @@ def device_mode(
     tune: bool = False,
     on_gradient_ready: Callable[[str], None] | None = None,
 ) -> Mode:
-    """Give a PyTensor mode whose functions run PyTorch's kernels on a device.
+    """Return a PyTensor mode whose functions run PyTorch's kernels on a device.
 
     It is used as any other: ``pytensor.function(inputs, outputs, updates=..., givens=...,
     mode=device_mode("cpu"))``. Arguments and results are NumPy arrays. Variables made by
-    `device_shared` stay on the device and are updated in place, after everything else has been
-    computed; ordinary shared variables work as well, and are copied to the device in every call.
+    `device_shared` stay on the device and are updated in place, as if after everything else had
+    been computed; ordinary shared variables are copied to the device in every call.
 
     Parameters
     ----------
     device : str or torch.device
         "cpu", or a CUDA device as "cuda:0".
     compile : bool
-        Put functions through ``torch.compile``, which fuses elementwise calls. The first call of
-        a function then takes from seconds to minutes.
+        Compile functions with ``torch.compile``, which fuses elementwise calls. The first call of a
+        function then takes from seconds to minutes.
     precision : "float32", "tf32" or "bfloat16"
         Of the operands of convolutions and matrix products. Whether float32 means
         tf32 on CUDA is PyTorch's setting for the whole process, and this sets it.
     channels_last : bool, optional
-        Whether convolutions see the channels of a pixel side by side; by default on CUDA devices.
+        Whether convolutions take the channels of a pixel side by side; by default on CUDA devices.
     tune : bool
         With `compile`, try several kernels for each convolution and product, which takes minutes.
     on_gradient_ready : callable, optional
         Called in the middle of a function with the name of each variable of `device_shared` that
-        it updates, as soon as the new value is there and the function looks at it no more: so that
-        gradients can be sent while those of earlier layers are being computed. On a GPU it is
-        called when the work has been put on the stream, not when it is done. Not with `compile`,
-        and not to be captured.
+        it updates, as soon as the new value is in place and the function no longer reads it, so
+        that gradients can be sent while those of earlier layers are being computed. On a GPU it is
+        called when the work has been put on the stream, not when it is done. It excludes `compile`
+        and `capture`.
 
     Returns
     -------
@@ -54,14 +54,14 @@ def device_mode(
     Raises
     ------
     InputError
-        If the device is not there, the precision is unknown, or `compile` is asked for and no C++
+        If the device does not exist, the precision is unknown, or `compile` is set and no C++
         compiler is found.
     """
-    place = as_device(device)
-    on_cuda = place.type == "cuda"
-    kernels = ProductPrecision(precision, on_cuda if channels_last is None else channels_last)
+    target = as_device(device)
+    last = target.type == "cuda" if channels_last is None else channels_last
+    products = ProductPrecision(precision, last)
     if compile:
-        require_compiler(place)
+        require_compiler(target)
     set_tf32(precision == "tf32")
-    linker = DeviceLinker(place, compile, kernels, tuned=tune, on_gradient_ready=on_gradient_ready)
+    linker = DeviceLinker(target, compile, products, tune, on_gradient_ready)
     return Mode(linker, RewriteDatabaseQuery(include=["fast_run"]))

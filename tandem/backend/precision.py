@@ -1,30 +1,24 @@
-"""How convolutions and matrix products are computed: in what precision, in what layout.
+"""Precision and layout in which convolutions and matrix products are computed.
 
-Both are a matter of the kernels alone. The graph's dtypes and shapes, the weights and momenta,
-sums, normalisation and softmax stay as they are.
+Both concern the kernels alone. The graph's dtypes and shapes, the weights and the optimizer's
+states, sums, normalisation and softmax stay as they are.
 """
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, get_args
 
 import torch
 from pytensor.graph.basic import Apply
-from pytensor.tensor.blas import BatchedDot
-from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.math import Dot
 
 from tandem.backend.lowering import Lowering
 from tandem.backend.lowering.registry import torch_dtype
 from tandem.errors import InputError
-from tandem.ops.conv import Conv2d, Conv2dInputGrad, Conv2dWeightGrad
 
 Tensor = torch.Tensor
 Precision = Literal["float32", "tf32", "bfloat16"]
-
-_CONVOLUTIONS = (Conv2d, Conv2dInputGrad, Conv2dWeightGrad)
 
 
 @dataclass(frozen=True)
@@ -35,12 +29,12 @@ class ProductPrecision:
     ----------
     precision : "float32", "tf32" or "bfloat16"
         Of the operands of convolutions and matrix products. "tf32" keeps 10 bits after the leading
-        one, on CUDA devices that can, and "bfloat16" 7; products are added up in float32 either
-        way, and what comes out of bfloat16 is rounded to it once. bfloat16 has the exponents of
-        float32, so gradients don't vanish as in float16, and the loss needs no scaling.
+        one, on CUDA devices that support it, and "bfloat16" 7; products are added up in float32
+        either way, and a bfloat16 result is rounded once. bfloat16 has the exponents of float32, so
+        gradients don't vanish as in float16, and the loss needs no scaling.
     channels_last : bool
-        Whether convolutions see pictures and filters with the channels of a pixel side by side, as
-        the tensor cores of a GPU want them. Values are the same to rounding.
+        Whether convolutions take images and filters with the channels of a pixel side by side, as
+        the tensor cores of a GPU prefer. Values are the same to rounding.
     """
 
     precision: Precision = "float32"
@@ -53,10 +47,10 @@ class ProductPrecision:
 
 
 def set_tf32(wanted: bool) -> None:
-    """Let this process's float32 convolutions and matrix products on CUDA round to tf32, or not.
+    """Set whether this process's float32 products on CUDA round to tf32.
 
-    Products of bfloat16 are added up in float32 either way, which PyTorch by itself does not ask
-    for where a product is computed in parts.
+    Products of bfloat16 are added up in float32 either way, which is not PyTorch's default where a
+    product is computed in parts.
     """
     torch.backends.cuda.matmul.allow_tf32 = wanted
     torch.backends.cudnn.allow_tf32 = wanted
@@ -64,58 +58,49 @@ def set_tf32(wanted: bool) -> None:
 
 
 def deterministic(wanted: bool) -> None:
-    """Make this process compute the same bits every time, as an exact resume needs; or as fast.
+    """Choose between the same bits in every run and the fastest kernels, for this process.
 
-    To be called before the first work on a GPU and before functions are compiled. An operation that
-    has no deterministic kernel then raises RuntimeError.
+    To be called before the first work on a GPU and before functions are compiled. With `wanted`, an
+    operation that has no deterministic kernel raises RuntimeError.
 
     Parameters
     ----------
     wanted : bool
-        Without it, cuDNN tries its algorithms on the shapes that it meets and takes the fastest,
-        which may be another one in the next run.
+        Compute the same bits every time, as an exact resume needs. Otherwise cuDNN tries its
+        algorithms on each shape and takes the fastest, which may differ in the next run.
     """
-    # cuBLAS reads it when it starts: with several streams, the same bits need fixed workspaces.
+    # cuBLAS reads it at start-up: with several streams, the same bits need fixed workspaces.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.deterministic = wanted
     torch.backends.cudnn.benchmark = not wanted
     torch.use_deterministic_algorithms(wanted)
 
 
-def fit(lowering: Lowering, node: Apply, kernels: ProductPrecision) -> Lowering:
-    """Give the lowering of a node in the precision and the layout that are wanted.
+def fit(lowering: Lowering, node: Apply, precision: ProductPrecision) -> Lowering:
+    """Return the lowering of a node in a precision and a layout.
 
     Parameters
     ----------
     lowering : Lowering
-        What computes the node as the graph says.
+        What computes the node as the graph defines it. One without factors stays as it is.
     node : Apply
-        The node. All but convolutions and matrix products stay as they are.
-    kernels : ProductPrecision
-        What is wanted.
+        The node.
+    precision : ProductPrecision
+        Precision and layout.
     """
-    narrow = kernels.precision == "bfloat16" and _is_float32(node)
-    if isinstance(node.op, _CONVOLUTIONS) and (narrow or kernels.channels_last):
-        operands = 2 if isinstance(node.op, Conv2d) else 3  # a bias stays as it is
-        convert = _converter(narrow, kernels.channels_last)
-    elif narrow and _is_product(node):
-        operands, convert = 2, _converter(narrow, False)
-    else:
+    float32 = all(v.type.dtype == "float32" for v in (*node.inputs, *node.outputs))
+    narrow = precision.precision == "bfloat16" and lowering.factors > 0 and float32
+    channels_last = precision.channels_last and lowering.images
+    if not (narrow or channels_last):
         return lowering
-    call = _with_wide_bias(lowering.call) if operands < len(node.inputs) else lowering.call
-    return Lowering(
-        _with_result(call, torch_dtype(node.outputs[0])),
-        prepare=dict.fromkeys(range(operands), convert),
+    has_bias = lowering.factors < len(node.inputs)
+    call = _with_wide_bias(lowering.call) if has_bias else lowering.call
+    return replace(
+        lowering,
+        call=_with_result(call, torch_dtype(node.outputs[0])),
+        prepare=dict.fromkeys(range(lowering.factors), _converter(narrow, channels_last)),
+        into=None,
     )
-
-
-def _is_float32(node: Apply) -> bool:
-    return all(v.type.dtype == "float32" for v in (*node.inputs, *node.outputs))
-
-
-def _is_product(node: Apply) -> bool:
-    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
-    return isinstance(op, Dot | BatchedDot)
 
 
 @cache
@@ -133,7 +118,7 @@ def _with_result(call: Callable[..., Tensor], dtype: torch.dtype) -> Callable[..
 
 
 def _with_wide_bias(call: Callable[..., Any]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Add a convolution's bias afterwards where it would be rounded as the operands are."""
+    """Add a convolution's bias afterwards where the factors are rounded."""
 
     def convolve(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         if x.dtype == b.dtype:

@@ -1,10 +1,11 @@
-"""Which devices there are, and how many threads work on a CPU."""
+"""Devices, streams, threads and memory of this process's PyTorch."""
 
 import contextlib
 import ctypes
 import gc
 import os
 import shutil
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tandem.errors import InputError
 
 
 def as_device(device: str | torch.device) -> torch.device:
-    """Give the PyTorch device of that name, if it is there.
+    """Return the PyTorch device of that name.
 
     Parameters
     ----------
@@ -24,59 +25,108 @@ def as_device(device: str | torch.device) -> torch.device:
     Raises
     ------
     InputError
-        If there is no such device; the message says which there are.
+        If there is no such device; the message lists the existing ones.
     """
     try:
         found = torch.device(device)
     except RuntimeError as error:
-        raise InputError(f"device {device!r} is unknown; {_what_is_there()}") from error
+        raise InputError(f"device {device!r} is unknown; {_existing_devices()}") from error
     if found.type == "cpu" and found.index in (None, 0):
         return torch.device("cpu")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found.type != "cuda" or (found.index or 0) >= count:
-        raise InputError(f"device {str(device)!r} is not there; {_what_is_there()}")
+    if found.type != "cuda" or (found.index or 0) >= _gpu_count():
+        raise InputError(f"device {str(device)!r} does not exist; {_existing_devices()}")
     return torch.device("cuda", found.index or 0)
 
 
 def as_tensor(memory: Any, device: str | torch.device) -> torch.Tensor:
-    """Give a tensor over memory, without a copy.
+    """Return a tensor over memory, without a copy.
 
     Parameters
     ----------
     memory : ndarray, or object with ``__cuda_array_interface__``
-        Which must live as long as the tensor is used.
+        It must live as long as the tensor is used.
     device : str or torch.device
-        Where it is.
+        Where the memory lies.
 
     Raises
     ------
     TypeError
-        It is not there.
+        The memory is not on `device`.
     """
-    place = as_device(device)
-    if isinstance(memory, np.ndarray) != (place.type == "cpu"):
-        raise TypeError(f"memory of {type(memory).__name__} does not lie on {place}")
-    return torch.as_tensor(memory, device=place)
+    target = as_device(device)
+    if isinstance(memory, np.ndarray) != (target.type == "cpu"):
+        raise TypeError(f"memory of {type(memory).__name__} does not lie on {target}")
+    return torch.as_tensor(memory, device=target)
 
 
-def too_little_memory(error: torch.OutOfMemoryError) -> InputError:
-    """What the user is to be told when a device's memory is used up."""
+def use_device(device: str | torch.device) -> None:
+    """Make a device the current one of this process's PyTorch.
+
+    PyTorch returns to this device after each call. To be called before the first work on a GPU, in
+    a process that also uses the device through a `tandem.memory.cuda.CudaDriver`, whose calls go to
+    the current device.
+
+    Parameters
+    ----------
+    device : str or torch.device
+        "cpu", for which nothing is done, or a CUDA device as "cuda:1".
+
+    Raises
+    ------
+    InputError
+        The device does not exist.
+    """
+    target = as_device(device)
+    if target.type == "cuda":
+        torch.cuda.set_device(target)
+
+
+def on_stream(device: str | torch.device, handle: int | None) -> AbstractContextManager:
+    """Context manager: put PyTorch's work on a stream.
+
+    A captured step and every function of a `device_mode` then run on this stream, in order with
+    work that others put on it before and after.
+
+    Parameters
+    ----------
+    device : str or torch.device
+        "cpu", or the stream's device as "cuda:0".
+    handle : int or None
+        The driver's pointer to the stream, which must live as long as work is put on it; None for
+        PyTorch's own, and on a CPU, which has none.
+
+    Raises
+    ------
+    InputError
+        The device does not exist.
+    """
+    target = as_device(device)
+    if handle is None or target.type == "cpu":
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.ExternalStream(handle, device=target))
+
+
+def out_of_memory(error: torch.OutOfMemoryError) -> InputError:
+    """The error for a user whose device has run out of memory."""
     return InputError(
         f"cuda:{torch.cuda.current_device()} has too little memory; a smaller batch_size or width "
         f"needs less ({' '.join(str(error).split())})"
     )
 
 
-def _what_is_there() -> str:
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    names = ["cpu", *(f"cuda:{index}" for index in range(count))]
+def _gpu_count() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _existing_devices() -> str:
+    names = ["cpu", *(f"cuda:{index}" for index in range(_gpu_count()))]
     return f"this machine has {', '.join(names)}"
 
 
 def give_back_memory() -> None:
-    """Let a GPU have what PyTorch keeps of it for later, and what nobody refers to any more.
+    """Free unreferenced tensors, and the GPU memory that PyTorch holds in reserve.
 
-    A trainer that follows another one in its process has use for it, outside PyTorch too.
+    The next trainer in the same process needs it, also outside PyTorch.
     """
     gc.collect()
     if torch.cuda.is_initialized():
@@ -86,8 +136,8 @@ def give_back_memory() -> None:
 def set_threads(count: int) -> None:
     """Set how many threads a PyTorch kernel uses on the CPU.
 
-    Kernels are not run side by side: the threads that PyTorch keeps for that are set to one,
-    where it is not too late (PyTorch takes that number only before its first use).
+    Kernels do not run side by side: PyTorch's threads for that are set to one, if it is not too
+    late (PyTorch accepts that number only before its first use).
 
     Parameters
     ----------
@@ -107,17 +157,17 @@ def set_threads(count: int) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Tell the C library to keep memory that was freed, for this process, until it ends.
+    """Make the C library keep freed memory until this process ends.
 
-    A kernel's result on a CPU is memory fresh from the C library. glibc asks the system for a large
-    block each time and gives it back when it is freed, and the system clears each page when it is
-    first touched: for the passes of a training step this takes longer than many of the kernels do.
-    Kept, the same memory serves the next step. The process stays as large as it was at its largest.
+    A kernel's result on a CPU is memory fresh from the C library. glibc requests a large block from
+    the system each time and returns it when it is freed, and the system clears each page when it is
+    first touched: in a training step this takes longer than many of the kernels. Memory that is
+    kept serves the next step. The process stays as large as at its peak.
 
     Returns
     -------
     bool
-        Whether the C library is one that can be told; elsewhere nothing changes.
+        Whether the C library supports it; otherwise nothing changes.
     """
     trim_threshold, mmap_max = -1, -4  # numbers of the parameters in glibc's malloc.h
     try:
@@ -139,7 +189,7 @@ def require_compiler(device: torch.device) -> None:
     Raises
     ------
     InputError
-        Naming what was looked for.
+        The message names the compilers that were tried.
     """
     if device.type == "cpu" and cpp_compiler() is None:
         raise InputError(

@@ -1,4 +1,4 @@
-"""From a checkpoint and pictures to names; importing this imports PyTensor and PyTorch."""
+"""Classification of pictures by a checkpoint; imports PyTensor and PyTorch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ import pytensor.tensor as pt
 
 from tandem.artifacts.trained_network import load_network
 from tandem.backend import device_mode, device_shared
-from tandem.config.schema import ALEXNET
 from tandem.data.class_names import imagenet_names
 from tandem.data.decode import BadPictureError, decode_picture
 from tandem.data.safe_io import read_bytes
 from tandem.errors import InputError
+from tandem.layers.network import ALEXNET
 from tandem.ops import crop_mirror
 
-# The largest pictures of ImageNet have some 20 MB.
+# The largest pictures of ImageNet have about 20 MB.
 MOST_BYTES = 1 << 28
 
 Crop = tuple[int, int, bool]
@@ -26,18 +26,17 @@ Crop = tuple[int, int, bool]
 
 @dataclass(frozen=True)
 class Guess:
-    """A class that a picture may be of.
+    """A predicted class.
 
     Attributes
     ----------
     number : int
         The class, from 0.
     wnid : str or None
-        Its WordNet ID, or what its folder of pictures was called, where that is known.
+        Its WordNet ID, or the name of its folder of pictures, if known.
     name : str
-        What it is called: ImageNet's words for the ID, else the ID, else its number.
+        ImageNet's words for the ID, else the ID, else its number.
     probability : float
-        By the network.
     """
 
     number: int
@@ -47,19 +46,19 @@ class Guess:
 
 
 class Classifier:
-    """A network that names what is in pictures.
+    """A trained network that classifies pictures.
 
     Parameters
     ----------
     network : AlexNet, or any object with its ``parameters``, ``logits``, ``crop_size``
-        Its parameters have their values.
+        With trained values.
     mean : float32 (3, S, S)
-        The mean image that belongs to the weights. Pictures are squashed to its size.
+        The mean image of the training pictures. Pictures are resized to its size.
     wnids : sequence of str, optional
         The classes by name, in order.
     ten_crops : bool
-        Average the probabilities over ten crops, the four corners, the centre, and all five
-        mirrored, as in the 2012 paper; otherwise the centre alone counts, as in validation.
+        Average the probabilities over ten crops (the four corners, the centre, and all five
+        mirrored) as in the 2012 paper; otherwise use the centre alone, as in validation.
     device : str
         "cpu" or "cuda:0" and so on.
 
@@ -68,7 +67,7 @@ class Classifier:
     image_size : int
         S.
     crops : tuple of (row, column, mirrored)
-        What is looked at of each picture.
+        Windows of each picture.
 
     References
     ----------
@@ -97,23 +96,23 @@ class Classifier:
         device: str = "cpu",
         network: str = ALEXNET,
     ) -> "Classifier":
-        """Make a classifier of a checkpoint.
+        """Load a classifier from a checkpoint.
 
         Parameters
         ----------
         weights : str or Path
             The checkpoint.
         mean : str or Path, optional
-            The mean image, .npy; by default the one of the run's data set, if it is there still.
+            The mean image, .npy; by default that of the run's data set, if it still exists.
         ten_crops, device
-            See `Classifier`.
+            As for `Classifier`.
         network : str
             "module:class" of the network.
 
         Raises
         ------
         InputError
-            A file is missing or damaged, or the mean image is too small or is not known.
+            A file is missing or damaged, or the mean image is too small or unknown.
         """
         loaded = load_network(Path(weights), None if mean is None else Path(mean), network)
         return cls(loaded.network, loaded.mean, loaded.description.wnids, ten_crops, device)
@@ -121,14 +120,14 @@ class Classifier:
     def classify(
         self, pictures: Sequence[str | Path | bytes], top: int = 5
     ) -> list[tuple[Guess, ...]]:
-        """Name what is in pictures. All are computed at once.
+        """Classify pictures, all at once.
 
         Parameters
         ----------
         pictures : sequence of str, Path or bytes
-            Files, or what stands in them.
+            Files, or their content.
         top : int
-            How many guesses for each picture.
+            Number of guesses for each picture.
 
         Returns
         -------
@@ -147,7 +146,7 @@ class Classifier:
         return self.guesses(np.stack([self.prepare(picture) for picture in pictures]), top)
 
     def prepare(self, picture: str | Path | bytes) -> np.ndarray:
-        """Squash a picture as preprocessing does.
+        """Decode and resize a picture as preprocessing does.
 
         Returns
         -------
@@ -162,30 +161,25 @@ class Classifier:
         if isinstance(picture, bytes):
             return decode_picture(picture, self.image_size)
         try:
-            content = read_bytes(Path(picture), MOST_BYTES)
-        except OSError as error:
-            raise BadPictureError(f"{picture}: {error.strerror}") from None
-        except ValueError as error:
-            raise BadPictureError(f"{picture}: {error}") from None
-        try:
-            return decode_picture(content, self.image_size)
-        except BadPictureError as error:
-            raise BadPictureError(f"{picture}: {error}") from None
+            return decode_picture(read_bytes(Path(picture), MOST_BYTES), self.image_size)
+        except (OSError, ValueError, BadPictureError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise BadPictureError(f"{picture}: {reason}") from None
 
     def guesses(self, prepared: np.ndarray, top: int = 5) -> list[tuple[Guess, ...]]:
-        """Name what is in pictures that are squashed already.
+        """Classify pictures from `prepare`.
 
         Parameters
         ----------
         prepared : uint8 (n, S, S, 3)
             (picture, row, column, RGB).
         top : int
-            How many guesses for each picture.
+            Number of guesses for each picture.
 
         Returns
         -------
         list of tuple of Guess
-            For each picture, the most probable first; of equals, the lower class.
+            For each picture, the most probable first; on ties the lower class.
         """
         return [
             tuple(self._guess(int(number), row) for number in np.argsort(-row, kind="stable")[:top])
@@ -193,7 +187,7 @@ class Classifier:
         ]
 
     def probabilities(self, prepared: np.ndarray) -> np.ndarray:
-        """The probability of every class, averaged over the crops.
+        """Compute the probability of every class, averaged over the crops.
 
         Parameters
         ----------
@@ -207,7 +201,7 @@ class Classifier:
         Raises
         ------
         InputError
-            They are not numbers: weights are.
+            They are not finite.
         """
         count, crops = len(prepared), len(self.crops)
         origins = np.array([(row, column) for row, column, _ in self.crops], np.int64)
@@ -228,16 +222,16 @@ class Classifier:
 
 
 def _crops(image_size: int, crop_size: int, ten: bool) -> tuple[Crop, ...]:
-    room = image_size - crop_size
-    centre = (room // 2, room // 2)
+    margin = image_size - crop_size
+    centre = (margin // 2, margin // 2)
     if not ten:
         return ((*centre, False),)
-    origins = [(row, column) for row in (0, room) for column in (0, room)] + [centre]
+    origins = [(row, column) for row in (0, margin) for column in (0, margin)] + [centre]
     return tuple((*origin, mirrored) for mirrored in (False, True) for origin in origins)
 
 
 def _compiled(network: Any, mean: np.ndarray, device: str) -> Any:
-    """From pictures, origins and mirror flags, a row for each crop, to probabilities."""
+    """Compile: pictures, origins and mirror flags (a row for each crop) to probabilities."""
     side = mean.shape[-1]
     pictures = pt.tensor("pictures", dtype="uint8", shape=(None, side, side, 3))
     origins = pt.tensor("origins", dtype="int64", shape=(None, 2))
@@ -250,14 +244,14 @@ def _compiled(network: Any, mean: np.ndarray, device: str) -> Any:
         crop_size=network.crop_size,
         dtype=network.dtype,
     )
-    placed = {
+    values = {
         variable: device_shared(variable.get_value(borrow=True), name=name, device=device)
         for name, variable in network.parameters.items()
     }
     return pytensor.function(
         [pictures, origins, mirrored],
         pt.special.softmax(network.logits(images, None), axis=1),
-        givens=placed,
+        givens=values,
         mode=device_mode(device),
         name="classify",
     )

@@ -1,6 +1,5 @@
-"""What ``classify.py`` does. Importing this module is cheap."""
+"""The program ``classify.py``. Importing this module is cheap."""
 
-import argparse
 import json
 import logging
 import os
@@ -9,15 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tandem.config.schema import ALEXNET
+from tandem.cli import Options, option, run_program
 from tandem.data.decode import PICTURE_SUFFIXES, BadPictureError, keep_memory
-from tandem.errors import InputError
-from tandem.launch.console import configure_logging
-from tandem.launch.programs import interrupted, refuse
+from tandem.layers.network import ALEXNET
 
 if TYPE_CHECKING:
     from tandem.classify.classifier import Classifier, Guess
@@ -25,6 +22,40 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STDIN = "-"
+_SWITCH = "true or false"
+
+
+ANSWERS = {
+    **dict.fromkeys(("gpu", "gpus", "devices", "cuda"), "device"),
+    **dict.fromkeys(("checkpoint", "ckpt", "model", "resume", "pretrained"), "weights"),
+    **dict.fromkeys(("arch", "net"), "network"),
+    **dict.fromkeys(("topk", "top_k"), "top"),
+    **dict.fromkeys(
+        ("image", "images", "input", "picture", "pictures", "file", "data"),
+        "pictures are named without an option, such as classify.py --weights FILE cat.jpg pets/",
+    ),
+}
+"""Names that people bring from other programs."""
+
+
+class ClassifyOptions(Options):
+    """Options of ``classify.py``."""
+
+    pictures: tuple[str, ...] = option(
+        ..., "files and folders, or - for the standard input", "files or folders", "arguments"
+    )
+    weights: str = option(..., "checkpoint to read", "a file", "text", min_length=1)
+    mean: str | None = option(
+        None, "mean image, .npy (default: that of the run's data set)", "a file", "text"
+    )
+    network: str = option(ALEXNET, "network of the checkpoint", "module:class", "text")
+    top: int = option(5, "guesses for each picture", "a whole number of at least 1", ge=1)
+    ten_crops: bool = option(
+        False, "average over corners, centre and their mirror images: ten times the work", _SWITCH
+    )
+    json_lines: bool = option(False, "one JSON object a line", _SWITCH, alias="json")
+    batch_size: int = option(64, "crops at a time", "a whole number of at least 1", ge=1)
+    device: str = option("cpu", "where to compute", "cpu, cuda:0, cuda:1, ...", "text")
 
 
 def run_classification(arguments: Sequence[str] | None, description: str | None) -> int:
@@ -40,48 +71,42 @@ def run_classification(arguments: Sequence[str] | None, description: str | None)
     Returns
     -------
     int
-        Exit status: 0, also where nobody reads on; 1 if a picture could not be read, and the rest
-        was; 2 after other bad input; 130 after Ctrl-C.
+        Exit status: 0, also where the reader of the output stops early; 1 if a picture could not
+        be read, though the others were; 2 after other bad input; 130 after Ctrl-C.
     """
-    configure_logging()
-    options = _parser(description).parse_intermixed_args(arguments)
-    try:
-        from tandem.classify.classifier import Classifier
+    return run_program(ClassifyOptions, classify, arguments, description, answers=ANSWERS)
 
-        classifier = Classifier.load(
-            options.weights, options.mean, options.ten_crops, options.device, options.network
-        )
-        keep_memory()
-        at_once = max(1, options.batch_size // len(classifier.crops))
-        report = _Report(options.json, sys.stdout)
-        pictures = find_pictures(options.pictures)
+
+def classify(options: ClassifyOptions) -> int:
+    """Print what is in pictures; the exit status."""
+    from tandem.classify.classifier import Classifier
+
+    classifier = Classifier.load(
+        options.weights, options.mean, options.ten_crops, options.device, options.network
+    )
+    keep_memory()
+    at_once = max(1, options.batch_size // len(classifier.crops))
+    report = _Report(options.json_lines)
+    pictures = find_pictures(options.pictures)
+    try:
         while batch := list(islice(pictures, at_once)):
             _classify(classifier, batch, options.top, report)
-    except InputError as error:
-        return refuse(error)
-    except KeyboardInterrupt:
-        return interrupted()
     except BrokenPipeError:
-        # Who has read enough, as head does; nor is there anything left to be written at the end.
+        # The reader, such as head, has enough; at exit nothing may be left to write to it either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 1 if report.bad else 0
 
 
 def find_pictures(given: Sequence[str]) -> Iterator[str]:
-    """The pictures that files and folders name, in order; those of a folder by their paths.
+    """Yield the path of every picture, in order; those in a folder sorted by path.
 
     Parameters
     ----------
     given : sequence of str
-        Files, whatever they are called, folders, of which the files count whose suffix is that of a
-        picture, or ``-`` for the standard input. What is not there, and a folder without a
-        picture, is handed on, to be reported.
-
-    Yields
-    ------
-    str
-        Paths, and ``-``.
+        Files, with any suffix; folders, in which files with the suffix of a picture are found; or
+        ``-``, the standard input. A path that does not exist, or a folder without a picture, is
+        yielded as it is, to be reported.
     """
     for name in given:
         if name == STDIN or not Path(name).is_dir():
@@ -99,7 +124,7 @@ def find_pictures(given: Sequence[str]) -> Iterator[str]:
 
 
 class _Report:
-    """Tells results as they come.
+    """Prints results as they come.
 
     Attributes
     ----------
@@ -107,12 +132,12 @@ class _Report:
         How many pictures could not be read.
     """
 
-    def __init__(self, as_json: bool, output: TextIO) -> None:
-        self._as_json, self._output = as_json, output
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
         self.bad = 0
 
-    def tell(self, picture: str, guesses: "Sequence[Guess]") -> None:
-        """Name what is in a picture."""
+    def name(self, picture: str, guesses: "Sequence[Guess]") -> None:
+        """Print what is in a picture."""
         if self._as_json:
             self._write(json.dumps({"picture": picture, "guesses": [asdict(g) for g in guesses]}))
             return
@@ -122,37 +147,33 @@ class _Report:
             self._write(f"  {100 * guess.probability:6.2f} %  {guess.name}{wnid}")
 
     def refuse(self, picture: str, reason: str) -> None:
-        """Say why a picture could not be read."""
+        """Report why a picture could not be read."""
         self.bad += 1
         log.error("error: %s", reason)
         if self._as_json:
             self._write(json.dumps({"picture": picture, "error": reason}))
 
-    def flush(self) -> None:
-        """Show what has been told so far."""
-        self._output.flush()
-
     def _write(self, line: str) -> None:
-        # A file's name may hold bytes that are no text.
-        self._output.write(line.encode("utf-8", "replace").decode("utf-8") + "\n")
+        # The name of a file may hold bytes that are not text.
+        sys.stdout.write(line.encode("utf-8", "replace").decode("utf-8") + "\n")
 
 
 def _classify(classifier: "Classifier", pictures: Sequence[str], top: int, report: _Report) -> None:
-    """Name what is in some pictures, all at once, and report in their order."""
+    """Classify a few pictures together, and report in their order."""
     prepared: dict[int, np.ndarray] = {}
     reasons: dict[int, str] = {}
-    for place, picture in enumerate(pictures):
+    for number, picture in enumerate(pictures):
         try:
-            prepared[place] = _prepare(classifier, picture)
+            prepared[number] = _prepare(classifier, picture)
         except BadPictureError as error:
-            reasons[place] = str(error)
+            reasons[number] = str(error)
     guesses = iter(classifier.guesses(np.stack([*prepared.values()]), top) if prepared else ())
-    for place, picture in enumerate(pictures):
-        if place in reasons:
-            report.refuse(picture, reasons[place])
+    for number, picture in enumerate(pictures):
+        if number in reasons:
+            report.refuse(picture, reasons[number])
         else:
-            report.tell(picture, next(guesses))
-    report.flush()
+            report.name(picture, next(guesses))
+    sys.stdout.flush()
 
 
 def _prepare(classifier: "Classifier", picture: str) -> np.ndarray:
@@ -169,44 +190,3 @@ def _prepare(classifier: "Classifier", picture: str) -> np.ndarray:
         return classifier.prepare(content)
     except BadPictureError as error:
         raise BadPictureError(f"standard input: {error}") from None
-
-
-def _parser(description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=description,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "pictures", nargs="+", metavar="PICTURE", help="file or folder, or - for the standard input"
-    )
-    parser.add_argument("--weights", required=True, metavar="FILE", help="checkpoint to read")
-    parser.add_argument(
-        "--mean", metavar="FILE", help="mean image, .npy (default: that of the run's data set)"
-    )
-    parser.add_argument(
-        "--network",
-        default=ALEXNET,
-        metavar="CLASS",
-        help=f"network of the checkpoint, module:class (default: {ALEXNET})",
-    )
-    parser.add_argument("--top", type=_count, default=5, metavar="N", help="guesses (default: 5)")
-    parser.add_argument(
-        "--ten_crops",
-        action="store_true",
-        help="average over corners, centre and their mirror images, ten times the work",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument(
-        "--batch_size", type=_count, default=64, metavar="N", help="crops at a time (default: 64)"
-    )
-    parser.add_argument(
-        "--device", default="cpu", metavar="NAME", help="cpu, cuda:0, ... (default: cpu)"
-    )
-    return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)

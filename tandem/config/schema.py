@@ -1,23 +1,16 @@
-"""The configuration of a run: what can be set, what each setting means, how it is read.
+"""The configuration of a run: what can be set, what each setting means, what contradicts.
 
 `Config` is the one description of every setting. From it come the check of a file, the options of
-the programs (``--key value ...``), their ``--help``, and ``config.yaml`` in the project's root,
-which lists every key beside its default (a test holds the two together).
-
-A value on the command line wins over the file named by ``--config``, which wins over the defaults.
-Where ``--config`` is not given, ``config.yaml`` in the current folder is read if it is there.
+the programs (``--key value ...``, see `tandem.config.command_line`), their ``--help``, and
+``config.yaml`` in the project's root, which lists every key beside its default (a test holds the
+two together).
 """
 
-import argparse
-import dataclasses
-import difflib
 import itertools
-import json
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
@@ -26,36 +19,16 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
+    SerializerFunctionWrapHandler,
+    model_serializer,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
+from tandem.cli import option
 from tandem.errors import InputError
 from tandem.files import write_text
-from tandem.validation import parse_yaml
-
-DEFAULT_FILE = Path("config.yaml")
-ALEXNET = "alex_net:AlexNet"
-
-_USE_DEVICES = "use devices, a list with one entry for each trainer, such as devices: [cpu, cpu]"
-
-RETIRED: Mapping[str, str] = {
-    "lib_conv": "the convolution library follows from devices (oneDNN on cpu, cuDNN on cuda:N)",
-    "gpu": _USE_DEVICES,
-    "gpu0": _USE_DEVICES,
-    "gpu1": _USE_DEVICES,
-    "sock_data": "trainers and loaders meet through inherited pipes and need no port",
-    "sock_data0": "trainers and loaders meet through inherited pipes and need no port",
-    "sock_data1": "trainers and loaders meet through inherited pipes and need no port",
-    "sock_para": "trainers meet through shared memory and need no port",
-    "sock_gpu": "trainers meet through shared memory and need no port",
-    "dir_head": "use data_folder; the other data folders are relative to it",
-    "finetune": "use init_weights, a checkpoint to start from, and freeze or lr_multipliers",
-    "name": "network names the network, as module:class; use weights_dir to tell runs apart",
-    "file_batch_size": "the manifest records the pictures per file, and batch_size may differ",
-}
-"""Keys of the original program that have no meaning any more, and what replaces each."""
+from tandem.layers.network import ALEXNET
+from tandem.validation import shown, validated
 
 _SWITCH = "true or false"
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d{0,3})")
@@ -129,7 +102,7 @@ def _shuffle_word(value: Any) -> Any:
     if isinstance(value, bool):
         word = "files" if value else "none"
         raise ValueError(
-            f"the original's switch has become three words: for {_shown(value)} write {word}, "
+            f"the original's switch has become three words: for {shown(value)} write {word}, "
             "or write images for a true shuffle of single pictures"
         )
     return value
@@ -147,30 +120,10 @@ _Devices = Annotated[
 ]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Role:
-    """What `Field` has no place for: the section, what is allowed, and how tokens become a value.
-
-    Attributes
-    ----------
-    section : str
-        Under which heading ``--help`` and ``config.yaml`` list the key.
-    allowed : str
-        What a value must be, to complete "it must be ...".
-    form : {"value", "list", "mapping", "text"}
-        One YAML value; a YAML list or several values; ``{key: value}``; text taken as it stands.
-    """
-
-    section: str
-    allowed: str
-    form: str
-
-
 def _key(
     section: str, default: Any, meaning: str, allowed: str, form: str = "value", **bounds: Any
 ) -> Any:
-    role = dataclasses.asdict(_Role(section, allowed, form))
-    return Field(default=default, description=meaning, json_schema_extra=role, **bounds)
+    return option(default, meaning, allowed, form, section, **bounds)
 
 
 def _path(section: str, default: str | None, meaning: str) -> Any:
@@ -369,6 +322,13 @@ class Config(BaseModel):
     norm_before_pool: bool = _key(
         _NETWORK, False, "normalise before max pooling, as Caffe's bvlc_alexnet does", _SWITCH
     )
+    network_options: dict[str, bool | int | float | str] = _key(
+        _NETWORK,
+        {},
+        "further arguments of the network's class",
+        "names and values, such as {norm_before_pool: true}",
+        "mapping",
+    )
     precision: Literal["float32", "tf32", "bfloat16", "float64"] = _key(
         _NETWORK,
         "float32",
@@ -549,8 +509,18 @@ class Config(BaseModel):
             )
         if self.bucket_mb:
             self._check_buckets()
+        if self.norm_before_pool and self.network_options.get("norm_before_pool") is False:
+            raise ValueError("norm_before_pool is true, and false in network_options")
         self._check_tuning()
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_empty_options(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A file of a run without options is the same as before there were any.
+        values = dump(self)
+        if not self.network_options:
+            values.pop("network_options", None)
+        return values
 
     def _check_buckets(self) -> None:
         if self.exchange != "gradients":
@@ -604,6 +574,12 @@ class Config(BaseModel):
         return "float64" if self.precision == "float64" else "float32"
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of the network's class: ``network_options``, and its older alias."""
+        alias = {"norm_before_pool": True} if self.norm_before_pool else {}
+        return alias | self.network_options
+
+    @property
     def data_path(self) -> Path:
         """The folder of the manifest."""
         return Path(self.data_folder)
@@ -644,163 +620,15 @@ class Config(BaseModel):
         return None if self.init_weights is None else Path(self.init_weights)
 
 
-def load_config(argv: Sequence[str] | None = None, description: str | None = None) -> Config:
-    """Read the configuration of a program that has no options of its own.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The program's arguments; by default those of this process.
-    description : str, optional
-        What ``--help`` says above the options.
-
-    Returns
-    -------
-    Config
-
-    Raises
-    ------
-    InputError
-        An argument, the file, a key or a value cannot be used.
-    SystemExit
-        With status 0, after ``--help``.
-    """
-    return parse_config(config_parser(description), argv)[0]
-
-
-def config_parser(
-    description: str | None = None, usage: str = "%(prog)s"
-) -> argparse.ArgumentParser:
-    """A parser with ``--config`` and an option for every key.
-
-    A program may add options of its own before it gives the parser to `parse_config`. Faults that
-    the parser finds are raised as `InputError`; it never ends the process but for ``--help``.
-    """
-    parser = _Parser(
-        usage=f"{usage} [--config FILE] [--key VALUE ...]",
-        description=description,
-        formatter_class=_HelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        type=Path,
-        help=f"YAML file of settings (default: {DEFAULT_FILE}, where there is one)",
-    )
-    for section, keys in sections().items():
-        group = parser.add_argument_group(section)
-        for key in keys:
-            _add_option(group, key)
-    return parser
-
-
-def weights_argument(
-    argv: Sequence[str] | None = None, description: str | None = None
-) -> tuple[str, list[str]]:
-    """Take ``--weights FILE`` from the arguments of a program that reads one checkpoint.
-
-    Returns
-    -------
-    weights : str
-        The file.
-    rest : list of str
-        The other arguments, for `load_config`.
-
-    Raises
-    ------
-    InputError
-        There is no ``--weights``, or another argument cannot be used.
-    SystemExit
-        With status 0, after ``--help``, which lists ``--weights`` with every key.
-    """
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    everything = config_parser(description, "%(prog)s --weights FILE")
-    alone = _Parser(add_help=False, allow_abbrev=False)
-    for parser in (everything, alone):
-        parser.add_argument("--weights", metavar="FILE", help="checkpoint to read")
-    _, options = parse_config(everything, arguments)
-    if options.weights is None:
-        raise InputError("--weights FILE is missing: which checkpoint is to be read?")
-    return options.weights, alone.parse_known_args(arguments)[1]
-
-
-def parse_config(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
-) -> tuple[Config, argparse.Namespace]:
-    """Read arguments with a parser that `config_parser` made.
-
-    Returns
-    -------
-    config : Config
-    options : argparse.Namespace
-        Holds the options that the program added.
-
-    Raises
-    ------
-    InputError
-        As `load_config`.
-    """
-    options, leftover = parser.parse_known_args(argv)
-    if leftover:
-        _refuse_argument(leftover, _option_names(parser))
-    values: dict[str, Any] = {}
-    labels: dict[str, str] = {}
-    file = options.config or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
-    if file is not None:
-        values = read_config_file(file)
-        labels = {key: f"{file}: {key}" for key in values}
-    for key in Config.model_fields:
-        if (tokens := getattr(options, key)) is not None:
-            values[key] = _value_of(key, tokens)
-            labels[key] = f"--{key}"
-    return make_config(values, labels), options
-
-
-def read_config_file(path: Path) -> dict[str, Any]:
-    """Read a YAML file of settings; its keys are checked here, its values by `make_config`.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, is not a YAML mapping, or has a key twice, an unknown key, or one
-        that has no meaning any more.
-    """
-    try:
-        values = parse_yaml(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read as a configuration ({error.strerror})") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not YAML: {_one_line(error)}") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: holds {_shown(values)}; expected lines of the form 'key: value'")
-    for key in values:
-        if key not in Config.model_fields:
-            raise InputError(f"{path}: {_refusal(str(key))}")
-    return values
-
-
-def make_config(values: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> Config:
-    """Check values and complete them with the defaults.
-
-    Parameters
-    ----------
-    values : mapping of str to Any
-        Settings, as YAML reads them.
-    labels : mapping of str to str, optional
-        How a message calls a key: by default its name; better with the file it stands in.
+def make_config(values: Mapping[str, Any]) -> Config:
+    """Check values, as YAML reads them, and complete them with the defaults.
 
     Raises
     ------
     InputError
         Names every setting that cannot be used, its value, and what is allowed.
     """
-    try:
-        return Config.model_validate(dict(values))
-    except ValidationError as error:
-        raise InputError("\n".join(_complaints(error, values, labels or {}))) from error
+    return validated(Config, values)
 
 
 def dump_config(config: Config) -> str:
@@ -828,175 +656,3 @@ def save_config(config: Config, folder: Path) -> Path:
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from error
     return path
-
-
-def sections() -> dict[str, list[str]]:
-    """The keys under each heading, in the order of ``--help`` and ``config.yaml``."""
-    grouped: dict[str, list[str]] = {}
-    for key, field in Config.model_fields.items():
-        grouped.setdefault(_role(field).section, []).append(key)
-    return grouped
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows ``--key VALUE`` where one value is allowed, though tokens are gathered as a list."""
-
-    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        if isinstance(action, _GatherOnce) and action.single:
-            return str(action.metavar)
-        return super()._format_args(action, default_metavar)
-
-
-class _GatherOnce(argparse.Action):
-    """Keeps the tokens of an option, and refuses the option a second time.
-
-    argparse would let the last one win, so that ``--devices cpu --devices cpu`` is one trainer.
-    """
-
-    single = False
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        if getattr(namespace, self.dest) is not None:
-            several = "" if self.single else f"; give all values at once: {option_string} A B"
-            raise InputError(f"{option_string} is given twice{several}")
-        setattr(namespace, self.dest, values)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises what the user can mend as `InputError`, so that programs report it in one way."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message.removeprefix("argument "))
-
-
-def _add_option(group: Any, key: str) -> None:
-    field = Config.model_fields[key]
-    role = _role(field)
-    allowed = "" if role.allowed in str(field.description) else f"{role.allowed}; "
-    text = f"{field.description} [{allowed}default: {_shown(field.default, quoted=False)}]"
-    action = group.add_argument(
-        f"--{key}",
-        nargs="+",
-        metavar="FILE" if role.form == "text" else "VALUE",
-        action=_GatherOnce,
-        help=text.replace("%", "%%"),
-    )
-    action.single = role.form not in ("list", "mapping")
-
-
-def _role(field: FieldInfo) -> _Role:
-    extra = field.json_schema_extra
-    if not isinstance(extra, dict):
-        raise TypeError(f"a field of Config was made without _key: {field!r}")
-    return _Role(**{name: str(value) for name, value in extra.items()})
-
-
-def _value_of(key: str, tokens: list[str]) -> Any:
-    """Turn the tokens after ``--key`` into what the same key would hold in a YAML file."""
-    form = _role(Config.model_fields[key]).form
-    if form == "list":
-        return _list_of(key, tokens)
-    if form == "mapping":  # which a shell splits at the spaces, unless it is quoted
-        return _yaml_of(key, " ".join(tokens))
-    if len(tokens) > 1:
-        raise InputError(f"--{key} takes one value; {len(tokens)} were given: {' '.join(tokens)}")
-    if form == "text":
-        return None if tokens[0] == "null" else tokens[0]
-    return _yaml_of(key, tokens[0])
-
-
-def _list_of(key: str, tokens: list[str]) -> Any:
-    # A shell splits an unquoted [cpu, cpu] at the space, so the tokens are put together again.
-    if tokens[0].startswith("[") or len(tokens) == 1:
-        return _yaml_of(key, " ".join(tokens))
-    return [_yaml_of(key, token) for token in tokens]
-
-
-def _yaml_of(key: str, text: str) -> Any:
-    try:
-        return parse_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"--{key} {text}: not a YAML value; expected {_role(Config.model_fields[key]).allowed}"
-        ) from error
-
-
-def _option_names(parser: argparse.ArgumentParser) -> list[str]:
-    return [action.dest for action in parser._actions if action.option_strings]
-
-
-def _refuse_argument(leftover: Sequence[str], known: Sequence[str]) -> NoReturn:
-    for argument in leftover:
-        if argument.startswith("-") and argument.strip("-"):
-            raise InputError(_refusal(argument.lstrip("-").partition("=")[0], "--", known))
-    raise InputError(
-        f"unexpected argument {leftover[0]!r}; settings are given as --key value, "
-        "a file of settings as --config FILE"
-    )
-
-
-def _refusal(key: str, dashes: str = "", known: Sequence[str] = ()) -> str:
-    name = key.replace("-", "_").lower()
-    if name in RETIRED:
-        return f"{dashes}{key} has no meaning any more: {RETIRED[name]}"
-    kind = "option" if dashes else "key"
-    nearest = difflib.get_close_matches(name, [*(known or Config.model_fields)], 1)
-    hint = f"did you mean {dashes}{nearest[0]}?" if nearest else "--help lists every key"
-    return f"unknown {kind} {dashes}{key}; {hint}"
-
-
-def _complaints(
-    error: ValidationError, values: Mapping[str, Any], labels: Mapping[str, str]
-) -> Iterator[str]:
-    """One sentence for each setting that pydantic refused, in the order of the fields."""
-    reasons: dict[str, str | None] = {}
-    for detail in error.errors():
-        # The branches of a union each report; a reason in words says more than "not an int".
-        key = str(detail["loc"][0]) if detail["loc"] else ""
-        reason = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else None
-        reasons[key] = reasons.get(key) or reason
-    for key, reason in reasons.items():
-        if not key:
-            yield str(reason)
-        elif key not in Config.model_fields:
-            yield _refusal(key)
-        else:
-            yield _complaint(labels.get(key, key), key, values[key], reason)
-
-
-def _complaint(label: str, key: str, value: Any, reason: str | None) -> str:
-    field = Config.model_fields[key]
-    allowed = _role(field).allowed
-    if reason:
-        return f"{label} is {_shown(value)}: {reason} (allowed: {allowed})"
-    words = difflib.get_close_matches(str(value).lower(), _words(field.annotation), 1)
-    hint = f"; did you mean {words[0]}?" if words else ""
-    if _role(field).form == "text" and isinstance(value, int | float):
-        hint = "; put it in quotes"
-    return f"{label} is {_shown(value)}; it must be {allowed}{hint}"
-
-
-def _words(annotation: Any) -> list[str]:
-    """The words that a field of type ``Literal[...]``, or of a union with one, allows."""
-    found: list[str] = []
-    for part in get_args(annotation):
-        found += [part] if isinstance(part, str) else _words(part)
-    return found
-
-
-def _shown(value: Any, quoted: bool = True) -> str:
-    """A value as it stands in YAML, cut where it is long."""
-    if isinstance(value, str) and not quoted:
-        return value
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -1,6 +1,6 @@
-"""Weights that were learned elsewhere, made checkpoints, and checkpoints made files for elsewhere.
+"""Conversion between checkpoints and weight files of other programs.
 
-``theano_folder.py`` knows the files of the original program, ``caffe.py`` those of Caffe, which
-``wire.py`` reads, ``fetch.py`` downloads the published weights, and ``program.py`` is what the
-programs in ``pretrained/`` do.
+``theano_folder`` reads and writes the files of the original program, ``caffe`` reads those of Caffe
+by ``wire``, ``fetch`` downloads the published weights, and ``cli`` is the command line of the
+programs in ``pretrained/``.
 """

@@ -1,24 +1,24 @@
-"""Caffe's AlexNet and CaffeNet: a ``.caffemodel`` made weights of ours, and its mean image.
+"""Conversion of Caffe's AlexNet and CaffeNet: weights of a ``.caffemodel``, and mean image.
 
-What differs there, and what becomes of it:
+Differences, and how they are converted:
 
-* Pictures are BGR: the channels of conv1's filters change places.
-* bvlc_alexnet normalises before it pools, CaffeNet after: that is an option of our network.
+* Pictures are BGR: the channels of conv1's filters are reversed.
+* bvlc_alexnet normalises before pooling, CaffeNet after: an option of our network.
 * Normalisation is ``x / (k + alpha / n * sum)^beta`` with k 1, ours ``x / (2 + 1e-4 * sum)^beta``.
-  Its input scaled by s and its output by t make the one the other: with ``s^2 = 2 alpha / (1e-4 n
-  k)`` the bracket of ours is ``2 / k`` times that of Caffe's, and ``t = (2 / k)^beta / s`` mends
-  that. ReLU and max pooling keep a factor as it is, so s goes into the filters and biases before
-  and t into the filters after.
-* Dropout multiplies by 2 in training what it keeps, where ours multiplies by 1/2 in validation:
-  the weights after a dropout are doubled.
+  They are equal if the input is scaled by s and the output by t: with ``s^2 = 2 alpha / (1e-4 n
+  k)`` our bracket is ``2 / k`` times Caffe's, which ``t = (2 / k)^beta / s`` compensates. ReLU and
+  max pooling preserve a factor, so s goes into the filters and biases before, t into the filters
+  after.
+* Dropout multiplies kept values by 2 in training, ours all values by 1/2 in validation: the weights
+  after a dropout are doubled.
 * Fully connected weights are (out, in), ours (in, out).
 
-Filters correlate there as they do here.
+Both correlate with filters.
 
 References
 ----------
-Jia et al. 2014, "Caffe: convolutional architecture for fast feature embedding"; caffe.proto, for
-the numbers of the fields.
+Jia et al. 2014, "Caffe: convolutional architecture for fast feature embedding"; caffe.proto for
+the field numbers.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ from tandem.data.safe_io import read_bytes
 from tandem.errors import InputError
 from tandem.layers import NORM_ALPHA, NORM_BETA, NORM_K, NORM_SIZE
 
-_MOST_BYTES = 1 << 30  # AlexNet has a quarter
+_MOST_BYTES = 1 << 30  # AlexNet needs a quarter
 _MOST_MEAN_BYTES = 1 << 26
 _MOST_AXES = 8
 
-# Field numbers of caffe.proto. Layers were V1LayerParameter when bvlc_alexnet was trained.
+# Field numbers of caffe.proto. bvlc_alexnet has layers of the older type V1LayerParameter.
 _V1_LAYERS, _V0_LAYER, _LAYERS = 2, 1, 100
 _V1_KINDS = {4: "Convolution", 14: "InnerProduct", 15: "LRN", 17: "Pooling"}
 _DATA, _SHAPE, _OLD_SHAPE = 5, 7, (1, 2, 3, 4)
@@ -52,7 +52,7 @@ _NORM_LAST = [_CONVOLUTION, _POOL, _NORM] * 2 + _LAST
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of those kinds that matter.
+    """A layer with weights, a normalisation, or a pooling layer.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Layer:
     blobs : tuple of ndarray
         Weights and biases, float32, without leading axes of length 1.
     options : Message
-        What was set for its kind.
+        The parameters of its kind.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class CaffeNetwork:
-    """The layers of a caffemodel that is an AlexNet or a CaffeNet.
+    """The layers of AlexNet or CaffeNet in a caffemodel.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class CaffeNetwork:
     layers : tuple of Layer
         In order.
     norm_before_pool : bool
-        Which of the two it is.
+        True for AlexNet, false for CaffeNet.
     """
 
     path: Path
@@ -94,17 +94,17 @@ class CaffeNetwork:
         return len(self.layers[-1].blobs[1])
 
     def weights(self, network: Any) -> dict[str, np.ndarray]:
-        """The weights for a network of ours that computes the same.
+        """Convert to the weights of an equivalent network of ours.
 
         Parameters
         ----------
         network : AlexNet
-            Of this order and number of classes.
+            With the same order of layers and number of classes.
 
         Raises
         ------
         InputError
-            A layer has another shape or another setting than the network's.
+            A layer's shape or setting differs from the network's.
         """
         with _naming(self.path):
             return _converted(self.layers, network)
@@ -153,14 +153,14 @@ def read_mean_proto(path: Path) -> np.ndarray:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Tell what is wrong with a file as an `InputError` that names it."""
+    """Turn errors about a file into an `InputError` that names it."""
     try:
         yield
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise InputError(
-            f"{path}: cannot be converted; expected a file of Caffe's, whole: {error}"
+            f"{path}: cannot be converted; expected a whole file of Caffe: {error}"
         ) from error
 
 
@@ -169,8 +169,8 @@ def _layers(net: Message) -> list[Layer]:
     for layer in net.messages(_V1_LAYERS):
         if layer.chunks(_V0_LAYER):
             raise ValueError(
-                "found layers in the format of before May 2014; Caffe's upgrade_net_proto_binary "
-                "writes them anew"
+                "found layers in the format from before May 2014; Caffe's upgrade_net_proto_binary "
+                "converts them"
             )
         if kind := _V1_KINDS.get(layer.integer(5, 0)):
             options = {_CONVOLUTION: 10, _DENSE: 17, _NORM: 18, _POOL: 19}[kind]
@@ -205,26 +205,26 @@ def _converted(layers: Sequence[Layer], network: Any) -> dict[str, np.ndarray]:
     learned = [layer for layer in layers if layer.kind in (_CONVOLUTION, _DENSE)]
     _check_options(layers, network.convolutions)
     weights: dict[str, np.ndarray] = {}
-    owed = 1.0  # a factor that the layers so far leave to the next
+    pending = 1.0  # factor on the input of the next layer
     for theirs, layer, norm in zip(learned, ours, _norms(layers), strict=True):
         own, after = (1.0, 1.0) if norm is None else _scales(norm)
         weight, bias = theirs.blobs
         if theirs.kind == _DENSE:
             weight = weight.T
-        for kind, value, factor in (("weight", weight, own * owed), ("bias", bias, own)):
+        for kind, value, factor in (("weight", weight, own * pending), ("bias", bias, own)):
             name = f"{layer.name}.{kind}"
             expected = network.parameters[name].type.shape
             if value.shape != expected:
                 raise ValueError(f"{theirs.name}: {name} is {value.shape}, expected {expected}")
             weights[name] = np.ascontiguousarray((value * np.float64(factor)).astype(np.float32))
         dropout = getattr(layer, "dropout", None)
-        owed = after if dropout is None else 1 / (1 - dropout)
+        pending = after if dropout is None else 1 / (1 - dropout)
     first = f"{ours[0].name}.weight"
     return weights | {first: np.ascontiguousarray(weights[first][:, ::-1])}  # from BGR
 
 
 def _norms(layers: Sequence[Layer]) -> list[Layer | None]:
-    """The normalisation after each layer that has weights."""
+    """The normalisation after each layer with weights, or None."""
     found: list[Layer | None] = []
     for layer in layers:
         if layer.kind in (_CONVOLUTION, _DENSE):
@@ -235,7 +235,7 @@ def _norms(layers: Sequence[Layer]) -> list[Layer | None]:
 
 
 def _scales(norm: Layer) -> tuple[float, float]:
-    """What makes our normalisation that of Caffe: factors on its input and on its output."""
+    """Factors on input and output that turn our normalisation into Caffe's."""
     options = norm.options
     alpha, beta, k = options.real(2, 1.0), options.real(3, 0.75), options.real(5, 1.0)
     if beta != NORM_BETA or not (0 < alpha < math.inf and 0 < k < math.inf):
@@ -246,7 +246,7 @@ def _scales(norm: Layer) -> tuple[float, float]:
 
 
 def _check_options(layers: Sequence[Layer], ours: Sequence[Any]) -> None:
-    """Compare what the shapes do not tell: each option's field, its default, and what ours has."""
+    """Check the options that shapes do not show."""
     convolutions = iter(ours)
     for layer in layers:
         if layer.kind == _CONVOLUTION:
@@ -255,7 +255,7 @@ def _check_options(layers: Sequence[Layer], ours: Sequence[Any]) -> None:
             _check(layer, "group", 5, 1, own.groups)
             _check(layer, "stride", 6, 1, own.stride)
         elif layer.kind == _POOL:
-            _check(layer, "pool", 1, 0, 0)  # of maxima
+            _check(layer, "pool", 1, 0, 0)  # the maximum
             _check(layer, "kernel_size", 2, 0, 3)
             _check(layer, "stride", 3, 1, 2)
             _check(layer, "pad", 4, 0, 0)

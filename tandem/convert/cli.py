@@ -1,23 +1,20 @@
-"""What the programs in ``pretrained/`` do: settings in, exit status out."""
+"""The programs in ``pretrained/``."""
 
-import argparse
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from tandem.artifacts.checkpoint import (
     Checkpoint,
-    NetworkDescription,
     RunState,
     read_checkpoint,
-    read_description,
+    read_header,
     save_checkpoint,
 )
-from tandem.artifacts.foreign import describe_foreign
-from tandem.config.schema import ALEXNET
+from tandem.artifacts.unsupported import describe_unsupported
+from tandem.cli import Options, PathOption, option, run_program
 from tandem.convert.caffe import read_caffemodel, read_mean_proto
 from tandem.convert.fetch import EPOCH, FILE, download, unpacked, verify
 from tandem.convert.theano_folder import (
@@ -30,31 +27,28 @@ from tandem.convert.theano_folder import (
 from tandem.data.class_names import imagenet_names
 from tandem.errors import InputError
 from tandem.files import write_array
-from tandem.launch.console import configure_logging
-from tandem.launch.programs import interrupted, refuse
-from tandem.layers.network import build_network
+from tandem.layers.network import ALEXNET, NetworkDescription, build_network
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the files themselves do not say.
+class Settings(Options):
+    """What the files themselves do not hold."""
 
-    Attributes
-    ----------
-    epoch : int or None
-        Of the original's files; None is that of the only ones, or of the checkpoint.
-    lib_conv : "cudnn" or "cudaconvnet"
-        With what the original's weights are trained.
-    crop_size, width
-        Of the network.
-    """
-
-    epoch: int | None = None
-    lib_conv: LibConv = "cudnn"
-    crop_size: int = 227
-    width: float = 1.0
+    epoch: int | None = option(
+        None,
+        "number at the end of the original's file names (default: the only one there; of a "
+        "checkpoint, its own)",
+        "a whole number of at least 0",
+        ge=0,
+    )
+    lib_conv: LibConv = option(
+        "cudnn",
+        "of the original's configuration in training: cudnn or cudaconvnet",
+        "cudnn or cudaconvnet",
+    )
+    crop_size: int = option(227, "of the network", "a whole number of pixels")
+    width: float = option(1.0, "of the network", "a number")
 
     def describe(self, classes: int, norm_before_pool: bool = False) -> NetworkDescription:
         """The network, of so many classes; a thousand are taken for ImageNet's."""
@@ -66,6 +60,27 @@ class Settings:
             wnids if classes == len(wnids) else None,
             norm_before_pool,
         )
+
+
+class ConvertOptions(Settings):
+    """Options of ``pretrained/convert.py``."""
+
+    source: PathOption = option(..., "file or folder to read", "a path", "argument")
+    target: PathOption = option(..., "file or folder to write", "a path", "argument")
+
+
+class FetchOptions(Options):
+    """Options of ``pretrained/fetch.py``."""
+
+    file: PathOption | None = option(
+        None, f"{FILE}, where it has been downloaded already", "a file", "text"
+    )
+    address: str | None = option(
+        None, f"where to download {FILE} (default: it is looked up)", "an address", "text"
+    )
+    output: PathOption = option(
+        Path("pretrained/alexnet.safetensors"), "checkpoint to write", "a file", "text"
+    )
 
 
 def run_conversion(arguments: Sequence[str] | None, description: str | None) -> int:
@@ -83,15 +98,16 @@ def run_conversion(arguments: Sequence[str] | None, description: str | None) -> 
     int
         Exit status: 0; 2 after bad input; 130 after Ctrl-C.
     """
-    options = _conversion_parser(description).parse_args(arguments)
-    settings = Settings(options.epoch, options.lib_conv, options.crop_size, options.width)
-    return _run(lambda: convert(options.source, options.target, settings))
+    return run_program(
+        ConvertOptions, lambda o: convert(o.source, o.target, o), arguments, description
+    )
 
 
 def run_fetch(arguments: Sequence[str] | None, description: str | None) -> int:
     """Download the original's published weights and convert them; as `run_conversion`."""
-    options = _fetch_parser(description).parse_args(arguments)
-    return _run(lambda: fetch(options.output, options.file, options.address))
+    return run_program(
+        FetchOptions, lambda o: fetch(o.output, o.file, o.address), arguments, description
+    )
 
 
 def convert(source: Path, target: Path, settings: Settings) -> None:
@@ -109,8 +125,6 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
         ".caffemodel": _convert_caffe,
         ".binaryproto": _convert_mean,
     }
-    if settings.epoch is not None and settings.epoch < 0:
-        raise InputError(f"--epoch is {settings.epoch}; it must be at least 0")
     if source.is_dir():
         _convert_folder(source, target, settings)
     elif not source.exists():
@@ -119,7 +133,7 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
         kinds[source.suffix](source, target, settings)
     else:
         raise InputError(
-            f"{source}: {describe_foreign(source) or 'of no kind that can be converted'}; "
+            f"{source}: {describe_unsupported(source) or 'of no kind that can be converted'}; "
             f"expected a folder, or a file {', '.join(kinds)}"
         )
 
@@ -146,7 +160,7 @@ def fetch(output: Path, file: Path | None = None, address: str | None = None) ->
         file = download(output.parent, address)
     else:
         verify(file)
-    _convert_archive(file, output, Settings(EPOCH))
+    _convert_archive(file, output, Settings(epoch=EPOCH))
 
 
 def _convert_folder(folder: Path, target: Path, settings: Settings) -> None:
@@ -164,7 +178,7 @@ def _convert_archive(archive: Path, target: Path, settings: Settings) -> None:
 
 
 def _convert_checkpoint(path: Path, folder: Path, settings: Settings) -> None:
-    description = read_description(path)
+    description = read_header(path).network
     if description.network != ALEXNET:
         raise InputError(f"{path}: the original has no network {description.network}, but AlexNet")
     if description.norm_before_pool:
@@ -199,7 +213,7 @@ def _convert_mean(path: Path, target: Path, settings: Settings) -> None:
 def _save(
     target: Path, weights: dict[str, np.ndarray], network: NetworkDescription, state: RunState
 ) -> None:
-    save_checkpoint(target, Checkpoint(weights, None, network, state))
+    save_checkpoint(target, Checkpoint(weights, {}, network, state))
     order = " (norm_before_pool: true)" if network.norm_before_pool else ""
     log.info("wrote %s: AlexNet of %d classes%s", target, network.classes, order)
 
@@ -207,66 +221,3 @@ def _save(
 def _check_suffix(target: Path, suffix: str) -> None:
     if target.suffix != suffix:
         raise InputError(f"{target}: what is to be written is called {suffix}")
-
-
-def _run(work: Callable[[], None]) -> int:
-    configure_logging()
-    try:
-        work()
-    except InputError as error:
-        return refuse(error)
-    except KeyboardInterrupt:
-        return interrupted()
-    return 0
-
-
-def _conversion_parser(description: str | None) -> argparse.ArgumentParser:
-    parser = _parser(description)
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="file or folder to read")
-    parser.add_argument("target", type=Path, metavar="TARGET", help="file or folder to write")
-    parser.add_argument(
-        "--epoch",
-        type=int,
-        metavar="N",
-        help="number at the end of the original's file names (default: the only one there; of a "
-        "checkpoint, its own)",
-    )
-    parser.add_argument(
-        "--lib_conv",
-        choices=("cudnn", "cudaconvnet"),
-        default="cudnn",
-        help="what the original's configuration said in training (default: cudnn)",
-    )
-    parser.add_argument(
-        "--crop_size", type=int, default=227, metavar="N", help="of the network (default: 227)"
-    )
-    parser.add_argument(
-        "--width", type=float, default=1.0, metavar="X", help="of the network (default: 1)"
-    )
-    return parser
-
-
-def _fetch_parser(description: str | None) -> argparse.ArgumentParser:
-    parser = _parser(description)
-    parser.add_argument(
-        "--file", type=Path, metavar="FILE", help=f"{FILE}, where it is there already"
-    )
-    parser.add_argument(
-        "--address", metavar="URL", help=f"where to download {FILE} (default: it is looked up)"
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        default=Path("pretrained/alexnet.safetensors"),
-        help="checkpoint to write (default: %(default)s)",
-    )
-    return parser
-
-
-def _parser(description: str | None) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        description=description,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )

@@ -5,7 +5,6 @@ import json
 import logging
 import re
 import shutil
-import sys
 import tempfile
 import urllib.error
 import urllib.parse
@@ -16,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from tandem.errors import InputError
+from tandem.progress_bar import progress_bar
 
 log = logging.getLogger(__name__)
 
@@ -173,19 +171,13 @@ class _Resuming:
         total = None if length is None else have + int(length)
         with (
             self._part.open("r+b" if have else "wb") as file,
-            tqdm(
-                total=total,
-                initial=have,
-                desc=FILE,
-                unit="B",
-                unit_scale=True,
-                disable=not sys.stderr.isatty(),
-            ) as bar,
+            progress_bar("MB", None if total is None else total / 1e6, have / 1e6) as advance,
         ):
             file.seek(have)
             while chunk := response.read(_CHUNK):
                 file.write(chunk)
-                bar.update(len(chunk))
+                if advance is not None:
+                    advance(len(chunk) / 1e6)
                 have += len(chunk)
                 if have > _MOST_BYTES:
                     raise OSError("it is larger than the published file")

@@ -1,11 +1,10 @@
-"""The original program's weights: a folder of ``.npy`` files, to and from ours, bit for bit.
+"""Conversion of the original program's weights, a folder of ``.npy`` files, bit for bit.
 
-After epoch E, ``W_0_E.npy`` and ``b_0_E.npy`` hold layer 0; where a layer has two groups, each has
-files of its own, ``W0_1_E.npy`` and ``W1_1_E.npy``. Layers 0 to 4 are the convolutions, 5 to 7 the
-fully connected ones. Filters are (channel, row, column, filter), and Theano convolves with them,
-where our network correlates: a convolution is a correlation with filters that are flipped in both
-directions. Fully connected weights are (in, out) in both, and conv5's output is flattened as
-(channel, row, column) in both.
+After epoch E, ``W_0_E.npy`` and ``b_0_E.npy`` hold layer 0; each group of a layer with two has its
+own files, ``W0_1_E.npy`` and ``W1_1_E.npy``. Layers 0 to 4 are the convolutions, 5 to 7 the fully
+connected ones. Filters are (channel, row, column, filter). Theano convolves and our network
+correlates: a convolution is a correlation with filters flipped in both directions. Fully connected
+weights are (in, out) in both, and conv5's output is flattened as (channel, row, column) in both.
 """
 
 import re
@@ -21,33 +20,33 @@ from tandem.errors import InputError
 from tandem.files import write_array
 
 LibConv = Literal["cudnn", "cudaconvnet"]
-"""The original's setting: its cuDNN convolves, its cuda-convnet correlates."""
+"""Setting of the original: its cuDNN convolves, its cuda-convnet correlates."""
 
 _FIRST = re.compile(r"W_0_(\d+)\.npy")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One file: a group's part of a parameter.
+    """A file: the part of a parameter that belongs to one group.
 
     Attributes
     ----------
     name : str
-        Its name without the epoch, as ``W0_1``.
+        Without the epoch, such as ``W0_1``.
     shape : tuple of int
-        Of the array in it.
+        Of the array.
     """
 
     name: str
     shape: tuple[int, ...]
 
     def path(self, folder: Path, epoch: int) -> Path:
-        """Where it is."""
+        """Path of the file."""
         return folder / f"{self.name}_{epoch}.npy"
 
 
 def parts(network: Any) -> dict[str, tuple[Part, ...]]:
-    """The files of each parameter of a network, by the parameter's name.
+    """List the files of each parameter of a network by the parameter's name.
 
     Parameters
     ----------
@@ -68,13 +67,7 @@ def parts(network: Any) -> dict[str, tuple[Part, ...]]:
 
 
 def find_epoch(folder: Path) -> int:
-    """The epoch of which a folder holds weights.
-
-    Raises
-    ------
-    InputError
-        It holds none, or those of several epochs.
-    """
+    """Find the epoch of the weights in a folder; raises InputError unless there is one."""
     try:
         names = [path.name for path in folder.iterdir()]
     except OSError as error:
@@ -84,18 +77,12 @@ def find_epoch(folder: Path) -> int:
         raise InputError(f"{folder}: no weights of the original program: expected W_0_65.npy, ...")
     if len(epochs) > 1:
         listed = ", ".join(map(str, epochs))
-        raise InputError(f"{folder}: there are weights of the epochs {listed}: say --epoch N")
+        raise InputError(f"{folder}: found weights of the epochs {listed}: choose one by --epoch N")
     return epochs[0]
 
 
 def find_classes(folder: Path, epoch: int) -> int:
-    """The number of classes of the network in a folder, by its last bias.
-
-    Raises
-    ------
-    InputError
-        The file is missing or is no vector.
-    """
+    """Find the number of classes by the last bias; raises InputError without such a vector."""
     return len(_read(folder / f"b_7_{epoch}.npy", (None,)))
 
 
@@ -109,16 +96,16 @@ def read_folder(
     folder : Path
         Of the ``.npy`` files.
     epoch : int
-        The number at the end of their names.
+        The number at the end of the file names.
     network : AlexNet
-        The network that they are of.
+        Of these weights.
     lib_conv : "cudnn" or "cudaconvnet"
-        With what they were trained.
+        Library with which they were trained.
 
     Returns
     -------
     dict of str to ndarray
-        By name, in their logical layouts, float32 or float64 as in the files.
+        By name, in logical layout, float32 or float64 as in the files.
 
     Raises
     ------
@@ -147,7 +134,7 @@ def write_folder(
     Raises
     ------
     InputError
-        The folder is there and is not empty, or it cannot be written.
+        The folder is not empty, or it cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,7 +153,7 @@ def write_folder(
 
 
 def _flipped(filters: np.ndarray, lib_conv: LibConv) -> np.ndarray:
-    """Filters (filter, channel, row, column) to correlate with, of those to convolve with."""
+    """Flip filters (filter, channel, row, column) that were used to convolve, or back."""
     return filters[:, :, ::-1, ::-1] if lib_conv == "cudnn" else filters
 
 
@@ -183,7 +170,7 @@ def _read(path: Path, expected: tuple[int | None, ...]) -> np.ndarray:
         array = read_npy(path, check)
     except FileNotFoundError:
         hint = (
-            "; the original's own program forgets to save the biases of layers with two groups"
+            "; the original program does not save the biases of layers with two groups"
             if re.match(r"b[01]_", path.name)
             else ""
         )

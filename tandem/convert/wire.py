@@ -1,8 +1,8 @@
-"""Protocol buffers, as they lie in a file: enough to read Caffe's without Caffe.
+"""A reader of protocol buffers: enough to read Caffe's files without Caffe.
 
-A message is a sequence of fields, each a number, a wire type and a value; what the numbers mean
-stands in the schema of the message, and the reader has to know it. Nothing is reserved that the
-file does not hold.
+A message is a sequence of fields, each a number, a wire type and a value; the meaning of the
+numbers is in the schema, which is not in the file. Nothing is allocated that the file does not
+hold.
 
 References
 ----------
@@ -19,7 +19,7 @@ Value = int | memoryview
 
 
 class Message:
-    """The fields of one message, by their numbers.
+    """The fields of a message by number.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Message:
     Raises
     ------
     ValueError
-        It is no message, or is cut off.
+        It is not a message, or is truncated.
     """
 
     def __init__(self, data: bytes | memoryview) -> None:
@@ -40,15 +40,15 @@ class Message:
             self._fields.setdefault(number, []).append(value)
 
     def messages(self, number: int) -> list["Message"]:
-        """Every message in a field."""
+        """All messages in a field."""
         return [Message(value) for value in self.chunks(number)]
 
     def message(self, number: int) -> "Message":
-        """The message in a field; an empty one where there is none."""
+        """The last message in a field; an empty one without any."""
         return (self.messages(number) or [Message(b"")])[-1]
 
     def chunks(self, number: int) -> list[memoryview]:
-        """Every value of a field that holds bytes."""
+        """All values of a field of bytes."""
         values = self._fields.get(number, [])
         found = [value for value in values if isinstance(value, memoryview)]
         if len(found) != len(values):
@@ -56,11 +56,11 @@ class Message:
         return found
 
     def text(self, number: int) -> str:
-        """The text in a field; empty where there is none."""
+        """The text in a field; empty without any."""
         return bytes((self.chunks(number) or [memoryview(b"")])[-1]).decode("utf-8")
 
     def integers(self, number: int) -> list[int]:
-        """Every integer of a field, be they packed or not."""
+        """All integers of a field, packed or not."""
         found: list[int] = []
         for value in self._fields.get(number, []):
             if isinstance(value, int):
@@ -79,47 +79,47 @@ class Message:
         if not found:
             return default
         if len(found[-1]) != 4:
-            raise ValueError(f"field {number} is no float")
+            raise ValueError(f"field {number} is not a float")
         return float(struct.unpack("<f", found[-1])[0])
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Value]]:
-    place = 0
-    while place < len(data):
-        tag, place = _varint(data, place)
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
         number, kind = tag >> 3, tag & 7
         if number == 0:
             raise ValueError("found a field of number 0")
         if kind == 0:
-            value, place = _varint(data, place)
+            value, position = _varint(data, position)
             yield number, value
             continue
         if kind == 2:
-            size, place = _varint(data, place)
+            size, position = _varint(data, position)
         elif kind in (1, 5):
             size = 8 if kind == 1 else 4
         else:
             raise ValueError(f"found a field of wire type {kind}")
-        if size > len(data) - place:
-            raise ValueError(f"found {len(data) - place} bytes where {size} are announced")
-        yield number, data[place : place + size]
-        place += size
+        if size > len(data) - position:
+            raise ValueError(f"found {len(data) - position} bytes of {size}")
+        yield number, data[position : position + size]
+        position += size
 
 
-def _varint(data: memoryview, place: int) -> tuple[int, int]:
-    """The integer that begins at a place, and the place after it."""
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    """The integer at a position, and the position after it."""
     value = 0
-    for count, byte in enumerate(data[place : place + _MOST_VARINT]):
+    for count, byte in enumerate(data[position : position + _MOST_VARINT]):
         value |= (byte & 0x7F) << (7 * count)
         if byte < 0x80:
-            return value & (1 << 64) - 1, place + count + 1
+            return value & (1 << 64) - 1, position + count + 1
     raise ValueError("found an integer that does not end")
 
 
 def _packed(data: memoryview) -> list[int]:
-    found, place = [], 0
-    while place < len(data):
-        value, place = _varint(data, place)
+    found, position = [], 0
+    while position < len(data):
+        value, position = _varint(data, position)
         found.append(value)
         if len(found) > _MOST_FIELDS:
             raise ValueError(f"found more than {_MOST_FIELDS} integers in one field")

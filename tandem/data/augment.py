@@ -1,4 +1,4 @@
-"""Where each picture is cropped and whether it is mirrored: pure functions of what it is for."""
+"""Crop windows and mirror flags: pure functions of seed, epoch and picture."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,14 +13,14 @@ Mode = Literal["train", "validation"]
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The settings that decide crop and mirror.
+    """Settings of crop and mirror.
 
     Attributes
     ----------
     crop_size : int
         Rows and columns of the crop, in pixels.
     rand_crop : bool
-        In training, crop anywhere, every origin as likely as any other; otherwise in the centre.
+        In training, crop anywhere, every origin equally likely; otherwise in the centre.
     rand_mirror : bool
         In training, mirror left to right with probability 1/2; otherwise never.
     batch_crop_mirror : bool
@@ -44,7 +44,7 @@ def windows(
     minibatch: int,
     indices: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Where the crop windows begin, and which of them are mirrored left to right.
+    """Compute the origins of crop windows, and which are mirrored left to right.
 
     In training with `rand_crop`, row and column are ``w * (S - crop + 1) >> 32`` for a uniform
     32-bit word w each: integers from 0 to S - crop, equally likely to within 2^-32. Otherwise both
@@ -54,7 +54,6 @@ def windows(
     Parameters
     ----------
     settings : Augmentation
-        What is to be done.
     image_size : int
         S, rows and columns of a stored picture, at least the crop size.
     mode : "train" or "validation"
@@ -71,12 +70,12 @@ def windows(
     uint8 (n,)
         1 where the window is mirrored, otherwise 0.
     """
-    count, room = len(indices), image_size - settings.crop_size
-    origins, mirrored = np.full((count, 2), room // 2, np.int64), np.zeros(count, np.uint8)
+    count, margin = len(indices), image_size - settings.crop_size
+    origins, mirrored = np.full((count, 2), margin // 2, np.int64), np.zeros(count, np.uint8)
     if mode == "train" and (settings.rand_crop or settings.rand_mirror):
         crop_words, mirror_words = _words(settings, epoch, minibatch, indices)
         if settings.rand_crop:
-            origins[...] = crop_words * (room + 1) >> 32
+            origins[...] = crop_words * (margin + 1) >> 32
         if settings.rand_mirror:
             mirrored[...] = mirror_words >> 31
     return origins, mirrored
@@ -87,8 +86,8 @@ def _words(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Words for row and column (n, 2), and for the mirror (n,); or one row for all n.
 
-    They are the first of `tandem.philox.words` for either purpose, computed together: on so few
-    numbers NumPy's time goes by the calls.
+    They are the first of `tandem.philox.words` for either purpose, computed together: for so few
+    numbers the time of NumPy depends on the number of calls.
     """
     if settings.batch_crop_mirror:
         of, purposes = np.array([minibatch]), (Purpose.BATCH_CROP, Purpose.BATCH_MIRROR)

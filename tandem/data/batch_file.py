@@ -1,7 +1,7 @@
 """Batch files: written by hickle, located by h5py.
 
-A batch file is data, not code. `hickle.load` unpickles the type table of any file it is given, so
-files are never loaded with it: h5py says where the pixels lie, and they are read by offset.
+A batch file is data, not code. `hickle.load` unpickles the type table of any file, so files are
+never loaded with it: h5py locates the pixels, which are then read by offset.
 """
 
 import contextlib
@@ -19,23 +19,23 @@ import numpy as np
 from tandem.data.safe_io import open_file
 from tandem.errors import InputError
 from tandem.files import replacing
+from tandem.validation import listed
 
 # A plain array is /data in hickle 3 and later, /data_0 in older files.
 _DATASET_NAMES = ("data", "data_0")
-_MOST_NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class BatchLocation:
-    """Where the pixels of a batch file lie.
+    """Position of the pixels in a batch file.
 
     Attributes
     ----------
     offset : int
         Bytes from the start of the file to the first pixel.
     shape : tuple of four int
-        (n, S, S, 3) = b01c, or (3, S, S, n) = c01b. Both hold of a file of three pictures, so the
-        layout is the manifest's to say.
+        (n, S, S, 3) = b01c, or (3, S, S, n) = c01b. A file of three pictures could be either, so
+        the manifest declares the layout.
     dtype : numpy dtype
         Always uint8.
     """
@@ -46,20 +46,14 @@ class BatchLocation:
 
 
 class _DeferringFile(io.FileIO):
-    """A file for HDF5 to write, which keeps an error to itself until HDF5 is done.
+    """A file for HDF5 that keeps the first write error until HDF5 is done.
 
-    HDF5 that meets a full disk cannot close its file, and the process crashes when it ends.
-
-    Attributes
-    ----------
-    error : OSError or None
-        The first; what should have been written after it was not.
+    After an error of a full disk HDF5 cannot close its file, and the process crashes at exit.
     """
 
     error: OSError | None = None
 
     def write(self, content: Any) -> int:
-        """Write all of it, for which the system may need several calls."""
         rest = memoryview(content).cast("B")
         while rest and self.error is None:
             with self._deferring():
@@ -67,7 +61,6 @@ class _DeferringFile(io.FileIO):
         return len(content)
 
     def truncate(self, size: int | None = None) -> int:
-        """Set the size, which a limit may forbid."""
         with self._deferring():
             super().truncate(size)
         return self.tell() if size is None else size
@@ -92,7 +85,7 @@ def write_batch(path: Path, pictures: np.ndarray, layout: str) -> None:
     layout : str
         ``b01c`` or ``c01b``: the order of axes in the file.
     """
-    import hickle  # only the writer needs it: a loader starts sooner without
+    import hickle  # only the writer needs it; a loader starts faster without
 
     stored = np.ascontiguousarray(pictures) if layout == "b01c" else _pictures_last(pictures)
     with replacing(path) as partial, _DeferringFile(partial, "r+b") as written:
@@ -118,8 +111,8 @@ def locate_batch(path: Path) -> BatchLocation:
     except InputError:
         raise
     except Exception as error:
-        # What is wrong with a file makes h5py raise OSError, RuntimeError, KeyError, ValueError
-        # or TypeError, by the place where HDF5 stumbles over it.
+        # h5py raises OSError, RuntimeError, KeyError, ValueError or TypeError, depending on the
+        # damage.
         reason = " ".join(str(error).split())
         raise InputError(
             f"{path}: found a file that h5py cannot open ({reason}), expected a whole batch file"
@@ -134,7 +127,7 @@ def _pictures_last(pictures: np.ndarray) -> np.ndarray:
     """Turn (picture, row, column, RGB) into a contiguous (RGB, row, column, picture)."""
     count, rows, columns, channels = pictures.shape
     stored = np.empty((channels, rows, columns, count), np.uint8)
-    # Row by row, a block that fits the cache: ten times as fast as one transposed copy.
+    # Row by row, in blocks that fit the cache: ten times as fast as one transposed copy.
     for row in range(rows):
         block = np.ascontiguousarray(pictures[:, row].reshape(count, -1))
         turned = np.ascontiguousarray(block.T).reshape(columns, channels, count)
@@ -150,7 +143,7 @@ def _size_of(path: Path) -> int:
         raise InputError(f"{path}: there is no such batch file") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: not a batch file that can be read: {reason}") from None
+        raise InputError(f"{path}: the batch file cannot be read: {reason}") from None
 
 
 def _find_dataset(path: Path, file: h5py.File) -> h5py.Dataset:
@@ -160,20 +153,15 @@ def _find_dataset(path: Path, file: h5py.File) -> h5py.Dataset:
             dataset = file[name]
             if isinstance(dataset, h5py.Dataset):
                 return dataset
+    # A name that is not UTF-8 comes as bytes, and control characters could fool a terminal.
+    names = sorted(name if str(name).isprintable() else repr(name) for name in map(str, file))
     raise InputError(
-        f"{path}: found {_names_shown(file)}, expected the dataset /data of a hickle batch file"
+        f"{path}: found {listed(names)}, expected the dataset /data of a hickle batch file"
     )
 
 
-def _names_shown(file: h5py.File) -> str:
-    # One that is not UTF-8 comes as bytes, and control characters could fool a terminal.
-    names = sorted(name if str(name).isprintable() else repr(name) for name in map(str, file))
-    more = [f"{len(names) - _MOST_NAMES_SHOWN} more"] if len(names) > _MOST_NAMES_SHOWN else []
-    return ", ".join(names[:_MOST_NAMES_SHOWN] + more) or "nothing"
-
-
 def _locate_dataset(path: Path, dataset: h5py.Dataset) -> BatchLocation:
-    # First of all: HDF5 opens the sources of a virtual dataset when it is asked for its shape.
+    # Checked first: asked for its shape, HDF5 opens the sources of a virtual dataset.
     if not _is_contiguous(dataset):
         raise InputError(
             f"{path}: found pixels in chunks, compressed or in another file, expected one"
@@ -186,7 +174,7 @@ def _locate_dataset(path: Path, dataset: h5py.Dataset) -> BatchLocation:
         raise InputError(f"{path}: found shape {shape}, expected (n, S, S, 3) or (3, S, S, n)")
     offset = dataset.id.get_offset()
     if offset is None:
-        raise InputError(f"{path}: found no pixels, though room for {shape} was made for them")
+        raise InputError(f"{path}: found no pixels, although their shape is {shape}")
     return BatchLocation(offset, shape, dataset.dtype)
 
 

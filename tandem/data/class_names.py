@@ -1,4 +1,4 @@
-"""What the classes of ImageNet are called."""
+"""Names of the classes of ImageNet."""
 
 import functools
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ def imagenet_names() -> Mapping[str, str]:
     Returns
     -------
     mapping of str to str
-        The words for a class, several with commas between them, by its WordNet ID: ``n01440764`` is
-        "tench, Tinca tinca". Where they come from stands at the head of ``imagenet_names.txt``.
+        The names of a class, separated by commas, by its WordNet ID: ``n01440764`` is "tench, Tinca
+        tinca". The head of ``imagenet_names.txt`` gives their source.
     """
     text = resources.files("tandem.data").joinpath("imagenet_names.txt").read_text("utf-8")
     lines = (line for line in text.splitlines() if not line.startswith("#"))

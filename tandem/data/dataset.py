@@ -2,18 +2,21 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tandem.data.batch_file import BatchLocation, locate_batch
-from tandem.data.manifest import Manifest
 from tandem.data.safe_io import read_npy
 from tandem.errors import InputError
+
+if TYPE_CHECKING:
+    from tandem.data.manifest import Manifest
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Where the pictures of a split lie: small, and picklable, so that a loader gets it whole.
+    """Location of the pictures of a split; small and picklable, to be sent to a loader.
 
     Attributes
     ----------
@@ -45,7 +48,7 @@ class Dataset:
 
 
 def open_split(
-    manifest: Manifest,
+    manifest: "Manifest",
     data_folder: Path,
     split: str,
     label_folder: Path,
@@ -64,13 +67,13 @@ def open_split(
     label_folder : Path
         Holds ``train_labels.npy`` and ``val_labels.npy``.
     batch_folder : Path, optional
-        Holds this split's batch files, where they are not where the manifest says.
+        Holds this split's batch files, if they are not where the manifest says.
 
     Raises
     ------
     InputError
-        A file is missing or truncated, or has another shape, dtype, layout or number of pictures
-        than the manifest says, or the labels are others.
+        A file is missing or truncated, or its shape, dtype, layout or number of pictures differs
+        from the manifest, or the labels do.
     """
     located = locate_split(manifest, data_folder, split, batch_folder)
     labels_file = label_folder / f"{split}_labels.npy"
@@ -86,20 +89,20 @@ def open_split(
 
 
 def locate_split(
-    manifest: Manifest, data_folder: Path, split: str, batch_folder: Path | None = None
+    manifest: "Manifest", data_folder: Path, split: str, batch_folder: Path | None = None
 ) -> list[tuple[Path, BatchLocation]]:
     """Check every batch file of a split against the manifest; parameters as for `open_split`.
 
     Returns
     -------
     list of (Path, BatchLocation)
-        The files in dataset order, and where in each the pixels lie.
+        The files in dataset order, with the position of the pixels in each.
 
     Raises
     ------
     InputError
-        A file is missing or truncated, or has another shape, dtype, layout or number of pictures
-        than the manifest says.
+        A file is missing or truncated, or its shape, dtype, layout or number of pictures differs
+        from the manifest.
     """
     files = manifest.splits[split].files
     if batch_folder is None:
@@ -112,7 +115,7 @@ def locate_split(
     ]
 
 
-def _checked_batch(manifest: Manifest, path: Path, count: int) -> BatchLocation:
+def _checked_batch(manifest: "Manifest", path: Path, count: int) -> BatchLocation:
     location = locate_batch(path)
     expected = manifest.batch_shape(count)
     if location.shape != expected:

@@ -1,18 +1,18 @@
-"""One picture, as it is in the wild, to a square of RGB."""
+"""Decoding of picture files of any kind to squares of RGB."""
 
 import io
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-# Not every format that Pillow knows: some start other programs (EPS), and TIFF turns pictures by
-# their orientation.
+# A subset of Pillow's formats: EPS starts another program, and TIFF rotates pictures by their
+# orientation.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 
 PICTURE_SUFFIXES = frozenset((".jpeg", ".jpg", ".png", ".gif", ".bmp", ".webp"))
-"""Of the files that are taken for pictures, in small letters."""
+"""Suffixes of files that are listed as pictures, in lower case."""
 
-# Decoded, converted and resized: what one picture holds at a time, and one to spare.
+# One picture needs three blocks (decoded, converted, resized); one is spare.
 _BLOCKS_KEPT = 4
 
 
@@ -21,21 +21,21 @@ class BadPictureError(Exception):
 
 
 def keep_memory() -> None:
-    """Let Pillow use the memory of one picture for the next, at most 64 MB in all.
+    """Let Pillow reuse the memory of one picture for the next, at most 64 MB.
 
-    By default it gives every block back to the system, and a sixth of the time for a small picture
-    goes into getting it again, zeroed.
+    By default it returns every block to the system; allocating zeroed memory again takes a sixth
+    of the time of a small picture.
     """
     Image.core.set_blocks_max(_BLOCKS_KEPT)
 
 
 def decode_picture(content: bytes, size: int) -> np.ndarray:
-    """Decode a picture and decode_picture (not crop) it to a square.
+    """Decode a picture and resize it to a square without cropping.
 
-    Grey and palette pictures get three channels, CMYK is converted, of 16-bit grey the high byte is
+    Grey and palette pictures get three channels, CMYK is converted, the high byte of 16-bit grey is
     kept, an alpha channel is dropped without blending (the colours under it stay), the orientation
-    in EXIF is ignored, as is usual for ImageNet, and of an animation the first picture is taken.
-    The suffix of the file's name plays no part.
+    in EXIF is ignored, as is usual for ImageNet, and the first picture of an animation is used.
+    The file's suffix is ignored.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def decode_picture(content: bytes, size: int) -> np.ndarray:
     Raises
     ------
     BadPictureError
-        The picture cannot be decoded whole.
+        The picture cannot be decoded completely.
     """
     if not content:
         raise BadPictureError("the file is empty")
@@ -63,7 +63,7 @@ def decode_picture(content: bytes, size: int) -> np.ndarray:
     except MemoryError:
         raise
     except UnidentifiedImageError:
-        # Pillow's own message has an address in it, another in every run.
+        # Pillow's own message contains an address, which differs between runs.
         raise BadPictureError(f"not a picture in {', '.join(_FORMATS)}") from None
     except Exception as error:
         # Decoders raise OSError, SyntaxError, ValueError, struct.error, zlib.error and others.

@@ -1,33 +1,62 @@
-"""The manifest: the one source of picture names, labels and batch positions.
+"""The manifest: the only source of picture names, labels and batch positions.
 
-`manifest.json` lies beside the batch files. Picture names and labels stand in the order in which
-the pictures lie in the batch files, so position i of a split is the dataset index i everywhere.
+`manifest.json` is beside the batch files. Picture names and labels are in the order of the pictures
+in the batch files, so position i of a split is dataset index i everywhere.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
+from pydantic import AfterValidator, FailFast, Field, PlainValidator
 
-from tandem.data.safe_io import read_text
+from tandem.data.safe_io import read_bytes
 from tandem.errors import InputError
 from tandem.files import write_text
+from tandem.validation import read_json, shown, validated
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1
-LAYOUTS = ("b01c", "c01b")
+Layout = Literal["b01c", "c01b"]
+LAYOUTS = get_args(Layout)
 SPLITS = ("train", "val")
 
 # ImageNet's 1.3 million pictures take 60 MB.
 _MOST_BYTES = 1 << 30
 
 
+def _printable(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        # Half a surrogate or a zero byte is in no path, and a line of train.txt is one name.
+        if not name.isprintable():
+            raise ValueError(f"found {name!a:.80}, expected printable characters")
+    return names
+
+
+def _labels(value: Any) -> np.ndarray:
+    if not isinstance(value, list) or any(type(label) is not int for label in value):
+        raise ValueError("expected a list of integers")
+    try:
+        return np.array(value, np.int64)
+    except OverflowError:
+        raise ValueError("found an integer beyond 64 bits") from None
+
+
+def _expect(key: str, found: object, expected: object, why: str = "") -> None:
+    if found != expected:
+        raise ValueError(f"{key}: found {found}, expected {expected}{why}")
+
+
+Names = Annotated[tuple[str, ...], FailFast(), AfterValidator(_printable)]
+Count = Annotated[int, Field(strict=True, ge=1, lt=1 << 63)]
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One half of the data set, in dataset order.
+    """The training or the validation half of a data set, in dataset order.
 
     Attributes
     ----------
@@ -39,14 +68,27 @@ class Split:
         The class of each picture.
     """
 
-    files: tuple[str, ...]
-    pictures: tuple[str, ...]
-    labels: np.ndarray
+    files: Names
+    pictures: Names
+    labels: Annotated[np.ndarray, PlainValidator(_labels)]
+
+    def __post_init__(self) -> None:
+        if not self.pictures:
+            raise ValueError("pictures: found none, expected at least one")
+        _expect("labels", len(self.labels), len(self.pictures), ", one for each picture")
+        for file in self.files:
+            name = PurePosixPath(file)
+            if name.is_absolute() or ".." in name.parts or not name.name:
+                raise ValueError(
+                    f"files: found {shown(file)}, expected a path inside the manifest's folder"
+                )
+        if len(set(self.files)) != len(self.files):
+            raise ValueError("files: found a file named twice, expected each once")
 
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """What the batch files hold and how they were made.
+    """Content of the batch files and how they were made.
 
     Attributes
     ----------
@@ -66,13 +108,30 @@ class Manifest:
         ``train`` and ``val``.
     """
 
-    image_size: int
-    layout: str
-    pictures_per_file: int
-    wnids: tuple[str, ...]
-    seed: int
+    image_size: Count
+    layout: Layout
+    pictures_per_file: Count
+    wnids: Names
+    seed: Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
     versions: Mapping[str, str]
     splits: Mapping[str, Split]
+
+    def __post_init__(self) -> None:
+        if not self.wnids or list(self.wnids) != sorted(set(self.wnids)):
+            raise ValueError(
+                f"wnids: found {shown(self.wnids)}, expected class folders, sorted, each once"
+            )
+        _expect("splits", sorted(self.splits), sorted(SPLITS))
+        for name, split in self.splits.items():
+            low, high = split.labels.min(), split.labels.max()
+            if low < 0 or high >= self.classes:
+                raise ValueError(
+                    f"splits.{name}.labels: found labels from {low} to {high}, expected 0 to"
+                    f" {self.classes - 1}"
+                )
+            why = f", for {len(split.pictures)} pictures of which {self.pictures_per_file} go into"
+            files = len(self.counts(name))
+            _expect(f"splits.{name}.files", len(split.files), files, f"{why} a file")
 
     @property
     def classes(self) -> int:
@@ -94,7 +153,7 @@ class Manifest:
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write `manifest` as JSON, whole or not at all.
 
-    Names and labels stand in one line each, so that the file can be read by eye and stays small.
+    Names and labels are one line each, so that the file is readable and small.
     """
     lines = [
         f' "format": {FORMAT}',
@@ -123,11 +182,27 @@ def read_manifest(path: Path) -> Manifest:
     Raises
     ------
     InputError
-        The file is missing, is not JSON, or a value in it is of another type or does not agree
-        with the others.
+        The file is missing or not JSON, or a value in it has a wrong type or contradicts others.
     """
     path = path / MANIFEST_NAME if path.is_dir() else path
-    return _manifest_from_json(_Checked(path, "", _load_object(path)))
+    try:
+        values = read_json(path, read_bytes(path, _MOST_BYTES))
+    except FileNotFoundError:
+        raise InputError(
+            f"{path}: there is no manifest; expected the one that preprocessing/make_hkl.py"
+            " writes beside the batch files"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: the manifest cannot be read: {reason}") from None
+    if isinstance(values, dict) and (found := values.get("format")) != FORMAT:
+        raise InputError(f"{path}: format is {shown(found)}, expected {FORMAT}")
+    manifest = validated(Manifest, values, source=path)
+    if (classes := values.get("classes")) != manifest.classes:
+        raise InputError(
+            f"{path}: classes is {shown(classes)}, expected {manifest.classes}, the number of wnids"
+        )
+    return manifest
 
 
 def _split_as_json(split: Split) -> str:
@@ -136,138 +211,3 @@ def _split_as_json(split: Split) -> str:
         f'\n   "pictures": {json.dumps(split.pictures)},'
         f'\n   "labels": {json.dumps(split.labels.tolist())}\n  }}'
     )
-
-
-def _load_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(read_text(path, _MOST_BYTES))
-    except FileNotFoundError:
-        raise InputError(
-            f"{path}: there is no manifest; expected the one that preprocessing/make_hkl.py"
-            " writes beside the batch files"
-        ) from None
-    except OSError as error:
-        raise InputError(f"{path}: the manifest cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        # Plain ValueError: an integer of more digits than Python converts.
-        raise InputError(f"{path}: the manifest is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: found {type(value).__name__}, expected a JSON object")
-    return value
-
-
-@dataclass(frozen=True)
-class _Checked:
-    """An object of the manifest whose values are checked when they are taken."""
-
-    path: Path
-    where: str
-    values: dict[str, Any]
-
-    def fail(self, key: str, found: str, expected: str) -> InputError:
-        return InputError(f"{self.path}: {self.where}{key}: found {found}, expected {expected}")
-
-    def take(self, key: str, kind: type, expected: str) -> Any:
-        if key not in self.values:
-            raise self.fail(key, "nothing", expected)
-        value = self.values[key]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise self.fail(key, _shown(value), expected)
-        return value
-
-    def integer(self, key: str, low: int) -> int:
-        value = self.take(key, int, "an integer")
-        if value < low:
-            raise self.fail(key, _shown(value), f"at least {low}")
-        if value >= 1 << 63:
-            raise self.fail(key, "an integer beyond 64 bits", f"at least {low}")
-        return value
-
-    def strings(self, key: str) -> tuple[str, ...]:
-        values = self.take(key, list, "a list of strings")
-        for value in values:
-            if not isinstance(value, str):
-                raise self.fail(key, _shown(value), "strings")
-            # Half a surrogate or a zero byte is in no path, and a line of train.txt is one name.
-            if not value.isprintable():
-                raise self.fail(key, _shown(value), "printable characters")
-        return tuple(values)
-
-    def integers(self, key: str) -> np.ndarray:
-        values = self.take(key, list, "a list of integers")
-        for value in values:
-            if type(value) is not int:
-                raise self.fail(key, _shown(value), "integers")
-        try:
-            return np.array(values, np.int64)
-        except OverflowError:
-            raise self.fail(key, "an integer beyond 64 bits", "integers") from None
-
-    def object(self, key: str) -> "_Checked":
-        values = self.take(key, dict, "an object")
-        return _Checked(self.path, f"{self.where}{key}.", values)
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = json.dumps(value)
-    except RecursionError:
-        text = f"a {type(value).__name__} too deep to show"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _manifest_from_json(checked: _Checked) -> Manifest:
-    found = checked.integer("format", 0)
-    if found != FORMAT:
-        raise checked.fail("format", str(found), str(FORMAT))
-    layout = checked.take("layout", str, "a string")
-    if layout not in LAYOUTS:
-        raise checked.fail("layout", _shown(layout), " or ".join(LAYOUTS))
-    versions = checked.object("versions")
-    per_file = checked.integer("pictures_per_file", 1)
-    wnids = _wnids_from_json(checked)
-    splits = checked.object("splits")
-    return Manifest(
-        image_size=checked.integer("image_size", 1),
-        layout=layout,
-        pictures_per_file=per_file,
-        wnids=wnids,
-        seed=checked.integer("seed", 0),
-        versions={name: versions.take(name, str, "a string") for name in versions.values},
-        splits={
-            name: _split_from_json(splits.object(name), len(wnids), per_file) for name in SPLITS
-        },
-    )
-
-
-def _wnids_from_json(checked: _Checked) -> tuple[str, ...]:
-    wnids = checked.strings("wnids")
-    if not wnids or list(wnids) != sorted(set(wnids)):
-        raise checked.fail("wnids", _shown(list(wnids)), "class folders, sorted, each once")
-    classes = checked.integer("classes", 1)
-    if classes != len(wnids):
-        raise checked.fail("classes", str(classes), f"{len(wnids)}, the number of wnids")
-    return wnids
-
-
-def _split_from_json(checked: _Checked, classes: int, per_file: int) -> Split:
-    split = Split(checked.strings("files"), checked.strings("pictures"), checked.integers("labels"))
-    total = len(split.pictures)
-    if total == 0:
-        raise checked.fail("pictures", "none", "at least one")
-    if len(split.labels) != total:
-        raise checked.fail("labels", str(len(split.labels)), f"{total}, one for each picture")
-    if split.labels.min() < 0 or split.labels.max() >= classes:
-        spread = f"labels from {split.labels.min()} to {split.labels.max()}"
-        raise checked.fail("labels", spread, f"0 to {classes - 1}")
-    files = -(-total // per_file)
-    if len(split.files) != files:
-        wanted = f"{files}, for {total} pictures of which {per_file} go into a file"
-        raise checked.fail("files", str(len(split.files)), wanted)
-    if len(set(split.files)) != files:
-        raise checked.fail("files", "a file named twice", "each once")
-    for file in split.files:
-        name = PurePosixPath(file)
-        if name.is_absolute() or ".." in name.parts or not name.name:
-            raise checked.fail("files", _shown(file), "a path inside the manifest's folder")
-    return split

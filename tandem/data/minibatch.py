@@ -1,4 +1,4 @@
-"""Filling a slot: the one way from batch files to a minibatch, whichever process does it."""
+"""Reading of minibatches from batch files into slots."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class MinibatchRequest:
-    """What a trainer wants in a slot. The message that it sends to its loader.
+    """A request for a minibatch: the message of a trainer to its loader.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class MinibatchRequest:
     minibatch : int
         Number of the global minibatch in the epoch, from 0.
     indices : int64 (n,)
-        Dataset indices of this trainer's rows of it; at most the slot's rows, perhaps none.
+        Dataset indices of this trainer's rows; at most the slot's rows, perhaps none.
     """
 
     slot: int
@@ -42,19 +42,18 @@ class MinibatchRequest:
 
 
 class MinibatchBuilder:
-    """Read pictures and labels into a slot, with crop origins and mirror flags.
+    """Reads pictures and labels into a slot, with crop origins and mirror flags.
 
-    It can be pickled: what arrives is as new, and opens the files for itself.
+    It can be pickled; the copy opens the files for itself.
 
     Parameters
     ----------
     train, validation : Dataset
         The two splits, of one image size.
     augmentation : Augmentation
-        What is done to training pictures, and the crop size of both.
+        Augmentation of training pictures, and the crop size of both.
     crop_here : bool
-        Whether the slot gets crops, mirrored where the flag says so, instead of whole pictures
-        which the device will crop.
+        Whether the slot gets crops, mirrored if flagged, or whole pictures for the device to crop.
 
     Raises
     ------
@@ -69,7 +68,7 @@ class MinibatchBuilder:
         augmentation: Augmentation,
         crop_here: bool,
     ) -> None:
-        self._ingredients = (train, validation, augmentation, crop_here)
+        self._arguments = (train, validation, augmentation, crop_here)
         size, crop = train.image_size, augmentation.crop_size
         if validation.image_size != size:
             raise InputError(
@@ -83,23 +82,23 @@ class MinibatchBuilder:
 
     @property
     def picture_size(self) -> int:
-        """Rows and columns of the pictures that it puts into a slot."""
+        """Rows and columns of the pictures in a slot."""
         return self.augmentation.crop_size if self.crop_here else self.image_size
 
     def fill(self, slot: Slot, request: MinibatchRequest) -> None:
-        """Put the minibatch of `request` into `slot`. Rows beyond it are left as they are.
+        """Read the minibatch of `request` into `slot`; rows beyond it are unchanged.
 
         Parameters
         ----------
         slot : Slot
             With pictures of `picture_size`.
         request : MinibatchRequest
-            Its slot number is of no concern here.
+            Its slot number is ignored.
 
         Raises
         ------
         InputError
-            A batch file or the labels can't be read as they were when checked.
+            A batch file or the labels can't be read any more.
         IndexError
             An index is outside the split.
         ValueError
@@ -117,17 +116,17 @@ class MinibatchBuilder:
         slot.indices[:n] = request.indices
         slot.labels[:n] = reader.labels(request.indices)
         if self.crop_here:
-            self._fill_crops(slot, reader, request.indices)
+            self._read_crops(slot, reader, request.indices)
         else:
             reader.read(request.indices, slot.pictures[:n])
         slot.valid[...] = n
 
     def close(self) -> None:
-        """Close the batch files. Filling again opens them again."""
+        """Close the batch files; `fill` opens them again."""
         for reader in self._readers.values():
             reader.close()
 
-    def _fill_crops(
+    def _read_crops(
         self, slot: Slot, reader: PictureReader, indices: npt.NDArray[np.int64]
     ) -> None:
         columns, mirrored = slot.origins[:, 1].tolist(), slot.mirrored.tolist()
@@ -136,22 +135,21 @@ class MinibatchBuilder:
             cut(band, columns[i], mirrored[i], slot.pictures[i])
 
     def __reduce__(self) -> tuple[Callable[..., "MinibatchBuilder"], tuple[Any, ...]]:
-        return type(self), self._ingredients
+        return type(self), self._arguments
 
 
 def cut(
     band: npt.NDArray[np.uint8], column: int, mirrored: bool, out: npt.NDArray[np.uint8]
 ) -> None:
-    """Cut a window out of the rows of a picture, mirrored left to right or not.
+    """Copy a window out of rows of a picture, optionally mirrored left to right.
 
     Parameters
     ----------
     band : uint8 (crop, S, 3)
-        The picture's rows in which the window lies: (row, column, RGB).
+        The rows of the window: (row, column, RGB).
     column : int
-        Where the window begins.
+        First column of the window.
     mirrored : bool
-        Whether to mirror it.
     out : uint8 (crop, crop, 3)
         The window.
     """
@@ -159,7 +157,7 @@ def cut(
     if not mirrored:
         out[...] = window
         return
-    # By channels NumPy's loop runs over a row of pixels; over all three at once it would run over
-    # the channels of one pixel, which takes four times as long.
+    # For a single channel NumPy's inner loop runs over a row of pixels; for all three it would run
+    # over the channels of a pixel, which takes four times as long.
     for channel in range(3):
         out[..., channel] = window[:, ::-1, channel]

@@ -1,4 +1,4 @@
-"""The order of an epoch, and how its minibatches are divided over the trainers.
+"""The order of an epoch, and the division of its minibatches among the trainers.
 
 The order is a pure function of the seed and the epoch, the same in every process and for every
 number of trainers: global minibatch k is ``order[k * G : (k + 1) * G]``, and trainer r takes rows
@@ -19,16 +19,14 @@ Shuffle = Literal["none", "files", "images"]
 def epoch_order(
     counts: Sequence[int], shuffle: Shuffle, seed: int, epoch: int
 ) -> npt.NDArray[np.int64]:
-    """Every picture of a split once, in the order of an epoch.
-
-    A shuffle is a `permutation`.
+    """Dataset indices of a split, each once, in the order of an epoch.
 
     Parameters
     ----------
     counts : sequence of int
         Pictures in each batch file, in dataset order.
     shuffle : "none", "files" or "images"
-        As stored; the files shuffled, the pictures of a file as stored; all pictures shuffled.
+        As stored; files shuffled, each with its pictures as stored; all pictures shuffled.
     seed, epoch : int
         Of the run; from 0.
 
@@ -51,13 +49,13 @@ def epoch_order(
     if shuffle == "files":
         files = permutation(len(sizes), seed, epoch, Purpose.ORDER)
         starts = np.cumsum(sizes) - sizes
-        places = np.cumsum(sizes[files]) - sizes[files]
-        return np.repeat(starts[files] - places, sizes[files]) + np.arange(total, dtype=np.int64)
+        begins = np.cumsum(sizes[files]) - sizes[files]
+        return np.repeat(starts[files] - begins, sizes[files]) + np.arange(total, dtype=np.int64)
     raise ValueError(f"shuffle is {shuffle!r}; it can be one of {', '.join(get_args(Shuffle))}")
 
 
 def minibatch_count(pictures: int, global_batch: int) -> int:
-    """How many minibatches of `global_batch` hold all pictures, the last perhaps short."""
+    """Number of minibatches in an epoch; the last may be short."""
     return -(-pictures // global_batch)
 
 

@@ -1,4 +1,4 @@
-"""Pictures by dataset index, read from batch files straight to where they are wanted."""
+"""Reading of pictures by dataset index from batch files into given memory."""
 
 import math
 import os
@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -22,21 +21,20 @@ _MOST_BUFFERS = 1024  # that one preadv takes: IOV_MAX of Linux and macOS
 
 
 class PictureReader:
-    """Read pictures and labels of a split by dataset index.
+    """Reads pictures and labels of a split by dataset index.
 
-    In layout b01c a picture is contiguous in its file and is read straight into its row, with one
-    system call for each run of neighbours; `shuffle: images` therefore costs a call a picture, and
-    from a disk that has to seek, a seek. A band is always a call of its own. In layout c01b every
-    pixel of a picture is apart from the next, so the whole file is read (the last one is kept) and
-    transposed: slower by an order of magnitude, and when pictures come from all files at random, a
-    whole file is read for each.
+    In layout b01c a picture is contiguous in its file and is read directly into its row, with one
+    system call for each run of neighbours; `shuffle: images` therefore costs a call, and on a hard
+    disk a seek, for each picture. A band always needs its own call. In layout c01b the pixels of a
+    picture are scattered, so the whole file is read (the last one is kept) and transposed: slower
+    by an order of magnitude, and with random pictures a whole file is read for each.
 
     Parameters
     ----------
     dataset : Dataset
         The split.
     max_open : int
-        Batch files that are kept open at a time; those used longest ago are closed.
+        Batch files that are kept open; the least recently used are closed.
     """
 
     def __init__(self, dataset: "Dataset", max_open: int = 64) -> None:
@@ -97,7 +95,7 @@ class PictureReader:
     def bands(
         self, indices: npt.ArrayLike, tops: npt.NDArray[np.int64], height: int
     ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-        """Some rows of each picture, one picture at a time, so that they are still in the cache.
+        """Read some rows of each picture, one picture at a time, so that they stay in the cache.
 
         Parameters
         ----------
@@ -111,7 +109,7 @@ class PictureReader:
         Yields
         ------
         int
-            The picture's place in `indices`. They come in the order of the files.
+            The picture's position in `indices`. They are in the order of the files.
         uint8 (height, S, 3)
             (row, column, RGB). It is overwritten by the next.
 
@@ -122,21 +120,20 @@ class PictureReader:
         """
         wanted, side = self._checked(indices), self.dataset.image_size
         if self.dataset.layout == "c01b":
-            # A file is read whole, so all its pictures are taken out of it at once.
+            # Files are read whole, so all pictures are read at once.
             pictures = self._scratch_of((len(wanted), *self.picture_shape))
             self.read(wanted, pictures)
-            for place, top in enumerate(tops.tolist()):
-                yield place, pictures[place, top : top + height]
+            for position, top in enumerate(tops.tolist()):
+                yield position, pictures[position, top : top + height]
             return
-        files, rows, places = self._by_file(wanted)
-        begins = self._offsets[files] + (rows * side + tops[places]) * side * 3
+        files, rows, positions = self._by_file(wanted)
+        begins = self._offsets[files] + (rows * side + tops[positions]) * side * 3
         band = self._scratch_of((height, side, 3))
         view = band.reshape(-1).data
-        for file, begin, place in zip(
-            files.tolist(), begins.tolist(), places.tolist(), strict=True
-        ):
+        parts = (files.tolist(), begins.tolist(), positions.tolist())
+        for file, begin, position in zip(*parts, strict=True):
             self._read_exactly(file, begin, [view])
-            yield place, band
+            yield position, band
 
     def labels(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The class of each picture, int64 (n,).
@@ -151,7 +148,7 @@ class PictureReader:
         return self._labels[self._checked(indices)]
 
     def close(self) -> None:
-        """Close the files and forget what was kept; reading again opens them again."""
+        """Close the files and free the buffers; reading opens the files again."""
         while self._open:
             os.close(self._open.popitem()[1])
         self._block, self._scratch = None, np.empty(0, np.uint8)
@@ -159,17 +156,12 @@ class PictureReader:
     def __enter__(self) -> "PictureReader":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     @cached_property
     def _labels(self) -> npt.NDArray[np.int64]:
-        # Read, not mapped: a mapped file that someone shortens kills the process without a word.
+        # Read, not mapped: when a mapped file is truncated, the kernel kills the process.
         path, size = self.dataset.labels_file, self.dataset.size
 
         def check(dtype: np.dtype, shape: tuple[int, ...]) -> None:
@@ -189,20 +181,14 @@ class PictureReader:
         return wanted
 
     def _by_file(self, wanted: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
-        """In the order of the files, so that each is opened once and neighbours are together.
-
-        Returns
-        -------
-        int64 (n,), three times
-            The file of each picture, its number in that file, and its place in `wanted`.
-        """
-        places = np.argsort(wanted, kind="stable")
-        ordered = wanted[places]
+        """Sort by file: the file of each picture, its row in it, and its position in `wanted`."""
+        positions = np.argsort(wanted, kind="stable")
+        ordered = wanted[positions]
         files = np.searchsorted(self._ends, ordered, side="right")
-        return files, ordered - self._starts[files], places
+        return files, ordered - self._starts[files], positions
 
     def _scratch_of(self, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-        """Memory that stays from one call to the next."""
+        """Memory that is reused by the next call."""
         size = math.prod(shape)
         if self._scratch.size < size:
             self._scratch = np.empty(size, np.uint8)
@@ -215,12 +201,12 @@ class PictureReader:
         destinations: npt.NDArray[np.int64],
         out: npt.NDArray[np.uint8],
     ) -> None:
-        """Read from c01b files: each whole, transposed a row of the pictures at a time."""
+        """Read c01b files, each whole, and transpose them row by row."""
         side, channels = self.dataset.image_size, 3
         for start, end in _runs(files):
             block, some = self._whole_file(int(files[start])), rows[start:end]
             for y in range(side):
-                # In two steps, of which each stays in the cache: four times as fast as in one.
+                # Two steps that each stay in the cache are four times as fast as one.
                 by_pixel = block[:, y].take(some, axis=-1).reshape(channels * side, -1)
                 by_picture = np.ascontiguousarray(by_pixel.T).reshape(-1, channels, side)
                 out[destinations[start:end], y] = by_picture.transpose(0, 2, 1)
@@ -236,7 +222,7 @@ class PictureReader:
         return self._block[1]
 
     def _read_exactly(self, file: int, begin: int, views: Sequence[memoryview]) -> None:
-        """Fill `views` in turn with what stands in a file from byte `begin`."""
+        """Fill `views` in turn from byte `begin` of a file."""
         end = begin + sum(map(len, views))
         try:
             descriptor = self._descriptor(file)
@@ -248,7 +234,7 @@ class PictureReader:
                 if begin < end:
                     views = _after(views, count)
         except FileNotFoundError:
-            self._refuse(file, "it is gone, expected a batch file that was there at the start")
+            self._refuse(file, "the batch file was removed during the run")
         except OSError as error:
             self._refuse(file, f"found a file that can't be read ({error.strerror})")
 
@@ -268,7 +254,7 @@ class PictureReader:
 def _runs(
     files: npt.NDArray[np.int64], rows: npt.NDArray[np.int64] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Begin and end of each stretch in one file; with `rows`, of neighbours in it."""
+    """Begin and end of each run in one file; with `rows`, of each run of neighbours."""
     changes = np.diff(files) != 0
     if rows is not None:
         changes |= np.diff(rows) != 1
@@ -277,7 +263,7 @@ def _runs(
 
 
 def _after(views: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left to fill of `views` when the first `count` bytes have been read."""
+    """The part of `views` after the first `count` bytes."""
     for number, view in enumerate(views):
         if count < len(view):
             return [view[count:], *views[number + 1 :]]

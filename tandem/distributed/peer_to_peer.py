@@ -15,7 +15,7 @@ import numpy as np
 from tandem.distributed.allreduce import AllReduce, shard
 from tandem.distributed.group import Group
 from tandem.errors import InputError
-from tandem.memory.cuda import INSTALL, BufferHandle, CudaBuffer, Driver, Stream, import_pycuda
+from tandem.memory.cuda import INSTALL, BufferHandle, CudaBuffer, CudaDriver, Stream, import_pycuda
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class PeerVectors:
     ----------
     group : Group
         The trainers, on one machine.
-    driver : Driver
+    driver : CudaDriver
         Of this trainer's device.
     own : CudaBuffer
         Its vector, which the caller closes, after `close`.
@@ -53,7 +53,7 @@ class PeerVectors:
         Another trainer has ended.
     """
 
-    def __init__(self, group: Group, driver: Driver, own: CudaBuffer, dtype: str) -> None:
+    def __init__(self, group: Group, driver: CudaDriver, own: CudaBuffer, dtype: str) -> None:
         self.group, self.driver, self.own, self.dtype = group, driver, own, np.dtype(dtype)
         handles = group.all_gather_object(own.handle())
         self._numbers = [handle.device for handle in handles]

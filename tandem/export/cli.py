@@ -1,12 +1,12 @@
-"""Write saved weights as an ONNX file that names what is in squashed pictures.
+"""Write saved weights as an ONNX file that classifies squashed pictures.
 
 A run's weights:       python -m tandem.export runs/alexnet/epoch-0060.safetensors alexnet.onnx
 Converted weights:     python -m tandem.export caffe.safetensors alexnet.onnx --mean caffe_mean.npy
 """
 
-import argparse
 import importlib.util
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,54 +14,42 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tandem.artifacts.trained_network import LoadedNetwork, load_network
-from tandem.config.schema import ALEXNET
+from tandem.cli import Options, PathOption, option, run_program
 from tandem.data.class_names import imagenet_names
 from tandem.errors import InputError
 from tandem.files import replacing
-from tandem.launch.console import configure_logging
-from tandem.launch.programs import interrupted, log, refuse
+from tandem.layers.network import ALEXNET
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
     from tandem.export.graph import OnnxGraph
 
-_MOST_BYTES = (1 << 31) - (1 << 20)  # protobuf's most, and room for what is not weights
-_IR_VERSION = 8  # ONNX's file format of the time of its operators that are used
+log = logging.getLogger(__name__)
+
+_MOST_BYTES = (1 << 31) - (1 << 20)  # protobuf's limit, less what is not weights
+_IR_VERSION = 8  # the file format that belongs to the operators
+
+
+class ExportOptions(Options):
+    """Options of ``python -m tandem.export``."""
+
+    weights: PathOption = option(..., "checkpoint to read", "a file", "argument")
+    target: PathOption = option(..., "file to write, .onnx", "a file", "argument")
+    mean: PathOption | None = option(
+        None, "mean image, .npy (default: that of the run's data set)", "a file", "text"
+    )
+    network: str = option(ALEXNET, "network of the checkpoint", "module:class", "text")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit status."""
-    configure_logging()
-    parser = argparse.ArgumentParser(
-        prog="python -m tandem.export",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("weights", type=Path, metavar="WEIGHTS", help="checkpoint to read")
-    parser.add_argument("target", type=Path, metavar="FILE.onnx", help="file to write")
-    parser.add_argument(
-        "--mean",
-        type=Path,
-        metavar="FILE",
-        help="mean image, .npy (default: that of the run's data set)",
-    )
-    parser.add_argument(
-        "--network",
-        default=ALEXNET,
-        metavar="CLASS",
-        help=f"network of the checkpoint, module:class (default: {ALEXNET})",
-    )
-    options = parser.parse_args(arguments)
-    try:
+    """Run the program; return its exit status."""
+
+    def work(options: ExportOptions) -> None:
         export(options.weights, options.target, options.mean, options.network)
-    except InputError as error:
-        return refuse(error)
-    except KeyboardInterrupt:
-        return interrupted()
-    log.info("wrote %s", options.target)
-    return 0
+        log.info("wrote %s", options.target)
+
+    return run_program(ExportOptions, work, arguments, __doc__, "python -m tandem.export")
 
 
 def export(weights: Path, target: Path, mean: Path | None = None, network: str = ALEXNET) -> None:

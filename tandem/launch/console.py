@@ -8,20 +8,14 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Protocol
 
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
-from tandem.launch.prepare import RunSpec
 from tandem.processes.heartbeat import HeartbeatTable
 from tandem.training.messages import CheckpointWritten, Notice
+from tandem.training.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from tandem.launch.live_view import LiveView
 
 log = logging.getLogger(__name__)
-
-
-def configure_logging(prefix: str = "") -> None:
-    """Log to stderr, in the form that all programs share."""
-    logging.basicConfig(level=logging.WARNING, format=f"{prefix}%(message)s", force=True)
-    logging.getLogger("tandem").setLevel(logging.INFO)
 
 
 class ProgressReporter(Protocol):

@@ -21,9 +21,9 @@ from rich.text import Text
 
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
 from tandem.data.order import minibatch_count
-from tandem.launch.prepare import RunSpec
 from tandem.processes.heartbeat import Activity, HeartbeatTable
 from tandem.training.messages import CheckpointBegun, CheckpointWritten, Progress
+from tandem.training.run_spec import RunSpec
 
 WIDEST = 88  # columns: a line that is not wrapped when the window becomes a little narrower
 PER_SECOND = 2  # each takes a processor some 3 ms

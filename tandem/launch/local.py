@@ -22,7 +22,6 @@ from tandem.artifacts.run_lock import FolderLock
 from tandem.distributed import local_groups
 from tandem.files import remove_partials
 from tandem.launch.console import ProgressReporter
-from tandem.launch.prepare import RunSpec
 from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots
 from tandem.processes.child import ChildContext, enter, tracker_pid
@@ -37,6 +36,7 @@ from tandem.processes.heartbeat import (
 from tandem.training import trainer
 from tandem.training.memory import make_slots
 from tandem.training.messages import Failed, Finished, Ready, Stop
+from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 

@@ -2,23 +2,13 @@
 
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-import numpy as np
-
-from tandem.artifacts.checkpoint import (
-    NetworkDescription,
-    check_continues,
-    check_network,
-    read_conditions,
-    read_description,
-    read_state,
-)
+from tandem.artifacts.checkpoint import CheckpointHeader, check_continues, read_header
 from tandem.artifacts.metrics_log import read_records
-from tandem.artifacts.reproducibility import Conditions, check_exact, conditions
+from tandem.artifacts.reproducibility import check_exact, conditions
 from tandem.artifacts.run_folder import CONFIGURATION, RECORD, find_checkpoint, list_checkpoints
 from tandem.config.hardware import (
     RankInfo,
@@ -29,115 +19,14 @@ from tandem.config.hardware import (
     threads_of,
 )
 from tandem.config.schema import Config
-from tandem.data.augment import Augmentation
 from tandem.data.dataset import Dataset, open_split
 from tandem.data.manifest import Manifest, read_manifest
-from tandem.data.minibatch import MinibatchBuilder
-from tandem.data.safe_io import read_npy
+from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
+from tandem.layers.network import check_network
+from tandem.training.run_spec import Job, RunSpec
 
 log = logging.getLogger(__name__)
-
-Job = Literal["train", "validate"]
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """A checked run. Small, and sent to every trainer when it starts.
-
-    Attributes
-    ----------
-    job : "train" or "validate"
-        Validation only, or all of it.
-    config : Config
-        As the user gave it, with every ``auto`` resolved.
-    wnids : tuple of str
-        The classes of the pictures, in order.
-    devices : tuple of str
-        One for each trainer, by rank.
-    train, validation : Dataset
-        The pictures; a validation reads the second only, and has it in both places.
-    conditions : dict of str to str
-        What else the bits depend on, see `tandem.artifacts.reproducibility`.
-    resumed : Path or None
-        The checkpoint that is continued.
-    weights : Path or None
-        Otherwise the checkpoint to start from, or to validate.
-    skipped : tuple of (int, int)
-        Epoch and global minibatch, from 0, of those to pass over, beside the checkpoint's own.
-    """
-
-    job: Job
-    config: Config
-    wnids: tuple[str, ...]
-    devices: tuple[str, ...]
-    train: Dataset
-    validation: Dataset
-    conditions: Conditions
-    resumed: Path | None = None
-    weights: Path | None = None
-    skipped: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def classes(self) -> int:
-        """How many classes the pictures have."""
-        return len(self.wnids)
-
-    @property
-    def description(self) -> NetworkDescription:
-        """The network that is trained or validated."""
-        config = self.config
-        return NetworkDescription(
-            config.crop_size,
-            self.classes,
-            config.width,
-            self.wnids,
-            config.norm_before_pool,
-            config.network,
-        )
-
-    @property
-    def trainers(self) -> int:
-        """How many trainers."""
-        return len(self.devices)
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the trainers work on GPUs."""
-        return self.devices[0] != "cpu"
-
-    @property
-    def threads(self) -> int:
-        """Threads of each trainer."""
-        return int(self.config.threads)
-
-    @property
-    def device_crops(self) -> bool:
-        """Whether slots hold whole pictures, which the device crops."""
-        return bool(self.config.use_data_layer)
-
-    @property
-    def picture_size(self) -> int:
-        """Rows and columns of the pictures in a slot."""
-        return self.train.image_size if self.device_crops else self.config.crop_size
-
-    @property
-    def global_batch(self) -> int:
-        """Pictures per step over all trainers."""
-        return self.config.batch_size * self.trainers
-
-    def filler(self) -> MinibatchBuilder:
-        """What fills the slots, for a loader process or for a trainer that loads by itself."""
-        config = self.config
-        augmentation = Augmentation(
-            crop_size=config.crop_size,
-            rand_crop=config.rand_crop,
-            rand_mirror=config.rand_mirror,
-            batch_crop_mirror=config.batch_crop_mirror,
-            seed=config.seed,
-        )
-        crop_here = not self.device_crops
-        return MinibatchBuilder(self.train, self.validation, augmentation, crop_here)
 
 
 def prepare_run(
@@ -145,7 +34,7 @@ def prepare_run(
     job: Job = "train",
     weights: Path | None = None,
     skipped: tuple[tuple[int, int], ...] = (),
-    places: Sequence[RankInfo] = (),
+    ranks: Sequence[RankInfo] = (),
 ) -> RunSpec:
     """Check everything that a run needs, and resolve every ``auto``.
 
@@ -161,7 +50,7 @@ def prepare_run(
         What to validate.
     skipped : tuple of (int, int), optional
         Minibatches to pass over, see `RunSpec`.
-    places : sequence of RankInfo, optional
+    ranks : sequence of RankInfo, optional
         Where each rank is, by rank, when the trainers are ranks that were started together.
 
     Raises
@@ -169,8 +58,8 @@ def prepare_run(
     InputError
         The first thing that is missing, damaged or does not fit.
     """
-    _check_start(config, places)
-    devices = place_devices(config.devices, places) if places else resolve_devices(config.devices)
+    _check_start(config, ranks)
+    devices = place_devices(config.devices, ranks) if ranks else resolve_devices(config.devices)
     manifest = read_manifest(config.manifest_path)
     train, validation = _open_splits(config, manifest, job)
     if config.crop_size > manifest.image_size:
@@ -184,9 +73,9 @@ def prepare_run(
         resumed = _checkpoint_to_resume(config)
         weights = config.init_weights_path if resumed is None else None
         _check_run_folder(config, resumed)
-    config = _resolved(config, devices, places)
+    config = _resolved(config, devices, ranks)
     if config.collective == "nccl":
-        _check_nccl(config, devices, places)
+        _check_nccl(config, devices, ranks)
     if config.exchange == "shared" and devices[0] != "cpu":
         raise InputError(
             "exchange: shared is one copy of the weights in the host's memory, for trainers on "
@@ -201,55 +90,13 @@ def prepare_run(
         devices,
         train,
         validation,
-        conditions(config, places),
+        conditions(config, ranks),
         resumed,
         weights,
         skipped,
     )
     _check_weights(spec)
     return spec
-
-
-def read_mean(path: Path, image_size: int | None = None) -> np.ndarray:
-    """Read the mean image.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    image_size : int, optional
-        S, the side of the pictures that it is to be of; by default any.
-
-    Returns
-    -------
-    float32 (3, S, S)
-        (channel, row, column), RGB, 0 to 255.
-
-    Raises
-    ------
-    InputError
-        It is missing, or not an array of that shape.
-    """
-
-    def check(dtype: np.dtype, shape: tuple[int, ...]) -> None:
-        side = image_size or shape[-1] if shape else None
-        if shape != (3, side, side) or dtype.kind != "f":
-            expected = "(3, S, S)" if image_size is None else f"(3, {side}, {side})"
-            raise InputError(
-                f"{path}: the mean image is {dtype} {shape}, the pictures need float32 {expected}"
-            )
-
-    try:
-        mean = read_npy(path, check)
-    except FileNotFoundError:
-        raise InputError(
-            f"{path}: there is no mean image; preprocessing writes it, and mean_file names it"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: this is not a mean image in .npy format: {error}") from error
-    if not np.isfinite(mean).all():
-        raise InputError(f"{path}: the mean image holds values that are not finite")
-    return mean.astype(np.float32)
 
 
 def _open_splits(config: Config, manifest: Manifest, job: Job) -> tuple[Dataset, Dataset]:
@@ -311,26 +158,26 @@ def _check_resumed_folder(config: Config, resumed: Path | None) -> None:
 
 def _check_weights(spec: RunSpec) -> None:
     """Refuse weights that don't fit the run."""
+    path = spec.resumed or spec.weights
+    if path is None:
+        return
+    header = read_header(path)
     if spec.resumed is not None:
-        _check_same_network(spec, spec.resumed)
-        check_continues(spec.resumed, spec.config, spec.global_batch, spec.train.size)
-        unfinished = read_state(spec.resumed).epoch < spec.config.n_epochs
-        if spec.config.exact and unfinished:
-            check_exact(spec.resumed, read_conditions(spec.resumed), spec.conditions)
-    elif spec.weights is not None and spec.job == "validate":
-        _check_same_network(spec, spec.weights)
-    elif spec.weights is not None:
-        # Other shapes can be skipped, but filters of the one network mean nothing to the other.
-        theirs = read_description(spec.weights).norm_before_pool
-        ours = spec.config.norm_before_pool
-        _check_same(spec.weights, "norm_before_pool", theirs, ours)
+        _check_same_network(spec, path, header)
+        check_continues(path, header, spec.config, spec.global_batch, spec.train.size)
+        if spec.config.exact and header.state.epoch < spec.config.n_epochs:
+            check_exact(path, header.conditions, spec.conditions)
+    elif spec.job == "validate":
+        _check_same_network(spec, path, header)
+    else:
+        # Other shapes can be skipped, but filters of one variant mean nothing to another.
+        _check_same(path, header.network.differences(spec.description, sizes=False))
 
 
-def _check_same_network(spec: RunSpec, path: Path) -> None:
-    found = read_description(path)
+def _check_same_network(spec: RunSpec, path: Path, header: CheckpointHeader) -> None:
+    found = header.network
     check_network(path, found, spec.config.network)
-    for name in ("classes", "crop_size", "width", "norm_before_pool"):
-        _check_same(path, name, getattr(found, name), getattr(spec.description, name))
+    _check_same(path, found.differences(spec.description))
     if found.wnids is not None and found.wnids != spec.wnids:
         pairs = zip(found.wnids, spec.wnids, strict=True)
         number = next(i for i, pair in enumerate(pairs) if len(set(pair)) > 1)
@@ -340,18 +187,18 @@ def _check_same_network(spec: RunSpec, path: Path) -> None:
         )
 
 
-def _check_same(path: Path, name: str, theirs: object, ours: object) -> None:
-    if theirs != ours:
-        theirs, ours = (str(v).lower() if isinstance(v, bool) else v for v in (theirs, ours))
+def _check_same(path: Path, differences: Iterable[tuple[str, Any, Any]]) -> None:
+    for name, *values in differences:
+        theirs, ours = (str(v).lower() if isinstance(v, bool) else v for v in values)
         raise InputError(
             f"{path}: this checkpoint is of a network with {name} {theirs}, "
             f"the configuration and the pictures ask for {name} {ours}"
         )
 
 
-def _check_start(config: Config, places: Sequence[RankInfo]) -> None:
+def _check_start(config: Config, ranks: Sequence[RankInfo]) -> None:
     """Refuse what can't be done as the trainers are started: as ranks, or by this program."""
-    starter = places[0].starter if places else None
+    starter = ranks[0].starter if ranks else None
     if config.collective == "nccl" and starter != "torchrun":
         raise InputError(
             "collective: nccl is for trainers that torchrun starts: torchrun --standalone "
@@ -387,41 +234,41 @@ def _check_start(config: Config, places: Sequence[RankInfo]) -> None:
         }
         raise InputError(
             f"restarts: {config.restarts} can't be done under {starter}, which ends all ranks when "
-            f"one fails: {instead[places[0].starter]}"
+            f"one fails: {instead[ranks[0].starter]}"
         )
-    if len({place.software for place in places}) > 1:
-        first = places[0].software
-        rank = next(r for r, place in enumerate(places) if place.software != first)
+    if len({place.software for place in ranks}) > 1:
+        first = ranks[0].software
+        rank = next(r for r, place in enumerate(ranks) if place.software != first)
         raise InputError(
             f"the ranks have different software: rank 0 {', '.join(first)}; rank {rank} "
-            f"{', '.join(places[rank].software)}; use the same environment on every machine"
+            f"{', '.join(ranks[rank].software)}; use the same environment on every machine"
         )
 
 
-def _check_nccl(config: Config, devices: tuple[str, ...], places: Sequence[RankInfo]) -> None:
+def _check_nccl(config: Config, devices: tuple[str, ...], ranks: Sequence[RankInfo]) -> None:
     """Refuse what NCCL can't do."""
-    if not have_own_gpus(devices, places):
+    if not have_own_gpus(devices, ranks):
         raise InputError(
             f"collective: nccl needs a GPU for each rank, and devices are {', '.join(devices)}: "
             "start as many ranks on a machine as it has GPUs, or use collective: asa"
         )
 
 
-def _collective(config: Config, devices: tuple[str, ...], places: Sequence[RankInfo]) -> str:
+def _collective(config: Config, devices: tuple[str, ...], ranks: Sequence[RankInfo]) -> str:
     """What ``collective: auto`` stands for."""
-    if not places or config.rule != "bsp":
+    if not ranks or config.rule != "bsp":
         return "auto"
-    has_nccl = have_own_gpus(devices, places) and places[0].starter == "torchrun"
+    has_nccl = have_own_gpus(devices, ranks) and ranks[0].starter == "torchrun"
     return "nccl" if has_nccl else "asa"
 
 
-def _resolved(config: Config, devices: tuple[str, ...], places: Sequence[RankInfo]) -> Config:
+def _resolved(config: Config, devices: tuple[str, ...], ranks: Sequence[RankInfo]) -> Config:
     """The configuration without ``auto``."""
     on_gpu = devices[0] != "cpu"
     shared = max(1, len(available_cores()) // len(devices))
     found = {
-        "threads": threads_of(places) if places else shared,
-        "collective": _collective(config, devices, places),
+        "threads": threads_of(ranks) if ranks else shared,
+        "collective": _collective(config, devices, ranks),
         "compile": on_gpu and not config.bucket_mb,
         "use_data_layer": on_gpu,
     }

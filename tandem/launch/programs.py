@@ -6,23 +6,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tandem.artifacts.checkpoint import read_state
+from tandem.artifacts.checkpoint import read_header
 from tandem.artifacts.metrics_log import to_json
 from tandem.artifacts.run_lock import FolderLock, locked
+from tandem.cli import configure_logging, exit_status
+from tandem.config.command_line import load_config, load_weights_and_config
 from tandem.config.hardware import RankInfo
-from tandem.config.schema import Config, load_config, weights_argument
-from tandem.errors import InputError
+from tandem.config.schema import Config
 from tandem.launch.console import (
     ProgressReporter,
     TrainingReporter,
     ValidationReporter,
-    configure_logging,
     describe_validation,
 )
 from tandem.launch.local import LoaderTarget, Outcome, launch
-from tandem.launch.prepare import RunSpec, prepare_run
+from tandem.launch.prepare import prepare_run
 from tandem.launch.ranks import Start, is_rank, work_on_ranks
 from tandem.training.messages import Diverged
+from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 
@@ -60,18 +61,9 @@ def run_training(
 def _run(work: Callable[[Start], int], loader: LoaderTarget) -> int:
     """Do the work of a program, which may be one rank of many; the exit status."""
     if is_rank():
-        return work_on_ranks(partial(_guarded, work), loader)
+        return work_on_ranks(lambda start: exit_status(partial(work, start)), loader)
     configure_logging()
-    return _guarded(work, Here())
-
-
-def _guarded(work: Callable[[Start], int], start: Start) -> int:
-    try:
-        return work(start)
-    except InputError as error:
-        return refuse(error)
-    except KeyboardInterrupt:
-        return interrupted()
+    return exit_status(partial(work, Here()))
 
 
 class Here:
@@ -94,8 +86,8 @@ def _train(config: Config, loader: LoaderTarget, lock: FolderLock, start: Start)
     """Train, as often as the configuration permits to go on after a fault; the exit status."""
     restarts, skipped = 0, Rollbacks()
     while True:
-        spec = prepare_run(config, skipped=skipped.minibatches, places=start.places)
-        if spec.resumed is not None and read_state(spec.resumed).epoch >= config.n_epochs:
+        spec = prepare_run(config, skipped=skipped.minibatches, ranks=start.places)
+        if spec.resumed is not None and read_header(spec.resumed).state.epoch >= config.n_epochs:
             log.info("%s: all %d epochs are done already", spec.resumed, config.n_epochs)
             return 0
         announce(spec)
@@ -152,9 +144,8 @@ def run_validation(
     """Validate one checkpoint and print its loss and errors. Parameters as in `run_training`."""
 
     def work(start: Start) -> int:
-        weights, rest = weights_argument(arguments, description)
-        config, places = load_config(rest, description), start.places
-        spec = prepare_run(config, "validate", Path(weights), places=places)
+        weights, config = load_weights_and_config(arguments, description)
+        spec = prepare_run(config, "validate", weights, ranks=start.places)
         announce(spec)
         reporter = ValidationReporter(spec)
         status = start.launch(spec, loader, reporter).status
@@ -165,18 +156,6 @@ def run_validation(
         return status
 
     return _run(work, loader)
-
-
-def refuse(error: InputError) -> int:
-    """Say what is wrong with the input; return exit status 2."""
-    log.error("error: %s", error)
-    return 2
-
-
-def interrupted() -> int:
-    """Say that Ctrl-C came before there was anything to save; return exit status 130."""
-    log.info("stopped by SIGINT")
-    return 130
 
 
 def announce(spec: RunSpec) -> None:

@@ -23,11 +23,12 @@ from typing import Any, Protocol
 
 from tandem.artifacts.reproducibility import processor, versions
 from tandem.artifacts.run_lock import FolderLock
+from tandem.cli import configure_logging
 from tandem.config.hardware import RankInfo
 from tandem.distributed import PeerLost, gloo, mpi
 from tandem.distributed.group import RankGroup
 from tandem.errors import InputError
-from tandem.launch.console import ProgressReporter, SilentReporter, configure_logging
+from tandem.launch.console import ProgressReporter, SilentReporter
 from tandem.launch.local import (
     LoaderTarget,
     Outcome,
@@ -37,11 +38,11 @@ from tandem.launch.local import (
     run_pool,
     start_loader,
 )
-from tandem.launch.prepare import RunSpec
 from tandem.processes.heartbeat import HeartbeatMonitor, HeartbeatTable
 from tandem.training import trainer
 from tandem.training.memory import make_slots
 from tandem.training.messages import Diverged, Failed
+from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 

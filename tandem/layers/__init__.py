@@ -1,9 +1,9 @@
-"""Graph builders over `tandem.ops`: the layers of a network, its cost and its errors.
+"""Building blocks of networks: parameters, layers, losses and metrics.
 
-Each takes symbolic variables and returns one. Axes are (batch, channel, row, column) between
-convolutions and (batch, unit) between fully connected layers. Nothing here knows of devices.
+A name is imported when it is first used: programs that need no PyTensor use `network` alone.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,21 +12,18 @@ if TYPE_CHECKING:
         NORM_BETA,
         NORM_K,
         NORM_SIZE,
-        DropoutKeys,
-        Kind,
-        Parameter,
-        Parameters,
         convolution,
         dropout,
         flatten,
         fully_connected,
-        label_rank,
         max_pool,
-        mean_over_valid,
-        negative_log_likelihood,
         relu,
         response_norm,
     )
+    from tandem.layers.losses import mean_over_valid, negative_log_likelihood
+    from tandem.layers.metrics import label_rank
+    from tandem.layers.network import Network
+    from tandem.layers.parameter import DropoutKeys, Parameter, Parameters, bias, weight
 
 __all__ = [
     "NORM_ALPHA",
@@ -34,9 +31,10 @@ __all__ = [
     "NORM_K",
     "NORM_SIZE",
     "DropoutKeys",
-    "Kind",
+    "Network",
     "Parameter",
     "Parameters",
+    "bias",
     "convolution",
     "dropout",
     "flatten",
@@ -47,13 +45,19 @@ __all__ = [
     "negative_log_likelihood",
     "relu",
     "response_norm",
+    "weight",
 ]
+
+_MODULES = {
+    **dict.fromkeys(("DropoutKeys", "Parameter", "Parameters", "bias", "weight"), "parameter"),
+    **dict.fromkeys(("mean_over_valid", "negative_log_likelihood"), "losses"),
+    "label_rank": "metrics",
+    "Network": "network",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a builder when it is first used: `network` serves programs that need no PyTensor."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tandem.layers import layers
-
-    return getattr(layers, name)
+    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'layers')}")
+    return getattr(module, name)

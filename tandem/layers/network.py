@@ -1,94 +1,217 @@
 """The network of a run or of a checkpoint, made from its description."""
 
+import dataclasses
 import difflib
 import importlib
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from tandem.artifacts.checkpoint import NetworkDescription
 from tandem.errors import InputError
+from tandem.layers.parameter import DropoutKeys, Parameters
 
-_PARTS = [
-    "parameters",
-    "kinds",
-    "initial_values",
-    "logits",
-    "cost",
-    "crop_size",
-    "classes",
-    "dtype",
-    "shapes",
-]
+if TYPE_CHECKING:
+    from pytensor.tensor.variable import TensorVariable
+
+COLOURS = 3
+_ALIAS = "norm_before_pool"
+_ARGUMENTS = ("crop_size", "classes", "width", "dtype")
+ALEXNET = "alex_net:AlexNet"
 
 
-class Network(Protocol):
-    """What a run asks of a network. It is made with the keyword arguments of `build_network`.
-
-    A network knows nothing of devices, processes or files: it declares what is learned, and builds
-    graphs over it with `tandem.layers`, `tandem.ops` or plain PyTensor.
+@dataclass(frozen=True)
+class NetworkDescription:
+    """What determines a network beside its parameters, and what its outputs mean.
 
     Attributes
     ----------
-    parameters : mapping of str to TensorSharedVariable
-        By name, ``layer.weight`` or ``layer.bias``, in order, of known shapes.
-    kinds : mapping of str to "weight" or "bias"
-        What each parameter is, for rates and decay, in the same order.
+    crop_size : int
+        Pixels on each side of the input.
+    classes : int
+        Number of outputs.
+    width : float
+        Factor on all filter and unit counts.
+    wnids : tuple of str or None
+        The classes by name, in the order of the outputs; None if unknown.
+    norm_before_pool : bool
+        Option of AlexNet, which is older than `options` and has a key of its own in configurations
+        and checkpoints: `options` may be given with it, and never holds it.
+    network : str
+        "module:class". A file must not choose the code that runs: the user names the network, see
+        `check_network`.
+    options : mapping of str to Any
+        All other keyword arguments of the class.
+
+    Raises
+    ------
+    InputError
+        An option cannot be used.
+    """
+
+    crop_size: Annotated[int, Field(ge=1)]
+    classes: Annotated[int, Field(ge=1)]
+    width: float
+    wnids: tuple[str, ...] | None = None
+    norm_before_pool: bool = False
+    network: str = ALEXNET
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        options = dict(self.options)
+        alias = options.pop(_ALIAS, self.norm_before_pool)
+        if not isinstance(alias, bool):
+            raise InputError(f"{_ALIAS} is {alias}; it must be true or false")
+        object.__setattr__(self, "norm_before_pool", alias)
+        object.__setattr__(self, "options", options)
+
+    @property
+    def all_options(self) -> dict[str, Any]:
+        """Options as keyword arguments; a network needs no `norm_before_pool` to be without it."""
+        return {_ALIAS: True, **self.options} if self.norm_before_pool else dict(self.options)
+
+    def header(self) -> dict[str, Any]:
+        """The description as JSON in a checkpoint, which lists no options if there are none."""
+        values = dataclasses.asdict(self)
+        if not self.options:
+            del values["options"]
+        return values
+
+    def differences(
+        self, other: "NetworkDescription", sizes: bool = True
+    ) -> Iterator[tuple[str, Any, Any]]:
+        """Name, own value and other value of each option that differs, and of each size."""
+        names = ("classes", "crop_size", "width") if sizes else ()
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
+        for name in sorted({*self.all_options, *other.all_options}):
+            default = False if name == _ALIAS else "at its default"
+            pairs.append((name, *(d.all_options.get(name, default) for d in (self, other))))
+        return (pair for pair in pairs if pair[1] != pair[2])
+
+    @property
+    def summary(self) -> str:
+        """The description in a few words, for messages."""
+        kind = "" if self.network == ALEXNET else f"{self.network}, "
+        return f"{kind}{self.classes} classes, crop_size {self.crop_size}, width {self.width:g}"
+
+
+class Network(ABC):
+    """Base of a network: declares its parameters, and builds graphs over them.
+
+    A network knows nothing of devices, processes or files: it uses `tandem.layers`, `tandem.ops` or
+    plain PyTensor. It is made with the keyword arguments of `build_network`.
+
+    Parameters
+    ----------
     crop_size : int
         Pixels on each side of the input.
     classes : int
         Number of outputs.
     dtype : "float32" or "float64"
         Of parameters and images.
-    shapes : mapping of str to tuple of int
-        Shape for one picture of ``input``; of other layers where that is of use.
+
+    Attributes
+    ----------
+    parameters : Parameters
+        By name, ``layer.weight`` or ``layer.bias``, in order; all zeros until `initialize` or a
+        checkpoint sets them.
+    shapes : dict of str to tuple of int
+        Shape for one picture of ``input``, and of the outputs of layers.
+    crop_size, classes, dtype
+        As given.
     """
 
-    parameters: Mapping[str, Any]
-    kinds: Mapping[str, Any]
-    crop_size: int
-    classes: int
-    dtype: str
-    shapes: Mapping[str, tuple[int, ...]]
+    def __init__(self, crop_size: int, classes: int, dtype: str) -> None:
+        self.crop_size, self.classes, self.dtype = crop_size, classes, dtype
+        self.parameters = Parameters(dtype)
+        self.shapes: dict[str, tuple[int, ...]] = {"input": (COLOURS, crop_size, crop_size)}
 
     def initial_values(self, seed: int) -> Iterator[tuple[str, np.ndarray]]:
-        """Each parameter's name and first value: a function of `seed` alone."""
-        ...
+        """Each parameter's name and initial value, in order: a function of `seed` alone."""
+        return self.parameters.initial_values(seed)
 
-    def logits(self, images: Any, dropout: Any) -> Any:
-        """The output before the softmax.
+    def initialize(self, seed: int) -> None:
+        """Set all parameters to their `initial_values`."""
+        self.parameters.initialize(seed)
+
+    def images(self) -> "TensorVariable":
+        """A symbolic minibatch of any number of pictures, by which shapes can be inferred."""
+        import pytensor.tensor as pt
+
+        return pt.tensor("images", dtype=self.dtype, shape=(None, *self.shapes["input"]))
+
+    def check_images(self, images: "TensorVariable") -> None:
+        """Raise TypeError or ValueError unless images have the network's dtype and shape."""
+        expected, name = (None, *self.shapes["input"]), type(self).__name__
+        if images.type.ndim != len(expected) or images.type.dtype != self.dtype:
+            raise TypeError(
+                f"{name}: images must be a 4-dimensional tensor of {self.dtype}, got {images.type}"
+            )
+        for length, wanted in zip(images.type.shape, expected, strict=True):
+            if None not in (length, wanted) and length != wanted:
+                raise ValueError(
+                    f"{name}: images must have the shape (batch, {COLOURS}, {self.crop_size},"
+                    f" {self.crop_size}), got {images.type.shape}"
+                )
+
+    @abstractmethod
+    def logits(self, images: "TensorVariable", dropout: DropoutKeys | None) -> "TensorVariable":
+        """Build the graph of the output before the softmax.
 
         Parameters
         ----------
-        images : dtype (batch, RGB, crop_size, crop_size), symbolic
-            Minus the mean image.
+        images : dtype (batch, RGB, crop_size, crop_size)
+            Minus the mean image. Lengths may be unknown when the graph is built.
         dropout : DropoutKeys or None
-            What the masks of a training step depend on; None for validation.
+            Inputs of a training step: the keys of dropout masks, and where statistics for
+            untrained arrays go. None for validation.
 
         Returns
         -------
-        dtype (batch, class), symbolic
+        dtype (batch, class)
+
+        Raises
+        ------
+        TypeError, ValueError
+            The images have another dtype, number of axes, or shape.
         """
-        ...
 
-    def cost(self, logits: Any, labels: Any, valid: Any) -> Any:
-        """The mean loss of the first `valid` rows, symbolic; 0 where there are none.
+    def cost(
+        self, logits: "TensorVariable", labels: "TensorVariable", valid: "TensorVariable"
+    ) -> "TensorVariable":
+        """Mean cross-entropy of the first `valid` rows, in nats; 0 if there are none.
 
-        Only a mean over rows makes the number of trainers change nothing.
+        Whatever replaces it must be a mean over rows: otherwise the number of trainers changes the
+        result.
+
+        Parameters
+        ----------
+        logits : dtype (batch, class)
+        labels : int64 (batch,)
+        valid : int64 scalar
+
+        Returns
+        -------
+        dtype scalar
         """
-        ...
+        from tandem.layers.losses import mean_over_valid, negative_log_likelihood
+
+        return mean_over_valid(negative_log_likelihood(logits, labels), valid)
 
 
-def build_network(description: NetworkDescription, dtype: str = "float32") -> Any:
+def build_network(description: NetworkDescription, dtype: str = "float32") -> Network:
     """Import the class of a network and make one.
 
     Parameters
     ----------
     description : NetworkDescription
-        What it is to be. Its class is called with the keyword arguments `crop_size`, `classes`,
-        `width` and `dtype`, and with `norm_before_pool` where that is true.
+        Its class is called with the keyword arguments `crop_size`, `classes`, `width` and
+        `dtype`, and with the options.
     dtype : "float32" or "float64"
         Of its parameters.
 
@@ -102,14 +225,18 @@ def build_network(description: NetworkDescription, dtype: str = "float32") -> An
         There is no such class, it is no network, or none is of this description.
     """
     kind = find_network(description.network)
-    # A network that knows only one order need not have the argument.
-    options = {"norm_before_pool": True} if description.norm_before_pool else {}
-    arguments = {
+    if not issubclass(kind, Network):
+        raise InputError(
+            f"network: {description.network} is no network: it has to be a subclass of "
+            "tandem.layers.Network"
+        )
+    _check_options(description, kind)
+    arguments: dict[str, Any] = {
         "crop_size": description.crop_size,
         "classes": description.classes,
         "width": description.width,
         "dtype": dtype,
-        **options,
+        **description.all_options,
     }
     try:
         inspect.signature(kind).bind(**arguments)
@@ -119,14 +246,52 @@ def build_network(description: NetworkDescription, dtype: str = "float32") -> An
             f"{', '.join(arguments)}: {error}"
         ) from error
     try:
-        network = kind(**arguments)
+        return kind(**arguments)
     except (ValueError, MemoryError, OverflowError) as error:
         raise InputError(f"crop_size, width: {error or 'there is no memory for that'}") from error
-    if missing := [part for part in _PARTS if not hasattr(network, part)]:
+
+
+def _check_options(description: NetworkDescription, kind: type[Network]) -> None:
+    """Refuse options that the class of a network does not take."""
+    parameters = inspect.signature(kind).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    known = [name for name in parameters if name not in _ARGUMENTS]
+    for option in description.all_options:
+        if option in _ARGUMENTS:
+            raise InputError(f"network_options: {option} is not an option: it is set by itself")
+        if option not in known:
+            nearest = difflib.get_close_matches(option, known, 1)
+            hint = f"did you mean {nearest[0]}? " if nearest else ""
+            raise InputError(
+                f"network_options: {description.network} has no option {option!r}; {hint}It has "
+                f"{', '.join(known) or 'none'}"
+            )
+
+
+def check_network(path: str | Path, description: NetworkDescription, network: str) -> None:
+    """Refuse a checkpoint of another network than the user names.
+
+    Parameters
+    ----------
+    path : Path
+        The checkpoint, for the message.
+    description : NetworkDescription
+        Its description of itself.
+    network : str
+        "module:class" that the user names.
+
+    Raises
+    ------
+    InputError
+        Names both.
+    """
+    if description.network != network:
         raise InputError(
-            f"network: {description.network} is no network: it has no {', '.join(missing)}"
+            f"{path}: this checkpoint says that it is of the network {description.network}, not "
+            f"{network}; a file does not decide what code is run, so say --network "
+            f"{description.network} if you mean it"
         )
-    return network
 
 
 def find_network(network: str) -> type:

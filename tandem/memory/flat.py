@@ -170,8 +170,10 @@ class FlatLayout:
             for name, shape in (self.shapes if trained else self._all)
         }
 
-    def pieces(self, buffer: "Buffer", part: slice, offset: int = 0) -> dict[str, Any]:
-        """What is trained in a part of the vector, array by array, flattened, as views of a buffer.
+    def pieces(
+        self, buffer: "Buffer", part: slice, offset: int = 0, trained: bool = False
+    ) -> dict[str, Any]:
+        """Each array's elements within a part of the vector, flattened, as views of a buffer.
 
         Parameters
         ----------
@@ -181,6 +183,8 @@ class FlatLayout:
             Elements of the vector. An array may lie in it as a whole, cut, or not at all.
         offset : int
             Byte at which the vector begins.
+        trained : bool
+            Whether only what is trained lies there, as in a state of the optimizer.
 
         Returns
         -------
@@ -188,7 +192,9 @@ class FlatLayout:
             In order; an array of which nothing lies there is left out.
         """
         itemsize, found = np.dtype(self.dtype).itemsize, {}
-        for (name, shape), start in zip(self.shapes, self.offsets.values(), strict=True):
+        offsets = self.offsets
+        for name, shape in self.shapes if trained else self._all:
+            start = offsets[name]
             begin, end = max(start, part.start), min(start + math.prod(shape), part.stop)
             if begin < end:
                 found[name] = buffer.array((end - begin,), self.dtype, offset + begin * itemsize)
@@ -238,11 +244,11 @@ class Vectors:
     def within(
         cls, layout: FlatLayout, parameters: "Buffer", gradients: "Buffer", part: slice
     ) -> "Vectors":
-        """What of each trained parameter lies in a part of the flat vectors, flattened."""
+        """Each array's elements within a part of the flat vectors, flattened."""
         return cls(
             layout.pieces(parameters, part),
             {
-                name: layout.pieces(parameters, part, offset)
+                name: layout.pieces(parameters, part, offset, trained=True)
                 for name, offset in layout.state_offsets.items()
             },
             layout.pieces(gradients, part),

@@ -1,13 +1,12 @@
-"""Host memory that several processes see and that no death of a process leaves behind."""
+"""Host memory that several processes see and that is freed however they end."""
 
 import contextlib
 import errno
-import math
 import mmap
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing import context, reduction
 from typing import Any
 
@@ -15,21 +14,23 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.errors import InputError
+from tandem.memory.buffer import Buffer
 
 _NO_SPACE = (errno.ENOMEM, errno.ENOSPC, errno.EFBIG, errno.EINVAL, errno.EOVERFLOW)
 
 
-class HostBuffer:
-    """Anonymous shared memory, page-aligned and zero at first. A `tandem.memory.Buffer`.
+class HostBuffer(Buffer):
+    """Anonymous shared memory, page-aligned and zero at first.
 
-    The memory is an unnamed file (`os.memfd_create`) that exists as long as some process has it
-    open or mapped: the kernel frees it, however processes end, and nothing can be left in
-    ``/dev/shm``. Where there is no memfd, a POSIX segment is used whose name is removed at once.
+    The memory is an unnamed file (`os.memfd_create`) that exists as long as a process has it open
+    or mapped: the kernel frees it, however processes end, and nothing can be left in ``/dev/shm``.
+    Where there is no memfd, a POSIX segment is used whose name is removed at once.
 
-    It may be given to a `multiprocessing` process of the "spawn" method as an argument, and only
-    then be pickled: its descriptor is passed to the child, which maps it again.
+    It can be an argument of a `multiprocessing` process that is started with the "spawn" method,
+    and is only then pickled: its descriptor is passed to the child, which maps it again. After
+    `close`, arrays that are still in use stay valid: the mapping goes with the last of them.
 
-    Use `create` to make one.
+    Made by `create`, or by `open` over one that another process has made.
     """
 
     def __init__(self, descriptor: int, name: str) -> None:
@@ -52,7 +53,7 @@ class HostBuffer:
         Raises
         ------
         InputError
-            There is not so much memory.
+            The system has too little memory.
         ValueError
             `nbytes` is negative.
         """
@@ -60,7 +61,7 @@ class HostBuffer:
             descriptor = _open_unnamed(name)
         except OSError as error:
             raise InputError(
-                f"no shared memory can be had for {name!r}: {error.strerror}"
+                f"no shared memory can be allocated for {name!r}: {error.strerror}"
             ) from error
         buffer = cls(descriptor, name)
         try:
@@ -77,14 +78,14 @@ class HostBuffer:
         Parameters
         ----------
         path : str
-            The buffer's `path` there, where it is not closed yet.
+            The buffer's `path` in that process, which has not closed it.
         name : str
             As in `create`.
 
         Raises
         ------
         InputError
-            The system does not permit it, or the buffer is gone.
+            The system does not permit it, or the buffer no longer exists.
         """
         try:
             return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC), name)
@@ -96,30 +97,30 @@ class HostBuffer:
 
     @property
     def path(self) -> str:
-        """By what another process of the same user on this machine opens it. Linux only."""
+        """Path by which another process of the same user on this machine opens it. Linux only."""
         self._check_open()
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes, also when another process has set it."""
+        """Size in bytes, whichever process has set it."""
         self._check_open()
         return os.fstat(self._descriptor).st_size
 
     def resize(self, nbytes: int) -> None:
-        """Make the buffer larger, for every process that has it. What it holds stays.
+        """Enlarge the buffer for every process that has it, and keep its contents.
 
         A process sees the new part in arrays that it takes afterwards.
 
         Parameters
         ----------
         nbytes : int
-            Size in bytes, no smaller than now: whoever touched pages that are gone would be killed.
+            Size in bytes, no smaller than now: a process that touches a removed page is killed.
 
         Raises
         ------
         InputError
-            There is not so much memory.
+            The system has too little memory.
         ValueError
             `nbytes` is less than the present size.
         """
@@ -129,57 +130,26 @@ class HostBuffer:
         if nbytes == present:
             return
         # Pages are granted when they are first touched, and a process that touches one too many is
-        # killed without a word. So what can never be granted is refused here.
+        # killed without a message. So a size that can never be granted is refused here.
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if nbytes > memory:
             raise self._shortage(nbytes, f"this machine has {_human(memory)} of memory")
         try:
             os.ftruncate(self._descriptor, nbytes)
             if not hasattr(os, "memfd_create") and hasattr(os, "posix_fallocate"):
-                # /dev/shm has a size of its own, small in containers, and going past it kills.
+                # /dev/shm has a size of its own, small in containers, and exceeding it kills.
                 os.posix_fallocate(self._descriptor, 0, nbytes)
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
             raise self._shortage(nbytes, error.strerror) from error
 
-    def array(
-        self, shape: int | Sequence[int], dtype: npt.DTypeLike, offset: int = 0
-    ) -> npt.NDArray[Any]:
-        """A writable view of the shared memory, in C order.
-
-        Parameters
-        ----------
-        shape : int or sequence of int
-            Of the array; ``()`` gives an array without axes.
-        dtype : numpy dtype
-            Of the array.
-        offset : int
-            Bytes from the start of the buffer, which lies on a page boundary.
-
-        Raises
-        ------
-        ValueError
-            The array would reach past the buffer's end, or the buffer is closed.
-        """
-        size, kind = self.nbytes, np.dtype(dtype)
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        needed = math.prod(shape) * kind.itemsize
-        if offset < 0 or offset + needed > size:
-            raise ValueError(
-                f"an array of {kind} {shape} at byte {offset} of {self.name!r} ends at byte "
-                f"{offset + needed}, and the buffer has {size}"
-            )
-        if needed == 0:
-            return np.empty(shape, kind)
-        return np.ndarray(shape, kind, buffer=self._map(size), offset=offset)
+    def _view(self, shape: tuple[int, ...], dtype: np.dtype, offset: int) -> npt.NDArray[Any]:
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        return np.ndarray(shape, dtype, buffer=self._map(self.nbytes), offset=offset)
 
     def close(self) -> None:
-        """Give up this process's share; may be called twice.
-
-        Arrays that are still in use stay valid: the mapping goes with the last of them. Other
-        processes are not concerned.
-        """
         self._mapping = None
         self._release()
 
@@ -197,7 +167,7 @@ class HostBuffer:
 
     def _shortage(self, nbytes: int, reason: str | None) -> InputError:
         return InputError(
-            f"{_human(nbytes)} of shared memory can't be had for {self.name!r}: {reason}; "
+            f"{_human(nbytes)} of shared memory can't be allocated for {self.name!r}: {reason}; "
             "a smaller batch_size, width or number of devices needs less"
         )
 
@@ -211,41 +181,47 @@ class HostBuffer:
         return _received, (reduction.DupFd(self._descriptor), self.name)
 
 
-class ArrayBuffer:
-    """Host memory that is there already, as a `tandem.memory.Buffer`.
+class ArrayBuffer(Buffer):
+    """Host memory that an array holds. It is freed with its last array.
 
     Parameters
     ----------
     memory : uint8 (n,)
     """
 
-    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
-        self.memory, self.nbytes = memory, memory.nbytes
+    name = "array"
 
-    def array(
-        self, shape: int | Sequence[int], dtype: npt.DTypeLike, offset: int = 0
-    ) -> npt.NDArray[Any]:
-        """A writable view of the memory, in C order, that starts at byte `offset`."""
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.memory = memory
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
+    def _view(self, shape: tuple[int, ...], dtype: np.dtype, offset: int) -> npt.NDArray[Any]:
         return np.ndarray(shape, dtype, buffer=self.memory.data, offset=offset)
 
     def close(self) -> None:
-        """Do nothing: the memory goes with its last array."""
+        pass
+
+    def _check_open(self) -> None:
+        pass
 
 
 def _received(handle: Any, name: str) -> HostBuffer:
-    """The buffer in the child whose descriptor the parent has passed."""
+    """Make the buffer in the child from the descriptor that the parent has passed."""
     descriptor = handle.detach()
-    # Programs that this process may start have no use for it, and would keep the memory alive.
+    # Programs that this process starts would keep the memory alive.
     os.set_inheritable(descriptor, False)
     return HostBuffer(descriptor, name)
 
 
 def _open_unnamed(name: str) -> int:
-    """A descriptor of an empty file in memory that has no name."""
+    """Return a descriptor of an empty unnamed file in memory."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
-    # multiprocessing.shared_memory would do, but it starts a process to remember the name, which
-    # is not needed: the name is gone before this function returns.
+    # multiprocessing.shared_memory would start a process that remembers the name, but the name is
+    # gone before this function returns.
     import _posixshmem
 
     path = f"/tandem-{secrets.token_hex(8)}"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tandem.memory.cuda import CudaBuffer, CudaSlot, CudaSlots, Driver, Stream
+from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, CudaSlots, Stream
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.memory.host import ArrayBuffer
 from tandem.memory.slot import HostSlots
@@ -94,7 +94,7 @@ class CudaMemory:
     slots : CudaSlots
     layout : FlatLayout
         Of the parameters.
-    driver : Driver
+    driver : CudaDriver
         Of the GPU.
     use : callable
         Gives the context in which PyTorch works on a stream.
@@ -120,7 +120,7 @@ class CudaMemory:
         self,
         slots: CudaSlots,
         layout: FlatLayout,
-        driver: Driver,
+        driver: CudaDriver,
         use: Callable[[Stream], AbstractContextManager],
     ) -> None:
         self.layout, self.driver, self.use = layout, driver, use

@@ -1,11 +1,11 @@
-"""What a run learns, and at which rates: one entry for each parameter, wherever it is updated."""
+"""The rate and decay of each parameter that a run updates."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from tandem.config.schema import Config
 from tandem.errors import InputError
+from tandem.layers.parameter import Parameter, layer_of
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,24 @@ class ParameterRate:
     decay: float
 
 
-def learned_rates(kinds: Mapping[str, str], config: Config) -> dict[str, ParameterRate]:
-    """The rate of every parameter that is learned; a parameter of a frozen layer is left out.
-
-    Weights learn at the run's rate and decay; biases learn at twice the rate and do not decay
-    (Krizhevsky et al. 2012, section 5, and the original's program). ``lr_multipliers`` multiplies
-    both in a layer.
+def learned_rates(
+    declared: Mapping[str, Parameter],
+    freeze: Collection[str] = (),
+    lr_multipliers: Mapping[str, float] | None = None,
+    weight_decay: float = 0.0,
+) -> dict[str, ParameterRate]:
+    """The rate of every parameter that is learned, by its tags; frozen layers are left out.
 
     Parameters
     ----------
-    kinds : mapping of str to "weight" or "bias"
-        What each parameter is, by name, in the network's order.
-    config : Config
-        Its ``freeze``, ``lr_multipliers`` and ``weight_decay``.
+    declared : mapping of str to Parameter
+        The network's, by name, in order.
+    freeze : collection of str
+        Layers that do not learn.
+    lr_multipliers : mapping of str to float
+        Factors on the rates of layers.
+    weight_decay : float
+        Decay per step and unit of rate, of parameters that decay.
 
     Returns
     -------
@@ -48,22 +53,34 @@ def learned_rates(kinds: Mapping[str, str], config: Config) -> dict[str, Paramet
     InputError
         A layer is unknown to the network, or none is left to learn.
     """
-    check_layers("freeze", config.freeze, kinds)
-    check_layers("lr_multipliers", config.lr_multipliers, kinds)
-    rates = {}
-    for name, kind in kinds.items():
-        layer = layer_of(name)
-        if layer in config.freeze:
-            continue
-        multiplier = config.lr_multipliers.get(layer, 1.0)
-        rates[name] = (
-            ParameterRate(2 * multiplier, 0.0)
-            if kind == "bias"
-            else ParameterRate(multiplier, config.weight_decay)
+    multipliers = lr_multipliers or {}
+    check_layers("freeze", freeze, declared)
+    check_layers("lr_multipliers", multipliers, declared)
+    rates = {
+        name: ParameterRate(
+            parameter.rate * multipliers.get(layer_of(name), 1.0),
+            weight_decay if parameter.decay else 0.0,
         )
+        for name, parameter in declared.items()
+        if parameter.trainable and layer_of(name) not in freeze
+    }
     if not rates:
         raise InputError("freeze names every layer of the network: none is left to learn")
     return rates
+
+
+def running_averages(
+    declared: Mapping[str, Parameter], freeze: Collection[str] = ()
+) -> dict[str, float]:
+    """The arrays that a run updates without training them, and what a step keeps of each.
+
+    Parameters as in `learned_rates`.
+    """
+    return {
+        name: parameter.keep
+        for name, parameter in declared.items()
+        if not parameter.trainable and layer_of(name) not in freeze
+    }
 
 
 def check_layers(setting: str, given: Iterable[str], parameters: Iterable[str]) -> None:
@@ -91,8 +108,3 @@ def check_layers(setting: str, given: Iterable[str], parameters: Iterable[str]) 
             raise InputError(
                 f"{setting}: the network has no layer {layer!r}; {hint}It has {', '.join(layers)}"
             )
-
-
-def layer_of(parameter: str) -> str:
-    """The layer that a parameter is of: ``conv1`` for ``conv1.weight``."""
-    return parameter.rpartition(".")[0]

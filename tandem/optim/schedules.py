@@ -1,186 +1,142 @@
-"""Learning rates as pure functions of where a run stands.
+"""Learning-rate schedules as pure functions of a run's position.
 
-Epochs and steps are counted from 0 here: ``epoch`` is the number of whole epochs done, and
-``step_in_epoch`` the number of steps done since. Nothing is remembered from one call to the next,
-so a resumed run has exactly the rate that it would have had, and skips no drop.
+Epochs and steps are counted from 0. Nothing is remembered from one call to the next, so a resumed
+run has exactly the rate that it would have had, and skips no drop.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
-from tandem.config.schema import Config
+from tandem.registry import Choice, Registry, setting
 
 _DROP = 10
-_WINDOW = 2
-_FIRST_EPOCHS = 5
 
 
-def learning_rate(
-    config: Config,
-    epoch: int,
-    step_in_epoch: int,
-    steps_per_epoch: int,
-    validation_errors: Sequence[float] = (),
-) -> float:
-    """The rate of one step, by the policy and the warm-up of `config`.
+@dataclass(frozen=True)
+class Moment:
+    """A run's position, by which a schedule decides.
 
-    Parameters
-    ----------
-    config : Config
-        Its ``learning_rate``, ``lr_...`` settings, ``warmup_epochs``, ``n_epochs`` and, resolved,
-        ``devices``.
-    epoch : int
-        Whole epochs done, from 0.
-    step_in_epoch : int
-        Steps done in this epoch, from 0.
-    steps_per_epoch : int
-        Steps of an epoch, at least 1.
-    validation_errors : sequence of float
-        Top-1 error after each whole epoch, as a fraction. Only the first `epoch` are used.
-
-    Returns
-    -------
-    float
-        The rate for weights; biases learn at twice that.
-    """
-    done = epoch + step_in_epoch / steps_per_epoch
-    base, policy = config.learning_rate, config.lr_policy
-    if policy == "step":
-        rate = step_rate(epoch, base, config.lr_step)
-    elif policy == "auto":
-        rate = auto_rate(base, validation_errors[:epoch], config.lr_adapt_threshold)
-    elif policy == "poly":
-        rate = poly_rate(done, base, config.n_epochs, config.lr_power)
-    elif policy == "cosine":
-        rate = cosine_rate(done, base, config.n_epochs)
-    else:
-        rate = base
-    steps = epoch * steps_per_epoch + step_in_epoch
-    warmup_steps = config.warmup_epochs * steps_per_epoch
-    if config.lr_scaling == "none":
-        return rate * warmup_factor(steps, warmup_steps)
-    full = scaling_factor(config.lr_scaling, len(config.devices))
-    return rate * gradual_factor(steps, warmup_steps, full)
-
-
-def step_rate(epoch: int, base: float, drops: Sequence[int]) -> float:
-    """Divide the rate by 10 at each of the epochs in `drops`.
-
-    Parameters
+    Attributes
     ----------
     epoch : int
         Whole epochs done.
-    base : float
-        The rate of the first epoch.
-    drops : sequence of int
-        With 20, the first twenty epochs have the whole rate and the twenty-first a tenth of it.
-    """
-    return base / _DROP ** sum(epoch >= drop for drop in drops)
-
-
-def auto_rate(base: float, validation_errors: Sequence[float], threshold: float) -> float:
-    """Divide the rate by 10 whenever the validation error has stopped falling.
-
-    After epoch n > 5 the rate falls if the error is less than `threshold` below what it was two
-    epochs before. The two epochs of such a window all had the same rate: after a division the next
-    can follow two epochs later at the earliest. An error that is not a number is no improvement.
-
-    Parameters
-    ----------
-    base : float
-        The rate of the first epoch.
-    validation_errors : sequence of float
-        After each whole epoch so far, as fractions.
-    threshold : float
-        The least improvement in two epochs that keeps the rate, as a fraction.
-    """
-    drops, last_drop = 0, 0
-    for done in range(_FIRST_EPOCHS + 1, len(validation_errors) + 1):
-        improvement = validation_errors[done - 1 - _WINDOW] - validation_errors[done - 1]
-        # Written so that a comparison with NaN, which is false, counts as no improvement.
-        if done - last_drop >= _WINDOW and not improvement >= threshold:
-            drops, last_drop = drops + 1, done
-    return base / _DROP**drops
-
-
-def poly_rate(done: float, base: float, epochs: int, power: float) -> float:
-    """Let the rate fall to 0 as ``base * (1 - done / epochs) ** power``.
-
-    Parameters
-    ----------
     done : float
-        Epochs done, with the fraction of the one that runs.
-    base : float
-        The rate of the first step.
+        Epochs done, with the fraction of the current one.
     epochs : int
         Epochs of the whole training.
-    power : float
-        1 is a straight line.
+    validation_errors : sequence of float
+        Top-1 error after each whole epoch so far, as fractions.
     """
-    return base * (1 - min(done / epochs, 1.0)) ** power
+
+    epoch: int
+    done: float
+    epochs: int
+    validation_errors: Sequence[float] = ()
 
 
-def cosine_rate(done: float, base: float, epochs: int) -> float:
+class Schedule(Choice, ABC):
+    """Base of a schedule: a frozen dataclass of its settings, registered by name."""
+
+    @abstractmethod
+    def rate(self, base: float, moment: Moment) -> float:
+        """The rate of weights at a moment, before warm-up and scaling.
+
+        Parameters
+        ----------
+        base : float
+            The rate of the first step.
+        moment : Moment
+        """
+
+
+SCHEDULES: Registry[Schedule] = Registry("lr_policy")
+
+
+@SCHEDULES.register("step")
+@dataclass(frozen=True)
+class Step(Schedule):
+    """Divide the rate by 10 at each listed epoch.
+
+    With 20, the first twenty epochs have the whole rate and the twenty-first a tenth of it.
+    """
+
+    lr_step: tuple[int, ...] = setting(
+        (20, 40),
+        "step: epochs done when the rate is divided by 10",
+        "a list of increasing whole numbers of epochs, each at least 1",
+    )
+
+    def rate(self, base: float, moment: Moment) -> float:
+        return base / _DROP ** sum(moment.epoch >= drop for drop in self.lr_step)
+
+
+@SCHEDULES.register("auto")
+@dataclass(frozen=True)
+class Auto(Schedule):
+    """Divide the rate by 10 whenever the validation error has stopped falling.
+
+    After epoch n > 5 the rate falls if the error is less than the threshold below that of two
+    epochs before. The two epochs of such a window all had the same rate: after a division the next
+    can follow two epochs later at the earliest. An error that is not a number is no improvement.
+    """
+
+    WINDOW: ClassVar[int] = 2
+    FIRST_EPOCHS: ClassVar[int] = 5
+
+    lr_adapt_threshold: float = setting(
+        0.01,
+        "auto: least gain in top-1 error over two epochs, a fraction",
+        "a number of at least 0",
+        ge=0,
+    )
+
+    def rate(self, base: float, moment: Moment) -> float:
+        errors = moment.validation_errors
+        drops, last_drop = 0, 0
+        for done in range(self.FIRST_EPOCHS + 1, len(errors) + 1):
+            improvement = errors[done - 1 - self.WINDOW] - errors[done - 1]
+            # Written so that a comparison with NaN, which is false, counts as no improvement.
+            improved = improvement >= self.lr_adapt_threshold
+            if done - last_drop >= self.WINDOW and not improved:
+                drops, last_drop = drops + 1, done
+        return base / _DROP**drops
+
+
+@SCHEDULES.register("poly")
+@dataclass(frozen=True)
+class Poly(Schedule):
+    """Let the rate fall to 0 as ``base * (1 - done / epochs) ** power``."""
+
+    lr_power: float = setting(
+        1.0,
+        "poly: exponent, of the fraction of training that is left",
+        "a number above 0",
+        gt=0,
+    )
+
+    def rate(self, base: float, moment: Moment) -> float:
+        return base * (1 - min(moment.done / moment.epochs, 1.0)) ** self.lr_power
+
+
+@SCHEDULES.register("cosine")
+@dataclass(frozen=True)
+class Cosine(Schedule):
     """Let the rate fall to 0 as half a cosine: ``base * (1 + cos(pi * done / epochs)) / 2``.
 
     Loshchilov and Hutter, "SGDR", ICLR 2017, equation 5, with one period and a minimum of 0.
-
-    Parameters
-    ----------
-    done : float
-        Epochs done, with the fraction of the one that runs.
-    base : float
-        The rate of the first step.
-    epochs : int
-        Epochs of the whole training.
     """
-    return base * (1 + math.cos(math.pi * min(done / epochs, 1.0))) / 2
+
+    def rate(self, base: float, moment: Moment) -> float:
+        return base * (1 + math.cos(math.pi * min(moment.done / moment.epochs, 1.0))) / 2
 
 
-def warmup_factor(steps: int, warmup_steps: float) -> float:
-    """A factor that rises linearly from 0 to 1 over the first steps of a run.
+@SCHEDULES.register("constant")
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """Keep the rate."""
 
-    It multiplies whatever the policy gives. The first step has ``1 / warmup_steps`` rather than 0,
-    which would teach nothing; the last step of the warm-up is the first with the whole rate.
-
-    Parameters
-    ----------
-    steps : int
-        Steps done in all.
-    warmup_steps : float
-        Length of the warm-up in steps; 0 is none.
-    """
-    return min((steps + 1) / warmup_steps, 1.0) if warmup_steps > 0 else 1.0
-
-
-def scaling_factor(scaling: str, trainers: int) -> float:
-    """How much larger a rate may be for a global minibatch of several trainers'.
-
-    Parameters
-    ----------
-    scaling : "linear" or "sqrt"
-        In proportion, by which so many steps of one trainer become one ("linear scaling rule",
-        Goyal et al. 2017, arXiv 1706.02677, section 2.1), or to the root, by which the noise of a
-        step stays the same (Krizhevsky 2014, arXiv 1404.5997, section 5).
-    trainers : int
-        By how much the global minibatch is larger than ``batch_size``, for which the rate is meant.
-    """
-    return float(trainers) if scaling == "linear" else math.sqrt(trainers)
-
-
-def gradual_factor(steps: int, warmup_steps: float, full: float) -> float:
-    """A factor that rises linearly from about 1 to `full` over the first steps of a run.
-
-    "Gradual warm-up", Goyal et al. 2017, section 2.2. The last step of the warm-up is the first
-    with the whole factor, as in `warmup_factor`.
-
-    Parameters
-    ----------
-    steps : int
-        Steps done in all.
-    warmup_steps : float
-        Length of the warm-up in steps; 0 is none.
-    full : float
-        The factor after it.
-    """
-    return 1 + (full - 1) * warmup_factor(steps, warmup_steps)
+    def rate(self, base: float, moment: Moment) -> float:
+        return base

@@ -1,26 +1,25 @@
 """Batch files in the order of the list: good pictures fill them without holes.
 
-Which pictures a file holds is known only when all before them are decoded, since a bad one shifts
-the rest. So pictures are squashed into free slots of a shared array, ahead of need, and taken out
-in the order of the list; a file is a list of slots. Those lie side by side until the first bad
-picture, and then the file is written without a copy.
+A bad picture shifts all later ones, so the content of a file is known only when everything before
+it is decoded. Pictures are therefore decoded ahead into free slots of a shared array, and taken out
+in the order of the list; a file is a list of slots. These are neighbours until the first bad
+picture; such a file is written without a copy.
 """
 
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
 
 import numpy as np
 
 from tandem.data.batch_file import write_batch
 from tandem.errors import InputError
 from tandem.preprocessing.listing import Listed
-from tandem.preprocessing.pool import CHUNK, SquashPool, Task
+from tandem.preprocessing.pool import CHUNK, DecodePool, Task
 from tandem.preprocessing.progress import Progress, Skipped, SplitProgress, save_progress
+from tandem.preprocessing.report import Report
 
 
 def batch_name(split: str, number: int) -> str:
@@ -28,17 +27,8 @@ def batch_name(split: str, number: int) -> str:
     return f"{split}_hkl/{number:04d}.hkl"
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """A file to write, and how far its split is when it is written."""
-
-    split: str
-    slots: tuple[int, ...]
-    progress: SplitProgress
-
-
 class BatchWriter:
-    """Writes batch files in a thread of its own, and after each a record of the progress.
+    """Writes batch files in a thread of its own, and the progress after each.
 
     Parameters
     ----------
@@ -47,12 +37,12 @@ class BatchWriter:
     layout : str
         Of the files.
     progress : Progress
-        Where to go on.
+        Where to continue.
 
     Attributes
     ----------
     progress : Progress
-        What is written; settled once `flush` has returned.
+        What is written; final once `flush` has returned.
     """
 
     def __init__(self, folder: Path, layout: str, progress: Progress) -> None:
@@ -61,11 +51,24 @@ class BatchWriter:
         self._layout = layout
         self._thread = ThreadPoolExecutor(1)
         self._written: deque[Future[tuple[int, ...]]] = deque()
-        self._whole = True  # every file so far is on disk, and recorded
+        self._complete = True  # every file so far is on disk, and in the progress
 
-    def submit(self, batch: _Batch, pictures: np.ndarray) -> None:
-        """Write `batch`, whose slots lie in `pictures` and must keep until they come back."""
-        self._written.append(self._thread.submit(self._write, batch, pictures))
+    def submit(
+        self, split: str, done: SplitProgress, slots: tuple[int, ...], pictures: np.ndarray
+    ) -> None:
+        """Write the next file of a split.
+
+        Parameters
+        ----------
+        split : str
+            ``train`` or ``val``.
+        done : SplitProgress
+            The progress of the split once the file is written.
+        slots : tuple of int
+            The file's pictures; they must not change until `take_back` returns them.
+        pictures : uint8 (slot, row, column, RGB)
+        """
+        self._written.append(self._thread.submit(self._write, split, done, slots, pictures))
 
     def take_back(self, *, wait: bool) -> list[int]:
         """Slots whose pictures are on disk; with `wait`, at least those of the oldest file."""
@@ -83,76 +86,49 @@ class BatchWriter:
     def __enter__(self) -> "BatchWriter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _write(self, batch: _Batch, pictures: np.ndarray) -> tuple[int, ...]:
-        if not self._whole:
+    def _write(
+        self, split: str, done: SplitProgress, slots: tuple[int, ...], pictures: np.ndarray
+    ) -> tuple[int, ...]:
+        if not self._complete:
             raise RuntimeError("the batch file before this one was not written")
-        self._whole = False
-        chosen = _select(pictures, batch.slots)
-        path = self._folder / batch_name(batch.split, batch.progress.files - 1)
+        self._complete = False
+        neighbours = slots == tuple(range(slots[0], slots[0] + len(slots)))
+        chosen = pictures[slots[0] : slots[-1] + 1] if neighbours else pictures[list(slots)]
+        path = self._folder / batch_name(split, done.files - 1)
         try:
             write_batch(path, chosen, self._layout)
-            _forget(path)
+            _drop_from_cache(path)
             sums = self.progress.sums
-            if batch.split == "train":
+            if split == "train":
                 # 32 bits hold the sum of any file: a picture adds at most 255.
                 sums = sums + chosen.sum(0, dtype=np.uint32)
-            splits = self.progress.splits | {batch.split: batch.progress}
+            splits = self.progress.splits | {split: done}
             self.progress = replace(self.progress, sums=sums, splits=splits)
             save_progress(self._folder, self.progress)
         except OSError as error:
             raise InputError(
                 f"{error.filename or path}: cannot be written: {error.strerror or error}; what is"
-                " done stays, and the same command goes on from there"
+                " done is kept, and the same command continues from there"
             ) from error
-        self._whole = True
-        return batch.slots
+        self._complete = True
+        return slots
 
 
-def _forget(path: Path) -> None:
-    """Drop a file that is on disk from the cache of the system.
+def _drop_from_cache(path: Path) -> None:
+    """Drop a file that is on disk from the system's page cache.
 
-    All files together are larger than memory, and pages used again are cheaper than new ones.
+    All files together are larger than memory, and reused pages are cheaper than new ones.
     """
     if hasattr(os, "posix_fadvise"):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _select(pictures: np.ndarray, slots: tuple[int, ...]) -> np.ndarray:
-    first = slots[0]
-    if slots == tuple(range(first, first + len(slots))):
-        return pictures[first : first + len(slots)]
-    return pictures[list(slots)]
-
-
-class ProgressReporter(Protocol):
-    """Who is told how it goes on, in the order of the list."""
-
-    def advance(self, count: int) -> None:
-        """`count` more pictures are dealt with."""
-
-    def skip(self, split: str, skipped: Skipped) -> None:
-        """A picture is left out. May raise, which stops the run."""
-
-
-@dataclass(frozen=True)
-class _Good:
-    """A picture that is squashed, and in no file yet."""
-
-    slot: int
-    position: int
-
-
-class SplitMaker:
-    """Makes the batch files of one split, from where the writer's progress stands.
+class SplitWriter:
+    """Makes the batch files of one split, continuing from the writer's progress.
 
     Parameters
     ----------
@@ -162,12 +138,12 @@ class SplitMaker:
         Its pictures.
     batch_size : int
         Pictures per file.
-    pool : SquashPool
+    pool : DecodePool
         Has `slots_needed` slots; some may still wait to be written.
     writer : BatchWriter
         Writes the files.
-    reporter : ProgressReporter
-        Is told how it goes on.
+    report : Report
+        Counts pictures in the order of the list.
     """
 
     def __init__(
@@ -175,9 +151,9 @@ class SplitMaker:
         split: str,
         listed: Listed,
         batch_size: int,
-        pool: SquashPool,
+        pool: DecodePool,
         writer: BatchWriter,
-        reporter: ProgressReporter,
+        report: Report,
     ) -> None:
         done = writer.progress.splits[split]
         self._split = split
@@ -186,52 +162,50 @@ class SplitMaker:
         self._batch_size = batch_size
         self._pool = pool
         self._writer = writer
-        self._observer = reporter
-        self._squashing: deque[tuple[Task, Future[list[str | None]]]] = deque()
-        self._good: list[_Good] = []
+        self._report = report
+        self._decoding: deque[tuple[Task, Future[list[str | None]]]] = deque()
+        self._good: list[tuple[int, int]] = []  # slot and position, decoded and in no file yet
         self._skipped = list(done.skipped)
         self._files = done.files
-        self._handed_out = self._collected = done.cursor
+        self._submitted = self._collected = done.cursor
 
     def run(self) -> None:
         """Make the files; on return the writer has them all."""
         while self._collected < self._total:
-            self._hand_out()
-            if self._squashing:
-                self._collect(*self._squashing.popleft())
-            self._pool.free.extend(self._writer.take_back(wait=not self._squashing))
+            self._submit()
+            if self._decoding:
+                self._collect(*self._decoding.popleft())
+            self._pool.free.extend(self._writer.take_back(wait=not self._decoding))
         if self._good:
             self._write(len(self._good), self._total)
 
-    def _hand_out(self) -> None:
+    def _submit(self) -> None:
         free = self._pool.free
-        while (count := min(CHUNK, self._total - self._handed_out)) and count <= len(free):
+        while (count := min(CHUNK, self._total - self._submitted)) and count <= len(free):
             slots = tuple(free.popleft() for _ in range(count))
-            positions = range(self._handed_out, self._handed_out + count)
-            folder = str(self._listed.folder)
-            paths = tuple(f"{folder}/{self._listed.pictures[position]}" for position in positions)
-            task = Task(slots, paths)
-            self._squashing.append((task, self._pool.submit(task)))
-            self._handed_out += count
+            names = self._listed.pictures[self._submitted : self._submitted + count]
+            task = Task(slots, tuple(f"{self._listed.folder}/{name}" for name in names))
+            self._decoding.append((task, self._pool.submit(task)))
+            self._submitted += count
 
     def _collect(self, task: Task, future: "Future[list[str | None]]") -> None:
         for slot, reason in zip(task.slots, future.result(), strict=True):
             if reason is None:
-                self._good.append(_Good(slot, self._collected))
+                self._good.append((slot, self._collected))
             else:
                 self._skipped.append(Skipped(self._collected, reason))
                 self._pool.free.append(slot)
-                self._observer.skip(self._split, self._skipped[-1])
+                self._report.skip(self._split, self._skipped[-1])
             self._collected += 1
-        self._observer.advance(len(task.slots))
+        self._report.advance(len(task.slots))
         while len(self._good) >= self._batch_size:
-            self._write(self._batch_size, self._good[self._batch_size - 1].position + 1)
+            self._write(self._batch_size, self._good[self._batch_size - 1][1] + 1)
 
     def _write(self, count: int, cursor: int) -> None:
-        """Write the oldest `count` pictures; the list is dealt with as far as `cursor`."""
-        slots = tuple(good.slot for good in self._good[:count])
+        """Write the oldest `count` pictures; the list is processed up to `cursor`."""
+        slots = tuple(slot for slot, _ in self._good[:count])
         del self._good[:count]
         self._files += 1
         skipped = tuple(skipped for skipped in self._skipped if skipped.position < cursor)
-        progress = SplitProgress(cursor, self._files, skipped)
-        self._writer.submit(_Batch(self._split, slots, progress), self._pool.pictures)
+        done = SplitProgress(cursor, self._files, skipped)
+        self._writer.submit(self._split, done, slots, self._pool.pictures)

@@ -1,11 +1,9 @@
-"""What other programs want to read, written from the manifest."""
+"""Text and label files for other programs, written from the manifest."""
 
 import logging
-from pathlib import Path
 
 from tandem.data.manifest import SPLITS, read_manifest
-from tandem.errors import InputError
-from tandem.files import write_array, write_text
+from tandem.files import make_folder, write_array, write_text
 from tandem.preprocessing.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -26,14 +24,7 @@ def write_labels(settings: Settings) -> None:
     """Write train_labels.npy and val_labels.npy: int64 (pictures,), in dataset order."""
     manifest = read_manifest(settings.tar_root_dir / "manifest.json")
     folder = settings.label_folder
-    _make_folder(folder)
+    make_folder(folder)
     for name in SPLITS:
         write_array(folder / f"{name}_labels.npy", manifest.splits[name].labels)
     log.info("%s and val_labels.npy: written", folder / "train_labels.npy")
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: the folder cannot be made: {error.strerror}") from None

@@ -1,8 +1,8 @@
-"""Processes that decode_picture pictures into memory that the parent sees too.
+"""Processes that decode pictures into memory that the parent sees too.
 
-Pillow gives up the lock of the interpreter while it decodes and resizes, but not while it opens a
-file and copies pixels out. On two cores threads are as fast as processes; on many cores that rest
-would be done by one core at a time.
+Pillow releases the interpreter's lock while it decodes and resizes, but not while it opens a file
+and copies pixels out. On two cores threads are as fast as processes; on many cores that remainder
+would run on one core at a time.
 """
 
 import os
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -25,21 +24,22 @@ from tandem.memory.host import HostBuffer
 
 # Enough that handing out work costs little, few enough that the processes end together.
 CHUNK = 16
-# A copy of this process is at work at once; a new one would import NumPy and Pillow first. When it
-# is copied no thread of it is at work. Elsewhere than on Linux, libraries have threads that are.
+# A copy of this process is at work at once; a new one would import NumPy and Pillow first. No
+# thread of this process is at work when it is copied. On other systems than Linux, libraries have
+# threads that are.
 _START = "fork" if sys.platform == "linux" else "spawn"
 
 
 @dataclass(frozen=True)
 class Task:
-    """Pictures to decode_picture: `paths` into the `slots` of the shared memory, one each."""
+    """Pictures to decode: `paths` into the `slots` of the shared memory, one each."""
 
     slots: tuple[int, ...]
     paths: tuple[str, ...]
 
 
-class SquashPool:
-    """Squashes pictures into slots of a shared array.
+class DecodePool:
+    """Decodes pictures into slots of a shared array.
 
     Parameters
     ----------
@@ -55,15 +55,15 @@ class SquashPool:
     pictures : uint8 (slots, S, S, 3)
         (slot, row, column, RGB).
     free : deque of int
-        Slots that hold nothing. Whoever submits a task takes them, and brings them back.
+        Slots that are not in use. Whoever submits a task takes them, and returns them.
     """
 
     def __init__(self, workers: int, slots: int, size: int) -> None:
         self.free = deque(range(slots))
         shape = (slots, size, size, 3)
+        self._buffer: HostBuffer | None = None
         self._executor: Executor | None = None
         if workers == 1:
-            self._buffer = None
             keep_memory()
             self.pictures = np.empty(shape, np.uint8)
             return
@@ -74,22 +74,17 @@ class SquashPool:
         )
 
     def submit(self, task: Task) -> "Future[list[str | None]]":
-        """Begin a task; its result says of each picture why it is bad, or None."""
+        """Start a task; its result is, for each picture, why it is bad, or None."""
         if self._executor is not None:
-            return self._executor.submit(_squash_in_worker, task)
+            return self._executor.submit(_decode_in_worker, task)
         future: Future[list[str | None]] = Future()
-        future.set_result(_squash_into(self.pictures, task))
+        future.set_result(_decode_all(self.pictures, task))
         return future
 
-    def __enter__(self) -> "SquashPool":
+    def __enter__(self) -> "DecodePool":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
         del self.pictures
@@ -97,50 +92,42 @@ class SquashPool:
             self._buffer.close()
 
 
-@dataclass(frozen=True)
-class _Worker:
-    buffer: HostBuffer
-    pictures: np.ndarray
-
-
-# A worker's tasks come without state, so what the initializer was given has to wait here.
-_worker: _Worker | None = None
+# Tasks carry no state, so a worker keeps here what its initializer was given.
+_shared: tuple[HostBuffer, np.ndarray] | None = None
 
 
 def _start_worker(buffer: HostBuffer, shape: tuple[int, ...]) -> None:
-    global _worker
-    # Ctrl-C reaches the whole group; the parent alone decides what it means.
+    global _shared
+    # Ctrl-C reaches the whole process group; the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_memory()
-    _worker = _Worker(buffer, buffer.array(shape, np.uint8))
+    _shared = buffer, buffer.array(shape, np.uint8)
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has died without being able to say so."""
+    """End this process when its parent was killed."""
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
 
 
-def _squash_in_worker(task: Task) -> list[str | None]:
-    if _worker is None:
-        raise RuntimeError("a task came to a process that was not started by SquashPool")
-    return _squash_into(_worker.pictures, task)
+def _decode_in_worker(task: Task) -> list[str | None]:
+    if _shared is None:
+        raise RuntimeError("this process was not started by DecodePool")
+    return _decode_all(_shared[1], task)
 
 
-def _squash_into(pictures: np.ndarray, task: Task) -> list[str | None]:
-    return [
-        _squash_one(pictures[slot], path) for slot, path in zip(task.slots, task.paths, strict=True)
-    ]
+def _decode_all(pictures: np.ndarray, task: Task) -> list[str | None]:
+    return [_decode(pictures[slot], p) for slot, p in zip(task.slots, task.paths, strict=True)]
 
 
-def _squash_one(picture: np.ndarray, path: str) -> str | None:
+def _decode(picture: np.ndarray, path: str) -> str | None:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        # A file that cannot be read says nothing about the picture in it.
+        # A file that cannot be read does not make its picture a bad one.
         raise InputError(f"{path}: the picture cannot be read: {error.strerror}") from None
     try:
         picture[...] = decode_picture(content, len(picture))
@@ -150,7 +137,7 @@ def _squash_one(picture: np.ndarray, path: str) -> str | None:
 
 
 def slots_needed(batch_size: int, workers: int) -> int:
-    """Slots enough for one file to be written, one to be filled, and two tasks for each process.
+    """Slots for one file being written, one being assembled, and two tasks for each process.
 
     More would only be more memory, which costs when it is first touched.
     """

@@ -1,4 +1,4 @@
-"""From the list of pictures to batch files, mean image and manifest: all of make_hkl.py."""
+"""All of make_hkl.py: pictures to batch files, mean image and manifest."""
 
 import contextlib
 import fcntl
@@ -8,14 +8,9 @@ import json
 import logging
 import os
 import platform
-import signal
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import features
@@ -24,38 +19,37 @@ from tandem.data.dataset import locate_split
 from tandem.data.manifest import (
     MANIFEST_NAME,
     SPLITS,
+    Layout,
     Manifest,
     Split,
     read_manifest,
     write_manifest,
 )
 from tandem.errors import InputError
-from tandem.files import write_array, write_text
-from tandem.preprocessing.batches import BatchWriter, SplitMaker, batch_name
+from tandem.files import make_folder, remove_partials, write_array
+from tandem.preprocessing.batches import BatchWriter, SplitWriter, batch_name
 from tandem.preprocessing.listing import Listed, Listing, list_pictures
-from tandem.preprocessing.pool import SquashPool, slots_needed
+from tandem.preprocessing.pool import DecodePool, slots_needed
 from tandem.preprocessing.progress import (
     PROGRESS_NAME,
     Progress,
-    Skipped,
     load_progress,
     save_progress,
 )
+from tandem.preprocessing.report import SKIPPED_NAME, Report, read_skipped
 from tandem.preprocessing.settings import Settings
 
 log = logging.getLogger(__name__)
 
 MEAN_NAME = "img_mean.npy"
-SKIPPED_NAME = "skipped.txt"
-_SECONDS_BETWEEN_LINES = 10.0
-_REMEDY = "choose another tar_root_dir, or delete what this one holds to begin afresh"
+_REMEDY = "choose another tar_root_dir, or delete what this one holds to start over"
 
 
 def prepare(settings: Settings) -> None:
     """Make the batch files, the mean image, the list of skipped pictures and the manifest.
 
-    A run that was stopped goes on where it was; one that is finished is checked and left alone.
-    The manifest is written last: where there is one, everything it names is there.
+    A stopped run continues; a finished one is checked and left alone. The manifest is written
+    last: once it exists, so does everything it names.
 
     Raises
     ------
@@ -64,13 +58,13 @@ def prepare(settings: Settings) -> None:
     """
     listing = list_pictures(settings)
     root = settings.tar_root_dir
-    spec = _plan(settings, listing)
-    _make_folder(root)
+    spec = _spec(settings, listing)
+    make_folder(root)
     with _locked(root):
         progress = load_progress(root)
         if progress is None and (root / MANIFEST_NAME).exists():
             _check_finished(settings, listing)
-            log.info("%s: all is there already", root / MANIFEST_NAME)
+            log.info("%s: everything is there already", root / MANIFEST_NAME)
             return
         if progress is None:
             _check_unused(settings)
@@ -97,43 +91,36 @@ def mean_of(sums: np.ndarray, count: int) -> np.ndarray:
     return (sums.transpose(2, 0, 1) / np.float64(count)).astype(np.float32)
 
 
-def read_skipped(path: Path) -> dict[str, str]:
-    """Reasons by ``split/picture``, from skipped.txt; empty when there is none."""
-    if not path.exists():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {name: reason for name, _, reason in (line.partition("\t") for line in lines)}
-
-
 def _make_all(
     settings: Settings, listing: Listing, spec: dict[str, Any], progress: Progress | None
 ) -> None:
-    for split in SPLITS:
-        _make_folder((settings.tar_root_dir / batch_name(split, 0)).parent)
-    _make_folder(settings.misc_folder)
-    _remove_partials(settings)
+    root = settings.tar_root_dir
+    for folder in (*_batch_folders(root), settings.misc_folder):
+        make_folder(folder)
+        remove_partials(folder)
+    remove_partials(root)
     if progress is None:
         side = settings.image_size
         progress = Progress(spec, np.zeros((side, side, 3), np.int64))
-        save_progress(settings.tar_root_dir, progress)
-    report = _Report(settings, listing, progress)
+        save_progress(root, progress)
+    report = Report(settings, listing, progress)
     workers = settings.processes
     longest = max(len(listed.pictures) for listed in listing.splits.values())
     slots = min(longest, slots_needed(settings.batch_size, workers))
     with (
         report.shown(),
-        SquashPool(workers, slots, settings.image_size) as pool,
-        BatchWriter(settings.tar_root_dir, settings.layout, progress) as writer,
+        DecodePool(workers, slots, settings.image_size) as pool,
+        BatchWriter(root, settings.layout, progress) as writer,
     ):
         for split in SPLITS:
             listed = listing.splits[split]
-            SplitMaker(split, listed, settings.batch_size, pool, writer, report).run()
+            SplitWriter(split, listed, settings.batch_size, pool, writer, report).run()
         writer.flush()
         progress = writer.progress
     _finish(settings, listing, progress, report)
 
 
-def _finish(settings: Settings, listing: Listing, progress: Progress, report: "_Report") -> None:
+def _finish(settings: Settings, listing: Listing, progress: Progress, report: Report) -> None:
     kept = {name: _kept(listing.splits[name], report.skipped_positions(name)) for name in SPLITS}
     for listed in kept.values():
         if not listed.pictures:
@@ -143,7 +130,7 @@ def _finish(settings: Settings, listing: Listing, progress: Progress, report: "_
     report.write_skipped()
     manifest = Manifest(
         image_size=settings.image_size,
-        layout=settings.layout,
+        layout=cast(Layout, settings.layout),
         pictures_per_file=settings.batch_size,
         wnids=listing.wnids,
         seed=settings.seed,
@@ -169,12 +156,16 @@ def _kept(listed: Listed, skipped: set[int]) -> Listed:
     return listed.take([i for i in range(len(listed.pictures)) if i not in skipped])
 
 
+def _batch_folders(root: Path) -> list[Path]:
+    return [(root / batch_name(split, 0)).parent for split in SPLITS]
+
+
 def _file_names(split: str, progress: Progress) -> tuple[str, ...]:
     return tuple(batch_name(split, number) for number in range(progress.splits[split].files))
 
 
-def _plan(settings: Settings, listing: Listing) -> dict[str, Any]:
-    """Everything that the outputs depend on."""
+def _spec(settings: Settings, listing: Listing) -> dict[str, Any]:
+    """Everything that the output depends on."""
     return {
         "image_size": settings.image_size,
         "layout": settings.layout,
@@ -219,10 +210,10 @@ def _flat(spec: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _check_unused(settings: Settings) -> None:
-    """Refuse to overwrite what another program, or a run with another manifest, has made."""
+    """Refuse to overwrite files of another program, or of a run with another manifest."""
     root = settings.tar_root_dir
-    folders = [(root / batch_name(split, 0)).parent for split in SPLITS]
-    foreign = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*"))]
+    folders = [folder for folder in _batch_folders(root) if folder.is_dir()]
+    foreign = [path for folder in folders for path in sorted(folder.glob("*"))]
     foreign += [path for path in [settings.misc_folder / MEAN_NAME] if path.exists()]
     if foreign:
         raise InputError(
@@ -231,7 +222,7 @@ def _check_unused(settings: Settings) -> None:
 
 
 def _check_finished(settings: Settings, listing: Listing) -> None:
-    """Refuse to pass for this run's outputs those of a run with other settings or pictures."""
+    """Refuse the output of a finished run with other settings or pictures."""
     path = settings.tar_root_dir / MANIFEST_NAME
     manifest = read_manifest(path)
     for key, found, wanted in (
@@ -258,141 +249,18 @@ def _check_finished(settings: Settings, listing: Listing) -> None:
         locate_split(manifest, settings.tar_root_dir, name)
     mean_file = settings.misc_folder / MEAN_NAME
     if not mean_file.exists():
-        raise InputError(f"{mean_file}: there is no mean image, though {path} is there; {_REMEDY}")
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: the folder cannot be made: {error.strerror}") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"{folder}: found a folder that is not writable, expected one that is")
+        raise InputError(f"{mean_file}: there is no mean image, although {path} exists; {_REMEDY}")
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep a second run out of `folder`; the lock ends with the process, however it ends."""
+    """Lock `folder`; the lock ends with the process, however it ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"{folder}: another run is at work in this folder") from None
+            raise InputError(f"{folder}: another run is using this folder") from None
         yield
     finally:
         os.close(descriptor)
-
-
-def _remove_partials(settings: Settings) -> None:
-    """Remove the temporary files that a killed run could not."""
-    root, misc = settings.tar_root_dir, settings.misc_folder
-    written = [root / PROGRESS_NAME, root / MANIFEST_NAME, misc / MEAN_NAME, misc / SKIPPED_NAME]
-    patterns = [(path.parent, f".{path.stem}.*.partial{path.suffix}") for path in written]
-    patterns += [((root / batch_name(split, 0)).parent, ".*.partial.hkl") for split in SPLITS]
-    for folder, pattern in patterns:
-        for partial in folder.glob(pattern):
-            partial.unlink()
-
-
-@dataclass(frozen=True)
-class _Bad:
-    split: str
-    skipped: Skipped
-
-
-class _Report:
-    """Shows how a run goes on, and stops it when too many pictures are bad."""
-
-    def __init__(self, settings: Settings, listing: Listing, progress: Progress) -> None:
-        self._settings = settings
-        self._listing = listing
-        self._bad = [_Bad(s, k) for s in SPLITS for k in progress.splits[s].skipped]
-        self._total = sum(len(listed.pictures) for listed in listing.splits.values())
-        self._before = sum(split.cursor for split in progress.splits.values())
-        self._done = self._before
-        self._started = self._last_line = time.monotonic()
-        self._bar: Any = None
-        self._interrupted = False
-        self._check_bad()
-
-    @property
-    def bad(self) -> int:
-        """Number of pictures left out."""
-        return len(self._bad)
-
-    def skipped_positions(self, split: str) -> set[int]:
-        """Positions in the list of `split` of the pictures left out."""
-        return {bad.skipped.position for bad in self._bad if bad.split == split}
-
-    def write_skipped(self) -> None:
-        """Write skipped.txt: a line for each picture left out, ``split/picture``, tab, reason."""
-        # A run that went on meets the end of one split again after it has begun the next.
-        ordered = sorted(self._bad, key=lambda b: (SPLITS.index(b.split), b.skipped.position))
-        lines = [f"{self._name(bad)}\t{bad.skipped.reason}\n" for bad in ordered]
-        write_text(self._settings.misc_folder / SKIPPED_NAME, "".join(lines))
-
-    @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show a progress bar on a terminal; elsewhere, lines in the log."""
-        if self._before:
-            log.info("going on after %d of %d pictures", self._before, self._total)
-        former = signal.signal(signal.SIGINT, self._interrupt)
-        try:
-            if not sys.stderr.isatty():
-                yield
-                return
-            # Only here: importing it is a tenth of the program's start.
-            from tqdm import tqdm
-            from tqdm.contrib.logging import logging_redirect_tqdm
-
-            with (
-                tqdm(total=self._total, initial=self._before, unit="pictures") as self._bar,
-                logging_redirect_tqdm(),
-            ):
-                yield
-        finally:
-            signal.signal(signal.SIGINT, former)
-
-    def advance(self, count: int) -> None:
-        """`count` more pictures are dealt with."""
-        if self._interrupted:
-            raise KeyboardInterrupt
-        self._done += count
-        if self._bar is not None:
-            self._bar.update(count)
-        elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
-            self._last_line = time.monotonic()
-            rate = (self._done - self._before) / (self._last_line - self._started)
-            left = (self._total - self._done) / rate
-            log.info(
-                "%d of %d pictures, %.0f pictures/s, %.0f s left",
-                self._done,
-                self._total,
-                rate,
-                left,
-            )
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        # Python drops an exception that comes while it runs a finalizer, so it is noted as well.
-        self._interrupted = True
-        raise KeyboardInterrupt
-
-    def skip(self, split: str, skipped: Skipped) -> None:
-        """Note a picture that is left out; raises InputError when they are too many."""
-        self._bad.append(_Bad(split, skipped))
-        log.warning("left out %s: %s", self._name(self._bad[-1]), skipped.reason)
-        self._check_bad()
-
-    def _check_bad(self) -> None:
-        if self.bad > self._settings.max_bad:
-            self.write_skipped()
-            path = self._settings.misc_folder / SKIPPED_NAME
-            raise InputError(
-                f"{path}: found {self.bad} pictures that cannot be decoded, expected at most"
-                f" {self._settings.max_bad} (max_bad); the last is {self._name(self._bad[-1])}:"
-                f" {self._bad[-1].skipped.reason}"
-            )
-
-    def _name(self, bad: _Bad) -> str:
-        return f"{bad.split}/{self._listing.splits[bad.split].pictures[bad.skipped.position]}"

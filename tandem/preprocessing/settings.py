@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from tandem.data.manifest import LAYOUTS
 from tandem.errors import InputError
 from tandem.validation import parse_yaml
@@ -164,9 +162,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         loaded = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: the configuration cannot be read: {error.strerror}") from None
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        # ValueError: not UTF-8, or a date that is none.
-        raise InputError(f"{path}: the configuration is not YAML: {error}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: the configuration is {error}") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):

@@ -6,6 +6,7 @@ Importing this module imports PyTensor and PyTorch: only a trainer process does.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -18,28 +19,32 @@ from tandem.artifacts.metrics import MetricSums
 from tandem.backend import Captured, DeviceSharedVariable, capture, device_mode, device_shared
 from tandem.config.schema import Config
 from tandem.data.augment import Mode
-from tandem.layers import DropoutKeys, label_rank
+from tandem.layers import DropoutKeys, Network, label_rank
 from tandem.memory.flat import Vectors
 from tandem.memory.slot import Slot
-from tandem.ops import crop_mirror, momentum_step
-from tandem.optim.parameter_groups import learned_rates
+from tandem.ops import crop_mirror
+from tandem.optim import Optimizer
+from tandem.optim.parameter_groups import learned_rates, running_averages
 
 Tensors = dict[str, TensorVariable]
+_Variables = dict[str, DeviceSharedVariable]
+_Placed = tuple[_Variables, dict[str, _Variables], _Variables]
+"""Weights, each state of the optimizer, and gradients."""
 _GRADIENT = "gradient/"
 
 
 @dataclass(frozen=True)
 class _Graph:
-    """What a function is to be made of.
+    """The graph of a function.
 
     Attributes
     ----------
     minibatch : dict of str to variable
         The arrays of a slot that it reads, by their names there.
     values : dict of str to variable
-        Numbers that it is given.
+        Its other arguments, which are numbers.
     updates : list of (shared variable, variable)
-        All that it does.
+        Its results, which it writes to shared variables.
     """
 
     minibatch: Tensors
@@ -48,43 +53,46 @@ class _Graph:
 
 
 class CompiledNetwork:
-    """A network whose learned parameters, momenta and gradients lie in flat vectors.
+    """A network whose parameters, optimizer states and gradients lie in flat vectors.
 
-    What is frozen lies beside them, so that no exchange ever touches it.
+    Frozen parameters lie beside them, so that no exchange touches them. An array that is not
+    trained has its statistic, computed with the gradients, in the vector of gradients.
 
     On the host a function takes a slot's arrays as its arguments. On a GPU it is recorded once for
     each slot, over the slot's memory, and replayed: that costs the host one call.
 
     Parameters
     ----------
-    network : AlexNet, or any object with its ``parameters``, ``kinds``, ``logits``, ``cost`` and
-        ``classes``. The graph.
+    network : Network
+        The graph.
     config : Config
-        Rates, precision, seed, and what else the functions depend on.
+        Rates, precision, seed, and all other settings that the functions depend on.
+    optimizer : Optimizer
+        Its step updates the parameters.
     mean : float32 (3, S, S)
         The mean image.
     vectors : Vectors
-        What learned parameters, momenta and gradients are to live in: memory that other trainers
-        may see.
+        The memory of parameters, states and gradients, which other trainers may share.
     device : str
         "cpu" or "cuda:0" and so on.
     compile : bool
         Whether the functions go through ``torch.compile``.
     device_crops : bool
-        Whether a slot holds whole pictures, to be cropped here, or crops.
+        Whether a slot holds whole pictures, cropped here, or crops.
     records : bool
         Whether slots are in the device's own memory, so that functions are recorded over it.
     updated : Vectors, optional
-        What an update is to step: parts of these vectors, flattened; by default all of them.
+        The parts of these vectors that an update steps, flattened; by default all of them.
     on_gradient_ready : callable, optional
-        Called with the name of each gradient when it is there, while earlier layers' are still
-        being computed, see `device_mode`. Gradients are then not recorded.
+        Called with a parameter's name when its gradient is ready, during the backward pass, see
+        `device_mode`. Gradients are then not recorded.
     """
 
     def __init__(
         self,
-        network: Any,
+        network: Network,
         config: Config,
+        optimizer: Optimizer,
         mean: np.ndarray,
         vectors: Vectors,
         device: str = "cpu",
@@ -95,19 +103,26 @@ class CompiledNetwork:
         on_gradient_ready: Callable[[str], None] | None = None,
     ) -> None:
         self._network, self._config, self._device = network, config, device
+        self._optimizer = optimizer
         self._records, self._on_gradient_ready = records, on_gradient_ready
         products = "float32" if config.precision == "float64" else config.precision
         make_mode = partial(device_mode, device, compile=compile, precision=products)
         self._mode = make_mode()
-        self._telling = (
-            self._mode if on_gradient_ready is None else make_mode(on_gradient_ready=self._tell)
+        self._reporting_mode = (
+            self._mode
+            if on_gradient_ready is None
+            else make_mode(on_gradient_ready=self._report_gradient)
         )
         self._crop = (config.crop_size, not device_crops)
-        self._rates = learned_rates(network.kinds, config)
-        self.weights = self._place(vectors.weights, "") | self._frozen()
-        self.momenta = self._place(vectors.states["momentum"], "momentum/")
-        self.gradients = self._place(vectors.gradients, _GRADIENT)
-        self._updated = self._place_updated(updated)
+        declared = network.parameters.declared
+        self._rates = learned_rates(
+            declared, config.freeze, config.lr_multipliers, optimizer.weight_decay
+        )
+        self._averages = running_averages(declared, config.freeze)
+        placed = self._place_vectors(vectors)
+        self.weights, self.states, self.gradients = placed
+        self.weights |= self._frozen()
+        self._updated = placed if updated is None else self._place_vectors(updated, "part of ")
         self._mean = device_shared(mean.astype(config.dtype), name="mean", device=device)
         self._sums = {mode: self._zeros(mode) for mode in ("train", "validation")}
         self._last = self._zeros("last")
@@ -120,8 +135,7 @@ class CompiledNetwork:
         self._functions: dict[str, tuple[Function, tuple[str, ...]]] = {}
         self._recorded: dict[tuple[str, Slot | None], Callable[[], Any]] = {}
 
-    def _tell(self, variable: str) -> None:
-        """Pass on that a variable has its new value, if it is a gradient."""
+    def _report_gradient(self, variable: str) -> None:
         if self._on_gradient_ready is not None and variable.startswith(_GRADIENT):
             self._on_gradient_ready(variable.removeprefix(_GRADIENT))
 
@@ -131,15 +145,15 @@ class CompiledNetwork:
             for name, array in arrays.items()
         }
 
-    def _place_updated(self, vectors: Vectors | None) -> list[dict[str, DeviceSharedVariable]]:
-        """Weights, momenta and gradients as an update sees them."""
-        if vectors is None:
-            return [self.weights, self.momenta, self.gradients]
-        return [
-            self._place(vectors.weights, "part of "),
-            self._place(vectors.states["momentum"], "part of momentum/"),
-            self._place(vectors.gradients, "part of gradient/"),
-        ]
+    def _place_vectors(self, vectors: Vectors, prefix: str = "") -> _Placed:
+        return (
+            self._place(vectors.weights, prefix),
+            {
+                state: self._place(vectors.states[state], f"{prefix}{state}/")
+                for state in self._optimizer.states
+            },
+            self._place(vectors.gradients, prefix + _GRADIENT),
+        )
 
     def _frozen(self) -> dict[str, DeviceSharedVariable]:
         return {
@@ -147,7 +161,7 @@ class CompiledNetwork:
                 np.zeros(variable.type.shape, self._config.dtype), name=name, device=self._device
             )
             for name, variable in self._network.parameters.items()
-            if name not in self._rates
+            if name not in self.weights
         }
 
     def _number(self, dtype: str, name: str) -> DeviceSharedVariable:
@@ -159,32 +173,45 @@ class CompiledNetwork:
             for name in ("loss", "top1_errors", "top5_errors", "images")
         }
 
-    def load(self, weights: Mapping[str, np.ndarray], momenta: Mapping[str, np.ndarray]) -> None:
-        """Set weights and momenta, in their logical layouts, in place; names left out stay.
+    def load(
+        self,
+        weights: Mapping[str, np.ndarray],
+        states: Mapping[str, Mapping[str, np.ndarray]] = MappingProxyType({}),
+    ) -> None:
+        """Set weights and optimizer states, in their logical layouts, in place.
 
-        A frozen parameter has no momentum, and one that is given is not used.
+        Names left out keep their values. A frozen parameter has no state: one that is given is
+        ignored.
         """
-        for variables, values in ((self.weights, weights), (self.momenta, momenta)):
+        groups = [(self.weights, weights)]
+        groups += [(placed, states.get(name, {})) for name, placed in self.states.items()]
+        for variables, values in groups:
             for name in variables.keys() & values.keys():
                 variables[name].set_value(values[name].astype(self._config.dtype, copy=False))
 
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """All weights and momenta by name, in the network's order.
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, dict[str, np.ndarray]]]:
+        """All weights, and each state of the optimizer, by name, in the network's order.
 
         Returns
         -------
-        weights, momenta : dict of str to ndarray
-            In their logical layouts. On the host they are the memory itself. The momentum of what
-            is frozen is zero.
+        weights : dict of str to ndarray
+            In their logical layouts. On the host they are the memory itself.
+        states : dict of str to dict of str to ndarray
+            Likewise, of every trainable parameter; zero where it is frozen.
         """
-        weights = {n: self.weights[n].get_value(borrow=True) for n in self._network.parameters}
-        momenta = {
-            name: self.momenta[name].get_value(borrow=True)
-            if name in self.momenta
-            else np.zeros_like(weight)
-            for name, weight in weights.items()
+        declared = self._network.parameters.declared
+        weights = {name: self.weights[name].get_value(borrow=True) for name in declared}
+        states = {
+            state: {
+                name: placed[name].get_value(borrow=True)
+                if name in placed
+                else np.zeros_like(weights[name])
+                for name, parameter in declared.items()
+                if parameter.trainable
+            }
+            for state, placed in self.states.items()
         }
-        return weights, momenta
+        return weights, states
 
     def compute_gradients(self, slot: Slot, epoch: int) -> None:
         """Write the gradients of the mean cost over the slot's valid pictures to their vector.
@@ -199,9 +226,9 @@ class CompiledNetwork:
         return bool(self._finite.get_value())
 
     def update(self, learning_rate: float) -> None:
-        """Step momenta and weights, in place, from the gradients in their vector.
+        """Step weights and optimizer states, in place, from the gradients in their vector.
 
-        Loss and errors that came with the gradients are added to the sums of training.
+        The loss and errors of the gradients' forward pass are added to the sums of training.
         """
         self._call("update", None, learning_rate=np.asarray(learning_rate, self._config.dtype))
 
@@ -283,7 +310,7 @@ class CompiledNetwork:
             [],
             updates=graph.updates,
             givens={**placed, **givens},
-            mode=self._telling if name == "gradients" else self._mode,
+            mode=self._reporting_mode if name == "gradients" else self._mode,
             name=name,
             trust_input=True,
             on_unused_input="ignore",  # an update needs no variable of the network
@@ -339,6 +366,7 @@ class CompiledNetwork:
         learned = [network.parameters[name] for name in self._rates]
         gradients = cast(list[TensorVariable], pt.grad(cost, learned))
         updates = [(self.gradients[n], g) for n, g in zip(self._rates, gradients, strict=True)]
+        updates += [(self.gradients[n], keys.statistics[n]) for n in self._averages]
         counts = self._counts(cost, logits, minibatch, self._config.print_train_error)
         updates += [(self._last[name], value) for name, value in counts.items()]
         updates.append((self._finite, _are_finite([cost, *gradients]).astype("int64")))
@@ -347,19 +375,23 @@ class CompiledNetwork:
     def _update_graph(self) -> _Graph:
         rate = pt.tensor("learning_rate", dtype=self._config.dtype, shape=())
         updates = _added(self._sums["train"], self._last)
-        weights, momenta, gradients = self._updated
-        for name in momenta:  # what is frozen has none
-            own = self._rates[name]
-            weight, momentum = momentum_step(
+        weights, states, gradients = self._updated
+        for name, own in self._rates.items():
+            if name not in gradients:  # another trainer updates it
+                continue
+            before = [placed[name] for placed in states.values()]
+            weight, after = self._optimizer.step(
                 weights[name],
-                momenta[name],
+                before,
                 gradients[name],
                 rate if own.factor == 1 else rate * np.asarray(own.factor, rate.dtype),
-                self._config.momentum if self._config.use_momentum else 0.0,
                 own.decay,
-                self._config.use_nesterov_momentum,
             )
-            updates += [(weights[name], weight), (momenta[name], momentum)]
+            updates += [(weights[name], weight), *zip(before, after, strict=True)]
+        for name, keep in self._averages.items():
+            if name in gradients:
+                kept, rest = (np.asarray(x, rate.dtype) for x in (keep, 1 - keep))
+                updates.append((weights[name], kept * weights[name] + rest * gradients[name]))
         return _Graph({}, {"learning_rate": rate}, updates)
 
     def _validation_graph(self) -> _Graph:

@@ -4,12 +4,12 @@ from multiprocessing.connection import Connection
 
 from tandem.data.minibatch import MinibatchBuilder
 from tandem.distributed import ExchangeSettings, Group, open_host_memory
-from tandem.launch.prepare import RunSpec
 from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.cuda import CudaSlots, SlotUploader
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.training.input_pipeline import InProcessLoader, Loader, OrderedLoader, ProcessLoader
+from tandem.training.run_spec import RunSpec
 
 
 def make_slots(spec: RunSpec, rank: int) -> HostSlots | CudaSlots:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from tandem.data.class_names import imagenet_names
 from tandem.data.reader import PictureReader
-from tandem.launch.prepare import RunSpec
+from tandem.training.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from PIL import Image

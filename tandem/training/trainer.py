@@ -28,21 +28,22 @@ from tandem.artifacts.run_folder import RunFolder
 from tandem.artifacts.run_lock import FolderLock
 from tandem.data.augment import Mode
 from tandem.data.manifest import read_manifest
+from tandem.data.mean_image import read_mean
 from tandem.data.minibatch import MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.distributed import ExchangeSettings, Group, PeerLost, make_exchange
 from tandem.errors import InputError
-from tandem.launch.prepare import RunSpec, read_mean
 from tandem.layers.network import build_network
 from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import CudaMemory, HostMemory
+from tandem.optim import OPTIMIZERS
 from tandem.optim.parameter_groups import check_layers, learned_rates
-from tandem.optim.schedules import learning_rate
 from tandem.processes.child import describe
 from tandem.processes.heartbeat import Activity, StatusSlot
 from tandem.training.input_pipeline import InputPipeline, LoaderError
+from tandem.training.learning_rate import learning_rate
 from tandem.training.memory import open_loader, open_memory
 from tandem.training.messages import (
     CheckpointBegun,
@@ -56,6 +57,7 @@ from tandem.training.messages import (
     StepVote,
     Stop,
 )
+from tandem.training.run_spec import RunSpec
 from tandem.training.sample_predictions import SamplePredictions
 
 if TYPE_CHECKING:
@@ -225,6 +227,7 @@ class Trainer:
         self.arguments, self.spec, self.config = arguments, spec, spec.config
         self.rank, self.trainers = arguments.rank, spec.trainers
         self.network = build_network(spec.description, spec.config.dtype)
+        self.optimizer = OPTIMIZERS.make("sgd", dict(spec.config))
         self.memory = self._open_memory()
         self.model = self._build_model()
         self.state = self._load_weights()
@@ -249,9 +252,16 @@ class Trainer:
         set_threads(self.spec.threads)
         keep_freed_memory()
         shapes = self._shapes()
-        learned = {name: shapes[name] for name in learned_rates(self.network.kinds, self.config)}
+        declared = self.network.parameters.declared
+        learned = {
+            name: shapes[name]
+            for name in learned_rates(declared, self.config.freeze, self.config.lr_multipliers)
+        }
         layout = FlatLayout.of(
-            learned, self.config.dtype, channels_last=self.spec.on_gpu, states=("momentum",)
+            learned,
+            self.config.dtype,
+            channels_last=self.spec.on_gpu,
+            states=self.optimizer.states,
         )
         return open_memory(self.spec, self.arguments.slots, self.arguments.group, layout)
 
@@ -261,7 +271,7 @@ class Trainer:
 
     def _checkpoint_nbytes(self) -> int:
         """Of all weights and momenta, frozen ones included."""
-        layout = FlatLayout.of(self._shapes(), self.config.dtype, states=("momentum",))
+        layout = FlatLayout.of(self._shapes(), self.config.dtype, states=self.optimizer.states)
         return layout.parameters_nbytes
 
     def _build_model(self) -> "CompiledNetwork":
@@ -270,6 +280,7 @@ class Trainer:
         return CompiledNetwork(
             self.network,
             self.config,
+            self.optimizer,
             read_mean(self.config.mean_path, self.spec.train.image_size),
             self.memory.vectors,
             device=self.memory.device,
@@ -292,7 +303,7 @@ class Trainer:
         whole = spec.resumed or (spec.weights if spec.job == "validate" else None)
         if whole is not None:
             checkpoint = read_checkpoint(whole, shapes)
-            model.load(checkpoint.weights, checkpoint.momentum or {})
+            model.load(checkpoint.weights, checkpoint.states)
             return replace(
                 checkpoint.state,
                 global_batch=begin.global_batch,
@@ -300,11 +311,11 @@ class Trainer:
                 skipped=tuple(dict.fromkeys((*checkpoint.state.skipped, *spec.skipped))),
             )
         for name, value in self.network.initial_values(self.config.seed):
-            model.load({name: value}, {})
+            model.load({name: value})
         if spec.weights is not None:
             skipped = self.config.init_weights_skip
             check_layers("init_weights_skip", skipped, shapes)
-            model.load(initial_weights(spec.weights, shapes, skipped), {})
+            model.load(initial_weights(spec.weights, shapes, skipped))
         return begin
 
     def _take_up(self, pending: Pending) -> Seconds:

@@ -121,18 +121,18 @@ def changed(**values: object) -> str:
         ("", "line 2: not a record"),
         ("not JSON", "line 2: not a record"),
         ('{"event": "tr', "line 2: not a record"),
-        ("[1]", "not a JSON object"),
-        ('{"epoch": 1}', "event is None, expected one of train, validation"),
+        ("[1]", "holds [1], expected a JSON object"),
+        ('{"epoch": 1}', "event is null, expected one of train, validation"),
         ('{"event": []}', "event is [], expected one of"),
-        ('{"event": "train"}', "a train record has epoch, step"),
-        (changed(extra=1), "found epoch"),
-        (changed(step="20"), "step is '20', expected a whole number"),
-        (changed(step=2.5), "step is 2.5, expected a whole number"),
-        (changed(step=True), "step is True, expected a whole number"),
-        (changed(epoch=None), "epoch is None, expected a whole number"),
-        (changed(loss="low"), "loss is 'low', expected a number or null"),
-        (changed(loss=False), "loss is False, expected a number or null"),
-        (changed(loss=10**400), "expected a number or null"),
+        ('{"event": "train"}', "epoch is missing; it must be set; step is missing"),
+        (changed(extra=1), "unknown key extra; known are epoch, step"),
+        (changed(step="20"), 'step is "20": input should be a valid integer'),
+        (changed(step=2.5), "step is 2.5: input should be a valid integer"),
+        (changed(step=True), "step is true: input should be a valid integer"),
+        (changed(epoch=None), "epoch is null: input should be a valid integer"),
+        (changed(loss="low"), 'loss is "low": input should be a valid number'),
+        (changed(loss=False), "loss is false: input should be a valid number"),
+        (changed(loss=10**400), "input should be a valid number"),
         ("[" * 100_000, "line 2: not a record"),
     ],
 )
@@ -191,14 +191,14 @@ def test_from_json_takes_what_to_json_gives() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"action": 3}, "action is 3, expected text"),
-        ({"pictures": "a"}, "pictures is 'a', expected a list of text"),
-        ({"pictures": ["a", 1]}, "expected a list of text"),
+        ({"action": 3}, "action is 3: input should be a valid string"),
+        ({"pictures": "a"}, 'pictures is "a": input should be a valid tuple'),
+        ({"pictures": ["a", 1]}, "input should be a valid string"),
     ],
 )
 def test_a_line_about_pictures_is_checked(changes: dict[str, object], expected: str) -> None:
     values = {**json.loads(to_json(NOT_FINITE)), **changes}
-    with pytest.raises(ValueError, match=re.escape(expected)):
+    with pytest.raises(InputError, match=re.escape(expected)):
         from_json(json.dumps(values))
 
 

@@ -14,7 +14,6 @@ import pytest
 from tandem.artifacts import run_folder as folder_module
 from tandem.artifacts.checkpoint import (
     Checkpoint,
-    NetworkDescription,
     RunState,
     read_checkpoint,
     save_checkpoint,
@@ -27,8 +26,10 @@ from tandem.artifacts.run_folder import (
     list_checkpoints,
     superseded,
 )
-from tandem.config.schema import Config, load_config
+from tandem.config.command_line import load_config
+from tandem.config.schema import Config
 from tandem.errors import InputError
+from tandem.layers.network import NetworkDescription
 
 TRAIN = TrainRecord(1, 20, 2.5, 0.75, 0.01, 130.5, 18.25, 0.5, 1.25)
 VALIDATION = ValidationRecord(1, 40, 2.25, 0.5, 0.125, 360)
@@ -37,7 +38,7 @@ VALIDATION = ValidationRecord(1, 40, 2.25, 0.5, 0.125, 360)
 def make(state: RunState, value: float = 1.0) -> Checkpoint:
     weights = {"fc8.weight": np.full((300, 100), value, np.float32), "fc8.bias": np.ones(3, "f4")}
     momentum = {name: 2 * array for name, array in weights.items()}
-    return Checkpoint(weights, momentum, NetworkDescription(67, 3, 1.0), state)
+    return Checkpoint(weights, {"momentum": momentum}, NetworkDescription(67, 3, 1.0), state)
 
 
 def write(folder: Path, *states: RunState) -> list[Path]:
@@ -269,11 +270,11 @@ def test_the_copy_is_the_checkpoint_bit_for_bit(tmp_path: Path, nbytes: int | No
     run.save(written)
     run.close()
     found = read_checkpoint(tmp_path / "epoch-0002.safetensors")
-    assert found.momentum is not None
-    assert written.momentum is not None
     for name, array in written.weights.items():
         assert found.weights[name].tobytes() == array.tobytes()
-        assert found.momentum[name].tobytes() == written.momentum[name].tobytes()
+        assert (
+            found.states["momentum"][name].tobytes() == written.states["momentum"][name].tobytes()
+        )
 
 
 def test_the_record_is_on_the_disk_before_the_checkpoint(

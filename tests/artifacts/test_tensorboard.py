@@ -17,10 +17,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util.tensor_util import make_ndarray
 
 from tandem.artifacts import tensorboard
-from tandem.artifacts.checkpoint import Checkpoint, NetworkDescription, RunState
-from tandem.artifacts.event_log import EventLog
+from tandem.artifacts.checkpoint import Checkpoint, RunState
 from tandem.artifacts.metrics_log import NotFiniteRecord, TrainRecord, ValidationRecord
+from tandem.artifacts.tensorboard import EventLog
 from tandem.artifacts.visualize import filter_grid
+from tandem.layers.network import NetworkDescription
 
 TRAIN = TrainRecord(1, 20, 2.5, 0.75, 0.01, 130.5, 18.0, 0.5, 1.5)
 VALIDATION = ValidationRecord(1, 40, 2.25, 0.5, 0.125, 360)
@@ -28,7 +29,8 @@ VALIDATION = ValidationRecord(1, 40, 2.25, 0.5, 0.125, 360)
 
 def checkpoint(step: int, **weights: np.ndarray) -> Checkpoint:
     momentum = {name: (value / 100).astype(value.dtype) for name, value in weights.items()}
-    return Checkpoint(weights, momentum, NetworkDescription(67, 3, 1.0), RunState(step=step))
+    network = NetworkDescription(67, 3, 1.0)
+    return Checkpoint(weights, {"momentum": momentum}, network, RunState(step=step))
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -76,7 +78,7 @@ def test_a_checkpoint_shows_weights_updates_and_filters(tmp_path: Path) -> None:
     filters = rng.standard_normal((6, 3, 5, 5)).astype(np.float32)
     large = rng.normal(0.5, 2.0, (700, 512))
     made = checkpoint(7, **{"conv1.weight": filters, "fc.weight": large, "fc.bias": np.ones(4)})
-    made.momentum["fc.weight"][...] = 3.0  # type: ignore[index]
+    made.states["momentum"]["fc.weight"][...] = 3.0
     write(tmp_path, 0, made)
     found = read(tmp_path)
     ratio = 3.0 * math.sqrt(large.size) / math.sqrt((large**2).sum())
@@ -204,7 +206,7 @@ def test_the_numbers_of_a_histogram_are_what_tensorboard_shows() -> None:
     from tensorboard.data_compat import migrate_value
 
     values = np.random.default_rng(1).standard_normal(5000)
-    (value,) = tensorboard._histogram("x", values)
+    value = tensorboard._to_summary("x", values)
     buckets = make_ndarray(migrate_value(value).tensor)
     counts, edges = np.histogram(values, 64)
     np.testing.assert_allclose(buckets[:, 2], counts)

@@ -12,7 +12,7 @@ from pytensor.compile.executor import Function
 from pytensor.compile.mode import Mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.resident import ResidentStep
+from examples.resident_step import ResidentStep
 from tandem.backend import DeviceLinker, ProductPrecision, capture, device_shared, on_stream
 from tests.support.check_function import DEVICE
 

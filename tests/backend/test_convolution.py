@@ -8,7 +8,7 @@ import pytensor.tensor as pt
 import pytest
 import torch
 
-from benchmarks.resident import ResidentStep, Sizes
+from examples.resident_step import ResidentStep, Sizes
 from tandem.backend import device_mode
 from tandem.backend.lowering import lower
 from tandem.ops.conv import Conv2d, Conv2dInputGrad, conv2d

@@ -13,9 +13,9 @@ from pytensor.graph.op import Op
 from pytensor.scalar.basic import Composite, ScalarOp
 from pytensor.tensor.elemwise import Elemwise
 
-from tandem.backend.codegen import Target, plan_node
 from tandem.backend.lowering import host_rule, lower
 from tandem.backend.lowering.scalars import covered_scalar_ops
+from tandem.backend.schedule import Target, plan_node
 from tests.support.check_function import DEVICE, PLAIN_DEVICE, PYTHON, assert_same, results
 from tests.support.lowering_cases import LOWERING_CASES, Case
 

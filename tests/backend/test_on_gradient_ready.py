@@ -5,7 +5,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from benchmarks.resident import ResidentStep, Sizes
+from examples.resident_step import ResidentStep, Sizes
 from tandem.backend import capture, device_mode, device_shared
 
 
@@ -68,11 +68,11 @@ def test_gradients_of_later_layers_are_told_while_earlier_ones_are_computed() ->
 
 
 def test_it_can_be_neither_compiled_nor_recorded() -> None:
-    with pytest.raises(ValueError, match=r"can't go through torch\.compile"):
+    with pytest.raises(ValueError, match=r"can't be called through torch\.compile"):
         device_mode(compile=True, on_gradient_ready=print)
     a = device_shared(np.zeros(2), "a")
     step = pytensor.function(
         [], updates=[(a, a + 1)], mode=device_mode(on_gradient_ready=print), name="step"
     )
-    with pytest.raises(ValueError, match="step can't be recorded: it is to tell of each update"):
+    with pytest.raises(ValueError, match="step can't be recorded: it calls on_gradient_ready"):
         capture([step], "cpu")

@@ -9,7 +9,7 @@ import pytensor.tensor as pt
 import pytest
 import torch
 
-from benchmarks.resident import ResidentStep
+from examples.resident_step import ResidentStep
 from tandem.backend import cpp_compiler, deterministic, device_mode, device_shared
 from tandem.errors import InputError
 from tandem.ops.conv import conv2d

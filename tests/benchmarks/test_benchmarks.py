@@ -15,7 +15,7 @@ import benchmarks.step as step
 from benchmarks import draw, memory, profile, run, start
 from benchmarks.measure import Comparison, Figure, Measured, compare, row, table
 from benchmarks.plain_alexnet import step_flops
-from benchmarks.resident import ResidentStep, Sizes
+from examples.resident_step import ResidentStep, Sizes
 from tandem.backend import device_mode
 from tandem.errors import InputError
 from tandem.ops import Conv2d, Conv2dInputGrad, Conv2dWeightGrad

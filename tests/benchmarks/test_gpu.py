@@ -21,7 +21,7 @@ from benchmarks.gpu import (
 )
 from benchmarks.measure import Measured, measure
 from benchmarks.plain_alexnet import PlainAlexNet, plain_step, step_flops
-from benchmarks.resident import PAPER, Sizes
+from examples.resident_step import PAPER, Sizes
 from tandem.errors import InputError
 from tests.support import tiny
 

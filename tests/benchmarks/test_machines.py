@@ -1,4 +1,4 @@
-"""The machines of `benchmarks.machines`: what ranks send over their cable, and when it is cut."""
+"""Two simulated machines: what ranks send over their cable, and what follows when it is cut."""
 
 import subprocess
 import sys
@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import machines
 from benchmarks.cost import Layout, load
-from benchmarks.machines import Machines
 from benchmarks.ranks import Job, run
+from tests.support.machines import Machines, missing_for_two_machines, two_machines
 from tests.support.ranks import missing, starter
 from tests.support.tiny import ROOT, prepare, settings
 
-if reason := missing() or machines.missing():
+if reason := missing() or missing_for_two_machines():
     pytest.skip(reason, allow_module_level=True)
 
 PARAMETERS = 500_000  # MPI passes shorter vectors on in other ways
@@ -24,7 +23,7 @@ TIMEOUT = 3  # seconds without a sign of life
 
 @pytest.fixture
 def pair() -> Iterator[Machines]:
-    with machines.machines() as made:
+    with two_machines() as made:
         yield made
 
 
@@ -38,7 +37,7 @@ def processes(pair: Machines, machine: int) -> list[str]:
 
 
 def test_machines_are_gone_afterwards_with_what_runs_on_them() -> None:
-    with machines.machines() as pair:
+    with two_machines() as pair:
         assert all(name in names() for name in pair.names)
         left = subprocess.Popen([*pair.on(1), "sleep", "600"])
         deadline = time.monotonic() + 20
@@ -78,7 +77,7 @@ def test_what_goes_by_the_cable_is_what_the_model_says(each: int) -> None:
     rows = {row["name"]: row for row in run(Job(2, each, (PARAMETERS,), 1))}
     for strategy in ("ar", "asa", "asa16", "hierarchical"):
         expected = load(strategy, PARAMETERS, Layout(2, each)).bytes_between
-        # Beside: headers, local_groups, and shards of whole thousands of elements.
+        # Beside: headers, barriers, and shards of whole thousands of elements.
         assert expected < rows[strategy]["bytes_by_cable"] * 1.02, strategy
         assert rows[strategy]["bytes_by_cable"] < 1.05 * expected + 30_000, strategy
 

@@ -119,7 +119,7 @@ def test_what_does_not_fit_into_memory_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ranks, "_free_memory", lambda: 100e6)
-    monkeypatch.setattr(ranks.machines, "missing", lambda: "not permitted")
+    monkeypatch.setattr(ranks, "missing_for_two_machines", lambda: "not permitted")
     assert [job.parameters for job in jobs([2, 4], [1000, 3_000_000], 1)] == [
         (1000, 3_000_000),
         (1000,),

@@ -118,10 +118,15 @@ def test_wrong_arguments(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "none.safetensors: does not exist" in capsys.readouterr().err
     assert run(folder, "--device", "cuda:99", "x") == 2
     assert "cuda:99" in capsys.readouterr().err
-    for arguments in (["x"], ["--weights", "w"], ["--weights", "w", "x", "--top", "0"]):
-        with pytest.raises(SystemExit) as caught:
-            classify.main(arguments)
-        assert caught.value.code == 2
+    for arguments, message in (
+        (["x"], "--weights is missing; it must be a file"),
+        (["--weights", "w"], "pictures is missing; it must be files or folders"),
+        (["--weights", "w", "x", "--top", "0"], "--top is 0; it must be a whole number of at"),
+        (["--weights", "w", "x", "--gpu", "0"], "unknown option --gpu; did you mean --device?"),
+        (["--weights", "w", "--image", "x"], "pictures are named without an option"),
+    ):
+        assert classify.main(arguments) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_it_agrees_with_validation(tmp_path: Path) -> None:

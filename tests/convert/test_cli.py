@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 import validate
 from alex_net import AlexNet
-from tandem.artifacts.checkpoint import read_checkpoint, read_description, read_state
-from tandem.config.schema import load_config
+from tandem.artifacts.checkpoint import read_checkpoint, read_header
+from tandem.config.command_line import load_config
 from tandem.convert import cli, fetch
 from tandem.convert.theano_folder import parts
 from tandem.data.class_names import imagenet_names
@@ -49,8 +49,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_the_originals_folder_and_back(folder: Path, tmp_path: Path) -> None:
     ours = tmp_path / "ours.safetensors"
     assert convert(folder, ours, *SMALL) == 0
-    assert read_state(ours).epoch == 65
-    description = read_description(ours)
+    assert read_header(ours).state.epoch == 65
+    description = read_header(ours).network
     assert (description.classes, description.wnids) == (3, None)
     assert not description.norm_before_pool
     assert convert(ours, tmp_path / "back") == 0
@@ -102,7 +102,7 @@ def test_caffes_network_and_its_mean(tmp_path: Path, capsys: pytest.CaptureFixtu
     source.write_bytes(caffemodel(random_blobs(shapes)).SerializeToString())
     assert convert(source, ours, *SMALL) == 0
     assert "AlexNet of 3 classes (norm_before_pool: true)" in capsys.readouterr().err
-    assert read_description(ours).norm_before_pool
+    assert read_header(ours).network.norm_before_pool
     read_checkpoint(ours, shapes)
     # It says so itself when it is asked to be another network.
     data = prepare(tmp_path / "data", train=1)
@@ -151,7 +151,7 @@ def test_other_files_of_pytorch(
 ) -> None:
     path = tmp_path / "resnet.pt"
     torch.save({"fc.weight": torch.zeros(2)}, path, _use_new_zipfile_serialization=not legacy)
-    assert "a file of PyTorch, to read which is to execute" in refusal(capsys, path, "x")
+    assert "a PyTorch file, and reading it would execute" in refusal(capsys, path, "x")
 
 
 def test_what_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +163,7 @@ def test_what_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "W_0_65.npy: holds" in refusal(capsys, folder, tmp_path / "x.safetensors")
     text = refusal(capsys, folder, tmp_path / "x.safetensors", "--width", "-1", "--crop_size", 67)
     assert "width must be positive" in text
-    assert "it must be at least 0" in refusal(capsys, folder, "x.safetensors", "--epoch", "-1")
+    assert "whole number of at least 0" in refusal(capsys, folder, "x.safetensors", "--epoch", "-1")
     assert not (tmp_path / "x.safetensors").exists()
 
 

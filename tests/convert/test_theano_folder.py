@@ -134,7 +134,7 @@ def test_epochs_and_classes_are_found(net: AlexNet, tmp_path: Path) -> None:
     assert find_epoch(tmp_path) == 65
     assert find_classes(tmp_path, 65) == CLASSES
     save(tmp_path, random_files(net), 7)
-    with pytest.raises(InputError, match=r"of the epochs 7, 65: say --epoch"):
+    with pytest.raises(InputError, match=r"of the epochs 7, 65: choose one by --epoch"):
         find_epoch(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no weights of the original"):
@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_named(net: AlexNet, tmp_path: Path) -> None:
         return str(caught.value)
 
     (folder / "b1_3_65.npy").unlink()
-    assert "b1_3_65.npy: is missing; the original's own program forgets" in refusal()
+    assert "b1_3_65.npy: is missing; the original program does not save" in refusal()
     (folder / "W_5_65.npy").unlink()
     assert refusal().endswith("W_5_65.npy: is missing")
     np.save(folder / "W_5_65.npy", files["W_5"].T)

@@ -151,7 +151,7 @@ def test_a_file_that_vanishes_is_named(tmp_path: Path, layout: str) -> None:
     dataset = write_coded(tmp_path, COUNTS, layout)
     reader = PictureReader(dataset)
     Path(dataset.paths[1]).unlink()
-    with pytest.raises(InputError, match=r"0001\.hkl: it is gone"):
+    with pytest.raises(InputError, match=r"0001\.hkl: the batch file was removed"):
         reader.read(np.arange(8), new_rows(8))
 
 

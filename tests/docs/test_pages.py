@@ -1,10 +1,8 @@
 """The pages of docs/: commands that exist, links that lead somewhere, pages that are found."""
 
-import functools
+import os
 import re
 import shlex
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -12,18 +10,24 @@ import pytest
 
 from tandem.config.schema import make_config
 from tandem.validation import parse_yaml
-from tests.support.pages import code_blocks, commands
+from tests.support.pages import (
+    EVERY_PAGE,
+    PAGES,
+    code_blocks,
+    commands,
+    dry_run,
+    help_of_programs,
+    named_programs,
+)
 from tests.support.tiny import ROOT
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-EVERYTHING = [*PAGES, ROOT / "README.md", *sorted((ROOT / "pretrained").glob("*.md"))]
 SHELL = {"cat", "cd", "cp", "done", "export", "for", "ls", "mkdir", "source", "tail"}
 
 
 def programs() -> set[tuple[str, str]]:
     """Each program that a page names, and what is said to it."""
     found = set()
-    for page in EVERYTHING:
+    for page in EVERY_PAGE:
         for line in commands(page):
             for command in re.split(r" (?:&&|\|) ", line):
                 words = shlex.split(re.sub(r"\$\(.*?\)", "some", command), comments=True)
@@ -46,26 +50,41 @@ def divided(words: list[str]) -> tuple[str, str]:
     return words[0], shlex.join(words[1:])
 
 
-@functools.cache
 def help_of(program: str) -> str:
-    """What a program says of its options."""
+    """The ``--help`` of a program that a page names."""
     name = program.removeprefix("python ")
     if name == "preprocessing/generate_data.sh":
         name = "preprocessing/make_hkl.py"
-    assert name.startswith("-m ") or (ROOT / name).is_file(), f"{program} does not exist"
-    result = subprocess.run(
-        [sys.executable, *name.split(), "--help"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return help_of_programs()[name][1]
+
+
+@pytest.mark.parametrize("name", sorted(named_programs()))
+def test_every_program_that_is_named_starts(name: str) -> None:
+    """Pages, Makefile, scripts and docstrings of benchmarks name it."""
+    status, text = help_of_programs()[name]
+    assert status == 0, text
+    assert text.startswith("usage: ")
+
+
+def test_every_benchmark_is_named_and_every_script_is_a_program() -> None:
+    modules = {f"-m benchmarks.{path.stem}" for path in (ROOT / "benchmarks").glob("*.py")}
+    started = {name for name in modules if '__name__ == "__main__"' in source_of(name)}
+    assert started - {"-m benchmarks.__main__"} <= named_programs()
+    assert {"train.py", "demo/make_digits.py", "-m tests.soak"} <= named_programs()
+    for page in (*EVERY_PAGE, ROOT / "Makefile"):
+        for name in re.findall(r"\w+/[\w/]+\.sh\b", page.read_text()):
+            assert os.access(ROOT / name, os.X_OK), f"{page.name}: {name}"
+
+
+def source_of(module: str) -> str:
+    return (ROOT / f"{module.removeprefix('-m ').replace('.', '/')}.py").read_text()
 
 
 @pytest.mark.parametrize(("program", "said"), sorted(programs()))
 def test_commands_exist_with_their_options(program: str, said: str) -> None:
     if program == "make":
         for target in said.split():
-            dry = ["make", "--dry-run", target.partition("=")[0]]
-            assert subprocess.run(dry, cwd=ROOT, capture_output=True).returncode == 0, target
+            assert dry_run(target.partition("=")[0]), target
     elif program == "tensorboard":
         assert said == "--logdir runs"
     elif not program.startswith(("python -c", "pip")):
@@ -107,7 +126,7 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("page", EVERYTHING, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     assert broken_links(page) == []
 

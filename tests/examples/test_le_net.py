@@ -13,7 +13,7 @@ from PIL import Image
 from examples.le_net import LeNet
 from tandem.backend import device_mode
 from tandem.classify.cli import run_classification
-from tandem.config.schema import load_config
+from tandem.config.command_line import load_config
 from tandem.errors import InputError
 from tandem.export.cli import main as export
 from tandem.launch.prepare import prepare_run
@@ -57,7 +57,7 @@ def test_it_computes_what_its_docstring_says() -> None:
     values = dict(net.initial_values(seed=2))
     rng = np.random.default_rng(0)
     for name, variable in net.parameters.items():
-        if net.kinds[name] == "bias":
+        if not net.parameters.declared[name].decay:
             values[name] = rng.normal(size=variable.type.shape)
         variable.set_value(values[name])
     images = pt.tensor("images", dtype="float64", shape=(2, 3, 18, 18))

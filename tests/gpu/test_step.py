@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.resident import ResidentStep, Sizes
+from examples.resident_step import ResidentStep, Sizes
 from tandem.backend import capture, deterministic, device_mode
 from tandem.memory.cuda import CudaBuffer, CudaDriver
 

@@ -14,9 +14,10 @@ from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
 from tandem.config.schema import Config
 from tandem.launch import live_view
 from tandem.launch.live_view import LiveView, Pace, Status, duration, memory
-from tandem.launch.prepare import Job, RunSpec, prepare_run
+from tandem.launch.prepare import prepare_run
 from tandem.processes.heartbeat import Activity, HeartbeatTable, StatusSlot
 from tandem.training.messages import CheckpointBegun, CheckpointWritten, Progress
+from tandem.training.run_spec import Job, RunSpec
 from tests.support.tiny import prepare
 
 TRAIN = TrainRecord(1, 20, 2.5, 0.75, 0.01, 130.5, 18.0, 0.5, 1.5)

@@ -14,10 +14,11 @@ import proc_load
 from tandem.config.schema import Config
 from tandem.launch.console import SilentReporter, ValidationReporter
 from tandem.launch.local import WorkerHandle, WorkerPool, _cause, explain, launch, run_pool
-from tandem.launch.prepare import RunSpec, prepare_run
+from tandem.launch.prepare import prepare_run
 from tandem.launch.ranks import TrainerThread
 from tandem.processes import heartbeat
 from tandem.training.messages import Failed, Finished
+from tandem.training.run_spec import RunSpec
 from tests.support.tiny import prepare
 
 

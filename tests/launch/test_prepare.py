@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from tandem.config.command_line import load_config
 from tandem.config.hardware import RankInfo
-from tandem.config.schema import load_config
 from tandem.distributed.group import Starter
 from tandem.errors import InputError
-from tandem.launch.prepare import RunSpec, prepare_run
+from tandem.launch.prepare import prepare_run
+from tandem.training.run_spec import RunSpec
 from tests.support.tiny import prepare, settings
 
 
@@ -30,7 +31,7 @@ def spec(data: Path, starter: Starter, gpus: int = 2, **changes: Any) -> RunSpec
         0, (0, 1), ("A GPU",) * gpus, tuple(map(str, range(gpus))), "a processor", (), starter
     )
     arguments = settings(data, data.parent / "run", **{"devices": ["auto"], **changes})
-    return prepare_run(load_config(arguments), places=[place] * 2)
+    return prepare_run(load_config(arguments), ranks=[place] * 2)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_who_shares_a_machine_is_a_condition_of_the_same_bits(
     """Their terms are added first."""
     places = [RankInfo(m, (0,), (), (), "a processor", (), "mpirun") for m in machines]
     config = load_config(settings(data, data.parent / "run", collective="hierarchical"))
-    assert prepare_run(config, places=places).conditions.get("collective") == condition
+    assert prepare_run(config, ranks=places).conditions.get("collective") == condition
 
 
 def test_buckets_are_for_ranks(data: Path) -> None:

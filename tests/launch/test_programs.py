@@ -10,8 +10,8 @@ import pytest
 from tandem.config.schema import Config
 from tandem.launch import programs
 from tandem.launch.local import Outcome
-from tandem.launch.prepare import RunSpec
 from tandem.training.messages import Diverged, Failed
+from tandem.training.run_spec import RunSpec
 from tests.support.tiny import prepare
 
 NOT_FINITE = Diverged("trainer 0", "diverged", "not finite", "", 0, 3)

@@ -210,30 +210,29 @@ def test_response_norm_has_the_paper_s_constants():
 # Parameters
 
 DECLARED = (
-    Parameter("a.weight", (40, 50), "weight", std=0.01),
-    Parameter("a.bias", (50,), "bias", mean=0.1),
-    Parameter("b.weight", (50, 40), "weight", mean=1.0, std=2.0),
-    Parameter("b.bias", (40,), "bias"),
+    layers.weight("a", (40, 50), std=0.01),
+    layers.bias("a", 50, mean=0.1),
+    Parameter("b.weight", (50, 40), mean=1.0, std=2.0),
+    layers.bias("b", 40),
 )
 
 
 def test_parameters_are_shared_zeros_of_static_shape_in_order():
-    parameters = Parameters(DECLARED, "float32")
-    assert list(parameters.variables) == list(parameters.kinds) == [p.name for p in DECLARED]
-    assert list(parameters.kinds.values()) == ["weight", "bias"] * 2
+    parameters = Parameters("float32", DECLARED)
+    assert list(parameters) == list(parameters.declared) == [p.name for p in DECLARED]
+    assert len(parameters) == 4
+    assert [(p.rate, p.decay) for p in parameters.declared.values()] == [(1, True), (2, False)] * 2
     for declared in DECLARED:
-        variable = parameters.variables[declared.name]
+        variable = parameters[declared.name]
         assert (variable.name, variable.type.shape) == (declared.name, declared.shape)
         assert variable.type.dtype == "float32"
         assert not variable.get_value().any()
-    assert parameters.of("b") == tuple(
-        parameters.variables[f"b.{kind}"] for kind in ("weight", "bias")
-    )
+    assert parameters.of("b") == tuple(parameters[f"b.{kind}"] for kind in ("weight", "bias"))
 
 
 def test_initial_values_have_the_declared_mean_and_deviation():
     for declared, (name, value) in zip(
-        DECLARED, Parameters(DECLARED, "float32").initial_values(3), strict=True
+        DECLARED, Parameters("float32", DECLARED).initial_values(3), strict=True
     ):
         assert name == declared.name
         assert value.shape == declared.shape
@@ -246,9 +245,9 @@ def test_initial_values_have_the_declared_mean_and_deviation():
 
 
 def test_initial_values_are_a_function_of_seed_and_position():
-    first = dict(Parameters(DECLARED, "float32").initial_values(3))
-    again = dict(Parameters(DECLARED[:3], "float32").initial_values(3))
-    other_seed = dict(Parameters(DECLARED, "float32").initial_values(4))
+    first = dict(Parameters("float32", DECLARED).initial_values(3))
+    again = dict(Parameters("float32", DECLARED[:3]).initial_values(3))
+    other_seed = dict(Parameters("float32", DECLARED).initial_values(4))
     assert all((first[name] == value).all() for name, value in again.items())
     assert (first["a.weight"] != other_seed["a.weight"]).all()
     drawn = (first["a.weight"] / 0.01).ravel(), ((first["b.weight"] - 1) / 2).ravel()
@@ -258,7 +257,7 @@ def test_initial_values_are_a_function_of_seed_and_position():
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1])
 def test_both_precisions_start_from_the_same_numbers(seed):
     single, double = (
-        dict(Parameters(DECLARED, t).initial_values(seed)) for t in ("float32", "float64")
+        dict(Parameters(t, DECLARED).initial_values(seed)) for t in ("float32", "float64")
     )
     for name, value in single.items():
         assert value.dtype == np.dtype("float32")
@@ -270,10 +269,10 @@ def test_both_precisions_start_from_the_same_numbers(seed):
 
 
 def test_initialize_sets_the_variables():
-    parameters = Parameters(DECLARED, "float64")
+    parameters = Parameters("float64", DECLARED)
     parameters.initialize(9)
     for name, value in parameters.initial_values(9):
-        np.testing.assert_array_equal(parameters.variables[name].get_value(), value)
+        np.testing.assert_array_equal(parameters[name].get_value(), value)
 
 
 def test_a_mean_over_rows_leaves_no_shape_in_the_graph():
@@ -281,3 +280,9 @@ def test_a_mean_over_rows_leaves_no_shape_in_the_graph():
     mean = pytensor.function([values, valid], layers.mean_over_valid(values, valid), mode=MODE)
     names = {type(node.op).__name__ for node in mean.maker.fgraph.apply_nodes}
     assert not names & {"Shape", "Shape_i", "Assert", "SpecifyShape", "ARange"}
+
+
+def test_a_slash_in_a_name_is_refused():
+    """Before it would stand the name of an optimizer's state, in a checkpoint."""
+    with pytest.raises(ValueError, match=r"block/a.weight: .* slash"):
+        Parameters("float32", [layers.weight("block/a", (2, 2), std=1.0)])

@@ -7,17 +7,18 @@ import pytest
 
 from alex_net import AlexNet
 from examples.le_net import LeNet
-from tandem.artifacts.checkpoint import NetworkDescription, check_network
 from tandem.config.schema import Config, make_config
 from tandem.errors import InputError
-from tandem.layers.network import build_network, find_network
+from tandem.layers.network import NetworkDescription, build_network, check_network, find_network
 
 MODULE = """
+from tandem.layers import Network
+
 class Odd:
     def __init__(self, crop_size, classes, width, dtype):
         pass
 
-class Narrow:
+class Narrow(Network):
     def __init__(self, crop_size):
         pass
 
@@ -78,11 +79,11 @@ def test_a_module_that_lacks_another_says_so_itself(
 
 
 def test_a_class_that_is_no_network(module: str) -> None:
-    with pytest.raises(InputError, match=r"Odd is no network: it has no parameters, kinds, .*cost"):
+    with pytest.raises(InputError, match=r"Odd is no network: .* subclass"):
         build_network(of(f"{module}:Odd"))
     with pytest.raises(InputError, match="Narrow cannot be made with the arguments crop_size, cl"):
         build_network(of(f"{module}:Narrow"))
-    with pytest.raises(InputError, match=r"LeNet cannot be made .*norm_before_pool"):
+    with pytest.raises(InputError, match=r"LeNet has no option 'norm_before_pool'; It has none"):
         build_network(of("examples.le_net:LeNet", norm_before_pool=True))
     with pytest.raises(InputError, match="LeNet: at crop_size 15 nothing is left; it needs 16"):
         build_network(of("examples.le_net:LeNet", crop_size=15))
@@ -99,3 +100,37 @@ def test_a_checkpoint_does_not_decide_which_code_is_run() -> None:
     check_network("a.safetensors", theirs, "examples.le_net:LeNet")
     with pytest.raises(InputError, match=r"a.safetensors: .* say --network examples.le_net:LeNet"):
         check_network("a.safetensors", theirs, "alex_net:AlexNet")
+
+
+def test_options_are_arguments_of_the_class() -> None:
+    net = build_network(of("alex_net:AlexNet", options={"norm_before_pool": True}))
+    assert isinstance(net, AlexNet)
+    assert net.norm_before_pool
+    assert of("alex_net:AlexNet", norm_before_pool=True) == of(
+        "alex_net:AlexNet", options={"norm_before_pool": True}
+    )
+
+
+def test_options_that_the_class_does_not_take_are_refused() -> None:
+    with pytest.raises(InputError, match=r"no option 'norm_before'; did you mean norm_before_pool"):
+        build_network(of("alex_net:AlexNet", options={"norm_before": True}))
+    with pytest.raises(InputError, match="width is not an option"):
+        build_network(of("alex_net:AlexNet", options={"width": 2.0}))
+    with pytest.raises(InputError, match="norm_before_pool is 3; it must be true or false"):
+        of("alex_net:AlexNet", options={"norm_before_pool": 3})
+
+
+def test_a_header_lists_options_only_if_there_are_some() -> None:
+    old = of("alex_net:AlexNet", norm_before_pool=True).header()
+    assert list(old) == [*("crop_size", "classes", "width", "wnids", "norm_before_pool", "network")]
+    new = of("n:Net", options={"depth": 28}).header()
+    assert new["options"] == {"depth": 28}
+    assert NetworkDescription(**new) == of("n:Net", options={"depth": 28})
+
+
+def test_what_differs_between_two_descriptions() -> None:
+    deep, flat = (of("n:Net", classes=c, options=o) for c, o in ((3, {"depth": 28}), (4, {})))
+    assert list(deep.differences(flat)) == [("classes", 3, 4), ("depth", 28, "at its default")]
+    assert list(deep.differences(flat, sizes=False)) == [("depth", 28, "at its default")]
+    normed = of("n:Net", norm_before_pool=True)
+    assert list(normed.differences(of("n:Net"))) == [("norm_before_pool", True, False)]

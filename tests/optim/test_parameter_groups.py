@@ -1,23 +1,27 @@
 """What is learned at which rate, and layers that the network does not have."""
 
+from typing import Any
+
 import pytest
 
-from tandem.config.schema import make_config
 from tandem.errors import InputError
-from tandem.optim.parameter_groups import ParameterRate, check_layers, layer_of, learned_rates
+from tandem.layers.parameter import Parameter, bias, layer_of, weight
+from tandem.optim.parameter_groups import (
+    ParameterRate,
+    check_layers,
+    learned_rates,
+    running_averages,
+)
 
-KINDS = {
-    "conv1.weight": "weight",
-    "conv1.bias": "bias",
-    "fc8.weight": "weight",
-    "fc8.bias": "bias",
+DECLARED = {
+    parameter.name: parameter
+    for layer in ("conv1", "fc8")
+    for parameter in (weight(layer, (2, 2), std=0.1), bias(layer, 2))
 }
 
 
-def rates(**settings: object) -> dict[str, ParameterRate]:
-    return learned_rates(
-        KINDS, make_config({"weight_decay": 0.5, "init_weights": "w.safetensors", **settings})
-    )
+def rates(**settings: Any) -> dict[str, ParameterRate]:
+    return learned_rates(DECLARED, weight_decay=0.5, **settings)
 
 
 def test_biases_learn_at_twice_the_rate_and_do_not_decay() -> None:
@@ -53,8 +57,23 @@ def test_unknown_layers_name_the_nearest(setting: str) -> None:
             "It has conv1, fc8"
         )
     with pytest.raises(InputError, match="no layer 'xyz'; It has"):
-        check_layers("freeze", ["xyz"], KINDS)
+        check_layers("freeze", ["xyz"], DECLARED)
 
 
 def test_the_layer_of_a_parameter() -> None:
-    assert [layer_of(name) for name in KINDS] == ["conv1", "conv1", "fc8", "fc8"]
+    assert [layer_of(name) for name in DECLARED] == ["conv1", "conv1", "fc8", "fc8"]
+
+
+def test_what_is_not_trained_has_no_rate_and_is_averaged_unless_frozen() -> None:
+    mean = Parameter("norm.mean", (3,), trainable=False, keep=0.9)
+    declared = {**DECLARED, "norm.mean": mean}
+    assert learned_rates(declared, weight_decay=0.5) == rates()
+    assert running_averages(declared) == {"norm.mean": 0.9}
+    assert running_averages(declared, ["norm"]) == {}
+
+
+def test_a_parameters_own_rate_and_decay() -> None:
+    declared = {"norm.scale": Parameter("norm.scale", (3,), decay=False, rate=0.5)}
+    assert learned_rates(declared, lr_multipliers={"norm": 4}, weight_decay=0.5) == {
+        "norm.scale": ParameterRate(2.0, 0.0)
+    }

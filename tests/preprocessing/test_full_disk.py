@@ -20,7 +20,7 @@ import make_labels
 import make_train_val_txt
 import pytest
 
-from tandem.preprocessing import batches, derive, prepare
+from tandem.preprocessing import batches, derive, prepare, report
 from tests.support.picture_files import GARBAGE, Pictures, contents, write_small
 
 ROOT = Path(make_hkl.__file__).parents[1]
@@ -174,7 +174,7 @@ MOMENTS = [
     *((make_hkl, batches, "save_progress", call) for call in (0, 4)),
     (make_hkl, prepare, "save_progress", 0),
     (make_hkl, prepare, "write_array", 0),
-    (make_hkl, prepare, "write_text", 0),
+    (make_hkl, report, "write_text", 0),
     (make_hkl, prepare, "write_manifest", 0),
     *((make_labels, derive, "write_array", call) for call in (0, 1)),
     *((make_train_val_txt, derive, "write_text", call) for call in (0, 1)),
@@ -236,7 +236,7 @@ def test_the_program_itself_ends_with_status_2(
         command += [*pictures.options(out), "--workers", workers]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
         check_refusal(ended.returncode, ended.stderr, out)
-        assert ended.stderr.splitlines()[-1].endswith("the same command goes on from there")
+        assert ended.stderr.splitlines()[-1].endswith("the same command continues from there")
     disk.filler.unlink()
     for program in PROGRAMS:
         assert program.main(pictures.options(out)) == 0

@@ -1,6 +1,7 @@
 """Which pictures there are, of which class, in which order; and folders that cannot be used."""
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from tandem.errors import InputError
 from tandem.philox import Purpose, permutation
 from tandem.preprocessing.listing import Listing, list_pictures
 from tandem.preprocessing.settings import Settings
+from tandem.preprocessing.sources import SOURCES, Folder, Source
 from tests.support.picture_files import WNID_OF_ID, Pictures, write_small, write_synsets
 
 
@@ -130,7 +132,8 @@ def test_a_ground_truth_with_an_unknown_id(flat: Path) -> None:
 
 def test_a_ground_truth_with_a_class_that_train_lacks(flat: Path) -> None:
     (flat / "truth.txt").write_text("1\n" * 10 + "4\n")
-    assert f"line 11: found ID 4, class n99, which {flat / 'train'} lacks" in refused(flat)
+    expected = "found class n99, for example ILSVRC2012_val_00000011.JPEG, which"
+    assert f"{expected} {flat / 'train'} lacks" in refused(flat)
 
 
 @pytest.mark.parametrize("line", ["n01", "", "1 2", "-1", "1.0"])
@@ -183,12 +186,13 @@ def test_neither_layout(root: Path) -> None:
 
 def test_both_layouts_at_once(flat: Path) -> None:
     Pictures(flat).write("val", {"n03": 1})
-    assert "found both class folders (n03, ...) and pictures" in refused(flat)
+    assert "found class folders (n03, ...) and pictures side by side" in refused(flat)
 
 
 def test_a_class_in_val_that_train_lacks(root: Path) -> None:
     Pictures(root).write("val", {"n77": 1})
-    assert f"found class n77, which {root / 'train'} lacks" in refused(root)
+    expected = f"found class n77, for example n77/000.JPEG, which {root / 'train'} lacks"
+    assert expected in refused(root)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -204,9 +208,9 @@ def test_training_folders_that_cannot_be_used(root: Path) -> None:
     assert "found the picture loose.JPEG beside the class folders" in refused(root)
     for wnid in ("n03", "n10", "n20"):
         shutil.rmtree(root / "train" / wnid)
-    assert "found pictures but no folder" in refused(root)
+    assert "found pictures side by side (loose.JPEG, ...), expected one folder" in refused(root)
     (root / "train" / "loose.JPEG").unlink()
-    assert "found no folder, expected one folder for each class" in refused(root)
+    assert "found neither pictures nor class folders, expected one folder" in refused(root)
     (root / "train").rmdir()
     assert f"{root / 'train'} (train_img_dir): there is no such folder" in refused(root)
 
@@ -215,3 +219,26 @@ def test_training_folders_that_cannot_be_used(root: Path) -> None:
 def test_names_that_do_not_fit_a_line(root: Path, name: str) -> None:
     (root / "train" / "n03" / name).touch()
     assert "expected printable characters in UTF-8" in refused(root)
+
+
+def test_each_layout_is_a_source_by_name() -> None:
+    assert set(SOURCES) == {"class_folders", "ilsvrc_validation"}
+
+
+def test_a_new_source_is_one_registered_class(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Split(Source):
+        splits, expected, shuffled = ("val",), "a list", False
+        seed: int
+
+        @staticmethod
+        def recognises(folder: Folder) -> bool:
+            return folder.path.name == "other"
+
+        def find(self, folder: Folder) -> tuple[list[str], list[str]]:
+            return [f"picture-{self.seed}"], ["n10"]
+
+    monkeypatch.setattr(SOURCES, "_choices", {**SOURCES._choices, "list": Split})
+    (root / "other").mkdir()
+    listed = listing_of(root, val_img_dir=root / "other", seed=7).splits["val"]
+    assert (listed.pictures, listed.labels.tolist()) == (("picture-7",), [1])

@@ -15,8 +15,8 @@ import pytest
 
 from tandem.data.dataset import locate_split
 from tandem.data.manifest import Manifest, read_manifest
-from tandem.preprocessing import batches, prepare
-from tandem.preprocessing.pool import SquashPool, Task
+from tandem.preprocessing import batches, report
+from tandem.preprocessing.pool import DecodePool, Task
 from tandem.preprocessing.prepare import mean_of
 from tests.support.picture_files import (
     GARBAGE,
@@ -238,13 +238,13 @@ def test_more_pictures_than_the_shared_memory_holds(tmp_path: Path, out: Path) -
     check_arrival(out, pictures, names | {"val/n01/009.JPEG"})
 
 
-def test_validation_pictures_are_squashed_while_the_last_training_file_is_written(
+def test_validation_pictures_are_decoded_while_the_last_training_file_is_written(
     pictures: Pictures, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, submit, write = threading.Event(), SquashPool.submit, batches.write_batch
+    begun, submit, write = threading.Event(), DecodePool.submit, batches.write_batch
     waited = []
 
-    def submitted(pool: SquashPool, task: Task) -> object:
+    def submitted(pool: DecodePool, task: Task) -> object:
         if "/val/" in task.paths[0]:
             begun.set()
         return submit(pool, task)
@@ -254,7 +254,7 @@ def test_validation_pictures_are_squashed_while_the_last_training_file_is_writte
             waited.append(begun.wait(30))
         write(path, *about)
 
-    monkeypatch.setattr(SquashPool, "submit", submitted)
+    monkeypatch.setattr(DecodePool, "submit", submitted)
     monkeypatch.setattr(batches, "write_batch", written)
     assert make_hkl.main(pictures.options(out, "--workers", "2")) == 0
     assert waited == [True]
@@ -269,7 +269,7 @@ def test_a_finished_run_is_left_alone(
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     with caplog.at_level("INFO"):
         assert make_hkl.main(pictures.options(out)) == 0
-    assert "all is there already" in caplog.text
+    assert "everything is there already" in caplog.text
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
@@ -297,7 +297,7 @@ def test_outputs_of_another_run_are_not_overwritten(
 ) -> None:
     with monkeypatch.context() as patch:
         if not finished:
-            patch.setattr("pictures.prepare.write_manifest", raise_interrupt)
+            patch.setattr("tandem.preprocessing.prepare.write_manifest", raise_interrupt)
         assert make_hkl.main(pictures.options(out)) == (0 if finished else 130)
     before = contents(out)
     if options == ("another picture",):
@@ -354,7 +354,7 @@ def test_one_run_at_a_time(pictures: Pictures, out: Path, capsys: pytest.Capture
         assert make_hkl.main(pictures.options(out)) == 2
     finally:
         os.close(descriptor)
-    assert "another run is at work in this folder" in capsys.readouterr().err
+    assert "another run is using this folder" in capsys.readouterr().err
     assert contents(out) == {}
 
 
@@ -391,7 +391,7 @@ def test_without_a_terminal_lines_say_how_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(prepare, "_SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(report, "_SECONDS_BETWEEN_LINES", 0.0)
     with caplog.at_level("INFO"):
         make_hkl.main(pictures.options(out))
     lines = [line for line in caplog.messages if " left" in line and "pictures/s" in line]

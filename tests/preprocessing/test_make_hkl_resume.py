@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tandem.preprocessing import batches, prepare
+from tandem.preprocessing import batches, prepare, report
 from tandem.preprocessing.progress import load_progress
 from tests.support.picture_files import GARBAGE, Pictures, contents, write_small
 
@@ -63,7 +63,7 @@ MOMENTS = [
     *((batches, "save_progress", call) for call in range(5)),
     (prepare, "save_progress", 0),
     (prepare, "write_array", 0),
-    (prepare, "write_text", 0),
+    (report, "write_text", 0),
     (prepare, "write_manifest", 0),
 ]
 
@@ -106,9 +106,9 @@ def test_what_is_done_is_not_done_again(
     assert progress.splits["train"].files == 2
     before = {path: path.stat().st_ino for path in (out / "train_hkl").iterdir()}
     decoded: list[int] = []
-    advance = prepare._Report.advance
+    advance = prepare.Report.advance
     monkeypatch.setattr(
-        prepare._Report, "advance", lambda self, n: (decoded.append(n), advance(self, n))[1]
+        prepare.Report, "advance", lambda self, n: (decoded.append(n), advance(self, n))[1]
     )
     assert make_hkl.main(pictures.options(out)) == 0
     assert {path: path.stat().st_ino for path in before} == before
@@ -314,16 +314,16 @@ def test_ctrl_c_counts_also_where_python_drops_the_exception(
     tmp_path: Path, pictures: Pictures, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a finalizer, where an exception is printed and forgotten."""
-    hand_out = prepare.SplitMaker._hand_out
+    submit = prepare.SplitWriter._submit
 
-    def interrupted(maker: prepare.SplitMaker) -> None:
-        hand_out(maker)
+    def interrupted(maker: prepare.SplitWriter) -> None:
+        submit(maker)
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(prepare.SplitMaker, "_hand_out", interrupted)
+        patch.setattr(prepare.SplitWriter, "_submit", interrupted)
         assert make_hkl.main(pictures.options(out)) == 130
     assert make_hkl.main(pictures.options(out)) == 0
     assert contents(out) == expected

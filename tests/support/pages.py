@@ -1,5 +1,7 @@
-"""The commands of a page in docs/, and a copy of the project to run them in."""
+"""Commands and programs that the pages name, and a copy of the project to run them in."""
 
+import functools
+import json
 import os
 import re
 import shutil
@@ -9,6 +11,14 @@ from pathlib import Path
 
 from tests.support.tiny import ROOT
 
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+EVERY_PAGE = [*PAGES, ROOT / "README.md", *sorted((ROOT / "pretrained").glob("*.md"))]
+_MORE = [*(ROOT / "tests" / "gpu").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
+_SCRIPTS = sorted(
+    path
+    for folder in ("demo", "preprocessing", "tests/gpu")
+    for path in (ROOT / folder).rglob("*.sh")
+)
 _LEFT_OUT = {".git", ".venv", "data", "runs", "_build", "api"}
 
 
@@ -34,6 +44,98 @@ def commands(page: Path) -> list[str]:
 def _lines(text: str) -> list[str]:
     text = re.sub(r"<<'(\w+)'\n.*?^\1$", "", text, flags=re.DOTALL | re.MULTILINE)
     return [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def make_targets() -> list[str]:
+    """The phony targets of the Makefile."""
+    (line,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return line.split()
+
+
+def dry_run(target: str) -> str:
+    """The commands of a target of the Makefile."""
+    command = ["make", "--dry-run", "--always-make", target]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@functools.cache
+def named_programs() -> frozenset[str]:
+    """Programs of this project that pages, Makefile, scripts and benchmarks start by Python.
+
+    Each is a file, as "train.py", or a module, as "-m tests.soak".
+    """
+    files = [*EVERY_PAGE, *_MORE, *(ROOT / "benchmarks").glob("*.py")]
+    texts = [*map(dry_run, make_targets()), *(path.read_text() for path in files)]
+    for path in _SCRIPTS:
+        here = path.parent.relative_to(ROOT).as_posix()
+        texts.append(
+            path.read_text()
+            .replace("$here", here)
+            .replace("$python", "python")
+            .replace("$PYTHON", "python")
+        )
+    text = "\n".join(texts).replace('"', "")
+    found = re.findall(r"\bpython3? (?!-[^m])(-m [\w.]*\w|\S+\.py)", text)
+    ours = {path.name for path in ROOT.iterdir()}
+    return frozenset(
+        name
+        for name in found
+        if not name.startswith("-m ") or name.split()[1].split(".")[0] in ours
+    )
+
+
+# Forks for each program after importing what takes long; paths are as Python sets them.
+_HELP = """
+import importlib.util, io, json, os, runpy, sys
+import matplotlib.pyplot, pytensor, torch, torch.distributed
+
+here = sys.path[0]
+for name in json.load(sys.stdin):
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.dup2(writing, 1)
+        os.dup2(writing, 2)
+        status = 1
+        try:
+            if name.startswith("-m "):
+                module = name[3:]
+                sys.argv = [module, "--help"]
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+            else:
+                sys.argv = [name, "--help"]
+                sys.path[0] = os.path.abspath(os.path.dirname(name))
+                runpy.run_path(name, run_name="__main__")
+        except SystemExit as end:
+            status = end.code or 0
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status if isinstance(status, int) else 1)
+    os.close(writing)
+    with open(reading) as output:
+        text = output.read()
+    status = os.waitstatus_to_exitcode(os.wait()[1])
+    print(json.dumps([name, status, text]), flush=True)
+"""
+
+
+@functools.cache
+def help_of_programs() -> dict[str, tuple[int, str]]:
+    """Exit status and output of each of `named_programs` called with ``--help``, as on a clone."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run(
+        [sys.executable, "-c", _HELP],
+        cwd=ROOT,
+        env=environment,
+        input=json.dumps(sorted(named_programs())),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=200,
+    )
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    return {name: (status, text) for name, status, text in lines}
 
 
 def copy_project(folder: Path) -> Path:

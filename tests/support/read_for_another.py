@@ -17,16 +17,15 @@ import numpy as np
 from tandem.artifacts.checkpoint import (
     initial_weights,
     read_checkpoint,
-    read_description,
-    read_state,
+    read_header,
 )
-from tandem.config.schema import load_config
+from tandem.config.command_line import load_config
 from tandem.data.batch_file import locate_batch
 from tandem.data.dataset import Dataset, open_split
 from tandem.data.manifest import read_manifest
+from tandem.data.mean_image import read_mean
 from tandem.data.reader import PictureReader
 from tandem.errors import InputError
-from tandem.launch.prepare import read_mean
 
 # What the largest of the parsers needs by itself, and far less than the claims of the tests.
 _ROOM = 256 << 20
@@ -74,8 +73,7 @@ def read_configuration(path: Path, folder: Path) -> None:
 
 
 def read_all_of_a_checkpoint(path: Path, folder: Path) -> None:
-    read_state(path)
-    read_description(path)
+    read_header(path)
     found = read_checkpoint(path)
     initial_weights(path, {name: array.shape for name, array in found.weights.items()})
 

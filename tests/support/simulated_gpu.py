@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from tandem.launch.prepare import RunSpec
 from tandem.memory import Slot, SlotLayout
 from tandem.memory.cuda import CudaArray, CudaSlots
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.memory.parameters import CudaMemory
+from tandem.training.run_spec import RunSpec
 
 _PAGE = mmap.PAGESIZE
 
@@ -53,7 +53,7 @@ class SimulatedEvent:
 
 
 class SimulatedDriver:
-    """One process's use of a simulated GPU. See `tandem.memory.cuda.Driver`."""
+    """One process's use of a simulated GPU. See `tandem.memory.cuda.CudaDriver`."""
 
     def __init__(self, device: int) -> None:
         self.device, self.process = device, os.getpid()

@@ -13,6 +13,7 @@ from tandem.config.schema import Config
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.ops import Conv2d, Conv2dInputGrad, Conv2dWeightGrad, DropoutMask, MaxPool2dGrad
+from tandem.optim import OPTIMIZERS
 from tandem.optim.parameter_groups import learned_rates
 from tandem.training.compiled_network import CompiledNetwork, _are_finite
 
@@ -30,19 +31,20 @@ def build(
         crop_size=67, width=0.05, batch_size=BATCH, precision="float64", threads=1, **settings
     )
     net = AlexNet(67, CLASSES, config.width, config.precision)
-    layout = layout_of(net, learned_rates(net.kinds, config))
+    layout = layout_of(net, learned_rates(net.parameters.declared, config.freeze))
     parameters, gradients = (HostBuffer.create(n * layout.nbytes) for n in (2, 1))
     vectors = Vectors.on(layout, parameters, gradients)
     model = CompiledNetwork(
         net,
         config,
+        OPTIMIZERS.make("sgd", dict(config)),
         MEAN,
         vectors,
         device_crops=False,
         records=records,
         on_gradient_ready=on_gradient_ready,
     )
-    model.load(dict(net.initial_values(1)), {})
+    model.load(dict(net.initial_values(1)))
     return (
         model,
         parameters.array(2 * layout.size, "float64"),
@@ -60,13 +62,10 @@ def layout_of(net: AlexNet, learned: Iterable[str] | None = None) -> FlatLayout:
 
 def counted(model: CompiledNetwork) -> MetricSums:
     """What the gradients that were computed last add to the sums, by an update of no effect."""
-    parameters = [
-        variable.get_value() for variable in (*model.weights.values(), *model.momenta.values())
-    ]
+    variables = (*model.weights.values(), *model.states["momentum"].values())
+    parameters = [variable.get_value() for variable in variables]
     model.update(0.0)
-    for variable, value in zip(
-        (*model.weights.values(), *model.momenta.values()), parameters, strict=True
-    ):
+    for variable, value in zip(variables, parameters, strict=True):
         variable.set_value(value)
     return model.take_sums("train")
 
@@ -241,7 +240,7 @@ def test_a_loss_that_is_not_finite_is_noticed(name: str, value: float) -> None:
     expected = np.isfinite(loss) and all(np.isfinite(g).all() for g in gradients)
     assert model.is_finite() == expected
     assert name != "fc8.weight" or not np.isnan(value) or not expected
-    model.load(dict(model._network.initial_values(1)), {})
+    model.load(dict(model._network.initial_values(1)))
     model.compute_gradients(slot_of(3), 0)
     assert model.is_finite()
 
@@ -321,7 +320,8 @@ def test_what_learns_beside_frozen_layers_steps_as_if_all_did() -> None:
     for model in (whole, part):
         model.compute_gradients(slot_of(3), epoch=0)
         model.update(0.1)
-    weights, momenta = part.state()
+    weights, states = part.state()
+    momenta = states["momentum"]
     assert list(weights) == list(momenta) == list(whole.weights)
     for name, value in whole.weights.items():
         if name.startswith(("conv1", "fc6")):
@@ -346,9 +346,11 @@ def test_a_multiplied_rate_is_a_larger_rate() -> None:
 
 def test_a_momentum_of_what_is_frozen_now_is_left_behind() -> None:
     model = build(init_weights="w", freeze=["conv1"])[0]
-    weights, momenta = (dict(part) for part in model.state())
-    model.load(weights, {name: np.ones_like(value) for name, value in momenta.items()})
-    assert {name for name, value in model.state()[1].items() if value.any()} == set(model.momenta)
+    weights = dict(model.state()[0])
+    momenta = {name: np.ones_like(value) for name, value in weights.items()}
+    model.load(weights, {"momentum": momenta})
+    found = model.state()[1]["momentum"]
+    assert {name for name, value in found.items() if value.any()} == set(model.states["momentum"])
 
 
 @pytest.mark.parametrize("records", [False, True])

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from alex_net import AlexNet
-from tandem.config.schema import load_config
+from tandem.config.command_line import load_config
 from tandem.distributed import ExchangeSettings, local_groups, make_exchange
-from tandem.launch.prepare import RunSpec, prepare_run
+from tandem.launch.prepare import prepare_run
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import HostMemory
+from tandem.optim import SGD
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.memory import make_slots, open_memory
+from tandem.training.run_spec import RunSpec
 from tests.support.threads import run_threads
 from tests.support.tiny import prepare, settings
 
@@ -56,6 +58,7 @@ def train(spec: RunSpec) -> list[dict[str, np.ndarray]]:
         CompiledNetwork(
             net,
             spec.config,
+            SGD(),
             np.zeros((3, 70, 70)),
             memories[rank].vectors,
             updated=memories[rank].updated,
@@ -67,7 +70,7 @@ def train(spec: RunSpec) -> list[dict[str, np.ndarray]]:
         make_exchange(settings, memories[group.rank], group) for group in local_groups(TRAINERS)
     ]
     for model in models:
-        model.load(dict(net.initial_values(1)), {})
+        model.load(dict(net.initial_values(1)))
         model.update(0.0)  # compiles, and changes nothing
     rng = np.random.default_rng(0)
     for shares in SHARES:
@@ -83,7 +86,11 @@ def train(spec: RunSpec) -> list[dict[str, np.ndarray]]:
 
         run_threads([lambda rank=rank: step(rank) for rank in range(TRAINERS)])
     return [
-        {v.name: v.get_value() for group in (m.weights, m.momenta) for v in group.values()}
+        {
+            v.name: v.get_value()
+            for group in (m.weights, m.states["momentum"])
+            for v in group.values()
+        }
         for m in models
     ]
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tandem.config.schema import Config
 from tandem.data.minibatch import MinibatchRequest
 from tandem.data.order import global_minibatch, minibatch_count, trainer_rows
-from tandem.launch.prepare import RunSpec, prepare_run
+from tandem.launch.prepare import prepare_run
 from tandem.memory import HostSlots, SlotLayout
+from tandem.training.run_spec import RunSpec
 from tandem.training.sample_predictions import SamplePredictions, sample_rows, softmax
 from tests.support.tiny import prepare
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from pytensor.graph.basic import Apply, Variable
 
-from tandem.backend.lowering.registry import Lowering, lower, static_shape
+from tandem.backend.lowering.registry import Lowering, computed, lower, static_shape
 from tandem.ops.conv import Conv2d, Conv2dInputGrad, Conv2dWeightGrad
 
 Tensor = torch.Tensor
@@ -29,8 +29,8 @@ def lower_conv2d(op: Conv2d, node: Apply, device: torch.device, compiled: bool) 
 
     x, w, _ = node.inputs
     if _has_transforms(device) and _pays(stride, x, w, node.outputs[0]):
-        return Lowering(_Transformed(pad, groups, direct))
-    return Lowering(direct)
+        return computed(_Transformed(pad, groups, direct), factors=2, images=True)
+    return computed(direct, factors=2, images=True)
 
 
 @lower.register(Conv2dInputGrad)
@@ -41,16 +41,17 @@ def lower_conv2d_input_grad(
     x, w, g = node.inputs
     size = static_shape(w)
     if not (_has_transforms(device) and _pays(op.stride, g, w, x)) or size is None:
-        return Lowering(direct)
+        return computed(direct, factors=3, images=True)
     pad = size[2] - 1 - op.pad
-    return Lowering(_TransformedGradient(pad, op.groups, direct) if pad >= 0 else direct)
+    call = _TransformedGradient(pad, op.groups, direct) if pad >= 0 else direct
+    return computed(call, factors=3, images=True)
 
 
 @lower.register(Conv2dWeightGrad)
 def lower_conv2d_weight_grad(
     op: Conv2dWeightGrad, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
-    return Lowering(_gradient(op, 1))
+    return computed(_gradient(op, 1), factors=3, images=True)
 
 
 def _gradient(

@@ -1,14 +1,16 @@
 """Elementwise Ops and the reordering of dimensions."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from pytensor.graph.basic import Apply
-from pytensor.scalar.basic import Composite, ScalarOp, Second
+from pytensor.scalar.basic import Composite, IntDiv, Mod, Pow, ScalarOp, Second
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.type import discrete_dtypes
 
-from tandem.backend.lowering.registry import Lowering, lower, static_shape
+from tandem.backend.lowering.registry import Lowering, computed, lower, static_shape
 from tandem.backend.lowering.scalars import ScalarCall, scalar_call
 
 
@@ -18,18 +20,16 @@ def lower_elemwise(op: Elemwise, node: Apply, device: torch.device, compiled: bo
     call = prepared.call
     views = {out: prepared.returns for out in range(len(node.outputs)) if prepared.returns}
     repeats = bool(views) and _may_repeat(op.scalar_op)
+    divides = isinstance(op.scalar_op, IntDiv | Mod | Pow | Composite)
+    certain = not (divides and node.outputs[0].type.dtype in discrete_dtypes)
     checks = _broadcast_checks(node, prepared.omit)
     if checks:
         call = _checked(checks, call)
-        return Lowering(call, omit=prepared.omit, views=views, repeats=repeats)
-    return Lowering(
-        call,
-        omit=prepared.omit,
-        views=views,
-        repeats=repeats,
-        reuse=_reuse(node, prepared),
-        into=None if prepared.into is None else _out_first(prepared.into),
-    )
+    lowering = computed(call, omit=prepared.omit, views=views, repeats=repeats, certain=certain)
+    if checks:
+        return lowering
+    into = None if prepared.into is None else _out_first(prepared.into)
+    return replace(lowering, reuse=_reuse(node, prepared), into=into, in_place=True)
 
 
 def _out_first(into: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,7 +42,7 @@ def _may_repeat(op: ScalarOp) -> bool:
 
 
 def _reuse(node: Apply, prepared: ScalarCall) -> dict[int, Callable[..., Any]]:
-    """Say into which operands the result may be written: those of its own shape and dtype."""
+    """Find the operands that the result may overwrite: those of its own shape and dtype."""
     shape = static_shape(node.outputs[0])
     if prepared.into is None or shape is None:
         return {}
@@ -111,4 +111,5 @@ def lower_dimshuffle(op: DimShuffle, node: Apply, device: torch.device, compiled
             x = x.unsqueeze(axis)
         return x
 
-    return Lowering(dimshuffle, views={0: (0,)})
+    permutes = None if drop or added else tuple(op.shuffle)
+    return Lowering(dimshuffle, views={0: (0,)}, certain=True, permutes=permutes)

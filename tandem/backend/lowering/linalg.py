@@ -1,12 +1,20 @@
 """Matrix products."""
 
+from functools import partial
+
 import torch
 from pytensor.graph.basic import Apply
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Dot
 
-from tandem.backend.lowering.registry import Lowering, lower, torch_dtype, unsupported
+from tandem.backend.lowering.registry import (
+    Lowering,
+    computed,
+    lower,
+    torch_dtype,
+    unsupported,
+)
 
 
 @lower.register(Dot)
@@ -24,9 +32,10 @@ def lower_blockwise(op: Blockwise, node: Apply, device: torch.device, compiled: 
 
 def _product(node: Apply) -> Lowering:
     dtype = torch_dtype(node.outputs[0])
+    product = partial(computed, certain=isinstance(node.op, Dot), factors=2)
     kernel = {2: torch.mm, 3: torch.bmm}.get(node.outputs[0].type.ndim, torch.matmul)
     if isinstance(node.op, Blockwise):
         kernel = torch.matmul
     if all(torch_dtype(x) == dtype for x in node.inputs):
-        return Lowering(kernel, into=lambda out, x, y: kernel(x, y, out=out))
-    return Lowering(lambda x, y: kernel(x.to(dtype), y.to(dtype)))
+        return product(kernel, into=lambda out, x, y: kernel(x, y, out=out))
+    return product(lambda x, y: kernel(x.to(dtype), y.to(dtype)))

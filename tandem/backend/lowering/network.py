@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from pytensor.graph.basic import Apply
 
-from tandem.backend.lowering.registry import Lowering, lower, torch_dtype
+from tandem.backend.lowering.registry import Lowering, computed, lower, torch_dtype
 from tandem.ops.crop import CropMirror
 from tandem.ops.dropout import DropoutMask
 from tandem.ops.lrn import LRN, LRNGrad
@@ -41,7 +41,7 @@ def lower_max_pool2d(op: MaxPool2d, node: Apply, device: torch.device, compiled:
             y[part], places[part] = pool(x[part].contiguous(memory_format=torch.channels_last))
         return y, places
 
-    return Lowering(pool if compiled or device.type != "cpu" else in_parts)
+    return computed(pool if compiled or device.type != "cpu" else in_parts)
 
 
 @lower.register(MaxPool2dGrad)
@@ -58,12 +58,12 @@ def lower_max_pool2d_grad(
             g, x, size, stride, [0, 0], [1, 1], False, argmax
         )
 
-    return Lowering(gradient)
+    return computed(gradient)
 
 
 @lower.register(Relu)
 def lower_relu(op: Relu, node: Apply, device: torch.device, compiled: bool) -> Lowering:
-    return Lowering(torch.relu, reuse={0: torch.relu_})
+    return computed(torch.relu, reuse={0: torch.relu_})
 
 
 @lower.register(ReluGrad)
@@ -71,7 +71,7 @@ def lower_relu_grad(op: ReluGrad, node: Apply, device: torch.device, compiled: b
     def over_g(y: Tensor, g: Tensor) -> Tensor:
         return aten.threshold_backward.grad_input(g, y, 0, grad_input=g)
 
-    return Lowering(lambda y, g: aten.threshold_backward(g, y, 0), reuse={1: over_g})
+    return computed(lambda y, g: aten.threshold_backward(g, y, 0), reuse={1: over_g})
 
 
 def _inverse_power(scale: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
@@ -128,7 +128,7 @@ def lower_lrn(op: LRN, node: Apply, device: torch.device, compiled: bool) -> Low
             _inverse_power(scale_part, beta, out=y_part).mul_(x_part)
         return y, scale
 
-    return Lowering(fused if compiled else in_parts)
+    return computed(fused if compiled else in_parts)
 
 
 @lower.register(LRNGrad)
@@ -150,7 +150,7 @@ def lower_lrn_grad(op: LRNGrad, node: Apply, device: torch.device, compiled: boo
             out.addcmul_(x_part, _add_neighbours(terms.clone(), terms, size), value=factor)
         return gradient
 
-    return Lowering(fused if compiled else in_parts)
+    return computed(fused if compiled else in_parts)
 
 
 @lower.register(MomentumStep)
@@ -188,7 +188,7 @@ def lower_momentum_step(
         )
         return w, v
 
-    return Lowering(step, into=None if device.type != "cpu" else into)
+    return computed(step, into=None if device.type != "cpu" else into, in_place=True)
 
 
 @lower.register(DropoutMask)
@@ -206,7 +206,7 @@ def lower_dropout_mask(
         kept = words >= threshold
         return kept.flatten(1)[:, :units].to(dtype)
 
-    return Lowering(mask)
+    return computed(mask)
 
 
 @lower.register(CropMirror)
@@ -252,4 +252,5 @@ def lower_crop_mirror(
 
     # One by one a picture's copy is fastest, but the host must know its place: on a GPU it would
     # wait for it, and torch.compile could not go on.
-    return Lowering(by_index if compiled or device.type != "cpu" else by_picture)
+    call = by_index if compiled or device.type != "cpu" else by_picture
+    return computed(call, certain=False)

@@ -14,6 +14,7 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 from tandem.backend.lowering.registry import (
     TORCH_DTYPES,
     Lowering,
+    computed,
     lower,
     torch_dtype,
     unsupported,
@@ -35,7 +36,7 @@ def lower_reduce(op: CAReduce, node: Apply, device: torch.device, compiled: bool
     accumulator = _UNSIGNED.get(accumulator, accumulator)
     axes = tuple(range(x.type.ndim)) if op.axis is None else tuple(op.axis)
     if not axes:
-        return Lowering(lambda x: x.to(result), views={0: (0,)})
+        return computed(lambda x: x.to(result), views={0: (0,)})
     kind = type(op.scalar_op)
     reducers: dict[type, Callable[[], Callable[[Tensor], Tensor]]] = {
         # On a CPU torch.compile adds one after another; on CUDA a tree of threads, as PyTorch does,
@@ -55,7 +56,7 @@ def lower_reduce(op: CAReduce, node: Apply, device: torch.device, compiled: bool
     if kind not in reducers:
         raise unsupported(node, f"no PyTorch reduction for {op.scalar_op} of {x.type.dtype}")
     reducer = reducers[kind]()
-    return Lowering(lambda x: reducer(x).to(result))
+    return computed(lambda x: reducer(x).to(result))
 
 
 def _computable(x: Tensor) -> Tensor:
@@ -130,7 +131,7 @@ def _lower_softmax(
     dtype = torch_dtype(node.outputs[0])
     axes = tuple(range(ndim)) if op.axis is None else tuple(op.axis)
     if len(axes) == 1:
-        return Lowering(lambda x: kernel(x.to(dtype), axes[0]))
+        return Lowering(lambda x: kernel(x.to(dtype), axes[0]), certain=True)
     kept = [axis for axis in range(ndim) if axis not in axes]
     order = [*kept, *axes]
     back = [order.index(axis) for axis in range(ndim)]
@@ -140,7 +141,7 @@ def _lower_softmax(
         flat = kernel(moved.flatten(len(kept)), -1)
         return flat.reshape(moved.shape).permute(back)
 
-    return Lowering(over_several_axes)
+    return Lowering(over_several_axes, certain=True)
 
 
 @lower.register(Softmax)

@@ -1,9 +1,12 @@
-"""AlexNet's training step with everything on the device, minibatch included, as a GPU runs it.
+"""AlexNet's training step on one device, by hand: no processes, no files, two PyTensor functions.
 
-The graph, the update and the memory are those of a run; what is left out is where minibatches come
-from. Tests run it small on a CPU.
+    python -m examples.resident_step          ten small steps on the CPU
+
+Graph, update and memory are those of a run; the minibatch is noise that stays on the device. The
+benchmarks time this step at full size.
 """
 
+import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +18,7 @@ from pytensor.compile.executor import Function
 from pytensor.compile.mode import Mode
 
 from alex_net import AlexNet
-from tandem.backend import DeviceSharedVariable, device_shared
+from tandem.backend import DeviceSharedVariable, device_mode, device_shared
 from tandem.layers import DropoutKeys
 from tandem.memory import Buffer, HostBuffer
 from tandem.memory.flat import FlatLayout
@@ -24,7 +27,7 @@ from tandem.ops import crop_mirror, momentum_step
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a step: pictures, their side stored and cropped, classes and the network's width."""
+    """Sizes of a step: pictures, their stored and cropped side, classes, and network width."""
 
     batch: int = 4
     crop: int = 67
@@ -33,7 +36,7 @@ class Sizes:
     width: float = 0.1
 
     def network(self) -> AlexNet:
-        """The network, with zeros for parameters."""
+        """Make the network, its parameters zero."""
         return AlexNet(self.crop, self.classes, self.width)
 
 
@@ -43,31 +46,31 @@ DEMO = Sizes(batch=64, crop=67, stored=76, classes=10, width=1.0)
 
 
 class ResidentStep:
-    """The gradient and the update, as functions without inputs and outputs.
+    """Gradient and update as functions without inputs or outputs.
 
     Parameters
     ----------
     mode : Mode
-        Of the device.
+        The device's.
     sizes : Sizes
     device : str
         "cpu" or "cuda:0".
     memory : callable
-        Gives a buffer of so many bytes on the device.
+        Allocates a buffer of a given number of bytes on the device.
     channels_last : bool
-        How filters lie in the flat vector.
+        Layout of filters in the flat vector.
 
     Attributes
     ----------
     functions : list of Function
-        The gradient, then the update.
+        Gradient, then update.
     weights, momenta, gradients, slot : dict of str to DeviceSharedVariable
     layout : FlatLayout
-        Of each of the three vectors in its memory.
+        Layout of each of the three vectors in the buffer.
     gradient_vector : float32 (layout.size,)
-        What all gradients lie in.
+        All gradients.
     loss, rate, epoch : DeviceSharedVariable
-        Sum of all losses so far, in nats; the learning rate; the epoch.
+        Sum of the losses so far, in nats; learning rate; epoch.
     """
 
     def __init__(
@@ -87,24 +90,24 @@ class ResidentStep:
         self.weights, self.momenta, self.gradients = (
             {
                 name: device_shared(None, prefix + name, device, memory=view)
-                for name, view in layout.on(self._buffer, place * layout.nbytes).items()
+                for name, view in layout.on(self._buffer, number * layout.nbytes).items()
             }
-            for place, prefix in enumerate(("", "momentum/", "gradient/"))
+            for number, prefix in enumerate(("", "momentum/", "gradient/"))
         )
         for name, value in self._net.initial_values(seed=1):
             self.weights[name].set_value(value)
-        self.loss = self._place("loss", np.float64(0))
-        self.rate = self._place("rate", np.float32(0.01))
-        self.epoch = self._place("epoch", np.int64(2))
+        self.loss = self._shared("loss", np.float64(0))
+        self.rate = self._shared("rate", np.float32(0.01))
+        self.epoch = self._shared("epoch", np.int64(2))
         self.slot = self._minibatch()
         self.mean = self._mean()
         self.functions = self.compile(mode)
 
-    def _place(self, name: str, value: Any) -> DeviceSharedVariable:
+    def _shared(self, name: str, value: Any) -> DeviceSharedVariable:
         return device_shared(np.asarray(value), name, self._device)
 
     def _minibatch(self) -> dict[str, DeviceSharedVariable]:
-        """Noise: on zeros a GPU needs less power, and runs faster than it will."""
+        """Noise: on zeros a GPU draws less power and runs faster than on pictures."""
         rng, sizes = np.random.default_rng(1), self._sizes
         batch, side = sizes.batch, sizes.stored
         values: dict[str, Any] = {
@@ -115,29 +118,29 @@ class ResidentStep:
             "mirrored": rng.integers(0, 2, batch, np.uint8),
             "valid": np.int64(batch),
         }
-        return {name: self._place(name, value) for name, value in values.items()}
+        return {name: self._shared(name, value) for name, value in values.items()}
 
     def _mean(self) -> DeviceSharedVariable:
         side = self._sizes.stored
         mean = np.random.default_rng(2).uniform(90, 130, (3, side, side))
-        return self._place("mean", mean.astype("float32"))
+        return self._shared("mean", mean.astype("float32"))
 
     def compile(self, mode: Mode, fused: bool = False) -> list[Function]:
-        """The functions of a step in another mode, over the same variables.
+        """Compile the step in another mode, over the same variables.
 
-        With `fused` it is one function, which doesn't write gradients down: what a run may do that
-        exchanges nothing between gradient and update.
+        With `fused`, one function that does not store gradients, which is possible where nothing is
+        exchanged between gradient and update.
         """
         net, slot = self._net, self.slot
         keys = DropoutKeys(pt.constant(np.int64(3)), self.epoch, slot["indices"])
         logits = net.logits(self._images(), keys)
         cost = net.cost(logits, slot["labels"], slot["valid"])
-        gradients = pytensor.grad(cost, list(net.parameters.values()))
+        gradients: Any = pytensor.grad(cost, list(net.parameters.values()))
         sums: list[Any] = [(self.loss, self.loss + cost.astype("float64") * slot["valid"])]
 
         def function(name: str, updates: list[Any]) -> Function:
             return pytensor.function(
-                [], [], updates=updates, givens=self._placed(), mode=mode, name=name
+                [], [], updates=updates, givens=self._givens(), mode=mode, name=name
             )
 
         if fused:
@@ -150,39 +153,59 @@ class ResidentStep:
         ]
 
     def inference(self, mode: Mode) -> Function:
-        """The function that gives the minibatch's logits, without dropout."""
+        """Compile the logits of the minibatch, without dropout."""
         logits = self._net.logits(self._images(), None)
-        return pytensor.function([], logits, givens=self._placed(), mode=mode, name="inference")
+        return pytensor.function([], logits, givens=self._givens(), mode=mode, name="inference")
 
     def _images(self) -> Any:
         slot = self.slot
-        places = (slot["pictures"], self.mean, slot["origins"], slot["mirrored"])
-        return crop_mirror(*places, crop_size=self._sizes.crop)
+        inputs = (slot["pictures"], self.mean, slot["origins"], slot["mirrored"])
+        return crop_mirror(*inputs, crop_size=self._sizes.crop)
 
-    def _placed(self) -> dict[Any, DeviceSharedVariable]:
+    def _givens(self) -> dict[Any, DeviceSharedVariable]:
         return {variable: self.weights[name] for name, variable in self._net.parameters.items()}
 
     def _updates(self, gradients: Mapping[str, Any]) -> list[Any]:
         updates: list[Any] = []
-        for name, kind in self._net.kinds.items():
+        for name, parameter in self._net.parameters.declared.items():
             weight, momentum = momentum_step(
                 self.weights[name],
                 self.momenta[name],
                 gradients[name],
-                self.rate * np.float32(2) if kind == "bias" else self.rate,
+                self.rate if parameter.rate == 1 else self.rate * np.float32(parameter.rate),
                 momentum=0.9,
-                decay=0.0005 if kind == "weight" else 0.0,
+                decay=0.0005 if parameter.decay else 0.0,
                 nesterov=False,
             )
             updates += [(self.weights[name], weight), (self.momenta[name], momentum)]
         return updates
 
     def run(self) -> None:
-        """Make a step."""
+        """Make one step."""
         for function in self.functions:
             function()
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything that a step changes, copied to the host."""
+        """Copy everything that a step changes to the host."""
         groups = (self.weights, self.momenta, self.gradients, {"loss": self.loss})
-        return {v.name: v.get_value() for group in groups for v in group.values()}
+        return {str(v.name): v.get_value() for group in groups for v in group.values()}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make small steps on the CPU and print the mean loss of each; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=10, help="how many (default 10)")
+    steps = parser.parse_args(arguments).steps
+    step, before = ResidentStep(device_mode("cpu")), 0.0
+    for number in range(steps):
+        step.run()
+        total = float(step.loss.get_value())
+        print(f"step {number + 1}: loss {(total - before) / Sizes().batch:.4f} nats")
+        before = total
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

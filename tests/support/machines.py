@@ -1,7 +1,7 @@
-"""Two machines made of one: network namespaces that are joined by a virtual cable.
+"""Two simulated machines: network namespaces joined by a virtual cable.
 
-Ranks on both talk by TCP, as between machines, and not by memory; MPI takes them for ranks of two
-machines. The cable can be given a speed, and be cut. Processor and memory are shared, of course.
+Ranks on both communicate by TCP, not through memory; MPI treats them as ranks of two machines. The
+cable can be limited in speed and cut. Processor and memory are shared.
 """
 
 import contextlib
@@ -19,23 +19,23 @@ from pathlib import Path
 
 MACHINES = 2
 CABLE = "cable0"  # the name of the network interface on both
-# Or UCX, by which MPICH talks, finds out that it is one machine, and goes by its memory.
+# Without these UCX, MPICH's transport, recognises one machine and uses shared memory.
 _BY_CABLE = ("UCX_TLS=tcp,self", f"UCX_NET_DEVICES={CABLE}")
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Machines:
-    """Two machines; use `machines` to get them.
+    """Two machines; made by `two_machines`.
 
     Attributes
     ----------
     names : tuple of str
-        Of the namespaces.
+        The names of the namespaces.
     addresses : tuple of str
-        Theirs on the cable.
+        Their addresses on the cable.
     login : Path
-        A program that runs a command on one of them, called as mpirun calls ssh.
+        A program that mpirun calls like ssh to run a command on one of them.
     """
 
     names: tuple[str, ...]
@@ -43,14 +43,14 @@ class Machines:
     login: Path
 
     def mpirun(self, starter: str, ranks: int) -> list[str]:
-        """The beginning of a command line that starts so many ranks on each machine.
+        """Return the beginning of a command line that starts ranks on each machine.
 
         Parameters
         ----------
         starter : str
             MPICH's mpirun.
         ranks : int
-            On each machine.
+            Number of ranks on each machine.
         """
         hosts = ",".join(f"{address}:{ranks}" for address in self.addresses)
         reach = ["-launcher", "ssh", "-launcher-exec", str(self.login), "-iface", CABLE]
@@ -58,16 +58,16 @@ class Machines:
         return [*self.on(0), "env", *_BY_CABLE, starter, *reach, *count]
 
     def on(self, machine: int) -> list[str]:
-        """The beginning of a command line that runs on one machine."""
+        """Return the beginning of a command line that runs on one machine."""
         return ["ip", "netns", "exec", self.names[machine]]
 
     def sent(self, machine: int) -> int:
-        """Bytes that have left a machine by the cable, those of TCP and Ethernet included."""
+        """Return the bytes sent over the cable by a machine, TCP and Ethernet headers included."""
         counter = f"/sys/class/net/{CABLE}/statistics/tx_bytes"
         return int(_ip(*self.on(machine)[1:], "cat", counter))
 
     def limit(self, bits_per_second: float) -> None:
-        """Give the cable a speed, the same in both directions."""
+        """Limit the speed of the cable, the same in both directions."""
         for machine in range(len(self.names)):
             rate = f"rate {bits_per_second:.0f}bit burst 256kb latency 50ms".split()
             qdisc = ["tc", "qdisc", "replace", "dev", CABLE, "root", "tbf", *rate]
@@ -79,13 +79,13 @@ class Machines:
 
 
 @contextlib.contextmanager
-def machines() -> Iterator[Machines]:
-    """Two machines, which are gone afterwards, with every process on them.
+def two_machines() -> Iterator[Machines]:
+    """Make two machines; remove them afterwards with every process on them.
 
     Raises
     ------
     PermissionError
-        This system does not let this user make them; why.
+        This user may not create network namespaces here; the message has the reason.
     """
     number = f"{os.getpid()}-{next(_numbers)}"
     names = tuple(f"tandem-{number}-{place}" for place in range(MACHINES))
@@ -110,12 +110,12 @@ def machines() -> Iterator[Machines]:
         yield Machines(names, addresses, login)
 
 
-def missing() -> str | None:
-    """Why there can't be two machines here; None where there can."""
+def missing_for_two_machines() -> str | None:
+    """Return why two machines can't be simulated here, or None."""
     if sys.platform != "linux" or shutil.which("ip") is None:
         return "network namespaces need Linux and its program ip"
     try:
-        with machines():
+        with two_machines():
             return None
     except PermissionError as error:
         return str(error)
@@ -124,13 +124,13 @@ def missing() -> str | None:
 def _ip(*arguments: str) -> str:
     result = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     if result.returncode:
-        told = f"{result.stdout}{result.stderr}".strip()
-        raise PermissionError(f"no network namespaces here: ip {' '.join(arguments)}: {told}")
+        output = f"{result.stdout}{result.stderr}".strip()
+        raise PermissionError(f"no network namespaces here: ip {' '.join(arguments)}: {output}")
     return result.stdout
 
 
 def _await_link(names: Sequence[str]) -> None:
-    """Wait until both see that they are connected, which the kernel tells after up to a second."""
+    """Wait until both ends are up, which the kernel reports after up to a second."""
     state, deadline = f"/sys/class/net/{CABLE}/operstate", time.monotonic() + 10
     for name in names:
         while _ip("netns", "exec", name, "cat", state).strip() != "up":
@@ -140,22 +140,9 @@ def _await_link(names: Sequence[str]) -> None:
 
 
 def _remove(name: str) -> None:
-    """End what runs in a namespace, and remove it."""
+    """Kill what runs in a namespace, and remove it."""
     with contextlib.suppress(PermissionError):
         for pid in map(int, _ip("netns", "pids", name).split()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         _ip("netns", "delete", name)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run a command as ranks: ranks on each machine, speed of the cable in bit/s, command."""
-    ranks, speed, *command = arguments
-    with machines() as pair:
-        pair.limit(float(speed))
-        starter = Path(sys.executable).parent / "mpirun"
-        return subprocess.run([*pair.mpirun(str(starter), int(ranks)), *command]).returncode
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -11,9 +11,9 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.host_model import host_model, noise_slot
-from benchmarks.resident import Sizes
+from examples.resident_step import Sizes
 
-SIZES = Sizes(batch=8, crop=99, on_gradient_ready=110, classes=10, width=0.25)
+SIZES = Sizes(batch=8, crop=99, stored=110, classes=10, width=0.25)
 COPIES = ("clone", "copy_", "_to_copy", "contiguous", "cat", "stack", "index")
 
 
@@ -57,7 +57,7 @@ def test_a_step_copies_no_parameter_and_an_update_nothing() -> None:
 _STEADY = """
 import ctypes, json, sys
 from benchmarks.host_model import host_model, noise_slot, train_step
-from benchmarks.resident import Sizes
+from examples.resident_step import Sizes
 from tandem.backend import keep_freed_memory, set_threads
 
 class Info(ctypes.Structure):
@@ -71,7 +71,7 @@ if not hasattr(libc, "mallinfo2") or not keep_freed_memory():
     sys.exit()
 libc.mallinfo2.restype = Info
 set_threads(1)
-sizes = Sizes(batch=8, crop=99, on_gradient_ready=110, classes=10, width=0.25)
+sizes = Sizes(batch=8, crop=99, stored=110, classes=10, width=0.25)
 model, slot = host_model(sizes), noise_slot(sizes)
 found = []
 for step in range(25):

@@ -1,0 +1,68 @@
+"""Recognise unsupported weight files."""
+
+import pickle
+import zipfile
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+# Parameter names of torchvision's AlexNet and of networks that follow it.
+_NAMES = ("features.0.weight", "classifier.6.weight")
+_MOST_BYTES = 1 << 20  # names and shapes; the numbers follow in a file of their own
+_LEGACY = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # how torch.save began until 2020
+
+TORCHVISION = (
+    "a state dict in the manner of torchvision's AlexNet, which is another network (Krizhevsky "
+    "2014, arXiv 1404.5997: 64, 192, 384, 256 and 256 filters, no groups, no normalisation), so "
+    "its weights fit nothing here; pretrained/README.md lists weights that do"
+)
+PYTORCH = (
+    "a PyTorch file, and reading it would execute code that it holds, so this program does not; "
+    "pretrained/README.md lists weights that can be used"
+)
+
+
+def describe_unsupported(path: Path) -> str | None:
+    """Describe a weight file of a known kind that cannot be used.
+
+    Nothing in it is executed.
+
+    Parameters
+    ----------
+    path : Path
+        A file.
+
+    Returns
+    -------
+    str or None
+        "a state dict ...", to follow the file's name; None for any other file.
+    """
+    try:
+        if zipfile.is_zipfile(path):
+            return _describe_archive(path)
+        with path.open("rb") as file:
+            beginning = file.read(_MOST_BYTES)
+        if beginning.startswith(_LEGACY):
+            return _describe_pickle(beginning)
+        with safe_open(path, framework="numpy") as tensors:
+            return TORCHVISION if {*_NAMES} <= {*tensors.keys()} else None
+    except (OSError, SafetensorError, ValueError):
+        return None
+
+
+def _describe_archive(path: Path) -> str | None:
+    """Look into a zip file such as ``torch.save`` writes: a pickle, and the numbers beside it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            pickles = [info for info in archive.infolist() if info.filename.endswith("/data.pkl")]
+            if not pickles:
+                return None
+            with archive.open(pickles[0]) as file:
+                return _describe_pickle(file.read(_MOST_BYTES))
+    except Exception:
+        # zipfile raises BadZipFile, zlib.error, NotImplementedError, RuntimeError, and others.
+        return None
+
+
+def _describe_pickle(content: bytes) -> str:
+    return TORCHVISION if all(name.encode() in content for name in _NAMES) else PYTORCH

@@ -1,0 +1,267 @@
+"""What is decided about a graph before its program is written.
+
+For each node: how and when it is computed, where its results lie, and after which node they are
+freed. Updates of device-resident variables take effect as if all were written after everything has
+been computed. Most are. One whose old value is no longer needed, in a part of the schedule where
+nothing can fail, is written as soon as it is computed, or computed where it belongs.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.type import TensorType
+
+from tandem.backend.aliasing import Aliases, Overlaps
+from tandem.backend.lowering import Lowering, host_rule, lower
+from tandem.backend.lowering.registry import is_host_type
+from tandem.backend.precision import ProductPrecision, fit
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a program is made for.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where tensors are.
+    compiled : bool
+        Whether ``torch.compile`` will read the program.
+    precision : ProductPrecision
+        How convolutions and matrix products are computed.
+    on_gradient_ready : callable or None
+        Called with the name of each device-resident input, within the program, as soon as its new
+        value is in its memory and the program needs neither any more.
+    """
+
+    device: torch.device
+    compiled: bool
+    precision: ProductPrecision = field(default_factory=ProductPrecision)
+    on_gradient_ready: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.compiled and self.on_gradient_ready is not None:
+            raise ValueError("on_gradient_ready can't be called through torch.compile")
+
+
+def plan_node(node: Apply, on_host: Collection[Variable], target: Target) -> Lowering:
+    """Choose between arithmetic on the host and a call on the device.
+
+    Parameters
+    ----------
+    node : Apply
+        The node.
+    on_host : collection of Variable
+        The variables whose values are Python numbers.
+    target : Target
+        Device and way of running.
+    """
+    known = all(isinstance(v, Constant) or v in on_host for v in node.inputs)
+    if known or is_host_type(node.outputs[0]):
+        rule = host_rule(node.op, node)
+        if rule is not None:
+            return Lowering(rule, host=frozenset(range(len(node.inputs))), numbers=True)
+    lowering = lower(node.op, node, device=target.device, compiled=target.compiled)
+    return fit(lowering, node, target.precision)
+
+
+class Schedule:
+    """The nodes of a graph in the order in which they run, and the memory of their results.
+
+    Parameters
+    ----------
+    fgraph : FunctionGraph
+        The graph; its ``update_mapping`` names the outputs that update inputs.
+    order : sequence of Apply
+        Its nodes, each after those that it depends on.
+    buffers : mapping from Variable to Tensor
+        The inputs that live on the device, with their memory.
+    target : Target
+        Device and way of running.
+
+    Attributes
+    ----------
+    order : sequence of Apply
+        The nodes as they run.
+    lowerings : dict from Apply to Lowering
+    on_host : set of Variable
+        The variables whose values are Python numbers.
+    aliases : Aliases
+        What shares memory, direct stores included.
+    stores : dict from int to Variable
+        For each output of the graph that updates a device-resident input, that input.
+    direct : dict from Apply to list of (int, Variable)
+        Nodes whose results go at once to the inputs that they update: for each output of the node,
+        its index among the graph's outputs and the input.
+    dying : dict from Apply to list of Variable
+        Intermediate values that no later node uses.
+    ready : dict from Apply to list of Variable
+        Inputs stored directly whose memory no later node uses.
+
+    Raises
+    ------
+    NotImplementedError
+        If a node has an Op or a dtype without a lowering.
+    """
+
+    def __init__(
+        self,
+        fgraph: FunctionGraph,
+        order: Sequence[Apply],
+        buffers: Mapping[Variable, torch.Tensor],
+        target: Target,
+    ) -> None:
+        self._outputs = fgraph.outputs
+        self._compiled = target.compiled
+        self._overlaps = Overlaps.of(buffers)
+        updated = {index: fgraph.inputs[i] for index, i in update_mapping(fgraph).items()}
+        self.stores = {index: v for index, v in updated.items() if v in buffers}
+        self.on_host = {v for v in fgraph.inputs if is_host_type(v)}
+        self.lowerings: dict[Apply, Lowering] = {}
+        for node in order:
+            self.lowerings[node] = plan_node(node, self.on_host, target)
+            if self.lowerings[node].numbers:
+                self.on_host.update(node.outputs)
+        if self.stores and not target.compiled:
+            order = self._numbers_at_once(self._uncertain_first(order))
+        self.order = order
+        self._positions = {node: position for position, node in enumerate(order)}
+        self.aliases = Aliases(fgraph.inputs, target.compiled)
+        for node in order:
+            self.aliases.compute(node, self.lowerings[node])
+        self._find_last_uses(fgraph.inputs)
+        self.direct = {} if target.compiled else self._direct_stores()
+        for node, stores in self.direct.items():
+            for output, (_, variable) in zip(node.outputs, stores, strict=True):
+                self.aliases.place(output, variable)
+        self.ready: dict[Apply, list[Variable]] = {}
+        if target.on_gradient_ready is not None:
+            for node, stores in self.direct.items():
+                for _, variable in stores:
+                    self.ready.setdefault(self._last_access(node, variable), []).append(variable)
+
+    def call(self, node: Apply) -> Callable[..., Any]:
+        """Choose a variant of a node's call: one that overwrites an operand, where nothing reads it
+        afterwards."""
+        lowering = self.lowerings[node]
+        if node in self.direct and lowering.into is not None:
+            return lowering.into
+        for index, variant in () if self._compiled else lowering.reuse.items():
+            operand = node.inputs[index]
+            owners = [v for v in node.inputs if operand in self.aliases.roots(v)]
+            if (
+                self.aliases.roots(operand) == {operand}
+                and operand.owner is not None
+                and owners == [operand]
+                and self._root_uses[operand] == self._positions[node]
+            ):
+                return variant
+        return lowering.call
+
+    def is_overwritten(self, output: Variable) -> bool:
+        """Whether the updates at the end write into the memory of an output."""
+        return self._overlaps.touch(self.aliases.roots(output), frozenset(self.stores.values()))
+
+    def _is_certain(self, node: Apply) -> bool:
+        """Whether a node cannot fail: its shapes are known to fit, and no value is out of range."""
+        variables = [*node.inputs, *node.outputs]
+        static = all(isinstance(v.type, TensorType) and None not in v.type.shape for v in variables)
+        return static and self.lowerings[node].certain
+
+    def _uncertain_first(self, order: Sequence[Apply]) -> list[Apply]:
+        """Put the nodes that can fail, and what they need, before those that cannot."""
+        needed: set[Variable] = set()
+        first: set[Apply] = set()
+        for node in reversed(order):
+            if not self._is_certain(node) or not needed.isdisjoint(node.outputs):
+                first.add(node)
+                needed.update(node.inputs)
+        return [n for n in order if n in first] + [n for n in order if n not in first]
+
+    def _numbers_at_once(self, order: Sequence[Apply]) -> list[Apply]:
+        """Put nodes that give a single number, and cannot fail, right behind their last operand.
+
+        A large result is thus checked while it is in the cache, and then no longer needed.
+        """
+        followers: dict[Apply, list[Apply]] = {}
+        positions = {node: position for position, node in enumerate(order)}
+        last: dict[Apply, Apply] = {}
+        for node in order:
+            owners = [variable.owner for variable in node.inputs if variable.owner is not None]
+            small = all(variable.type.ndim == 0 for variable in node.outputs)
+            if small and owners and self._is_certain(node):
+                last[node] = max((last.get(o, o) for o in owners), key=positions.__getitem__)
+                followers.setdefault(last[node], []).append(node)
+        found: list[Apply] = []
+        for node in order:
+            if node not in last:
+                found += [node, *followers.get(node, ())]
+        return found
+
+    def _find_last_uses(self, inputs: Collection[Variable]) -> None:
+        """Find when each variable, and each root's memory, is used for the last time."""
+        uses: dict[Variable, int] = {}
+        for node, position in self._positions.items():
+            for variable in (*node.inputs, *node.outputs):
+                uses[variable] = position
+        uses.update((variable, len(self.order)) for variable in self._outputs)
+        self._root_uses: dict[Variable, int] = {}
+        self.dying: dict[Apply, list[Variable]] = {}
+        for variable, position in uses.items():
+            for root in self.aliases.roots(variable):
+                self._root_uses[root] = max(position, self._root_uses.get(root, 0))
+            intermediate = not isinstance(variable, Constant) and variable not in inputs
+            if intermediate and position < len(self.order):
+                self.dying.setdefault(self.order[position], []).append(variable)
+
+    def _direct_stores(self) -> dict[Apply, list[tuple[int, Variable]]]:
+        certain_from = max(
+            (at + 1 for node, at in self._positions.items() if not self._is_certain(node)),
+            default=0,
+        )
+        found: dict[Apply, dict[Variable, tuple[int, Variable]]] = {}
+        for index, variable in self.stores.items():
+            output = self._outputs[index]
+            if self._positions.get(output.owner, -1) >= certain_from and self._may_store(
+                output, variable
+            ):
+                found.setdefault(output.owner, {})[output] = index, variable
+        return {
+            node: [stores[output] for output in node.outputs]
+            for node, stores in found.items()
+            if len(stores) == len(node.outputs)
+        }
+
+    def _may_store(self, output: Variable, variable: Variable) -> bool:
+        """Whether the old value of `variable` is not read after `output` has been computed."""
+        node = output.owner
+        lowering = self.lowerings[node]
+        others = [v for v in node.inputs if variable in self.aliases.roots(v) and v is not variable]
+        return (
+            self.aliases.roots(output) == {output}
+            and self._outputs.count(output) == 1
+            and output.type.shape == variable.type.shape
+            and None not in variable.type.shape
+            and self._root_uses.get(variable, -1) <= self._positions[node]
+            and self._overlaps.are_alone(variable)
+            and (lowering.into is None or lowering.in_place or variable not in node.inputs)
+            and not others
+        )
+
+    def _last_access(self, writer: Apply, variable: Variable) -> Apply:
+        """Find the last node that uses the memory of a variable that `writer` stores directly."""
+        readers = (
+            node
+            for node in self.order
+            if any(variable in self.aliases.roots(v) for v in node.inputs)
+        )
+        return max((writer, *readers), key=self._positions.__getitem__)
+
+
+def update_mapping(fgraph: FunctionGraph) -> dict[int, int]:
+    """Return, for each output that is an update, the index of the input that it updates."""
+    return cast(dict[int, int], fgraph.update_mapping or {})

@@ -1,0 +1,140 @@
+"""The command line of a run: ``--config FILE`` and an option for every key of `Config`.
+
+A value on the command line wins over the file, which wins over the defaults. Where ``--config`` is
+not given, ``config.yaml`` in the current folder is read if it exists.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from tandem.cli import Given, option, parse
+from tandem.config.schema import Config
+from tandem.errors import InputError
+from tandem.validation import read_yaml, validated
+
+DEFAULT_FILE = Path("config.yaml")
+
+_USE_DEVICES = "use devices, a list with one entry for each trainer, such as devices: [cpu, cpu]"
+_NO_PORT = "trainers and loaders are connected by pipes and shared memory, which need no port"
+_RANKS = "mpirun or torchrun starts ranks, see docs/clusters.md; on one machine use devices"
+
+RETIRED: Mapping[str, str] = {
+    "lib_conv": "the convolution library follows from devices (oneDNN on cpu, cuDNN on cuda:N)",
+    **dict.fromkeys(("gpu", "gpu0", "gpu1"), _USE_DEVICES),
+    **dict.fromkeys(("sock_data", "sock_data0", "sock_data1", "sock_para", "sock_gpu"), _NO_PORT),
+    "dir_head": "use data_folder; the other data folders are relative to it",
+    "finetune": "use init_weights, a checkpoint to start from, and freeze or lr_multipliers",
+    "name": "network names the network, as module:class; use weights_dir to tell runs apart",
+    "file_batch_size": "the manifest records the pictures per file, and batch_size may differ",
+}
+"""Keys of the original program that have no meaning any more, and what replaces each."""
+
+_NAMES = {
+    "learning_rate": "lr base_lr eta",
+    "n_epochs": "epochs num_epochs nepochs max_epochs",
+    "batch_size": "b batch bs batchsize train_batch_size per_device_batch_size",
+    "momentum": "m mom",
+    "use_nesterov_momentum": "nesterov",
+    "weight_decay": "wd decay l2",
+    "lr_policy": "lr_scheduler scheduler sched lr_schedule",
+    "lr_step": "lr_steps lr_step_size step_size stepsize stepvalue milestones",
+    "warmup_epochs": "warmup lr_warmup_epochs",
+    "data_folder": "data data_dir data_path dataset root",
+    "train_folder": "train_dir traindir",
+    "val_folder": "val_dir valdir",
+    "crop_size": "input_size image_size img_size imgsz train_crop_size crop",
+    "rand_mirror": "mirror flip hflip",
+    "network": "a arch model net",
+    "devices": "device gpus gpu_id gpu_ids cuda no_cuda cpu",
+    "weights_dir": "output output_dir out save_dir save_path log_dir logdir snapshot_prefix",
+    "snapshot_freq": "save_every save_freq save_interval snapshot",
+    "print_freq": "p log_interval log_every display",
+    "seed": "random_seed manual_seed",
+}
+_SENTENCES = {
+    "amp fp16 bf16 half mixed_precision dtype floatx": "use precision, such as precision: bfloat16",
+    "resume": "use resume_train: true; load_epoch and weights_dir name the checkpoint",
+    "start_epoch": "use resume_train: true; load_epoch names the checkpoint",
+    "pretrained weights checkpoint ckpt load load_weights": (
+        "use init_weights for the first weights, or resume_train: true to continue a run"
+    ),
+    "e evaluate eval test test_only": "python validate.py --weights FILE validates a checkpoint",
+    "j workers num_workers": (
+        "each trainer has a loader process of its own (para_load: true); threads sets the CPU "
+        "threads of a trainer"
+    ),
+    "max_iter max_steps iterations": "the length of a run is counted in epochs: use n_epochs",
+    "gamma lr_gamma": "the rate is divided by 10 at each epoch of lr_step",
+    "opt optimizer solver": "see use_momentum, use_nesterov_momentum and weight_decay",
+    "global_batch_size": "batch_size counts the images of one trainer",
+    "num_classes classes": "the number of classes is that of the manifest in data_folder",
+    "world_size rank local_rank dist_url dist_backend multiprocessing_distributed": _RANKS,
+    "nnodes nproc_per_node master_addr master_port distributed": _RANKS,
+}
+ANSWERS: Mapping[str, str] = {
+    **{name: key for key, names in _NAMES.items() for name in names.split()},
+    **{name: text for names, text in _SENTENCES.items() for name in names.split()},
+    **RETIRED,
+}
+"""Names that people bring from other programs: the key to use, or what there is instead."""
+
+_CONFIG = option(
+    None, f"YAML file of settings (default: {DEFAULT_FILE}, if it exists)", "a path", form="text"
+)
+_WEIGHTS = option(..., "checkpoint to read", "a file", form="text")
+
+
+def load_config(arguments: Sequence[str] | None = None, description: str | None = None) -> Config:
+    """Read the configuration of a program that has no options of its own.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        The command line; by default that of this process.
+    description : str, optional
+        Stands above the options in ``--help``.
+
+    Returns
+    -------
+    Config
+
+    Raises
+    ------
+    InputError
+        An argument, the file, a key or a value cannot be used.
+    SystemExit
+        With status 0, after ``--help`` and ``--version``.
+    """
+    return _checked(_parse(arguments, description, {}))
+
+
+def load_weights_and_config(
+    arguments: Sequence[str] | None = None, description: str | None = None
+) -> tuple[Path, Config]:
+    """Read ``--weights FILE`` and the configuration, for a program that reads one checkpoint.
+
+    Parameters and errors are those of `load_config`.
+    """
+    given = _parse(arguments, description, {"weights": _WEIGHTS})
+    weights = given.values.pop("weights", None)
+    if weights is None:
+        raise InputError("--weights FILE is missing: which checkpoint is to be read?")
+    return Path(weights), _checked(given)
+
+
+def _parse(
+    arguments: Sequence[str] | None, description: str | None, own: Mapping[str, FieldInfo]
+) -> Given:
+    fields = {**own, "config": _CONFIG, **Config.model_fields}
+    return parse(fields, arguments, description, answers=ANSWERS)
+
+
+def _checked(given: Given) -> Config:
+    """Complete what is given with the file, and check it."""
+    named = given.values.pop("config", None)
+    file = Path(named) if named else DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+    values: dict[str, Any] = {} if file is None else read_yaml(file)
+    return validated(Config, values | given.values, given.labels, file or "", ANSWERS)

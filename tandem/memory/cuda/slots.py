@@ -1,0 +1,230 @@
+"""Slots in device memory, which a loader fills and a trainer reads."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tandem.memory.cuda.buffer import BufferHandle, CudaBuffer
+from tandem.memory.cuda.driver import CudaDriver, Event, Stream
+from tandem.memory.host import ArrayBuffer
+from tandem.memory.slot import Slot, SlotLayout
+
+if TYPE_CHECKING:
+    from tandem.memory.flat import FlatLayout
+    from tandem.memory.parameters import CudaMemory
+
+
+@dataclass(frozen=True)
+class SlotHandle:
+    """A small message by which a loader opens a trainer's `CudaSlot`.
+
+    Attributes
+    ----------
+    memory : BufferHandle
+        Of the slot.
+    free, filled : bytes
+        The driver's handles of the slot's two events.
+    """
+
+    memory: BufferHandle
+    free: bytes
+    filled: bytes
+
+
+class CudaSlot:
+    """A slot in a trainer's device memory, with the two events that order its use.
+
+    ``free`` follows the trainer's last read, ``filled`` the loader's last copy. The trainer records
+    ``free`` and then requests a minibatch; the loader makes its copy wait for ``free``, records
+    ``filled`` after it and then answers; the trainer makes its work wait for ``filled``. So neither
+    host waits for a device. The messages ensure that an event has been recorded before a stream of
+    another process waits for it.
+
+    Made by `create`, or by `open` over one that another process has made. The loader closes before
+    the trainer.
+
+    Attributes
+    ----------
+    buffer : CudaBuffer
+    layout : SlotLayout
+    free, filled : Event
+    """
+
+    def __init__(
+        self, driver: CudaDriver, buffer: CudaBuffer, layout: SlotLayout, free: Event, filled: Event
+    ) -> None:
+        self.buffer, self.layout, self.free, self.filled = buffer, layout, free, filled
+        self._process = driver.process
+
+    @classmethod
+    def create(cls, driver: CudaDriver, layout: SlotLayout, name: str = "slot") -> "CudaSlot":
+        """Allocate a slot on the trainer's device.
+
+        Raises
+        ------
+        InputError
+            The device has too little memory.
+        """
+        buffer = CudaBuffer.create(driver, layout.nbytes, name)
+        return cls(driver, buffer, layout, driver.event(shared=True), driver.event(shared=True))
+
+    @classmethod
+    def open(cls, driver: CudaDriver, layout: SlotLayout, handle: SlotHandle) -> "CudaSlot":
+        """Open a trainer's slot in its loader, on the same device.
+
+        Raises
+        ------
+        InputError
+            The system does not permit it, or the trainer has ended.
+        ValueError
+            This process made the slot, or its size is not that of `layout`.
+        """
+        if handle.memory.nbytes != layout.nbytes:
+            raise ValueError(
+                f"the slot {handle.memory.name!r} has {handle.memory.nbytes} bytes, its layout "
+                f"needs {layout.nbytes}"
+            )
+        buffer = CudaBuffer.open(driver, handle.memory)
+        events = (driver.open_event(handle.free), driver.open_event(handle.filled))
+        return cls(driver, buffer, layout, *events)
+
+    def handle(self) -> SlotHandle:
+        """Return a message by which the loader opens the slot.
+
+        Raises
+        ------
+        InputError
+            The system does not permit it.
+        """
+        free, filled = (bytes(event.ipc_handle()) for event in (self.free, self.filled))
+        return SlotHandle(self.buffer.handle(), free, filled)
+
+    @property
+    def arrays(self) -> Slot:
+        """The slot's arrays, each a `CudaArray`."""
+        return Slot.on(self.buffer, self.layout)
+
+    def begin_reading(self, stream: Stream) -> None:
+        """Make later work on the trainer's stream wait for the copy into the slot.
+
+        To be called when the loader has answered that the slot is filled.
+        """
+        stream.wait_for_event(self.filled)
+
+    def end_reading(self, stream: Stream) -> None:
+        """Mark the trainer's last read on its stream, before it requests the next minibatch."""
+        self.free.record(stream)
+
+    def close(self) -> None:
+        """Release the memory; may be called twice."""
+        self.buffer.close()
+
+
+class SlotUploader:
+    """The loader's side: makes minibatches in page-locked memory and copies them into device slots.
+
+    Each slot has a staging area of its own, so that one is filled while the other is copied.
+
+    Parameters
+    ----------
+    driver : CudaDriver
+        The slots' device.
+    slots : sequence of CudaSlot
+        By number, of one layout: opened in a loader process, or a trainer's own if it has no
+        loader.
+    """
+
+    def __init__(self, driver: CudaDriver, slots: Sequence[CudaSlot]) -> None:
+        self._driver, self._slots, self._stream = driver, slots, driver.stream()
+        self._areas = [ArrayBuffer(driver.page_locked(slot.layout.nbytes)) for slot in slots]
+
+    def fill(self, number: int, fill: Callable[[Slot], None]) -> None:
+        """Make a minibatch on the host and start its copy into a slot.
+
+        It waits only for this slot's previous copy, which reads the same staging area.
+
+        Parameters
+        ----------
+        number : int
+            Of the slot. Its trainer has called `CudaSlot.end_reading`, and then sent its request.
+        fill : callable
+            Fills a host `Slot`. Only its valid rows are copied.
+        """
+        slot, area = self._slots[number], self._areas[number]
+        slot.filled.synchronize()
+        staged = Slot.on(area, slot.layout)
+        fill(staged)
+        self._stream.wait_for_event(slot.free)
+        self._upload(slot, area, int(staged.valid))
+        slot.filled.record(self._stream)
+
+    def close(self) -> None:
+        """Wait for the last copies, then close the slots; may be called twice."""
+        self._stream.synchronize()
+        for slot in self._slots:
+            slot.close()
+
+    def _upload(self, slot: CudaSlot, area: ArrayBuffer, rows: int) -> None:
+        layout = slot.layout
+        pictures = rows * layout.picture_size**2 * 3
+        labels = layout.offsets["labels"]  # everything behind it is small
+        for part in (slice(0, pictures), slice(labels, layout.nbytes)):
+            if part.start < part.stop:
+                address = slot.buffer.address + part.start
+                self._driver.upload(address, area.memory[part], self._stream)
+
+
+@dataclass(frozen=True)
+class CudaSlots:
+    """The two slots of a trainer on its GPU, which the trainer makes and its loader opens.
+
+    They can be sent to a process that is being started.
+
+    Attributes
+    ----------
+    device : int
+        The GPU's number.
+    layout : SlotLayout
+        Of each slot.
+    """
+
+    device: int
+    layout: SlotLayout
+
+    def open(self, receive: Callable[[], Any]) -> SlotUploader:
+        """Open the slots in the loader's process.
+
+        Parameters
+        ----------
+        receive : callable
+            Returns the trainer's first message: a tuple of `SlotHandle`, by number.
+
+        Raises
+        ------
+        InputError
+            The system does not permit it, or the trainer has ended.
+        """
+        driver = self.driver()
+        slots = [CudaSlot.open(driver, self.layout, handle) for handle in receive()]
+        return SlotUploader(driver, slots)
+
+    @property
+    def torch_device(self) -> str:
+        """The GPU by PyTorch's name."""
+        return f"cuda:{self.device}"
+
+    def driver(self) -> CudaDriver:
+        """Begin to use the GPU in this process."""
+        return CudaDriver(self.device)
+
+    def trainer_memory(
+        self,
+        layout: "FlatLayout",
+        driver: CudaDriver,
+        use: Callable[[Stream], AbstractContextManager],
+    ) -> "CudaMemory":
+        """Make the trainer's memory, slots included; parameters as of `CudaMemory`."""
+        from tandem.memory.parameters import CudaMemory
+
+        return CudaMemory(self, layout, driver, use)

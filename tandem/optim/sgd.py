@@ -1,0 +1,54 @@
+"""Stochastic gradient descent with momentum."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tandem.optim.optimizer import OPTIMIZERS, Optimizer
+from tandem.registry import setting
+
+if TYPE_CHECKING:
+    from pytensor.tensor.variable import TensorVariable
+
+_SWITCH = "true or false"
+
+
+@OPTIMIZERS.register("sgd")
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """SGD with momentum, or Nesterov's form of it; `tandem.ops.momentum_step` has the equations."""
+
+    states = ("momentum",)
+
+    use_momentum: bool = setting(True, "momentum SGD; false: plain SGD", _SWITCH)
+    momentum: float = setting(
+        0.9,
+        "fraction of the velocity kept from step to step",
+        "a number of at least 0 and below 1",
+        ge=0,
+        lt=1,
+    )
+    use_nesterov_momentum: bool = setting(False, "Nesterov's form of momentum", _SWITCH)
+    weight_decay: float = setting(
+        0.0005,
+        "decay of weights per step and unit of rate; biases have none",
+        "a number of at least 0",
+        ge=0,
+    )
+
+    def step(
+        self,
+        weight: "TensorVariable",
+        states: "Sequence[TensorVariable]",
+        gradient: "TensorVariable",
+        rate: "TensorVariable",
+        decay: float,
+    ) -> "tuple[TensorVariable, tuple[TensorVariable, ...]]":
+        from tandem.ops import momentum_step
+
+        (velocity,) = states
+        kept = self.momentum if self.use_momentum else 0.0
+        weight, velocity = momentum_step(
+            weight, velocity, gradient, rate, kept, decay, self.use_nesterov_momentum
+        )
+        return weight, (velocity,)

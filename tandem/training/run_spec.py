@@ -1,0 +1,113 @@
+"""A run as data: what it does, resolved and checked."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tandem.artifacts.reproducibility import Conditions
+from tandem.config.schema import Config
+from tandem.data.augment import Augmentation
+from tandem.data.dataset import Dataset
+from tandem.data.minibatch import MinibatchBuilder
+from tandem.layers.network import NetworkDescription
+
+Job = Literal["train", "validate"]
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A checked run. Small, and sent to every trainer when it starts.
+
+    Attributes
+    ----------
+    job : "train" or "validate"
+        Validation only, or all of it.
+    config : Config
+        As the user gave it, with every ``auto`` resolved.
+    wnids : tuple of str
+        The classes of the pictures, in order.
+    devices : tuple of str
+        One for each trainer, by rank.
+    train, validation : Dataset
+        The pictures; a validation reads the second only, and has it in both places.
+    conditions : dict of str to str
+        What else the bits depend on, see `tandem.artifacts.reproducibility`.
+    resumed : Path or None
+        The checkpoint that is continued.
+    weights : Path or None
+        Otherwise the checkpoint to start from, or to validate.
+    skipped : tuple of (int, int)
+        Epoch and global minibatch, from 0, of those to pass over, beside the checkpoint's own.
+    """
+
+    job: Job
+    config: Config
+    wnids: tuple[str, ...]
+    devices: tuple[str, ...]
+    train: Dataset
+    validation: Dataset
+    conditions: Conditions
+    resumed: Path | None = None
+    weights: Path | None = None
+    skipped: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def classes(self) -> int:
+        """How many classes the pictures have."""
+        return len(self.wnids)
+
+    @property
+    def description(self) -> NetworkDescription:
+        """The network that is trained or validated."""
+        config = self.config
+        return NetworkDescription(
+            config.crop_size,
+            self.classes,
+            config.width,
+            self.wnids,
+            network=config.network,
+            options=config.options,
+        )
+
+    @property
+    def trainers(self) -> int:
+        """How many trainers."""
+        return len(self.devices)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the trainers work on GPUs."""
+        return self.devices[0] != "cpu"
+
+    @property
+    def threads(self) -> int:
+        """Threads of each trainer."""
+        return int(self.config.threads)
+
+    @property
+    def device_crops(self) -> bool:
+        """Whether slots hold whole pictures, which the device crops."""
+        return bool(self.config.use_data_layer)
+
+    @property
+    def picture_size(self) -> int:
+        """Rows and columns of the pictures in a slot."""
+        return self.train.image_size if self.device_crops else self.config.crop_size
+
+    @property
+    def global_batch(self) -> int:
+        """Pictures per step over all trainers."""
+        return self.config.batch_size * self.trainers
+
+    def filler(self) -> MinibatchBuilder:
+        """What fills the slots, for a loader process or for a trainer that loads by itself."""
+        config = self.config
+        augmentation = Augmentation(
+            crop_size=config.crop_size,
+            rand_crop=config.rand_crop,
+            rand_mirror=config.rand_mirror,
+            batch_crop_mirror=config.batch_crop_mirror,
+            seed=config.seed,
+        )
+        crop_here = not self.device_crops
+        return MinibatchBuilder(self.train, self.validation, augmentation, crop_here)

@@ -1,0 +1,320 @@
+"""Settings of a run from files and command lines: which wins, and what is refused."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tandem.config.command_line import ANSWERS, RETIRED, load_config, load_weights_and_config
+from tandem.config.schema import Config, make_config
+from tandem.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No config.yaml lies in the current folder, unless a test puts one there."""
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(argv: Sequence[str]) -> str:
+    with pytest.raises(InputError) as caught:
+        load_config(argv)
+    return str(caught.value)
+
+
+def file_refusal(text: str | bytes) -> str:
+    path = Path("mine.yaml")
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return refusal(["--config", "mine.yaml"])
+
+
+def test_help_lists_every_key_with_meaning_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_config(["--help"], "Two lines\nof launch commands")
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert "Two lines\nof launch commands" in shown
+    words = " ".join(shown.split())
+    for key, field in Config.model_fields.items():
+        assert f"--{key} " in words
+        assert str(field.description) in words
+    assert words.count("default: ") == len(Config.model_fields) + 1  # and --config's
+    assert "default: [20, 40]]" in words
+    assert "--batch_size VALUE images" in words
+    assert "--devices VALUE [VALUE ...] " in words
+
+
+def test_the_defaults_hold_where_nothing_is_given() -> None:
+    assert load_config([]) == Config()
+
+
+def test_config_yaml_of_the_current_folder_is_read() -> None:
+    Path("config.yaml").write_text("seed: 7\n")
+    assert load_config([]).seed == 7
+    Path("other.yaml").write_text("n_epochs: 3\n")
+    config = load_config(["--config", "other.yaml"])
+    assert (config.seed, config.n_epochs) == (1, 3)
+
+
+def test_the_command_line_wins_over_the_file() -> None:
+    Path("mine.yaml").write_text("batch_size: 8\nseed: 9\ndevices: [cpu]\n")
+    config = load_config(["--batch_size", "4", "--config", "mine.yaml", "--devices", "cpu", "cpu"])
+    assert (config.batch_size, config.seed, config.devices) == (4, 9, ("cpu", "cpu"))
+
+
+def test_a_wrong_value_in_the_file_does_not_matter_once_replaced() -> None:
+    Path("mine.yaml").write_text("batch_size: many\n")
+    assert load_config(["--config", "mine.yaml", "--batch_size=4"]).batch_size == 4
+
+
+def test_an_empty_file_changes_nothing() -> None:
+    Path("mine.yaml").write_text("# nothing yet\n")
+    assert load_config(["--config", "mine.yaml"]) == Config()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "devices"),
+    [
+        (["cpu", "cpu"], ("cpu", "cpu")),
+        (["[cpu,cpu]"], ("cpu", "cpu")),
+        (["[cpu, cpu]"], ("cpu", "cpu")),
+        (["[cpu,", "cpu]"], ("cpu", "cpu")),
+        (["cpu"], ("cpu",)),
+        (["cuda:0", "cuda:11"], ("cuda:0", "cuda:11")),
+        (["auto"], "auto"),
+    ],
+)
+def test_both_forms_of_a_list(tokens: list[str], devices: object) -> None:
+    assert load_config(["--devices", *tokens]).devices == devices
+
+
+@pytest.mark.parametrize(
+    ("tokens", "epochs"),
+    [(["20", "40"], (20, 40)), (["[5,6,7]"], (5, 6, 7)), (["30"], (30,)), (["[]"], ())],
+)
+def test_lists_of_numbers(tokens: list[str], epochs: tuple[int, ...]) -> None:
+    assert load_config(["--lr_step", *tokens]).lr_step == epochs
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("5e-4", 5e-4), ("5E-4", 5e-4), ("1e3", 1000.0), ("1", 1.0), (".5", 0.5), ("2.5e-3", 2.5e-3)],
+)
+def test_numbers_with_an_exponent_and_no_dot(text: str, value: float) -> None:
+    # YAML 1.1 reads 5e-4 as text.
+    Path("mine.yaml").write_text(f"learning_rate: {text}\n")
+    for argv in (["--config", "mine.yaml"], ["--learning_rate", text]):
+        rate = load_config(argv).learning_rate
+        assert rate == value
+        assert type(rate) is float
+
+
+@pytest.mark.parametrize(
+    ("argv", "key", "value"),
+    [
+        (["--resume_train", "true"], "resume_train", True),
+        (["--resume_train"], "resume_train", True),
+        (["--resume-train", "--batch-size=3"], "batch_size", 3),
+        (["--compile"], "compile", True),
+        (["--load_epoch", "12"], "load_epoch", 12),
+        (["--load_epoch", "latest"], "load_epoch", "latest"),
+        (["--threads", "auto"], "threads", "auto"),
+        (["--threads", "3"], "threads", 3),
+        (["--use_data_layer", "false"], "use_data_layer", False),
+        (["--compile", "auto"], "compile", "auto"),
+        (["--shuffle", "none"], "shuffle", "none"),
+        (["--init_weights", "null"], "init_weights", None),
+        (["--init_weights", "a b.safetensors"], "init_weights", "a b.safetensors"),
+        (["--weights_dir", "2024-01-01"], "weights_dir", "2024-01-01"),
+        (["--weights_dir", "[x]: y"], "weights_dir", "[x]: y"),
+        (["--seed", str(2**63 - 1)], "seed", 2**63 - 1),
+        (
+            ["--lr_multipliers", "{fc8: 10, conv1: 5e-1}"],
+            "lr_multipliers",
+            {"fc8": 10, "conv1": 0.5},
+        ),
+        (["--lr_multipliers", "{fc8:", "10}"], "lr_multipliers", {"fc8": 10}),
+        (["--freeze", "[]"], "freeze", ()),
+    ],
+)
+def test_values_of_every_kind(argv: list[str], key: str, value: object) -> None:
+    found = getattr(load_config(argv), key)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_what_was_probably_meant_is_named() -> None:
+    assert refusal(["--lr_policy", "Cosin"]).endswith("did you mean cosine?")
+    assert refusal(["--load_epoch", "last"]).endswith("did you mean latest?")
+    assert refusal(["--shuffle", "image"]).endswith("did you mean images?")
+
+
+def test_several_wrong_values_are_all_named() -> None:
+    message = refusal(["--batch_size", "0", "--lr_policy", "x", "--seed", "1.5"])
+    assert [line.partition(" is ")[0] for line in message.splitlines()] == [
+        "--seed",
+        "--lr_policy",
+        "--batch_size",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--lerning_rate", "1"], "unknown option --lerning_rate; did you mean --learning_rate?"),
+        (["--batch-sice", "1"], "unknown option --batch-sice; did you mean --batch-size?"),
+        (["--momentu", "1"], "unknown option --momentu; did you mean --momentum?"),
+        (["--learning", "1"], "unknown option --learning"),  # no abbreviations
+        (["--confg", "x"], "unknown option --confg; did you mean --config?"),
+        (["--lerning_rate=1"], "did you mean --learning_rate?"),
+        (["-seeds", "1"], "did you mean --seed?"),
+        (["--zzzzzz", "1"], "unknown option --zzzzzz; --help lists all of them"),
+        (["mine.yaml"], "unexpected argument 'mine.yaml'"),
+        (["--batch_size", "1", "2"], "--batch_size takes one value; 2 were given: 1 2"),
+        (["--weights_dir", "a", "b"], "--weights_dir takes one value; 2 were given: a b"),
+        (["--batch_size"], "--batch_size: a value is missing; it must be a whole number"),
+        (["--config"], "--config: a value is missing; it must be a path"),
+        (["--seed", "1", "--seed", "2"], "--seed is given twice"),
+        (["--devices", "cpu", "--devices", "cpu"], "give all values at once"),
+        (["--devices", "[cpu"], "--devices [cpu: not a YAML value; it must be auto, or a list"),
+        (["--seed", "{"], "--seed {: not a YAML value; it must be a whole number"),
+        (["--seed", "2024-99-99"], "--seed 2024-99-99: not a YAML value"),
+    ],
+)
+def test_arguments_that_cannot_be_used(argv: list[str], expected: str) -> None:
+    assert expected in refusal(argv)
+
+
+def test_unknown_keys_in_a_file() -> None:
+    message = file_refusal("seed: 1\nlerning_rate: 0.1\n")
+    assert message == "mine.yaml: unknown key lerning_rate; did you mean learning_rate?"
+    assert "mine.yaml: unknown key 3" in file_refusal("3: 4\n")
+    with pytest.raises(InputError, match="unknown key sed; did you mean seed"):
+        make_config({"sed": 1})
+
+
+@pytest.mark.parametrize("key", RETIRED)
+def test_keys_of_the_original_that_are_gone(key: str) -> None:
+    for message in (refusal([f"--{key}", "x"]), file_refusal(f"{key}: x\n")):
+        assert f"{key}: {RETIRED[key]}" in message
+    # What replaces a key is a key that there is.
+    assert key not in Config.model_fields
+
+
+def test_keys_of_the_original_that_are_still_there() -> None:
+    original = [
+        "resume_train",
+        "load_epoch",
+        "n_epochs",
+        "learning_rate",
+        "lr_policy",
+        "lr_step",
+        "lr_adapt_threshold",
+        "use_momentum",
+        "momentum",
+        "use_nesterov_momentum",
+        "weight_decay",
+        "para_load",
+        "shuffle",
+        "rand_crop",
+        "batch_crop_mirror",
+        "use_data_layer",
+        "train_folder",
+        "val_folder",
+        "label_folder",
+        "mean_file",
+        "weights_dir",
+        "snapshot_freq",
+        "print_freq",
+        "print_train_error",
+        "batch_size",
+    ]
+    assert set(original) <= Config.model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("seed: 1\nbatch_size: 2\nseed: 3\n", "'seed' stands twice"),
+        ("- seed\n", "expected lines of the form 'key: value'"),
+        ("just text", "expected lines of the form 'key: value'"),
+        ("seed: [1", "not YAML"),
+        ("seed: !!python/object/apply:os.system [true]\n", "not YAML"),
+        ("? [a, b]\n: 1\n", "not YAML"),
+        ("seed: 2024-99-99\n", "not YAML"),
+        (b"seed: \xff\xfe\n", "not YAML"),
+        (b"\x00\x01", "not YAML"),
+        ("[" * 5000, "not YAML"),
+    ],
+)
+def test_files_that_cannot_be_used(text: str | bytes, expected: str) -> None:
+    message = file_refusal(text)
+    assert message.startswith("mine.yaml: ")
+    assert expected in message
+    assert "\n" not in message
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert "nowhere.yaml: cannot be read" in refusal(["--config", "nowhere.yaml"])
+    with pytest.raises(InputError, match="cannot be read"):
+        load_config(["--config", str(tmp_path)])
+
+
+def test_weights_are_taken_from_the_arguments() -> None:
+    argv = ["--batch_size", "4", "--weights", "w.safetensors", "--devices", "cpu", "cpu"]
+    weights, config = load_weights_and_config(argv)
+    assert weights == Path("w.safetensors")
+    assert config == make_config({"batch_size": 4, "devices": ["cpu", "cpu"]})
+
+
+def test_weights_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="--weights FILE is missing"):
+        load_weights_and_config(["--seed", "1"])
+    with pytest.raises(InputError, match="did you mean --weights"):
+        load_weights_and_config(["--weight", "w"])
+    with pytest.raises(SystemExit):
+        load_weights_and_config(["--help"])
+    shown = capsys.readouterr().out
+    assert "--weights FILE" in shown
+    assert "--batch_size VALUE" in shown
+
+
+def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--weights", "w", "--seed", "5"])
+    weights, config = load_weights_and_config()
+    assert (weights, config.seed) == (Path("w"), 5)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--seed", "5"])
+    assert load_config().seed == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lr", "did you mean --learning_rate?"),
+        ("epochs", "did you mean --n_epochs?"),
+        ("wd", "did you mean --weight_decay?"),
+        ("data", "did you mean --data_folder?"),
+        ("gpus", "did you mean --devices?"),
+        ("gpu", "use devices, a list"),
+        ("workers", "a loader process of its own"),
+        ("amp", "use precision"),
+        ("resume", "use resume_train: true"),
+        ("pretrained", "init_weights"),
+        ("evaluate", "validate.py --weights FILE"),
+        ("arch", "did you mean --network?"),
+        ("optimizer", "use_momentum"),
+        ("max_iter", "n_epochs"),
+        ("local-rank", "mpirun or torchrun"),
+    ],
+)
+def test_names_of_other_programs_are_answered(name: str, said: str) -> None:
+    assert said in refusal([f"--{name}", "1"])
+    in_a_file = file_refusal(f"{name}: 1\n")
+    assert in_a_file.startswith("mine.yaml: ")
+    assert said.removeprefix("did you mean --") in in_a_file
+
+
+def test_no_answer_stands_for_a_key_that_there_is_nor_names_one_that_there_is_not() -> None:
+    assert not ANSWERS.keys() & Config.model_fields.keys()
+    assert {a for a in ANSWERS.values() if " " not in a} <= Config.model_fields.keys()

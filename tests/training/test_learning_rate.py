@@ -1,0 +1,92 @@
+"""The rate of a step: schedules with warm-up and scaling."""
+
+import math
+
+import pytest
+
+from tandem.config.schema import Config, make_config
+from tandem.training.learning_rate import (
+    gradual_factor,
+    learning_rate,
+    scaling_factor,
+    warmup_factor,
+)
+
+STEPS = 4
+
+
+def test_resuming_skips_no_drop() -> None:
+    # The original, resumed at epoch 45, had divided only once.
+    config = make_config({"learning_rate": 1.0})
+    assert learning_rate(config, 45, 0, 10) == 0.01
+
+
+def test_warm_up_rises_by_equal_amounts() -> None:
+    assert [warmup_factor(step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert warmup_factor(0, 0) == 1
+    assert warmup_factor(0, 0.5) == 1
+    assert warmup_factor(0, 2.5) == 0.4
+
+
+def rates_of(config: Config, errors: tuple[float, ...] = ()) -> list[float]:
+    return [
+        learning_rate(config, epoch, step, STEPS, errors)
+        for epoch in range(config.n_epochs)
+        for step in range(STEPS)
+    ]
+
+
+def test_constant() -> None:
+    config = make_config({"lr_policy": "constant", "learning_rate": 0.3, "n_epochs": 3})
+    assert rates_of(config) == [0.3] * 12
+
+
+def test_step() -> None:
+    config = make_config({"learning_rate": 1.0, "lr_step": [1, 2], "n_epochs": 3})
+    assert rates_of(config) == [1] * 4 + [0.1] * 4 + [0.01] * 4
+
+
+def test_poly_and_cosine_fall_from_step_to_step() -> None:
+    poly = make_config({"lr_policy": "poly", "lr_power": 2, "learning_rate": 1.0, "n_epochs": 3})
+    assert rates_of(poly) == pytest.approx([(1 - n / 12) ** 2 for n in range(12)])
+    cosine = make_config({"lr_policy": "cosine", "learning_rate": 1.0, "n_epochs": 3})
+    expected = [math.cos(math.pi * n / 24) ** 2 for n in range(12)]
+    assert rates_of(cosine) == pytest.approx(expected)
+
+
+def test_auto_looks_only_at_epochs_that_lie_before() -> None:
+    config = make_config({"lr_policy": "auto", "learning_rate": 1.0, "n_epochs": 9})
+    errors = (0.5,) * 9
+    assert rates_of(config, errors) == [1] * 24 + [0.1] * 8 + [0.01] * 4
+    assert learning_rate(config, 6, 0, STEPS, errors[:6]) == 0.1
+
+
+@pytest.mark.parametrize("policy", ["step", "auto", "poly", "cosine", "constant"])
+def test_warm_up_multiplies_every_policy(policy: str) -> None:
+    plain = make_config({"lr_policy": policy, "n_epochs": 3, "lr_step": [1]})
+    warmed = make_config({**plain.model_dump(mode="json"), "warmup_epochs": 1.5})
+    factors = [min((n + 1) / 6, 1) for n in range(12)]
+    expected = [rate * factor for rate, factor in zip(rates_of(plain), factors, strict=True)]
+    assert rates_of(warmed) == pytest.approx(expected)
+    assert rates_of(warmed)[0] > 0
+
+
+def test_a_scaled_rate_rises_from_that_of_one_trainer() -> None:
+    """Goyal et al. 2017, section 2.2: from eta to k eta, by equal amounts."""
+    assert [gradual_factor(step, 4, 9.0) for step in range(6)] == [3, 5, 7, 9, 9, 9]
+    assert gradual_factor(0, 0, 9.0) == 9
+    assert scaling_factor("linear", 8) == 8
+    assert scaling_factor("sqrt", 9) == 3
+
+
+@pytest.mark.parametrize(("scaling", "full"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_the_scaling_multiplies_the_policy(scaling: str, full: float) -> None:
+    config = make_config({"devices": ["cpu"] * 4, "lr_scaling": scaling})
+    for epoch in (0, 19, 20, 40):
+        plain = 0.01 / 10 ** sum(epoch >= drop for drop in (20, 40))
+        assert learning_rate(config, epoch, 3, 10) == pytest.approx(full * plain, rel=1e-12)
+    warmed = config.model_copy(update={"warmup_epochs": 2.0})
+    rates = [learning_rate(warmed, s // 10, s % 10, 10) for s in range(25)]
+    assert rates[20:] == pytest.approx([0.01 * full] * 5, rel=1e-12)
+    first = 0.01 * (full - 1) / 20 + 0.01 if full > 1 else 0.01 / 20
+    assert rates[0] == pytest.approx(first, rel=1e-12)
