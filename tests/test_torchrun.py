@@ -186,4 +186,4 @@ def test_ranks_that_find_nobody_say_so(data: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 2
-    assert "error: the ranks can't be joined as the variables" in result.stderr
+    assert "error: the ranks can't be joined by the variables" in result.stderr

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tandem.distributed.choices import (
-    ALL_REDUCES,
-    NEEDS_RANKS,
-    AllReduceChoice,
-    RunFacts,
-)
+from tandem.distributed.choices import ALL_REDUCES, NEEDS_RANKS, AllReduceChoice, RunFacts
 from tandem.distributed.gloo import GlooGroup
 from tandem.distributed.group import Group
 from tandem.registry import Requirement, setting
@@ -50,9 +45,9 @@ class AllReduce(ABC):
 class SharedMemoryAllReduce(AllReduce):
     """Average vectors in host memory that all ranks of the group see.
 
-    The ranks meet; rank i averages shard i of all vectors, in rank order, and writes it into all of
-    them; they meet again. Nobody else touches shard i, so no barrier lies between, and all vectors
-    hold the same bits afterwards because each element was computed once.
+    Between two barriers, rank i averages shard i of all vectors, in rank order, and writes it into
+    all of them. No other rank touches shard i; each element is computed once, so all vectors hold
+    the same bits afterwards.
 
     Parameters
     ----------
@@ -142,14 +137,10 @@ class HierarchicalAllReduce(AllReduce):
     """
 
     def __init__(
-        self,
-        within: AllReduce,
-        machines: Sequence[Sequence[int]],
-        here: int,
-        between: AllReduce | None,
+        self, within: AllReduce, machines: Sequence[Sequence[int]], here: int, between: Any
     ) -> None:
         self._within, self._machines, self._here = within, machines, here
-        self._between = between
+        self._between: AllReduce | None = between
 
     def average(self, vector: Any, shares: Sequence[float]) -> None:
         parts = [[shares[rank] for rank in ranks] for ranks in self._machines]
@@ -197,10 +188,8 @@ def shard(size: int, shards: int, number: int) -> slice:
     ----------
     size : int
         Elements of the vector.
-    shards : int
-        How many parts.
-    number : int
-        Which part, from 0.
+    shards, number : int
+        How many parts, and which of them, from 0.
 
     Returns
     -------
@@ -263,24 +252,20 @@ def add_weighted(target: Any, terms: Any, shares: Sequence[float]) -> None:
     if not weighted:
         target[...] = 0
     elif isinstance(target, np.ndarray):
-        _add_arrays(target, weighted)
+        from tandem.distributed import kernels
+
+        kind = target.dtype.type
+        # A few terms at a time: a loop is compiled for each number, and there may be hundreds.
+        for first in range(0, len(weighted), _TERMS):
+            part = [(target, 1.0)] * (first > 0) + weighted[first : first + _TERMS]
+            vectors, weights = zip(*part, strict=True)
+            kernels.add_into(target, vectors, [kind(weight) for weight in weights])
     else:
         # Two kernels for each term: one would fuse product and sum, and round once.
         total = weighted[0][0] * weighted[0][1]
         for term, share in weighted[1:]:
             total += term * share
         target.copy_(total)
-
-
-def _add_arrays(target: np.ndarray, weighted: Sequence[tuple[np.ndarray, float]]) -> None:
-    from tandem.distributed import kernels
-
-    kind = target.dtype.type
-    # A few terms at a time: a compiled loop is for so many, and there may be hundreds.
-    for first in range(0, len(weighted), _TERMS):
-        some = [(target, 1.0)] * (first > 0) + list(weighted[first : first + _TERMS])
-        vectors, shares = zip(*some, strict=True)
-        kernels.add_into(target, vectors, [kind(share) for share in shares])
 
 
 # What the configuration chooses from
@@ -335,16 +320,10 @@ class Compressed(AllReduceChoice):
     """As asa, in 16 bits."""
 
     wire: Format = setting(
-        "float16",
-        "asa16: transfer format, float16 or bfloat16",
-        "float16 or bfloat16",
-        affects_bits=True,
+        "float16", "asa16: transfer format", "float16 or bfloat16", affects_bits=True
     )
     error_feedback: bool = setting(
-        False,
-        "asa16: send what rounding loses with the next step",
-        "true or false",
-        affects_bits=True,
+        False, "asa16: send rounding errors with the next step", "true or false", affects_bits=True
     )
 
     requires = (NEEDS_RANKS,)

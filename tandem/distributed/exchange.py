@@ -56,7 +56,7 @@ class Exchange:
         step : int
             Steps that have been made, this one included.
         every : int
-            Steps between two reports, for which the trainers meet in any case.
+            Steps between two reports, for which the trainers exchange messages in any case.
         """
         return self.is_synchronous or step % every == 0
 
@@ -118,10 +118,10 @@ class ExchangeGradients(Exchange):
 class ExchangeShared(Exchange):
     """One vector of parameters for all trainers, of which each updates a shard.
 
-    Each computes gradients into a vector of its own. They meet; trainer i averages shard i of the
-    gradients, in rank order, into trainer 0's vector, and then updates shard i of the parameters
-    from there; they meet again. So nothing is averaged twice, and nothing updated twice. What is
-    computed is what `ExchangeGradients` computes.
+    Each computes gradients into a vector of its own. Between two barriers, trainer i averages shard
+    i of the gradients, in rank order, into trainer 0's vector, and then updates shard i of the
+    parameters from there. So nothing is averaged twice, and nothing updated twice. The result is
+    that of `ExchangeGradients`.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ class Gradients(ExchangeChoice):
 
         most = int(self.bucket_mb * 1e6) // np.dtype(layout.dtype).itemsize
         buckets = divide(layout.offsets, layout.size, most)
-        apart = group.split(0)  # messages of its thread must not meet the trainer's own
+        apart = group.split(0)  # its thread's messages are kept apart from the trainer's
         vector = rank_vector(memory, "gradients", apart, is_apart=True)
         parts = [bucket.extent for bucket in buckets]
         return BucketedGradients(buckets, vector, collective.make(vector, parts, apart))

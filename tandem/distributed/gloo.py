@@ -61,7 +61,7 @@ def join() -> "GlooGroup":
     except (RuntimeError, ValueError) as error:
         text = str(error).splitlines()[0]
         raise InputError(
-            f"the ranks can't be joined as the variables {', '.join(VARIABLES)} say: {text}; start "
+            f"the ranks can't be joined by the variables {', '.join(VARIABLES)}: {text}; start "
             "all of them with one torchrun on each machine, with the same --rdzv-endpoint"
         ) from error
 
@@ -254,16 +254,16 @@ class StoreHeartbeat(threading.Thread):
     def __init__(self, store: Any, prefix: str, rank: int) -> None:
         super().__init__(name="signs", daemon=True)
         self._store, self._prefix, self._rank = store, prefix, rank
-        self._wanted: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._counts: dict[int, int] = {}
         self._known: dict[int, int] = {}
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Leave and fetch, as told, until the store is gone."""
+        """Leave and fetch signs on request, until the store is gone."""
         try:
             while True:
-                other = self._wanted.get()
+                other = self._requests.get()
                 self._store.add(f"{self._prefix}/{self._rank}-{other}", 1)
                 self._counts[other] = self._store.add(f"{self._prefix}/{other}-{self._rank}", 0)
         except RuntimeError as error:
@@ -273,7 +273,7 @@ class StoreHeartbeat(threading.Thread):
         """Leave a sign for a rank, and look for one of it. Returns at once."""
         if self._error is not None:
             raise PeerLost("the store of torchrun is gone: has torchrun been killed?")
-        self._wanted.put(rank)
+        self._requests.put(rank)
 
     def new(self) -> set[int]:
         """Of whom there was a new sign since the last call."""

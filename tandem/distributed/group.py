@@ -25,7 +25,7 @@ class PeerLost(Exception):
 
 
 class Group(ABC):
-    """The trainers of a run, or some of them, as one of them sees them.
+    """The trainers of a run, or a part of them, as one of them uses it.
 
     All ranks of a group call its methods together, with vectors of one size and dtype, and by one
     thread at a time. Each method raises `PeerLost` where another rank is known to have ended.
@@ -191,7 +191,7 @@ class RankGroup(Group):
 
     @abstractmethod
     def beat(self, rank: int) -> None:
-        """Send another rank a sign of life, and expect some of it. Returns at once.
+        """Send another rank a sign of life, and expect its own. Returns at once.
 
         Raises
         ------

@@ -155,10 +155,9 @@ class _Track:
 class PeerToPeerAllReduce(AllReduce):
     """Average flat vectors in device memory, by copies between the GPUs of one machine.
 
-    The trainers meet; trainer i reads shard i of all vectors, block by block, adds them in rank
-    order and writes the sum into all vectors; they meet again. Each element is computed once, so
-    all vectors hold the same bits afterwards. Nobody else touches shard i, so no barrier lies
-    between, unless shards pass through the host.
+    Between two barriers, trainer i reads shard i of all vectors, block by block, adds them in rank
+    order and writes the sum into all vectors. Each element is computed once, so all vectors hold
+    the same bits afterwards. No other trainer touches shard i, so there is no further barrier.
 
     Copies between devices don't make the host wait. So a trainer lets its device finish before it
     enters a barrier: its step before the first, its copies before the others.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from alex_net import AlexNet
 from tandem.config.command_line import load_config
 from tandem.distributed import ExchangeSettings, local_groups, make_exchange
 from tandem.launch.prepare import prepare_run
+from tandem.memory import SlotLayout
+from tandem.memory.cuda import CudaSlots
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import HostMemory
 from tandem.optim import SGD
@@ -140,3 +143,23 @@ def test_each_trainer_updates_its_part_of_what_is_shared(data: Path, tmp_path: P
     for memory in memories.values():
         for group in (memory.vectors.weights, memory.vectors.states["momentum"]):
             assert all((array == 1).all() for array in group.values())
+
+
+def test_memory_of_an_earlier_trainer_is_given_back_before_the_gpu_is_used(
+    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
+) -> None:
+    done: list[str] = []
+
+    class Slots(CudaSlots):
+        torch_device = "cpu"
+
+        def driver(self) -> Any:
+            done.append("driver")
+
+        def trainer_memory(self, *arguments: Any) -> Any:
+            done.append("memory")
+
+    monkeypatch.setattr("tandem.backend.give_back_memory", lambda: done.append("given back"))
+    spec, layout = plan_of(data, tmp_path / "run"), FlatLayout.of({}, "float32")
+    open_memory(spec, Slots(0, SlotLayout(1, 8)), local_groups(1)[0], layout)
+    assert done == ["given back", "driver", "memory"]
