@@ -8,27 +8,27 @@ BIN := .venv/bin
 demo: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
 
-# Two files at a time: much of a test is waiting for processes to start.
+# Two files at a time: tests mostly wait for processes to start.
 test: .venv/installed
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-slow: .venv/docs
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m slow
 
-# Some twenty minutes of faults on the demo's data; the last line says whether every bit is as without.
+# About twenty minutes of injected faults on the demo's data; the last line compares every bit.
 soak: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/prepare.sh
 	$(BIN)/python -m tests.soak --faults 50
 
-# How far each part is from its peer, on a CPU that should be otherwise idle; some sixteen minutes.
+# Each part against its peer, on a CPU that should be otherwise idle; about sixteen minutes.
 bench: .venv/installed
 	$(BIN)/python -m benchmarks $(if $(BENCH),--only $(BENCH))
 
-# Exchanging over ranks of MPI, at every strategy, and what that says of more of them; some ten minutes.
+# Exchanges over ranks of MPI by every all-reduce, and predictions for more; about ten minutes.
 bench-ranks: .venv/installed
 	$(BIN)/python -m benchmarks.scaling $(BENCH)
 
-# On a machine with a GPU. GPU_PYTHON=python3 takes packages that are there already.
+# On a machine with a GPU. GPU_PYTHON=python3 uses the packages already installed there.
 GPU_PYTHON ?= $(BIN)/python
 
 gpu-test: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/gpu)

@@ -12,13 +12,12 @@ All settings:                python train.py --help
 
 from collections.abc import Sequence
 
-import proc_load
 from tandem.launch.programs import run_training
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as the configuration and the command line say; return the exit status."""
-    return run_training(arguments, proc_load.serve, description=__doc__)
+    return run_training(arguments, description=__doc__)
 
 
 if __name__ == "__main__":

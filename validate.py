@@ -6,13 +6,12 @@ python validate.py --weights runs/demo/epoch-0016.safetensors --config demo/conf
 
 from collections.abc import Sequence
 
-import proc_load
 from tandem.launch.programs import run_validation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Validate as the command line says; return the exit status."""
-    return run_validation(arguments, proc_load.serve, description=__doc__)
+    return run_validation(arguments, description=__doc__)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     make bench                                 or python -m benchmarks
     python -m benchmarks --only step exchange  some of them
 
-Each runs in a process of its own, on a machine that should be otherwise idle; all take some
-sixteen minutes. What was found goes to `benchmarks/results/`: `TIME.jsonl`, whose first line says
-where and with what it was measured, and `TIME.png`.
+Each runs in its own process, on a machine that should be otherwise idle; all take about sixteen
+minutes. Results go to `benchmarks/results/`: `TIME.jsonl`, whose first line has hardware and
+versions, and `TIME.png`.
 """
 
 import argparse
@@ -34,7 +34,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def ask(question: str) -> list[dict[str, Any]]:
-    """Run a benchmark; give its rows, as they were printed.
+    """Run a benchmark; return the rows that it prints.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def ask(question: str) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, write down, draw; return the exit status."""
+    """Measure, save and draw; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__,

@@ -1,14 +1,14 @@
-"""Do our training steps compute what plain PyTorch computes?
+"""Do training steps compute the same as plain PyTorch?
 
-Train with the loss of every step recorded, then repeat the same steps in plain PyTorch, with
-its autograd, from the same initial weights, minibatches, crops and dropout masks:
+Train with the loss of every step recorded, then repeat the steps in plain PyTorch with autograd,
+from the same initial weights, minibatches, crops and dropout masks:
 
     python train.py --weights_dir runs/compare --devices cpu cpu --batch_size 32 \
         --print_freq 1 --n_epochs 1 --data_folder data/imagenet
     python -m benchmarks.against_pytorch runs/compare --steps 40
 
 Run both from the project's top folder. Prints one JSON line per step, then one with the largest
-difference. The exit status is 0; 1 where that is above the tolerance; 2 where the run cannot be
+difference. The exit status is 0; 1 if that is above the tolerance; 2 if the run cannot be
 compared.
 """
 
@@ -43,7 +43,7 @@ MODELLED = {
     "lr_multipliers": {},
     "norm_before_pool": False,
 }
-"""Settings of which plain PyTorch's side knows one value only."""
+"""Settings for which the plain PyTorch side supports a single value."""
 
 
 class PlainAlexNet:
@@ -65,8 +65,8 @@ class PlainAlexNet:
     def loss(
         self, images: torch.Tensor, labels: torch.Tensor, masks: list[torch.Tensor]
     ) -> torch.Tensor:
-        """Mean cross-entropy; `masks` are those of fc6 and fc7."""
-        # PyTorch divides alpha by the size of the window, the paper does not.
+        """Return the mean cross-entropy, with the masks of fc6 and fc7."""
+        # PyTorch divides alpha by the window size; the paper does not.
         x = F.max_pool2d(self._conv(images, "conv1", stride=4), 3, 2)
         x = F.local_response_norm(x, 5, alpha=5e-4, beta=0.75, k=2.0)
         x = F.max_pool2d(self._conv(x, "conv2", padding=2, groups=2), 3, 2)
@@ -80,7 +80,7 @@ class PlainAlexNet:
 
 
 def dropout_masks(net: AlexNet, seed: int, epoch: int, indices: np.ndarray) -> list[torch.Tensor]:
-    """The masks of fc6 and fc7: a unit is kept when its counted word is in the upper half."""
+    """Draw the masks of fc6 and fc7: a unit is kept if its Philox word is in the upper half."""
     masks = []
     for layer, name in enumerate(("fc6", "fc7")):
         units = net.parameters[name + ".bias"].type.shape[0]
@@ -90,23 +90,23 @@ def dropout_masks(net: AlexNet, seed: int, epoch: int, indices: np.ndarray) -> l
 
 
 def minibatches(config: Config, trainers: int) -> Iterator[tuple[int, int, int, Slot]]:
-    """(epoch, step in the epoch, steps per epoch, filled slot) for each global minibatch."""
+    """Yield (epoch, step, steps per epoch, filled slot) for each global minibatch."""
     spec = prepare_run(config)
     size = config.batch_size * trainers
     layout = SlotLayout(size, spec.picture_size)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
-    filler = spec.filler()
+    builder = spec.filler()
     steps = minibatch_count(spec.train.size, size)
     for epoch in range(config.n_epochs):
         order = epoch_order(spec.train.counts, config.shuffle, config.seed, epoch)
         for k in range(steps):
             request = MinibatchRequest(0, "train", epoch, k, global_minibatch(order, k, size))
-            filler.fill(slot, request)
+            builder.fill(slot, request)
             yield epoch, k, steps, slot
 
 
 def images_of(slot: Slot, mean: np.ndarray, crop: int) -> torch.Tensor:
-    """The slot's valid crops minus the mean image at their own windows, (n, RGB, row, column)."""
+    """Return the valid crops minus the mean at their windows, (n, RGB, row, column)."""
     images = np.empty((int(slot.valid), 3, crop, crop), np.float32)
     for i in range(int(slot.valid)):
         row, column = slot.origins[i]
@@ -118,10 +118,10 @@ def images_of(slot: Slot, mean: np.ndarray, crop: int) -> torch.Tensor:
 
 
 def plain_losses(config: Config, trainers: int, count: int) -> Iterator[float]:
-    """The losses of the first `count` steps, in plain PyTorch."""
-    elsewhere = {"weights_dir": "runs/none", "resume_train": False}
+    """Yield the losses of the first `count` steps in plain PyTorch."""
+    other_folder = {"weights_dir": "runs/none", "resume_train": False}
     on_cpu = {"use_data_layer": False, "devices": ("cpu",) * trainers}
-    config = config.model_copy(update=elsewhere | on_cpu)
+    config = config.model_copy(update=other_folder | on_cpu)
     spec = prepare_run(config)
     mean = read_mean(config.mean_path, spec.train.image_size)
     net = AlexNet(config.crop_size, spec.classes, config.width)
@@ -152,7 +152,7 @@ def plain_losses(config: Config, trainers: int, count: int) -> Iterator[float]:
 
 
 def read_modelled(path: Path) -> Config:
-    """The configuration of a run, if plain PyTorch's side can repeat it."""
+    """Read the configuration of a run that plain PyTorch can repeat."""
     config = make_config(read_yaml(path))
     for key, modelled in MODELLED.items():
         if (found := getattr(config, key)) != modelled:
@@ -163,18 +163,18 @@ def read_modelled(path: Path) -> Config:
 
 
 def read_losses(path: Path, count: int) -> list[float]:
-    """The recorded losses of steps 1 to `count`."""
+    """Read the losses of steps 1 to `count` from a record."""
     train = [record for record in read_records(path) if isinstance(record, TrainRecord)][:count]
     if [record.step for record in train] != list(range(1, count + 1)):
         raise InputError(
-            f"{path}: steps 1 to {count} are not all recorded; train with --print_freq 1, and at"
+            f"{path}: steps 1 to {count} are not all recorded; train with --print_freq 1, for at"
             " least as many steps"
         )
     return [record.loss for record in train]
 
 
 def compare(run: Path, count: int) -> float:
-    """Print the losses of each step, recorded and plain; return their largest difference."""
+    """Print the recorded and plain loss of each step; return the largest difference."""
     if count < 1:
         raise InputError(f"--steps is {count}; it must be at least 1")
     config = read_modelled(run / "config.yaml")
@@ -185,7 +185,7 @@ def compare(run: Path, count: int) -> float:
     for step, (ours, plain) in enumerate(zip(recorded, plain_ones, strict=True), start=1):
         differences.append(abs(ours - plain))
         print(json.dumps({"step": step, "ours": ours, "plain": plain}), flush=True)
-    # NumPy's maximum of numbers and NaN is NaN, which is within no tolerance.
+    # NumPy's maximum propagates NaN, which is within no tolerance.
     return float(np.max(differences))
 
 
@@ -197,7 +197,9 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, help="folder of a run with --print_freq 1")
-    parser.add_argument("--steps", type=int, default=40, help="how many to compare (default 40)")
+    parser.add_argument(
+        "--steps", type=int, default=40, help="number of steps to compare (default 40)"
+    )
     parser.add_argument(
         "--tolerance", type=float, default=1e-3, help="of the loss, in nats (default 1e-3)"
     )

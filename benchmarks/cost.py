@@ -1,14 +1,14 @@
-"""What an exchange over ranks costs: a model that is linear in what is sent, waited for and added.
+"""The cost of an exchange over ranks: a model linear in bytes, messages and additions.
 
 Latency and bandwidth (as in Thakur, Rabenseifner, Gropp 2005, "Optimization of collective
-communication operations in MPICH"), with two kinds of way, within a machine and between machines.
-What ranks share is divided: bytes between machines go through one cable for each machine, and
-copying and adding is done by its cores.
+communication operations in MPICH"), with two kinds of link, within a machine and between machines.
+Shared resources are divided: bytes between machines go through one cable for each machine, and its
+cores copy and add.
 
     seconds = sum of rate_i * load_i
 
-Loads follow from the strategy, the number of parameters and the layout; rates are fitted to what
-was measured.
+Loads follow from the all-reduce, the number of parameters and the layout; rates are fitted to
+measurements.
 """
 
 import math
@@ -23,16 +23,16 @@ STRATEGIES = ("ar", "asa", "asa16", "hierarchical")
 
 @dataclass(frozen=True)
 class Layout:
-    """Where ranks are.
+    """Layout of ranks over machines.
 
     Attributes
     ----------
     machines : int
-        How many, alike.
+        Number of identical machines.
     ranks_each : int
         Ranks on each machine.
     cores_each : float
-        Cores of each machine; those beyond one for each rank don't count.
+        Cores of each machine; more than one for each rank do not count.
     """
 
     machines: int
@@ -41,30 +41,29 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """On all machines."""
+        """Number of ranks on all machines."""
         return self.machines * self.ranks_each
 
     @property
     def busy_cores(self) -> float:
-        """Of a machine."""
+        """Number of busy cores of each machine."""
         return min(self.cores_each, self.ranks_each)
 
 
 @dataclass(frozen=True)
 class Load:
-    """What one exchange asks for.
+    """Load of one exchange.
 
     Attributes
     ----------
     steps_within, steps_between : float
-        Messages that have to wait for one another.
+        Messages that wait for one another.
     bytes_within : float
-        Passed on by MPI within a machine, by each of its busy cores.
+        Forwarded by MPI within a machine, by each of its busy cores.
     bytes_between : float
-        That leave a machine.
+        Sent by each machine.
     added, rounded : float
-        Elements that are added or copied in memory, and turned into 16 bits or back, by each busy
-        core.
+        Elements added or copied in memory, and converted to 16 bits or back, by each busy core.
     """
 
     steps_within: float = 0
@@ -77,7 +76,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds for one of each of what is in a `Load`; NaN where nothing was measured."""
+    """Seconds per unit of each part of a `Load`; NaN if not measured."""
 
     steps_within: float
     steps_between: float
@@ -88,16 +87,16 @@ class Rates:
 
 
 def load(strategy: str, parameters: int, layout: Layout) -> Load:
-    """What an exchange of float32 gradients asks for.
+    """Return the load of an exchange of float32 gradients.
 
     Parameters
     ----------
     strategy : str
         One of `STRATEGIES`.
     parameters : int
-        Elements of the vector.
+        Number of elements of the vector.
     layout : Layout
-        Where the ranks are.
+        Layout of the ranks.
     """
     if layout.ranks == 1:
         return Load()
@@ -106,19 +105,19 @@ def load(strategy: str, parameters: int, layout: Layout) -> Load:
     size = parameters * (2 if strategy == "asa16" else 4)
     r, every, cores = layout.ranks_each, layout.ranks, layout.busy_cores
     if strategy == "ar":
-        # MPI halves a long vector again and again, with neighbours first: seen on a cable to take
-        # the least bytes that are possible. Back it goes the same way.
+        # MPI halves a long vector repeatedly, with neighbours first, which was measured to send the
+        # least possible bytes over a cable. The way back is the same.
         out = 2 * size * (layout.machines - 1) / layout.machines
         inside: float = 2 * size * (r - 1)
         steps = 2 * math.log2(every)
     else:
-        # All to all: each rank sends its part to each other one. All-gather, a ring: each passes on
-        # to the next what comes from the one before, so that one of a machine sends out of it.
+        # All-to-all: each rank sends a part to each other rank. All-gather, a ring: each forwards to
+        # the next what it receives, so one rank of a machine sends to the next machine.
         ring, ends = size * (every - 1) / every, layout.machines > 1
         out = size * r * (every - r) / every + ring * ends
         inside = size * r * (r - 1) / every + ring * (r - ends)
         steps = 2 * (every - 1)
-    # And two barriers. Ranks that share a core wait for their turns.
+    # Two barriers are added. Ranks that share a core wait for their turns.
     waits = (steps + 2 * math.log2(every)) * r / cores
     return Load(
         steps_within=waits if layout.machines == 1 else 0,
@@ -131,48 +130,48 @@ def load(strategy: str, parameters: int, layout: Layout) -> Load:
 
 
 def _hierarchical(parameters: int, layout: Layout) -> Load:
-    """Within a machine, sums and copies in shared memory; between machines, ASA of leaders."""
+    """Sums and copies in shared memory within a machine, ASA of leaders between machines."""
     between = load("asa", parameters, Layout(layout.machines, 1))
     r, cores = layout.ranks_each, layout.busy_cores
     return Load(
         steps_within=4 * math.log2(r) * r / cores,
         steps_between=between.steps_between,
         bytes_between=between.bytes_between,
-        # All vectors are added, the others copy the leader's; and the leader alone adds what comes
-        # from other machines.
+        # All vectors are added and the others copy the leader's; only the leader adds the parts of
+        # other machines.
         added=parameters * ((r + r - 1) * (r > 1) / cores + (layout.machines > 1)),
     )
 
 
 def seconds(rates: Rates, asked: Load) -> float:
-    """How long an exchange lasts. A rate that is not known counts only if it is asked for."""
+    """Return the seconds of an exchange; an unknown rate counts only if it is needed."""
     pairs = zip(astuple(rates), astuple(asked), strict=True)
     return sum(rate * amount for rate, amount in pairs if amount)
 
 
 def fit(loads: Sequence[Load], measured: Sequence[float]) -> Rates:
-    """Rates by which the logarithms of predicted and measured seconds differ least, in squares.
+    """Fit rates by least squares of the logarithms of predicted and measured seconds.
 
-    So a tenth too much weighs as much as a tenth too little, of a millisecond as of a second.
+    So relative errors have equal weight, for milliseconds and for seconds.
 
     Parameters
     ----------
     loads : sequence of Load
-        Of exchanges.
+        Loads of the exchanges.
     measured : sequence of float
         Their seconds, each above 0.
 
     Raises
     ------
     ValueError
-        There are fewer measurements than rates.
+        If there are fewer measurements than rates.
     """
     rows, times = np.array([astuple(each) for each in loads], float), np.array(measured, float)
     asked = rows.any(axis=0)
     if len(rows) < asked.sum():
         raise ValueError(f"{asked.sum()} rates can't be fitted to {len(rows)} measurements")
     relative = rows[:, asked] / times[:, None]
-    # Each rate alone can't be larger than what would explain a measurement by itself.
+    # No rate is larger than one that explains a measurement alone.
     start = np.log(1 / relative.max(axis=0))
     best = least_squares(lambda logs: np.log(relative @ np.exp(logs)), start)
     found = np.full(len(fields(Rates)), np.nan)
@@ -181,35 +180,35 @@ def fit(loads: Sequence[Load], measured: Sequence[float]) -> Rates:
 
 
 def speedup(ranks: int, compute: float, exchange: float) -> float:
-    """How many times faster ranks are than one, each at the same number of images in a step.
+    """Return the speed-up over one rank, at the same number of images per rank and step.
 
     Parameters
     ----------
     ranks : int
-        How many.
+        Number of ranks.
     compute, exchange : float
-        Seconds of a step; nothing overlaps.
+        Seconds of a step, without overlap.
     """
     return ranks * compute / (compute + exchange)
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network as Theano-MPI trained it (Ma, Mao, Taylor 2016, arXiv 1605.08325), on eight GPUs.
+    """A network trained by Theano-MPI on eight GPUs (Ma, Mao, Taylor 2016, arXiv 1605.08325).
 
     Attributes
     ----------
     name : str
-        The network's.
+        The network's name.
     parameters : int
-        How many; the paper trained GoogLeNet with its auxiliary classifiers or without, which is
-        not known here: this is with them.
+        Their number. GoogLeNet's includes the auxiliary classifiers; the paper does not state
+        whether it trained them.
     batch : int
-        Images of a rank in a step.
+        Images per rank and step.
     exchange : mapping of str to float
-        Seconds of communication for 5,120 images, by strategy.
+        Seconds of communication for 5,120 images, by all-reduce.
     speedup : float
-        Of its slowest strategy, over one GPU.
+        Speed-up of the slowest all-reduce over one GPU.
     """
 
     name: str
@@ -220,15 +219,15 @@ class Network:
 
     @property
     def steps(self) -> float:
-        """Of eight ranks, for 5,120 images."""
+        """Number of steps of eight ranks for 5,120 images."""
         return 5120 / (8 * self.batch)
 
     @property
     def compute(self) -> float:
         """Seconds of one GPU for a step.
 
-        From the slowest strategy, whose rounded figure says most: with T for 5,120 images on one
-        GPU, ``T / speedup = T / 8 + exchange``.
+        From the slowest all-reduce, whose rounded value is the most precise: with T for 5,120
+        images on one GPU, ``T / speedup = T / 8 + exchange``.
         """
         alone = max(self.exchange.values()) / (1 / self.speedup - 1 / 8)
         return alone / 8 / self.steps

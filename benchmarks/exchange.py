@@ -1,31 +1,36 @@
-"""What does it cost that trainers agree on their weights? Against copying them once.
+"""What does an exchange cost, against copying the weights once?
 
     python -m benchmarks.exchange
 
-Trainers are processes, with 61 million weights and as many momenta each, float32 (488 MB), in host
-memory that all of them see. When two exchange, each reads half of both vectors and writes half of
-both: as many bytes as when each of them copies its vector at the same time. "One copy" is
-``vector.copy()`` in one process, which also pays for the pages of a new array; into memory that is
-there already a copy is quicker, and is shown beside it.
+Trainers are processes with 61 million weights and as many momenta each, float32 (488 MB), in shared
+host memory. When two exchange, each reads half of both vectors and writes half of both: as many
+bytes as when both copy their vectors at the same time. "One copy" is ``vector.copy()`` in one
+process, which includes the allocation of pages; a copy into allocated memory is faster and is
+reported too.
 """
 
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import numpy as np
+from tandem.distributed.average import shard
 
 from benchmarks.measure import Comparison, Measured, compare, measure, run
 from benchmarks.team import Team, serve
-from tandem.distributed import LocalGroup, local_groups
-from tandem.distributed.allreduce import SharedMemoryAllReduce, shard
-from tandem.distributed.exchange import ExchangeShared
+from tandem.distributed import (
+    AverageGradients,
+    AverageParameters,
+    LocalGroup,
+    SharedParameters,
+    local_groups,
+)
 from tandem.memory import HostBuffer
 
 PARAMETERS = 60_965_224  # of AlexNet
 
 
 def main() -> int:
-    """Answer as the command line says."""
+    """Run the benchmark; return the exit status."""
     return run(__doc__, answer, rounds=15)
 
 
@@ -34,7 +39,7 @@ def answer(rounds: int, parameters: int = PARAMETERS, most: int = 4) -> Iterator
     vector, target = np.ones((2, 2 * parameters), np.float32)
     copies = {
         "one copy": vector.copy,
-        "one copy into memory that is there": lambda: np.copyto(target, vector),
+        "one copy into allocated memory": lambda: np.copyto(target, vector),
     }
     yield from _two_trainers(rounds, parameters, copies)
     for trainers in range(1, most + 1):
@@ -62,42 +67,45 @@ def _two_trainers(rounds: int, parameters: int, copies: dict) -> Iterator[Compar
 
 def trainers_team(trainers: int, parameters: int) -> Team:
     """Trainers that do nothing but exchange."""
-    groups = local_groups(trainers)
-    team = Team(exchange_alone, [(group, parameters) for group in groups])
-    for group in groups:  # whose ends are to be the processes' alone
-        group.close()
+    buffers = tuple(HostBuffer.create(8 * parameters) for _ in range(trainers))
+    places = local_groups(trainers)
+    team = Team(exchange_alone, [(place, buffers, parameters) for place in places])
+    for place in places:  # whose ends are to be the processes' alone
+        place.close()
     return team
 
 
-def exchange_alone(group: LocalGroup, parameters: int, pipe: Connection) -> None:
+def exchange_alone(
+    place: LocalGroup, buffers: tuple[HostBuffer, ...], parameters: int, pipe: Connection
+) -> None:
     """What one trainer's process does."""
-    vectors = [part.view(np.float32) for part in group.shared_memory(8 * parameters)]
+    vectors = [buffer.array((2 * parameters,), np.float32) for buffer in buffers]
     gradients = [vector[:parameters] for vector in vectors]
-    own = vectors[group.rank]
-    own[:] = group.rank
+    own = vectors[place.rank]
+    own[:] = place.rank
     copy = HostBuffer.create(own.nbytes).array(own.shape, own.dtype)
     copy[:] = 0
     shares = [1 / len(vectors)] * len(vectors)
-    parts = [vector[shard(vector.size, len(vectors), group.rank)] for vector in vectors]
+    parts = [vector[shard(vector.size, len(vectors), place.rank)] for vector in vectors]
 
     def plain() -> None:
-        group.barrier()
+        place.barrier()
         mean = sum(parts[1:], parts[0]) / len(parts)
         for part in parts:
             part[:] = mean
-        group.barrier()
+        place.barrier()
 
-    average = SharedMemoryAllReduce(group, vectors)
-    average_gradients = SharedMemoryAllReduce(group, gradients)
-    shared = ExchangeShared(group, gradients)
+    average = AverageParameters(place, vectors)
+    average_gradients = AverageGradients(place, gradients)
+    shared = SharedParameters(place, gradients)
 
     def share() -> None:
         shared.before_update(shares)
         shared.after_update(shares)
 
     tasks = {
-        "average": lambda: average.average(own, shares),
-        "gradients": lambda: average_gradients.average(own, shares),
+        "average": lambda: average.after_update(shares),
+        "gradients": lambda: average_gradients.before_update(shares),
         "shared": share,
         "plain NumPy": plain,
         "both copy at once": lambda: np.copyto(copy, own),

@@ -1,4 +1,4 @@
-"""A trainer's model and parameters in host memory, as a run makes them, without the run."""
+"""A trainer's compiled network over flat vectors in host memory, without a run."""
 
 import numpy as np
 
@@ -12,13 +12,13 @@ from tandem.training.compiled_network import CompiledNetwork
 
 
 def host_model(sizes: Sizes, device_crops: bool = False) -> CompiledNetwork:
-    """The functions of a trainer on the CPU, over initial weights.
+    """Compile the functions of a trainer on the CPU, over initial weights.
 
     Parameters
     ----------
     sizes : Sizes
     device_crops : bool
-        Whether its slots hold whole pictures, as of `use_data_layer`.
+        Whether slots hold whole pictures, as with `use_data_layer`.
     """
     config = Config(batch_size=sizes.batch, crop_size=sizes.crop, width=sizes.width)
     net = sizes.network()
@@ -35,7 +35,7 @@ def host_model(sizes: Sizes, device_crops: bool = False) -> CompiledNetwork:
 
 
 def noise_slot(sizes: Sizes) -> Slot:
-    """A slot with a minibatch of noise, cropped."""
+    """Make a slot with a minibatch of cropped noise."""
     layout = SlotLayout(sizes.batch, sizes.crop)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
     rng = np.random.default_rng(1)
@@ -47,7 +47,7 @@ def noise_slot(sizes: Sizes) -> Slot:
 
 
 def train_step(model: CompiledNetwork, slot: Slot, rate: float = 1e-4) -> None:
-    """What a single trainer does in a step."""
+    """Make the step of a single trainer."""
     model.compute_gradients(slot, epoch=0)
     if not model.is_finite():
         raise FloatingPointError("the loss or a gradient is not finite")

@@ -10,18 +10,18 @@ from tandem.data.dataset import Dataset
 
 
 def write_batches(folder: Path, count: int, side: int, per_file: int = 256) -> Dataset:
-    """A data set of noise, of ten classes.
+    """Write a data set of noise with ten classes.
 
     Parameters
     ----------
     folder : Path
-        Where it goes.
+        The folder to write.
     count : int
-        Pictures.
+        Number of pictures.
     side : int
         Their rows and columns, pixels.
     per_file : int
-        Pictures of a batch file.
+        Number of pictures in a batch file.
     """
     rng = np.random.default_rng(0)
     counts = tuple(min(per_file, count - start) for start in range(0, count, per_file))
@@ -41,7 +41,7 @@ def write_batches(folder: Path, count: int, side: int, per_file: int = 256) -> D
 
 
 def write_jpegs(folder: Path, count: int, rows: int = 375, columns: int = 500) -> list[Path]:
-    """JPEGs like ImageNet's in pixels and, with 90 KB, in bytes: soft colours under fine noise."""
+    """Write JPEGs of ImageNet's size, 90 KB each: soft colours under fine noise."""
     rng = np.random.default_rng(0)
     paths = [folder / f"{number:05d}.JPEG" for number in range(count)]
     for path in paths:

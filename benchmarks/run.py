@@ -1,10 +1,10 @@
-"""What does it cost a trainer that its pictures come from files?
+"""What does reading pictures from files cost a trainer?
 
     python -m benchmarks.run
 
 The same steps, of batch 64 and 227 pixels, with pictures that a loader process reads, crops and
-mirrors meanwhile, and with one minibatch that lies in memory; and with pictures that the loader
-reads and the trainer crops (`use_data_layer: true`). Prints JSON lines, then a table.
+mirrors, with one minibatch in memory, and with pictures that the loader reads and the trainer
+crops (`use_data_layer: true`). Prints JSON lines, then a table.
 """
 
 import itertools
@@ -30,7 +30,7 @@ TARGET = 0.97
 def answer(
     rounds: int, sizes: Sizes = ON_CPU, pictures: int = 1024, repeats: int = 4
 ) -> Iterator[Comparison]:
-    """Steps in turn, `repeats` at a time."""
+    """Time steps in turn, `repeats` at a time."""
     keep_freed_memory()
     set_threads(torch.get_num_threads())
     model, cropping, resident = host_model(sizes), host_model(sizes, True), noise_slot(sizes)
@@ -38,21 +38,23 @@ def answer(
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         data = write_batches(Path(name), pictures, sizes.stored)
         crops, whole = (Epoch(data, "files", wanted, crop_here) for crop_here in (True, False))
-        feeds = [
+        pipelines = [
             InputPipeline(
                 itertools.cycle(epoch.requests), stack.enter_context(loader_process(epoch))[1]
             )
             for epoch in (crops, whole)
         ]
         steps = {
-            "with its loader": lambda: train_step(model, crops.slots.arrays[next(feeds[0])]),
+            "with its loader": lambda: train_step(model, crops.slots.arrays[next(pipelines[0])]),
             "with data in memory": lambda: train_step(model, resident),
-            "cropping by itself": lambda: train_step(cropping, whole.slots.arrays[next(feeds[1])]),
+            "cropping in the trainer": lambda: train_step(
+                cropping, whole.slots.arrays[next(pipelines[1])]
+            ),
         }
-        with_loader, in_memory, by_itself = measure(steps, rounds, repeats)
+        with_loader, in_memory, in_trainer = measure(steps, rounds, repeats)
     question = f"a trainer's steps, batch {sizes.batch}, {sizes.crop}"
     yield compare(question, with_loader, in_memory, "speed", TARGET)
-    yield compare(question, with_loader, by_itself, "speed")
+    yield compare(question, with_loader, in_trainer, "speed")
 
 
 if __name__ == "__main__":

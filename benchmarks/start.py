@@ -1,10 +1,10 @@
-"""How long does a run take to its first step?
+"""How long does a run take until its first step?
 
     python -m benchmarks.start
 
 From the command to the first step's line in the record, at full size on the CPU: `train.py` with a
-trainer, its loader and a data set of noise. Interpreters, PyTorch and PyTensor are in the page
-cache. Prints JSON lines, then a table.
+trainer, its loader and a small data set. Interpreter, PyTorch and PyTensor are in the page cache.
+Prints JSON lines, then a table.
 """
 
 import os
@@ -27,12 +27,12 @@ FULL = ("--batch_size", "64")
 
 
 def seconds_to_first_step(data: Path, folder: Path, settings: Sequence[str]) -> float:
-    """Start a run, and end it once its first step is recorded.
+    """Start a run and end it after its first recorded step; return the seconds.
 
     Raises
     ------
     InputError
-        It ended before.
+        If it ended before.
     """
     command = [sys.executable, "train.py", "--data_folder", str(data), "--weights_dir", str(folder)]
     command += ["--print_freq", "1", "--devices", "cpu", *settings]
@@ -58,7 +58,7 @@ def seconds_to_first_step(data: Path, folder: Path, settings: Sequence[str]) -> 
 
 
 def answer(rounds: int, stored: int = 256, settings: Sequence[str] = FULL) -> Iterator[Figure]:
-    """Start a run some times, the first for the page cache."""
+    """Start a run several times, the first for the page cache."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_pictures(folder, Sizes(pictures=320, different=20))

@@ -3,9 +3,8 @@
     python -m benchmarks.step                          batch 64 of 227 pixels, and the demo's size
     python -m benchmarks.step --only training          or inference, small, batches
 
-Everything has its data in memory and two threads, or as many as there are cores. Ours begins with
-stored pictures of 8 bits, which it crops, mirrors and converts; plain PyTorch begins with images
-that are ready. Prints JSON lines, then a table.
+Both sides have their data in memory and as many threads as cores. Ours crops, mirrors and converts
+stored 8-bit pictures; plain PyTorch gets converted images. Prints JSON lines, then a table.
 """
 
 import sys
@@ -24,7 +23,7 @@ OURS = "ours"
 
 
 def plain_steps(sizes: Sizes) -> dict[str, Step]:
-    """A step in plain PyTorch, in the ways in which users write it for a CPU."""
+    """Make plain PyTorch's step in the usual variants for a CPU."""
     net, batch = sizes.network(), sizes.batch
     found = {
         "PyTorch, eager": plain_step(net, batch, "cpu", "module", tuned=False),
@@ -37,7 +36,7 @@ def plain_steps(sizes: Sizes) -> dict[str, Step]:
 
 
 def plain_inferences(sizes: Sizes) -> dict[str, Step]:
-    """The same of inference."""
+    """Make plain PyTorch's inference in the same variants."""
     net, batch = sizes.network(), sizes.batch
     found = {
         "PyTorch, eager": plain_inference(net, batch, "module", tuned=False),
@@ -50,7 +49,7 @@ def plain_inferences(sizes: Sizes) -> dict[str, Step]:
 
 
 def our_steps(sizes: Sizes) -> dict[str, Step]:
-    """Our step, as `compile: auto` has it on a CPU, and compiled."""
+    """Make our step, as with `compile: auto` on a CPU, and compiled."""
     found = {OURS: ResidentStep(device_mode("cpu"), sizes).run}
     if cpp_compiler():
         found["ours, compiled"] = ResidentStep(device_mode("cpu", compile=True), sizes).run
@@ -65,7 +64,7 @@ def against_plain(
     eager_target: float,
     best_target: float | None,
 ) -> Iterator[Comparison]:
-    """Compare ours with each way of writing it; all but eager have the same target."""
+    """Compare ours with each variant; all but eager have the same target."""
     found = {m.name: m for m in measure(ours | plain, rounds)}
     for name in plain:
         target = eager_target if name == "PyTorch, eager" else best_target
@@ -76,13 +75,13 @@ def against_plain(
 
 
 def training(rounds: int, sizes: Sizes = ON_CPU) -> Iterator[Comparison]:
-    """A step of batch 64 at the paper's size."""
+    """Compare a step of batch 64 at the paper's size."""
     ours, plain = our_steps(sizes), plain_steps(sizes)
     yield from against_plain(_named("training step", sizes), ours, plain, rounds, 1.25, 1.0)
 
 
 def inference(rounds: int, sizes: Sizes = ON_CPU) -> Iterator[Comparison]:
-    """Logits of a batch of 64 at the paper's size."""
+    """Compare inference of batch 64 at the paper's size."""
     mode = device_mode("cpu")
     ours: dict[str, Step] = {OURS: ResidentStep(mode, sizes).inference(mode)}
     plain = plain_inferences(sizes)
@@ -90,7 +89,7 @@ def inference(rounds: int, sizes: Sizes = ON_CPU) -> Iterator[Comparison]:
 
 
 def small(rounds: int, sizes: Sizes = DEMO) -> Iterator[Comparison]:
-    """A step at the demo's size, where fixed costs would show."""
+    """Compare a step at the demo's size, where fixed costs matter."""
     ours = {OURS: ResidentStep(device_mode("cpu"), sizes).run}
     plain = plain_steps(sizes)
     yield from against_plain(_named("training step", sizes), ours, plain, 2 * rounds, 1.0, None)
@@ -99,7 +98,7 @@ def small(rounds: int, sizes: Sizes = DEMO) -> Iterator[Comparison]:
 def batches(
     rounds: int, sizes: Sizes = PAPER, counts: Sequence[int] = BATCHES
 ) -> Iterator[Comparison]:
-    """How the time of an image depends on the batch: against that in the largest."""
+    """Compare the time per image at each batch size with that at the largest."""
     steps = {
         f"batch {count}": ResidentStep(device_mode("cpu"), replace(sizes, batch=count)).run
         for count in counts
@@ -121,7 +120,7 @@ PARTS = {"training": training, "inference": inference, "small": small, "batches"
 
 
 def answer(rounds: int, only: str | None = None) -> Iterator[Comparison]:
-    """Every part, or one."""
+    """Answer every part of the question, or one."""
     keep_freed_memory()
     set_threads(torch.get_num_threads())
     for name, part in PARTS.items():

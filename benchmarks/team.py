@@ -1,4 +1,4 @@
-"""Processes that work together on what a benchmark asks of them."""
+"""Processes that do the tasks of a benchmark together."""
 
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
@@ -7,14 +7,14 @@ from typing import Any, Self
 
 
 class Team:
-    """Processes that are started once and then do one task after another, all at the same time.
+    """Processes that start once and then do one task after another, all at the same time.
 
     Parameters
     ----------
     member : callable
-        What each process runs, with its arguments and a pipe. It calls `serve`.
+        The target of each process, called with its arguments and a pipe; it calls `serve`.
     arguments : sequence of tuple
-        Of each process.
+        The arguments of each process.
     """
 
     def __init__(self, member: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
@@ -30,19 +30,19 @@ class Team:
             self._processes.append(process)
 
     def do(self, task: str) -> list[Any]:
-        """Have every process do a task at once; give what each has answered, by number.
+        """Have every process do a task; return the replies in order of processes.
 
         Raises
         ------
         RuntimeError
-            A process has ended; it has said why.
+            If a process has ended; its own message is on the terminal.
         """
         try:
             for pipe in self._pipes:
                 pipe.send(task)
             return [pipe.recv() for pipe in self._pipes]
         except (EOFError, OSError) as error:
-            raise RuntimeError(f"a process has ended that was to do {task!r}") from error
+            raise RuntimeError(f"a process ended during {task!r}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +57,7 @@ class Team:
 
 
 def serve(pipe: Connection, tasks: Mapping[str, Callable[[], Any]]) -> None:
-    """Do tasks by name and answer with what they return, until nobody asks any more."""
+    """Do tasks by name and reply with their results, until the pipe is closed."""
     while True:
         try:
             task = pipe.recv()

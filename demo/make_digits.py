@@ -3,7 +3,7 @@
     python demo/make_digits.py --out data/demo/pictures
 
 1,797 real pictures: every fifth for validation (360), the others for training (1,437), as
-train/digit_0/0001.JPEG and so on. Run again, it finds them and leaves them alone.
+train/digit_0/0001.JPEG and so on. An existing folder of them is left unchanged.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _QUALITY = 95  # of the JPEGs, per cent of Pillow's scale
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the program; returns its exit status."""
+    """Make the digits; return the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(
         description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
@@ -52,21 +52,21 @@ def make_digits(folder: Path, size: int) -> None:
     Parameters
     ----------
     folder : Path
-        Must not exist, unless it holds just these pictures.
+        Must not exist, or hold exactly these pictures.
     size : int
         Rows and columns of a picture, pixels.
 
     Raises
     ------
     InputError
-        `folder` holds something else, or cannot be written, or `size` is no size.
+        `folder` has other content or cannot be written, or `size` is out of range.
     """
     if not 8 <= size <= 4096:
         raise InputError(f"--size: found {size}, expected 8 to 4096 pixels")
     record = {"size": size, "quality": _QUALITY, "validation_every": _EVERY}
     if folder.exists():
-        _check_there(folder, record)
-        log.info("%s: the digits are there already", folder)
+        _check_existing(folder, record)
+        log.info("%s: the digits exist already", folder)
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def make_digits(folder: Path, size: int) -> None:
     log.info("%s: %d training and %d validation pictures", folder, *written)
 
 
-def _check_there(folder: Path, record: dict[str, int]) -> None:
+def _check_existing(folder: Path, record: dict[str, int]) -> None:
     try:
         found = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -96,7 +96,9 @@ def _check_there(folder: Path, record: dict[str, int]) -> None:
 
 
 def _write_pictures(folder: Path, size: int) -> tuple[int, int]:
-    from sklearn.datasets import load_digits  # takes a second, and only a first run needs it
+    from sklearn.datasets import (
+        load_digits,  # takes a second to import; only the first run needs it
+    )
 
     digits = load_digits()
     # 16 levels of ink, white on black, to the range of a byte.

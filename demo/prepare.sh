@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Handwritten digits as ImageNet lies on a disk, preprocessed by the programs that a user runs.
+# Handwritten digits in ImageNet's layout, preprocessed by the programs that a user runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 
 demo/prepare.sh
 
-# An earlier run of the demo is continued, or found to be finished; `make clean` removes it.
+# Continues an earlier run, or reprints the result of a finished one; `make clean` removes it.
 if [ -e runs/demo/config.yaml ]; then
     python train.py --config demo/config.yaml --resume_train true
 else

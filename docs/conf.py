@@ -24,7 +24,7 @@ html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
 
 myst_heading_anchors = 3  # links to headings of the Markdown pages, as GitHub makes them
 
-# The docstrings: numpydoc's sections, a name in `single backticks` a link where it is known.
+# Docstrings have numpydoc's sections; a known name in `single backticks` becomes a link.
 default_role = "py:obj"
 napoleon_google_docstring = False
 napoleon_use_ivar = True
@@ -35,13 +35,13 @@ autodoc_default_options = {
     "ignore-module-all": True,
 }
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the docstrings say more: shapes, layouts, units
-autodoc_mock_imports = ["mpi4py", "pycuda"]  # not everywhere, and not needed here
+autodoc_typehints = "none"  # docstrings have more: shapes, layouts, units
+autodoc_mock_imports = ["mpi4py", "pycuda"]  # optional packages, not needed here
 
-# A docstring's name for an attribute may be that of several; it is then no link.
+# An attribute's name may be ambiguous; it is then not linked.
 suppress_warnings = ["ref.python"]
 
-# A page for every module of the library; new ones are found.
+# One page for each module of the library.
 apidoc_modules = [
     {
         "path": "../tandem",
@@ -54,10 +54,10 @@ apidoc_modules = [
 
 
 def setup(app: Any) -> None:
-    """Called by Sphinx."""
+    """Connect the hooks; called by Sphinx."""
     app.connect("source-read", _without_links_out)
 
 
 def _without_links_out(app: Any, page: str, source: list[str]) -> None:
-    """Links to Markdown outside docs/ are for readers of the repository: only their text stays."""
+    """Replace links to Markdown outside docs/ by their text."""
     source[0] = re.sub(r"\[([^]]*)\]\(\.\./[^)]*\.md(#[^)]*)?\)", r"\1", source[0])

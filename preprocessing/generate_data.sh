@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# All of preprocessing, as paths.yaml says; options of the three programs can follow:
+# All of preprocessing, as configured in paths.yaml; options of the three programs may follow:
 #   preprocessing/generate_data.sh --tar-root-dir /big/disk/imagenet
-# Stopped and started again, it goes on where it was. PYTHON names another interpreter.
+# Started again after an interruption, it continues. PYTHON names another interpreter.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python}

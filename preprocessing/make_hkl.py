@@ -1,6 +1,6 @@
-"""JPEGs -> batch files, mean image and manifest. Stopped and started again, it goes on.
+"""JPEGs -> batch files, mean image and manifest. A stopped run continues when it is started again.
 
-All pictures, as paths.yaml says:  python preprocessing/make_hkl.py
+All pictures, by paths.yaml:       python preprocessing/make_hkl.py
 Smaller pictures, another folder:  python preprocessing/make_hkl.py --image-size 76 \\
                                        --tar-root-dir data/small
 Other pictures:                    python preprocessing/make_hkl.py --tar-root-dir data/pets \\

@@ -1,6 +1,6 @@
 """train_labels.npy and val_labels.npy, from the manifest of make_hkl.py.
 
-As paths.yaml says:  python preprocessing/make_labels.py
+By paths.yaml:       python preprocessing/make_labels.py
 Another data set:    python preprocessing/make_labels.py --tar-root-dir data/small
 """
 

@@ -1,6 +1,6 @@
 """train.txt and val.txt in Caffe's style ("folder/name label"), from the manifest of make_hkl.py.
 
-As paths.yaml says:  python preprocessing/make_train_val_txt.py
+By paths.yaml:       python preprocessing/make_train_val_txt.py
 Another data set:    python preprocessing/make_train_val_txt.py --tar-root-dir data/small
 """
 

@@ -6,14 +6,13 @@ alone sets it to true, an option is given once, and what is unknown is refused w
 probably meant.
 """
 
+import argparse
 import importlib.metadata
 import logging
 import re
-import shutil
 import sys
-import textwrap
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -22,7 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from tandem.errors import InputError
-from tandem.validation import declared, parse_yaml, shown, unknown, validated
+from tandem.validation import declared, parse_yaml, read_yaml, shown, unknown, validated
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +30,8 @@ INTERRUPTED = 130
 
 _OPTION = re.compile(r"--?[^\W\d]|--$")  # neither a number below 0 nor a lone dash
 _ARGUMENTS = ("argument", "arguments")
-_INDENT = 26  # of a meaning in --help
+_MOST_IN_USAGE = 15  # options
+_SEVERAL = ("list", "mapping", "arguments")
 
 
 class Options(BaseModel):
@@ -82,30 +82,121 @@ PathOption = Annotated[Path, BeforeValidator(to_path)]
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a command line gives.
+class CommandLine:
+    """The command line of a program.
 
     Attributes
     ----------
-    values : dict of str to Any
-        By key, as the same keys would hold in a YAML file.
-    labels : dict of str to str
-        Each of these options as it was typed, for messages.
+    arguments : sequence of str or None
+        None is that of the process.
+    description : str or None
+        Stands above the options in ``--help``.
+    program : str or None
+        How it is started, such as ``python -m tandem.plot``; None is its file.
+    answers : mapping of str to str
+        Names that people bring from elsewhere, see `tandem.validation.unknown`.
+    once : bool
+        Whether an option that is given twice is refused; otherwise the last counts.
     """
 
-    values: dict[str, Any] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)
+    arguments: Sequence[str] | None
+    description: str | None
+    program: str | None = None
+    answers: Mapping[str, str] = field(default_factory=dict)
+    once: bool = False
+
+    def read(
+        self,
+        model: type[M],
+        default_file: Path | None = None,
+        read_file: Callable[[Path], dict[str, Any]] = read_yaml,
+    ) -> M:
+        """Read the options that a model declares, over a file of settings if there is one.
+
+        Parameters
+        ----------
+        model : type of BaseModel
+            Its fields are made by `option`.
+        default_file : Path, optional
+            The file if ``--config FILE`` does not name another and it exists; None: the program
+            has no file of settings.
+        read_file : callable
+            Reads the file.
+
+        Raises
+        ------
+        InputError
+            An argument, the file, a key or a value cannot be used.
+        SystemExit
+            With status 0, after ``--help`` and ``--version``.
+        """
+        fields = {info.alias or key: info for key, info in model.model_fields.items()}
+        labels = {key: f"--{key}" for key, info in fields.items() if not _is_argument(info)}
+        source: Path | None = None
+        if default_file is not None:
+            meaning = f"YAML file of settings (default: {default_file.name}, if it exists)"
+            fields = {"config": option(None, meaning, "a path", "text"), **fields}
+        values, typed = self._parse(fields)
+        if named := values.pop("config", None):
+            source = Path(named)
+        elif default_file is not None and default_file.is_file():
+            source = default_file
+        if source is not None:
+            in_file = read_file(source)
+            values = in_file | values
+            labels = {k: f"{v} (in {source}: {k})" for k, v in labels.items() if k not in in_file}
+        return validated(model, values, labels | typed, source or "", self.answers)
+
+    def _parse(self, fields: Mapping[str, FieldInfo]) -> tuple[dict[str, Any], dict[str, str]]:
+        """The values by key, as YAML would hold them, and each option as it was typed."""
+        places = [key for key, info in fields.items() if _is_argument(info)]
+        values: dict[str, Any] = {}
+        typed: dict[str, str] = {}
+        loose: list[str] = []
+        tokens = deque(sys.argv[1:] if self.arguments is None else self.arguments)
+        while tokens:
+            token = tokens.popleft()
+            if token == "--":
+                loose += tokens
+                break
+            if not _OPTION.match(token):
+                loose.append(token)
+                continue
+            name, equals, value = token.partition("=")
+            if name in ("-h", "--help", "--version"):
+                sys.stdout.write(_version() if name == "--version" else self._help(fields))
+                raise SystemExit(0)
+            key = name.removeprefix("--").replace("-", "_")
+            if key not in fields or key in places:
+                known = [key for key in fields if key not in places]
+                raise InputError(unknown(name, known, self.answers, option=True))
+            info = fields[key]
+            if key in typed and self.once:
+                hint = f"; give all values at once: {name} A B" if _form(info) in _SEVERAL else ""
+                raise InputError(f"{name} is given twice{hint}")
+            words = [value] if equals else _words_after(tokens, info, not places)
+            values[key], typed[key] = _value(name, info, words), name
+        return values | _placed(loose, places, fields), typed
+
+    def _help(self, fields: Mapping[str, FieldInfo]) -> str:
+        needed = "".join(f"--{key} VALUE " for key, info in fields.items() if info.is_required())
+        parser = argparse.ArgumentParser(
+            self.program,
+            f"%(prog)s {needed}[--key VALUE ...]" if len(fields) > _MOST_IN_USAGE else None,
+            self.description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        parser.add_argument("--version", action="store_true", help="show the version and exit")
+        for heading, keys in sections(fields).items():
+            group = parser.add_argument_group(heading) if heading else parser
+            for key in keys:
+                name, details = _documented(key, fields[key])
+                group.add_argument(name, **details)
+        return parser.format_help()
 
 
-def run_program(
-    model: type[M],
-    work: Callable[[M], int | None],
-    arguments: Sequence[str] | None,
-    description: str | None,
-    program: str | None = None,
-    answers: Mapping[str, str] | None = None,
-) -> int:
-    """Run a program that has no file of settings: log, read its options, do its work.
+def run_program(model: type[M], work: Callable[[M], int | None], line: CommandLine) -> int:
+    """Run a program without a file of settings; return its exit status.
 
     Parameters
     ----------
@@ -113,23 +204,10 @@ def run_program(
         Its options and arguments, fields made by `option`.
     work : callable
         Called with an instance of the model; its exit status, None is 0.
-    arguments, description, program, answers
-        As those of `parse`.
-
-    Returns
-    -------
-    int
-        As `exit_status`.
+    line : CommandLine
     """
     configure_logging()
-
-    def read_and_work() -> int | None:
-        fields = {info.alias or key: info for key, info in model.model_fields.items()}
-        given = parse(fields, arguments, description, program, answers)
-        labels = {key: f"--{key}" for key, info in fields.items() if not _is_argument(info)}
-        return work(validated(model, given.values, {**labels, **given.labels}))
-
-    return exit_status(read_and_work)
+    return exit_status(lambda: work(line.read(model)))
 
 
 def exit_status(work: Callable[[], int | None], stopped: str = "stopped by SIGINT") -> int:
@@ -163,68 +241,6 @@ def configure_logging(prefix: str = "") -> None:
     logging.getLogger("tandem").setLevel(logging.INFO)
 
 
-def parse(
-    fields: Mapping[str, FieldInfo],
-    arguments: Sequence[str] | None,
-    description: str | None,
-    program: str | None = None,
-    answers: Mapping[str, str] | None = None,
-) -> Given:
-    """Split a command line into values by key, which are still to be checked.
-
-    Parameters
-    ----------
-    fields : mapping of str to FieldInfo
-        The options and arguments, made by `option`.
-    arguments : sequence of str or None
-        The command line; None is the process's own.
-    description : str or None
-        Stands above the options in ``--help``.
-    program : str, optional
-        How the program is started, such as ``python -m tandem.plot``; by default its file.
-    answers : mapping of str to str, optional
-        Names that people bring from elsewhere, see `tandem.validation.unknown`.
-
-    Raises
-    ------
-    InputError
-        There is no such option, it is given twice or without a value, or an argument is too many.
-    SystemExit
-        With status 0, after ``--help`` and ``--version``.
-    """
-    places = [key for key, field in fields.items() if _is_argument(field)]
-    given = Given()
-    loose: list[str] = []
-    tokens = deque(sys.argv[1:] if arguments is None else arguments)
-    while tokens:
-        token = tokens.popleft()
-        if token == "--":
-            loose += tokens
-            break
-        if not _OPTION.match(token):
-            loose.append(token)
-            continue
-        name, equals, value = token.partition("=")
-        key = name.removeprefix("--").replace("-", "_")
-        if name in ("-h", "--help", "--version"):
-            sys.stdout.write(
-                _version() if key == "version" else _help(fields, description, program)
-            )
-            raise SystemExit(0)
-        if key not in fields or key in places:
-            known = [key for key in fields if key not in places]
-            raise InputError(unknown(name, known, answers, option=True))
-        if key in given.values:
-            several = _form(fields[key]) in ("list", "mapping")
-            hint = f"; give all values at once: {name} A B" if several else ""
-            raise InputError(f"{name} is given twice{hint}")
-        words = [value] if equals else _words_after(tokens, fields[key], not places)
-        given.values[key] = _value(name, fields[key], words)
-        given.labels[key] = name
-    _place(given, loose, places, fields)
-    return given
-
-
 def sections(fields: Mapping[str, FieldInfo]) -> dict[str, list[str]]:
     """The keys under each heading, in order."""
     grouped: dict[str, list[str]] = {}
@@ -248,7 +264,7 @@ def _is_switch(info: FieldInfo) -> bool:
 def _words_after(tokens: deque[str], info: FieldInfo, all_of_them: bool) -> list[str]:
     """Take the values of an option: one where arguments may follow, unless it is a list."""
     words: list[str] = []
-    all_of_them = all_of_them or _form(info) in ("list", "mapping")
+    all_of_them = all_of_them or _form(info) in _SEVERAL
     while tokens and not _OPTION.match(tokens[0]):
         is_argument = words or (_is_switch(info) and tokens[0] not in ("true", "false"))
         if not all_of_them and is_argument:
@@ -259,47 +275,38 @@ def _words_after(tokens: deque[str], info: FieldInfo, all_of_them: bool) -> list
 
 def _value(name: str, info: FieldInfo, words: Sequence[str]) -> Any:
     """Turn the words after an option into what the same key would hold in a YAML file."""
-    form = _form(info)
+    form, allowed = _form(info), declared(info, "allowed")
     if not words:
         if _is_switch(info):
             return True
-        raise InputError(f"{name}: a value is missing; it must be {declared(info, 'allowed')}")
-    if form == "list" and len(words) > 1 and not words[0].startswith("["):
-        return [_yaml(name, info, word) for word in words]
-    if form in ("list", "mapping"):  # which a shell splits at the spaces, unless it is quoted
-        return _yaml(name, info, " ".join(words))
-    if len(words) > 1:
+        raise InputError(f"{name}: a value is missing; it must be {allowed}")
+    if len(words) > 1 and form not in _SEVERAL:
         raise InputError(f"{name} takes one value; {len(words)} were given: {' '.join(words)}")
     if form == "text":
         return None if words[0] == "null" else words[0]
-    return _yaml(name, info, words[0])
-
-
-def _yaml(name: str, info: FieldInfo, text: str) -> Any:
+    whole = " ".join(words)  # of a list or mapping that a shell has split at its spaces
     try:
-        return parse_yaml(text)
+        if form == "list" and len(words) > 1 and not whole.startswith("["):
+            return [parse_yaml(word) for word in words]
+        return parse_yaml(whole)
     except ValueError as error:
-        raise InputError(
-            f"{name} {text}: not a YAML value; it must be {declared(info, 'allowed')}"
-        ) from error
+        raise InputError(f"{name} {whole}: not a YAML value; it must be {allowed}") from error
 
 
-def _place(
-    given: Given, loose: Sequence[str], places: Sequence[str], fields: Mapping[str, FieldInfo]
-) -> None:
-    """Give the words without an option to the arguments, in order; the last may take several."""
-    rest = [*loose]
-    for key in places:
-        if not rest:
-            break
+def _placed(
+    loose: list[str], places: Sequence[str], fields: Mapping[str, FieldInfo]
+) -> dict[str, Any]:
+    """The words without an option by argument, in order; the last may take several."""
+    values: dict[str, Any] = {}
+    for key in places[: len(loose)]:
         several = _form(fields[key]) == "arguments"
-        given.values[key] = tuple(rest) if several else rest[0]
-        rest = [] if several else rest[1:]
-    if rest:
+        values[key] = tuple(loose) if several else loose[0]
+        loose = [] if several else loose[1:]
+    if loose:
         hint = "" if places else "; settings are given as --key value"
-        if "config" in fields:
-            hint += ", a file of settings as --config FILE"
-        raise InputError(f"unexpected argument {rest[0]!r}{hint}")
+        hint += ", a file of settings as --config FILE" * ("config" in fields)
+        raise InputError(f"unexpected argument {loose[0]!r}{hint}")
+    return values
 
 
 def _version() -> str:
@@ -309,48 +316,20 @@ def _version() -> str:
         return "tandem, not installed as a package\n"
 
 
-def _help(fields: Mapping[str, FieldInfo], description: str | None, program: str | None) -> str:
-    needed = [key for key, info in fields.items() if info.is_required()]
-    usage = [program or Path(sys.argv[0]).name, *(_usage(key, fields[key]) for key in needed)]
-    parts = [f"usage: {' '.join(usage)} [--key VALUE ...]\n", f"{(description or '').strip()}\n"]
-    others = ["  -h, --help              show this and exit", "  --version"]
-    for heading, keys in sections(fields).items():
-        entries = [line for key in keys for line in _entry(key, fields[key])]
-        parts.append("\n".join([f"{heading or 'options'}:", *entries, *others, ""]))
-        others = []
-    return "\n".join(parts)
-
-
-def _usage(key: str, info: FieldInfo) -> str:
-    form = _form(info)
-    if form in _ARGUMENTS:
-        word = key.upper()
-        return word if form == "argument" else f"{word.rstrip('S')} [{word.rstrip('S')} ...]"
-    if _is_switch(info) and info.default is False:
-        return f"--{key}"
-    word = "FILE" if form == "text" else "VALUE"
-    return f"--{key} {word} [{word} ...]" if form in ("list", "mapping") else f"--{key} {word}"
-
-
-def _entry(key: str, info: FieldInfo) -> Iterator[str]:
-    """The lines of an option in ``--help``."""
-    start = f"  {_usage(key, info)}"
-    width = max(40, shutil.get_terminal_size().columns) - _INDENT - 1
-    meaning = textwrap.wrap(f"{info.description} {_limits(info)}".strip(), width)
-    if len(start) > _INDENT - 2:
-        yield start
-        start = ""
-    yield start.ljust(_INDENT) + meaning[0]
-    yield from (" " * _INDENT + line for line in meaning[1:])
-
-
-def _limits(info: FieldInfo) -> str:
-    """What is allowed and the default, in brackets, unless the meaning includes them."""
-    if _is_argument(info):
-        return ""
-    allowed = declared(info, "allowed")
-    parts: Iterable[str] = [] if allowed in str(info.description) else [allowed]
-    if not info.is_required() and "default" not in str(info.description):
+def _documented(key: str, info: FieldInfo) -> tuple[str, dict[str, Any]]:
+    """What argparse's ``--help`` takes of an option."""
+    allowed, form, meaning = declared(info, "allowed"), _form(info), str(info.description)
+    notes = [] if allowed in meaning or _is_argument(info) else [allowed]
+    if not info.is_required() and "default" not in meaning:
         default = str(info.default) if isinstance(info.default, Path) else info.default
-        parts = [*parts, f"default: {shown(default, quoted=False)}"]
-    return f"[{'; '.join(parts)}]" if parts else ""
+        notes.append(f"default: {shown(default, quoted=False)}")
+    text = f"{meaning} [{'; '.join(notes)}]" if notes else meaning
+    is_file = form == "text" and allowed.startswith(("a file", "a path"))
+    details: dict[str, Any] = {
+        "metavar": "FILE" if is_file else "VALUE",
+        "nargs": "+" if form in _SEVERAL else "?" if _is_switch(info) else None,
+        "help": text.replace("%", "%%"),
+    }
+    if _is_argument(info):
+        return key, details | {"metavar": key.upper().rstrip("S" if form == "arguments" else "")}
+    return f"--{key}", details | {"required": info.is_required()}

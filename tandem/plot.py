@@ -20,7 +20,7 @@ from tandem.artifacts.checkpoint import read_checkpoint
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
 from tandem.artifacts.run_folder import RECORD, find_checkpoint, list_checkpoints
 from tandem.artifacts.visualize import colour_filters, filter_grid
-from tandem.cli import Options, PathOption, option, run_program
+from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.errors import InputError
 from tandem.files import replacing
 
@@ -56,22 +56,12 @@ Records = Sequence[TrainRecord | ValidationRecord]
 
 @dataclass(frozen=True)
 class Run:
-    """Data of one run to draw.
+    """Data of one run to draw."""
 
-    Attributes
-    ----------
-    name : str
-        In the legend.
-    train : tuple of TrainRecord
-    validation : tuple of ValidationRecord
-    filters : (filter, RGB, row, column), or None
-        Of its newest checkpoint, if any.
-    """
-
-    name: str
+    name: str  # in the legend
     train: tuple[TrainRecord, ...]
     validation: tuple[ValidationRecord, ...]
-    filters: npt.NDArray | None = None
+    filters: npt.NDArray | None = None  # (filter, RGB, row, column) of its newest checkpoint
 
     @property
     def steps_per_epoch(self) -> float | None:
@@ -155,7 +145,7 @@ class PlotOptions(Options):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return its exit status."""
-    return run_program(PlotOptions, plot, arguments, __doc__, "python -m tandem.plot")
+    return run_program(PlotOptions, plot, CommandLine(arguments, __doc__, "python -m tandem.plot"))
 
 
 def plot(options: PlotOptions) -> None:
@@ -188,20 +178,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def read_run(path: Path, name: str) -> Run:
-    """Read the record and the filters of a run.
-
-    Parameters
-    ----------
-    path : Path
-        Its folder, or its record.
-    name : str
-        In the legend.
-
-    Raises
-    ------
-    InputError
-        As `draw_runs`.
-    """
+    """Read the record and the filters of a run, given its folder or its record."""
     file = path / RECORD if path.is_dir() else path
     records = read_records(file)
     if not records:
@@ -222,19 +199,9 @@ def _read_filters(folder: Path) -> npt.NDArray | None:
 
 
 def binned(x: Values, y: Values, most: int = _MOST_POINTS) -> tuple[Values, Values, Values, Values]:
-    """Average neighbouring points of a line in bins.
+    """Average neighbouring points of a line in at most `most` bins: x, mean, least, largest.
 
-    Parameters
-    ----------
-    x, y : (n,)
-        Values that are not finite are left out.
-    most : int
-        Largest number of bins.
-
-    Returns
-    -------
-    x, mean, least, largest : (bins,)
-        NaN where a bin has no number.
+    Values that are not finite are left out; a bin without any other is NaN.
     """
     size = max(1, -(-len(x) // most))
     bins = -(-len(x) // size)
@@ -249,17 +216,10 @@ def binned(x: Values, y: Values, most: int = _MOST_POINTS) -> tuple[Values, Valu
 
 @dataclass(frozen=True)
 class Panel:
-    """One of the diagrams.
+    """One of the diagrams."""
 
-    Attributes
-    ----------
-    axis : matplotlib.axes.Axes
-    in_epochs : bool
-        Whether the axis counts epochs; steps as long as no epoch has been validated.
-    """
-
-    axis: Any
-    in_epochs: bool
+    axis: Any  # of matplotlib
+    in_epochs: bool  # whether the axis counts epochs; steps until an epoch has been validated
 
     def places(self, run: Run, records: Records) -> Values:
         """Positions of records along the axis."""

@@ -13,51 +13,30 @@ def progress_bar(
 ) -> Iterator[Callable[[float], None] | None]:
     """Show a progress bar on stderr, with rate and time left, if that is a terminal.
 
-    Parameters
-    ----------
-    unit : str
-        What is counted, in the plural.
-    total : float or None
-        None where it is unknown.
-    done : float
-        What an earlier run has done.
-
-    Yields
-    ------
-    callable or None
-        Called with each further count that is done; None where no bar is shown.
+    `total` is None if it is unknown; `done` is what an earlier run has done. Yields a function to
+    call with each further amount, or None where no bar is shown.
     """
     if not sys.stderr.isatty():
         yield None
         return
     # Only here: importing it is a tenth of a program's start.
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TaskProgressColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.text import Text
 
-    class Rate(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(f"{task.finished_speed or task.speed or 0:.1f} {unit}/s")
+    class Rate(progress.ProgressColumn):
+        def render(self, task: progress.Task) -> str:
+            return f"{task.finished_speed or task.speed or 0:.1f} {unit}/s"
 
-    columns = (
-        TaskProgressColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+    columns = [
+        progress.TaskProgressColumn(),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
         Rate(),
-    )
+    ]
     # Long log lines are not broken, so that a path in them can be copied.
-    bar = Progress(*columns, console=Console(stderr=True, soft_wrap=True))
+    bar = progress.Progress(*columns, console=Console(stderr=True, soft_wrap=True))
     task = bar.add_task("", total=total, completed=done)  # type: ignore[arg-type]
     handlers = [
         handler

@@ -97,6 +97,16 @@ class Registry(Generic[T]):
         declared = {field.name for field in dataclasses.fields(choice)}  # type: ignore[arg-type]
         return choice(**{key: value for key, value in settings.items() if key in declared})
 
+    def chosen(self, settings: Mapping[str, Any]) -> T:
+        """Make the choice of a configuration.
+
+        Parameters
+        ----------
+        settings : mapping of str to Any
+            Every setting by key. Without the key that chooses, it is the first choice.
+        """
+        return self.make(settings.get(self.setting, next(iter(self))), settings)
+
 
 def setting(
     default: Any, meaning: str, allowed: str, *, affects_bits: bool = False, **bounds: Any

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
@@ -38,7 +39,8 @@ def parse_yaml(text: str | bytes) -> Any:
     try:
         return yaml.load(text, Loader=_PlainLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"not YAML: {one_line(error)}") from error
+        reason = re.sub(r' in "<\w+ string>",', " in", one_line(error))
+        raise ValueError(f"not YAML: {reason}") from error
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -253,7 +255,7 @@ def _fault(field: Any, value: Any, detail: Any) -> str:
         return f"{stands}: {reason}{f' (allowed: {allowed})' if allowed else ''}"
     if not allowed:
         return f"{stands}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-    hint = suggestion(text.strip('"'), _words(_annotation(field)))
+    hint = suggestion(text.strip('"'), words_of(_annotation(field)))
     if declared(field, "form") == "text" and isinstance(value, int | float):
         hint = "; put it in quotes"
     return f"{stands}; it must be {allowed}{hint}"
@@ -308,11 +310,11 @@ def _annotation(field: Any) -> Any:
     return getattr(field, "annotation", None) or getattr(field, "type", None)
 
 
-def _words(annotation: Any) -> list[str]:
+def words_of(annotation: Any) -> list[str]:
     """The words that a field of type ``Literal[...]``, or of a union with one, allows."""
     found: list[str] = []
     for part in get_args(annotation):
-        found += [part] if isinstance(part, str) else _words(part)
+        found += [part] if isinstance(part, str) else words_of(part)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, and what the run makes of it."""
+"""Faults in a run, and how the run handles them."""
 
 import os
 import re
@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing disturbed."""
+    """An undisturbed run."""
     run = tmp_path_factory.mktemp("whole") / "run"
     result = run_program("train.py", settings(data, run, **COMMON))
     assert result.returncode == 0, result.stderr
@@ -52,7 +52,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_same(ours: Path, theirs: Path) -> None:
-    """The last weights and momenta bit for bit, and all of the record but times."""
+    """Compare the last weights and momenta bit for bit, and the record but its times."""
     left, right = (load_file(list_checkpoints(run)[-1]) for run in (ours, theirs))
     assert {name: value.tobytes() for name, value in left.items()} == {
         name: value.tobytes() for name, value in right.items()
@@ -77,7 +77,7 @@ def test_a_run_starts_again_by_itself_as_often_as_it_may(
     last = result.stderr.strip().splitlines()[-1]
     assert re.match(r"error: the run has ended: trainer [01]: ZeroDivisionError: broken late", last)
     assert read_header(list_checkpoints(run)[-1]).state.epoch == 2
-    # Mended, it goes on, and loses nothing.
+    # Fixed, it continues and loses nothing.
     monkeypatch.setenv("MENDED", "1")
     result = run_program(
         "tests/support/broken_train.py", ["LateAlexNet", *arguments, "--resume_train", "true"]
@@ -181,7 +181,7 @@ def test_trainers_hold_the_folder_until_they_have_ended(data: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_wish_to_end_is_not_forgotten_over_a_fault(data: Path, tmp_path: Path) -> None:
+def test_a_request_to_stop_is_not_forgotten_over_a_fault(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     changes = {**COMMON, "n_epochs": 10_000, "restarts": 3}
     process = start_program("train.py", settings(data, run, **changes))
@@ -200,7 +200,7 @@ def test_a_wish_to_end_is_not_forgotten_over_a_fault(data: Path, tmp_path: Path)
 def test_a_launcher_does_not_wait_for_a_process_that_died_as_it_was_started(
     tmp_path: Path,
 ) -> None:
-    """What a process is told may be larger than a pipe, and nobody reads it then."""
+    """Its first message may be larger than a pipe, and nobody reads it then."""
     data = prepare(tmp_path / "data", train=3_000, per_file=1, image_size=67)
     run = tmp_path / "run"
     process = start_program("train.py", settings(data, run, devices=["cpu"] * 2))
@@ -310,14 +310,14 @@ def test_a_folder_that_another_run_uses_is_refused(
 
 
 def names_in(epoch: int) -> set[str]:
-    """The pictures that the minibatch of the bad picture has, by their names."""
+    """Names of the pictures in the minibatch of the bad picture."""
     order = epoch_order([13], "images", 1, epoch)
     begin = int(np.flatnonzero(order == PICTURE)[0]) // 4 * 4
     return {f"{index}.JPEG" for index in order[begin : begin + 4].tolist()}
 
 
 def train_nan(data: Path, run: Path, name: str = "NanAlexNet", **changes: object) -> str:
-    """Train such a network; the exit status and what was said."""
+    """Train such a network; return its exit status and stderr."""
     arguments = settings(data, run, **{**COMMON, **changes})
     result = run_program("tests/support/broken_train.py", [name, *arguments])
     return f"{result.returncode}\n{result.stderr}"
@@ -327,11 +327,11 @@ def not_finite(run: Path) -> list[dict[str, object]]:
     return [line for line in read_record(run) if line["event"] == "not_finite"]
 
 
-def test_a_loss_that_is_no_number_stops_the_run_before_any_weight_changes(
+def test_a_loss_that_is_nan_stops_the_run_before_any_weight_changes(
     data: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    errors = train_nan(data, run, "SlowlyToldNanAlexNet")
+    errors = train_nan(data, run, "SlowlyRecordedNanAlexNet")
     assert errors.startswith("1\n")
     (line,) = not_finite(run)
     assert line["action"] == "stop"
@@ -363,7 +363,7 @@ def test_the_minibatch_is_left_out_by_skip_and_by_rollback_alike(
     state = read_header(list_checkpoints(back)[-1]).state
     assert state.skipped == ((1, one["minibatch"] - 1),)
     assert (state.step, state.epoch) == (12, 3)
-    # Nobody else's figures are touched by it.
+    # No other figures change.
     rest = [
         [without_times(line) for line in read_record(run) if line["event"] != "not_finite"]
         for run in (skipped, back)

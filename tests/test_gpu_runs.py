@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import proc_load
 from tandem.artifacts.run_folder import list_checkpoints
 from tandem.config.command_line import load_config
 from tandem.launch.prepare import prepare_run
@@ -44,7 +43,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train_simulated(data: Path, run: Path, **changes: Any) -> int:
     arguments = settings(data, run, **{**COMMON, "compile": False, **changes})
-    return run_training(arguments, proc_load.serve, None)
+    return run_training(arguments, None)
 
 
 @pytest.mark.parametrize(

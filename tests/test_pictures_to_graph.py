@@ -15,7 +15,7 @@ from tandem.data.mean_image import read_mean
 from tandem.launch.prepare import prepare_run
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.ops import crop_mirror
-from tandem.training.trainer import requests
+from tandem.training.input_pipeline import minibatch_requests
 from tests.support.tiny import ROOT, run_program
 
 SIZE, CROP, BATCH = 70, 67, 2
@@ -75,11 +75,11 @@ def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
     images_of = graph_input(spec.picture_size, mean, cropped=not device_crops)
     layout = SlotLayout(BATCH, spec.picture_size)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
-    filler = spec.filler()
+    builder = spec.filler()
     arrived: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
     for rank in range(trainers):
-        for request in requests(spec, rank, RunState()):
-            filler.fill(slot, request)
+        for request in minibatch_requests(spec, rank, RunState()):
+            builder.fill(slot, request)
             images = images_of(slot.pictures, slot.origins, slot.mirrored)
             for i in range(int(slot.valid)):
                 seen = (*decode(images[i], mean, slot, i), int(slot.labels[i]))
@@ -93,8 +93,8 @@ def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
 def test_a_resumed_epoch_goes_on_with_the_next_minibatch(data: Path) -> None:
     settings = {"data_folder": str(data), "crop_size": CROP, "batch_size": BATCH, "n_epochs": 3}
     spec = prepare_run(Config(weights_dir=str(data / "run"), **settings))
-    whole = list(requests(spec, 0, RunState()))
-    rest = list(requests(spec, 0, RunState(epoch=1, step_in_epoch=3)))
+    whole = list(minibatch_requests(spec, 0, RunState()))
+    rest = list(minibatch_requests(spec, 0, RunState(epoch=1, step_in_epoch=3)))
     per_epoch = len(whole) // 3
     for ours, theirs in zip(rest, whole[per_epoch + 3 :], strict=True):
         assert (ours.mode, ours.epoch, ours.minibatch) == (

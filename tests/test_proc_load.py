@@ -1,4 +1,4 @@
-"""The loader as a process of its own: round trips, its end, and the ends of others."""
+"""The loader process: round trips, its end, and the ends of others."""
 
 import multiprocessing
 import os
@@ -28,9 +28,10 @@ from tandem.data.order import (
 )
 from tandem.memory import HostSlots, Slot, SlotLayout
 from tandem.processes.child import ChildContext, enter
-from tandem.processes.heartbeat import Activity, HeartbeatTable, StatusSlot
+from tandem.processes.heartbeat import HeartbeatTable, StatusSlot
+from tandem.processes.messages import Failed, Ready
 from tandem.training.input_pipeline import InputPipeline, LoaderError, ProcessLoader
-from tandem.training.messages import Failed, Ready
+from tandem.training.messages import Activity
 from tests.support.coded_pictures import coded_picture, label_of, write_coded
 
 ROOT = Path(__file__).parent.parent
@@ -66,10 +67,10 @@ def start(filler: MinibatchBuilder, batch: int) -> Loading:
     here, there = CONTEXT.Pipe()
     launcher, report = CONTEXT.Pipe()
     table = HeartbeatTable.create(("launcher", "loader 0"), timeout=60)
-    context, sign = ChildContext(table, place=1), StatusSlot(table, place=1)
+    context, status = ChildContext(table, index=1), StatusSlot(table, index=1)
     process = CONTEXT.Process(
         target=enter,
-        args=(context, proc_load.serve, there, slots, sign, report),
+        args=(context, proc_load.serve, there, slots, status, report),
         name="loader 0",
         daemon=True,
     )
@@ -142,13 +143,13 @@ def test_one_slot_is_filled_while_the_other_is_read(loading: Loading) -> None:
 
 
 class Noting:
-    """A filler that notes what a sign shows while it works."""
+    """A minibatch builder that notes the activity that is shown while it works."""
 
-    def __init__(self, sign: StatusSlot) -> None:
-        self.sign, self.seen = sign, [Activity(sign.table.activities[sign.place])]
+    def __init__(self, status: StatusSlot) -> None:
+        self.status, self.seen = status, [Activity(status.table.activities[status.index])]
 
     def fill(self, slot: Slot, request: MinibatchRequest) -> None:
-        self.seen.append(Activity(self.sign.table.activities[self.sign.place]))
+        self.seen.append(Activity(self.status.table.activities[self.status.index]))
 
     def close(self) -> None:
         pass
@@ -156,16 +157,16 @@ class Noting:
 
 def test_a_loader_shows_what_it_is_doing() -> None:
     here, there = CONTEXT.Pipe()
-    sign = StatusSlot(HeartbeatTable.create(("launcher", "loader 0"), timeout=60), place=1)
-    filler, client = Noting(sign), ProcessLoader(here)
+    status = StatusSlot(HeartbeatTable.create(("launcher", "loader 0"), timeout=60), index=1)
+    filler, client = Noting(status), ProcessLoader(here)
     slots = HostSlots.create(SlotLayout(1, 6), rank=0)
-    arguments = (filler, there, slots, sign, here)
+    arguments = (filler, there, slots, status, here)
     loader = threading.Thread(target=proc_load.serve, args=arguments, daemon=True)
     loader.start()
     client.request(MinibatchRequest(0, "train", 0, 0, np.array([0])))
     client.wait()
     assert filler.seen == [Activity.STARTING, Activity.READING]
-    assert sign.table.activities.tolist() == [0, Activity.IDLE]
+    assert status.table.activities.tolist() == [0, Activity.IDLE]
     client.close()
     loader.join(END_SECONDS)
     assert not loader.is_alive()
@@ -185,7 +186,7 @@ def test_a_killed_loader_is_noticed_at_once(loading: Loading) -> None:
 
 
 def failure_of(loading: Loading) -> Failed:
-    """What the launcher is told; the trainer sees the loader end."""
+    """What the launcher receives; the trainer sees the loader end."""
     with pytest.raises(LoaderError, match="its loader has ended"):
         loading.client.wait()
     assert loading.exit_status() == 1
@@ -195,7 +196,7 @@ def failure_of(loading: Loading) -> Failed:
     return failed
 
 
-def test_a_missing_file_is_told_as_input_with_the_traceback(
+def test_a_missing_file_is_reported_as_input_with_the_traceback(
     loading: Loading, dataset: Dataset
 ) -> None:
     loading.ask([0])
@@ -207,7 +208,7 @@ def test_a_missing_file_is_told_as_input_with_the_traceback(
     assert "_read_exactly" in failed.traceback
 
 
-def test_a_fault_is_told_with_its_traceback(loading: Loading) -> None:
+def test_a_fault_is_reported_with_its_traceback(loading: Loading) -> None:
     loading.client.request(MinibatchRequest(0, "train", 0, 0, np.array([13])))
     failed = failure_of(loading)
     assert failed.kind == "fault"
@@ -217,7 +218,7 @@ def test_a_fault_is_told_with_its_traceback(loading: Loading) -> None:
 
 
 def test_a_message_of_another_kind_is_a_fault(loading: Loading) -> None:
-    loading.connection.send(Ready(0))
+    loading.connection.send(Ready())
     assert failure_of(loading).message.startswith("TypeError: a trainer sent Ready")
 
 

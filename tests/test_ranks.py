@@ -46,7 +46,7 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two trainers of one machine, started as ever, in float32."""
+    """Two trainers of one machine, without ranks, in float32."""
     return train_here(data, tmp_path_factory.mktemp("two") / "run", **COMMON, devices=["cpu"] * 2)
 
 
@@ -57,7 +57,7 @@ def train_here(data: Path, run: Path, **changes: object) -> Path:
 
 
 def train(data: Path, run: Path, ranks: int, **changes: object) -> str:
-    """Train as ranks, check that it went well; what was logged."""
+    """Train as ranks, check that it succeeds; return the log."""
     result = run_ranks(ranks, "train.py", settings(data, run, **changes))
     assert result.returncode == 0, result.stderr
     return result.stderr
@@ -125,7 +125,7 @@ def test_the_number_of_ranks_does_not_change_what_is_computed(
 def test_ranks_on_gpus_compute_what_they_do_on_the_host(
     data: Path, tmp_path: Path, alone: Path, changes: dict[str, object]
 ) -> None:
-    """On GPUs that are pretended, of which the first two can't reach each other."""
+    """On simulated GPUs, of which the first two can't reach each other."""
     gpus = {"devices": ["cuda:0", "cuda:1", "cuda:2"], "compile": False, **changes}
     arguments = settings(data, tmp_path / "run", **DOUBLE, batch_size=2, **gpus)
     result = run_ranks(3, "tests/support/simulated_train.py", arguments)
@@ -242,7 +242,7 @@ def test_ranks_that_are_not_in_step_train_validate_and_go_on(
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["easgd", "gosgd"])
 def test_ranks_on_gpus_need_not_be_in_step(data: Path, tmp_path: Path, rule: str) -> None:
-    """On GPUs that are pretended: what is kept is the centre, which was validated."""
+    """On simulated GPUs: what is kept is the centre, which was validated."""
     run, changes = tmp_path / "run", {"rule": rule, "gosgd_p": 0.5, "shuffle": "images"}
     gpus = {"devices": ["cuda:0", "cuda:1", "cuda:2"], "compile": False, "n_epochs": 2}
     result = run_ranks(
@@ -269,7 +269,7 @@ def test_each_rule_learns(tmp_path: Path, rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("victim", "said"),
+    ("victim", "message"),
     [
         ("trainer 1", "KILLED|Killed|signal 9"),
         pytest.param("trainer 0", "KILLED|Killed|signal 9", marks=pytest.mark.slow),
@@ -280,7 +280,9 @@ def test_each_rule_learns(tmp_path: Path, rule: str) -> None:
         ),
     ],
 )
-def test_a_killed_process_ends_the_job(data: Path, tmp_path: Path, victim: str, said: str) -> None:
+def test_a_killed_process_ends_the_job(
+    data: Path, tmp_path: Path, victim: str, message: str
+) -> None:
     before = mpich_memory()
     started = job(data, tmp_path / "run", 3, 3, **ENDLESS)
     os.kill(started.find(victim), signal.SIGKILL)
@@ -288,12 +290,12 @@ def test_a_killed_process_ends_the_job(data: Path, tmp_path: Path, victim: str, 
     result = started.finish(20)
     assert result.returncode not in (0, 2)
     assert time.monotonic() - killed < 15
-    assert re.search(said, result.stdout + result.stderr)
+    assert re.search(message, result.stdout + result.stderr)
     assert leaves_no_memory(before)
 
 
 @pytest.mark.slow
-def test_a_rank_that_raises_tells_its_traceback(data: Path, tmp_path: Path) -> None:
+def test_a_rank_that_raises_reports_its_traceback(data: Path, tmp_path: Path) -> None:
     arguments = ["BrokenAlexNet", *settings(data, tmp_path / "run", **COMMON)]
     result = run_ranks(3, "tests/support/broken_train.py", arguments, timeout=60)
     assert result.returncode == 1, result.stderr
@@ -314,7 +316,7 @@ def test_a_rank_that_is_stopped_is_dead_after_its_time(
     assert f"error: the run has ended: {victim}: has given no sign of life" in result.stderr
 
 
-def test_bad_input_is_told_once(data: Path, tmp_path: Path) -> None:
+def test_bad_input_is_reported_once(data: Path, tmp_path: Path) -> None:
     result = run_ranks(3, "train.py", settings(data, tmp_path / "run", crop_size=400))
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
@@ -322,7 +324,7 @@ def test_bad_input_is_told_once(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         pytest.param(
             {"rule": "easgd", "on_nan": "rollback"}, "on_nan is rollback", marks=pytest.mark.slow
@@ -334,13 +336,13 @@ def test_bad_input_is_told_once(data: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_ranks_cannot_do_is_refused(
-    data: Path, tmp_path: Path, changes: dict[str, object], said: str
+    data: Path, tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     if "devices" in changes and Path("/dev/nvidia0").exists():
         pytest.skip("there is a GPU here")
     result = run_ranks(2, "train.py", settings(data, tmp_path / "run", **changes))
     assert result.returncode == 2
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_a_collective_of_ranks_needs_mpirun(data: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees of a run: on a terminal, on one that can do little, and in a file."""
+"""Output of a run: on a terminal, on a dumb one, and in a file."""
 
 import io
 import os
@@ -80,7 +80,7 @@ def test_a_run_on_a_terminal_until_ctrl_c(data: Path, short_path: Path) -> None:
         terminal.wait_for(lambda: shows(terminal, *VIEW))
         terminal.type(b"\x03")
         assert terminal.wait() == 130
-        # The view is gone; what was said stays, the cursor is seen, and nothing is set otherwise.
+        # The view is gone; log lines stay, the cursor shows, and no setting has changed.
         # (What was drawn while the window changed may stand further up.)
         assert "trainer 0" not in terminal.text[terminal.text.index("SIGINT: stopping") :]
         assert shows(
@@ -158,7 +158,7 @@ def test_a_view_is_shown_where_it_can_be(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool, term: str | None, can: bool
 ) -> None:
     monkeypatch.setattr(sys, "stderr", Stream(is_terminal))
-    monkeypatch.setenv("FORCE_COLOR", "1")  # says nothing of what can be done
+    monkeypatch.setenv("FORCE_COLOR", "1")  # no statement about what the terminal can do
     monkeypatch.delenv("TERM") if term is None else monkeypatch.setenv("TERM", term)
     assert can_show() == can
 

@@ -28,7 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two trainers of one machine, started as ever."""
+    """Two trainers of one machine, without ranks."""
     run = tmp_path_factory.mktemp("two") / "run"
     result = run_program("train.py", settings(data, run, **COMMON, devices=["cpu"] * 2))
     assert result.returncode == 0, result.stderr
@@ -36,7 +36,7 @@ def two(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(data: Path, run: Path, ranks: int, **changes: object) -> str:
-    """Train as ranks, check that it went well; what was logged by them."""
+    """Train as ranks, check that it succeeds; return what they logged."""
     result = run_ranks(ranks, "train.py", settings(data, run, **changes), by="torchrun")
     assert result.returncode == 0, result.stderr
     return "".join(line for line in result.stderr.splitlines(True) if line.startswith("["))
@@ -93,15 +93,15 @@ def test_a_killed_process_ends_the_job(data: Path, tmp_path: Path, victim: str) 
     result = started.finish(40)
     assert result.returncode == 1
     assert time.monotonic() - killed < 20
-    said = {
+    message = {
         "loader 1": r"\[1\] error: the run has ended: loader 1: was killed by SIGKILL",
     }.get(victim, r"Signal 9 \(SIGKILL\) received")
-    assert re.search(said, result.stderr), result.stderr
+    assert re.search(message, result.stderr), result.stderr
     assert shared_memory() <= before
 
 
 @pytest.mark.slow
-def test_a_rank_that_raises_tells_its_traceback(data: Path, tmp_path: Path) -> None:
+def test_a_rank_that_raises_reports_its_traceback(data: Path, tmp_path: Path) -> None:
     arguments = ["BrokenAlexNet", *settings(data, tmp_path / "run", **COMMON)]
     result = run_ranks(3, "tests/support/broken_train.py", arguments, by="torchrun")
     assert result.returncode == 1, result.stderr
@@ -150,7 +150,7 @@ def test_an_interrupted_job_goes_on_with_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"rule": "easgd"}, "rule: easgd is for trainers that are joined by MPI"),
         ({"restarts": 2}, "use torchrun --max-restarts 2, with"),
@@ -158,12 +158,12 @@ def test_an_interrupted_job_goes_on_with_the_same_bits(
     ],
 )
 def test_what_ranks_of_torchrun_cannot_do_is_refused(
-    data: Path, tmp_path: Path, changes: dict[str, object], said: str
+    data: Path, tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     arguments = settings(data, tmp_path / "run", **changes)
     result = run_ranks(2, "train.py", arguments, by="torchrun")
     assert result.returncode == 1  # torchrun's own
-    assert len(re.findall(rf"\[0\] error: .*{said}", result.stderr)) == 1
+    assert len(re.findall(rf"\[0\] error: .*{message}", result.stderr)) == 1
     assert re.search(r"exitcode *: 2 ", result.stderr), result.stderr
 
 
@@ -174,7 +174,7 @@ def test_nccl_needs_torchrun(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_find_nobody_say_so(data: Path, tmp_path: Path) -> None:
+def test_ranks_that_find_no_others_report_it(data: Path, tmp_path: Path) -> None:
     values = ("1", "2", "127.0.0.1", "no port")
     result = subprocess.run(
         [sys.executable, "train.py", *settings(data, tmp_path / "run")],

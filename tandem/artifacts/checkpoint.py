@@ -22,7 +22,6 @@ from safetensors.numpy import save_file
 
 from tandem.artifacts.metrics import Pending
 from tandem.artifacts.unsupported import describe_unsupported
-from tandem.config.schema import Config
 from tandem.errors import InputError
 from tandem.files import replacing
 from tandem.layers.network import NetworkDescription
@@ -61,7 +60,7 @@ class RunState:
     validation_errors : tuple of float
         Top-1 error after each whole epoch, as a fraction; ``lr_policy: auto`` depends on it.
     global_batch, train_pictures : int or None
-        Pictures per step over all trainers, and of an epoch; `check_continues` compares them. None
+        Pictures per step over all trainers, and of an epoch; compared when an epoch continues. None
         is unknown.
     pending : Pending
         Metrics since the last line about training in the record.
@@ -245,50 +244,6 @@ def read_header(path: str | Path) -> CheckpointHeader:
         return CheckpointHeader(
             metadata.network, metadata.state, metadata.config, metadata.conditions
         )
-
-
-def check_continues(
-    path: str | Path,
-    header: CheckpointHeader,
-    config: Config,
-    global_batch: int,
-    train_pictures: int,
-) -> None:
-    """Refuse to continue an epoch with settings that change its minibatches.
-
-    Between epochs these settings may change; inside one, pictures would be left out or seen twice.
-
-    Parameters
-    ----------
-    path : Path
-        The checkpoint, for messages.
-    header : CheckpointHeader
-        Its header.
-    config : Config
-        Of the run that continues.
-    global_batch, train_pictures : int
-        Pictures per step over all trainers, and of an epoch, of the run that continues.
-
-    Raises
-    ------
-    InputError
-        Names the setting, its value in the checkpoint and its value now.
-    """
-    state, before = header.state, header.config
-    if not state.step_in_epoch:
-        return
-    pairs = {
-        "pictures per step over all trainers": (state.global_batch, global_batch),
-        "training pictures": (state.train_pictures, train_pictures),
-        "seed": (before.get("seed"), config.seed),
-        "shuffle": (before.get("shuffle"), config.shuffle),
-    }
-    for name, (theirs, ours) in pairs.items():
-        if theirs is not None and theirs != ours:
-            raise InputError(
-                f"{path} stands inside epoch {state.epoch + 1}, which cannot be continued with "
-                f"other pictures in its steps: {name}: {theirs} in the checkpoint, now {ours}"
-            )
 
 
 def initial_weights(

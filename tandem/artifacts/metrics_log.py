@@ -147,17 +147,7 @@ def from_json(line: str | bytes) -> Record:
 class MetricsLog:
     """A record open for appending; a context manager.
 
-    An unfinished last line of an earlier process is removed first.
-
-    Parameters
-    ----------
-    path : Path
-        Created if it is missing; its folder must exist.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
+    The file is created if it is missing; an unfinished last line of an earlier process is removed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -196,13 +186,7 @@ class MetricsLog:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read a record without an unfinished last line.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, or a line of it is not a record.
-    """
+    """Read a record without an unfinished last line; raises InputError for other bad lines."""
     return [record for _, record in _lines(path)]
 
 
@@ -210,18 +194,6 @@ def truncate_after(path: Path, state: RunState) -> None:
     """Drop the lines after a checkpoint, whole or not at all.
 
     A resumed run repeats these steps, and each step is recorded only once.
-
-    Parameters
-    ----------
-    path : Path
-        The record.
-    state : RunState
-        Of the checkpoint.
-
-    Raises
-    ------
-    InputError
-        As `read_records`.
     """
     kept = [line + b"\n" for line, record in _lines(path) if _lies_before(record, state)]
     with replacing(path) as partial:

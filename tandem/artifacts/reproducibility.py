@@ -1,19 +1,20 @@
-"""What has to be the same for a resumed run to compute the same bits."""
+"""Conditions under which a resumed run computes the same bits."""
 
 import hashlib
 import importlib.metadata
 import os
 import platform
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tandem.config.hardware import RankInfo, device_names
-from tandem.config.schema import Config
+from tandem.config.resolve import run_facts
+from tandem.config.schema import Config, affecting_bits
+from tandem.distributed.choices import ALL_REDUCES, RULES
 from tandem.errors import InputError
 
 PACKAGES = ("tandem", "numpy", "pytensor", "torch")
-"""Those whose code computes, or decides what is computed."""
+"""Packages whose code computes, or decides what is computed."""
 
 STEERING = (
     "ATEN_CPU_CAPABILITY",
@@ -27,40 +28,37 @@ STEERING = (
 Conditions = dict[str, str]
 
 
-def conditions(config: Config, places: Sequence[RankInfo] = ()) -> Conditions:
-    """What the bits of a run depend on, beside its settings of training.
+def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
+    """Collect what the bits of a run depend on, beside its settings of training.
 
     Parameters
     ----------
     config : Config
-        With every ``auto`` resolved. Its manifest and mean image are there.
-    places : sequence of RankInfo
-        Of the ranks, by rank, where the trainers are ranks.
+        With every ``auto`` resolved. Its manifest and mean image exist.
+    ranks : sequence of RankInfo
+        By rank, where the trainers are ranks.
 
     Returns
     -------
     dict of str to str
-        Each condition by its name.
+        Each condition by its name: settings that affect bits, data, hardware and software.
     """
-    found = {
-        "trainers": str(len(config.devices)),
-        "threads": str(config.threads),
-        "compile": str(bool(config.compile)).lower(),
-        "exchange": config.exchange,
-        "precision": config.precision,
-        "deterministic": str(config.deterministic).lower(),
-        "devices": ", ".join(dict.fromkeys(_devices(config.devices, places))),
+    settings = dict(config)
+    found = {"trainers": str(len(config.devices))}
+    found |= {key: _text(settings[key]) for key in affecting_bits(config)}
+    found |= {
+        "devices": ", ".join(dict.fromkeys(_devices(config.devices, ranks))),
         "data": _digest(config.manifest_path, config.mean_path),
-        "processor": ", ".join(dict.fromkeys(p.processor for p in places)) or processor(),
+        "processor": ", ".join(dict.fromkeys(rank.processor for rank in ranks)) or processor(),
         "python": platform.python_version(),
     }
-    if collective := _collective(config, places):
+    if collective := _collective(config, ranks):
         found["collective"] = collective
     return found | versions()
 
 
 def versions() -> dict[str, str]:
-    """The versions of the packages that compute."""
+    """Return the versions of the packages that compute."""
     found = {}
     for package in PACKAGES:
         try:
@@ -71,7 +69,7 @@ def versions() -> dict[str, str]:
 
 
 def processor() -> str:
-    """The processor's model and vector instructions: kernels are chosen, and cut, by them."""
+    """Return the processor's model and vector instructions, by which kernels are chosen."""
     parts = [platform.machine()]
     fields = _cpuinfo()
     if model := fields.get("model name") or fields.get("CPU part"):
@@ -83,7 +81,7 @@ def processor() -> str:
 
 
 def check_exact(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """Refuse to continue where the same bits can't be expected.
+    """Refuse to continue where the same bits cannot be expected.
 
     Parameters
     ----------
@@ -107,45 +105,41 @@ def check_exact(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) 
     )
     raise InputError(
         f"{path}: this run would not continue with the same bits: {listed}. "
-        "Restore what differs, or set exact: false (--exact false) to continue all the same"
+        "Restore what differs, or set exact: false (--exact false) to continue anyway"
     )
 
 
-def _devices(devices: Sequence[str], places: Sequence[RankInfo]) -> list[str]:
-    """What each trainer's device is, by its maker's name."""
-    if not places or devices[0] == "cpu":
+def _devices(devices: Sequence[str], ranks: Sequence[RankInfo]) -> list[str]:
+    """The name of each trainer's device, as its maker gives it."""
+    if not ranks or devices[0] == "cpu":
         return device_names(devices)
-    pairs = zip(devices, places, strict=True)
-    return [place.gpus[int(device.partition(":")[2])] for device, place in pairs]
+    pairs = zip(devices, ranks, strict=True)
+    return [rank.gpus[int(device.partition(":")[2])] for device, rank in pairs]
 
 
-def _collective(config: Config, places: Sequence[RankInfo]) -> str:
-    """How ranks average; nothing where the bits are those of one machine's trainers."""
-    machines = Counter(place.machine for place in places)
-    if config.rule != "bsp":
-        return config.rule
-    if config.collective == "asa16":
-        buckets = f" in buckets of {config.bucket_mb:g} MB" if config.bucket_mb else ""
-        feedback = " with error feedback" * config.error_feedback
-        return f"asa16 {config.wire}{feedback}{buckets}"
-    if config.collective == "hierarchical" and len(machines) > 1:
-        numbers = {machine: number for number, machine in enumerate(machines)}
-        return "hierarchical " + "+".join(str(numbers[place.machine]) for place in places)
-    if config.collective == "ar" and places[0].starter == "torchrun":
-        return "ar by gloo"
-    return config.collective if config.collective in ("ar", "nccl") else ""
+def _collective(config: Config, ranks: Sequence[RankInfo]) -> str:
+    """How ranks average; empty where the bits are those of one machine's trainers."""
+    settings = dict(config)
+    rule = RULES.chosen(settings)
+    if not rule.is_synchronous:
+        return rule.name
+    return ALL_REDUCES.chosen(settings).condition(run_facts(config, ranks))
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm", "neon")
 
 
 def _digest(*paths: Path) -> str:
-    """A short checksum of files, the same wherever they lie."""
+    """A short checksum of the content of files."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The fields of the first processor; none where the system has no such file."""
+    """The fields of the first processor; empty where the system has no such file."""
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return {}
@@ -154,7 +148,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def _shown(value: str | None, other: str | None) -> str:
-    """A condition; of a long one only the words in which it differs."""
+    """A condition; of a long one, only the words that differ."""
     if value is None:
         return "unknown"
     if len(value) <= 60 or other is None:

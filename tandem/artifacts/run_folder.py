@@ -66,18 +66,8 @@ def list_checkpoints(folder: str | Path) -> list[Path]:
 def find_checkpoint(folder: str | Path, load_epoch: int | Literal["latest"]) -> Path | None:
     """Find the checkpoint to resume from.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the run.
-    load_epoch : int or "latest"
-        The number of whole epochs after which it was written, or the last that is not damaged;
-        damaged ones are reported.
-
-    Returns
-    -------
-    Path or None
-        None for the latest of a run that ended before its first.
+    That is the one after `load_epoch` whole epochs, or the latest that is not damaged; damaged ones
+    are reported. None is the latest of a run that ended before its first.
 
     Raises
     ------
@@ -104,22 +94,10 @@ def find_checkpoint(folder: str | Path, load_epoch: int | Literal["latest"]) -> 
 def superseded(
     paths: Sequence[Path], keep: int | Literal["all"], validation_errors: Sequence[float]
 ) -> list[Path]:
-    """Select the checkpoints to remove.
+    """Select the checkpoints to remove: all but the last `keep` and the best.
 
-    Parameters
-    ----------
-    paths : sequence of Path
-        All checkpoints, earliest first.
-    keep : int or "all"
-        How many of the last are kept, beside the best.
-    validation_errors : sequence of float
-        Top-1 error after each whole epoch.
-
-    Returns
-    -------
-    list of Path
-        All but the last `keep` and the best: of those written after a whole epoch, the first with
-        the smallest error.
+    The best is, of those written after a whole epoch, the first with the smallest error. `paths`
+    are all checkpoints, earliest first; there is a top-1 error for each whole epoch.
     """
     if keep == "all":
         return []
@@ -177,17 +155,9 @@ class RunFolder:
         return self._writing is not None and not self._writing.done()
 
     def prepare(self, nbytes: int) -> bool:
-        """Allocate memory for the copy that `save` makes, in the thread.
+        """Allocate memory for the copy that `save` makes, in the thread; whether it is ready.
 
-        Parameters
-        ----------
-        nbytes : int
-            Of all arrays, each starting on a 64-byte boundary.
-
-        Returns
-        -------
-        bool
-            Whether it is ready. Ask again later.
+        `nbytes` is that of all arrays, each starting on a 64-byte boundary.
         """
         if self._reserved is None and not self.busy:
             self._reserved = self._writer.submit(_reserve, nbytes)
@@ -227,15 +197,7 @@ class RunFolder:
     def written(self, wait: bool = False) -> Path | None:
         """Collect the checkpoint that has been written since the last call, if any.
 
-        Parameters
-        ----------
-        wait : bool
-            Whether to wait for one that is being written.
-
-        Raises
-        ------
-        InputError
-            It could not be written.
+        With `wait`, wait for one that is being written. Raises InputError if writing failed.
         """
         if self._writing is None or not (wait or self._writing.done()):
             return None

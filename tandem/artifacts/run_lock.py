@@ -49,18 +49,8 @@ class FolderLock:
 def locked(folder: Path, wait_seconds: float | None = None) -> Iterator[FolderLock]:
     """Lock a folder; create it if needed, and remove it again if it is left empty.
 
-    Parameters
-    ----------
-    folder : Path
-        The run folder.
-    wait_seconds : float, optional
-        How long to wait for a run that holds it, by default `WAIT_SECONDS`: a run whose launcher
-        was killed ends soon.
-
-    Raises
-    ------
-    InputError
-        Another run holds it, or it can't be created or written.
+    Waits, by default `WAIT_SECONDS`, for a run that holds it: one whose launcher was killed ends
+    soon. Raises InputError if the lock is not released, or the folder can't be written.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:

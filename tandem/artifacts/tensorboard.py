@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tandem.artifacts.checkpoint import Checkpoint
 from tandem.artifacts.metrics_log import NotFiniteRecord, Record, TrainRecord
-from tandem.processes.child import describe
+from tandem.processes.messages import describe
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -74,7 +74,6 @@ def prediction_sheet(
     labels : sequence of int
         True classes.
     probabilities : float (n, classes)
-        By the network.
     names : sequence of str
         Of the classes.
     across : int
@@ -83,7 +82,7 @@ def prediction_sheet(
     Returns
     -------
     Image
-        RGB. A frame is blue where the first prediction is right, and orange where it is not.
+        RGB. A frame is blue if the first prediction is right, otherwise orange.
     """
     width, height = _TILE + 2 * _FRAME, _TILE + 2 * _FRAME + (1 + _SHOWN) * _LINE + _FRAME
     down = -(-len(crops) // across)

@@ -1,7 +1,6 @@
 """Recording the work of functions on a GPU, to replay it without the host."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -142,27 +141,21 @@ def _record(
 ) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     pool = None if beside is None else beside.graph.pool()
-    fault: list[BaseException] = []
+    fault: BaseException | None = None
     try:
         with (
             torch.cuda.device(device),
             # Other threads may use the GPU meanwhile.
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
-            _noting(fault),
         ):
-            _call_all(functions)
+            try:
+                _call_all(functions)
+            except BaseException as error:
+                fault = error
+                raise
     except Exception:
         # PyTorch ends a failed recording with an error of its own.
-        if fault:
-            raise fault[0] from None
+        if fault is not None:
+            raise fault from None
         raise
     return graph
-
-
-@contextmanager
-def _noting(fault: list[BaseException]) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        fault.append(error)
-        raise

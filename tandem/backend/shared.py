@@ -15,7 +15,7 @@ from tandem.backend.runtime import as_device
 
 
 class DeviceContainer(Container):
-    """Joins a variable with a tensor on the device: a new value is written into the tensor."""
+    """The tensor of a variable on the device, into which new values are written."""
 
     def __get__(self) -> Any:
         return self.storage[0]
@@ -34,13 +34,13 @@ def write(buffer: torch.Tensor, value: Any, kind: TensorType, name: str | None) 
     Parameters
     ----------
     buffer : Tensor
-        Where to write.
+        The tensor to overwrite.
     value : array_like or Tensor
         Of the buffer's shape and of a dtype that the buffer's can represent.
     kind : TensorType
         The type of the variable.
     name : str or None
-        The name of the variable, for the message.
+        The variable's name, for the message.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def write(buffer: torch.Tensor, value: Any, kind: TensorType, name: str | None) 
 
 
 class _WritableView:
-    """Shows an array as if it could be written, to a library that only wants to read."""
+    """A read-only array that claims to be writable, for a library that only reads it."""
 
     def __init__(self, array: np.ndarray) -> None:
         interface = dict(array.__array_interface__)
@@ -76,10 +76,10 @@ class _WritableView:
 
 
 def tensor_over(array: np.ndarray) -> torch.Tensor:
-    """Give a host tensor over an array's memory, or over a copy where PyTorch has no such layout.
+    """Return a host tensor over an array's memory, or over a copy if PyTorch has no such layout.
 
     The tensor must not be written: the array may be read-only, which PyTorch cannot express (and
-    of which it would warn).
+    about which it would warn).
     """
     if any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
@@ -97,19 +97,19 @@ class DeviceSharedVariable(TensorSharedVariable):
 
     @property
     def buffer(self) -> torch.Tensor:
-        """The tensor that holds the value; its address never changes."""
+        """The tensor that holds the value, at a fixed address."""
         return self.container.storage[0]
 
     def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
-        """Give the value as a NumPy array.
+        """Return the value as a NumPy array.
 
         Parameters
         ----------
         borrow : bool
-            Permit an array that shares the variable's memory (on a CPU it does). Without it the
+            Permit an array that shares the variable's memory, as it does on a CPU. Otherwise the
             array is independent.
         return_internal_type : bool
-            Give the tensor on the device; a copy of it, unless `borrow`.
+            Return the tensor on the device; a copy of it, unless `borrow`.
         """
         if return_internal_type:
             return self.buffer if borrow else self.buffer.clone()
@@ -125,12 +125,12 @@ class DeviceSharedVariable(TensorSharedVariable):
         new_value : array_like or Tensor
             Of the variable's shape, and of a dtype that its own can represent.
         borrow : bool
-            Without effect: the value is always copied, the address kept.
+            Without effect: the value is always copied and the address fixed.
 
         Raises
         ------
         TypeError
-            If shape or dtype do not fit; the value stays as it was.
+            If shape or dtype do not fit; the value is then unchanged.
         """
         write(self.buffer, new_value, self.type, self.name)
 
@@ -150,16 +150,16 @@ def device_shared(
     Parameters
     ----------
     value : array_like, Tensor or None
-        The first value; its dtype and shape are those of the variable for good. With None, what
-        `memory` holds is the value.
+        The first value; it fixes the variable's dtype and shape. With None, the value is what
+        `memory` holds.
     name : str, optional
-        A name, for messages and for printing graphs.
+        For messages and printed graphs.
     device : str or torch.device
         "cpu", or a CUDA device as "cuda:0".
     memory : ndarray, Tensor, or object with ``__cuda_array_interface__``, optional
-        Where the variable lives: on a CPU, a NumPy array, which may be a view into memory that
-        other processes see; on a CUDA device, what shows memory there; or a tensor on `device`.
-        Several variables may lie in parts of one block. Without it, memory is allocated.
+        The variable's memory: on a CPU, a NumPy array, which may be a view into memory shared with
+        other processes; on a CUDA device, an object that exposes memory there; or a tensor on
+        `device`. Several variables may lie in parts of one block. By default memory is allocated.
 
     Returns
     -------
@@ -168,23 +168,23 @@ def device_shared(
     Raises
     ------
     InputError
-        If the device is not there.
+        If the device does not exist.
     TypeError
         If `value` and `memory` differ in shape or dtype, or `memory` cannot be used in place.
     """
-    place = as_device(device)
+    target = as_device(device)
     if memory is None:
         if value is None:
             raise TypeError("device_shared needs a value, or memory that holds one")
-        buffer = _allocate(value, place)
+        buffer = _allocate(value, target)
     else:
-        buffer = _wrap(memory, place)
+        buffer = _wrap(memory, target)
     kind = TensorType(str(buffer.dtype).removeprefix("torch."), shape=tuple(buffer.shape))
     if value is not None:
         _check_same(value, buffer, name)
         write(buffer, value, kind, name)
     container = DeviceContainer(kind, storage=[buffer], name=name)
-    # With a container, PyTensor asks for None as `strict`.
+    # With a container, PyTensor requires None as `strict`.
     absent: Any = None
     return DeviceSharedVariable(
         type=kind, value=None, strict=absent, container=container, name=name
@@ -201,21 +201,21 @@ def _allocate(value: ArrayLike | torch.Tensor, device: torch.device) -> torch.Te
 
 
 def _wrap(memory: Any, device: torch.device) -> torch.Tensor:
-    """Give a tensor over `memory` with a storage of its own.
+    """Return a tensor over `memory` with a storage of its own.
 
-    torch.compile takes tensors of one storage for views of each other, which our variables, lying
-    side by side in a block, are not.
+    torch.compile treats tensors of one storage as views of each other, but our variables lie side
+    by side in a block.
     """
     if isinstance(memory, torch.Tensor):
         if memory.device != device:
-            raise TypeError(f"memory is on {memory.device}, the variable is to be on {device}")
+            raise TypeError(f"memory is on {memory.device}, the variable must be on {device}")
         return torch.from_dlpack(memory.detach())
     if device.type != "cpu":
         if not hasattr(memory, "__cuda_array_interface__"):
-            raise TypeError(f"memory for a variable on {device} must be there, not on the host")
+            raise TypeError(f"memory of a variable on {device} must be on {device}, not the host")
         return torch.as_tensor(memory, device=device)
     if not isinstance(memory, np.ndarray):
-        raise TypeError(f"memory for a variable on the CPU can't be a {type(memory).__name__}")
+        raise TypeError(f"memory of a variable on the CPU can't be a {type(memory).__name__}")
     if not memory.flags.writeable:
         raise TypeError("memory of a device shared variable must be writable")
     if memory.dtype.name not in TORCH_DTYPES or not memory.dtype.isnative:
@@ -226,7 +226,7 @@ def _wrap(memory: Any, device: torch.device) -> torch.Tensor:
 
 
 def _check_same(value: ArrayLike | torch.Tensor, buffer: torch.Tensor, name: str | None) -> None:
-    """Refuse a value of another shape or dtype than the memory that is to hold it."""
+    """Raise TypeError unless a value has the shape and dtype of its memory."""
     dtype = getattr(value, "dtype", None)
     dtype_name = None if dtype is None else str(dtype).removeprefix("torch.")
     if np.shape(value) != tuple(buffer.shape) or dtype_name not in (

@@ -26,22 +26,11 @@ Crop = tuple[int, int, bool]
 
 @dataclass(frozen=True)
 class Guess:
-    """A predicted class.
+    """A predicted class."""
 
-    Attributes
-    ----------
-    number : int
-        The class, from 0.
-    wnid : str or None
-        Its WordNet ID, or the name of its folder of pictures, if known.
-    name : str
-        ImageNet's words for the ID, else the ID, else its number.
-    probability : float
-    """
-
-    number: int
-    wnid: str | None
-    name: str
+    number: int  # from 0
+    wnid: str | None  # WordNet ID, or the name of the class's folder of pictures, if known
+    name: str  # ImageNet's words for the ID, else the ID, else its number
     probability: float
 
 
@@ -146,17 +135,9 @@ class Classifier:
         return self.guesses(np.stack([self.prepare(picture) for picture in pictures]), top)
 
     def prepare(self, picture: str | Path | bytes) -> np.ndarray:
-        """Decode and resize a picture as preprocessing does.
+        """Decode and resize a picture as preprocessing does, to uint8 (row, column, RGB).
 
-        Returns
-        -------
-        uint8 (S, S, 3)
-            (row, column, RGB).
-
-        Raises
-        ------
-        BadPictureError
-            It cannot be read or decoded.
+        Raises BadPictureError for a picture that cannot be read or decoded.
         """
         if isinstance(picture, bytes):
             return decode_picture(picture, self.image_size)
@@ -167,19 +148,9 @@ class Classifier:
             raise BadPictureError(f"{picture}: {reason}") from None
 
     def guesses(self, prepared: np.ndarray, top: int = 5) -> list[tuple[Guess, ...]]:
-        """Classify pictures from `prepare`.
+        """Classify pictures from `prepare`, uint8 (picture, row, column, RGB).
 
-        Parameters
-        ----------
-        prepared : uint8 (n, S, S, 3)
-            (picture, row, column, RGB).
-        top : int
-            Number of guesses for each picture.
-
-        Returns
-        -------
-        list of tuple of Guess
-            For each picture, the most probable first; on ties the lower class.
+        Guesses are the most probable first; on ties the lower class.
         """
         return [
             tuple(self._guess(int(number), row) for number in np.argsort(-row, kind="stable")[:top])
@@ -187,21 +158,10 @@ class Classifier:
         ]
 
     def probabilities(self, prepared: np.ndarray) -> np.ndarray:
-        """Compute the probability of every class, averaged over the crops.
+        """Compute the probability of every class, averaged over the crops: float32 (n, class).
 
-        Parameters
-        ----------
-        prepared : uint8 (n, S, S, 3)
-            (picture, row, column, RGB).
-
-        Returns
-        -------
-        float32 (n, class)
-
-        Raises
-        ------
-        InputError
-            They are not finite.
+        `prepared` is uint8 (picture, row, column, RGB). Raises InputError if the output is not
+        finite.
         """
         count, crops = len(prepared), len(self.crops)
         origins = np.array([(row, column) for row, column, _ in self.crops], np.int64)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tandem.cli import Options, option, run_program
+from tandem.cli import CommandLine, Options, option, run_program
 from tandem.data.decode import PICTURE_SUFFIXES, BadPictureError, keep_memory
 from tandem.layers.network import ALEXNET
 
@@ -74,7 +74,9 @@ def run_classification(arguments: Sequence[str] | None, description: str | None)
         Exit status: 0, also where the reader of the output stops early; 1 if a picture could not
         be read, though the others were; 2 after other bad input; 130 after Ctrl-C.
     """
-    return run_program(ClassifyOptions, classify, arguments, description, answers=ANSWERS)
+    return run_program(
+        ClassifyOptions, classify, CommandLine(arguments, description, answers=ANSWERS)
+    )
 
 
 def classify(options: ClassifyOptions) -> int:

@@ -6,14 +6,9 @@ not given, ``config.yaml`` in the current folder is read if it exists.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from pydantic.fields import FieldInfo
-
-from tandem.cli import Given, option, parse
+from tandem.cli import CommandLine, PathOption, option
 from tandem.config.schema import Config
-from tandem.errors import InputError
-from tandem.validation import read_yaml, validated
 
 DEFAULT_FILE = Path("config.yaml")
 
@@ -68,7 +63,7 @@ _SENTENCES = {
     ),
     "max_iter max_steps iterations": "the length of a run is counted in epochs: use n_epochs",
     "gamma lr_gamma": "the rate is divided by 10 at each epoch of lr_step",
-    "opt optimizer solver": "see use_momentum, use_nesterov_momentum and weight_decay",
+    "opt solver": "see optimizer, use_momentum, use_nesterov_momentum and weight_decay",
     "global_batch_size": "batch_size counts the images of one trainer",
     "num_classes classes": "the number of classes is that of the manifest in data_folder",
     "world_size rank local_rank dist_url dist_backend multiprocessing_distributed": _RANKS,
@@ -81,10 +76,9 @@ ANSWERS: Mapping[str, str] = {
 }
 """Names that people bring from other programs: the key to use, or what there is instead."""
 
-_CONFIG = option(
-    None, f"YAML file of settings (default: {DEFAULT_FILE}, if it exists)", "a path", form="text"
-)
-_WEIGHTS = option(..., "checkpoint to read", "a file", form="text")
+
+class _WithWeights(Config):
+    weights: PathOption = option(..., "checkpoint to read", "a file", form="text")
 
 
 def load_config(arguments: Sequence[str] | None = None, description: str | None = None) -> Config:
@@ -97,10 +91,6 @@ def load_config(arguments: Sequence[str] | None = None, description: str | None 
     description : str, optional
         Stands above the options in ``--help``.
 
-    Returns
-    -------
-    Config
-
     Raises
     ------
     InputError
@@ -108,7 +98,8 @@ def load_config(arguments: Sequence[str] | None = None, description: str | None 
     SystemExit
         With status 0, after ``--help`` and ``--version``.
     """
-    return _checked(_parse(arguments, description, {}))
+    line = CommandLine(arguments, description, answers=ANSWERS, once=True)
+    return line.read(Config, DEFAULT_FILE)
 
 
 def load_weights_and_config(
@@ -118,23 +109,6 @@ def load_weights_and_config(
 
     Parameters and errors are those of `load_config`.
     """
-    given = _parse(arguments, description, {"weights": _WEIGHTS})
-    weights = given.values.pop("weights", None)
-    if weights is None:
-        raise InputError("--weights FILE is missing: which checkpoint is to be read?")
-    return Path(weights), _checked(given)
-
-
-def _parse(
-    arguments: Sequence[str] | None, description: str | None, own: Mapping[str, FieldInfo]
-) -> Given:
-    fields = {**own, "config": _CONFIG, **Config.model_fields}
-    return parse(fields, arguments, description, answers=ANSWERS)
-
-
-def _checked(given: Given) -> Config:
-    """Complete what is given with the file, and check it."""
-    named = given.values.pop("config", None)
-    file = Path(named) if named else DEFAULT_FILE if DEFAULT_FILE.is_file() else None
-    values: dict[str, Any] = {} if file is None else read_yaml(file)
-    return validated(Config, values | given.values, given.labels, file or "", ANSWERS)
+    line = CommandLine(arguments, description, answers=ANSWERS, once=True)
+    settings = line.read(_WithWeights, DEFAULT_FILE)
+    return settings.weights, Config(**settings.model_dump(exclude={"weights"}))

@@ -1,4 +1,4 @@
-"""Which devices there are, found without loading PyTorch."""
+"""Devices of this machine and of ranks, found without loading PyTorch."""
 
 import ctypes
 import importlib.metadata
@@ -18,24 +18,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Where a rank is: what its machine offers it.
+    """A rank's machine, and what it offers the rank.
 
     Attributes
     ----------
     machine : int
         The same for the ranks of one machine.
     cores : tuple of int
-        On which it may run.
+        On which the rank may run.
     gpus : tuple of str
         Names of those that it sees.
     identities : tuple of str
-        What tells these from all others: each rank may see its own, and each of them number 0.
+        Unique to each of these GPUs: each rank may see its own, as number 0.
     processor : str
-        CompiledNetwork and vector instructions.
+        Model and vector instructions.
     software : tuple of str
         Packages with their versions.
     starter : "mpirun" or "torchrun"
-        What has started it.
+        What started the rank.
     """
 
     machine: int
@@ -50,7 +50,7 @@ class RankInfo:
     def here(
         cls, machine: int, processor: str, software: tuple[str, ...], starter: Starter
     ) -> "RankInfo":
-        """This process's."""
+        """Describe this process."""
         numbers = range(cuda_device_count())
         gpus = tuple(device_names([f"cuda:{number}" for number in numbers]))
         identities = tuple(gpu_identity(number) for number in numbers)
@@ -59,74 +59,65 @@ class RankInfo:
 
 
 def available_cores() -> tuple[int, ...]:
-    """The numbers of the processor's cores on which this process may run."""
+    """Return the numbers of the cores on which this process may run."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
-def threads_of(places: Sequence[RankInfo]) -> int:
-    """How many threads every rank can have: cores are divided by the ranks that share them."""
-    sharing = Counter((place.machine, place.cores) for place in places)
-    return max(1, min(len(p.cores) // sharing[p.machine, p.cores] for p in places))
+def threads_of(ranks: Sequence[RankInfo]) -> int:
+    """Divide cores by the ranks that share them: threads that every rank can have."""
+    sharing = Counter((rank.machine, rank.cores) for rank in ranks)
+    return max(1, min(len(r.cores) // sharing[r.machine, r.cores] for r in ranks))
 
 
-def place_devices(devices: str | Sequence[str], places: Sequence[RankInfo]) -> tuple[str, ...]:
+def place_devices(devices: str | Sequence[str], ranks: Sequence[RankInfo]) -> tuple[str, ...]:
     """Turn the setting ``devices`` into one device per rank, by its number on its machine.
 
     Parameters
     ----------
     devices : "auto" or sequence of str
-        What each machine has for its ranks, in order; "auto" is all GPUs, or the CPU. Ranks that
-        see other GPUs than their neighbours count by themselves.
-    places : sequence of RankInfo
-        By rank.
+        The devices of each machine for its ranks, in order; "auto" is all GPUs, or the CPU. Ranks
+        that see other GPUs than their neighbours are counted separately.
+    ranks : sequence of RankInfo
 
     Raises
     ------
     InputError
-        A machine has more ranks than devices, or a device is not there or can't be used.
+        A machine has more ranks than devices, or a device does not exist or is unusable.
     """
     if isinstance(devices, str):
-        counts = {len(place.gpus) for place in places}
+        counts = {len(rank.gpus) for rank in ranks}
         if 0 in counts and len(counts) > 1:
             raise InputError("devices: auto finds GPUs on some machines and none on others")
         devices = _automatic(min(counts))
-        found = [[f"cuda:{n}" for n in range(len(place.gpus))] for place in places]
+        found = [[f"cuda:{n}" for n in range(len(rank.gpus))] for rank in ranks]
     else:
-        found = [[*devices] for _ in places]
+        found = [[*devices] for _ in ranks]
     if set(devices) == {"cpu"}:
-        return ("cpu",) * len(places)
+        return ("cpu",) * len(ranks)
     before: Counter[tuple[int, tuple[str, ...]]] = Counter()
     chosen = []
-    for rank, (place, names) in enumerate(zip(places, found, strict=True)):
-        number = before[place.machine, place.identities]
-        before[place.machine, place.identities] += 1
-        if number >= len(names):
+    for number, (rank, names) in enumerate(zip(ranks, found, strict=True)):
+        here = before[rank.machine, rank.identities]
+        before[rank.machine, rank.identities] += 1
+        if here >= len(names):
             raise InputError(
-                f"rank {rank} is number {number} on its machine, which has "
+                f"rank {number} is number {here} on its machine, which has "
                 f"{len(names)} for its ranks: {', '.join(names)}; start fewer ranks on a machine, "
                 "or name a device twice in devices"
             )
-        _check_gpu(names[number], len(place.gpus))
-        chosen.append(names[number])
+        _check_gpu(names[here], len(rank.gpus))
+        chosen.append(names[here])
     return tuple(chosen)
 
 
-def have_own_gpus(devices: Sequence[str], places: Sequence[RankInfo]) -> bool:
-    """Whether each rank has a GPU that no other one has.
-
-    Parameters
-    ----------
-    devices : sequence of str
-        As `place_devices` gives them.
-    places : sequence of RankInfo
-        By rank.
-    """
+def have_own_gpus(devices: Sequence[str], ranks: Sequence[RankInfo]) -> bool:
+    """Whether each rank has a GPU to itself, with devices as `place_devices` gives them."""
     if "cpu" in devices:
         return False
-    pairs = zip(places, devices, strict=True)
-    return len({place.identities[int(name[5:])] for place, name in pairs}) == len(places)
+    pairs = zip(ranks, devices, strict=True)
+    return len({rank.identities[int(name[5:])] for rank, name in pairs}) == len(ranks)
 
 
 def resolve_devices(devices: str | Sequence[str]) -> tuple[str, ...]:
@@ -135,13 +126,13 @@ def resolve_devices(devices: str | Sequence[str]) -> tuple[str, ...]:
     Parameters
     ----------
     devices : "auto" or sequence of str
-        "auto" is one trainer on each GPU, if there are any and the packages that it takes; else one
-        on the CPU. A list names each trainer's device; a name that stands twice has two trainers.
+        "auto" is one trainer on each GPU, if there are GPUs and the packages that they need; else
+        one on the CPU. A list names each trainer's device; one named twice has two trainers.
 
     Raises
     ------
     InputError
-        A device that isn't there, or a GPU that can't be used for want of a package.
+        A device does not exist, or a package is missing that a GPU needs.
     """
     gpus = cuda_device_count()
     if isinstance(devices, str):
@@ -168,22 +159,19 @@ def _check_gpu(device: str, gpus: int) -> None:
     if int(device.partition(":")[2]) >= gpus:
         there = {0: "no GPU was found", 1: "found: cuda:0"}
         found = there.get(gpus, f"found: cuda:0 to cuda:{gpus - 1}")
-        raise InputError(f"devices: {device} is not there; {found}")
+        raise InputError(f"devices: {device} does not exist; {found}")
     if missing := missing_for_gpus():
-        raise InputError(f"devices: {device} is there, but can't be used: {missing}")
+        raise InputError(f"devices: {device} exists but is unusable: {missing}")
 
 
 def device_names(devices: Sequence[str]) -> list[str]:
-    """What each device is, by its maker's name; "cpu" for the CPU."""
+    """Name each device as its maker does; "cpu" is the CPU."""
     return ["cpu" if device == "cpu" else _gpu_name(int(device[5:])) for device in devices]
 
 
 def _gpu_name(number: int) -> str:
-    driver, name, handle = (
-        ctypes.CDLL("libcuda.so.1"),
-        ctypes.create_string_buffer(256),
-        ctypes.c_int(),
-    )
+    driver = ctypes.CDLL("libcuda.so.1")
+    name, handle = ctypes.create_string_buffer(256), ctypes.c_int()
     found = driver.cuDeviceGet(ctypes.byref(handle), number) == 0
     if found and driver.cuDeviceGetName(name, 256, handle) == 0:
         return name.value.decode(errors="replace")
@@ -191,7 +179,7 @@ def _gpu_name(number: int) -> str:
 
 
 def missing_for_gpus() -> str | None:
-    """Say which package is missing to train on a GPU; None if all are there."""
+    """Name the package that is missing for training on a GPU; None if none is."""
     if importlib.util.find_spec("pycuda") is None:
         return f"PyCUDA is not installed; {INSTALL}"
     try:
@@ -204,7 +192,7 @@ def missing_for_gpus() -> str | None:
 
 
 def cuda_device_count() -> int:
-    """How many CUDA devices the driver offers; 0 without a driver."""
+    """Count the CUDA devices of the driver; 0 without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -52,41 +52,21 @@ _NORM_LAST = [_CONVOLUTION, _POOL, _NORM] * 2 + _LAST
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with weights, a normalisation, or a pooling layer.
-
-    Attributes
-    ----------
-    name : str
-    kind : "Convolution", "InnerProduct", "LRN" or "Pooling"
-    blobs : tuple of ndarray
-        Weights and biases, float32, without leading axes of length 1.
-    options : Message
-        The parameters of its kind.
-    """
+    """A layer with weights, a normalisation, or a pooling layer."""
 
     name: str
-    kind: str
-    blobs: tuple[np.ndarray, ...]
-    options: Message
+    kind: str  # Convolution, InnerProduct, LRN or Pooling
+    blobs: tuple[np.ndarray, ...]  # weights and biases, float32
+    options: Message  # the parameters of its kind
 
 
 @dataclass(frozen=True)
 class CaffeNetwork:
-    """The layers of AlexNet or CaffeNet in a caffemodel.
-
-    Attributes
-    ----------
-    path : Path
-        The file.
-    layers : tuple of Layer
-        In order.
-    norm_before_pool : bool
-        True for AlexNet, false for CaffeNet.
-    """
+    """The layers of AlexNet or CaffeNet in a caffemodel."""
 
     path: Path
     layers: tuple[Layer, ...]
-    norm_before_pool: bool
+    norm_before_pool: bool  # true for AlexNet, false for CaffeNet
 
     @property
     def classes(self) -> int:
@@ -94,30 +74,16 @@ class CaffeNetwork:
         return len(self.layers[-1].blobs[1])
 
     def weights(self, network: Any) -> dict[str, np.ndarray]:
-        """Convert to the weights of an equivalent network of ours.
+        """Convert to the weights of a network of ours with the same order and classes.
 
-        Parameters
-        ----------
-        network : AlexNet
-            With the same order of layers and number of classes.
-
-        Raises
-        ------
-        InputError
-            A layer's shape or setting differs from the network's.
+        Raises InputError if a layer's shape or setting differs from the network's.
         """
         with _naming(self.path):
             return _converted(self.layers, network)
 
 
 def read_caffemodel(path: Path) -> CaffeNetwork:
-    """Read a caffemodel.
-
-    Raises
-    ------
-    InputError
-        The file is missing, damaged, or of another network.
-    """
+    """Read a caffemodel; raises InputError if it is missing, damaged, or another network's."""
     with _naming(path):
         net = Message(read_bytes(path, _MOST_BYTES))
         layers = tuple(_layers(net))
@@ -133,16 +99,9 @@ def read_caffemodel(path: Path) -> CaffeNetwork:
 
 
 def read_mean_proto(path: Path) -> np.ndarray:
-    """Read Caffe's mean image, ``imagenet_mean.binaryproto``.
+    """Read Caffe's mean image, ``imagenet_mean.binaryproto``, as float32 (RGB, row, column).
 
-    Returns
-    -------
-    float32 (RGB, row, column)
-
-    Raises
-    ------
-    InputError
-        The file is missing, damaged, or no mean image.
+    Raises InputError if the file is missing, damaged, or not a mean image.
     """
     with _naming(path):
         mean = _blob(Message(read_bytes(path, _MOST_MEAN_BYTES)))

@@ -14,7 +14,7 @@ from tandem.artifacts.checkpoint import (
     save_checkpoint,
 )
 from tandem.artifacts.unsupported import describe_unsupported
-from tandem.cli import Options, PathOption, option, run_program
+from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.convert.caffe import read_caffemodel, read_mean_proto
 from tandem.convert.fetch import EPOCH, FILE, download, unpacked, verify
 from tandem.convert.theano_folder import (
@@ -99,14 +99,18 @@ def run_conversion(arguments: Sequence[str] | None, description: str | None) -> 
         Exit status: 0; 2 after bad input; 130 after Ctrl-C.
     """
     return run_program(
-        ConvertOptions, lambda o: convert(o.source, o.target, o), arguments, description
+        ConvertOptions,
+        lambda o: convert(o.source, o.target, o),
+        CommandLine(arguments, description),
     )
 
 
 def run_fetch(arguments: Sequence[str] | None, description: str | None) -> int:
     """Download the original's published weights and convert them; as `run_conversion`."""
     return run_program(
-        FetchOptions, lambda o: fetch(o.output, o.file, o.address), arguments, description
+        FetchOptions,
+        lambda o: fetch(o.output, o.file, o.address),
+        CommandLine(arguments, description),
     )
 
 

@@ -1,5 +1,6 @@
 """The original's published weights: found, downloaded, checked and unpacked."""
 
+import hashlib
 import http.client
 import json
 import logging
@@ -39,51 +40,46 @@ _MEMBER = re.compile(r"[Wb][01]?_\d+_\d+\.npy")
 
 
 def download(folder: Path, address: str | None = None) -> Path:
-    """Download the archive of the weights, unless it is there already.
+    """Download the archive of the weights, unless it exists.
 
-    Broken off, it goes on the next time where it was.
+    An interrupted download continues where it was.
 
     Parameters
     ----------
     folder : Path
         Where to put it.
     address : str, optional
-        Where it is, http or https; by default it is looked up.
+        Its address, http or https; by default it is looked up.
 
     Returns
     -------
     Path
-        The archive, whose checksum is right.
+        The archive, with the right checksum.
 
     Raises
     ------
     InputError
-        It can't be had, or is another file.
+        It cannot be downloaded, or is another file.
     """
-    import pooch
-
-    pooch.get_logger().setLevel(logging.WARNING)
-    path = folder / FILE
+    path, part = folder / FILE, folder / f"{FILE}.part"
     if path.exists():
         verify(path)
         return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        pooch.retrieve(
-            _find_address() if address is None else _checked(address),
-            known_hash=f"sha1:{SHA1}",
-            fname=FILE,
-            path=folder,
-            downloader=_Resuming(folder / f"{FILE}.part"),
-        )
+        _receive(_find_address() if address is None else _checked(address), part)
+        found = _sha1(part)
     except (OSError, http.client.HTTPException) as error:
         raise InputError(
-            f"{FILE} could not be downloaded: {_reason(error)}; the same command goes on where it "
-            f"was, or {_BY_HAND}"
+            f"{FILE} could not be downloaded: {_reason(error)}; the same command continues where "
+            f"it was, or {_BY_HAND}"
         ) from error
-    except ValueError as error:  # by pooch, of the checksum
-        raise InputError(f"{FILE}: what was downloaded is another file: {error}") from error
-    return path
+    if found != SHA1:
+        part.unlink()
+        raise InputError(
+            f"{FILE}: what was downloaded is another file: its SHA-1 is {found}, not {SHA1}"
+        )
+    return part.replace(path)
 
 
 def verify(path: Path) -> None:
@@ -92,12 +88,10 @@ def verify(path: Path) -> None:
     Raises
     ------
     InputError
-        It can't be read, or has another checksum.
+        It cannot be read, or has another checksum.
     """
-    import pooch
-
     try:
-        found = pooch.file_hash(str(path), alg="sha1")
+        found = _sha1(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     if found != SHA1:
@@ -109,12 +103,12 @@ def verify(path: Path) -> None:
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
-    """Give a folder with the arrays of an archive, for as long as it is used.
+    """Context manager: a temporary folder with the arrays of an archive.
 
     Raises
     ------
     InputError
-        It is no archive, is damaged, or holds more than such an archive does.
+        It is not an archive, is damaged, or holds more than such an archive does.
     """
     with tempfile.TemporaryDirectory(prefix="tandem-weights-") as name:
         folder = Path(name)
@@ -142,51 +136,45 @@ def _unpack(path: Path, folder: Path) -> None:
                 shutil.copyfileobj(source, target, _CHUNK)
 
 
-class _Resuming:
-    """Downloads to a file that stays when it is broken off. What pooch calls a downloader.
+def _sha1(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha1").hexdigest()
 
-    Parameters
-    ----------
-    part : Path
-        What has come so far.
-    """
 
-    def __init__(self, part: Path) -> None:
-        self._part = part
+def _receive(url: str, part: Path) -> None:
+    """Complete a file, which stays when the download is interrupted."""
+    have = part.stat().st_size if part.exists() else 0
+    if have:
+        log.info("continuing after %.1f MB", have / 1e6)
+    try:
+        with _opened(url, {"Range": f"bytes={have}-"} if have else {}) as response:
+            _append(response, part, have if response.status == 206 else 0)
+    except urllib.error.HTTPError as error:
+        if error.code != 416:  # else the file is complete
+            raise
 
-    def __call__(self, url: str, output_file: str, pooch: Any) -> None:
-        have = self._part.stat().st_size if self._part.exists() else 0
-        if have:
-            log.info("going on after %.1f MB", have / 1e6)
-        try:
-            with _opened(url, {"Range": f"bytes={have}-"} if have else {}) as response:
-                self._receive(response, have if response.status == 206 else 0)
-        except urllib.error.HTTPError as error:
-            if error.code != 416:  # else there is nothing after what has come
-                raise
-        self._part.replace(output_file)
 
-    def _receive(self, response: Any, have: int) -> None:
-        length = response.headers.get("Content-Length")
-        total = None if length is None else have + int(length)
-        with (
-            self._part.open("r+b" if have else "wb") as file,
-            progress_bar("MB", None if total is None else total / 1e6, have / 1e6) as advance,
-        ):
-            file.seek(have)
-            while chunk := response.read(_CHUNK):
-                file.write(chunk)
-                if advance is not None:
-                    advance(len(chunk) / 1e6)
-                have += len(chunk)
-                if have > _MOST_BYTES:
-                    raise OSError("it is larger than the published file")
-        if total is not None and have < total:
-            raise OSError(f"the connection was closed after {have} of {total} bytes")
+def _append(response: Any, part: Path, have: int) -> None:
+    length = response.headers.get("Content-Length")
+    total = None if length is None else have + int(length)
+    with (
+        part.open("r+b" if have else "wb") as file,
+        progress_bar("MB", None if total is None else total / 1e6, have / 1e6) as advance,
+    ):
+        file.seek(have)
+        while chunk := response.read(_CHUNK):
+            file.write(chunk)
+            if advance is not None:
+                advance(len(chunk) / 1e6)
+            have += len(chunk)
+            if have > _MOST_BYTES:
+                raise OSError("it is larger than the published file")
+    if total is not None and have < total:
+        raise OSError(f"the connection was closed after {have} of {total} bytes")
 
 
 def _find_address() -> str:
-    """Ask the repository that the handle points to, a Dataverse, where the file is."""
+    """Look the file up in the Dataverse that the handle points to."""
     with _opened(HANDLE, {}) as response:
         landing = urllib.parse.urlsplit(response.url)
     base = f"{landing.scheme}://{landing.netloc}/api"

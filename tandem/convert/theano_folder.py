@@ -27,17 +27,9 @@ _FIRST = re.compile(r"W_0_(\d+)\.npy")
 
 @dataclass(frozen=True)
 class Part:
-    """A file: the part of a parameter that belongs to one group.
+    """A file: the part of a parameter that belongs to one group."""
 
-    Attributes
-    ----------
-    name : str
-        Without the epoch, such as ``W0_1``.
-    shape : tuple of int
-        Of the array.
-    """
-
-    name: str
+    name: str  # without the epoch, such as W0_1
     shape: tuple[int, ...]
 
     def path(self, folder: Path, epoch: int) -> Path:
@@ -46,13 +38,7 @@ class Part:
 
 
 def parts(network: Any) -> dict[str, tuple[Part, ...]]:
-    """List the files of each parameter of a network by the parameter's name.
-
-    Parameters
-    ----------
-    network : AlexNet
-        Its layers give names and shapes.
-    """
+    """List the files of each parameter of a network by the parameter's name."""
     found = {}
     for number, layer in enumerate((*network.convolutions, *network.fully_connected)):
         groups = getattr(layer, "groups", 1)
@@ -89,23 +75,7 @@ def find_classes(folder: Path, epoch: int) -> int:
 def read_folder(
     folder: Path, epoch: int, network: Any, lib_conv: LibConv = "cudnn"
 ) -> dict[str, np.ndarray]:
-    """Read the original's weights.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the ``.npy`` files.
-    epoch : int
-        The number at the end of the file names.
-    network : AlexNet
-        Of these weights.
-    lib_conv : "cudnn" or "cudaconvnet"
-        Library with which they were trained.
-
-    Returns
-    -------
-    dict of str to ndarray
-        By name, in logical layout, float32 or float64 as in the files.
+    """Read the original's weights: arrays by name, in logical layout and the files' dtype.
 
     Raises
     ------
@@ -129,12 +99,9 @@ def write_folder(
     network: Any,
     lib_conv: LibConv = "cudnn",
 ) -> None:
-    """Write weights as the original's files; the inverse of `read_folder`, bit for bit.
+    """Write weights as the original's files: the inverse of `read_folder`, bit for bit.
 
-    Raises
-    ------
-    InputError
-        The folder is not empty, or it cannot be written.
+    Raises InputError if the folder is not empty, or cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,18 +19,7 @@ Value = int | memoryview
 
 
 class Message:
-    """The fields of a message by number.
-
-    Parameters
-    ----------
-    data : bytes or memoryview
-        The message.
-
-    Raises
-    ------
-    ValueError
-        It is not a message, or is truncated.
-    """
+    """The fields of a message by number; raises ValueError for damaged or truncated data."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self._fields: dict[int, list[Value]] = {}

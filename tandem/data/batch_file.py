@@ -27,7 +27,7 @@ _DATASET_NAMES = ("data", "data_0")
 
 @dataclass(frozen=True)
 class BatchLocation:
-    """Position of the pixels in a batch file.
+    """Position of the pixels, uint8, in a batch file.
 
     Attributes
     ----------
@@ -36,13 +36,10 @@ class BatchLocation:
     shape : tuple of four int
         (n, S, S, 3) = b01c, or (3, S, S, n) = c01b. A file of three pictures could be either, so
         the manifest declares the layout.
-    dtype : numpy dtype
-        Always uint8.
     """
 
     offset: int
     shape: tuple[int, int, int, int]
-    dtype: np.dtype
 
 
 class _DeferringFile(io.FileIO):
@@ -76,14 +73,8 @@ class _DeferringFile(io.FileIO):
 def write_batch(path: Path, pictures: np.ndarray, layout: str) -> None:
     """Write a batch file with hickle, uncompressed, whole or not at all.
 
-    Parameters
-    ----------
-    path : Path
-        The file; its folder must exist.
-    pictures : uint8 (picture, row, column, RGB)
-        Whatever the layout of the file.
-    layout : str
-        ``b01c`` or ``c01b``: the order of axes in the file.
+    `pictures` is uint8 (picture, row, column, RGB); `layout`, ``b01c`` or ``c01b``, is the order of
+    axes in the file.
     """
     import hickle  # only the writer needs it; a loader starts faster without
 
@@ -175,7 +166,7 @@ def _locate_dataset(path: Path, dataset: h5py.Dataset) -> BatchLocation:
     offset = dataset.id.get_offset()
     if offset is None:
         raise InputError(f"{path}: found no pixels, although their shape is {shape}")
-    return BatchLocation(offset, shape, dataset.dtype)
+    return BatchLocation(offset, shape)
 
 
 def _is_contiguous(dataset: h5py.Dataset) -> bool:

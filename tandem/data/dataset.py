@@ -59,7 +59,6 @@ def open_split(
     Parameters
     ----------
     manifest : Manifest
-        What the files must hold.
     data_folder : Path
         The folder of the manifest.
     split : str
@@ -91,18 +90,9 @@ def open_split(
 def locate_split(
     manifest: "Manifest", data_folder: Path, split: str, batch_folder: Path | None = None
 ) -> list[tuple[Path, BatchLocation]]:
-    """Check every batch file of a split against the manifest; parameters as for `open_split`.
+    """Check the batch files of a split and locate their pixels, in dataset order.
 
-    Returns
-    -------
-    list of (Path, BatchLocation)
-        The files in dataset order, with the position of the pixels in each.
-
-    Raises
-    ------
-    InputError
-        A file is missing or truncated, or its shape, dtype, layout or number of pictures differs
-        from the manifest.
+    Parameters and errors are those of `open_split`.
     """
     files = manifest.splits[split].files
     if batch_folder is None:

@@ -37,16 +37,9 @@ def decode_picture(content: bytes, size: int) -> np.ndarray:
     in EXIF is ignored, as is usual for ImageNet, and the first picture of an animation is used.
     The file's suffix is ignored.
 
-    Parameters
-    ----------
-    content : bytes
-        The file.
-    size : int
-        S, pixels.
-
     Returns
     -------
-    uint8 (S, S, 3)
+    uint8 (size, size, 3)
         (row, column, RGB), resized with Pillow's bilinear filter.
 
     Raises

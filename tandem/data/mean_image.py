@@ -9,14 +9,7 @@ from tandem.errors import InputError
 
 
 def read_mean(path: Path, image_size: int | None = None) -> np.ndarray:
-    """Read the mean image.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    image_size : int, optional
-        S, the side of the pictures that it is to be of; by default any.
+    """Read the mean image, of pictures of `image_size` rows and columns if that is given.
 
     Returns
     -------

@@ -62,11 +62,7 @@ class MinibatchBuilder:
     """
 
     def __init__(
-        self,
-        train: "Dataset",
-        validation: "Dataset",
-        augmentation: Augmentation,
-        crop_here: bool,
+        self, train: "Dataset", validation: "Dataset", augmentation: Augmentation, crop_here: bool
     ) -> None:
         self._arguments = (train, validation, augmentation, crop_here)
         size, crop = train.image_size, augmentation.crop_size
@@ -87,13 +83,6 @@ class MinibatchBuilder:
 
     def fill(self, slot: Slot, request: MinibatchRequest) -> None:
         """Read the minibatch of `request` into `slot`; rows beyond it are unchanged.
-
-        Parameters
-        ----------
-        slot : Slot
-            With pictures of `picture_size`.
-        request : MinibatchRequest
-            Its slot number is ignored.
 
         Raises
         ------
@@ -141,17 +130,9 @@ class MinibatchBuilder:
 def cut(
     band: npt.NDArray[np.uint8], column: int, mirrored: bool, out: npt.NDArray[np.uint8]
 ) -> None:
-    """Copy a window out of rows of a picture, optionally mirrored left to right.
+    """Copy a window, optionally mirrored left to right.
 
-    Parameters
-    ----------
-    band : uint8 (crop, S, 3)
-        The rows of the window: (row, column, RGB).
-    column : int
-        First column of the window.
-    mirrored : bool
-    out : uint8 (crop, crop, 3)
-        The window.
+    From column `column` of `band`, uint8 (crop, S, RGB), to `out`, uint8 (crop, crop, RGB).
     """
     window = band[:, column : column + out.shape[1]]
     if not mirrored:

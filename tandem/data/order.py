@@ -33,12 +33,6 @@ def epoch_order(
     Returns
     -------
     int64 (sum(counts),)
-        Dataset indices.
-
-    Raises
-    ------
-    ValueError
-        `shuffle` is none of the three.
     """
     sizes = np.asarray(counts, np.int64)
     total = int(sizes.sum())
@@ -62,13 +56,7 @@ def minibatch_count(pictures: int, global_batch: int) -> int:
 def global_minibatch(
     order: npt.NDArray[np.int64], k: int, global_batch: int
 ) -> npt.NDArray[np.int64]:
-    """The dataset indices of global minibatch `k`, from 0; the last may be short.
-
-    Raises
-    ------
-    IndexError
-        The epoch has no minibatch `k`.
-    """
+    """Dataset indices of global minibatch `k`, from 0; raises IndexError beyond the epoch."""
     count = minibatch_count(len(order), global_batch)
     if not 0 <= k < count:
         raise IndexError(f"minibatch {k} of an epoch of {count}")

@@ -99,10 +99,8 @@ class PictureReader:
 
         Parameters
         ----------
-        indices : int64 (n,)
-            Dataset indices, in any order, repeated or not.
-        tops : int64 (n,)
-            The first row of each band.
+        indices, tops : int64 (n,)
+            Dataset indices, in any order, repeated or not, and the first row of each band.
         height : int
             Rows of every band.
 
@@ -112,11 +110,6 @@ class PictureReader:
             The picture's position in `indices`. They are in the order of the files.
         uint8 (height, S, 3)
             (row, column, RGB). It is overwritten by the next.
-
-        Raises
-        ------
-        IndexError, InputError
-            As `read` does.
         """
         wanted, side = self._checked(indices), self.dataset.image_size
         if self.dataset.layout == "c01b":
@@ -136,15 +129,7 @@ class PictureReader:
             yield position, band
 
     def labels(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """The class of each picture, int64 (n,).
-
-        Raises
-        ------
-        IndexError
-            An index is outside the split.
-        InputError
-            The labels can't be read, or are not one for each picture.
-        """
+        """The class of each picture, int64 (n,); raises IndexError or InputError."""
         return self._labels[self._checked(indices)]
 
     def close(self) -> None:

@@ -21,14 +21,8 @@ Check = Callable[[np.dtype, tuple[int, ...]], None]
 def open_file(path: Path) -> BinaryIO:
     """Open a regular file for reading.
 
-    A pipe or a device, which an archive may hold under any name, could be read for ever.
-
-    Raises
-    ------
-    OSError
-        The file cannot be opened.
-    ValueError
-        It is not a regular file, or no file can have such a name.
+    A pipe or a device, which an archive may hold under any name, could be read for ever. Raises
+    OSError, or ValueError if it is not a regular file, or no file can have such a name.
     """
     # Without O_NONBLOCK, opening a pipe waits for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

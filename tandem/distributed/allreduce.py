@@ -320,13 +320,19 @@ class Compressed(AllReduceChoice):
     """As asa, in 16 bits."""
 
     wire: Format = setting(
-        "float16", "asa16: transfer format", "float16 or bfloat16", affects_bits=True
+        "float16", "asa16: transfer format, float16 or bfloat16", "float16 or bfloat16"
     )
     error_feedback: bool = setting(
-        False, "asa16: send rounding errors with the next step", "true or false", affects_bits=True
+        False, "asa16: add the rounding error to the next step's vector", "true or false"
     )
 
-    requires = (NEEDS_RANKS,)
+    requires = (
+        NEEDS_RANKS,
+        Requirement(
+            lambda facts: facts.precision != "float64",
+            "is for float32, and precision is float64: choose another of both",
+        ),
+    )
 
     def make(self, vector: "RankVector", parts: Sequence[slice], group: Group) -> list[AllReduce]:
         from tandem.distributed.compressed import CompressedAllReduce, TransferFormat

@@ -332,14 +332,14 @@ class Elastic(RuleChoice):
 
     easgd_alpha: float = setting(
         0.5,
-        "easgd: part of the difference by which weights and center move",
+        "easgd: moving rate of weights and consensus weights",
         "a number above 0 and below 1",
         gt=0,
         lt=1,
     )
     easgd_tau: int = setting(
         1,
-        "easgd: steps between visits to the server",
+        "easgd: steps between exchanges with the server",
         "a whole number of steps of at least 1",
         ge=1,
     )

@@ -34,6 +34,8 @@ class RunFacts:
         Whether each trainer has a GPU to itself.
     bucket_mb : float
         Megabytes of a bucket of gradients; 0 for none.
+    precision : str
+        Of products, as the setting; "float64" is that of weights too.
     """
 
     starter: "Starter | None"
@@ -41,6 +43,7 @@ class RunFacts:
     machines: tuple[object, ...] = ()
     has_own_gpus: bool = False
     bucket_mb: float = 0.0
+    precision: str = "float32"
 
     @property
     def on_gpu(self) -> bool:

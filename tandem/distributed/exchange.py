@@ -188,7 +188,7 @@ class Gradients(ExchangeChoice):
 
     bucket_mb: float = setting(
         0.0,
-        "of ranks: MB of gradients sent while others are computed; 0: none",
+        "of ranks: MB of gradients sent during the backward pass; 0: none",
         "a number of megabytes of at least 0",
         ge=0,
     )

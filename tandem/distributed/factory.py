@@ -47,13 +47,12 @@ class ExchangeSettings:
         Parameters
         ----------
         settings : mapping of str to Any
-            ``exchange``, ``collective`` and ``rule`` name what is chosen; what is not there has its
-            default.
+            A setting that is not there has its default.
         """
         return cls(
-            EXCHANGES.make(settings.get("exchange", "average"), settings),
-            ALL_REDUCES.make(settings.get("collective", "auto"), settings),
-            RULES.make(settings.get("rule", "bsp"), settings),
+            EXCHANGES.chosen(settings),
+            ALL_REDUCES.chosen(settings),
+            RULES.chosen(settings),
             settings.get("seed", 0),
         )
 

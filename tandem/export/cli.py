@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tandem.artifacts.trained_network import LoadedNetwork, load_network
-from tandem.cli import Options, PathOption, option, run_program
+from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.data.class_names import imagenet_names
 from tandem.errors import InputError
 from tandem.files import replacing
@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         export(options.weights, options.target, options.mean, options.network)
         log.info("wrote %s", options.target)
 
-    return run_program(ExportOptions, work, arguments, __doc__, "python -m tandem.export")
+    return run_program(
+        ExportOptions, work, CommandLine(arguments, __doc__, "python -m tandem.export")
+    )
 
 
 def export(weights: Path, target: Path, mean: Path | None = None, network: str = ALEXNET) -> None:

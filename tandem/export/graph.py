@@ -1,6 +1,6 @@
-"""A PyTensor graph as ONNX nodes: which Op becomes which.
+"""Translation of a PyTensor graph to ONNX nodes.
 
-A network that uses another Op needs a function of its own here, registered for the Op's class.
+A network that uses another Op needs a function here, registered for the Op's class.
 """
 
 import functools
@@ -22,7 +22,7 @@ from tandem.errors import InputError
 from tandem.ops import LRN, Conv2d, MaxPool2d, Relu
 
 OPSET = 17
-"""Version of ONNX's operators, of 2022: all that is used here has not changed since."""
+"""Version of ONNX's operators, of 2022: the operators used here have not changed since."""
 
 
 class OnnxGraph:
@@ -33,7 +33,7 @@ class OnnxGraph:
     nodes : list of NodeProto
         In an order in which they can run.
     constants : list of TensorProto
-        Weights and others.
+        Weights and other constants.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class OnnxGraph:
         self._names: dict[Variable, str] = {}
 
     def bind(self, variable: Variable, name: str) -> None:
-        """Say what a variable is called, where the PyTensor graph begins."""
+        """Name an input of the PyTensor graph."""
         self._names[variable] = name
 
     def add(
@@ -60,13 +60,13 @@ class OnnxGraph:
         return name
 
     def constant(self, value: np.ndarray, name: str | None = None) -> str:
-        """Add a constant; give its name."""
+        """Add a constant and return its name."""
         name = name or f"constant_{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(value, name))
         return name
 
     def translate(self, output: Variable) -> str:
-        """Add all that an output depends on.
+        """Add everything that an output depends on.
 
         Returns
         -------
@@ -76,7 +76,7 @@ class OnnxGraph:
         Raises
         ------
         InputError
-            The graph holds something that has no translation.
+            A variable or an Op of the graph has no translation.
         """
         pending = [output]
         while pending:
@@ -106,7 +106,7 @@ class OnnxGraph:
 
 
 def _sources(node: Apply | None) -> Sequence[Variable]:
-    """The inputs of a node that ONNX needs: lengths are part of a type where they are known."""
+    """Return the inputs of a node that ONNX needs: known lengths are part of a type."""
     if node is None:
         return ()
     return node.inputs[:1] if isinstance(node.op, Reshape) else node.inputs
@@ -119,13 +119,13 @@ def translated(op: Op, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> 
     Parameters
     ----------
     op : Op
-        Which Op; functions for more of them are added with ``translated.register``.
+        The Op; functions for others are added with ``translated.register``.
     node : Apply
-        Its place in the PyTensor graph.
+        Its node in the PyTensor graph.
     inputs : sequence of str
         The names of its inputs in the ONNX graph.
     graph : OnnxGraph
-        Where to add them.
+        The graph to which nodes are added.
 
     Returns
     -------
@@ -135,7 +135,7 @@ def translated(op: Op, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> 
     Raises
     ------
     InputError
-        There is no ONNX for it.
+        The Op has no translation.
     """
     raise _untranslated(op)
 
@@ -175,7 +175,7 @@ def _(op: Dot, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
 def _(op: Softmax, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
     axis = range(node.inputs[0].type.ndim) if op.axis is None else op.axis
     if len(axis) != 1:
-        raise InputError(f"ONNX: a softmax over one axis alone has a translation, not {op}")
+        raise InputError(f"ONNX: only a softmax over a single axis has a translation, not {op}")
     return graph.add("Softmax", inputs, axis=axis[0])
 
 
@@ -191,8 +191,8 @@ def _(op: Reshape, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
 def _(op: DimShuffle, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
     kept = [axis for axis in op.new_order if axis != "x"]
     if kept != list(range(node.inputs[0].type.ndim)):
-        raise InputError(f"ONNX: axes are only added, not moved or dropped as by {op}")
-    added = [place for place, axis in enumerate(op.new_order) if axis == "x"]
+        raise InputError(f"ONNX: {op} has no translation: axes can be added, not moved or dropped")
+    added = [index for index, axis in enumerate(op.new_order) if axis == "x"]
     return graph.add("Unsqueeze", [*inputs, graph.constant(np.array(added, np.int64))])
 
 

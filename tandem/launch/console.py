@@ -1,82 +1,59 @@
-"""What a person sees of a run: one live view on a terminal, lines elsewhere."""
+"""Progress of a run for the user: one live view on a terminal, lines elsewhere."""
 
 import logging
 import os
 import sys
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Protocol
 
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
 from tandem.processes.heartbeat import HeartbeatTable
+from tandem.processes.supervisor import ProgressReporter
 from tandem.training.messages import CheckpointWritten, Notice
 from tandem.training.run_spec import RunSpec
-
-if TYPE_CHECKING:
-    from tandem.launch.live_view import LiveView
 
 log = logging.getLogger(__name__)
 
 
-class ProgressReporter(Protocol):
-    """Told by the launcher how a run goes."""
-
-    @property
-    def stderr(self) -> Connection | None:
-        """Where the processes of the run are to write; None is the launcher's own stderr."""
-
-    def begin(self, table: HeartbeatTable, processes: Mapping[str, int]) -> None:
-        """The processes have been started: their names and numbers, and where they show what they
-        are doing."""
-
-    def tell(self, message: object) -> None:
-        """A report of trainer 0 has come."""
-
-    def close(self) -> None:
-        """The run is over, however it ended."""
-
-
-class HeartbeatMonitor:
-    """A live view of a run, if there is a terminal that can show one. An `ProgressReporter`.
+class TerminalReporter(ProgressReporter):
+    """Shows the live view of a run, if stderr is a terminal that can show one.
 
     Parameters
     ----------
     spec : RunSpec
         The run.
+
+    Attributes
+    ----------
+    is_live : bool
+        Whether there is a live view.
     """
 
     def __init__(self, spec: RunSpec) -> None:
-        self.view = _open_view(spec) if spec.config.live_view and can_show() else None
+        self.is_live = spec.config.live_view and can_show()
+        self._view = ProgressReporter()
+        if self.is_live:
+            from tandem.launch.live_view import LiveView
 
-    @property
-    def stderr(self) -> Connection | None:
-        """See `ProgressReporter`."""
-        return None if self.view is None else self.view.stderr
+            self._view = LiveView(spec)
+        self.stderr = self._view.stderr
 
-    def begin(self, table: HeartbeatTable, processes: Mapping[str, int]) -> None:
-        """See `ProgressReporter`."""
-        if self.view is not None:
-            self.view.begin(table, processes)
+    def begin(self, table: HeartbeatTable, pids: Mapping[str, int]) -> None:
+        self._view.begin(table, pids)
 
-    def tell(self, message: object) -> None:
-        """See `ProgressReporter`."""
-        if self.view is not None:
-            self.view.note(message)
+    def report(self, message: object) -> None:
+        self._view.report(message)
 
     def close(self) -> None:
-        """See `ProgressReporter`."""
-        if self.view is not None:
-            self.view.close()
+        self._view.close()
 
 
-class TrainingReporter(HeartbeatMonitor):
-    """Tells the user how a training run goes."""
+class TrainingReporter(TerminalReporter):
+    """Reports a training run to the user."""
 
-    def tell(self, message: object) -> None:
-        """Show a report."""
-        super().tell(message)
+    def report(self, message: object) -> None:
+        super().report(message)
         if isinstance(message, TrainRecord):
-            if self.view is None:
+            if not self.is_live:
                 log.info("%s", describe_training(message))
         elif isinstance(message, ValidationRecord):
             log.info("%s", describe_validation(message))
@@ -86,39 +63,17 @@ class TrainingReporter(HeartbeatMonitor):
             log.info("%s", message.text)
 
 
-class SilentReporter:
-    """Tells nobody: trainer 0 reports elsewhere. An `ProgressReporter`."""
-
-    stderr: Connection | None = None
-
-    def begin(self, table: HeartbeatTable, processes: Mapping[str, int]) -> None:
-        """Nothing."""
-
-    def tell(self, message: object) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class ValidationReporter(HeartbeatMonitor):
-    """Keeps the one result of a validation run."""
+class ValidationReporter(TerminalReporter):
+    """Keeps the one result of a validation run, `records`."""
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
         self.records: list[ValidationRecord] = []
 
-    def tell(self, message: object) -> None:
-        """Show progress; keep the result."""
-        super().tell(message)
+    def report(self, message: object) -> None:
+        super().report(message)
         if isinstance(message, ValidationRecord):
             self.records.append(message)
-
-
-def _open_view(spec: RunSpec) -> "LiveView":
-    from tandem.launch.live_view import LiveView
-
-    return LiveView(spec)
 
 
 def can_show() -> bool:
@@ -127,7 +82,7 @@ def can_show() -> bool:
 
 
 def describe_training(record: TrainRecord) -> str:
-    """One line that says how training goes."""
+    """Describe training since the last report, in one line."""
     figures = [f"loss {record.loss:.4f}", f"images/s {record.images_per_second:.1f}"]
     if record.top1_error is not None:
         figures.append(f"error {100 * record.top1_error:.1f}%")
@@ -139,7 +94,7 @@ def describe_training(record: TrainRecord) -> str:
 
 
 def describe_validation(record: ValidationRecord) -> str:
-    """One line that says how good the network is."""
+    """Describe a validation in one line."""
     return (
         f"epoch {record.epoch} validation: loss {record.loss:.4f}, "
         f"top-1 error {100 * record.top1_error:.2f} %, top-5 error {100 * record.top5_error:.2f} % "

@@ -1,4 +1,4 @@
-"""A run on a terminal: one view of all its processes. What is to be said stands above it.
+"""Live view of a run on a terminal: all its processes, with log lines above.
 
 Importing this module imports rich: only the launcher does, and only on a terminal.
 """
@@ -10,8 +10,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,14 +24,15 @@ from rich.text import Text
 
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
 from tandem.data.order import minibatch_count
-from tandem.processes.heartbeat import Activity, HeartbeatTable
-from tandem.training.messages import CheckpointBegun, CheckpointWritten, Progress
+from tandem.processes.heartbeat import HeartbeatTable
+from tandem.processes.supervisor import ProgressReporter
+from tandem.training.messages import Activity, CheckpointBegun, CheckpointWritten, Progress
 from tandem.training.run_spec import RunSpec
 
 WIDEST = 88  # columns: a line that is not wrapped when the window becomes a little narrower
-PER_SECOND = 2  # each takes a processor some 3 ms
+PER_SECOND = 2  # refreshes, of about 3 ms of processor time each
 
-_WORDS = {
+_LABELS = {
     Activity.STARTING: ("starting", "dim"),
     Activity.COMPUTING: ("computing", "green"),
     Activity.WAITING: ("waiting for loader", "yellow"),
@@ -43,28 +47,28 @@ Clock = Callable[[], float]
 
 
 class Pace:
-    """Seconds per step: the mean of a hundred steps, later one that follows changes slowly."""
+    """Mean seconds per step: of up to a hundred steps, then exponentially weighted."""
 
     def __init__(self) -> None:
         self.seconds: float | None = None
         self._count = 0
 
     def add(self, seconds: float) -> None:
-        """A step took so long."""
+        """Add the duration of a step."""
         self._count += 1
         before = seconds if self.seconds is None else self.seconds
         self.seconds = before + max(1 / self._count, 0.01) * (seconds - before)
 
 
 class Status:
-    """What is known of how a run goes.
+    """The latest reports of a run, and estimates from them.
 
     Parameters
     ----------
     spec : RunSpec
         The run.
     clock : callable
-        Seconds that never go back.
+        Monotonic seconds.
     """
 
     def __init__(self, spec: RunSpec, clock: Clock = time.monotonic) -> None:
@@ -76,10 +80,10 @@ class Status:
         self._clock, self._since = clock, clock()
         self._paces = {"train": Pace(), "validation": Pace()}
 
-    def note(self, message: object) -> None:
-        """Trainer 0 has reported something."""
+    def update(self, message: object) -> None:
+        """Add a report of trainer 0."""
         if isinstance(message, Progress):
-            self._note_progress(message)
+            self._update_progress(message)
         elif isinstance(message, TrainRecord):
             self.train = message
         elif isinstance(message, ValidationRecord):
@@ -87,20 +91,16 @@ class Status:
         elif isinstance(message, CheckpointBegun | CheckpointWritten):
             self.saving = isinstance(message, CheckpointBegun)
 
-    def _note_progress(self, new: Progress) -> None:
+    def _update_progress(self, new: Progress) -> None:
         now, old = self._clock(), self.progress
-        # The first step of all compiles; between the parts of an epoch lies other work.
-        if old is not None and (old.mode, old.epoch, old.step + 1) == (
-            new.mode,
-            new.epoch,
-            new.step,
-        ):
+        # The very first step compiles; between the parts of an epoch lies other work.
+        if old is not None and replace(old, step=old.step + 1) == new:
             self._paces[new.mode].add(now - self._since)
         self._since, self.progress = now, new
 
     @property
     def done(self) -> float:
-        """The part of all steps of training that is done, a fraction."""
+        """Fraction of the run that is done."""
         now, epochs = self.progress, self.spec.config.n_epochs
         if now is None:
             return 0.0
@@ -111,7 +111,7 @@ class Status:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the end of the run, as it has gone so far; None is unknown."""
+        """Estimated seconds until the end of the run; None where unknown."""
         now, spec = self.progress, self.spec
         train, validation = (self._paces[mode].seconds for mode in ("train", "validation"))
         if now is None or (train is None and validation is None):
@@ -131,8 +131,8 @@ class Status:
         return steps * train + checks * (train if validation is None else validation)
 
 
-class LiveView:
-    """Shows a run until it is closed. Log lines, and what its processes write, go above it.
+class LiveView(ProgressReporter):
+    """Shows a run until it is closed, below log lines and the output of its processes.
 
     The cursor is never hidden, and no setting of the terminal is changed: however the program ends,
     by SIGKILL too, the terminal is as it was.
@@ -141,18 +141,12 @@ class LiveView:
     ----------
     spec : RunSpec
         The run.
-
-    Attributes
-    ----------
-    stderr : Connection or None
-        Where the processes of the run are to write, instead of the terminal; None once they have
-        been started.
     """
 
     def __init__(self, spec: RunSpec) -> None:
         self._status = Status(spec)
-        self._board: HeartbeatTable | None = None
-        self._processes: Mapping[str, int] = {}
+        self._names: Sequence[str] = ()
+        self._pids: Mapping[str, int] = {}
         self._console = Console(file=sys.stderr, force_terminal=True, highlight=False)
         self._live = Live(
             console=self._console,
@@ -162,64 +156,49 @@ class LiveView:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._words, stderr = multiprocessing.Pipe(duplex=False)
-        self.stderr: multiprocessing.connection.Connection | None = stderr
-        self._reader = threading.Thread(target=self._pass_on, name="words", daemon=True)
-        self._handlers = _replace_handlers(self.say)
+        self._output, stderr = multiprocessing.Pipe(duplex=False)
+        self.stderr: Connection = stderr
+        self._reader = threading.Thread(target=self._print_output, name="output", daemon=True)
+        self._redirected = _redirect_logging(_LineWriter(self.print))
         self._live.start()
         self._console.show_cursor(True)
         self._reader.start()
 
-    def begin(self, table: HeartbeatTable, processes: Mapping[str, int]) -> None:
-        """The processes have been started.
+    def begin(self, table: HeartbeatTable, pids: Mapping[str, int]) -> None:
+        self._activities = table.activities  # usable after the table is closed
+        self._names, self._pids = table.names, pids
+        self.stderr.close()  # so that the pipe ends with the processes
 
-        Parameters
-        ----------
-        table : HeartbeatTable
-            Where they show what they are doing.
-        processes : mapping of str to int
-            Their names and numbers.
-        """
-        self._board, self._processes = table, processes
-        self._give_up_stderr()
+    def report(self, message: object) -> None:
+        self._status.update(message)
 
-    def note(self, message: object) -> None:
-        """Trainer 0 has reported something."""
-        self._status.note(message)
-
-    def say(self, text: str) -> None:
-        """Print lines above the view, whole, as they are."""
+    def print(self, text: str) -> None:
+        """Print lines above the view, unchanged and not wrapped."""
         self._console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
-        """Take the view away."""
-        self._give_up_stderr()
-        self._reader.join(1.0)  # what the processes have said last is in the pipe
+        self.stderr.close()
+        self._reader.join(1.0)  # the last output of the processes may be in the pipe still
         self._live.stop()
-        for old, new in self._handlers:
-            logging.getLogger().removeHandler(new)
-            logging.getLogger().addHandler(old)
+        for handler, stream in self._redirected:
+            handler.setStream(stream)
 
-    def _give_up_stderr(self) -> None:
-        if self.stderr is not None:
-            self.stderr.close()
-            self.stderr = None
-
-    def _pass_on(self) -> None:
+    def _print_output(self) -> None:
         """Print what the processes write, line by line, until the last has ended."""
         rest = b""
-        while chunk := os.read(self._words.fileno(), 1 << 16):
+        while chunk := os.read(self._output.fileno(), 1 << 16):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                self.say(line.decode(errors="replace"))
+                self.print(line.decode(errors="replace"))
         if rest:
-            self.say(rest.decode(errors="replace"))
+            self.print(rest.decode(errors="replace"))
 
     def _render(self) -> RenderableType:
         width = min(self._console.width, WIDEST)
         parts = [_bars(self._status, width), _figures(self._status)]
-        if self._board is not None:
-            parts.append(_processes(self._board, self._processes, self._status.saving, width))
+        if self._names:
+            activities = dict(zip(self._names, self._activities.tolist(), strict=True))
+            parts.append(_processes(activities, self._pids, self._status.saving, width))
         return Group(*parts)
 
 
@@ -271,40 +250,39 @@ def _figures(status: Status) -> Text:
 
 
 def _processes(
-    beats: HeartbeatTable, processes: Mapping[str, int], saving: bool, width: int
+    activities: Mapping[str, int], pids: Mapping[str, int], saving: bool, width: int
 ) -> RenderableType:
-    """A line for each trainer, with its loader beside it."""
+    """Show a line for each trainer, with its loader beside it."""
     table = Table.grid(padding=(0, 2))
     table.width = width
     for ratio in (1, None):
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, ratio=ratio, overflow="ellipsis")
         table.add_column(no_wrap=True, justify="right")
-    table.add_row("", "", "memory", *(["", "", "memory"] if "loader 0" in processes else []))
-    activities = dict(zip(beats.names, beats.activities.tolist(), strict=True))
-    trainers = sum(name.startswith("trainer") for name in processes)
+    table.add_row("", "", "memory", *(["", "", "memory"] if "loader 0" in pids else []))
+    trainers = sum(name.startswith("trainer") for name in pids)
     for rank in range(trainers):
         cells: list[RenderableType] = []
         for name in (f"trainer {rank}", f"loader {rank}"):
-            if name in processes:
-                word, style = _WORDS[Activity(activities[name])]
+            if name in pids:
+                label, style = _LABELS[Activity(activities[name])]
                 if saving and name == "trainer 0" and activities[name] != Activity.SAVING:
-                    word += ", checkpoint"
-                cells += [name, Text(word, style), memory(processes[name])]
+                    label += ", checkpoint"
+                cells += [name, Text(label, style), memory(pids[name])]
         table.add_row(*cells)
     return table
 
 
-def memory(process: int) -> str:
-    """How much memory a process has resident, what it shares with others included."""
+def memory(pid: int) -> str:
+    """Format the resident memory of a process, shared memory included."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return f"{pages * os.sysconf('SC_PAGE_SIZE') / 1e9:.2f} GB"
     return "-"
 
 
 def duration(seconds: float) -> str:
-    """As 5:07, 3:12:45 or 2 d 03:12:45."""
+    """Format a duration, as 5:07, 3:12:45 or 2 d 03:12:45."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -313,31 +291,24 @@ def duration(seconds: float) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
-class _Above(logging.Handler):
-    """Says each log record by a function."""
+class _LineWriter:
+    """A stream of log lines that prints each by a function."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__()
-        self._say = say
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        self._print_line = print_line
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
-        try:
-            self._say(self.format(record))
-        except Exception:
-            self.handleError(record)
+    def write(self, text: str) -> None:
+        self._print_line(text.removesuffix("\n"))
+
+    def flush(self) -> None:
+        """Do nothing: lines are printed at once."""
 
 
-def _replace_handlers(say: Callable[[str], None]) -> list[tuple[logging.Handler, logging.Handler]]:
-    """Have what would be logged to the terminal said; the old handlers and the new ones."""
-    root = logging.getLogger()
-    replaced: list[tuple[logging.Handler, logging.Handler]] = []
-    for old in [*root.handlers]:
-        if isinstance(old, logging.StreamHandler) and old.stream in (sys.stderr, sys.__stderr__):
-            new = _Above(say)
-            new.setFormatter(old.formatter)
-            new.setLevel(old.level)
-            root.removeHandler(old)
-            root.addHandler(new)
-            replaced.append((old, new))
-    return replaced
+def _redirect_logging(stream: _LineWriter) -> list[tuple[logging.StreamHandler[Any], Any]]:
+    """Redirect what would be logged to the terminal; return handlers with their former streams."""
+    return [
+        (handler, handler.setStream(stream))
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler)
+        and handler.stream in (sys.stderr, sys.__stderr__)
+    ]

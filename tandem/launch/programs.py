@@ -1,4 +1,4 @@
-"""What the programs do: settings in, exit status out."""
+"""Training and validation as programs: settings in, exit status out."""
 
 import logging
 import sys
@@ -6,22 +6,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tandem.artifacts.checkpoint import read_header
 from tandem.artifacts.metrics_log import to_json
 from tandem.artifacts.run_lock import FolderLock, locked
 from tandem.cli import configure_logging, exit_status
 from tandem.config.command_line import load_config, load_weights_and_config
-from tandem.config.hardware import RankInfo
 from tandem.config.schema import Config
-from tandem.launch.console import (
-    ProgressReporter,
-    TrainingReporter,
-    ValidationReporter,
-    describe_validation,
-)
-from tandem.launch.local import LoaderTarget, Outcome, launch
+from tandem.launch.console import TrainingReporter, ValidationReporter, describe_validation
+from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import prepare_run
-from tandem.launch.ranks import Start, is_rank, work_on_ranks
+from tandem.launch.ranks import is_rank, work_on_ranks
 from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
 
@@ -30,68 +23,48 @@ log = logging.getLogger(__name__)
 MOST_ROLLBACKS = 10  # from one checkpoint
 
 
-def run_training(
-    arguments: Sequence[str] | None, loader: LoaderTarget, description: str | None
-) -> int:
-    """Train.
+def run_training(arguments: Sequence[str] | None, description: str | None) -> int:
+    """Train as the configuration and the command line say.
 
     Parameters
     ----------
     arguments : sequence of str or None
         The command line; None is the process's own.
-    loader : callable
-        Target of the loader processes, see `launch`.
     description : str or None
         For ``--help``.
 
     Returns
     -------
     int
-        Exit status, see `launch`.
+        Exit status, see `tandem.processes.supervisor.Outcome`.
     """
 
-    def work(start: Start) -> int:
+    def work(launcher: Launcher) -> int:
         config = load_config(arguments, description)
         with locked(config.weights_path) as lock:
-            return _train(config, loader, lock, start)
+            return _train(config, lock, launcher)
 
-    return _run(work, loader)
+    return _run(work)
 
 
-def _run(work: Callable[[Start], int], loader: LoaderTarget) -> int:
-    """Do the work of a program, which may be one rank of many; the exit status."""
+def _run(work: Callable[[Launcher], int]) -> int:
+    """Run a program, possibly as one rank of many; return its exit status."""
     if is_rank():
-        return work_on_ranks(lambda start: exit_status(partial(work, start)), loader)
+        return work_on_ranks(lambda launcher: exit_status(partial(work, launcher)))
     configure_logging()
-    return exit_status(partial(work, Here()))
+    return exit_status(partial(work, LocalLauncher()))
 
 
-class Here:
-    """Starts trainers and loaders on this machine."""
-
-    places: Sequence[RankInfo] = ()
-
-    def launch(
-        self,
-        spec: RunSpec,
-        loader: LoaderTarget,
-        reporter: ProgressReporter,
-        lock: FolderLock | None = None,
-    ) -> Outcome:
-        """See `tandem.launch.local.launch`."""
-        return launch(spec, loader, reporter, lock)
-
-
-def _train(config: Config, loader: LoaderTarget, lock: FolderLock, start: Start) -> int:
-    """Train, as often as the configuration permits to go on after a fault; the exit status."""
+def _train(config: Config, lock: FolderLock, launcher: Launcher) -> int:
+    """Train, with the restarts and rollbacks that the configuration permits."""
     restarts, skipped = 0, Rollbacks()
     while True:
-        spec = prepare_run(config, skipped=skipped.minibatches, ranks=start.places)
-        if spec.resumed is not None and read_header(spec.resumed).state.epoch >= config.n_epochs:
+        spec = prepare_run(config, skipped=skipped.minibatches, ranks=launcher.ranks)
+        if spec.is_complete:
             log.info("%s: all %d epochs are done already", spec.resumed, config.n_epochs)
             return 0
         announce(spec)
-        outcome = start.launch(spec, loader, TrainingReporter(spec), lock)
+        outcome = launcher.launch(spec, TrainingReporter(spec), lock)
         failure = outcome.failure
         if outcome.stopped:
             return outcome.status
@@ -108,7 +81,7 @@ def _train(config: Config, loader: LoaderTarget, lock: FolderLock, start: Start)
 
 
 class Rollbacks:
-    """Which minibatches a run has gone back for. It gives up when that doesn't help."""
+    """The minibatches that a run went back for, up to a limit."""
 
     def __init__(self) -> None:
         self.minibatches: tuple[tuple[int, int], ...] = ()
@@ -116,14 +89,14 @@ class Rollbacks:
         self._count = 0
 
     def note(self, failure: Diverged, resumed: Path | None) -> bool:
-        """Remember a minibatch; whether it makes sense to go back once more.
+        """Remember a minibatch; return whether to go back once more.
 
         Parameters
         ----------
         failure : Diverged
-            Which minibatch it was.
+            Names the minibatch.
         resumed : Path or None
-            Where the run began that met it.
+            The checkpoint from which the failed run started.
         """
         self._count = self._count + 1 if resumed == self._from else 1
         self._from = resumed
@@ -138,28 +111,26 @@ class Rollbacks:
         return False
 
 
-def run_validation(
-    arguments: Sequence[str] | None, loader: LoaderTarget, description: str | None
-) -> int:
+def run_validation(arguments: Sequence[str] | None, description: str | None) -> int:
     """Validate one checkpoint and print its loss and errors. Parameters as in `run_training`."""
 
-    def work(start: Start) -> int:
+    def work(launcher: Launcher) -> int:
         weights, config = load_weights_and_config(arguments, description)
-        spec = prepare_run(config, "validate", weights, ranks=start.places)
+        spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
         announce(spec)
         reporter = ValidationReporter(spec)
-        status = start.launch(spec, loader, reporter).status
+        status = launcher.launch(spec, reporter).status
         if status == 0:
             (record,) = reporter.records
             log.info("%s", describe_validation(record))
             sys.stdout.write(to_json(record) + "\n")
         return status
 
-    return _run(work, loader)
+    return _run(work)
 
 
 def announce(spec: RunSpec) -> None:
-    """Say what every ``auto`` has become, and what will be slow."""
+    """Log the values that ``auto`` stands for, and a warning of slow batch files."""
     pictures = f"{spec.validation.size} validation pictures"
     if spec.job == "train":
         pictures = f"{spec.train.size} training and {pictures}"

@@ -1,25 +1,25 @@
 """Runs whose trainers are ranks, started together by mpirun or torchrun, on one machine or many.
 
-Each rank is a process that launches its own part of the run: its loader is a child process as ever,
-its trainer is a thread, since it is the process that was started which talks to the others. Rank 0
-reads the configuration, holds the run folder and decides; the others do as it says.
+Each rank is a process that trains in its main thread and launches its own part of the run: its
+loader is a child process as ever, and a thread supervises both. Rank 0 reads the configuration,
+holds the run folder and decides; the others follow.
 
-What starters do when a process fails is simple: all end. So a rank that sees a failure tells it,
-and aborts the job. They do so too when a rank is killed; and ranks send each other signs of life,
-for one may be stopped, or another starter may not look.
+Whatever starts ranks ends all of them when one fails. So a rank that sees a failure reports it, and
+aborts the job. Ranks also send each other heartbeats, for one may be stopped, or whatever started
+it may not notice its end.
 """
 
+import contextlib
 import logging
 import multiprocessing
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import numpy as np
 
 from tandem.artifacts.reproducibility import processor, versions
 from tandem.artifacts.run_lock import FolderLock
@@ -28,55 +28,27 @@ from tandem.config.hardware import RankInfo
 from tandem.distributed import PeerLost, gloo, mpi
 from tandem.distributed.group import RankGroup
 from tandem.errors import InputError
-from tandem.launch.console import ProgressReporter, SilentReporter
-from tandem.launch.local import (
-    LoaderTarget,
-    Outcome,
-    WorkerHandle,
-    WorkerPool,
-    explain,
-    run_pool,
-    start_loader,
-)
-from tandem.processes.heartbeat import HeartbeatMonitor, HeartbeatTable
-from tandem.training import trainer
+from tandem.launch.local import Launcher, start_loader, worker_names
+from tandem.processes.child import show_name
+from tandem.processes.heartbeat import HeartbeatMonitor
+from tandem.processes.signals import StopSignals
+from tandem.processes.supervisor import Outcome, ProgressReporter, supervise
+from tandem.processes.worker_pool import WorkerPool
+from tandem.training import worker
 from tandem.training.memory import make_slots
-from tandem.training.messages import Diverged, Failed
 from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
 FIRST_TIMEOUT = 60.0  # before the configuration is known
-END_SECONDS = 10.0  # that a trainer has to end in, once all have agreed on it
-TURN_SECONDS = 0.5  # that rank 0 is given to speak first where all ranks fail alike
-
-
-class Start(Protocol):
-    """How a run is started.
-
-    Attributes
-    ----------
-    places : sequence of RankInfo
-        Where each rank is, by rank; none where the run starts its own processes.
-    """
-
-    places: Sequence[RankInfo]
-
-    def launch(
-        self,
-        spec: RunSpec,
-        loader: LoaderTarget,
-        reporter: ProgressReporter,
-        lock: FolderLock | None = None,
-    ) -> Outcome:
-        """Run a spec; see `tandem.launch.local.launch`."""
-        ...
+END_SECONDS = 10.0  # for a trainer to end, once all have agreed to
+TURN_SECONDS = 0.5  # head start of rank 0 in reporting, where all ranks fail alike
 
 
 @dataclass(frozen=True)
 class End:
-    """From rank 0 to all: there is nothing more to do. `status` is the exit status."""
+    """From rank 0 to all: the program ends with exit status `status`."""
 
     status: int
 
@@ -87,7 +59,7 @@ def is_rank() -> bool:
 
 
 def join() -> RankGroup:
-    """Become a rank among all that were started together, by whatever has started them.
+    """Join the ranks that were started together, by whatever started them.
 
     Raises
     ------
@@ -98,15 +70,13 @@ def join() -> RankGroup:
     return gloo.join() if gloo.is_started_by_torchrun() else mpi.join()
 
 
-def work_on_ranks(work: Callable[[Start], int], loader: LoaderTarget) -> int:
-    """Be a rank: do a program's work on rank 0, and on the others what it says.
+def work_on_ranks(work: Callable[[Launcher], int]) -> int:
+    """Do a program's work on rank 0, and on the others what it requests.
 
     Parameters
     ----------
     work : callable
-        Called on rank 0 with what starts the run; gives the exit status.
-    loader : callable
-        Target of the loader processes.
+        Called on rank 0 with a launcher; returns the exit status.
 
     Returns
     -------
@@ -120,259 +90,172 @@ def work_on_ranks(work: Callable[[Start], int], loader: LoaderTarget) -> int:
         log.error("error: %s", error)
         return 2
     configure_logging(f"[{world.rank}] ")
-    _take_name(f"trainer {world.rank}")
-    pulse = RankHeartbeat(world.split(0))
-    pulse.start()
-    ranks = Ranks(world, pulse)
+    multiprocessing.current_process().name = f"trainer {world.rank}"
+    show_name(f"trainer {world.rank}")
+    heartbeat = RankHeartbeat(world.split(0))
+    heartbeat.start()
+    launcher = RankLauncher(world, heartbeat)
     try:
-        status = _lead(ranks, work) if world.rank == 0 else _follow(ranks, loader)
+        status = _lead(launcher, work) if world.rank == 0 else launcher.follow()
         world.barrier()
     except BaseException as error:
         if not isinstance(error, KeyboardInterrupt):
             log.exception("rank %d failed", world.rank)
         world.abort(130 if isinstance(error, KeyboardInterrupt) else 1)
-    pulse.stop()
+    heartbeat.stop()
     return status
 
 
-def _lead(ranks: "Ranks", work: Callable[[Start], int]) -> int:
+def _lead(launcher: "RankLauncher", work: Callable[[Launcher], int]) -> int:
     try:
-        status = work(ranks)
+        status = work(launcher)
     except SystemExit as end:  # after --help
         status = end.code if isinstance(end.code, int) else 0
-    ranks.world.all_gather_object(End(status))
+    launcher.world.all_gather_object(End(status))
     return status
 
 
-def _follow(ranks: "Ranks", loader: LoaderTarget) -> int:
-    while True:
-        word: Any = ranks.world.all_gather_object(None)[0]
-        if isinstance(word, End):
-            return word.status
-        ranks.take_part(word, loader, SilentReporter())
-
-
-class Ranks:
-    """Starts runs in which every rank is a trainer. A `Start`.
+class RankLauncher(Launcher):
+    """Executes runs in which every rank is a trainer.
 
     Parameters
     ----------
     world : RankGroup
         All ranks.
-    pulse : RankHeartbeat
-        Their signs of life.
-
-    Attributes
-    ----------
-    places : tuple of RankInfo
-        Where each rank is, by rank.
+    heartbeat : RankHeartbeat
+        Their heartbeats.
     """
 
-    def __init__(self, world: RankGroup, pulse: "RankHeartbeat") -> None:
-        self.world, self._pulse = world, pulse
+    def __init__(self, world: RankGroup, heartbeat: "RankHeartbeat") -> None:
+        self.world, self._heartbeat = world, heartbeat
         leader = world.local.all_gather_object(world.rank)[0]
         software = tuple(f"{name} {version}" for name, version in versions().items())
-        self.places: Sequence[RankInfo] = world.all_gather_object(
+        self.ranks = world.all_gather_object(
             RankInfo.here(leader, processor(), software, world.starter)
         )
 
     def launch(
-        self,
-        spec: RunSpec,
-        loader: LoaderTarget,
-        reporter: ProgressReporter,
-        lock: FolderLock | None = None,
+        self, spec: RunSpec, reporter: ProgressReporter, lock: FolderLock | None = None
     ) -> Outcome:
-        """On rank 0: have all ranks take part in a run."""
+        """Execute a run on all ranks, called on rank 0."""
         self.world.all_gather_object(spec)
-        return self.take_part(spec, loader, reporter)
+        return self._execute(spec, reporter)
 
-    def take_part(self, spec: RunSpec, loader: LoaderTarget, reporter: ProgressReporter) -> Outcome:
-        """Run this rank's part of a spec; the outcome for all.
+    def follow(self) -> int:
+        """Execute the runs that rank 0 launches; return the program's exit status."""
+        while True:
+            message: Any = self.world.all_gather_object(None)[0]
+            if isinstance(message, End):
+                return message.status
+            self._execute(message, ProgressReporter())
+
+    def _execute(self, spec: RunSpec, reporter: ProgressReporter) -> Outcome:
+        """Execute this rank's part of a run; return the outcome for all.
 
         Does not return when the run fails, unless all ranks have agreed on it.
         """
-        rank = self.world.rank
-        self._pulse.expect(spec.config.peer_timeout_seconds)
-        names = ["launcher"] + [f"loader {rank}"] * spec.config.para_load + [f"trainer {rank}"]
-        writes = rank == 0 and spec.job == "train"
-        team, threads = self.world.split(0), list[TrainerThread]()
-        outcome = run_pool(
-            spec,
-            names,
-            spec.config.weights_path if writes else None,
-            partial(_start, spec, loader, team, threads),
-            reporter,
-            partial(_explain, rank),
-        )
-        agreed = outcome.failure is None or isinstance(outcome.failure, Diverged)
-        if agreed:
-            for thread in threads:
-                thread.await_end()
-        if not agreed or any(thread.goes_on for thread in threads):
-            self.world.abort(outcome.status)
+        rank, timeout = self.world.rank, spec.config.peer_timeout_seconds
+        self._heartbeat.expect(timeout)
+        group, name, saves = self.world.split(0), f"trainer {rank}", spec.job == "train"
+        with StopSignals() as signals, ThreadPoolExecutor(1, "supervisor") as executor:
+            pool = WorkerPool(worker_names(spec, rank), timeout, reporter.stderr)
+            slots = make_slots(spec, rank)
+            loader = start_loader(spec, pool, rank, slots)
+            launcher = pool.attach(name, spec.config.weights_path if rank == 0 and saves else None)
+            main_is_done = threading.Event()
+            supervision = executor.submit(
+                self._supervise, pool, reporter, signals, saves, main_is_done
+            )
+            arguments = worker.WorkerArguments(rank, group, loader, slots, pool.status(name))
+            with contextlib.suppress(SystemExit):  # reported, with the reason
+                worker.serve(spec, arguments, launcher)
+            launcher.close()
+            main_is_done.set()
+            outcome = supervision.result()
         outcomes = self.world.all_gather_object(outcome)
-        team.close()  # a run may follow
+        group.close()  # a run may follow
         return Outcome(
             max(each.status for each in outcomes),
             outcome.failure,
             any(each.stopped for each in outcomes),
         )
 
+    def _supervise(
+        self,
+        pool: WorkerPool,
+        reporter: ProgressReporter,
+        signals: StopSignals,
+        saves: bool,
+        main_is_done: threading.Event,
+    ) -> Outcome:
+        """Supervise this rank's loader and main thread, then close `reporter` and `pool`.
 
-def _start(
-    spec: RunSpec,
-    loader: LoaderTarget,
-    team: RankGroup,
-    threads: "list[TrainerThread]",
-    pool: WorkerPool,
-) -> None:
-    slots = make_slots(spec, team.rank)
-    connection = start_loader(spec, loader, pool, team.rank, slots)
-    name = f"trainer {team.rank}"
-    arguments = trainer.WorkerArguments(team.rank, team, connection, slots, pool.sign(name))
-    here, there = multiprocessing.Pipe(duplex=True)
-    thread = TrainerThread(partial(trainer.serve, spec, arguments, there), here)
-    thread.start()
-    threads.append(thread)
-    pool.members.append(WorkerHandle(name, thread, here))
-
-
-def _explain(rank: int, failure: Failed) -> int:
-    """Tell why the run ends. Where all ranks know, one tells."""
-    if rank > 0:
-        if isinstance(failure, Diverged):
-            return 1
-        time.sleep(TURN_SECONDS)
-    return explain(failure)
-
-
-class TrainerThread:
-    """A trainer in this process, which its launcher watches as if it were another one.
-
-    Parameters
-    ----------
-    work : callable
-        Raises SystemExit to end with another status than 0.
-    connection : Connection
-        The launcher's to the trainer: it has not ended while there is something to read.
-    """
-
-    def __init__(self, work: Callable[[], None], connection: Connection) -> None:
-        self._work, self._connection = work, connection
-        self._end, self._ended = multiprocessing.Pipe(duplex=False)
-        self._status: int | None = None
-        self._is_given_up = False
-        self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
-
-    def start(self) -> None:
-        """Begin the work."""
-        self._thread.start()
-
-    def _run(self) -> None:
-        status = 1
+        Abort all ranks when the run fails and on a request to end at once: the main thread may be
+        inside a call that does not return.
+        """
         try:
-            self._work()
-            status = 0
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 1
-        finally:
-            self._status = status
-            self._ended.close()
-
-    @property
-    def pid(self) -> int:
-        """See `tandem.launch.local.Worker`."""
-        return os.getpid()
-
-    @property
-    def sentinel(self) -> int:
-        """See `tandem.launch.local.Worker`."""
-        return self._end.fileno()
-
-    @property
-    def exitcode(self) -> int | None:
-        """See `tandem.launch.local.Worker`. The last message comes before the end."""
-        status = self._status  # before the look: what is sent until then is seen by it
-        return None if self._connection.poll() else status
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it works still, given up or not."""
-        return self._thread.is_alive()
-
-    def await_end(self) -> None:
-        """Wait a moment, though it is given up: it may have said its last word, and be tidying."""
-        self._thread.join(END_SECONDS)
-
-    def is_alive(self) -> bool:
-        """Whether it works still and has not been given up."""
-        return self.goes_on and not self._is_given_up
-
-    def join(self, timeout: float | None = None) -> None:
-        """See `tandem.launch.local.Worker`."""
-        if not self._is_given_up:
-            self._thread.join(timeout)
-
-    def kill(self) -> None:
-        """Give it up: a thread ends with its process only."""
-        self._is_given_up = True
+            with contextlib.closing(reporter), pool:
+                failure = supervise(pool, reporter, signals, saves)
+            outcome = Outcome.of(failure, signals)
+            agreed = pool.finished if failure is None else failure.kind == "agreed"
+            if self.world.rank == 0 or failure is None:
+                outcome.explain()
+            elif not agreed:  # where all know why, rank 0 explains
+                time.sleep(TURN_SECONDS)
+                outcome.explain()
+            # A trainer that has reported its end may still be giving back its memory.
+            if not (agreed and main_is_done.wait(END_SECONDS)):
+                self.world.abort(outcome.status)
+            return outcome
+        except BaseException:
+            log.exception("rank %d can't be supervised", self.world.rank)
+            self.world.abort(1)
 
 
 class RankHeartbeat(threading.Thread):
-    """Sends signs of life to other ranks, and ends the job when one of them sends none.
+    """Sends heartbeats to other ranks, and aborts the job when one of them sends none.
 
-    Rank 0 hears from all and all hear from rank 0.
+    Rank 0 exchanges heartbeats with all others, and they with rank 0 only.
 
     Parameters
     ----------
-    engine : RankGroup
+    group : RankGroup
         The ranks, for this thread alone.
     """
 
-    def __init__(self, engine: RankGroup) -> None:
-        super().__init__(name="pulse", daemon=True)
-        self._engine = engine
-        self._partners = range(1, engine.size) if engine.rank == 0 else range(1)
+    def __init__(self, group: RankGroup) -> None:
+        super().__init__(name="rank heartbeat", daemon=True)
+        self._group = group
+        self._partners = range(1, group.size) if group.rank == 0 else range(1)
+        self._counters = np.zeros(group.size, np.int64)
         self._stopped = threading.Event()
         self.expect(FIRST_TIMEOUT)
 
     def expect(self, timeout: float) -> None:
-        """From now on take a rank for dead that has been silent for so many seconds."""
-        names = tuple(f"trainer {rank}" for rank in range(self._engine.size))
-        table = HeartbeatTable.create(names, timeout)
-        self._looks = table, HeartbeatMonitor(table, self._partners)
+        """From now on take a rank for dead that has been silent for `timeout` seconds."""
+        self._monitor = HeartbeatMonitor(self._counters, timeout, self._partners)
 
     def run(self) -> None:
-        """Send and listen until `stop`, or until another rank is silent."""
+        """Send and receive until `stop`, or until another rank is silent."""
         while not self._stopped.wait(BEAT_SECONDS):
-            table, watch = self._looks
             try:
                 for rank in self._partners:
-                    self._engine.beat(rank)
-                for rank in self._engine.heard():
-                    table.counters[rank] += 1
+                    self._group.beat(rank)
+                for rank in self._group.heard():
+                    self._counters[rank] += 1
             except PeerLost as error:
-                log.error("error: the run has ended: %s", error)
-                self._engine.abort(1)
-            for rank, seconds in watch.silent().items():
-                log.error(
-                    "error: the run has ended: %s: has given no sign of life for %.0f s: "
-                    "was it stopped?",
-                    table.names[rank],
-                    seconds,
+                self._abort(str(error))
+            for rank, seconds in self._monitor.silent().items():
+                self._abort(
+                    f"trainer {rank}: has given no sign of life for {seconds:.0f} s: "
+                    "was it stopped?"
                 )
-                self._engine.abort(1)
+
+    def _abort(self, reason: str) -> None:
+        log.error("error: the run has ended: %s", reason)
+        self._group.abort(1)
 
     def stop(self) -> None:
-        """Send and listen no more."""
+        """Stop sending and receiving."""
         self._stopped.set()
         self.join()
-
-
-def _take_name(name: str) -> None:
-    """Show in the list of processes which rank this is."""
-    multiprocessing.current_process().name = name
-    comm = Path("/proc/self/comm")
-    if comm.exists():
-        comm.write_text(name.replace(" ", "-"))

@@ -1,49 +1,50 @@
 """All parameters of a network in one vector, so that an exchange is one operation."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from tandem.memory import Buffer
+from tandem.memory.buffer import Buffer
 
-ALIGNMENT = 256  # bytes; what CUDA's allocator and copy engines prefer
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+ALIGNMENT = 256  # bytes; preferred by CUDA's allocator and copy engines
 
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """Where each named array lies in one flat vector, and each state of the optimizer behind it.
+    """The layout of named arrays in one flat vector, with each state of the optimizer behind them.
 
     The parameters of a trainer are one vector: weights, then each state that the optimizer
-    declares. Arrays that are not trained lie last among the weights and have no such state.
-    Gradients are laid out as weights are, in a vector of their own. Every array starts on a
-    256-byte boundary. The padding between arrays stays zero, since every operation on the whole
-    vector maps zeros to zero, and is never counted as a parameter.
+    declares. Untrained arrays lie last among the weights and have no such state. Gradients are laid
+    out like weights, in a vector of their own. Every array starts on a 256-byte boundary. The
+    padding between arrays stays zero, since every operation on the whole vector maps zeros to zero,
+    and is never counted as a parameter.
 
     Parameters
     ----------
     shapes : tuple of (name, shape)
-        In the order in which the arrays lie.
+        In the order of the arrays.
     dtype : str
         Of every array, "float32" or "float64".
     channels_last : bool
-        Whether filters, the arrays of four axes, lie as (filter, row, column, channel), which is
-        how a GPU's convolutions read them. Their views have the axes (filter, channel, row,
-        column) either way.
+        Whether filters, the arrays of four axes, are stored as (filter, row, column, channel), as a
+        GPU's convolutions read them. Their views always have the axes (filter, channel, row,
+        column).
     states : tuple of str
         Names of the optimizer's states, such as "momentum": one array for each trained weight.
     untrained : tuple of (name, shape)
         State of the network that no optimizer steps, such as running averages.
     """
 
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    shapes: Shapes
     dtype: str
     channels_last: bool = False
     states: tuple[str, ...] = ()
-    untrained: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    untrained: Shapes = ()
 
     @classmethod
     def of(
@@ -62,72 +63,54 @@ class FlatLayout:
         return cls(trained, dtype, channels_last, tuple(states), rest)
 
     @property
-    def _step(self) -> int:
-        return ALIGNMENT // np.dtype(self.dtype).itemsize
-
-    @property
     def offsets(self) -> dict[str, int]:
         """First element of each array, in elements."""
         offsets, end = {}, 0
         for name, shape in self._all:
             offsets[name] = end
-            end += self._room(shape)
+            end += self._padded_size([(name, shape)])
         return offsets
 
     @property
     def size(self) -> int:
         """Elements of the vector of weights, or of gradients, padding included."""
-        return sum(self._room(shape) for _, shape in self._all)
+        return self._padded_size(self._all)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the vector of weights, or of gradients, padding included."""
-        return self.size * np.dtype(self.dtype).itemsize
+        return self.size * self._itemsize
 
     @property
     def state_offsets(self) -> dict[str, int]:
         """First byte of each state, behind the weights."""
-        itemsize, trained = np.dtype(self.dtype).itemsize, self._trained_size
-        return {
-            name: self.nbytes + number * trained * itemsize
-            for number, name in enumerate(self.states)
-        }
+        step = self._padded_size(self.shapes) * self._itemsize
+        return {name: self.nbytes + number * step for number, name in enumerate(self.states)}
 
     @property
     def parameters_size(self) -> int:
         """Elements of weights and states together, padding included."""
-        return self.size + len(self.states) * self._trained_size
+        return self.size + len(self.states) * self._padded_size(self.shapes)
 
     @property
     def parameters_nbytes(self) -> int:
         """Bytes of weights and states together, padding included."""
-        return self.parameters_size * np.dtype(self.dtype).itemsize
+        return self.parameters_size * self._itemsize
 
     @property
-    def _all(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def _all(self) -> Shapes:
         return self.shapes + self.untrained
 
     @property
-    def _trained_size(self) -> int:
-        return sum(self._room(shape) for _, shape in self.shapes)
+    def _itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
 
-    def _room(self, shape: tuple[int, ...]) -> int:
-        """Elements that an array takes, padding included."""
-        return -(-int(np.prod(shape)) // self._step) * self._step
+    def _padded_size(self, arrays: Iterable[tuple[str, tuple[int, ...]]]) -> int:
+        step = ALIGNMENT // self._itemsize
+        return sum(-(-math.prod(shape) // step) * step for _, shape in arrays)
 
     def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
-        """Each array as a view of `vector`.
-
-        Parameters
-        ----------
-        vector : dtype (size,)
-            The flat vector.
-
-        Returns
-        -------
-        dict of str to ndarray
-            Writable views, in order.
-        """
+        """Return each array as a writable view of a flat vector, dtype (size,), in order."""
         if vector.shape != (self.size,) or vector.dtype != np.dtype(self.dtype):
             raise ValueError(
                 f"the vector is {vector.dtype} {vector.shape}, "
@@ -136,79 +119,82 @@ class FlatLayout:
         offsets = self.offsets
         return {
             name: self._turned(
-                vector[offsets[name] : offsets[name] + int(np.prod(shape))].reshape(
+                vector[offsets[name] : offsets[name] + math.prod(shape)].reshape(
                     self._stored(shape)
                 )
             )
             for name, shape in self._all
         }
 
-    def on(self, buffer: "Buffer", offset: int = 0, trained: bool = False) -> dict[str, Any]:
-        """Each array as a view of a buffer, on the host or on a device.
+    def on(self, buffer: Buffer, offset: int = 0, trained: bool = False) -> dict[str, Any]:
+        """Return each array as a view of a buffer, on the host or on a device.
 
         Parameters
         ----------
         buffer : Buffer
-            Where the vector lies.
+            Holds the vector.
         offset : int
             Byte at which it begins, a multiple of 256.
         trained : bool
-            Whether only what is trained lies there, as in a state of the optimizer.
+            Whether it holds trained arrays only, as a state of the optimizer does.
 
         Returns
         -------
         dict of str to array
-            Of the kind that the buffer gives, in order.
+            In order, as `Buffer.array` makes them.
         """
         if offset % ALIGNMENT:
             raise ValueError(f"a vector begins at a multiple of {ALIGNMENT} bytes, not at {offset}")
-        itemsize, offsets = np.dtype(self.dtype).itemsize, self.offsets
+        offsets = self.offsets
         return {
             name: self._turned(
-                buffer.array(self._stored(shape), self.dtype, offset + itemsize * offsets[name])
+                buffer.array(
+                    self._stored(shape), self.dtype, offset + self._itemsize * offsets[name]
+                )
             )
             for name, shape in (self.shapes if trained else self._all)
         }
 
     def pieces(
-        self, buffer: "Buffer", part: slice, offset: int = 0, trained: bool = False
+        self, buffer: Buffer, part: slice, offset: int = 0, trained: bool = False
     ) -> dict[str, Any]:
-        """Each array's elements within a part of the vector, flattened, as views of a buffer.
+        """Return the flattened pieces of arrays in a part of the vector.
 
         Parameters
         ----------
         buffer : Buffer
-            Where the vector lies.
+            Holds the vector.
         part : slice
-            Elements of the vector. An array may lie in it as a whole, cut, or not at all.
+            Elements of the vector. An array may be in it as a whole, in part, or not at all.
         offset : int
             Byte at which the vector begins.
         trained : bool
-            Whether only what is trained lies there, as in a state of the optimizer.
+            Whether it holds trained arrays only, as a state of the optimizer does.
 
         Returns
         -------
         dict of str to array (n,)
-            In order; an array of which nothing lies there is left out.
+            Views of the buffer, in order, without arrays outside the part.
         """
-        itemsize, found = np.dtype(self.dtype).itemsize, {}
-        offsets = self.offsets
+        found, offsets = {}, self.offsets
         for name, shape in self.shapes if trained else self._all:
             start = offsets[name]
             begin, end = max(start, part.start), min(start + math.prod(shape), part.stop)
             if begin < end:
-                found[name] = buffer.array((end - begin,), self.dtype, offset + begin * itemsize)
+                found[name] = buffer.array(
+                    (end - begin,), self.dtype, offset + begin * self._itemsize
+                )
         return found
 
     def _is_turned(self, shape: tuple[int, ...]) -> bool:
         return self.channels_last and len(shape) == 4
 
     def _stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Lengths of the axes in the order in which they lie."""
+        """Lengths of the axes in the order in which they are stored."""
         return (shape[0], *shape[2:], shape[1]) if self._is_turned(shape) else shape
 
     def _turned(self, stored: Any) -> Any:
-        """The array with its axes in the logical order."""
+        """Return the array with its axes in the logical order."""
         return stored.transpose(0, 3, 1, 2) if self._is_turned(stored.shape) else stored
 
 
@@ -229,8 +215,8 @@ class Vectors:
     gradients: Mapping[str, Any]
 
     @classmethod
-    def on(cls, layout: FlatLayout, parameters: "Buffer", gradients: "Buffer") -> "Vectors":
-        """All weights, then each state, in one buffer, and all gradients in another."""
+    def on(cls, layout: FlatLayout, parameters: Buffer, gradients: Buffer) -> "Vectors":
+        """Take weights, then each state, from one buffer, and gradients from another."""
         return cls(
             layout.on(parameters),
             {
@@ -242,9 +228,9 @@ class Vectors:
 
     @classmethod
     def within(
-        cls, layout: FlatLayout, parameters: "Buffer", gradients: "Buffer", part: slice
+        cls, layout: FlatLayout, parameters: Buffer, gradients: Buffer, part: slice
     ) -> "Vectors":
-        """Each array's elements within a part of the flat vectors, flattened."""
+        """Take the flattened pieces of arrays in a part of the flat vectors."""
         return cls(
             layout.pieces(parameters, part),
             {

@@ -1,25 +1,23 @@
-"""A slot: the place in shared memory that a loader fills and its trainer reads."""
+"""Slots: shared memory that a loader fills and its trainer reads."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from tandem.memory.buffer import Buffer
 from tandem.memory.host import HostBuffer
-
-if TYPE_CHECKING:
-    from tandem.memory import Buffer
 
 ALIGNMENT = 64  # bytes: a cache line, and enough for every vector load
 
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """Where the arrays of a slot lie. Every array starts on a 64-byte boundary.
+    """The layout of a slot's arrays. Every array starts on a 64-byte boundary.
 
     Parameters
     ----------
@@ -39,7 +37,7 @@ class SlotLayout:
 
     @property
     def arrays(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype of each array, in the order in which they lie."""
+        """Shape and dtype of each array, in the order in which they are stored."""
         b, p = self.batch_size, self.picture_size
         return {
             "pictures": ((b, p, p, 3), "uint8"),
@@ -56,16 +54,13 @@ class SlotLayout:
         offsets, end = {}, 0
         for name, (shape, dtype) in self.arrays.items():
             offsets[name] = end
-            end += _aligned(math.prod(shape) * np.dtype(dtype).itemsize)
+            end += _aligned_nbytes(shape, dtype)
         return offsets
 
     @property
     def nbytes(self) -> int:
         """Bytes of a slot; a multiple of 64."""
-        return sum(
-            _aligned(math.prod(shape) * np.dtype(dtype).itemsize)
-            for shape, dtype in self.arrays.values()
-        )
+        return sum(_aligned_nbytes(*array) for array in self.arrays.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,17 +70,17 @@ class Slot:
     Attributes
     ----------
     pictures : uint8 (b, P, P, 3)
-        (batch, row, column, RGB). Whole pictures, or crops that are mirrored where `mirrored` is 1.
+        (batch, row, column, RGB). Whole pictures, or crops, mirrored where `mirrored` is 1.
     labels : int64 (b,)
         Class of each picture.
     indices : int64 (b,)
         Dataset index of each picture.
     origins : int64 (b, 2)
-        Row and column, in the stored picture, where the crop window begins.
+        Row and column of the crop window's first pixel in the stored picture.
     mirrored : uint8 (b,)
         1 where the window is mirrored left to right, otherwise 0.
     valid : int64 ()
-        How many rows, from the first, hold a picture of this minibatch.
+        Number of rows, from the first, that hold a picture of this minibatch.
     """
 
     pictures: npt.NDArray[np.uint8]
@@ -96,8 +91,8 @@ class Slot:
     valid: npt.NDArray[np.int64]
 
     @classmethod
-    def on(cls, buffer: "Buffer", layout: SlotLayout, offset: int = 0) -> "Slot":
-        """The slot that lies `offset` bytes into `buffer`.
+    def on(cls, buffer: Buffer, layout: SlotLayout, offset: int = 0) -> "Slot":
+        """Return the slot that starts `offset` bytes into `buffer`.
 
         Raises
         ------
@@ -120,15 +115,15 @@ class Slot:
         )
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: pixels cross between processes as a buffer and a layout only."""
+        """Refuse pickling: pixels cross between processes as a buffer and a layout only."""
         raise TypeError("a Slot can't be pickled; pass its buffer and its layout")
 
 
 @dataclass(frozen=True)
 class HostSlots:
-    """The two slots of a trainer in host memory, for its loader to fill.
+    """The two slots of a trainer in host memory, which its loader fills.
 
-    It can be sent to a process that is being started.
+    It can be an argument of a process that is being started.
 
     Attributes
     ----------
@@ -143,7 +138,7 @@ class HostSlots:
 
     @classmethod
     def create(cls, layout: SlotLayout, rank: int) -> "HostSlots":
-        """New slots of one trainer."""
+        """Make the slots of one trainer."""
         first, second = (HostBuffer.create(layout.nbytes, f"slot {rank}.{n}") for n in (0, 1))
         return cls((first, second), layout)
 
@@ -153,16 +148,16 @@ class HostSlots:
         return [Slot.on(buffer, self.layout) for buffer in self.buffers]
 
     def open(self, receive: Callable[[], Any]) -> "HostSlots":
-        """The slots as the loader fills them; nothing has to be received first."""
+        """Return the slots for the loader; nothing has to be received first."""
         return self
 
     def fill(self, number: int, fill: Callable[[Slot], None]) -> None:
-        """Have a slot filled."""
+        """Fill a slot."""
         fill(self.arrays[number])
 
     def close(self) -> None:
-        """Nothing: host memory goes with its last user."""
+        """Do nothing: host memory is freed with its last user."""
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def _aligned_nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    return -(-math.prod(shape) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT

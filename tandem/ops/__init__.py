@@ -1,6 +1,6 @@
-"""The Ops that PyTensor lacks, each with its gradient and a `perform` to be read.
+"""The Ops that PyTensor lacks, each with its gradient and a readable `perform`.
 
-The lower-case names build graphs and say what is computed; the classes are what a mode lowers.
+The lower-case functions build graphs and document what is computed; a mode lowers the classes.
 """
 
 from tandem.ops.base import FLOATS

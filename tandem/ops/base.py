@@ -1,32 +1,40 @@
-"""What the Ops share: their type, and how they check inputs when a graph is built.
+"""The base class of our Ops, and checks of inputs when a graph is built.
 
-Every message says which Op it is, what was expected and what it got.
+Every message names the Op, the expected value and the actual one.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import pytensor.tensor as pt
+from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
 
 FLOATS = ("float32", "float64")
 
 Length = int | None
-"""The length of an axis where it is known when the graph is built, else None."""
+"""The length of an axis if it is known when the graph is built, else None."""
+
+Values = Sequence[Any]
 
 
 class TensorOp(Op):
     """An Op whose inputs and outputs are tensors."""
 
     def __call__(self, *inputs: Any, **keywords: Any) -> Any:
-        """Apply the Op: a tensor variable, or a list of them where it has several outputs."""
+        """Apply the Op; return a tensor variable, or a list where it has several outputs."""
         return super().__call__(*inputs, **keywords)
 
-    def pullback(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
+    def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         raise NotImplementedError(f"{type(self).__name__} has no gradient")
+
+
+class SameShapeOp(TensorOp):
+    """An Op whose outputs are shaped like its first input."""
+
+    def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
+        return [shapes[0]] * len(node.outputs)
 
 
 def positive_int(owner: str, name: str, value: Any, least: int = 1) -> int:
@@ -53,7 +61,7 @@ def tensor_input(
     Parameters
     ----------
     op : Op
-        The Op that asks, named in the message.
+        The Op, for the message.
     name : str
         The input's name, for the message.
     value : tensor variable or anything that PyTensor turns into one
@@ -80,7 +88,7 @@ def same_dtype(op: Op, **variables: TensorVariable) -> str:
 
 
 def same_length(op: Op, what: str, *lengths: Length) -> Length:
-    """Return the one length that those of `lengths` which are known agree on, or raise ValueError.
+    """Return the length on which all known `lengths` agree, or raise ValueError.
 
     None if none is known.
     """
@@ -91,7 +99,7 @@ def same_length(op: Op, what: str, *lengths: Length) -> Length:
 
 
 def same_shape(op: Op, what: str, *shapes: tuple[Length, ...]) -> tuple[Length, ...]:
-    """Return the static shape that `shapes` agree on, axis by axis, or raise ValueError."""
+    """Return the static shape on which `shapes` agree, axis by axis, or raise ValueError."""
     return tuple(
         same_length(op, f"lengths of axis {axis} of {what}", *lengths)
         for axis, lengths in enumerate(zip(*shapes, strict=True))

@@ -1,9 +1,9 @@
-"""Two-dimensional convolution, as today's libraries mean it: cross-correlation."""
+"""Two-dimensional convolution, in the sense of cross-correlation."""
 
 # A make_node names its inputs, in place of the *inputs of PyTensor's Op.
 # mypy: disable-error-code=override
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from pytensor.tensor.variable import TensorVariable
 from tandem.ops.base import (
     Length,
     TensorOp,
+    Values,
     positive_int,
     same_dtype,
     same_length,
@@ -26,7 +27,7 @@ from tandem.ops.base import (
 
 
 class _ConvolutionOp(TensorOp):
-    """What the convolution and its two gradients share: properties, shapes, views for NumPy."""
+    """Base of the convolution and its two gradients."""
 
     __props__ = ("stride", "pad", "groups")
 
@@ -37,7 +38,7 @@ class _ConvolutionOp(TensorOp):
         self.groups = positive_int(owner, "groups", groups)
 
     def _output_shape(self, x: TensorVariable, w: TensorVariable) -> tuple[Length, ...]:
-        """Static shape of the convolution of x with w; ValueError if the two do not fit."""
+        """Return the static shape of the convolution of x with w, or raise ValueError."""
         batch, channels, rows, columns = x.type.shape
         filters, group_channels, filter_rows, filter_columns = w.type.shape
         if group_channels is not None:
@@ -57,7 +58,7 @@ class _ConvolutionOp(TensorOp):
     def _gradient_inputs(
         self, x: Any, w: Any, g: Any
     ) -> tuple[TensorVariable, TensorVariable, TensorVariable]:
-        """The checked inputs of a gradient Op: g must be shaped like the convolution's output."""
+        """Check the inputs of a gradient Op: g must be shaped like the convolution's output."""
         x = tensor_input(self, "x", x, 4)
         w = tensor_input(self, "w", w, 4)
         g = tensor_input(self, "g", g, 4)
@@ -83,13 +84,7 @@ class _ConvolutionOp(TensorOp):
 
 
 class Conv2d(_ConvolutionOp):
-    """Convolution with bias; `conv2d` says what it computes.
-
-    Parameters
-    ----------
-    stride, pad, groups : int
-        See `conv2d`.
-    """
+    """Convolution with bias, as `conv2d` defines it."""
 
     def make_node(self, x: Any, w: Any, b: Any) -> Apply:
         x = tensor_input(self, "x", x, 4)
@@ -102,7 +97,7 @@ class Conv2d(_ConvolutionOp):
             self, [x, w, b], [pt.tensor(dtype=dtype, shape=(batch, filters, rows, columns))]
         )
 
-    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list[Any]]) -> None:
+    def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         x, w, b = inputs
         if b.shape != w.shape[:1]:
             raise ValueError(f"{self}: w has {w.shape[0]} filters, b has {b.shape[0]}")
@@ -120,9 +115,7 @@ class Conv2d(_ConvolutionOp):
         )
         return [(batch, filters, rows, columns)]
 
-    def pullback(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
+    def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         x, w, _ = inputs
         (g,) = cotangents
         return [
@@ -136,15 +129,15 @@ class Conv2dInputGrad(_ConvolutionOp):
     """Gradient of a convolution with respect to its images.
 
     ``Conv2dInputGrad(stride, pad, groups)(x, w, g)``, with g the gradient with respect to the
-    convolution's output, is shaped like x, of which only the shape is used. An Op of its own, so
-    that the first layer's, which nobody asks for, is never computed.
+    convolution's output, is shaped like x, of which only the shape is used. It is an Op of its own,
+    so that the first layer's, which nothing uses, is never computed.
     """
 
     def make_node(self, x: Any, w: Any, g: Any) -> Apply:
         x, w, g = self._gradient_inputs(x, w, g)
         return Apply(self, [x, w, g], [pt.tensor(dtype=x.type.dtype, shape=x.type.shape)])
 
-    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list[Any]]) -> None:
+    def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         x, w, g = inputs
         padded = np.zeros_like(self._padded(x))
         rows, columns = g.shape[2:]
@@ -166,9 +159,7 @@ class Conv2dInputGrad(_ConvolutionOp):
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[False], [True], [True]]
 
-    def pullback(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
+    def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         _, w, g = inputs
         (v,) = cotangents
         return [
@@ -189,7 +180,7 @@ class Conv2dWeightGrad(_ConvolutionOp):
         x, w, g = self._gradient_inputs(x, w, g)
         return Apply(self, [x, w, g], [pt.tensor(dtype=w.type.dtype, shape=w.type.shape)])
 
-    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list[Any]]) -> None:
+    def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         x, w, g = inputs
         gradient = [
             np.einsum("bcyxij,boyx->ocij", windows, g_part, optimize=True)
@@ -203,9 +194,7 @@ class Conv2dWeightGrad(_ConvolutionOp):
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[True], [False], [True]]
 
-    def pullback(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
+    def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         x, _, g = inputs
         (v,) = cotangents
         return [
@@ -232,7 +221,7 @@ def conv2d(
     ----------
     x : float (batch, channel, row, column)
     w : float (filter, channel of its group, row, column)
-        Filters of group k, the k-th `groups`-th part of them, see the k-th part of the channels.
+        Filters of group k, the k-th of `groups` parts, take the k-th part of the channels.
     b : float (filter,)
     stride : int
         Distance between windows, in pixels.
@@ -250,7 +239,7 @@ def conv2d(
     TypeError
         An input has another number of axes, or the dtypes differ or are not float32 or float64.
     ValueError
-        Shapes that are known do not fit each other.
+        Known shapes do not fit each other.
 
     References
     ----------

@@ -12,19 +12,13 @@ from pytensor.gradient import disconnected_type, grad_not_implemented
 from pytensor.graph.basic import Apply
 from pytensor.tensor.variable import TensorVariable
 
-from tandem.ops.base import TensorOp, float_dtype, positive_int, same_length, tensor_input
+from tandem.ops.base import TensorOp, Values, float_dtype, positive_int, same_length, tensor_input
 
 _COLOURS = 3
 
 
 class CropMirror(TensorOp):
-    """Crop, mirror and subtract the mean image; `crop_mirror` says what it computes.
-
-    Parameters
-    ----------
-    crop_size, cropped, dtype
-        See `crop_mirror`.
-    """
+    """Crop, mirror and subtract the mean image, as `crop_mirror` defines it."""
 
     __props__ = ("crop_size", "cropped", "dtype")
 
@@ -57,7 +51,7 @@ class CropMirror(TensorOp):
         )
 
     def _check_sizes(self, pictures: Sequence[int | None], mean: Sequence[int | None]) -> None:
-        """Raise ValueError if a picture does not have the size of the crop or of the mean image."""
+        """Raise ValueError unless a picture has the size of the crop or of the mean image."""
         for picture_length, mean_length in zip(pictures, mean, strict=True):
             expected = self.crop_size if self.cropped else mean_length
             same_length(
@@ -72,7 +66,7 @@ class CropMirror(TensorOp):
                     f" {mean_length}"
                 )
 
-    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list[Any]]) -> None:
+    def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         pictures, mean, origins, mirrored = inputs
         self._check_sizes(pictures.shape[1:3], mean.shape[1:])
         if (origins < 0).any() or (origins + self.crop_size > mean.shape[1:]).any():
@@ -99,9 +93,7 @@ class CropMirror(TensorOp):
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[False], [True], [False], [False]]
 
-    def pullback(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
+    def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         no_gradient = grad_not_implemented(self, 1, inputs[1], "the mean image is not learned")
         return [disconnected_type(), no_gradient, disconnected_type(), disconnected_type()]
 
@@ -116,7 +108,7 @@ def crop_mirror(
     cropped: bool = False,
     dtype: str = "float32",
 ) -> TensorVariable:
-    """Take each picture's own window, mirror it where asked, and subtract the mean image.
+    """Take each picture's own window, mirror it if flagged, and subtract the mean image.
 
     ``image[n, c, i, j] = dtype(pictures[n, r, s, c]) - mean[c, r, s]`` with ``r = row_n + i`` and
     ``s = column_n + j``, or ``s = column_n + crop_size - 1 - j`` where the picture is mirrored. The
@@ -148,8 +140,7 @@ def crop_mirror(
     TypeError
         An input has another dtype or number of axes.
     ValueError
-        Shapes that are known do not fit each other; when it runs, also a window that does not lie
-        in the picture.
+        Known shapes do not fit each other; when it runs, also a window outside the picture.
 
     References
     ----------

@@ -1,9 +1,8 @@
-"""Dropout masks that are counted, not drawn: a pure function of what they are for."""
+"""Dropout masks by a counter-based generator: a pure function of seed, epoch and picture."""
 
 # A make_node names its inputs, in place of the *inputs of PyTensor's Op.
 # mypy: disable-error-code=override
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,12 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply
 from pytensor.tensor.variable import TensorVariable
 
-from tandem.ops.base import TensorOp, float_dtype, positive_int, tensor_input
+from tandem.ops.base import TensorOp, Values, float_dtype, positive_int, tensor_input
 from tandem.philox import Purpose, words
 
 
 class DropoutMask(TensorOp):
-    """Which units are kept; `dropout_mask` says what it computes.
-
-    Parameters
-    ----------
-    rate, layer, units, dtype
-        See `dropout_mask`.
+    """The mask of kept units, as `dropout_mask` defines it.
 
     Attributes
     ----------
@@ -58,7 +52,7 @@ class DropoutMask(TensorOp):
         mask = pt.tensor(dtype=self.dtype, shape=(*indices.type.shape, self.units))
         return Apply(self, [seed, epoch, indices], [mask])
 
-    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list[Any]]) -> None:
+    def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         seed, epoch, indices = inputs
         random = words(int(seed), int(epoch), indices, self.purpose, self.units)
         output_storage[0][0] = (random >= self.threshold).astype(self.dtype)
@@ -69,9 +63,7 @@ class DropoutMask(TensorOp):
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[False], [False], [False]]
 
-    def pullback(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
+    def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         return [disconnected_type() for _ in inputs]
 
 
@@ -89,12 +81,12 @@ def dropout_mask(
 
     Unit j of a picture is kept if and only if word j of ``philox.words(seed, epoch, index,
     Purpose.DROPOUT + layer, units)`` is at least ``round(rate * 2**32)``. So the mask depends on
-    the picture and not on its place in a minibatch, and is the same on every device.
+    the picture and not on its position in a minibatch, and is the same on every device.
 
     Parameters
     ----------
     seed : int64 scalar
-        The run's seed; a Python int, or symbolic.
+        Random seed; a Python int, or symbolic.
     epoch : int64 scalar
         From 0, below 2**32.
     indices : int64 (batch,)
@@ -104,7 +96,7 @@ def dropout_mask(
     layer : int
         Number of the dropout layer, from 0; layers are independent of each other.
     units : int
-        Units to a picture.
+        Units per picture.
     dtype : str
         float32 or float64.
 

@@ -3,7 +3,6 @@
 # A make_node names its inputs, in place of the *inputs of PyTensor's Op.
 # mypy: disable-error-code=override
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,10 @@ from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply
 from pytensor.tensor.variable import TensorVariable
 
-from tandem.ops.base import TensorOp, positive_int, same_dtype, same_shape, tensor_input
+from tandem.ops.base import SameShapeOp, Values, positive_int, same_dtype, same_shape, tensor_input
 
 
-class _NormalizationOp(TensorOp):
+class _NormalizationOp(SameShapeOp):
     __props__ = ("size", "alpha", "beta", "k")
 
     def __init__(self, size: int, alpha: float, beta: float, k: float) -> None:
@@ -31,9 +30,9 @@ class _NormalizationOp(TensorOp):
 
 
 class LRN(_NormalizationOp):
-    """Local response normalisation; `lrn` says what it computes.
+    """Local response normalisation, as `lrn` defines it.
 
-    Outputs are y and the scale ``k + alpha * sum of squares``, which the gradient uses again.
+    Outputs are y and the scale ``k + alpha * sum of squares``, which the gradient reuses.
     """
 
     def make_node(self, x: Any) -> Apply:
@@ -41,18 +40,13 @@ class LRN(_NormalizationOp):
         outputs = [pt.tensor(dtype=x.type.dtype, shape=x.type.shape) for _ in range(2)]
         return Apply(self, [x], outputs)
 
-    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list[Any]]) -> None:
+    def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         (x,) = inputs
         scale = self.k + self.alpha * channel_sums(x * x, self.size)
         output_storage[0][0] = x * scale**-self.beta
         output_storage[1][0] = scale
 
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
-        return [shapes[0]] * 2
-
-    def pullback(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
+    def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         (x,), (_, scale), (g, g_scale) = inputs, outputs, cotangents
         terms = []
         if not isinstance(g.type, DisconnectedType):
@@ -79,18 +73,13 @@ class LRNGrad(_NormalizationOp):
         shape = same_shape(self, "x, scale and g", x.type.shape, scale.type.shape, g.type.shape)
         return Apply(self, [x, scale, g], [pt.tensor(dtype=dtype, shape=shape)])
 
-    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list[Any]]) -> None:
+    def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         x, scale, g = inputs
         direct = g * scale**-self.beta
         through_scale = x * channel_sums(direct * x / scale, self.size)
         output_storage[0][0] = direct - 2 * self.alpha * self.beta * through_scale
 
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
-        return [shapes[0]]
-
-    def pullback(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
+    def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         # The partial derivatives with x, scale and g held apart; scale's own dependence on x is
         # added by the pullback of LRN.
         (x, scale, g), (v,) = inputs, cotangents

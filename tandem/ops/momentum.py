@@ -3,24 +3,17 @@
 # A make_node names its inputs, in place of the *inputs of PyTensor's Op.
 # mypy: disable-error-code=override
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Apply
 from pytensor.tensor.variable import TensorVariable
 
-from tandem.ops.base import TensorOp, same_dtype, same_shape, tensor_input
+from tandem.ops.base import SameShapeOp, Values, same_dtype, same_shape, tensor_input
 
 
-class MomentumStep(TensorOp):
-    """New weights and velocities; `momentum_step` says what it computes.
-
-    Parameters
-    ----------
-    momentum, decay, nesterov
-        See `momentum_step`.
-    """
+class MomentumStep(SameShapeOp):
+    """New weights and velocities, as `momentum_step` defines them."""
 
     __props__ = ("momentum", "decay", "nesterov")
 
@@ -40,7 +33,7 @@ class MomentumStep(TensorOp):
         kind = weight.type.clone(shape=shape)
         return Apply(self, [weight, velocity, gradient, rate], [kind(), kind()])
 
-    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list[Any]]) -> None:
+    def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         weight, velocity, gradient, rate = inputs
         number = weight.dtype.type
         step = rate * (gradient + number(self.decay) * weight)
@@ -48,9 +41,6 @@ class MomentumStep(TensorOp):
         ahead = number(self.momentum) * velocity - step if self.nesterov else velocity
         output_storage[0][0] = np.asarray(weight + ahead)
         output_storage[1][0] = np.asarray(velocity)
-
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
-        return [shapes[0], shapes[1]]
 
 
 def momentum_step(
@@ -62,10 +52,10 @@ def momentum_step(
     decay: float,
     nesterov: bool,
 ) -> tuple[TensorVariable, TensorVariable]:
-    """One step of stochastic gradient descent with momentum.
+    """Make one step of stochastic gradient descent with momentum.
 
     ``v <- m v - lr (g + wd w)``, then ``w <- w + v``, or with Nesterov's momentum
-    ``w <- w + m v - lr (g + wd w)``, both with the new v: the velocity that is kept is never the
+    ``w <- w + m v - lr (g + wd w)``, both with the new v: the stored velocity is never the
     look-ahead.
 
     Parameters
@@ -77,7 +67,7 @@ def momentum_step(
     momentum, decay : float
         m and wd.
     nesterov : bool
-        Which of the two.
+        Whether to use Nesterov's momentum.
 
     Returns
     -------

@@ -3,7 +3,6 @@
 # A make_node names its inputs, in place of the *inputs of PyTensor's Op.
 # mypy: disable-error-code=override
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from pytensor.tensor.variable import TensorVariable
 from tandem.ops.base import (
     Length,
     TensorOp,
+    Values,
     positive_int,
     same_dtype,
     same_shape,
@@ -39,7 +39,7 @@ class _PoolingOp(TensorOp):
 
 
 class MaxPool2d(_PoolingOp):
-    """Max pooling that also says where each maximum was; `max_pool2d` says what it computes.
+    """Max pooling with the position of each maximum, as `max_pool2d` defines it.
 
     Outputs are the maxima and, int64 of the same shape, each one's flat index ``row * columns +
     column`` in its input plane: the first maximum in the window's row-major order.
@@ -51,7 +51,7 @@ class MaxPool2d(_PoolingOp):
         outputs = [pt.tensor(dtype=dtype, shape=shape) for dtype in (x.type.dtype, "int64")]
         return Apply(self, [x], outputs)
 
-    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list[Any]]) -> None:
+    def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         (x,) = inputs
         windows = sliding_window_view(x, (self.size, self.size), axis=(2, 3))
         windows = windows[:, :, :: self.stride, :: self.stride]
@@ -71,9 +71,7 @@ class MaxPool2d(_PoolingOp):
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[True, False]]
 
-    def pullback(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
+    def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         g = cotangents[0]
         if isinstance(g.type, DisconnectedType):
             return [disconnected_type()]
@@ -95,12 +93,12 @@ class MaxPool2dGrad(_PoolingOp):
         same_shape(self, "argmax, of g and of the pooled x", *shapes)
         return Apply(self, [x, argmax, g], [pt.tensor(dtype=x.type.dtype, shape=x.type.shape)])
 
-    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list[Any]]) -> None:
+    def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         x, argmax, g = inputs
         planes = x.shape[0] * x.shape[1]
         gradient = np.zeros((planes, x.shape[2] * x.shape[3]), x.dtype)
         plane = np.arange(planes)[:, np.newaxis]
-        # Windows overlap, so a pixel may be named more than once; `+=` would count it once only.
+        # Windows overlap, so a pixel may occur more than once; `+=` would count it only once.
         np.add.at(gradient, (plane, argmax.reshape(planes, -1)), g.reshape(planes, -1))
         output_storage[0][0] = gradient.reshape(x.shape)
 
@@ -110,9 +108,7 @@ class MaxPool2dGrad(_PoolingOp):
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[False], [False], [True]]
 
-    def pullback(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
+    def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         _, argmax, _ = inputs
         (v,) = cotangents
         at_maxima = pt.take_along_axis(v.flatten(3), argmax.flatten(3), axis=2)
@@ -120,10 +116,10 @@ class MaxPool2dGrad(_PoolingOp):
 
 
 def max_pool2d(x: Any, size: int, stride: int) -> TensorVariable:
-    """The maximum of each window; windows overlap where `stride` is less than `size`.
+    """Take the maximum of each window; windows overlap where `stride` is less than `size`.
 
     ``y[n, c, p, q] = max over i, j < size of x[n, c, stride p + i, stride q + j]``. No padding;
-    rows and columns left over at the lower and right edges are not seen.
+    rows and columns left over at the lower and right edges are ignored.
 
     Parameters
     ----------
@@ -140,7 +136,7 @@ def max_pool2d(x: Any, size: int, stride: int) -> TensorVariable:
     TypeError
         x is not a four-dimensional tensor of float32 or float64.
     ValueError
-        The window is known not to fit into x.
+        The window does not fit into x, whose size is known.
 
     References
     ----------

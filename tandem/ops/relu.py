@@ -3,7 +3,6 @@
 # A make_node names its inputs, in place of the *inputs of PyTensor's Op.
 # mypy: disable-error-code=override
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,11 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply
 from pytensor.tensor.variable import TensorVariable
 
-from tandem.ops.base import TensorOp, same_dtype, same_shape, tensor_input
+from tandem.ops.base import SameShapeOp, Values, same_dtype, same_shape, tensor_input
 
 
-class Relu(TensorOp):
-    """Rectified linear unit; `relu` says what it computes."""
+class Relu(SameShapeOp):
+    """Rectified linear unit, as `relu` defines it."""
 
     __props__ = ()
 
@@ -23,24 +22,19 @@ class Relu(TensorOp):
         x = tensor_input(self, "x", x, None)
         return Apply(self, [x], [pt.tensor(dtype=x.type.dtype, shape=x.type.shape)])
 
-    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list[Any]]) -> None:
+    def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         (x,) = inputs
         output_storage[0][0] = np.asarray(np.maximum(x, 0))
 
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
-        return [shapes[0]]
-
-    def pullback(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
+    def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         return [ReluGrad()(outputs[0], cotangents[0])]
 
 
-class ReluGrad(TensorOp):
+class ReluGrad(SameShapeOp):
     """Gradient of `Relu` from its output: ``ReluGrad()(y, g)`` is g where y > 0 and 0 where y == 0.
 
-    It takes the output and not the input so that the input need not be kept. Where y is NaN, g
-    passes: a network that has diverged does not look as if it had converged.
+    It takes the output instead of the input, which need not be kept. Where y is NaN, g passes, so
+    that a diverged network does not look converged.
     """
 
     __props__ = ()
@@ -52,22 +46,17 @@ class ReluGrad(TensorOp):
         shape = same_shape(self, "y and g", y.type.shape, g.type.shape)
         return Apply(self, [y, g], [pt.tensor(dtype=dtype, shape=shape)])
 
-    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list[Any]]) -> None:
+    def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         y, g = inputs
         output_storage[0][0] = np.where(y <= 0, np.zeros((), g.dtype), g)
 
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
-        return [shapes[0]]
-
-    def pullback(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
+    def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         y, _ = inputs
         return [pt.zeros_like(y), ReluGrad()(y, cotangents[0])]
 
 
 def relu(x: Any) -> TensorVariable:
-    """``max(x, 0)``, NaN where x is NaN.
+    """Compute ``max(x, 0)``, NaN where x is NaN.
 
     Parameters
     ----------

@@ -4,11 +4,14 @@ Epochs and steps are counted from 0. Nothing is remembered from one call to the 
 run has exactly the rate that it would have had, and skips no drop.
 """
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, Field
 
 from tandem.registry import Choice, Registry, setting
 
@@ -52,6 +55,15 @@ class Schedule(Choice, ABC):
         """
 
 
+_Epoch = Annotated[int, Field(ge=1)]
+
+
+def _increasing(epochs: tuple[int, ...]) -> tuple[int, ...]:
+    if any(a >= b for a, b in itertools.pairwise(epochs)):
+        raise ValueError("the epochs must increase from each to the next")
+    return epochs
+
+
 SCHEDULES: Registry[Schedule] = Registry("lr_policy")
 
 
@@ -63,7 +75,7 @@ class Step(Schedule):
     With 20, the first twenty epochs have the whole rate and the twenty-first a tenth of it.
     """
 
-    lr_step: tuple[int, ...] = setting(
+    lr_step: Annotated[tuple[_Epoch, ...], AfterValidator(_increasing)] = setting(
         (20, 40),
         "step: epochs done when the rate is divided by 10",
         "a list of increasing whole numbers of epochs, each at least 1",

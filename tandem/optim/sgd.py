@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tandem.errors import InputError
 from tandem.optim.optimizer import OPTIMIZERS, Optimizer
 from tandem.registry import setting
 
@@ -28,13 +29,20 @@ class SGD(Optimizer):
         ge=0,
         lt=1,
     )
-    use_nesterov_momentum: bool = setting(False, "Nesterov's form of momentum", _SWITCH)
+    use_nesterov_momentum: bool = setting(False, "Nesterov momentum", _SWITCH)
     weight_decay: float = setting(
         0.0005,
         "decay of weights per step and unit of rate; biases have none",
         "a number of at least 0",
         ge=0,
     )
+
+    def __post_init__(self) -> None:
+        if self.use_nesterov_momentum and not self.use_momentum:
+            raise InputError(
+                "use_nesterov_momentum is true while use_momentum is false: Nesterov's is a form "
+                "of momentum, so set use_momentum to true or both to false"
+            )
 
     def step(
         self,

@@ -30,19 +30,7 @@ def batch_name(split: str, number: int) -> str:
 class BatchWriter:
     """Writes batch files in a thread of its own, and the progress after each.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder of the manifest.
-    layout : str
-        Of the files.
-    progress : Progress
-        Where to continue.
-
-    Attributes
-    ----------
-    progress : Progress
-        What is written; final once `flush` has returned.
+    Continues from `progress`; the attribute is final once `flush` has returned.
     """
 
     def __init__(self, folder: Path, layout: str, progress: Progress) -> None:
@@ -56,17 +44,10 @@ class BatchWriter:
     def submit(
         self, split: str, done: SplitProgress, slots: tuple[int, ...], pictures: np.ndarray
     ) -> None:
-        """Write the next file of a split.
+        """Write the next file of a split, after which its progress is `done`.
 
-        Parameters
-        ----------
-        split : str
-            ``train`` or ``val``.
-        done : SplitProgress
-            The progress of the split once the file is written.
-        slots : tuple of int
-            The file's pictures; they must not change until `take_back` returns them.
-        pictures : uint8 (slot, row, column, RGB)
+        `pictures` is uint8 (slot, row, column, RGB); those in `slots` must not change until
+        `take_back` returns them.
         """
         self._written.append(self._thread.submit(self._write, split, done, slots, pictures))
 
@@ -130,20 +111,8 @@ def _drop_from_cache(path: Path) -> None:
 class SplitWriter:
     """Makes the batch files of one split, continuing from the writer's progress.
 
-    Parameters
-    ----------
-    split : str
-        ``train`` or ``val``.
-    listed : Listed
-        Its pictures.
-    batch_size : int
-        Pictures per file.
-    pool : DecodePool
-        Has `slots_needed` slots; some may still wait to be written.
-    writer : BatchWriter
-        Writes the files.
-    report : Report
-        Counts pictures in the order of the list.
+    The pool has `slots_needed` slots, of which a few may still wait to be written for another
+    split.
     """
 
     def __init__(

@@ -19,14 +19,8 @@ log = logging.getLogger(__name__)
 class Listed:
     """The pictures of one split, in the order in which batch files hold them.
 
-    Attributes
-    ----------
-    folder : Path
-        The folder to which the names are relative.
-    pictures : tuple of str
-        ``class folder/name``, or ``name`` when the pictures lie side by side.
-    labels : int64 (pictures,)
-        The class of each.
+    Names are relative to the folder: ``class folder/name``, or ``name`` when the pictures lie side
+    by side. Labels are int64 (pictures,).
     """
 
     folder: Path

@@ -39,20 +39,13 @@ class Task:
 
 
 class DecodePool:
-    """Decodes pictures into slots of a shared array.
+    """Decodes pictures into slots of a shared array, in `workers` processes.
 
-    Parameters
-    ----------
-    workers : int
-        Processes. With 1, the work is done in this process, when it is submitted.
-    slots : int
-        Pictures that the array holds.
-    size : int
-        S, pixels.
+    With one worker, the work is done in this process, when it is submitted.
 
     Attributes
     ----------
-    pictures : uint8 (slots, S, S, 3)
+    pictures : uint8 (slots, size, size, 3)
         (slot, row, column, RGB).
     free : deque of int
         Slots that are not in use. Whoever submits a task takes them, and returns them.

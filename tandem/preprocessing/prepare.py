@@ -10,7 +10,7 @@ import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from PIL import features
@@ -19,7 +19,6 @@ from tandem.data.dataset import locate_split
 from tandem.data.manifest import (
     MANIFEST_NAME,
     SPLITS,
-    Layout,
     Manifest,
     Split,
     read_manifest,
@@ -69,25 +68,12 @@ def prepare(settings: Settings) -> None:
         if progress is None:
             _check_unused(settings)
         else:
-            _check_same(root / PROGRESS_NAME, progress.spec, spec)
+            _check_same(root / PROGRESS_NAME, "stopped", progress.spec, spec)
         _make_all(settings, listing, spec, progress)
 
 
 def mean_of(sums: np.ndarray, count: int) -> np.ndarray:
-    """The mean image of `count` pictures: every picture weighs the same.
-
-    Parameters
-    ----------
-    sums : int64 (S, S, 3)
-        Exact sum of the pictures: (row, column, RGB).
-    count : int
-        Number of pictures.
-
-    Returns
-    -------
-    float32 (3, S, S)
-        (channel, row, column), divided in float64.
-    """
+    """Divide sums of pictures, int64 (row, column, RGB), to float32 (channel, row, column)."""
     return (sums.transpose(2, 0, 1) / np.float64(count)).astype(np.float32)
 
 
@@ -95,10 +81,9 @@ def _make_all(
     settings: Settings, listing: Listing, spec: dict[str, Any], progress: Progress | None
 ) -> None:
     root = settings.tar_root_dir
-    for folder in (*_batch_folders(root), settings.misc_folder):
+    for folder in (root, *_batch_folders(root), settings.misc_folder):
         make_folder(folder)
         remove_partials(folder)
-    remove_partials(root)
     if progress is None:
         side = settings.image_size
         progress = Progress(spec, np.zeros((side, side, 3), np.int64))
@@ -130,13 +115,17 @@ def _finish(settings: Settings, listing: Listing, progress: Progress, report: Re
     report.write_skipped()
     manifest = Manifest(
         image_size=settings.image_size,
-        layout=cast(Layout, settings.layout),
+        layout=settings.layout,
         pictures_per_file=settings.batch_size,
         wnids=listing.wnids,
         seed=settings.seed,
         versions=progress.spec["versions"],
         splits={
-            name: Split(_file_names(name, progress), listed.pictures, listed.labels)
+            name: Split(
+                tuple(batch_name(name, number) for number in range(progress.splits[name].files)),
+                listed.pictures,
+                listed.labels,
+            )
             for name, listed in kept.items()
         },
     )
@@ -158,10 +147,6 @@ def _kept(listed: Listed, skipped: set[int]) -> Listed:
 
 def _batch_folders(root: Path) -> list[Path]:
     return [(root / batch_name(split, 0)).parent for split in SPLITS]
-
-
-def _file_names(split: str, progress: Progress) -> tuple[str, ...]:
-    return tuple(batch_name(split, number) for number in range(progress.splits[split].files))
 
 
 def _spec(settings: Settings, listing: Listing) -> dict[str, Any]:
@@ -190,23 +175,20 @@ def _digest(listing: Listing, listed: Listed) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def _check_same(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    before, now = _flat(found), _flat(wanted)
+def _check_same(path: Path, state: str, found: dict[str, Any], spec: dict[str, Any]) -> None:
+    before, now = _flat(found), _flat(spec)
     for key in now:
         if before.get(key) != now[key]:
             raise InputError(
-                f"{path}: found a stopped run with {key} {before.get(key)}, expected {now[key]} as"
+                f"{path}: found a {state} run with {key} {before.get(key)}, expected {now[key]} as"
                 f" in this run; {_REMEDY}"
             )
 
 
-def _flat(spec: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in spec.items():
-        flat |= (
-            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return flat
+def _flat(spec: dict[str, Any]) -> dict[str, Any]:
+    nested = {key: value for key, value in spec.items() if isinstance(value, dict)}
+    inner = {f"{key}.{name}": v for key, value in nested.items() for name, v in value.items()}
+    return {key: value for key, value in spec.items() if key not in nested} | inner
 
 
 def _check_unused(settings: Settings) -> None:
@@ -225,17 +207,13 @@ def _check_finished(settings: Settings, listing: Listing) -> None:
     """Refuse the output of a finished run with other settings or pictures."""
     path = settings.tar_root_dir / MANIFEST_NAME
     manifest = read_manifest(path)
-    for key, found, wanted in (
-        ("image_size", manifest.image_size, settings.image_size),
-        ("layout", manifest.layout, settings.layout),
-        ("batch_size", manifest.pictures_per_file, settings.batch_size),
-        ("seed", manifest.seed, settings.seed),
-    ):
-        if found != wanted:
-            raise InputError(
-                f"{path}: found a finished run with {key} {found}, expected {wanted} as in this"
-                f" run; {_REMEDY}"
-            )
+    found = {
+        "image_size": manifest.image_size,
+        "layout": manifest.layout,
+        "batch_size": manifest.pictures_per_file,
+        "seed": manifest.seed,
+    }
+    _check_same(path, "finished", found, {key: getattr(settings, key) for key in found})
     skipped = read_skipped(settings.misc_folder / SKIPPED_NAME)
     for name in SPLITS:
         listed = listing.splits[name]

@@ -1,45 +1,40 @@
-"""What the three programs share: settings in, one clear message and an exit status out."""
+"""The frame of the three programs of preprocessing."""
 
-import logging
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 
+from tandem.cli import configure_logging, exit_status, log
 from tandem.errors import InputError
 from tandem.preprocessing.settings import Settings, read_settings
+from tandem.validation import one_line
 
 
 def run_program(
-    description: str, work: Callable[[Settings], None], argv: list[str] | None = None
+    description: str | None,
+    work: Callable[[Settings], None],
+    arguments: Sequence[str] | None = None,
 ) -> int:
     """Read the settings and do `work`.
 
     Returns
     -------
     int
-        The exit status: 0; 2 after an error that the user can mend; 130 after Ctrl-C; 1 when a
-        process died.
+        Exit status: 0; 1 when a process died; 2 after bad input or a full disk; 130 after Ctrl-C.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        work(read_settings(argv, description))
-    except InputError as error:
-        return _fail(f"error: {error}", 2)
-    except OSError as error:
-        reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
-        where = "" if error.filename is None else f"{error.filename}: "
-        return _fail(f"error: {where}{reason}", 2)
-    except BrokenProcessPool:
-        return _fail(
-            "error: a process that decodes pictures died, perhaps for want of memory; the same"
-            " command goes on from there, with fewer --workers if need be",
-            1,
-        )
-    except KeyboardInterrupt:
-        return _fail("stopped; the same command goes on from there", 130)
-    return 0
 
+    def read_and_work() -> int:
+        try:
+            work(read_settings(arguments, description))
+        except OSError as error:
+            where = "" if error.filename is None else f"{error.filename}: "
+            raise InputError(f"{where}{error.strerror or one_line(error)}") from error
+        except BrokenProcessPool:
+            log.error(
+                "error: a process that decodes pictures died, perhaps for lack of memory; the same "
+                "command continues from there, with fewer --workers if necessary"
+            )
+            return 1
+        return 0
 
-def _fail(message: str, status: int) -> int:
-    sys.stderr.write(message + "\n")
-    return status
+    configure_logging()
+    return exit_status(read_and_work, "stopped; the same command continues from there")

@@ -28,35 +28,19 @@ class Skipped:
 
 @dataclass(frozen=True)
 class SplitProgress:
-    """Progress of one split.
+    """Progress of one split."""
 
-    Attributes
-    ----------
-    cursor : int
-        Pictures of the list that are in a batch file or skipped.
-    files : int
-        Batch files written.
-    skipped : tuple of Skipped
-        Those before `cursor`.
-    """
-
-    cursor: Count = 0
-    files: Count = 0
-    skipped: tuple[Skipped, ...] = ()
+    cursor: Count = 0  # pictures of the list that are in a batch file or skipped
+    files: Count = 0  # that are written
+    skipped: tuple[Skipped, ...] = ()  # before the cursor
 
 
 @dataclass(frozen=True, eq=False)
 class Progress:
     """Progress of a run.
 
-    Attributes
-    ----------
-    spec : dict
-        Everything that the output depends on, as JSON; only a run with an equal spec continues.
-    splits : dict
-        `SplitProgress` of ``train`` and ``val``.
-    sums : int64 (S, S, 3)
-        Sum of all training pictures in batch files: (row, column, RGB).
+    `spec` is everything that the output depends on, as JSON: only a run with an equal one
+    continues. `sums` is the sum of all training pictures in batch files, int64 (row, column, RGB).
     """
 
     spec: dict[str, Any]

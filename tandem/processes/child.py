@@ -1,113 +1,109 @@
-"""What every child process of a run does first."""
+"""What every child process of a pool does first."""
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tandem.errors import InputError
 from tandem.files import remove_partials
-from tandem.processes.heartbeat import HeartbeatTable, HeartbeatThread, wake_when_parent_ends
+from tandem.processes.heartbeat import HeartbeatTable, HeartbeatThread
 
 
 @dataclass(frozen=True)
 class ChildContext:
-    """What a process needs to be a member of a run.
+    """What a child process gets from its pool.
 
     Attributes
     ----------
     table : HeartbeatTable
-        The signs of life.
-    place : int
-        This process's on the table.
+        Of the pool.
+    index : int
+        Of this process in the table.
     folder : Path or None
-        Where it writes, if it does: what it leaves half written there when it has to end at once is
-        removed.
+        Where it writes, if it does. Partly written files there are removed when it must end at
+        once.
     tracker : int or None
-        The process in which Python's multiprocessing keeps track of resources.
+        Process id of the resource tracker of Python's multiprocessing.
     stderr : Connection or None
-        What takes the place of a terminal that this process would write to.
+        Replaces a terminal that this process would write to.
     """
 
     table: HeartbeatTable
-    place: int
+    index: int
     folder: Path | None = None
     tracker: int | None = None
     stderr: Connection | None = None
 
 
 def enter(context: ChildContext, target: Callable[..., None], *arguments: Any) -> None:
-    """Make this process a member of a run, then do its work: the target of every child process.
+    """Set up this process, then do its work: the target of every child process.
+
+    Ctrl-C reaches the whole group of processes, and a cluster's SIGTERM all of a job, but the
+    launcher alone decides what follows: both are ignored here.
 
     Parameters
     ----------
     context : ChildContext
-        Its place in the run.
+        What the pool gives it.
     target : callable
         The work, called with the first message of the launcher and then `arguments`.
     *arguments
         The last is the connection to the launcher.
     """
-    settle(context)
-    try:
-        parcel = arguments[-1].recv()
-    except (EOFError, OSError):
-        raise SystemExit(1) from None  # the launcher is gone
-    target(parcel, *arguments)
-
-
-def tracker_pid() -> int | None:
-    """The process in which Python's multiprocessing keeps track of resources, once it runs."""
-    return getattr(resource_tracker._resource_tracker, "_pid", None)
-
-
-def settle(context: ChildContext) -> None:
-    """Make this process a member of a run.
-
-    Ctrl-C reaches the whole group of processes, and a cluster's SIGTERM all of a job, but the
-    launcher alone decides what follows. The process takes its name, as ``trainer-0``, where the
-    system shows it (``ps -o comm``).
-    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if context.stderr is not None:
         _leave_terminal(context.stderr)
-    wake_when_parent_ends()
-    HeartbeatThread(context.table, context.place, partial(_leave, context)).start()
+    _continue_when_parent_ends()
+    HeartbeatThread(context.table, context.index, partial(_clean_up, context)).start()
+    show_name(multiprocessing.current_process().name)
+    try:
+        first_message = arguments[-1].recv()
+    except (EOFError, OSError):
+        raise SystemExit(1) from None  # the launcher is gone
+    target(first_message, *arguments)
+
+
+def show_name(name: str) -> None:
+    """Name this process in the list of processes (``ps -o comm``), spaces replaced by hyphens."""
     comm = Path("/proc/self/comm")
     if comm.exists():
-        comm.write_text(multiprocessing.current_process().name.replace(" ", "-"))
+        comm.write_text(name.replace(" ", "-"))
 
 
 def _leave_terminal(stderr: Connection) -> None:
-    """Write what would go to the terminal to another place instead, whoever writes it."""
+    """Redirect output to a terminal, Python's or a library's, to `stderr`."""
     for descriptor in (1, 2):
         if os.isatty(descriptor):
             os.dup2(stderr.fileno(), descriptor)
     stderr.close()
 
 
-def _leave(context: ChildContext) -> None:
-    """Leave nothing behind in a run whose launcher is gone."""
+def _continue_when_parent_ends() -> None:
+    """Have the kernel continue this process, should it be stopped, when its parent ends.
+
+    A stopped process could not notice by itself, and would stay for ever. Linux only; see prctl(2).
+    """
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGCONT)
+
+
+def _clean_up(context: ChildContext) -> None:
+    """Leave nothing behind when the launcher is gone."""
     if context.folder is not None:
         with contextlib.suppress(OSError):
             remove_partials(context.folder)
     if context.tracker is not None:
-        # It ends with the launcher, unless it was stopped with it, by Ctrl-Z say.
+        # It ends with the launcher, unless it was stopped with it, by Ctrl-Z for example.
         with contextlib.suppress(OSError):
             os.kill(context.tracker, signal.SIGCONT)
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line: its message where the user can put it right, else its type too."""
-    text = " ".join(str(error).split())
-    if isinstance(error, InputError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,28 +1,23 @@
-"""Signs of life. Every process of a run counts in shared memory, and each watches another's count.
+"""Heartbeats: every process of a pool counts in shared memory, and others watch its counter.
 
-A pipe tells of a process's end at once, but not that it was stopped (SIGSTOP). So a thread of each
-process counts up, four times a second, whatever its main thread does: a long step, a compilation or
-a disk that doesn't answer is no sign of death. The launcher watches all others; they watch the
-launcher, and end by themselves when it is gone.
+A pipe shows at once that a process has ended, but not that it was stopped (SIGSTOP). So a thread of
+each process counts up, four times a second, whatever its main thread does: a long step, a
+compilation or a disk that does not answer is no sign of death. The launcher watches all others;
+they watch the launcher, and end by themselves when it is gone.
 
-Ctrl-Z stops all of them together. A process that finds that it was itself suspended takes nobody's
-silence meanwhile for death: it restarts its clocks.
+Ctrl-Z stops all of them together. A process that finds that it was itself suspended restarts its
+clocks, instead of taking the silence of the others meanwhile for death.
 
-Beside its count each process shows what it is doing, a number that costs nothing to set, for the
-launcher to show the user.
+Beside its counter each process shows its current activity, a number that costs nothing to set; its
+meaning is the program's.
 """
 
-import contextlib
-import ctypes
 import multiprocessing
 import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
 from multiprocessing.connection import wait
 
@@ -32,32 +27,19 @@ import numpy.typing as npt
 from tandem.memory import HostBuffer
 
 BEAT_SECONDS = 0.25
-SUSPENDED_SECONDS = 2.0  # who has not looked for so long was suspended, or starved
+SUSPENDED_SECONDS = 2.0  # between two looks: a longer gap means that the watcher was suspended
 START_SECONDS = 120.0  # for a process to begin to count
 PATIENCE_SECONDS = 5.0  # for a child to end in good order when the launcher is gone
 
-LAUNCHER = 0  # its place on the table
-ORPHANED = 75  # exit status of a child that was ended because the launcher is gone
+LAUNCHER = 0  # its index in the table
+ORPHANED = 75  # exit status of a child that ended itself because the launcher is gone
 
 Clock = Callable[[], float]
 
 
-class Activity(IntEnum):
-    """What a process is doing."""
-
-    STARTING = 0
-    COMPUTING = 1
-    WAITING = 2  # for its loader
-    EXCHANGING = 3
-    VALIDATING = 4
-    SAVING = 5
-    READING = 6
-    IDLE = 7  # a loader that has filled its slot
-
-
 @dataclass(frozen=True)
 class HeartbeatTable:
-    """A counter for each process of a run, and what each is doing, in shared memory.
+    """A counter and an activity of each process of a pool, in shared memory.
 
     Parameters
     ----------
@@ -75,17 +57,17 @@ class HeartbeatTable:
 
     @classmethod
     def create(cls, names: tuple[str, ...], timeout: float) -> "HeartbeatTable":
-        """A new table, all counters at 0."""
+        """Create a table, all numbers 0."""
         return cls(HostBuffer.create(2 * 8 * len(names), "heartbeats"), names, timeout)
 
     @property
     def counters(self) -> npt.NDArray[np.int64]:
-        """(processes,), in the order of `names`; seen by all."""
+        """(processes,), in the order of `names`; shared."""
         return self._numbers[0]
 
     @property
     def activities(self) -> npt.NDArray[np.int64]:
-        """(processes,), each an `Activity`; seen by all."""
+        """(processes,), in the order of `names`; shared."""
         return self._numbers[1]
 
     @property
@@ -95,22 +77,22 @@ class HeartbeatTable:
 
 @dataclass(frozen=True)
 class StatusSlot:
-    """Where one process shows what it is doing.
+    """Where one process shows its activity.
 
     Parameters
     ----------
     table : HeartbeatTable
-        Of the run.
-    place : int
-        The process's on the table.
+        Of the pool.
+    index : int
+        Of the process in the table.
     """
 
     table: HeartbeatTable
-    place: int
+    index: int
 
-    def show(self, activity: Activity) -> None:
-        """From now on it does this."""
-        self._activities[self.place] = activity
+    def show(self, activity: int) -> None:
+        """Set the current activity."""
+        self._activities[self.index] = activity
 
     @cached_property
     def _activities(self) -> npt.NDArray[np.int64]:
@@ -118,42 +100,46 @@ class StatusSlot:
 
 
 class HeartbeatMonitor:
-    """Notices whose counter has stopped.
+    """Finds processes whose counters have stopped.
 
     Parameters
     ----------
-    table : HeartbeatTable
-        The counters.
-    places : sequence of int
-        Whom to watch.
+    counters : int64 (processes,)
+        The heartbeats, changed by others.
+    timeout : float
+        Seconds without a beat after which a process is taken for dead.
+    watched : sequence of int
+        Indices of the processes to watch.
     clock : callable
-        Seconds that never go back.
+        Monotonic seconds.
     """
 
     def __init__(
-        self, table: HeartbeatTable, places: Sequence[int], clock: Clock = time.monotonic
+        self,
+        counters: npt.NDArray[np.int64],
+        timeout: float,
+        watched: Sequence[int],
+        clock: Clock = time.monotonic,
     ) -> None:
-        self._counters, self._timeout = table.counters, table.timeout
-        self._places, self._clock = places, clock
+        self._counters, self._timeout, self._clock = counters, timeout, clock
         self._looked = clock()
-        self._seen = dict.fromkeys(places, (0, self._looked))
+        self._seen = dict.fromkeys(watched, (0, self._looked))
 
     def silent(self) -> dict[int, float]:
-        """Who is to be taken for dead: its place, and the seconds since it was seen to count."""
+        """Find the processes to be taken for dead: index -> seconds since the last beat."""
         now = self._clock()
         suspended = now - self._looked > SUSPENDED_SECONDS
         self._looked = now
         found = {}
-        for place in self._places:
-            count, since = self._seen[place]
-            current = int(self._counters[place])
+        for index, (count, since) in self._seen.items():
+            current = int(self._counters[index])
             if suspended or current != count:
-                self._seen[place] = (current, now)
+                self._seen[index] = (current, now)
                 continue
-            # A process that is being started imports first; it dies visibly if it dies.
+            # A process that has just been started imports first; it dies visibly if it dies.
             limit = self._timeout if count else max(self._timeout, START_SECONDS)
             if now - since > limit:
-                found[place] = now - since
+                found[index] = now - since
         return found
 
 
@@ -164,59 +150,45 @@ class HeartbeatThread(threading.Thread):
     ----------
     table : HeartbeatTable
         Where to count.
-    place : int
-        This process's.
+    index : int
+        Of this process in the table.
     before_exit : callable, optional
-        In a child: called before it is ended from here.
+        In a child: called before this thread ends the process.
     """
 
     def __init__(
-        self, table: HeartbeatTable, place: int, before_exit: Callable[[], None] | None = None
+        self, table: HeartbeatTable, index: int, before_exit: Callable[[], None] | None = None
     ) -> None:
-        super().__init__(name="heart", daemon=True)
-        self._board, self._place, self._before_exit = table, place, before_exit
+        super().__init__(name="heartbeat", daemon=True)
+        self._table, self._index, self._before_exit = table, index, before_exit
         self._stopped = threading.Event()
-        table.counters[place] += 1
+        table.counters[index] += 1
 
     def run(self) -> None:
         """Count until `stop`, or until the launcher is gone."""
-        counters = self._board.counters
-        if self._place == LAUNCHER:
+        counters = self._table.counters
+        if self._index == LAUNCHER:
             while not self._stopped.wait(BEAT_SECONDS):
                 counters[LAUNCHER] += 1
             return
-        watch = HeartbeatMonitor(self._board, range(LAUNCHER, LAUNCHER + 1))
-        while not (_parent_ended(BEAT_SECONDS) or watch.silent()):
-            counters[self._place] += 1
-        self._end()
-
-    def stop(self) -> None:
-        """Count no more, in the launcher."""
-        self._stopped.set()
-
-    def _end(self) -> None:
-        # The main thread learns of it from a broken pipe, unless it waits for something else.
+        launcher = HeartbeatMonitor(counters, self._table.timeout, [LAUNCHER])
+        while not (_parent_ended(BEAT_SECONDS) or launcher.silent()):
+            counters[self._index] += 1
+        # The main thread sees a broken pipe, unless it waits for something else.
         time.sleep(PATIENCE_SECONDS)
         if self._before_exit is not None:
             self._before_exit()
         os._exit(ORPHANED)
 
+    def stop(self) -> None:
+        """Stop counting, in the launcher."""
+        self._stopped.set()
+
 
 def _parent_ended(seconds: float) -> bool:
-    """Wait so long for the launcher's end; whether it came."""
+    """Wait for the end of the launcher, at most `seconds`; return whether it has ended."""
     parent = multiprocessing.parent_process()
     if parent is None:
         time.sleep(seconds)
         return False
     return bool(wait([parent.sentinel], seconds))
-
-
-def wake_when_parent_ends() -> None:
-    """Have the kernel continue this process, should it be stopped, when its parent ends.
-
-    It could not notice by itself, and would stay for ever. Linux only; see prctl(2).
-    """
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGCONT)

@@ -37,7 +37,7 @@ def learning_rate(
     """
     done = epoch + step_in_epoch / steps_per_epoch
     moment = Moment(epoch, done, config.n_epochs, validation_errors[:epoch])
-    schedule = SCHEDULES.make(config.lr_policy, dict(config))
+    schedule = SCHEDULES.chosen(dict(config))
     rate = schedule.rate(config.learning_rate, moment)
     steps = epoch * steps_per_epoch + step_in_epoch
     warmup_steps = config.warmup_epochs * steps_per_epoch

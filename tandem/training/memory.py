@@ -44,7 +44,7 @@ def open_memory(
         Of the parameters.
     """
     if isinstance(slots, HostSlots):
-        settings = ExchangeSettings.of(vars(spec.config))
+        settings = ExchangeSettings.of(dict(spec.config))
         return open_host_memory(settings, slots, group, layout)
     from tandem.backend import deterministic, give_back_memory, on_stream, use_device
 

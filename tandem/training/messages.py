@@ -1,56 +1,47 @@
-"""Everything that crosses a pipe: small frozen dataclasses, and never pixels or parameters."""
+"""Messages of a training run, beside those that every worker and its launcher exchange.
+
+All are small frozen dataclasses; pixels and parameters never cross a pipe. A trainer asks its
+loader for a `tandem.data.minibatch.MinibatchRequest`.
+"""
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Literal
 
-from tandem.data.minibatch import MinibatchRequest
-
-__all__ = [
-    "CheckpointBegun",
-    "CheckpointWritten",
-    "Diverged",
-    "Failed",
-    "Finished",
-    "MinibatchReady",
-    "MinibatchRequest",
-    "Notice",
-    "Progress",
-    "Ready",
-    "StepVote",
-    "Stop",
-]
-
-# Trainer to loader: `MinibatchRequest`, which says what a slot is to hold, or
+from tandem.processes.messages import Failed
 
 
-@dataclass(frozen=True)
-class Stop:
-    """To a loader: no more minibatches are needed, end. To a trainer: finish the step, write a
-    checkpoint, end."""
+class Activity(IntEnum):
+    """What a trainer or loader shows in its `tandem.processes.heartbeat.StatusSlot`."""
 
-
-# Loader to trainer
+    STARTING = 0
+    COMPUTING = 1
+    WAITING = 2  # for its loader
+    EXCHANGING = 3
+    VALIDATING = 4
+    SAVING = 5
+    READING = 6
+    IDLE = 7  # a loader that has filled its slot
 
 
 @dataclass(frozen=True)
 class MinibatchReady:
-    """A request has been carried out.
+    """From a loader to its trainer: a request has been carried out.
 
     Attributes
     ----------
     slot : int
-        Number of the slot that is filled.
+        Number of the filled slot.
     """
 
     slot: int
 
 
-# Trainer to all trainers, before any weight changes
-
-
 @dataclass(frozen=True)
 class StepVote:
-    """What a trainer has to say of a step. All trainers hear all words, and act on them alike.
+    """From a trainer to all: its part in the decision on a step, before any weight changes.
+
+    Every trainer receives the votes of all, and acts on them alike.
 
     Attributes
     ----------
@@ -67,15 +58,7 @@ class StepVote:
     not_finite: tuple[int, ...] = ()
 
 
-# Launcher to trainer: Stop. Loader to launcher: Failed. Trainer to launcher: Failed, the records of
-# `tandem.artifacts.metrics_log`, and
-
-
-@dataclass(frozen=True)
-class Ready:
-    """Trainer `rank` has its weights and can begin."""
-
-    rank: int
+# From a trainer to the launcher, beside the records of `tandem.artifacts.metrics_log`:
 
 
 @dataclass(frozen=True)
@@ -90,56 +73,26 @@ class Progress:
 
 @dataclass(frozen=True)
 class CheckpointBegun:
-    """A checkpoint is being written, beside the training."""
+    """A checkpoint is being written in the background."""
 
 
 @dataclass(frozen=True)
 class CheckpointWritten:
-    """A checkpoint is at `path`."""
+    """A checkpoint has been written to `path`."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that the user should know."""
+    """Text for the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Finished:
-    """Trainer `rank` has done its work, or has stopped as it was asked to."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Process `who` cannot go on.
-
-    Attributes
-    ----------
-    who : str
-        As "trainer 0".
-    kind : "input", "diverged", "fault", "death" or "consequence"
-        Bad input; a loss that is not finite; a fault of the program; an end that was seen from
-        outside; what only followed from the end of another process.
-    message : str
-        In a sentence.
-    traceback : str
-        The process's own; empty where there is none.
-    """
-
-    who: str
-    kind: Literal["input", "diverged", "fault", "death", "consequence"]
-    message: str
-    traceback: str
-
-
-@dataclass(frozen=True)
 class Diverged(Failed):
-    """The run can't go on, because a loss or a gradient is not finite.
+    """A loss or a gradient is not finite; all trainers have agreed to end.
 
     Attributes
     ----------

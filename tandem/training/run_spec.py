@@ -1,9 +1,10 @@
-"""A run as data: what it does, resolved and checked."""
+"""A run as data, resolved and checked."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tandem.artifacts.checkpoint import CheckpointHeader
 from tandem.artifacts.reproducibility import Conditions
 from tandem.config.schema import Config
 from tandem.data.augment import Augmentation
@@ -16,44 +17,50 @@ Job = Literal["train", "validate"]
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A checked run. Small, and sent to every trainer when it starts.
+    """A checked run. Small, and sent to every process when it starts.
 
     Attributes
     ----------
     job : "train" or "validate"
-        Validation only, or all of it.
     config : Config
         As the user gave it, with every ``auto`` resolved.
     wnids : tuple of str
-        The classes of the pictures, in order.
-    devices : tuple of str
-        One for each trainer, by rank.
+        The classes, in order.
     train, validation : Dataset
-        The pictures; a validation reads the second only, and has it in both places.
+        A validation has its dataset in both.
     conditions : dict of str to str
         What else the bits depend on, see `tandem.artifacts.reproducibility`.
     resumed : Path or None
-        The checkpoint that is continued.
+        The checkpoint to continue.
     weights : Path or None
         Otherwise the checkpoint to start from, or to validate.
+    header : CheckpointHeader or None
+        Of `resumed` or `weights`.
     skipped : tuple of (int, int)
-        Epoch and global minibatch, from 0, of those to pass over, beside the checkpoint's own.
+        Epoch and global minibatch, from 0, of minibatches to skip, beside the checkpoint's own.
     """
 
     job: Job
     config: Config
     wnids: tuple[str, ...]
-    devices: tuple[str, ...]
     train: Dataset
     validation: Dataset
     conditions: Conditions
     resumed: Path | None = None
     weights: Path | None = None
+    header: CheckpointHeader | None = None
     skipped: tuple[tuple[int, int], ...] = ()
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the checkpoint to continue has all epochs."""
+        if self.resumed is None or self.header is None:
+            return False
+        return self.header.state.epoch >= self.config.n_epochs
+
+    @property
     def classes(self) -> int:
-        """How many classes the pictures have."""
+        """Number of classes."""
         return len(self.wnids)
 
     @property
@@ -70,8 +77,13 @@ class RunSpec:
         )
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each trainer, by rank."""
+        return tuple(self.config.devices)
+
+    @property
     def trainers(self) -> int:
-        """How many trainers."""
+        """Number of trainers."""
         return len(self.devices)
 
     @property
@@ -86,21 +98,21 @@ class RunSpec:
 
     @property
     def device_crops(self) -> bool:
-        """Whether slots hold whole pictures, which the device crops."""
+        """Whether slots hold whole images, which the device crops."""
         return bool(self.config.use_data_layer)
 
     @property
     def picture_size(self) -> int:
-        """Rows and columns of the pictures in a slot."""
+        """Rows and columns of the images in a slot."""
         return self.train.image_size if self.device_crops else self.config.crop_size
 
     @property
     def global_batch(self) -> int:
-        """Pictures per step over all trainers."""
+        """Images per step over all trainers."""
         return self.config.batch_size * self.trainers
 
     def filler(self) -> MinibatchBuilder:
-        """What fills the slots, for a loader process or for a trainer that loads by itself."""
+        """Make what fills the slots, in a loader process or in a trainer without one."""
         config = self.config
         augmentation = Augmentation(
             crop_size=config.crop_size,

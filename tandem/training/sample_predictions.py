@@ -1,4 +1,4 @@
-"""Some validation pictures and what the network takes them for, the same after every epoch."""
+"""Predictions for a few validation pictures, the same after every epoch."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ Scores = npt.NDArray[np.floating]
 
 
 class SamplePredictions:
-    """Notes the network's outputs for its pictures as they come by, and draws them.
+    """Collects the network's outputs for its pictures during validation, and draws them.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class SamplePredictions:
     """
 
     def __init__(self, spec: RunSpec) -> None:
-        self._plan = spec
+        self._spec = spec
         batch = spec.config.batch_size
         self._rows = sample_rows(spec.validation.size, spec.global_batch, batch)
         self._scores: list[Scores] = []
@@ -39,23 +39,23 @@ class SamplePredictions:
     def indices(self) -> list[int]:
         """Dataset indices of its pictures."""
         minibatches = self._rows.items()
-        return [k * self._plan.global_batch + row for k, rows in minibatches for row in rows]
+        return [k * self._spec.global_batch + row for k, rows in minibatches for row in rows]
 
-    def look(self, minibatch: int, scores: Callable[[], Scores]) -> None:
-        """Note what trainer 0 has just computed.
+    def collect(self, minibatch: int, scores: Callable[[], Scores]) -> None:
+        """Collect the outputs of a minibatch that trainer 0 has just validated.
 
         Parameters
         ----------
         minibatch : int
-            Which one of the validation, from 0.
+            Number of the minibatch in the validation, from 0.
         scores : callable
-            Gives the outputs before the softmax, (row, class). Called where there is a need.
+            Returns the outputs before the softmax, (row, class). Called only if needed.
         """
         if rows := self._rows.get(minibatch):
             self._scores.append(scores()[rows])
 
     def take(self) -> Scores:
-        """Give what was noted, (picture, class), and begin anew."""
+        """Return the collected outputs, (picture, class), and start again."""
         scores, self._scores = np.concatenate(self._scores), []
         return scores
 
@@ -66,19 +66,19 @@ class SamplePredictions:
         if self._crops is None:
             self._crops = self._read()
         known = imagenet_names()
-        names = [known.get(wnid, wnid).partition(",")[0] for wnid in self._plan.wnids]
+        names = [known.get(wnid, wnid).partition(",")[0] for wnid in self._spec.wnids]
         return prediction_sheet(self._crops, self._labels, softmax(scores), names)
 
     def _read(self) -> npt.NDArray[np.uint8]:
         """The centre crops, as the network sees them, (picture, row, column, RGB)."""
         indices = np.array(self.indices)
-        reader = PictureReader(self._plan.validation)
+        reader = PictureReader(self._spec.validation)
         pictures = np.empty((len(indices), *reader.picture_shape), np.uint8)
         reader.read(indices, pictures)
         self._labels = reader.labels(indices).tolist()
         reader.close()
-        start = (pictures.shape[1] - self._plan.config.crop_size) // 2
-        window = slice(start, start + self._plan.config.crop_size)
+        start = (pictures.shape[1] - self._spec.config.crop_size) // 2
+        window = slice(start, start + self._spec.config.crop_size)
         return pictures[:, window, window].copy()
 
 
@@ -94,12 +94,12 @@ def sample_rows(
     global_batch, batch : int
         Pictures of a minibatch, of which the first `batch` are trainer 0's.
     count : int
-        How many are wanted; there may be fewer.
+        Pictures to choose; there may be fewer.
 
     Returns
     -------
     dict of int to list of int
-        Rows of trainer 0 by minibatch.
+        Rows of trainer 0, by minibatch.
     """
     rows: dict[int, list[int]] = {}
     for number in range(count):

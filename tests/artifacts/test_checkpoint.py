@@ -19,7 +19,6 @@ from safetensors.numpy import load_file, save_file
 from tandem.artifacts.checkpoint import (
     Checkpoint,
     RunState,
-    check_continues,
     initial_weights,
     read_checkpoint,
     read_header,
@@ -27,7 +26,7 @@ from tandem.artifacts.checkpoint import (
     verify_checkpoint,
 )
 from tandem.artifacts.metrics import MetricSums, Pending, Seconds
-from tandem.config.schema import Config, make_config
+from tandem.config.schema import Config
 from tandem.errors import InputError
 from tandem.layers.network import NetworkDescription
 
@@ -414,32 +413,3 @@ def test_initial_weights_of_which_nothing_is_taken(path: Path) -> None:
     layers = {name.partition(".")[0] for name in SHAPES}
     with pytest.raises(InputError, match="nothing left to take"):
         initial_weights(path, SHAPES, [*layers])
-
-
-# Whether it can go on
-
-
-def test_between_epochs_settings_may_change(path: Path) -> None:
-    check_continues(
-        path, read_header(path), make_config({"seed": 5, "shuffle": "images"}), 32, 1000
-    )
-
-
-def test_inside_an_epoch_they_may_not(tmp_path: Path) -> None:
-    state = replace(STATE, step_in_epoch=4, train_pictures=1000)
-    path = write_checkpoint(tmp_path, make(state=state))
-    header = read_header(path)
-    changed = make_config({"learning_rate": 0.5, "n_epochs": 90})
-    check_continues(path, header, changed, 64, 1000)
-    for config, batch, pictures, expected in (
-        (Config(), 32, 1000, "pictures per step over all trainers: 64 in the checkpoint, now 32"),
-        (Config(), 64, 999, "training pictures: 1000 in the checkpoint, now 999"),
-        (make_config({"seed": 5}), 64, 1000, "seed: 1 in the checkpoint, now 5"),
-        (make_config({"shuffle": "none"}), 64, 1000, "shuffle: files in the checkpoint, now none"),
-    ):
-        with pytest.raises(InputError) as caught:
-            check_continues(path, header, config, batch, pictures)
-        assert "inside epoch 4" in str(caught.value)
-        assert expected in str(caught.value)
-    unknown = write_checkpoint(tmp_path, make(state=replace(state, global_batch=None)))
-    check_continues(unknown, read_header(unknown), Config(), 32, 1000)

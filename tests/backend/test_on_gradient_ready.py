@@ -1,4 +1,4 @@
-"""Being told, in the middle of a function, that a variable has its new value."""
+"""The callback, in the middle of a function, when a variable has its new value."""
 
 import numpy as np
 import pytensor
@@ -10,20 +10,20 @@ from tandem.backend import capture, device_mode, device_shared
 
 
 class Listener:
-    """Notes what it is told, and what was in the variables then."""
+    """Records each call, and the variables' values at that time."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.called: list[str] = []
         self.values: list[np.ndarray] = []
         self.variables: dict = {}
 
     def __call__(self, name: str) -> None:
-        self.told.append(name)
+        self.called.append(name)
         if name in self.variables:
             self.values.append(self.variables[name].get_value())
 
 
-def test_every_update_is_told_once_when_its_value_is_there() -> None:
+def test_every_update_is_reported_once_when_its_value_is_in_place() -> None:
     listener = Listener()
     a, b, c = (device_shared(np.full(3, float(n)), name) for n, name in enumerate("abc"))
     listener.variables = {v.name: v for v in (a, b, c)}
@@ -31,14 +31,14 @@ def test_every_update_is_told_once_when_its_value_is_there() -> None:
     updates = [(a, x * 2), (b, b + x), (c, pt.concatenate([x[:1], a[1:]]))]
     step = pytensor.function([x], updates=updates, mode=device_mode(on_gradient_ready=listener))
     step(np.array([1.0, 2.0, 3.0]))
-    assert sorted(listener.told) == ["a", "b", "c"]
-    for name, value in zip(listener.told, listener.values, strict=True):
+    assert sorted(listener.called) == ["a", "b", "c"]
+    for name, value in zip(listener.called, listener.values, strict=True):
         np.testing.assert_array_equal(value, listener.variables[name].get_value())
     np.testing.assert_array_equal(c.get_value(), [1, 0, 0])
 
 
-def test_a_function_looks_no_more_at_what_it_has_told_of() -> None:
-    """Whoever is told may write there at once: what else is computed stays as it was."""
+def test_a_function_does_not_read_a_value_after_its_callback() -> None:
+    """The callback may overwrite it at once: other results do not change."""
     a, total = device_shared(np.zeros(4), "a"), device_shared(np.zeros(()), "total")
     x = pt.tensor("x", shape=(4,), dtype="float64")
 
@@ -54,17 +54,17 @@ def test_a_function_looks_no_more_at_what_it_has_told_of() -> None:
     np.testing.assert_array_equal(a.get_value(), np.full(4, 1e9))
 
 
-def test_gradients_of_later_layers_are_told_while_earlier_ones_are_computed() -> None:
+def test_gradients_of_later_layers_are_reported_while_earlier_ones_are_computed() -> None:
     listener = Listener()
     step = ResidentStep(device_mode(on_gradient_ready=listener), Sizes(batch=2))
     step.functions[0]()
-    layers = [name.removeprefix("gradient/").split(".")[0] for name in listener.told[:-1]]
+    layers = [name.removeprefix("gradient/").split(".")[0] for name in listener.called[:-1]]
     assert len(layers) == 16
     order = ["fc8", "fc7", "fc6", "conv5", "conv4", "conv3", "conv2", "conv1"]
     assert list(dict.fromkeys(layers)) == order
     source = step.functions[0].vm.program.source.splitlines()
-    told = [number for number, line in enumerate(source) if line.strip().startswith("h")]
-    assert told[0] < len(source) // 2
+    calls = [number for number, line in enumerate(source) if line.strip().startswith("h")]
+    assert calls[0] < len(source) // 2
 
 
 def test_it_can_be_neither_compiled_nor_recorded() -> None:

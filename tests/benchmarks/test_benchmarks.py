@@ -62,7 +62,7 @@ def test_batches_are_compared_by_image() -> None:
 def test_a_run_with_its_loader_is_compared_with_data_in_memory() -> None:
     found, other = run.answer(2, replace(TINY, classes=10), pictures=8, repeats=2)
     assert (found.name, found.peer) == ("with its loader", "with data in memory")
-    assert (other.name, other.peer, other.target) == (found.name, "cropping by itself", None)
+    assert (other.name, other.peer, other.target) == (found.name, "cropping in the trainer", None)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ def test_it_compares_what_it_says() -> None:
     rows = [row(comparison) for comparison in exchange.answer(2, parameters=5_000, most=1)]
     assert [(r["name"], r["peer"]) for r in rows] == [
         ("average", "one copy"),
-        ("average", "one copy into memory that is there"),
+        ("average", "one copy into allocated memory"),
         ("average", "both copy at once"),
         ("gradients", "one copy"),
         ("shared", "one copy"),

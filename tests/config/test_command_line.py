@@ -269,7 +269,7 @@ def test_weights_are_taken_from_the_arguments() -> None:
 
 
 def test_weights_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match="--weights FILE is missing"):
+    with pytest.raises(InputError, match="--weights is missing; it must be a file"):
         load_weights_and_config(["--seed", "1"])
     with pytest.raises(InputError, match="did you mean --weights"):
         load_weights_and_config(["--weight", "w"])
@@ -303,7 +303,7 @@ def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatc
         ("pretrained", "init_weights"),
         ("evaluate", "validate.py --weights FILE"),
         ("arch", "did you mean --network?"),
-        ("optimizer", "use_momentum"),
+        ("solver", "use_momentum"),
         ("max_iter", "n_epochs"),
         ("local-rank", "mpirun or torchrun"),
     ],

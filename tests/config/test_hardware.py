@@ -74,8 +74,8 @@ def test_a_list_is_taken_as_it_is(machine: Machine, names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ({"gpus": 0}, "cuda:1 is not there; no GPU was found"),
-        ({"gpus": 1}, "cuda:1 is not there; found: cuda:0$"),
+        ({"gpus": 0}, "cuda:1 does not exist; no GPU was found"),
+        ({"gpus": 1}, "cuda:1 does not exist; found: cuda:0$"),
         ({"gpus": 2, "pycuda": False}, r"PyCUDA is not installed; .*pip install \.\[gpu\]"),
         ({"gpus": 2, "torch": "2.13.0+cpu"}, "install a build for CUDA"),
     ],
@@ -96,26 +96,26 @@ def test_a_cpu_needs_no_package(machine: Machine) -> None:
 # Ranks
 
 
-def place(machine: int, gpus: int = 0, first: int = 0, cores: tuple[int, ...] = (0, 1)) -> RankInfo:
+def rank(machine: int, gpus: int = 0, first: int = 0, cores: tuple[int, ...] = (0, 1)) -> RankInfo:
     """A rank that is shown so many GPUs of its machine, from one of them on."""
     identities = tuple(f"GPU {machine}.{first + number}" for number in range(gpus))
     return RankInfo(machine, cores, ("A GPU",) * gpus, identities, "a processor", (), "mpirun")
 
 
 @pytest.mark.parametrize(
-    ("devices", "places", "expected"),
+    ("devices", "ranks", "expected"),
     [
-        (("cpu", "cpu"), [place(0), place(0)], False),
-        (("cuda:0", "cuda:1"), [place(0, 2), place(0, 2)], True),
-        (("cuda:0", "cuda:0"), [place(0, 1), place(0, 1)], False),
-        (("cuda:0", "cuda:0"), [place(0, 1), place(1, 1)], True),
-        (("cuda:0", "cuda:0"), [place(0, 1, 3), place(0, 1, 4)], True),
+        (("cpu", "cpu"), [rank(0), rank(0)], False),
+        (("cuda:0", "cuda:1"), [rank(0, 2), rank(0, 2)], True),
+        (("cuda:0", "cuda:0"), [rank(0, 1), rank(0, 1)], False),
+        (("cuda:0", "cuda:0"), [rank(0, 1), rank(1, 1)], True),
+        (("cuda:0", "cuda:0"), [rank(0, 1, 3), rank(0, 1, 4)], True),
     ],
 )
 def test_ranks_that_share_a_gpu_are_known(
-    devices: tuple[str, ...], places: list[RankInfo], expected: bool
+    devices: tuple[str, ...], ranks: list[RankInfo], expected: bool
 ) -> None:
-    assert have_own_gpus(devices, places) is expected
+    assert have_own_gpus(devices, ranks) is expected
 
 
 @pytest.fixture
@@ -125,44 +125,44 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "places", "expected"),
+    ("setting", "ranks", "expected"),
     [
-        ("auto", [place(0), place(0), place(2)], "cpu cpu cpu"),
-        (["cpu"], [place(0)] * 3, "cpu cpu cpu"),
-        ("auto", [place(0, 2), place(0, 2), place(2, 2), place(2, 2)], "0 1 0 1"),
+        ("auto", [rank(0), rank(0), rank(2)], "cpu cpu cpu"),
+        (["cpu"], [rank(0)] * 3, "cpu cpu cpu"),
+        ("auto", [rank(0, 2), rank(0, 2), rank(2, 2), rank(2, 2)], "0 1 0 1"),
         # As mpirun may deal ranks out in turn.
-        ("auto", [place(0, 2), place(1, 2), place(0, 2), place(1, 2)], "0 0 1 1"),
-        (["cuda:1", "cuda:0"], [place(0, 2)] * 2, "1 0"),
-        (["cuda:0", "cuda:0"], [place(0, 1)] * 2, "0 0"),
+        ("auto", [rank(0, 2), rank(1, 2), rank(0, 2), rank(1, 2)], "0 0 1 1"),
+        (["cuda:1", "cuda:0"], [rank(0, 2)] * 2, "1 0"),
+        (["cuda:0", "cuda:0"], [rank(0, 1)] * 2, "0 0"),
         # As Slurm may give each task a GPU of its own.
-        ("auto", [place(0, 1, 3), place(0, 1, 5)], "0 0"),
+        ("auto", [rank(0, 1, 3), rank(0, 1, 5)], "0 0"),
     ],
 )
 def test_ranks_get_devices_by_their_number_on_their_machine(
-    packages: None, setting: Any, places: list[RankInfo], expected: str
+    packages: None, setting: Any, ranks: list[RankInfo], expected: str
 ) -> None:
-    found = place_devices(setting, places)
+    found = place_devices(setting, ranks)
     assert " ".join(name.removeprefix("cuda:") for name in found) == expected
 
 
 @pytest.mark.parametrize(
-    ("setting", "places", "said"),
+    ("setting", "ranks", "said"),
     [
-        ("auto", [place(0, 1)] * 2, "rank 1 is number 1 on its machine, which has 1"),
-        ("auto", [place(0, 1), place(1)], "GPUs on some machines and none on others"),
-        (["cuda:2"], [place(0, 2)], "cuda:2 is not there; found: cuda:0 to cuda:1"),
+        ("auto", [rank(0, 1)] * 2, "rank 1 is number 1 on its machine, which has 1"),
+        ("auto", [rank(0, 1), rank(1)], "GPUs on some machines and none on others"),
+        (["cuda:2"], [rank(0, 2)], "cuda:2 does not exist; found: cuda:0 to cuda:1"),
     ],
 )
 def test_ranks_without_a_device_are_refused(
-    packages: None, setting: Any, places: list[RankInfo], said: str
+    packages: None, setting: Any, ranks: list[RankInfo], said: str
 ) -> None:
     with pytest.raises(InputError, match=said):
-        place_devices(setting, places)
+        place_devices(setting, ranks)
 
 
 def test_cores_are_divided_by_the_ranks_that_share_them() -> None:
     eight = tuple(range(8))
-    assert threads_of([place(0, cores=eight)] * 2) == 4
-    assert threads_of([place(0, cores=eight), place(1, cores=eight)]) == 8
-    assert threads_of([place(0, cores=(0, 1)), place(0, cores=(2, 3))]) == 2  # bound by mpirun
-    assert threads_of([place(0, cores=(0,))] * 3) == 1
+    assert threads_of([rank(0, cores=eight)] * 2) == 4
+    assert threads_of([rank(0, cores=eight), rank(1, cores=eight)]) == 8
+    assert threads_of([rank(0, cores=(0, 1)), rank(0, cores=(2, 3))]) == 2  # bound by mpirun
+    assert threads_of([rank(0, cores=(0,))] * 3) == 1

@@ -27,7 +27,7 @@ def pixels_at(path: Path) -> np.ndarray:
     """What lies in the file where `locate_batch` says."""
     location = locate_batch(path)
     count = int(np.prod(location.shape))
-    flat = np.fromfile(path, location.dtype, count, offset=location.offset)
+    flat = np.fromfile(path, np.uint8, count, offset=location.offset)
     return flat.reshape(location.shape)
 
 

@@ -73,15 +73,15 @@ def test_each_picture_arrives_once_with_its_label(
     tmp_path: Path, crop_here: bool, shuffle: Shuffle, trainers: int
 ) -> None:
     dataset = write_coded(tmp_path, (4, 4, 4, 1))
-    filler = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here)
-    assert filler.picture_size == (CROP if crop_here else SIZE)
-    slot = new_slot(2, filler.picture_size)
+    builder = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here)
+    assert builder.picture_size == (CROP if crop_here else SIZE)
+    slot = new_slot(2, builder.picture_size)
     order = epoch_order(dataset.counts, shuffle, 11, 3)
     arrived = []
     for k in range(minibatch_count(13, 2 * trainers)):
         for rank in range(trainers):
             rows = trainer_rows(global_minibatch(order, k, 2 * trainers), rank, 2)
-            filler.fill(slot, MinibatchRequest(0, "train", 3, k, rows))
+            builder.fill(slot, MinibatchRequest(0, "train", 3, k, rows))
             for i in range(int(slot.valid)):
                 index, label = slot.pictures[i, 0, 0, 1:]
                 whole = coded_picture(index, label)
@@ -90,7 +90,7 @@ def test_each_picture_arrives_once_with_its_label(
                 np.testing.assert_array_equal(slot.pictures[i], expected)
                 assert (slot.indices[i], slot.labels[i]) == (index, label)
                 arrived.append((int(index), int(label)))
-    filler.close()
+    builder.close()
     assert sorted(arrived) == [(i, label_of(i)) for i in range(13)]
 
 
@@ -100,9 +100,9 @@ def test_crops_in_the_slot_are_windows_of_the_whole_pictures(tmp_path: Path, lay
     request = MinibatchRequest(0, "train", 2, 1, np.random.default_rng(0).permutation(30))
     slots = {}
     for crop_here in (False, True):
-        filler = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here)
-        slots[crop_here] = new_slot(30, filler.picture_size)
-        filler.fill(slots[crop_here], request)
+        builder = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here)
+        slots[crop_here] = new_slot(30, builder.picture_size)
+        builder.fill(slots[crop_here], request)
     whole, cropped = slots[False], slots[True]
     for name in ("labels", "indices", "origins", "mirrored", "valid"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(cropped, name))
@@ -118,12 +118,12 @@ def test_the_same_request_gives_the_same_slot_from_a_filler_that_travelled(
     tmp_path: Path, crop_here: bool
 ) -> None:
     dataset = write_coded(tmp_path, (4, 4))
-    filler = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here)
+    builder = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here)
     request = MinibatchRequest(0, "train", 2, 1, np.array([7, 0, 3]))
-    slots = [new_slot(3, filler.picture_size) for _ in range(2)]
-    filler.fill(slots[0], MinibatchRequest(0, "train", 5, 0, np.array([1, 2])))
-    filler.fill(slots[0], request)
-    pickle.loads(pickle.dumps(filler)).fill(slots[1], pickle.loads(pickle.dumps(request)))
+    slots = [new_slot(3, builder.picture_size) for _ in range(2)]
+    builder.fill(slots[0], MinibatchRequest(0, "train", 5, 0, np.array([1, 2])))
+    builder.fill(slots[0], request)
+    pickle.loads(pickle.dumps(builder)).fill(slots[1], pickle.loads(pickle.dumps(request)))
     for name in vars(slots[0]):
         np.testing.assert_array_equal(getattr(slots[0], name), getattr(slots[1], name))
 
@@ -154,8 +154,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 def test_whole_pictures_are_read_straight_into_the_slot(tmp_path: Path, calls: list[Call]) -> None:
     dataset = write_coded(tmp_path, (4, 4))
     slot = new_slot(5, SIZE)
-    filler = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here=False)
-    filler.fill(slot, MinibatchRequest(0, "train", 0, 0, np.array([5, 6, 7, 0, 1])))
+    builder = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here=False)
+    builder.fill(slot, MinibatchRequest(0, "train", 0, 0, np.array([5, 6, 7, 0, 1])))
     places = [slot.pictures[i].ctypes.data for i in range(5)]
     assert [call.addresses for call in calls] == [tuple(places[3:]), tuple(places[:3])]
     assert [call.nbytes for call in calls] == [2 * PICTURE, 3 * PICTURE]
@@ -165,8 +165,8 @@ def test_of_a_cropped_picture_only_the_rows_of_the_window_are_read(
     tmp_path: Path, calls: list[Call]
 ) -> None:
     dataset = write_coded(tmp_path, (4, 4))
-    filler = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here=True)
-    filler.fill(new_slot(5, CROP), MinibatchRequest(0, "train", 0, 0, np.array([5, 6, 7, 0, 1])))
+    builder = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here=True)
+    builder.fill(new_slot(5, CROP), MinibatchRequest(0, "train", 0, 0, np.array([5, 6, 7, 0, 1])))
     assert [call.nbytes for call in calls] == [CROP * SIZE * 3] * 5
     assert len({call.addresses for call in calls}) == 1
 
@@ -176,13 +176,13 @@ def test_once_warm_filling_takes_no_memory_of_a_pictures_size(
     tmp_path: Path, crop_here: bool
 ) -> None:
     dataset = write_noise(tmp_path, 8, side=200)
-    filler = MinibatchBuilder(dataset, dataset, replace(AUGMENTATION, crop_size=190), crop_here)
-    slot = new_slot(8, filler.picture_size)
+    builder = MinibatchBuilder(dataset, dataset, replace(AUGMENTATION, crop_size=190), crop_here)
+    slot = new_slot(8, builder.picture_size)
     request = MinibatchRequest(0, "train", 0, 0, np.array([3, 1, 2, 7, 6, 0, 4, 5]))
-    filler.fill(slot, request)
+    builder.fill(slot, request)
     tracemalloc.start()
     try:
-        filler.fill(slot, request)
+        builder.fill(slot, request)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -192,11 +192,11 @@ def test_once_warm_filling_takes_no_memory_of_a_pictures_size(
 @pytest.mark.parametrize("crop_here", [True, False])
 def test_rows_beyond_the_minibatch_are_left_alone(tmp_path: Path, crop_here: bool) -> None:
     dataset = write_coded(tmp_path, (4,))
-    filler = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here)
-    slot = new_slot(4, filler.picture_size)
+    builder = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here)
+    slot = new_slot(4, builder.picture_size)
     for array in vars(slot).values():
         array[...] = 77
-    filler.fill(slot, MinibatchRequest(0, "train", 0, 0, np.array([3, 1])))
+    builder.fill(slot, MinibatchRequest(0, "train", 0, 0, np.array([3, 1])))
     assert slot.valid == 2
     for array in (slot.pictures, slot.labels, slot.indices, slot.origins, slot.mirrored):
         assert (array[2:] == 77).all()
@@ -205,19 +205,19 @@ def test_rows_beyond_the_minibatch_are_left_alone(tmp_path: Path, crop_here: boo
 
 def test_an_empty_request_leaves_no_valid_row(tmp_path: Path) -> None:
     dataset = write_coded(tmp_path, (3,))
-    filler = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here=True)
+    builder = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here=True)
     slot = new_slot(2, CROP)
-    filler.fill(slot, MinibatchRequest(0, "train", 0, 0, np.array([0, 2])))
+    builder.fill(slot, MinibatchRequest(0, "train", 0, 0, np.array([0, 2])))
     assert slot.valid == 2
-    filler.fill(slot, MinibatchRequest(0, "train", 0, 1, np.array([], np.int64)))
+    builder.fill(slot, MinibatchRequest(0, "train", 0, 1, np.array([], np.int64)))
     assert slot.valid == 0
 
 
 def test_validation_takes_centres_from_its_own_pictures(tmp_path: Path) -> None:
     train, validation = write_coded(tmp_path / "a", (3,)), write_coded(tmp_path / "b", (2, 2))
-    filler = MinibatchBuilder(train, validation, AUGMENTATION, crop_here=True)
+    builder = MinibatchBuilder(train, validation, AUGMENTATION, crop_here=True)
     slot = new_slot(4, CROP)
-    filler.fill(slot, MinibatchRequest(0, "validation", 0, 0, np.arange(4)))
+    builder.fill(slot, MinibatchRequest(0, "validation", 0, 0, np.arange(4)))
     for i in range(4):
         expected = coded_picture(i, label_of(i))[1 : 1 + CROP, 1 : 1 + CROP]
         np.testing.assert_array_equal(slot.pictures[i], expected)
@@ -226,10 +226,10 @@ def test_validation_takes_centres_from_its_own_pictures(tmp_path: Path) -> None:
 
 def test_a_slot_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     dataset = write_coded(tmp_path, (3,))
-    filler = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here=True)
+    builder = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here=True)
     for slot in (new_slot(1, CROP), new_slot(2, SIZE)):
         with pytest.raises(ValueError, match="can't take 2 pictures"):
-            filler.fill(slot, MinibatchRequest(0, "train", 0, 0, np.array([0, 2])))
+            builder.fill(slot, MinibatchRequest(0, "train", 0, 0, np.array([0, 2])))
 
 
 def test_settings_that_do_not_fit_the_pictures_are_refused(tmp_path: Path) -> None:

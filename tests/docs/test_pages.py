@@ -1,6 +1,7 @@
 """The pages of docs/: commands that exist, links that lead somewhere, pages that are found."""
 
 import os
+import pkgutil
 import re
 import shlex
 import xml.etree.ElementTree as ElementTree
@@ -131,6 +132,17 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken_links(page) == []
 
 
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: page.name)
+def test_code_that_is_named_exists(page: Path) -> None:
+    """Files, packages and modules in `backticks`."""
+    ours = r"`((?:tandem|tests|benchmarks|examples)(?!/results)[/.][\w/.]+)`"
+    for name in re.findall(ours, page.read_text()):
+        if "/" in name:
+            assert (ROOT / name).exists(), name
+        else:
+            assert pkgutil.resolve_name(name), name
+
+
 def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
@@ -148,5 +160,5 @@ def test_the_readme_names_every_page() -> None:
 def test_the_picture_is_well_formed() -> None:
     root = ElementTree.parse(ROOT / "docs" / "processes.svg").getroot()
     words = " ".join(root.itertext())
-    for part in ("launcher", "loader 1", "trainer 1", "slot 1", "meeting", "exchange", "heartbeat"):
+    for part in ("launcher", "loader 1", "trainer 1", "slot 1", "barrier", "exchange", "heartbeat"):
         assert part in words

@@ -84,7 +84,7 @@ def test_onnx_computes_what_the_op_does(
         (lambda x: pt.exp(x), "Exp has no translation; register"),
         (lambda x: pt.sort(x), "Sort.* has no translation; register"),
         (lambda x: x.T, "not moved or dropped"),
-        (lambda x: pt.special.softmax(x), "softmax over one axis alone"),
+        (lambda x: pt.special.softmax(x), "only a softmax over a single axis"),
         (lambda x: x + pt.tensor("other", dtype="float32", shape=(5,)), "other, which has no"),
         (lambda x: x.reshape((x.shape[0], -1, x.shape[1] // 2)), "only one length may be unknown"),
     ],

@@ -1,15 +1,18 @@
 """What a run of ranks resolves to, and is refused, by what has started them and their GPUs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tandem.artifacts.checkpoint import CheckpointHeader, RunState
 from tandem.config.command_line import load_config
 from tandem.config.hardware import RankInfo
+from tandem.config.schema import make_config
 from tandem.distributed.group import Starter
 from tandem.errors import InputError
-from tandem.launch.prepare import prepare_run
+from tandem.launch.prepare import check_continues, prepare_run
 from tandem.training.run_spec import RunSpec
 from tests.support.tiny import prepare, settings
 
@@ -74,7 +77,7 @@ def test_what_nccl_cannot_do_is_refused(
     [
         ("torchrun", {"rule": "easgd"}, "rule: easgd is for trainers that are joined by MPI"),
         ("torchrun", {"restarts": 2}, "use torchrun --max-restarts 2, with --resume_train true"),
-        ("mpirun", {"restarts": 2}, "restarts: 2 can't be done under mpirun"),
+        ("mpirun", {"restarts": 2}, "restarts: 2 is not possible under mpirun"),
     ],
 )
 def test_what_a_starter_cannot_do_is_refused(
@@ -106,3 +109,35 @@ def test_buckets_are_for_ranks(data: Path) -> None:
     config = load_config(settings(data, data.parent / "run", **changes))
     with pytest.raises(InputError, match="bucket_mb: 4 is for trainers that are ranks"):
         prepare_run(config)
+
+
+def continued(data: Path, state: RunState, **changes: Any) -> RunSpec:
+    """A run of 2 images per step that continues a checkpoint of that state."""
+    plain = {"batch_size": 2, "devices": ["cpu"]}
+    before = make_config(plain).model_dump(mode="json")
+    arguments = settings(data, data.parent / "run", **{**plain, **changes})
+    spec = prepare_run(load_config(arguments))
+    header = CheckpointHeader(spec.description, state, before)
+    return replace(spec, resumed=Path("epoch-0003.safetensors"), header=header)
+
+
+def test_between_epochs_settings_may_change(data: Path) -> None:
+    check_continues(continued(data, RunState(3, 0, 9, (), 64, 1000), seed=5, shuffle="images"))
+
+
+def test_inside_an_epoch_they_may_not(data: Path) -> None:
+    pictures = continued(data, RunState()).train.size
+    state = RunState(3, 4, 9, (), 2, pictures)
+    check_continues(continued(data, state, learning_rate=0.5, n_epochs=90))
+    batch = "pictures per step over all trainers: 2 in the checkpoint, now 1"
+    for spec, expected in (
+        (continued(data, state, batch_size=1), batch),
+        (continued(data, replace(state, train_pictures=7)), "training pictures: 7 in the"),
+        (continued(data, state, seed=5), "seed: 1 in the checkpoint, now 5"),
+        (continued(data, state, shuffle="none"), "shuffle: files in the checkpoint, now none"),
+    ):
+        with pytest.raises(InputError) as caught:
+            check_continues(spec)
+        assert "inside epoch 4" in str(caught.value)
+        assert expected in str(caught.value)
+    check_continues(continued(data, replace(state, global_batch=None), batch_size=1))

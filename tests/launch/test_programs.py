@@ -9,31 +9,33 @@ import pytest
 
 from tandem.config.schema import Config
 from tandem.launch import programs
-from tandem.launch.local import Outcome
-from tandem.training.messages import Diverged, Failed
+from tandem.launch.local import Launcher
+from tandem.processes.messages import Failed
+from tandem.processes.supervisor import Outcome
+from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
 from tests.support.tiny import prepare
 
-NOT_FINITE = Diverged("trainer 0", "diverged", "not finite", "", 0, 3)
+NOT_FINITE = Diverged("trainer 0", "agreed", "not finite", "", 0, 3)
 DEATH = Failed("trainer 0", "death", "was killed", "")
 BAD = Failed("trainer 0", "input", "disk full", "")
 
 
-class Launches:
-    """Stands for `launch`: notes the plans, and gives the outcomes in turn, then success."""
+class FakeLauncher(Launcher):
+    """Notes each run, and gives the outcomes in turn, then success."""
 
     def __init__(self, *outcomes: Outcome) -> None:
-        self.plans: list[RunSpec] = []
+        self.specs: list[RunSpec] = []
         self._outcomes = [*outcomes]
 
-    def __call__(self, spec: RunSpec, *_: Any) -> Outcome:
-        self.plans.append(spec)
+    def launch(self, spec: RunSpec, *_: Any) -> Outcome:
+        self.specs.append(spec)
         return self._outcomes.pop(0) if self._outcomes else Outcome(0)
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """Of a run that has begun."""
+    """Settings of a run that has begun."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").touch()
@@ -46,55 +48,48 @@ def config(tmp_path: Path) -> Config:
     )
 
 
-def train(
-    monkeypatch: pytest.MonkeyPatch, launches: Launches, config: Config, **changes: Any
-) -> int:
-    monkeypatch.setattr(programs, "launch", launches)
-    return programs._train(config.model_copy(update=changes), print, None, programs.Here())
+def train(launcher: FakeLauncher, config: Config, **changes: Any) -> int:
+    return programs._train(config.model_copy(update=changes), None, launcher)
 
 
 @pytest.mark.parametrize(("restarts", "deaths", "status"), [(0, 1, 1), (2, 2, 0), (2, 3, 1)])
 def test_after_a_fault_a_run_is_started_again_so_often(
-    monkeypatch: pytest.MonkeyPatch, config: Config, restarts: int, deaths: int, status: int
+    config: Config, restarts: int, deaths: int, status: int
 ) -> None:
-    launches = Launches(*[Outcome(1, DEATH)] * deaths)
-    assert train(monkeypatch, launches, config, restarts=restarts) == status
-    assert len(launches.plans) == min(restarts, deaths) + 1
-    assert all(spec.config.resume_train for spec in launches.plans[1:])
+    launcher = FakeLauncher(*[Outcome(1, DEATH)] * deaths)
+    assert train(launcher, config, restarts=restarts) == status
+    assert len(launcher.specs) == min(restarts, deaths) + 1
+    assert all(spec.config.resume_train for spec in launcher.specs[1:])
 
 
 @pytest.mark.parametrize("outcome", [Outcome(2, BAD), Outcome(130), Outcome(1, NOT_FINITE)])
-def test_what_would_come_again_or_was_asked_for_is_not_started_again(
-    monkeypatch: pytest.MonkeyPatch, config: Config, outcome: Outcome
+def test_what_would_recur_or_was_requested_is_not_started_again(
+    config: Config, outcome: Outcome
 ) -> None:
-    launches = Launches(outcome)
-    assert train(monkeypatch, launches, config, restarts=5) == outcome.status
-    assert len(launches.plans) == 1
+    launcher = FakeLauncher(outcome)
+    assert train(launcher, config, restarts=5) == outcome.status
+    assert len(launcher.specs) == 1
 
 
 @pytest.mark.parametrize("failure", [DEATH, NOT_FINITE])
-def test_who_was_asked_to_end_does_not_start_again(
-    monkeypatch: pytest.MonkeyPatch, config: Config, failure: Failed
-) -> None:
-    launches = Launches(Outcome(1, failure, stopped=True))
-    assert train(monkeypatch, launches, config, restarts=5, on_nan="rollback") == 1
-    assert len(launches.plans) == 1
+def test_a_run_that_was_asked_to_stop_is_not_started_again(config: Config, failure: Failed) -> None:
+    launcher = FakeLauncher(Outcome(1, failure, stopped=True))
+    assert train(launcher, config, restarts=5, on_nan="rollback") == 1
+    assert len(launcher.specs) == 1
 
 
-def test_each_rollback_passes_over_one_minibatch_more(
-    monkeypatch: pytest.MonkeyPatch, config: Config
-) -> None:
-    launches = Launches(Outcome(1, NOT_FINITE), Outcome(1, replace(NOT_FINITE, minibatch=4)))
-    assert train(monkeypatch, launches, config, on_nan="rollback") == 0
-    assert [spec.skipped for spec in launches.plans] == [(), ((0, 3),), ((0, 3), (0, 4))]
+def test_each_rollback_passes_over_one_minibatch_more(config: Config) -> None:
+    launcher = FakeLauncher(Outcome(1, NOT_FINITE), Outcome(1, replace(NOT_FINITE, minibatch=4)))
+    assert train(launcher, config, on_nan="rollback") == 0
+    assert [spec.skipped for spec in launcher.specs] == [(), ((0, 3),), ((0, 3), (0, 4))]
 
 
 def test_going_back_again_and_again_has_an_end(
-    monkeypatch: pytest.MonkeyPatch, config: Config, caplog: pytest.LogCaptureFixture
+    config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    launches = Launches(*[Outcome(1, NOT_FINITE)] * 50)
+    launcher = FakeLauncher(*[Outcome(1, NOT_FINITE)] * 50)
     with caplog.at_level(logging.INFO):
-        assert train(monkeypatch, launches, config, on_nan="rollback") == 1
-    assert len(launches.plans) == programs.MOST_ROLLBACKS + 1
+        assert train(launcher, config, on_nan="rollback") == 1
+    assert len(launcher.specs) == programs.MOST_ROLLBACKS + 1
     last = caplog.records[-1].getMessage()
     assert last.startswith("error: going back did not help: 10 minibatches after the beginning")

@@ -1,4 +1,4 @@
-"""Device buffers, handles and the loader's copies, on a fake machine that does nothing unasked."""
+"""Device buffers, handles and the loader's copies, against a fake CUDA driver."""
 
 import pickle
 import sys
@@ -123,7 +123,7 @@ class Minibatches:
         self.uploader.fill(number, fill)
 
     def read(self, number: int) -> None:
-        """The trainer's step, which the device will do at some time."""
+        """The trainer's step, which the device does at some later time."""
         slot = self.slots[number]
         slot.begin_reading(self.stream)
         self.stream.work.append(lambda: self._look(slot))

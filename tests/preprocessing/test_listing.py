@@ -176,9 +176,9 @@ def test_a_flat_picture_without_a_number(flat: Path) -> None:
 
 def test_neither_layout(root: Path) -> None:
     shutil.rmtree(root / "val")
-    assert f"{root / 'val'} (val_img_dir): there is no such folder" in refused(root)
+    assert f"{root / 'val'} (val_img_dir): the folder cannot be read: No such file" in refused(root)
     (root / "val").touch()
-    assert "found a file, expected a folder" in refused(root)
+    assert "the folder cannot be read: Not a directory" in refused(root)
     (root / "val").unlink()
     (root / "val").mkdir()
     assert "found neither pictures nor class folders" in refused(root)
@@ -212,7 +212,7 @@ def test_training_folders_that_cannot_be_used(root: Path) -> None:
     (root / "train" / "loose.JPEG").unlink()
     assert "found neither pictures nor class folders, expected one folder" in refused(root)
     (root / "train").rmdir()
-    assert f"{root / 'train'} (train_img_dir): there is no such folder" in refused(root)
+    assert "(train_img_dir): the folder cannot be read: No such file" in refused(root)
 
 
 @pytest.mark.parametrize("name", ["a\nb.JPEG", "a\tb.JPEG", "a\udcff.JPEG"])

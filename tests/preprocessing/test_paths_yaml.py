@@ -1,13 +1,17 @@
 """The settings of preprocessing: the file, the command line over it, and what is refused."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tandem.errors import InputError
-from tandem.preprocessing.settings import DEFAULT_CONFIG, Settings, available_cores, read_settings
+from tandem.preprocessing.settings import (
+    DEFAULT_CONFIG,
+    Settings,
+    available_cores,
+    read_settings,
+)
 
 FOLDERS = "train_img_dir: t\nval_img_dir: v\ntar_root_dir: out\n"
 
@@ -21,10 +25,10 @@ def read(tmp_path: Path, text: str, *options: str) -> Settings:
 def test_the_file_has_every_key_with_its_default() -> None:
     values = yaml.safe_load(DEFAULT_CONFIG.read_text())
     assert list(values) != []
-    assert set(values) == {field.name for field in dataclasses.fields(Settings)}
-    for field in dataclasses.fields(Settings):
-        if field.default is not dataclasses.MISSING and not field.name.startswith(("val_", "meta")):
-            assert values[field.name] == field.default, field.name
+    assert values.keys() == Settings.model_fields.keys()
+    for key, field in Settings.model_fields.items():
+        if not field.is_required() and not key.startswith(("val_", "meta")):
+            assert values[key] == field.default, key
 
 
 def test_without_arguments_it_is_read() -> None:
@@ -49,12 +53,12 @@ def test_paths_in_the_file_are_relative_to_it(
 
 def test_the_command_line_overrides_each_key(tmp_path: Path) -> None:
     for dash in ("-", "_"):
-        for field in dataclasses.fields(Settings):
-            value = "c01b" if field.name == "layout" else "7"
-            option = f"--{field.name.replace('_', dash)}"
-            found = getattr(read(tmp_path, FOLDERS, option, value), field.name)
+        for key in Settings.model_fields:
+            value = "c01b" if key == "layout" else "7"
+            option = f"--{key.replace('_', dash)}"
+            found = getattr(read(tmp_path, FOLDERS, option, value), key)
             assert str(found) == value
-            assert type(found) is not str or field.name == "layout"
+            assert type(found) is not str or key == "layout"
 
 
 def refused(tmp_path: Path, text: str, *options: str) -> str:
@@ -69,20 +73,20 @@ def refused(tmp_path: Path, text: str, *options: str) -> str:
         ("image_sise: 3", "unknown key image_sise; did you mean image_size?"),
         ("zzz: 3", "unknown key zzz; known are train_img_dir"),
         ("1: 3", "unknown key 1; known are"),
-        ("image_size: '256'", "image_size: found '256', expected an integer from 1"),
-        ("image_size: true", "image_size: found True"),
-        ("image_size: 1.5", "image_size: found 1.5"),
-        ("image_size: 0", "image_size: found 0"),
-        ("seed: -1", "seed: found -1"),
-        ("layout: bc01", "layout: found 'bc01', expected b01c or c01b"),
-        ("misc_dir: 3", "misc_dir: found 3, expected a path"),
-        ("tar_root_dir: ''", "tar_root_dir: found '', expected a path"),
-        ("tar_root_dir: null", "tar_root_dir is not set"),
-        ("- a", "found list, expected keys and values"),
-        ("a: [", "is not YAML"),
-        ("!!python/object/apply:os.getcwd []", "is not YAML"),
-        ("seed: 2001-99-99", "is not YAML: month must be in 1..12"),
-        (f"seed: {'[' * 5_000}", "is not YAML"),
+        ("image_size: '256'", 'image_size is "256"; it must be a whole number from 1 to'),
+        ("image_size: true", "image_size is true"),
+        ("image_size: 1.5", "image_size is 1.5"),
+        ("image_size: 0", "image_size is 0"),
+        ("seed: -1", "seed is -1"),
+        ("layout: bc01", 'layout is "bc01"; it must be b01c or c01b'),
+        ("misc_dir: 3", "misc_dir is 3; it must be a path or null; put it in quotes"),
+        ("tar_root_dir: ''", 'tar_root_dir is ""; it must be a path'),
+        ("tar_root_dir: null", "tar_root_dir is null; it must be a path"),
+        ("- a", "expected lines of the form 'key: value'"),
+        ("a: [", "not YAML: "),
+        ("!!python/object/apply:os.getcwd []", "not YAML: "),
+        ("seed: 2001-99-99", "not YAML: month must be in 1..12"),
+        (f"seed: {'[' * 5_000}", "not YAML: "),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
@@ -103,27 +107,30 @@ MERGED = "".join(f"  - &a{n + 1} {{<<: [*a{n}, *a{n}]}}\n" for n in range(20))
 def test_a_few_lines_cannot_stand_for_a_million(tmp_path: Path, text: str) -> None:
     """Each line doubles the one before it, when it is shown or merged."""
     found = refused(tmp_path, f"{FOLDERS}{text}\n")
-    assert "is not YAML: found an alias, expected plain values" in found
+    assert "not YAML: found an alias, expected plain values in line 6" in found
     assert len(found) < 1_000
 
 
 def test_an_empty_or_missing_file(tmp_path: Path) -> None:
-    assert "train_img_dir is not set" in refused(tmp_path, "")
-    with pytest.raises(InputError, match=r"gone\.yaml: the configuration cannot be read"):
+    assert "train_img_dir) is missing; it must be a path" in refused(tmp_path, "")
+    assert "--train_img_dir (in " in refused(tmp_path, "")
+    with pytest.raises(InputError, match=r"gone\.yaml: cannot be read"):
         read_settings(["--config", str(tmp_path / "gone.yaml")], "")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--image-sise", "3"), "unknown argument --image-sise; did you mean --image-size?"),
-        (("--image", "3"), "unknown argument --image"),
+        (("--image-sise", "3"), "unknown option --image-sise; did you mean --image-size?"),
+        (("--image", "3"), "unknown option --image"),
         (("--image-sise=3",), "did you mean --image-size?"),
-        (("extra",), "unknown argument extra"),
-        (("--image-size", "big"), "found 'big', expected an integer from 1"),
-        (("--max-bad", "-1"), "found '-1', expected an integer from 0"),
-        (("--layout", "bc01"), "b01c"),
-        (("--seed",), "expected one argument"),
+        (("--size", "3"), "did you mean --image_size?"),
+        (("--shuffle",), "the list is always shuffled"),
+        (("extra",), "--config takes one value; 2 were given"),
+        (("--image-size", "big"), '--image-size is "big"; it must be a whole number from 1 to'),
+        (("--max-bad", "-1"), "--max-bad is -1; it must be a whole number from 0 to"),
+        (("--layout", "bc01"), "it must be b01c or c01b"),
+        (("--seed",), "--seed: a value is missing"),
     ],
 )
 def test_a_command_line_that_cannot_be_used(

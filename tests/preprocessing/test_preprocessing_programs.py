@@ -178,8 +178,11 @@ def test_a_folder_that_may_not_be_written_is_named(
     ("options", "message"),
     [
         (("--image-sise", "8"), "did you mean --image-size?"),
-        (("--train-img-dir", "/nowhere"), "/nowhere (train_img_dir): there is no such folder"),
-        (("--config", "/nowhere.yaml"), "/nowhere.yaml: the configuration cannot be read"),
+        (
+            ("--train-img-dir", "/nowhere"),
+            "/nowhere (train_img_dir): the folder cannot be read: No such file or directory",
+        ),
+        (("--config", "/nowhere.yaml"), "/nowhere.yaml: cannot be read"),
     ],
 )
 def test_bad_input_ends_with_one_message_and_status_2(
@@ -199,7 +202,7 @@ def test_help_is_the_launch_commands_and_every_option(program: str) -> None:
     ended = run(sys.executable, str(FOLDER / program), "--help")
     assert ended.returncode == 0
     assert f"python preprocessing/{program}" in ended.stdout
-    assert "--image-size" in ended.stdout
+    assert "--image_size" in ended.stdout
 
 
 def test_on_a_terminal_there_is_a_bar_and_elsewhere_lines(

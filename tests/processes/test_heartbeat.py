@@ -1,4 +1,4 @@
-"""StoreHeartbeat of life, on a clock of the test's own."""
+"""Heartbeats, on a simulated clock and between real processes."""
 
 import multiprocessing
 import os
@@ -25,34 +25,35 @@ STEP = 0.25
 
 
 class World:
-    """Two processes that are watched, and time that passes when it is told to."""
+    """Two watched processes, and a clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.table = HeartbeatTable.create(("launcher", "loader 0", "trainer 0"), TIMEOUT)
-        self.watch = HeartbeatMonitor(self.table, range(1, 3), lambda: self.now)
+        self.table = HeartbeatTable.create(("launcher", "reader", "writer"), TIMEOUT)
+        counters = self.table.counters
+        self.monitor = HeartbeatMonitor(counters, TIMEOUT, range(1, 3), lambda: self.now)
 
     def pass_time(self, seconds: float, beating: tuple[int, ...]) -> list[int]:
-        """Let time pass, looking often; who has been found silent at the end."""
+        """Let time pass, looking often; return the processes that are silent at the end."""
         found: dict[int, float] = {}
         for _ in range(round(seconds / STEP)):
             self.now += STEP
-            for place in beating:
-                self.table.counters[place] += 1
-            found = self.watch.silent()
+            for index in beating:
+                self.table.counters[index] += 1
+            found = self.monitor.silent()
         return list(found)
 
 
-def test_who_counts_is_alive_however_long_its_work_takes() -> None:
+def test_a_process_that_counts_is_alive_however_long_its_work_takes() -> None:
     assert World().pass_time(1000, beating=(1, 2)) == []
 
 
-def test_who_stops_counting_is_dead_after_the_timeout() -> None:
+def test_a_process_that_stops_counting_is_dead_after_the_timeout() -> None:
     world = World()
     world.pass_time(5, beating=(1, 2))
     assert world.pass_time(TIMEOUT, beating=(2,)) == []
     assert world.pass_time(STEP, beating=(2,)) == [1]
-    # Until it counts again: whoever acts on it acts at once.
+    # Until it counts again: the launcher acts on it at once.
     assert world.pass_time(STEP, beating=(1, 2)) == []
 
 
@@ -62,32 +63,32 @@ def test_a_process_that_starts_may_take_longer() -> None:
     assert world.pass_time(STEP, beating=(2,)) == [1]
 
 
-def test_after_its_own_suspension_a_watch_restarts_its_clocks() -> None:
-    """Ctrl-Z stops all processes of the group, and those that go on last are not dead."""
+def test_after_its_own_suspension_a_monitor_restarts_its_clocks() -> None:
+    """Ctrl-Z stops all processes of the group; those that continue last are not dead."""
     world = World()
     world.pass_time(5, beating=(1, 2))
     world.now += 1000
-    assert world.watch.silent() == {}
+    assert world.monitor.silent() == {}
     assert world.pass_time(TIMEOUT - STEP, beating=(2,)) == []
     assert world.pass_time(2 * STEP, beating=(2,)) == [1]
 
 
-def test_a_process_that_was_stopped_while_the_watch_was_too_still_counts_as_silent_later() -> None:
+def test_a_process_that_was_stopped_together_with_the_monitor_is_silent_later() -> None:
     world = World()
     world.pass_time(5, beating=(1, 2))
     world.pass_time(TIMEOUT - 1, beating=(2,))
     world.now += 1000
-    assert world.watch.silent() == {}
+    assert world.monitor.silent() == {}
     assert world.pass_time(TIMEOUT + STEP, beating=(2,)) == [1]
 
 
 def test_the_counters_are_seen_by_other_processes() -> None:
-    table = HeartbeatTable.create(("launcher", "trainer 0"), timeout=60)
+    table = HeartbeatTable.create(("launcher", "worker"), timeout=60)
     here, there = CONTEXT.Pipe()
     process = CONTEXT.Process(
         target=enter,
-        args=(ChildContext(table, 1), wait_for_word, there),
-        name="trainer 0",
+        args=(ChildContext(table, 1), wait_for_message, there),
+        name="worker",
         daemon=True,
     )
     process.start()
@@ -96,26 +97,26 @@ def test_the_counters_are_seen_by_other_processes() -> None:
     while table.counters[1] < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert table.counters[1] >= 3
-    here.send("parcel")
+    here.send("first")
     here.send("go on")
     process.join(20)
     assert process.exitcode == 0
 
 
-def wait_for_word(parcel: str, connection: Connection) -> None:
-    assert parcel == "parcel"
+def wait_for_message(message: str, connection: Connection) -> None:
+    assert message == "first"
     assert connection.recv() == "go on"
 
 
-def child_of(place: Path, started: Connection) -> None:
-    """A launcher that starts a child and tells who it is."""
-    table = HeartbeatTable.create(("launcher", "trainer 0"), timeout=1.0)
+def child_of(folder: Path, started: Connection) -> None:
+    """Start a child as a launcher does, and send its process id."""
+    table = HeartbeatTable.create(("launcher", "worker"), timeout=1.0)
     HeartbeatThread(table, LAUNCHER).start()
     here, there = CONTEXT.Pipe()
     process = CONTEXT.Process(
         target=enter,
-        args=(ChildContext(table, 1, place), stubborn, there),
-        name="trainer 0",
+        args=(ChildContext(table, 1, folder), stubborn, there),
+        name="worker",
         daemon=True,
     )
     process.start()
@@ -126,8 +127,8 @@ def child_of(place: Path, started: Connection) -> None:
     time.sleep(600)
 
 
-def stubborn(parcel: None, connection: Connection) -> None:
-    """Do work that looks at no pipe, as a step that takes long."""
+def stubborn(message: None, connection: Connection) -> None:
+    """Work without looking at a pipe, as a long step does."""
     connection.send("begun")
     time.sleep(600)
 
@@ -163,7 +164,7 @@ def test_a_child_ends_by_itself_when_its_launcher_is_gone(
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

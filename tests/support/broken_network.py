@@ -68,7 +68,7 @@ class LateAlexNet(AlexNet):
 
 
 class NanAlexNet(AlexNet):
-    """Has a loss that is no number for the minibatch with the picture, in the second epoch."""
+    """Has a loss that is NaN for the minibatch with the picture, in the second epoch."""
 
     def logits(self, images: Any, keys: DropoutKeys | None) -> Any:
         logits = super().logits(images, keys)
@@ -78,8 +78,8 @@ class NanAlexNet(AlexNet):
         return logits * pt.switch(here, np.float32(np.nan), np.float32(1))
 
 
-class SlowlyToldNanAlexNet(NanAlexNet):
-    """The same, and trainer 0 takes its time to record it."""
+class SlowlyRecordedNanAlexNet(NanAlexNet):
+    """The same, and trainer 0 records it slowly."""
 
     def logits(self, images: Any, keys: DropoutKeys | None) -> Any:
         append = RunFolder.append
@@ -94,7 +94,7 @@ class SlowlyToldNanAlexNet(NanAlexNet):
 
 
 class LoudAlexNet(AlexNet):
-    """Writes to where it should not, and then fails in trainer 1."""
+    """Writes to stdout and stderr, and then fails in trainer 1."""
 
     def logits(self, *arguments: Any) -> Any:
         if multiprocessing.current_process().name == "trainer 1":

@@ -8,10 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import proc_load
 from tandem.launch.programs import run_training
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]
     network = ["--network", f"tests.support.broken_network:{name}"]
-    raise SystemExit(run_training([*network, *arguments], proc_load.serve, None))
+    raise SystemExit(run_training([*network, *arguments], None))

@@ -1,4 +1,4 @@
-"""Runs one graph on PyTensor's own backend and on a device, and compares."""
+"""Runs a graph on PyTensor's own backend and on a device, and compares."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from pytensor.graph.basic import Variable
 from tandem.backend import DeviceLinker, device_mode
 
 PYTHON = Mode(linker="py", optimizer=None)
-"""PyTensor's own backend, as slow and plain as it gets: every Op's `perform`, no rewrites."""
+"""PyTensor's own backend at its plainest: every Op's `perform`, no rewrites."""
 
 DEVICE = device_mode("cpu")
 PLAIN_DEVICE = Mode(DeviceLinker(torch.device("cpu")), optimizer=None)
@@ -19,7 +19,7 @@ PLAIN_DEVICE = Mode(DeviceLinker(torch.device("cpu")), optimizer=None)
 
 
 def assert_same(got: Any, expected: Any, what: str = "") -> None:
-    """Compare two arrays: equal where they are whole numbers, to rounding where they are floats."""
+    """Compare two arrays: whole numbers exactly, floats to rounding."""
     assert isinstance(got, np.ndarray), what
     assert got.dtype == np.asarray(expected).dtype, what
     assert got.shape == np.shape(expected), what
@@ -37,7 +37,7 @@ def results(
     inputs: list[Variable], outputs: list[Variable], values: list[Any], mode: Mode
 ) -> list[np.ndarray]:
     """Compile and call."""
-    # PyTensor runs the graph inside an Op such as Softmax in its default mode, which would compile.
+    # PyTensor runs the graph inside an Op such as Softmax in its default mode, which compiles.
     with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
         function = pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
         return function(*values)

@@ -1,4 +1,4 @@
-"""How the tests of Ops build, compile and look at graphs."""
+"""Checks of Ops: building, compiling and comparing small graphs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,21 +10,21 @@ from pytensor.compile.mode import Mode
 from pytensor.gradient import verify_grad
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
-# PyTensor's default mode compiles with numba, which takes seconds for each function and then runs
-# an Op it does not know through `perform` anyway; so the tests run Python, after the same rewrites.
+# PyTensor's default mode compiles with numba, which takes seconds for each function and runs an
+# unknown Op through `perform` anyway; so the tests run Python, after the same rewrites.
 MODE = Mode("py", RewriteDatabaseQuery(include=["fast_run"]))
 
 
 def plain_python() -> Any:
-    """A context in which also the graph inside an Op such as Softmax runs Python.
+    """Context manager: run Python also for the graph inside an Op such as Softmax.
 
-    PyTensor runs it in its default mode, whatever the mode of the graph around it.
+    PyTensor runs it in its default mode, whatever the mode of the outer graph.
     """
     return pytensor.config.change_flags(mode="FAST_COMPILE", cxx="")
 
 
 def symbols(arrays: tuple[np.ndarray, ...], static: bool = True) -> list[Any]:
-    """An input variable for each array, of its shape, or of unknown lengths."""
+    """Make an input variable for each array, of its shape or of unknown lengths."""
     return [
         pt.tensor(dtype=a.dtype, shape=a.shape if static else (None,) * a.ndim)
         for a in map(np.asarray, arrays)
@@ -32,23 +32,23 @@ def symbols(arrays: tuple[np.ndarray, ...], static: bool = True) -> list[Any]:
 
 
 def evaluate(build: Callable[..., Any], *arrays: np.ndarray, static: bool = True) -> Any:
-    """Compile what `build` makes of symbols and run it on `arrays`."""
+    """Compile the graph that `build` makes of symbols and run it on `arrays`."""
     inputs = symbols(arrays, static)
     return pytensor.function(inputs, build(*inputs), mode=MODE, on_unused_input="ignore")(*arrays)
 
 
 def check_gradient(build: Callable[..., Any], *arrays: np.ndarray) -> None:
     """Compare the graph's gradient with finite differences, in every direction."""
-    # Without rewrites: they take longer than the differences, and what they do is not in question.
+    # Without rewrites: they take longer than the differences and are not under test.
     mode = Mode("py", None)
     verify_grad(build, list(arrays), n_tests=1, rng=np.random.default_rng(1), mode=mode)
 
 
 def check_shapes(build: Callable[..., Any], *arrays: np.ndarray) -> None:
-    """Check what is said of the outputs' shapes against the outputs.
+    """Check the outputs' static and inferred shapes against the outputs.
 
-    With static inputs the outputs' types must hold the shape; with unknown lengths it must be found
-    without computing the Op.
+    With static inputs the outputs' types must hold the shape; with unknown lengths it must be
+    inferred without computing the Op.
     """
     inputs = symbols(arrays)
     outputs = _list(build(*inputs))

@@ -39,19 +39,19 @@ def missing() -> str | None:
         [*command(2), "-c", probe], capture_output=True, text=True, timeout=60, check=False
     )
     if result.stdout.count("2") != 2:
-        told = f"{result.stdout}{result.stderr}".strip()[-300:]
-        return f"mpirun does not start two ranks of mpi4py: {told}"
+        output = f"{result.stdout}{result.stderr}".strip()[-300:]
+        return f"mpirun does not start two ranks of mpi4py: {output}"
     return None
 
 
 def starter() -> str | None:
-    """mpirun, where there is one."""
+    """Return the path of mpirun, or None."""
     beside = Path(sys.executable).parent / "mpirun"
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 def command(ranks: int, by: Starter = "mpirun") -> list[str]:
-    """What starts this Python as so many ranks."""
+    """Return the command that starts this Python as `ranks` ranks."""
     if by == "torchrun":
         options = ["--standalone", "--nproc-per-node", str(ranks)]
         return [sys.executable, "-m", "torch.distributed.run", *options]
@@ -67,8 +67,8 @@ def need_ranks() -> None:
 class Job:
     """A program that runs as ranks.
 
-    Starters put their ranks into other sessions and groups, so a job's processes are told by their
-    environment, which they inherit.
+    mpirun and torchrun put their ranks into other sessions and groups, so the processes of a job
+    are recognised by an environment variable, which they inherit.
     """
 
     def __init__(
@@ -87,19 +87,19 @@ class Job:
         )
 
     def finish(self, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
-        """Wait for its end. What is left then is killed, and is an error."""
+        """Wait for its end; kill processes that are left then, and fail."""
         try:
             output, errors = self.process.communicate(timeout=timeout)
-            left = {} if self.is_gone() else self.members()
+            left = {} if self.is_gone() else self.processes()
         finally:
-            for member in self.members():
+            for pid in self.processes():
                 with contextlib.suppress(OSError):
-                    os.kill(member, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
         assert not left, f"processes are left behind: {left}"
         return subprocess.CompletedProcess((), self.process.returncode, output, errors)
 
-    def members(self) -> dict[int, str]:
-        """Its processes that are alive, with the names that they have given themselves."""
+    def processes(self) -> dict[int, str]:
+        """Find its living processes: process id -> the name that each has given itself."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -108,14 +108,14 @@ class Job:
         return found
 
     def find(self, name: str) -> int:
-        """A process by its name."""
-        by_name = {comm: member for member, comm in self.members().items()}
+        """Find a process by its name."""
+        by_name = {comm: pid for pid, comm in self.processes().items()}
         return by_name[name.replace(" ", "-")]
 
     def is_gone(self, seconds: float = 8.0) -> bool:
-        """Whether no process is left; loaders notice a moment later that their trainer is gone."""
+        """Whether no process is left, or none soon: loaders take a moment to notice the end."""
         deadline = time.monotonic() + seconds
-        while self.members():
+        while self.processes():
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.05)
@@ -151,20 +151,20 @@ def assert_same_bits(ours: Path, theirs: Path) -> None:
 def job(
     data: Path, run: Path, ranks: int, steps: int, by: Starter = "mpirun", **changes: object
 ) -> Job:
-    """Start ranks, and return when the record has so many lines."""
+    """Start ranks, and return when the record has `steps` lines."""
     started = Job(ranks, "train.py", settings(data, run, **changes), by)
     record, deadline = run / "record.jsonl", time.monotonic() + 180
     while not record.exists() or record.read_bytes().count(b"\n") < steps:
         if started.process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(f"the run has not come so far: {started.finish(1)}")
+            raise AssertionError(f"the run has not reached these steps: {started.finish(1)}")
         time.sleep(0.05)
     return started
 
 
 def leaves_no_memory(before: set[str], seconds: float = 10) -> bool:
-    """Whether the names of MPICH's shared memory go that were not there before.
+    """Whether all new names of MPICH's shared memory disappear.
 
-    A test that runs beside this one may have some for a moment.
+    A test that runs at the same time may have a few for a moment.
     """
     deadline = time.monotonic() + seconds
     while not mpich_memory() <= before:
@@ -175,5 +175,5 @@ def leaves_no_memory(before: set[str], seconds: float = 10) -> bool:
 
 
 def mpich_memory() -> set[str]:
-    """Names of MPICH's in the machine's shared memory folder."""
+    """Names of MPICH's segments in the machine's shared memory folder."""
     return {path.name for path in Path("/dev/shm").glob("mpich_shm*")}

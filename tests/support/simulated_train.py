@@ -11,7 +11,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import proc_load
 from tandem.config import hardware
 from tandem.launch import ranks
 from tandem.launch.programs import run_training
@@ -20,11 +19,11 @@ from tests.support import simulated_gpu
 GPUS = 3
 
 shared: list[int] = []
-"""How many pieces of memory a rank has shared with others by MPI, at each start of a trainer."""
+"""Segments of memory that a rank shares with others by MPI, at each start of a trainer."""
 
 
 def make_slots(*arguments: Any) -> Any:
-    """Stands for `tandem.training.memory.make_slots`."""
+    """Replace `tandem.training.memory.make_slots`."""
     shared.append(Path("/proc/self/maps").read_text().count("/dev/shm/"))
     return simulated_gpu.make_slots(*arguments)
 
@@ -35,7 +34,7 @@ if __name__ == "__main__":
     hardware._gpu_name = lambda number: "simulated"
     hardware.gpu_identity = lambda number: f"GPU {number}"
     ranks.make_slots = make_slots
-    status = run_training(sys.argv[1:], proc_load.serve, None)
+    status = run_training(sys.argv[1:], None)
     left = len(simulated_gpu.in_use), shared[-1] - shared[0]
     sys.stderr.write(f"left on GPUs: {left[0]}, shared: {left[1]}\n")
     raise SystemExit(status)

@@ -1,4 +1,4 @@
-"""A program on a pseudo-terminal, and what a person would see there."""
+"""A program on a pseudo-terminal, and what its screen shows."""
 
 import fcntl
 import os
@@ -27,7 +27,7 @@ class Terminal:
         Relative to the project's top folder.
     arguments : iterable of str
     term : str
-        What the terminal calls itself.
+        Value of the variable TERM.
     rows, columns : int
     """
 
@@ -66,14 +66,14 @@ class Terminal:
 
     @property
     def lines(self) -> list[str]:
-        """What is on the screen."""
+        """Lines on the screen."""
         return [line.rstrip() for line in self.screen.display]
 
     @property
     def text(self) -> str:
-        """What is on the screen, and what has left it at the top; wrapped lines as they were.
+        """The screen and all that has scrolled off at the top, wrapped lines joined.
 
-        A line as long as a row is joined to the next one, for the screen doesn't tell them apart.
+        A line as long as a row is joined to the next one, for the screen shows no difference.
         """
         width = self.screen.columns
         rows = ["".join(row[x].data for x in range(width)) for row in self.screen.history.top]
@@ -86,15 +86,15 @@ class Terminal:
         os.write(self._fd, keys)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Make the window another size."""
+        """Resize the window."""
         # pyte takes rows away at the top, and leaves the cursor where it is on the screen.
-        place = self.screen.cursor.y - max(0, self.screen.lines - rows)
+        row = self.screen.cursor.y - max(0, self.screen.lines - rows)
         self.screen.resize(rows, columns)
-        self.screen.cursor.y = max(0, place)
+        self.screen.cursor.y = max(0, row)
         self._set_size(rows, columns)
 
     def wait_for(self, seen: Callable[[], bool], seconds: float = 90) -> None:
-        """Return when something is on the screen.
+        """Wait until the screen shows something.
 
         Raises
         ------
@@ -104,27 +104,27 @@ class Terminal:
         deadline = time.monotonic() + seconds
         while not seen():
             if not self._read(deadline):
-                raise AssertionError(f"it has not come:\n{self.text}")
+                raise AssertionError(f"the screen never showed it:\n{self.text}")
 
     def wait(self, seconds: float = 120) -> int:
-        """Read until the program has ended; its exit status."""
+        """Read until the program has ended; return its exit status."""
         deadline = time.monotonic() + seconds
         while self._read(deadline):
             pass
         if time.monotonic() > deadline:
-            raise AssertionError(f"it has not ended:\n{self.text}")
+            raise AssertionError(f"the program has not ended:\n{self.text}")
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def _set_size(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def _read(self, deadline: float) -> bool:
-        """Read what comes next; whether there can be more."""
+        """Read the next output; return whether there can be more."""
         if not select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
             return False
         try:
             found = os.read(self._fd, 1 << 16)
-        except OSError:  # as Linux says that the other side is closed
+        except OSError:  # on Linux: the other side is closed
             return False
         self.raw += found
         self._stream.feed(found)

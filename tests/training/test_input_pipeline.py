@@ -1,7 +1,6 @@
 """Double buffering: what is asked for when, how long it is waited for, and a loader that fails."""
 
 import os
-import time
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from pathlib import Path
@@ -13,13 +12,14 @@ from tandem.data.augment import Augmentation
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
 from tandem.errors import InputError
 from tandem.memory import HostSlots, SlotLayout
+from tandem.processes.messages import Ready, Stop
 from tandem.training.input_pipeline import (
     InProcessLoader,
     InputPipeline,
     LoaderError,
     ProcessLoader,
 )
-from tandem.training.messages import MinibatchReady, Ready, Stop
+from tandem.training.messages import MinibatchReady
 from tests.support.coded_pictures import SIZE, coded_picture, label_of, write_coded
 
 
@@ -67,81 +67,61 @@ def test_the_next_minibatch_is_asked_for_before_the_current_one_is_used() -> Non
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 def test_every_request_is_answered_once(count: int) -> None:
-    feed = InputPipeline(requests(count), Diary())
-    assert list(feed) == [n % 2 for n in range(count)]
+    pipeline = InputPipeline(requests(count), Diary())
+    assert list(pipeline) == [n % 2 for n in range(count)]
     with pytest.raises(StopIteration):
-        next(feed)
+        next(pipeline)
 
 
 def test_the_first_minibatch_is_asked_for_at_once_and_no_more() -> None:
     loader, source = Diary(), requests(9)
-    feed = InputPipeline(source, loader)
+    pipeline = InputPipeline(source, loader)
     assert loader.events == ["ask 0"]
-    next(feed)
+    next(pipeline)
     assert next(source).minibatch == 2
-    feed.close()
+    pipeline.close()
     assert loader.events[-1] == "close"
 
 
 def test_a_slot_that_is_in_use_is_not_filled() -> None:
-    feed = InputPipeline(
+    pipeline = InputPipeline(
         [MinibatchRequest(1, "train", 0, k, np.array([k])) for k in range(2)], Diary()
     )
     with pytest.raises(ValueError, match="two requests in a row are for slot 1"):
-        next(feed)
+        next(pipeline)
 
 
 def test_an_answer_for_another_slot_is_noticed() -> None:
     loader = Diary()
-    feed = InputPipeline(requests(3), loader)
+    pipeline = InputPipeline(requests(3), loader)
     loader.asked[0] = MinibatchRequest(1, "train", 0, 0, np.array([0]))
     with pytest.raises(RuntimeError, match="filled slot 1, expected 0"):
-        next(feed)
-
-
-def test_the_wait_is_timed_and_the_work_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-
-    class Slow(Diary):
-        def wait(self) -> int:
-            now[0] += 3
-            return super().wait()
-
-    feed = InputPipeline(requests(4), Slow())
-    for _ in range(2):
-        next(feed)
-        now[0] += 1000
-    assert feed.load_wait_seconds == 6
-    assert feed.take_wait_seconds() == 6
-    assert feed.take_wait_seconds() == 0
-    next(feed)
-    assert feed.take_wait_seconds() == 3
+        next(pipeline)
 
 
 def test_a_trainer_that_loads_by_itself_fills_when_it_waits(tmp_path: Path) -> None:
     dataset = write_coded(tmp_path, (4, 1))
     settings = Augmentation(SIZE, False, False, False, 0)
-    filler = MinibatchBuilder(dataset, dataset, settings, crop_here=False)
+    builder = MinibatchBuilder(dataset, dataset, settings, crop_here=False)
     layout = SlotLayout(1, SIZE)
     slots = HostSlots.create(layout, rank=0)
-    feed = InputPipeline(requests(5), InProcessLoader(filler, slots))
+    pipeline = InputPipeline(requests(5), InProcessLoader(builder, slots))
     assert not slots.arrays[0].valid
-    for index, slot in enumerate(feed):
+    for index, slot in enumerate(pipeline):
         expected = coded_picture(index, label_of(index))
         np.testing.assert_array_equal(slots.arrays[slot].pictures[0], expected)
-    feed.close()
+    pipeline.close()
 
 
 def test_a_trainer_that_loads_by_itself_meets_the_error_as_it_is(tmp_path: Path) -> None:
     dataset = write_coded(tmp_path, (4, 1))
     settings = Augmentation(SIZE, False, False, False, 0)
-    filler = MinibatchBuilder(dataset, dataset, settings, crop_here=False)
+    builder = MinibatchBuilder(dataset, dataset, settings, crop_here=False)
     layout = SlotLayout(1, SIZE)
     slots = HostSlots.create(layout, rank=0)
     os.truncate(dataset.paths[0], 10)
     with pytest.raises(InputError, match="truncated"):
-        next(InputPipeline(requests(5), InProcessLoader(filler, slots)))
+        next(InputPipeline(requests(5), InProcessLoader(builder, slots)))
 
 
 # A loader process, as its messages
@@ -150,13 +130,13 @@ def test_a_trainer_that_loads_by_itself_meets_the_error_as_it_is(tmp_path: Path)
 def test_messages_of_a_loader_process() -> None:
     here, there = Pipe()
     loader = ProcessLoader(here)
-    feed = InputPipeline(requests(2), loader)
+    pipeline = InputPipeline(requests(2), loader)
     assert there.recv().minibatch == 0
     there.send(MinibatchReady(0))
-    assert next(feed) == 0
+    assert next(pipeline) == 0
     assert there.recv().minibatch == 1
-    feed.close()
-    feed.close()
+    pipeline.close()
+    pipeline.close()
     assert there.recv() == Stop()
     with pytest.raises(EOFError):
         there.recv()
@@ -174,6 +154,6 @@ def test_a_loader_that_is_gone_without_a_word() -> None:
 
 def test_a_message_of_another_kind_is_refused() -> None:
     here, there = Pipe()
-    there.send(Ready(0))
+    there.send(Ready())
     with pytest.raises(TypeError, match="sent Ready, expected MinibatchReady"):
         ProcessLoader(here).wait()

@@ -50,17 +50,17 @@ def spec(tmp_path: Path) -> RunSpec:
     return prepare_run(config)
 
 
-def test_scores_are_noted_as_they_come_by(spec: RunSpec) -> None:
-    gallery, size = SamplePredictions(spec), 23
+def test_scores_are_collected_during_validation(spec: RunSpec) -> None:
+    samples, size = SamplePredictions(spec), 23
     scores = np.random.default_rng(0).standard_normal((size, 3))
     for epoch in range(2):
         for k in range(minibatch_count(size, 4)):
             mine = trainer_rows(global_minibatch(np.arange(size), k, 4), 0, 2)
             batch = np.full((2, 3), np.nan)
             batch[: len(mine)] = scores[mine] + epoch
-            gallery.look(k, lambda batch=batch: batch)
-        np.testing.assert_array_equal(gallery.take(), scores[gallery.indices] + epoch)
-    assert len(gallery.indices) == 7  # 6 minibatches have 1 or 2
+            samples.collect(k, lambda batch=batch: batch)
+        np.testing.assert_array_equal(samples.take(), scores[samples.indices] + epoch)
+    assert len(samples.indices) == 7  # 6 minibatches have 1 or 2
 
 
 def test_the_sheet_shows_the_crops_that_the_network_sees(
@@ -71,13 +71,13 @@ def test_the_sheet_shows_the_crops_that_the_network_sees(
         "tandem.artifacts.visualize.prediction_sheet", lambda *arguments: drawn.append(arguments)
     )
     spec = replace(spec, wnids=("n01440764", "n01443537", "my own"))
-    gallery = SamplePredictions(spec)
-    indices = np.array(gallery.indices)
+    samples = SamplePredictions(spec)
+    indices = np.array(samples.indices)
     slot = HostSlots.create(SlotLayout(len(indices), 67), rank=0).arrays[0]
     spec.filler().fill(slot, MinibatchRequest(0, "validation", 0, 0, indices))
     scores = np.zeros((len(indices), 3))
     for _ in range(2):
-        gallery.draw(scores)
+        samples.draw(scores)
         crops, labels, probabilities, names = drawn.pop()
         np.testing.assert_array_equal(crops, slot.pictures)
         np.testing.assert_array_equal(labels, slot.labels)

@@ -1,4 +1,4 @@
-"""Lowerings: what each Op becomes in PyTorch, one module for each kind of Op."""
+"""Lowerings: the PyTorch call of each Op, one module for each kind of Op."""
 
 from tandem.backend.lowering import (
     convolution,

@@ -1,8 +1,8 @@
 """Convolution and its gradients on PyTorch's kernels.
 
 On a CPU PyTorch has two libraries for them: oneDNN, which multiplies each pixel with each tap, and
-NNPACK, which multiplies Fourier transforms of tiles, three to five times fewer numbers, and rounds
-less (Mathieu, Henaff, LeCun 2014, section 2). PyTorch by itself takes oneDNN whenever it is there.
+NNPACK, which multiplies Fourier transforms of tiles, with three to five times fewer products and
+less rounding (Mathieu, Henaff, LeCun 2014, section 2). PyTorch by default uses oneDNN if available.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def lower_conv2d_weight_grad(
 def _gradient(
     op: Conv2dInputGrad | Conv2dWeightGrad, which: int
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Ask PyTorch for one of a convolution's gradients: 0 the images', 1 the filters'."""
+    """Make PyTorch's call for one of a convolution's gradients: 0 the images', 1 the filters'."""
     stride, pad, groups = [op.stride] * 2, [op.pad] * 2, op.groups
     wanted = [which == 0, which == 1, False]
 
@@ -73,7 +73,7 @@ def _gradient(
 def _transformed_convolution(
     x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: int
 ) -> Tensor:
-    """A convolution of stride 1 by NNPACK, which knows no groups; an operator of our own, since
+    """A convolution of stride 1 by NNPACK, which has no groups; an operator of our own, since
     ``torch.compile`` can't read PyTorch's."""
     biases = [None] * groups if b is None else b.chunk(groups)
     results = [
@@ -128,21 +128,20 @@ class _TransformedGradient:
 
 
 def _has_transforms(device: torch.device) -> bool:
-    # Asking also sets NNPACK up, which its operator doesn't do by itself (PyTorch 2.13).
+    # The query also sets NNPACK up, which its operator doesn't do by itself (PyTorch 2.13).
     return device.type == "cpu" and torch.backends.nnpack.is_available()
 
 
-_LEAST_TILES = 16  # in a minibatch, to be worth transforming the filters
-_LEAST_SAVING = 2.5  # of multiplications, to be worth transforming pictures and results
+_LEAST_TILES = 16  # in a minibatch, to make up for transforming the filters
+_LEAST_SAVING = 2.5  # factor in multiplications, to make up for transforming images and results
 
 
 def _pays(stride: int, x: Variable, w: Variable, y: Variable) -> bool:
-    """Whether NNPACK is to compute a convolution of x with w that gives y.
+    """Whether NNPACK should compute the convolution y of x with w.
 
-    By itself it takes tiles of 16 x 16 pixels and Fourier's transform unless four tiles of 8 x 8
-    do, for which, with 3 x 3 filters, it takes Winograd's: that rounds a hundred times more
-    coarsely than the sum itself does, and is left alone. The limits are where it began to win on a
-    CPU with AVX2.
+    It uses tiles of 16 x 16 pixels and Fourier's transform unless four tiles of 8 x 8 suffice, for
+    which, with 3 x 3 filters, it uses Winograd's: that rounds a hundred times more coarsely than
+    the sum itself, and is avoided. The limits are where it became faster on a CPU with AVX2.
     """
     shapes = static_shape(x), static_shape(w), static_shape(y)
     if None in shapes or stride != 1 or x.type.dtype != "float32":
@@ -151,6 +150,6 @@ def _pays(stride: int, x: Variable, w: Variable, y: Variable) -> bool:
     if side != columns or not 3 <= side <= 8:
         return False
     large, small = (-(-height // (n - side)) * -(-width // (n - side)) for n in (17, 9))
-    # Half of the transform of real numbers, with four multiplications for a product of complex.
+    # Half of the transform of real numbers, with four multiplications per complex product.
     saving = side**2 * height * width / (16 * 16 / 2 * 4 * large)
     return small > 4 * large and batch * large >= _LEAST_TILES and saving >= _LEAST_SAVING

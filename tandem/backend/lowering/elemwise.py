@@ -63,7 +63,7 @@ def _into_operand(into: Callable[..., Any], argument: int) -> Callable[..., Any]
 
 
 def _broadcast_checks(node: Apply, omit: frozenset[int]) -> list[list[tuple[int, int]]]:
-    """List the (argument, dimension) pairs that must agree but are not known to, per dimension.
+    """List, per dimension, the (argument, dimension) pairs that must agree but may not.
 
     Only a dimension whose length is 1 *by type* is repeated in PyTensor; PyTorch repeats any.
     """

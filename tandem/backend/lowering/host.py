@@ -1,8 +1,8 @@
 """Arithmetic on shapes and indices, in Python numbers.
 
-What is computed from shapes alone (lengths, strides, conditions) stays on the host: on a GPU
-nothing waits for it, and ``torch.compile`` sees constants. A 0-d variable is a Python number here
-and a vector is a tuple.
+Values computed from shapes alone (lengths, strides, conditions) stay on the host: a GPU never waits
+for them, and ``torch.compile`` sees constants. A 0-d variable is a Python number here and a vector
+is a tuple.
 """
 
 import math
@@ -79,22 +79,18 @@ _REDUCE_RULES: dict[type, Rule] = {
 
 def _is_exact(node: Apply) -> bool:
     """Whether Python's integers give the node's results as they are."""
-    return all(
-        isinstance(v.type, TensorType | ScalarType)
-        and getattr(v.type, "ndim", 0) <= 1
-        and np.dtype(v.type.dtype).kind in "biu"
-        for v in node.inputs
-    ) and all(
-        isinstance(v.type, TensorType | ScalarType)
-        and getattr(v.type, "ndim", 0) <= 1
-        and v.type.dtype in _EXACT
-        for v in node.outputs
+    variables = [*node.inputs, *node.outputs]
+    return (
+        all(isinstance(v.type, TensorType | ScalarType) for v in variables)
+        and all(getattr(v.type, "ndim", 0) <= 1 for v in variables)
+        and all(np.dtype(v.type.dtype).kind in "biu" for v in node.inputs)
+        and all(v.type.dtype in _EXACT for v in node.outputs)
     )
 
 
 @singledispatch
 def host_rule(op: Op, node: Apply) -> Rule | None:
-    """Give a function that computes `node` from Python numbers, or None if there is none.
+    """Return a function that computes `node` from Python numbers, or None if there is none.
 
     Parameters
     ----------
@@ -104,6 +100,19 @@ def host_rule(op: Op, node: Apply) -> Rule | None:
         A node whose inputs may all be known as numbers or tuples of numbers.
     """
     return None
+
+
+def _register_exact(*ops: type[Op]) -> Callable[[Callable[..., Rule | None]], None]:
+    """Register a rule that holds where Python's integers are exact."""
+
+    def register(rule_of: Callable[..., Rule | None]) -> None:
+        def exact_rule(op: Op, node: Apply) -> Rule | None:
+            return rule_of(op, node) if _is_exact(node) else None
+
+        for op in ops:
+            host_rule.register(op)(exact_rule)
+
+    return register
 
 
 @host_rule.register(ScalarOp)
@@ -130,9 +139,9 @@ def _by_numpy(op: ScalarOp, node: Apply) -> Rule:
     return compute
 
 
-@host_rule.register(Elemwise)
+@_register_exact(Elemwise)
 def _(op: Elemwise, node: Apply) -> Rule | None:
-    if type(op.scalar_op) not in _SCALAR_RULES or not _is_exact(node):
+    if type(op.scalar_op) not in _SCALAR_RULES:
         return None
     rule = _typed(_SCALAR_RULES[type(op.scalar_op)], node)
     return rule if node.outputs[0].type.ndim == 0 else _over_vectors(rule)
@@ -150,10 +159,10 @@ def _over_vectors(rule: Rule) -> Rule:
     return compute
 
 
-@host_rule.register(CAReduce)
+@_register_exact(CAReduce)
 def _(op: CAReduce, node: Apply) -> Rule | None:
     rule = _REDUCE_RULES.get(type(op.scalar_op))
-    if rule is None or not _is_exact(node) or node.inputs[0].type.ndim != 1:
+    if rule is None or node.inputs[0].type.ndim != 1:
         return None
     if node.outputs[0].type.ndim == 1 or (
         type(op.scalar_op) in (ps.AND, ps.OR) and (node.inputs[0].type.dtype != "bool")
@@ -162,32 +171,26 @@ def _(op: CAReduce, node: Apply) -> Rule | None:
     return _typed(rule, node)
 
 
-@host_rule.register(DimShuffle)
+@_register_exact(DimShuffle)
 def _(op: DimShuffle, node: Apply) -> Rule | None:
     given, wanted = node.inputs[0].type.ndim, node.outputs[0].type.ndim
-    if not _is_exact(node):
-        return None
     if given == wanted:
         return lambda x: x
     return (lambda x: (x,)) if wanted else (lambda x: x[0])
 
 
-@host_rule.register(MakeVector)
+@_register_exact(MakeVector)
 def _(op: MakeVector, node: Apply) -> Rule | None:
-    return (lambda *numbers: numbers) if _is_exact(node) else None
+    return lambda *numbers: numbers
 
 
-@host_rule.register(Join)
+@_register_exact(Join)
 def _(op: Join, node: Apply) -> Rule | None:
-    if not _is_exact(node):
-        return None
     return lambda axis, *vectors: tuple(number for vector in vectors for number in vector)
 
 
-@host_rule.register(Subtensor)
+@_register_exact(Subtensor)
 def _(op: Subtensor, node: Apply) -> Rule | None:
-    if not _is_exact(node):
-        return None
     if not op.idx_list:
         return lambda x: x
     return lambda x, *flat: x[unflatten_index_variables(flat, op.idx_list)[0]]
@@ -199,17 +202,13 @@ def _(op: Op, node: Apply) -> Rule | None:
     return lambda x: x
 
 
-@host_rule.register(DeepCopyOp)
-@host_rule.register(TypeCastingOp)
+@_register_exact(DeepCopyOp, TypeCastingOp)
 def _(op: Op, node: Apply) -> Rule | None:
-    return (lambda x: x) if _is_exact(node) else None
+    return lambda x: x
 
 
-@host_rule.register(CheckAndRaise)
+@_register_exact(CheckAndRaise)
 def _(op: CheckAndRaise, node: Apply) -> Rule | None:
-    if not _is_exact(node):
-        return None
-
     def check(x: Any, *conditions: bool) -> Any:
         if not all(conditions):
             raise op.exc_type(op.msg)
@@ -218,9 +217,9 @@ def _(op: CheckAndRaise, node: Apply) -> Rule | None:
     return check
 
 
-@host_rule.register(SpecifyShape)
+@_register_exact(SpecifyShape)
 def _(op: SpecifyShape, node: Apply) -> Rule | None:
-    if not _is_exact(node) or node.inputs[0].type.ndim != 1:
+    if node.inputs[0].type.ndim != 1:
         return None
 
     def check(x: Sequence[int], length: int) -> Sequence[int]:

@@ -18,8 +18,8 @@ from tandem.philox import Purpose, philox4x32
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-# Elements that a cache holds, with the temporaries that go with them: LRN passes over memory some
-# ten times, and does so part by part.
+# Elements that fit in a cache together with their temporaries: LRN passes over memory about ten
+# times, part by part.
 _CACHED = 1 << 19
 
 
@@ -32,7 +32,7 @@ def lower_max_pool2d(op: MaxPool2d, node: Apply, device: torch.device, compiled:
 
     def in_parts(x: Tensor) -> tuple[Tensor, Tensor]:
         # With the channels of a pixel side by side PyTorch's kernel is vectorised and takes a
-        # fifteenth of the time, which pays for the way there and back within the cache.
+        # fifteenth of the time, which pays for both conversions within the cache.
         if x.is_contiguous(memory_format=torch.channels_last):
             return pool(x)
         shape = (*x.shape[:2], *((n - op.size) // op.stride + 1 for n in x.shape[2:]))
@@ -52,7 +52,7 @@ def lower_max_pool2d_grad(
 
     def gradient(x: Tensor, argmax: Tensor, g: Tensor) -> Tensor:
         if argmax.is_contiguous(memory_format=torch.channels_last):
-            # Where layouts differ PyTorch's kernel takes five times as long.
+            # With different layouts PyTorch's kernel takes five times as long.
             g = g.contiguous(memory_format=torch.channels_last)
         return aten.max_pool2d_with_indices_backward(
             g, x, size, stride, [0, 0], [1, 1], False, argmax
@@ -75,9 +75,9 @@ def lower_relu_grad(op: ReluGrad, node: Apply, device: torch.device, compiled: b
 
 
 def _inverse_power(scale: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
-    """Give ``scale ** -beta``.
+    """Compute ``scale ** -beta``.
 
-    For beta = 3/4 by two square roots, which agrees to rounding and takes a third of the time.
+    For beta = 0.75 by two square roots, which agrees to rounding and takes a third of the time.
     """
     if beta != 0.75:
         return torch.pow(scale, -beta, out=out)
@@ -171,7 +171,7 @@ def lower_momentum_step(
             found = step(w, v, g, rate)
             return new_w.copy_(found[0]), new_v.copy_(found[1])
         # One pass over memory. PyTorch's kernel computes v <- m v + (1 - dampening) (g + decay w)
-        # and w <- w - lr v; ours has the rate in v. It takes all three to be laid out alike.
+        # and w <- w - lr v; ours has the rate in v. It assumes that all three are laid out alike.
         if g.stride() != w.stride():
             g = torch.empty_like(w).copy_(g)
         aten._fused_sgd_(
@@ -217,8 +217,8 @@ def lower_crop_mirror(
     crop, cropped = op.crop_size, op.cropped
 
     def by_picture(pictures: Tensor, mean: Tensor, origins: Tensor, mirrored: Tensor) -> Tensor:
-        # The colours of a pixel stay side by side, as they are in the pictures: the first
-        # convolution is the faster for it.
+        # The colours of a pixel stay side by side, as in the pictures, which makes the first
+        # convolution faster.
         out = torch.empty((len(pictures), crop, crop, 3), dtype=dtype).permute(0, 3, 1, 2)
         mean = mean.permute(1, 2, 0).contiguous().permute(2, 0, 1)
         places = zip(origins.tolist(), mirrored.tolist(), strict=True)
@@ -250,7 +250,7 @@ def lower_crop_mirror(
         mean_parts = mean[:, rows, columns].permute(1, 0, 2, 3)
         return pictures.permute(0, 3, 1, 2).to(dtype) - mean_parts
 
-    # One by one a picture's copy is fastest, but the host must know its place: on a GPU it would
-    # wait for it, and torch.compile could not go on.
+    # Copying picture by picture is fastest, but the host must know each window: it would wait for a
+    # GPU, and torch.compile would break the graph.
     call = by_index if compiled or device.type != "cpu" else by_picture
     return computed(call, certain=False)

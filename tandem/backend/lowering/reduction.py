@@ -22,7 +22,7 @@ from tandem.backend.lowering.registry import (
 
 Tensor = torch.Tensor
 
-# Below this many elements, a float32 sum is made in float64 outright.
+# Up to this many elements, a float32 sum is accumulated in float64.
 _SMALL_SUM = 1 << 16
 
 _UNSIGNED = {torch.uint16: torch.int64, torch.uint32: torch.int64, torch.uint64: torch.int64}
@@ -124,9 +124,12 @@ def lower_argmax(op: Argmax, node: Apply, device: torch.device, compiled: bool) 
     return Lowering(argmax)
 
 
-def _lower_softmax(
-    kernel: Callable[..., Tensor], op: Softmax | LogSoftmax, node: Apply
+@lower.register(Softmax)
+@lower.register(LogSoftmax)
+def lower_softmax(
+    op: Softmax | LogSoftmax, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
+    kernel = torch.softmax if isinstance(op, Softmax) else torch.log_softmax
     ndim = node.inputs[0].type.ndim
     dtype = torch_dtype(node.outputs[0])
     axes = tuple(range(ndim)) if op.axis is None else tuple(op.axis)
@@ -144,18 +147,6 @@ def _lower_softmax(
     return Lowering(over_several_axes, certain=True)
 
 
-@lower.register(Softmax)
-def lower_softmax(op: Softmax, node: Apply, device: torch.device, compiled: bool) -> Lowering:
-    return _lower_softmax(torch.softmax, op, node)
-
-
-@lower.register(LogSoftmax)
-def lower_log_softmax(
-    op: LogSoftmax, node: Apply, device: torch.device, compiled: bool
-) -> Lowering:
-    return _lower_softmax(torch.log_softmax, op, node)
-
-
 @lower.register(CumOp)
 def lower_cumulative(op: CumOp, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     dtype = torch_dtype(node.outputs[0])
@@ -164,10 +155,11 @@ def lower_cumulative(op: CumOp, node: Apply, device: torch.device, compiled: boo
 
 
 @lower.register(SortOp)
-def lower_sort(op: SortOp, node: Apply, device: torch.device, compiled: bool) -> Lowering:
-    return Lowering(lambda x, axis: torch.sort(x, dim=axis, stable=True)[0], host=frozenset((1,)))
-
-
 @lower.register(ArgSortOp)
-def lower_argsort(op: ArgSortOp, node: Apply, device: torch.device, compiled: bool) -> Lowering:
-    return Lowering(lambda x, axis: torch.sort(x, dim=axis, stable=True)[1], host=frozenset((1,)))
+def lower_sort(
+    op: SortOp | ArgSortOp, node: Apply, device: torch.device, compiled: bool
+) -> Lowering:
+    which = int(isinstance(op, ArgSortOp))
+    return Lowering(
+        lambda x, axis: torch.sort(x, dim=axis, stable=True)[which], host=frozenset((1,))
+    )

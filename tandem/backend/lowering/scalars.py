@@ -1,8 +1,8 @@
 """Scalar Ops as elementwise PyTorch calls, with PyTensor's rules for dtypes.
 
-PyTorch promotes types by other rules than NumPy (a 0-d tensor or a Python number weighs less than
-an array, integers divide to the default float), so every operand is brought to the dtype in which
-PyTensor computes before the call, and the result to the dtype that PyTensor promises after it.
+PyTorch's rules of type promotion differ from NumPy's (a 0-d tensor or a Python number weighs less
+than an array, integers divide to the default float), so every operand is converted to the dtype in
+which PyTensor computes before the call, and the result to PyTensor's output dtype after it.
 """
 
 import math
@@ -28,7 +28,7 @@ from tandem.backend.lowering.registry import (
 Call = Callable[..., Any]
 
 # PyTorch stores these but computes nothing in them. int64 holds every value of the first two, and
-# the bits of the third; results wrap around when they are brought back.
+# the bits of the third; results wrap around when they are converted back.
 _COMPUTED_AS_INT64 = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -41,13 +41,15 @@ class Kernel:
     call : callable
         Takes tensors of one dtype.
     numbers : tuple of int
-        Positions at which it takes a Python number as well, to the same effect.
+        Positions at which it also takes a Python number, to the same effect.
     out : bool
-        Whether it takes ``out=``, which may be one of its operands.
+        Whether it takes ``out=``, possibly one of its operands.
     variadic : bool
         Whether more than two operands are combined from the left.
     compare : bool
-        Whether operands meet in their common dtype instead of in the dtype of the result.
+        Whether operands are converted to their common dtype, not to the dtype of the result.
+    condition : bool
+        Whether the first operand is a condition: always bool, and always a tensor.
     """
 
     call: Call
@@ -55,16 +57,17 @@ class Kernel:
     out: bool = False
     variadic: bool = False
     compare: bool = False
+    condition: bool = False
 
 
 @dataclass(frozen=True)
 class ScalarCall:
-    """A scalar Op made ready for tensors.
+    """A scalar Op as a call on tensors.
 
     Parameters
     ----------
     call : callable
-        Takes the operands but those in `omit`.
+        Takes the operands except those in `omit`.
     omit : frozenset of int
         Operands that are constants, already in `call`.
     into : callable or None
@@ -80,12 +83,12 @@ class ScalarCall:
 
 
 def _sign(x: torch.Tensor) -> torch.Tensor:
-    # torch.sign makes 0 of NaN; NumPy keeps it.
+    # torch.sign gives 0 for NaN; NumPy keeps it.
     return torch.where(torch.isnan(x), x, torch.sign(x)) if x.is_floating_point() else x.sign()
 
 
 def _softplus(x: torch.Tensor) -> torch.Tensor:
-    # torch.nn.functional.softplus drops the logarithm above a threshold, which float64 can see.
+    # torch.nn.functional.softplus drops the logarithm above a threshold, visibly in float64.
     return torch.clamp_min(x, 0) + torch.log1p(torch.exp(-torch.abs(x)))
 
 
@@ -106,11 +109,19 @@ def _clip(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tenso
     return torch.where(x < low, low, torch.where(x > high, high, x))
 
 
-def _switch(condition: torch.Tensor, yes: Any, no: Any) -> torch.Tensor:
-    return torch.where(condition, yes, no)
-
+# PyTorch has these under the same name in lower case, with ``out=``.
+_SAME_NAME = """
+Abs ArcCos ArcCosh ArcSin ArcSinh ArcTan ArcTan2 ArcTanh Ceil Cos Cosh Deg2Rad Exp Exp2 Expm1 Floor
+Log Log10 Log1p Log2 Neg Rad2Deg Reciprocal Sin Sinh Sqrt Tan Tanh Trunc Erf Erfc Erfinv Sigmoid
+"""
 
 _KERNELS: dict[type, Kernel] = {
+    **{
+        getattr(ps if hasattr(ps, name) else psm, name): Kernel(
+            getattr(torch, name.lower()), out=True
+        )
+        for name in _SAME_NAME.split()
+    },
     ps.Add: Kernel(torch.add, numbers=(1,), out=True, variadic=True),
     ps.Mul: Kernel(torch.mul, numbers=(1,), out=True, variadic=True),
     ps.Sub: Kernel(torch.sub, numbers=(1,), out=True),
@@ -133,61 +144,28 @@ _KERNELS: dict[type, Kernel] = {
     ps.XOR: Kernel(torch.bitwise_xor, out=True, variadic=True),
     ps.Invert: Kernel(torch.bitwise_not, out=True),
     ps.Clip: Kernel(_clip),
-    ps.Abs: Kernel(torch.abs, out=True),
     ps.Sign: Kernel(_sign),
-    ps.Neg: Kernel(torch.neg, out=True),
     ps.Sqr: Kernel(torch.square, out=True),
-    ps.Sqrt: Kernel(torch.sqrt, out=True),
-    ps.Reciprocal: Kernel(torch.reciprocal, out=True),
-    ps.Ceil: Kernel(torch.ceil, out=True),
-    ps.Floor: Kernel(torch.floor, out=True),
-    ps.Trunc: Kernel(torch.trunc, out=True),
     ps.RoundHalfToEven: Kernel(torch.round, out=True),
     ps.RoundHalfAwayFromZero: Kernel(_round_half_away),
-    ps.Exp: Kernel(torch.exp, out=True),
-    ps.Exp2: Kernel(torch.exp2, out=True),
-    ps.Expm1: Kernel(torch.expm1, out=True),
-    ps.Log: Kernel(torch.log, out=True),
-    ps.Log2: Kernel(torch.log2, out=True),
-    ps.Log10: Kernel(torch.log10, out=True),
-    ps.Log1p: Kernel(torch.log1p, out=True),
-    ps.Deg2Rad: Kernel(torch.deg2rad, out=True),
-    ps.Rad2Deg: Kernel(torch.rad2deg, out=True),
-    ps.Cos: Kernel(torch.cos, out=True),
-    ps.Sin: Kernel(torch.sin, out=True),
-    ps.Tan: Kernel(torch.tan, out=True),
-    ps.ArcCos: Kernel(torch.arccos, out=True),
-    ps.ArcSin: Kernel(torch.arcsin, out=True),
-    ps.ArcTan: Kernel(torch.arctan, out=True),
-    ps.ArcTan2: Kernel(torch.arctan2, out=True),
-    ps.Cosh: Kernel(torch.cosh, out=True),
-    ps.Sinh: Kernel(torch.sinh, out=True),
-    ps.Tanh: Kernel(torch.tanh, out=True),
-    ps.ArcCosh: Kernel(torch.arccosh, out=True),
-    ps.ArcSinh: Kernel(torch.arcsinh, out=True),
-    ps.ArcTanh: Kernel(torch.arctanh, out=True),
-    psm.Sigmoid: Kernel(torch.sigmoid, out=True),
     psm.Softplus: Kernel(_softplus),
     psm.Log1mexp: Kernel(_log1mexp),
-    psm.Erf: Kernel(torch.erf, out=True),
-    psm.Erfc: Kernel(torch.erfc, out=True),
-    psm.Erfinv: Kernel(torch.erfinv, out=True),
     psm.GammaLn: Kernel(torch.lgamma, out=True),
     psm.Psi: Kernel(torch.digamma, out=True),
+    ps.Switch: Kernel(torch.where, numbers=(1, 2), condition=True),
 }
 
-# |x|, sign, floor and their like leave a bool or an unsigned number as it is; PyTorch refuses bool.
+# These leave a bool as it is; PyTorch refuses it.
 _IDENTITIES_ON_BOOL = (ps.Abs, ps.Sign, ps.Ceil, ps.Floor, ps.Trunc, ps.RoundHalfToEven)
 
 
 def covered_scalar_ops() -> frozenset[type]:
-    """Give the classes of scalar Ops that `scalar_call` knows."""
-    special = {ps.Cast, ps.Second, ps.Identity, ps.Switch, Composite}
-    return frozenset(_KERNELS) | special
+    """Return the classes of scalar Ops that `scalar_call` supports."""
+    return frozenset(_KERNELS) | {ps.Cast, ps.Second, ps.Identity, Composite}
 
 
 def scalar_call(op: ps.ScalarOp, node: Apply) -> ScalarCall:
-    """Make a scalar Op ready for tensors.
+    """Make a call on tensors of a scalar Op.
 
     Parameters
     ----------
@@ -205,50 +183,38 @@ def scalar_call(op: ps.ScalarOp, node: Apply) -> ScalarCall:
         return ScalarCall(lambda x: x, returns=(0,))
     if isinstance(op, ps.Second):
         return ScalarCall(_second, returns=(1,))
-    if isinstance(op, ps.Switch):
-        return _prepare(node, Kernel(_switch, numbers=(1, 2)), condition=True)
     if type(op) not in _KERNELS:
         raise unsupported(node, f"scalar Op {type(op).__name__} has no PyTorch call")
     if type(op) in _IDENTITIES_ON_BOOL and node.inputs[0].type.dtype == "bool":
         return _cast(node)
-    if isinstance(op, ps.Clip):
-        bounded = _clamp_by_constants(node)
-        if bounded is not None:
-            return bounded
-    if isinstance(op, ps.ScalarMaximum | ps.ScalarMinimum):
-        bounded = _clamp_one_side(op, node)
-        if bounded is not None:
-            return bounded
-    return _prepare(node, _KERNELS[type(op)])
+    return _clamp(op, node) or _prepare(node, _KERNELS[type(op)])
 
 
 def _computing_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if dtype in _COMPUTED_AS_INT64 else dtype
 
 
-def _operand_dtypes(node: Apply, kernel: Kernel, condition: bool) -> list[torch.dtype]:
-    """Give the dtype to which each operand is brought before the call."""
+def _operand_dtypes(node: Apply, kernel: Kernel) -> list[torch.dtype]:
+    """Return the dtype to which each operand is converted before the call."""
     if kernel.compare:
         group = TORCH_DTYPES[ps.upcast(*(x.type.dtype for x in node.inputs))]
     else:
         group = torch_dtype(node.outputs[0])
     dtypes = [_computing_dtype(group)] * len(node.inputs)
-    if condition:
-        dtypes[0] = torch.bool
-    return dtypes
+    return [torch.bool, *dtypes[1:]] if kernel.condition else dtypes
 
 
-def _prepare(node: Apply, kernel: Kernel, condition: bool = False) -> ScalarCall:
-    dtypes = _operand_dtypes(node, kernel, condition)
+def _prepare(node: Apply, kernel: Kernel) -> ScalarCall:
+    dtypes = _operand_dtypes(node, kernel)
+    numbers = _bound_numbers(node, kernel, dtypes)
     casts = [
         None if torch_dtype(x) == dtype else dtype
-        for x, dtype in zip(node.inputs, dtypes, strict=True)
+        for position, (x, dtype) in enumerate(zip(node.inputs, dtypes, strict=True))
+        if position not in numbers
     ]
     result = torch_dtype(node.outputs[0])
     computed = torch.bool if kernel.compare else dtypes[-1]
-    numbers = _bound_numbers(node, kernel, dtypes, condition)
     call, takes_out = _bind(kernel, len(node.inputs), numbers)
-    casts = [cast for position, cast in enumerate(casts) if position not in numbers]
     into = call if takes_out and computed == result else None
     return ScalarCall(
         _with_casts(call, casts, None if computed == result else result),
@@ -259,12 +225,12 @@ def _prepare(node: Apply, kernel: Kernel, condition: bool = False) -> ScalarCall
 
 
 def _number(variable: Any, dtype: torch.dtype) -> bool | int | float:
-    """Give a one-element constant as a Python number, rounded to `dtype`."""
+    """Return a one-element constant as a Python number, rounded to `dtype`."""
     return torch.from_numpy(np.array(variable.data)).to(dtype).item()
 
 
 def _bound_numbers(
-    node: Apply, kernel: Kernel, dtypes: Sequence[torch.dtype], condition: bool
+    node: Apply, kernel: Kernel, dtypes: Sequence[torch.dtype]
 ) -> dict[int, bool | int | float]:
     """Find constant operands that the call can take as Python numbers.
 
@@ -276,12 +242,12 @@ def _bound_numbers(
         for position, operand in enumerate(node.inputs)
         if constant_number(operand) is not None and (any_position or position in kernel.numbers)
     }
-    carriers = set(range(int(condition), len(node.inputs))) - set(found)
+    carriers = set(range(int(kernel.condition), len(node.inputs))) - set(found)
     return found if carriers else {}
 
 
 def _bind(kernel: Kernel, count: int, numbers: dict[int, Any]) -> tuple[Call, bool]:
-    """Put the constant operands into the call; say whether it still takes ``out=``."""
+    """Put the constant operands into the call; report whether it still takes ``out=``."""
     call = kernel.call
     if kernel.variadic and count != 2:
         return _variadic(call, list(numbers.values())), False
@@ -289,14 +255,15 @@ def _bind(kernel: Kernel, count: int, numbers: dict[int, Any]) -> tuple[Call, bo
         return call, kernel.out
     if count == 2:
         # A variadic call is commutative: a number on the left goes to the right.
-        (number,) = numbers.values()
-        return _with_number(call, number), kernel.out
+        return _with_number(call, *numbers.values()), kernel.out
     return _with_numbers(call, sorted(numbers.items())), False
 
 
-def _with_number(call: Call, number: float) -> Call:
+def _with_number(call: Call, *numbers: float) -> Call:
+    """Put numbers behind the first operand."""
+
     def bound(x: torch.Tensor, **keywords: Any) -> torch.Tensor:
-        return call(x, number, **keywords)
+        return call(x, *numbers, **keywords)
 
     return bound
 
@@ -343,39 +310,25 @@ def _second(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return y.expand(torch.broadcast_shapes(x.shape, y.shape))
 
 
-def _clamp_by_constants(node: Apply) -> ScalarCall | None:
-    """Clip between two constants in the right order: one pass instead of four."""
-    x, low, high = node.inputs
-    bounds = constant_number(low), constant_number(high)
+def _clamp(op: ps.ScalarOp, node: Apply) -> ScalarCall | None:
+    """Bound a tensor by constants in one pass; None where the node does not permit it."""
+    bounding = {ps.ScalarMaximum: 1, ps.ScalarMinimum: 1, ps.Clip: 2}.get(type(op))
+    known = [i for i, x in enumerate(node.inputs) if constant_number(x) is not None]
+    free = [x for i, x in enumerate(node.inputs) if i not in known]
     dtype = torch_dtype(node.outputs[0])
-    if None in bounds or torch_dtype(x) != dtype or dtype in (torch.bool, *_COMPUTED_AS_INT64):
+    if len(known) != bounding or len(free) != 1 or torch_dtype(free[0]) != dtype:
         return None
-    lowest, highest = _number(low, dtype), _number(high, dtype)
-    if not lowest <= highest or constant_number(x) is not None:
+    if dtype in (torch.bool, *_COMPUTED_AS_INT64):
         return None
-
-    def clamp(x: torch.Tensor, **keywords: Any) -> torch.Tensor:
-        return torch.clamp(x, lowest, highest, **keywords)
-
-    return ScalarCall(clamp, omit=frozenset((1, 2)), into=clamp)
-
-
-def _clamp_one_side(op: ps.ScalarOp, node: Apply) -> ScalarCall | None:
-    """Take the maximum or minimum of a tensor and a constant."""
-    numbers = [constant_number(x) for x in node.inputs]
-    known = [position for position, value in enumerate(numbers) if value is not None]
-    dtype = torch_dtype(node.outputs[0])
-    if len(node.inputs) != 2 or len(known) != 1 or dtype in (torch.bool, *_COMPUTED_AS_INT64):
-        return None
-    (position,) = known
-    if torch_dtype(node.inputs[1 - position]) != dtype:
-        return None
-    bound = _number(node.inputs[position], dtype)
-    if np.isnan(bound):
-        return None
-    clamp = torch.clamp_min if isinstance(op, ps.ScalarMaximum) else torch.clamp_max
-    call = _with_number(clamp, bound)
-    return ScalarCall(call, omit=frozenset((position,)), into=call)
+    bounds = [_number(node.inputs[position], dtype) for position in known]
+    if isinstance(op, ps.Clip):
+        clamp: Call = torch.clamp
+        permitted = known == [1, 2] and bounds[0] <= bounds[1]
+    else:
+        clamp = torch.clamp_min if isinstance(op, ps.ScalarMaximum) else torch.clamp_max
+        permitted = not np.isnan(bounds[0])
+    call = _with_number(clamp, *bounds)
+    return ScalarCall(call, omit=frozenset(known), into=call) if permitted else None
 
 
 def _composite(op: Composite) -> ScalarCall:

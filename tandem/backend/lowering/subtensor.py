@@ -1,7 +1,7 @@
 """Indexing, and setting or incrementing what is indexed.
 
 An index tuple is applied in two parts. Slices and integers make a view (PyTorch has no negative
-steps: such an axis is flipped first, which copies). Index tensors are then applied to the view.
+steps: such an axis is flipped first, which copies). Index tensors are then applied to that view.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ Index = Sequence[Any]
 
 
 def _forward(index: Index, shape: Sequence[int]) -> tuple[tuple[Any, ...], list[int]]:
-    """Replace slices with a negative step by forward slices of the flipped axes; name the axes."""
+    """Replace slices of negative step by forward slices of flipped axes; return these axes too."""
     forward, flipped = [], []
     for axis, entry in enumerate(index):
         if isinstance(entry, slice) and entry.step is not None and entry.step < 0:
@@ -46,7 +46,7 @@ def _view(x: Tensor, index: Index) -> Tensor:
 
 
 def _write(x: Tensor, index: Index, write: Callable[[Tensor], Any], own: bool) -> Tensor:
-    """Call `write` on the part of a copy of `x` that `index` names; give the copy.
+    """Call `write` on the part of a copy of `x` that `index` selects; return the copy.
 
     With `own`, `x` itself may be written instead of a copy.
     """
@@ -73,7 +73,7 @@ def _indices(op: Any, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _known_index(op: Any, variables: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Give the index of Python numbers if every entry is constant."""
+    """Return the index as Python numbers if every entry is constant."""
     numbers = [constant_number(variable) for variable in variables]
     known = [int(number) for number in numbers if number is not None]
     return _indices(op, known) if len(known) == len(numbers) else None
@@ -121,11 +121,8 @@ def _index_places(op: Any, node: Apply, first: int) -> tuple[frozenset[int], fro
     bounds = set()
     for entry in op.idx_list:
         if isinstance(entry, slice):
-            bounds |= {
-                first + place
-                for place in (entry.start, entry.stop, entry.step)
-                if place is not None
-            }
+            numbers = (entry.start, entry.stop, entry.step)
+            bounds |= {first + number for number in numbers if number is not None}
     absent = frozenset(p for p in bounds if isinstance(node.inputs[p].type, NoneTypeT))
     return frozenset(bounds) - absent, absent
 
@@ -148,10 +145,10 @@ def _split_index(index: Index, dims: Sequence[int]) -> tuple[list[Any], list[Ten
 
 
 def _index_tensors(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Make NumPy's meaning of index tensors plain to PyTorch.
+    """Convert index tensors from NumPy's meaning to PyTorch's.
 
-    A uint8 index is no mask, and a 0-d index beside an array is an array itself: it decides, as
-    any other, where the indexed axes go.
+    A uint8 index is no mask, and a 0-d index beside an array is an array itself: like any other, it
+    determines the position of the indexed axes.
     """
     given = [x for x in tensors if x is not None]
     widen = any(x.ndim for x in given)
@@ -177,7 +174,7 @@ class _AdvancedIndex:
             1 if isinstance(v, slice) or v.type.dtype != "bool" else v.type.ndim for v in variables
         ]
         self.masks = any(not isinstance(v, slice) and v.type.dtype == "bool" for v in variables)
-        # Without any index tensor, or with 0-d ones only, what is selected is a view.
+        # Without index tensors, or with 0-d ones only, the selection is a view.
         self.copies = any(not isinstance(v, slice) and v.type.ndim for v in variables)
         self.plain = all(
             not isinstance(entry, slice) or entry == slice(None) for entry in self.idx_list

@@ -1,5 +1,6 @@
 """Creation, joining, shapes, checks and copies of tensors."""
 
+import math
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def lower_alloc(op: Alloc, node: Apply, device: torch.device, compiled: bool) ->
             host=sizes,
             omit=frozenset((0,)),
         )
-    # Repeated, not copied: whoever needs memory of its own makes it.
+    # Repeated, not copied: a user that needs memory of its own copies it.
     if shape is not None and static_shape(value) is not None:
         return Lowering(
             lambda value: value.expand(shape), omit=sizes, views={0: (0,)}, repeats=True
@@ -173,10 +174,7 @@ def lower_join_dims(op: JoinDims, node: Apply, device: torch.device, compiled: b
     start, stop = op.start_axis, op.start_axis + op.n_axes
 
     def join_dims(x: Tensor) -> Tensor:
-        length = 1
-        for size in x.shape[start:stop]:
-            length *= size
-        return x.reshape(*x.shape[:start], length, *x.shape[stop:])
+        return x.reshape(*x.shape[:start], math.prod(x.shape[start:stop]), *x.shape[stop:])
 
     return Lowering(join_dims, views={0: (0,)})
 
@@ -195,21 +193,18 @@ def lower_split_dims(op: SplitDims, node: Apply, device: torch.device, compiled:
 def lower_specify_shape(
     op: SpecifyShape, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
-    asked = [
-        place
-        for place, length in enumerate(node.inputs[1:])
-        if not isinstance(length.type, NoneTypeT)
-    ]
+    lengths = node.inputs[1:]
+    given = [axis for axis, v in enumerate(lengths) if not isinstance(v.type, NoneTypeT)]
 
     def specify_shape(x: Tensor, *lengths: int) -> Tensor:
-        if any(x.shape[axis] != length for axis, length in zip(asked, lengths, strict=True)):
-            wanted = dict(zip(asked, lengths, strict=True))
-            expected = tuple(wanted.get(axis) for axis in range(x.ndim))
+        specified = dict(zip(given, lengths, strict=True))
+        if any(x.shape[axis] != length for axis, length in specified.items()):
+            expected = tuple(specified.get(axis) for axis in range(x.ndim))
             raise AssertionError(f"SpecifyShape: Got shape {tuple(x.shape)}, expected {expected}.")
         return x
 
-    unasked = frozenset(place + 1 for place in range(len(node.inputs) - 1) if place not in asked)
-    return Lowering(specify_shape, host=_all_but(1, node) - unasked, omit=unasked)
+    host = frozenset(axis + 1 for axis in given)
+    return Lowering(specify_shape, host=host, omit=_all_but(1, node) - host)
 
 
 @lower.register(CheckAndRaise)

@@ -20,19 +20,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Folder:
-    """Entries of a folder of pictures, sorted by name, without hidden ones.
-
-    Attributes
-    ----------
-    path : Path
-    key : str
-        The setting that names the folder, for messages.
-    folders, pictures : tuple of str
-        Names.
-    """
+    """Names of the entries of a folder of pictures, sorted, without hidden ones."""
 
     path: Path
-    key: str
+    key: str  # the setting that names the folder, for messages
     folders: tuple[str, ...]
     pictures: tuple[str, ...]
 
@@ -50,12 +41,10 @@ class Folder:
                     folders.append(entry.name)
                 else:
                     others += 1
-        except FileNotFoundError:
-            raise InputError(f"{path} ({key}): there is no such folder") from None
-        except NotADirectoryError:
-            raise InputError(f"{path} ({key}): found a file, expected a folder") from None
-        except PermissionError:
-            raise InputError(f"{path} ({key}): the folder may not be read") from None
+        except OSError as error:
+            raise InputError(
+                f"{path} ({key}): the folder cannot be read: {error.strerror}"
+            ) from None
         for name in (*folders, *pictures):
             # A line of train.txt and of skipped.txt is one name, in UTF-8.
             if not name.isprintable():
@@ -73,21 +62,11 @@ class Folder:
 
 
 class Source(Choice, ABC):
-    """A layout of pictures in a folder. Subclasses declare the settings that they need.
+    """A layout of pictures in a folder. Subclasses declare the settings that they need."""
 
-    Attributes
-    ----------
-    splits : tuple of str
-        Which of ``train`` and ``val`` may have this layout.
-    expected : str
-        What the folder holds, to complete "expected ...".
-    shuffled : bool
-        Whether the list is shuffled before it is written to batch files.
-    """
-
-    splits: ClassVar[tuple[str, ...]]
-    expected: ClassVar[str]
-    shuffled: ClassVar[bool]
+    splits: ClassVar[tuple[str, ...]]  # which of train and val may have this layout
+    expected: ClassVar[str]  # what the folder holds, to complete "expected ..."
+    shuffled: ClassVar[bool]  # whether the list is shuffled before it is written to batch files
 
     @staticmethod
     @abstractmethod
@@ -96,19 +75,10 @@ class Source(Choice, ABC):
 
     @abstractmethod
     def find(self, folder: Folder) -> tuple[list[str], list[str]]:
-        """List the pictures of a folder in an order that does not depend on the file system.
+        """List names relative to the folder and the class (WordNet ID) of each.
 
-        Returns
-        -------
-        list of str
-            Names relative to the folder.
-        list of str
-            The class (WordNet ID) of each.
-
-        Raises
-        ------
-        InputError
-            A picture has no class, or a file of settings cannot be used.
+        Their order does not depend on the file system. Raises InputError, for example for a
+        picture without a class.
         """
 
 

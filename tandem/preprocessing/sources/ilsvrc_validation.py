@@ -90,10 +90,8 @@ def _by_number(folder: Folder) -> list[str]:
 def _read_ids(path: Path) -> Sequence[int]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"{path} (val_label_file): cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} (val_label_file): found bytes, expected lines of text") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} (val_label_file): cannot be read: {error}") from None
     for number, line in enumerate(lines, 1):
         if not re.fullmatch(r"\s*\d{1,9}\s*", line, re.ASCII):
             raise InputError(
@@ -113,12 +111,9 @@ def _read_synsets(path: Path) -> dict[int, str]:
     try:
         synsets = scipy.io.loadmat(path)["synsets"].ravel()
         return {int(only(synset[0])): str(only(synset[1])) for synset in synsets}
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"{path} (meta_clsloc_mat): cannot be read: {reason}") from None
     except Exception as error:
         # loadmat raises many types of exceptions for files that are not MATLAB's.
         raise InputError(
-            f"{path} (meta_clsloc_mat): found something else ({error}), expected a MATLAB file"
-            " with the table synsets: ID, wnid, ..."
+            f"{path} (meta_clsloc_mat): cannot be read: {error}; expected a MATLAB file with the"
+            " table synsets: ID, wnid, ..."
         ) from None

@@ -18,7 +18,7 @@ import torch
 REPLACED = (
     "tandem.backend.shared._wrap",
     "tandem.backend.aliasing._span",
-    "tandem.backend.codegen._Writer._constant_tensor",
+    "tandem.backend.codegen._constant_tensor",
     "tandem.training.compiled_network.capture",
 )
 H200: dict[str, Any] = {
@@ -158,6 +158,7 @@ def build(precision: str, batch: int, crop: int = 227, stored: int = 256) -> dic
     from tandem.config.schema import Config
     from tandem.memory.flat import FlatLayout, Vectors
     from tandem.memory.slot import Slot, SlotLayout
+    from tandem.optim import SGD
     from tandem.training.compiled_network import CompiledNetwork
 
     spans: dict[int, tuple[int, Any]] = {}
@@ -168,7 +169,7 @@ def build(precision: str, batch: int, crop: int = 227, stored: int = 256) -> dic
         number, _ = spans.setdefault(id(buffer), (next(numbers), buffer))
         return number << 40, (number << 40) + 256
 
-    def constant(_: Any, variable: Any) -> Any:
+    def constant(variable: Any, _: Any) -> Any:
         if not hasattr(variable.type, "dtype"):
             return variable.data
         kind = torch_dtype(variable)
@@ -189,7 +190,7 @@ def build(precision: str, batch: int, crop: int = 227, stored: int = 256) -> dic
     config = Config(precision=precision, batch_size=batch, crop_size=crop, devices=["cuda:0"])
     net = AlexNet(crop, 1000, 1.0, config.dtype)
     shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
-    layout = FlatLayout.of(shapes, config.dtype, channels_last=True, states=("momentum",))
+    layout = FlatLayout.of(shapes, config.dtype, channels_last=True, states=SGD.states)
     slots = SlotLayout(batch, stored)
     with ExitStack() as stack:
         for target, replacement in zip(REPLACED, replacements, strict=True):
@@ -201,6 +202,7 @@ def build(precision: str, batch: int, crop: int = 227, stored: int = 256) -> dic
         network = CompiledNetwork(
             net,
             config,
+            SGD(),
             np.zeros((3, stored, stored), np.float32),
             vectors,
             device="cuda:0",

@@ -1,0 +1,173 @@
+"""Settings in relation to each other and to the machine: what contradicts, what ``auto`` means."""
+
+from collections.abc import Sequence
+
+from tandem.config.hardware import (
+    RankInfo,
+    available_cores,
+    have_own_gpus,
+    place_devices,
+    resolve_devices,
+    threads_of,
+)
+from tandem.config.schema import CHOICES, Config
+from tandem.distributed.choices import RULES, RunFacts
+from tandem.errors import InputError
+from tandem.registry import check
+
+
+def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
+    """Check how settings fit together, and replace every ``auto``.
+
+    Parameters
+    ----------
+    config : Config
+        As the user gave it.
+    ranks : sequence of RankInfo, optional
+        By rank, where the trainers are ranks that were started together.
+
+    Returns
+    -------
+    Config
+        With one device for each trainer.
+
+    Raises
+    ------
+    InputError
+        Settings contradict each other, or require what the trainers do not have.
+    """
+    check_settings(config)
+    if ranks:
+        _check_ranks(config, ranks)
+        devices = place_devices(config.devices, ranks)
+    else:
+        devices = resolve_devices(config.devices)
+    config = config.model_copy(update={"devices": devices})
+    facts = run_facts(config, ranks)
+    settings = dict(config)
+    for registry in CHOICES:
+        check(registry.setting, registry.chosen(settings), facts)
+    if config.precision == "tf32" and not facts.on_gpu:
+        raise InputError("precision: tf32 is a format of GPUs; on cpu use float32 or bfloat16")
+    found = {
+        "threads": threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1,
+        "collective": _collective(config, facts),
+        "compile": facts.on_gpu and not facts.bucket_mb,
+        "use_data_layer": facts.on_gpu,
+    }
+    return config.model_copy(
+        update={key: value for key, value in found.items() if settings[key] == "auto"}
+    )
+
+
+def run_facts(config: Config, ranks: Sequence[RankInfo] = ()) -> RunFacts:
+    """Collect what the requirements of choices look at.
+
+    Parameters
+    ----------
+    config : Config
+        With its devices resolved.
+    ranks : sequence of RankInfo, optional
+        As in `resolve`.
+    """
+    return RunFacts(
+        ranks[0].starter if ranks else None,
+        tuple(config.devices),
+        tuple(rank.machine for rank in ranks),
+        bool(ranks) and have_own_gpus(config.devices, ranks),
+        dict(config)["bucket_mb"],
+        config.precision,
+    )
+
+
+def check_settings(config: Config) -> None:
+    """Refuse settings that contradict each other.
+
+    Raises
+    ------
+    InputError
+        Names the settings and what to change.
+    """
+    settings = dict(config)
+    if settings["error_feedback"] and config.collective != "asa16":
+        raise InputError(
+            f"error_feedback is true while collective is {config.collective}, which rounds "
+            "nothing: it is for collective: asa16"
+        )
+    if not RULES[config.rule].is_synchronous:
+        _check_asynchronous(config)
+    if bucket_mb := settings["bucket_mb"]:
+        _check_buckets(config, f"bucket_mb is {bucket_mb:g}", settings["error_feedback"])
+    if config.norm_before_pool and config.network_options.get("norm_before_pool") is False:
+        raise InputError("norm_before_pool is true, and false in network_options")
+    if config.init_weights is None:
+        if config.init_weights_skip:
+            raise InputError("init_weights_skip is set, but init_weights names no checkpoint")
+        if config.freeze and not config.resume_train:
+            raise InputError(
+                "freeze is set, but init_weights names no checkpoint: the layers would keep "
+                "their random initial weights"
+            )
+    for other in ("init_weights_skip", "lr_multipliers"):
+        if both := [layer for layer in config.freeze if layer in settings[other]]:
+            raise InputError(f"freeze and {other} both name {both[0]}, which contradicts")
+
+
+def _check_asynchronous(config: Config) -> None:
+    for key, value in {"exchange": "average", "collective": "auto", "check_every": 0}.items():
+        if (given := getattr(config, key)) != value:
+            raise InputError(
+                f"{key} is {given} and rule is {config.rule}, by which trainers have weights of "
+                f"their own: leave {key} at {value}"
+            )
+    if config.on_nan == "rollback":
+        raise InputError(
+            f"on_nan is rollback and rule is {config.rule}: trainers that are not synchronous "
+            "cannot go back together; use stop or skip"
+        )
+
+
+def _check_buckets(config: Config, given: str, error_feedback: bool) -> None:
+    if config.exchange != "gradients":
+        raise InputError(
+            f"{given} and exchange is {config.exchange}: only gradients can be sent during the "
+            "backward pass, so set exchange to gradients"
+        )
+    if error_feedback and config.on_nan == "skip":
+        raise InputError(
+            f"{given}, error_feedback is true and on_nan is skip: the gradients of a skipped "
+            "minibatch would have been sent, and their rounding error kept; change one of the three"
+        )
+    if config.compile is True:
+        raise InputError(
+            f"{given} and compile is true: a compiled function returns all gradients at once, so "
+            "set one of both to 0 or false"
+        )
+
+
+def _check_ranks(config: Config, ranks: Sequence[RankInfo]) -> None:
+    """Refuse what ranks cannot do, however they exchange."""
+    starter = ranks[0].starter
+    if config.restarts:
+        instead = {
+            "mpirun": "let the job script start the run again, with --resume_train true",
+            "torchrun": f"use torchrun --max-restarts {config.restarts}, with --resume_train true",
+        }
+        raise InputError(
+            f"restarts: {config.restarts} is not possible under {starter}, which ends all ranks "
+            f"when one fails: {instead[starter]}"
+        )
+    first = ranks[0].software
+    for number, rank in enumerate(ranks):
+        if rank.software != first:
+            raise InputError(
+                f"the ranks have different software: rank 0 {', '.join(first)}; rank {number} "
+                f"{', '.join(rank.software)}; use the same environment on every machine"
+            )
+
+
+def _collective(config: Config, facts: RunFacts) -> str:
+    """The all-reduce that ``collective: auto`` stands for."""
+    if facts.starter is None or not RULES[config.rule].is_synchronous:
+        return "auto"
+    return "nccl" if facts.has_own_gpus and facts.starter == "torchrun" else "asa"

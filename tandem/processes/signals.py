@@ -1,0 +1,68 @@
+"""Requests of the user or a cluster to stop: SIGINT and SIGTERM, counted."""
+
+import contextlib
+import math
+import os
+import signal
+import time
+from typing import Self
+
+REPEAT_SECONDS = 1.0  # within which a second signal repeats the first
+
+
+class StopSignals:
+    """Context manager: count SIGINT and SIGTERM instead of being interrupted by them.
+
+    The first is a request to stop in good order, the second to end at once. Signals within a second
+    are one request: a wrapper may pass on a signal that the group of processes has had already.
+
+    The main thread enters and leaves it. Any thread may `poll`, also while the main thread is
+    inside a long call: Python runs its handlers only between instructions of the main thread, but
+    writes the number of a signal to a pipe as soon as it arrives.
+
+    Attributes
+    ----------
+    count : int
+        Requests until the last `poll`.
+    last : signal.Signals
+        The last signal.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.last = 0, signal.SIGINT
+        self._latest = -math.inf
+
+    def __enter__(self) -> Self:
+        self._receiver, sender = os.pipe()
+        for descriptor in (self._receiver, sender):
+            os.set_blocking(descriptor, False)
+        self._former_wakeup = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+        self._sender = sender
+        self._former = {
+            number: signal.signal(number, lambda *_: None)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._former_wakeup)
+        self.poll()
+        os.close(self._receiver)
+        os.close(self._sender)
+
+    def poll(self) -> int:
+        """Count the requests so far."""
+        with contextlib.suppress(BlockingIOError):
+            for number in os.read(self._receiver, 4096):
+                if number in (signal.SIGINT, signal.SIGTERM):
+                    now = time.monotonic()
+                    self.count += now - self._latest >= REPEAT_SECONDS
+                    self._latest, self.last = now, signal.Signals(number)
+        return self.count
+
+    @property
+    def exit_status(self) -> int:
+        """130 after Ctrl-C, 143 after SIGTERM, as in a shell."""
+        return 128 + self.last

@@ -1,0 +1,189 @@
+"""Supervise the workers of a pool, and find the root cause when one fails."""
+
+import logging
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from tandem.processes.heartbeat import ORPHANED, HeartbeatMonitor, HeartbeatTable
+from tandem.processes.messages import Failed, Finished, Kind, Ready, Stop
+from tandem.processes.signals import StopSignals
+from tandem.processes.worker_pool import WorkerPool
+
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 1.0  # to receive the root cause after one of its consequences
+
+
+class ProgressReporter:
+    """Receives all that the workers of a pool report. This base class shows nothing.
+
+    Attributes
+    ----------
+    stderr : Connection or None
+        Where the workers write instead of to the terminal; None is the launcher's own stderr.
+    """
+
+    stderr: Connection | None = None
+
+    def begin(self, table: HeartbeatTable, pids: Mapping[str, int]) -> None:
+        """Called when all workers have been started.
+
+        Parameters
+        ----------
+        table : HeartbeatTable
+            With their activities.
+        pids : mapping of str to int
+            Process ids by name.
+        """
+
+    def report(self, message: object) -> None:
+        """Called with every message of a worker, but those of `tandem.processes.messages`."""
+
+    def close(self) -> None:
+        """Called at the end, however it came."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the work of a pool ended.
+
+    Attributes
+    ----------
+    status : int
+        Exit status: 0; 1 after a fault; 2 after bad input; 130 after Ctrl-C, 143 after SIGTERM.
+    failure : Failed or None
+        The root cause, where something failed.
+    stopped : bool
+        Whether it was asked to stop.
+    """
+
+    status: int
+    failure: Failed | None = None
+    stopped: bool = False
+
+    @classmethod
+    def of(cls, failure: Failed | None, signals: StopSignals) -> "Outcome":
+        """Combine the root cause of a failure, if any, with the signals received."""
+        if failure is not None:
+            return cls(2 if failure.kind == "input" else 1, failure, signals.count > 0)
+        return cls(signals.exit_status if signals.count else 0, None, signals.count > 0)
+
+    def explain(self) -> None:
+        """Log why the work ended before it was done, if it did."""
+        failure = self.failure
+        if failure is None:
+            if self.stopped:
+                log.info("stopped by %s", signal.Signals(self.status - 128).name)
+        elif failure.kind == "input":
+            log.error("error: %s", failure.message)
+        else:
+            if failure.traceback:
+                log.error("%s failed:\n%s", failure.who, failure.traceback.rstrip())
+            log.error("error: the run has ended: %s: %s", failure.who, failure.message)
+
+
+def supervise(
+    pool: WorkerPool, reporter: ProgressReporter, signals: StopSignals, saves: bool = False
+) -> Failed | None:
+    """Pass reports on until all workers have finished.
+
+    Parameters
+    ----------
+    pool : WorkerPool
+        Its workers have been started.
+    reporter : ProgressReporter
+        Receives their reports.
+    signals : StopSignals
+        The first request to stop goes to the workers, the second ends the call.
+    saves : bool
+        Whether a worker that is `Ready` saves its work when it is asked to stop. Where there is
+        nothing to save, the first request ends the call.
+
+    Returns
+    -------
+    Failed or None
+        The root cause of a failure; None when all have finished, or on a request to end at once.
+    """
+    reporter.begin(pool.table, pool.pids)
+    others = [pool.table.names.index(h.name) for h in pool.handles if h.process]
+    monitor = HeartbeatMonitor(pool.table.counters, pool.table.timeout, others)
+    asked = False
+    while not pool.finished:
+        can_save = saves and all(handle.ready for handle in pool.reporting)
+        if signals.poll() > (1 if can_save else 0):
+            return None
+        if signals.count and not asked:
+            log.info("%s: stopping after this step; again to stop at once", signals.last.name)
+            pool.send(Stop())
+            asked = True
+        failures = []
+        for handle, message in pool.receive(timeout=0.2):
+            handle.ready |= isinstance(message, Ready)
+            handle.finished |= isinstance(message, Finished)
+            if isinstance(message, Failed):
+                failures.append(message)
+            elif not isinstance(message, Ready | Finished):
+                reporter.report(message)
+        failures += _deaths(pool) or _silences(pool, monitor)
+        if failures and signals.poll() and not can_save:
+            return None  # whatever broke, the user has asked for the end
+        if failures:
+            return _root_cause(pool, failures)
+    return None
+
+
+def _deaths(pool: WorkerPool) -> list[Failed]:
+    """Describe each worker that has ended and should not have."""
+    failures = []
+    for handle in pool.handles:
+        status = handle.exit_status
+        expected = handle.finished or (status == 0 and not handle.reports)
+        if status is not None and not expected:
+            # A worker that exits has reported why, or follows another; a killed one cannot.
+            kind: Kind = "death" if status < 0 else "consequence"
+            failures.append(Failed(handle.name, kind, _describe_exit(status), ""))
+    return failures
+
+
+def _silences(pool: WorkerPool, monitor: HeartbeatMonitor) -> list[Failed]:
+    """Describe each worker that is alive and gives no sign of life."""
+    silent = {pool.table.names[index]: seconds for index, seconds in monitor.silent().items()}
+    return [
+        Failed(
+            handle.name,
+            "death",
+            f"has given no sign of life for {silent[handle.name]:.0f} s: was it stopped?",
+            "",
+        )
+        for handle in pool.handles
+        if handle.name in silent and not handle.finished and handle.exit_status is None
+    ]
+
+
+def _describe_exit(status: int) -> str:
+    if status == ORPHANED:
+        return "ended because this program gave no sign of life: it was stopped, or starved"
+    if status >= 0:
+        return f"ended with exit status {status}"
+    name = signal.Signals(-status).name
+    hint = "; the system does that when memory runs out" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
+
+
+def _root_cause(pool: WorkerPool, failures: list[Failed]) -> Failed:
+    """Choose the failure that the others follow from.
+
+    The first that is seen may be a consequence: a worker that lost its peer, or an exit status
+    whose message is still in the pipe. If no failure is a root cause, wait one second for it. Of
+    consequences, the end of a worker that reported nothing is nearer to the cause.
+    """
+    order = ("input", "agreed", "fault", "death", "consequence")
+    deadline = time.monotonic() + GRACE_SECONDS
+    while not any(f.kind in order[:3] for f in failures) and time.monotonic() < deadline:
+        failures += [m for _, m in pool.receive(timeout=0.1) if isinstance(m, Failed)]
+        failures += [f for f in _deaths(pool) if f not in failures]
+    reported = {failure.who for failure in failures if failure.traceback}
+    return min(failures, key=lambda f: (order.index(f.kind), f.who in reported, f.who))

@@ -1,0 +1,240 @@
+"""The worker processes of one launcher, and its pipes to them."""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Self
+
+from tandem.files import remove_partials
+from tandem.processes.child import ChildContext, enter
+from tandem.processes.heartbeat import LAUNCHER, HeartbeatTable, HeartbeatThread, StatusSlot
+
+log = logging.getLogger(__name__)
+
+END_SECONDS = 5.0  # for processes to end by themselves before they are killed
+KILL_SECONDS = 5.0  # for the system to end a process that was killed
+
+
+@dataclass
+class WorkerHandle:
+    """A worker, as its launcher sees it.
+
+    Attributes
+    ----------
+    name : str
+        Unique in the pool.
+    connection : Connection
+        The launcher's end of the pipe.
+    process : BaseProcess or None
+        None: the main thread of the launcher's own process.
+    reports : bool
+        Whether it must report `Ready`, and `Finished` before it ends. Others may end with exit
+        status 0 at any time.
+    folder : Path or None
+        Where it writes.
+    ready, finished : bool
+        Whether it has reported so.
+    closed : bool
+        Whether its end of the pipe is closed, with all messages read.
+    """
+
+    name: str
+    connection: Connection
+    process: BaseProcess | None
+    reports: bool = True
+    folder: Path | None = None
+    ready: bool = False
+    finished: bool = False
+    closed: bool = False
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it works; negative after a signal."""
+        if self.process is None:
+            return 1 if self.closed else None
+        return self.process.exitcode
+
+
+class WorkerPool:
+    """All workers of a launcher; a context manager that leaves no process behind.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the workers that will be started.
+    timeout : float
+        Seconds without a heartbeat after which a worker is taken for dead.
+    stderr : Connection or None
+        Where the workers write instead of to the terminal.
+
+    Attributes
+    ----------
+    table : HeartbeatTable
+        Their heartbeats.
+    handles : list of WorkerHandle
+        In the order in which they were started.
+    """
+
+    def __init__(
+        self, names: Sequence[str], timeout: float, stderr: Connection | None = None
+    ) -> None:
+        self.table = HeartbeatTable.create(("launcher", *names), timeout)
+        self.handles: list[WorkerHandle] = []
+        self._stderr = stderr
+        self._heartbeat = HeartbeatThread(self.table, LAUNCHER)
+        self._heartbeat.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end(END_SECONDS if self.finished else 0.0)
+        self._heartbeat.stop()
+        self.table.buffer.close()
+
+    @property
+    def reporting(self) -> list[WorkerHandle]:
+        """The workers that must report."""
+        return [handle for handle in self.handles if handle.reports]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all that must have reported so."""
+        return all(handle.finished for handle in self.reporting)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by name."""
+        return {h.name: (h.process and h.process.pid) or os.getpid() for h in self.handles}
+
+    def status(self, name: str) -> StatusSlot:
+        """Return where a worker shows its activity."""
+        return StatusSlot(self.table, self.table.names.index(name))
+
+    def start(
+        self,
+        name: str,
+        target: Callable[..., None],
+        message: object,
+        *arguments: object,
+        reports: bool = True,
+        folder: Path | None = None,
+    ) -> None:
+        """Start a worker process.
+
+        Parameters
+        ----------
+        name : str
+            One of the pool's.
+        target : callable
+            Called with `message`, `arguments` and a connection to the launcher.
+        message : object
+            Its first message, of any size.
+        *arguments
+            What can be passed only while a process is started. They must be small: the launcher
+            writes them to a pipe of which it holds both ends, and would wait for ever for a process
+            that dies before it has read more than fits in.
+        reports, folder
+            As in `WorkerHandle`.
+        """
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe(duplex=True)
+        # Started with the first child otherwise, when it would let SIGINT through again.
+        resource_tracker.ensure_running()
+        tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+        index = self.table.names.index(name)
+        child = ChildContext(self.table, index, folder, tracker, self._stderr)
+        process = context.Process(
+            target=enter, args=(child, target, *arguments, there), name=name, daemon=True
+        )
+        with _signals_held():
+            process.start()
+        # A pipe shows the end of a process only when nobody else holds that end of it.
+        there.close()
+        self.handles.append(WorkerHandle(name, here, process, reports, folder))
+        threading.Thread(target=_send, args=(here, message), daemon=True).start()
+
+    def attach(self, name: str, folder: Path | None = None) -> Connection:
+        """Add the main thread of this process as a worker; return its connection.
+
+        Parameters
+        ----------
+        name : str
+            One of the pool's.
+        folder : Path or None
+            As in `WorkerHandle`.
+        """
+        here, there = multiprocessing.Pipe(duplex=True)
+        self.handles.append(WorkerHandle(name, here, None, folder=folder))
+        return there
+
+    def send(self, message: object) -> None:
+        """Send a message to every worker that reports and is still alive."""
+        for handle in self.reporting:
+            _send(handle.connection, message)
+
+    def receive(self, timeout: float) -> list[tuple[WorkerHandle, Any]]:
+        """Receive every waiting message, after at most `timeout` seconds for the first."""
+        open_ones = [h for h in self.handles if not (h.finished or h.closed)]
+        running = [h.process for h in self.handles if h.process and h.exit_status is None]
+        wait([*(h.connection for h in open_ones), *(p.sentinel for p in running)], timeout)
+        messages = []
+        for handle in open_ones:
+            try:
+                while handle.connection.poll():
+                    messages.append((handle, handle.connection.recv()))
+            except (EOFError, OSError):
+                handle.closed = True
+        return messages
+
+    def _end(self, patience: float) -> None:
+        """Wait for all processes to end; kill the rest after `patience` seconds.
+
+        What a killed process has is in memory without a name, or written whole or not at all.
+        """
+        processes = [handle.process for handle in self.handles if handle.process]
+        _join(processes, patience)
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+        _join(processes, KILL_SECONDS)
+        for process in processes:
+            if process.is_alive():
+                log.error("%s can't be ended: the system holds it", process.name)
+        for handle in self.handles:
+            if handle.folder is not None:
+                with contextlib.suppress(OSError):
+                    remove_partials(handle.folder)
+
+
+def _join(processes: Sequence[BaseProcess], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+
+
+def _send(connection: Connection, message: object) -> None:
+    """Send to a worker that may have ended."""
+    with contextlib.suppress(OSError):
+        connection.send(message)
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Hold back the signals to stop, so that none reaches a child before it ignores them."""
+    held = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)

@@ -1,0 +1,122 @@
+"""A trainer's reports: to the launcher and, from trainer 0, to the run folder."""
+
+import time
+from functools import partial
+from multiprocessing.connection import Connection
+
+from tandem.artifacts.checkpoint import Checkpoint, RunState
+from tandem.artifacts.metrics_log import Record, ValidationRecord
+from tandem.artifacts.run_folder import RunFolder
+from tandem.data.augment import Mode
+from tandem.training.messages import CheckpointBegun, CheckpointWritten, Notice, Progress
+from tandem.training.run_spec import RunSpec
+from tandem.training.sample_predictions import SamplePredictions
+
+
+class Reports:
+    """What trainer 0 reports of a run. Those of other trainers do nothing.
+
+    Parameters
+    ----------
+    spec : RunSpec
+        The run.
+    rank : int
+        The trainer, from 0.
+    state : RunState
+        Where the run begins.
+    launcher : Connection
+        To the launcher.
+    checkpoint_nbytes : int
+        Bytes of a checkpoint's arrays, each begun on a 64-byte boundary.
+
+    Attributes
+    ----------
+    samples : SamplePredictions or None
+        Shown after each validation.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        rank: int,
+        state: RunState,
+        launcher: Connection,
+        checkpoint_nbytes: int,
+    ) -> None:
+        self._launcher, self._is_first = launcher, rank == 0
+        self._every = 60 * spec.config.snapshot_minutes
+        self._nbytes = checkpoint_nbytes
+        self._folder: RunFolder | None = None
+        self.samples: SamplePredictions | None = None
+        if rank == 0 and spec.job == "train":
+            self._folder = RunFolder(spec.config, state, spec.resumed)
+            self.samples = SamplePredictions(spec)
+        self._last_save = time.monotonic()
+
+    def record(self, record: Record) -> None:
+        """Write a line to the record, then show it: the user sees nothing that is not recorded."""
+        if self._folder is not None:
+            self._folder.append(record)
+            self._launcher.send(record)
+
+    def result(self, record: ValidationRecord) -> None:
+        """Report the result of a run that only validates."""
+        if self._is_first:
+            self._launcher.send(record)
+
+    def progress(self, mode: Mode, epoch: int, step: int, steps: int) -> None:
+        """Report a step; epochs count from 0, steps from 1."""
+        if self._is_first:
+            self._launcher.send(Progress(mode, epoch + 1, step, steps))
+
+    def notice(self, text: str) -> None:
+        """Report a text for the user."""
+        if self._is_first:
+            self._launcher.send(Notice(text))
+
+    def show_samples(self, step: int) -> None:
+        """Show the sample predictions of the validation that has just ended."""
+        if self._folder is not None and self.samples is not None:
+            draw = partial(self.samples.draw, self.samples.take())
+            self._folder.show("predictions", step, draw)
+
+    # Checkpoints
+
+    def prepare_checkpoint(self) -> bool:
+        """Prepare memory for a checkpoint in the background; whether it is ready."""
+        return self._folder is not None and self._folder.prepare(self._nbytes)
+
+    def snapshot_is_due(self) -> bool:
+        """Whether trainer 0's clock asks for a checkpoint, and it can be copied at once."""
+        if self._folder is None:
+            return False
+        self.check_written()
+        due = self._every > 0 and time.monotonic() - self._last_save >= self._every
+        return due and not self._folder.busy and self.prepare_checkpoint()
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Copy a checkpoint, and write it in the background."""
+        if self._folder is not None:
+            self._launcher.send(CheckpointBegun())
+            self._folder.save(checkpoint)
+
+    def begin_save(self) -> None:
+        """Finish the last checkpoint before another one; the next is due from now."""
+        self._last_save = time.monotonic()
+        self.check_written(wait=True)
+
+    def check_written(self, wait: bool = False) -> None:
+        """Report a checkpoint that has been written since, and wait for one if asked to."""
+        if self._folder is not None and (path := self._folder.written(wait)):
+            self._launcher.send(CheckpointWritten(str(path)))
+        self._report_trouble()
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        if self._folder is not None:
+            self._folder.close()
+            self._report_trouble()
+
+    def _report_trouble(self) -> None:
+        if self._folder is not None and (text := self._folder.take_trouble()):
+            self._launcher.send(Notice(text))

@@ -1,0 +1,103 @@
+"""The process of a trainer: what it is given, and how it ends.
+
+Importing this module is cheap; PyTensor and PyTorch are imported when a trainer starts to work.
+"""
+
+import contextlib
+import logging
+import os
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from tandem.artifacts.run_lock import FolderLock
+from tandem.distributed import Group, PeerLost
+from tandem.memory import HostSlots
+from tandem.memory.cuda import CudaSlots
+from tandem.processes.heartbeat import StatusSlot
+from tandem.processes.messages import Failed, Finished
+from tandem.training.input_pipeline import LoaderError
+from tandem.training.messages import Diverged
+from tandem.training.run_spec import RunSpec
+from tandem.training.trainer import LauncherLost, NotFinite, StopAgreed, Trainer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WorkerArguments:
+    """What a trainer is given when it starts.
+
+    Attributes
+    ----------
+    rank : int
+        Number of the trainer, from 0.
+    group : Group
+        All trainers.
+    loader : Connection or None
+        To its loader process; None where the trainer loads by itself.
+    slots : HostSlots or CudaSlots
+        For minibatches; its loader has them too.
+    status : StatusSlot
+        Where it shows its `tandem.training.messages.Activity`.
+    lock : FolderLock or None
+        On the run folder, which stays locked while a trainer is alive.
+    """
+
+    rank: int
+    group: Group
+    loader: Connection | None
+    slots: HostSlots | CudaSlots
+    status: StatusSlot
+    lock: FolderLock | None = None
+
+
+def serve(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> None:
+    """Work as a trainer, then report `Finished` or `Failed`.
+
+    Parameters
+    ----------
+    spec : RunSpec
+        The run.
+    arguments : WorkerArguments
+        What this trainer is given.
+    launcher : Connection
+        For reports, and for a request to stop.
+
+    Raises
+    ------
+    SystemExit
+        With status 1: it failed, or the launcher is gone.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(spec.threads)
+    try:
+        _train(spec, arguments, launcher)
+        launcher.send(Finished())
+    except (LauncherLost, BrokenPipeError):
+        raise SystemExit(1) from None
+    except BaseException as error:
+        try:
+            launcher.send(_failure(f"trainer {arguments.rank}", error))
+        except OSError:
+            log.exception("trainer %d failed and cannot reach the launcher", arguments.rank)
+        raise SystemExit(1) from None
+
+
+def _train(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> None:
+    """Do the job of the run until it is done, or all trainers agree to stop or that it failed."""
+    trainer = Trainer(spec, arguments, launcher)
+    try:
+        with contextlib.suppress(StopAgreed):
+            trainer.validate_only() if spec.job == "validate" else trainer.train()
+        trainer.finish()
+    except NotFinite:
+        trainer.finish()  # all have agreed, so all give back their memory together
+        raise
+    finally:
+        trainer.close()
+
+
+def _failure(who: str, error: BaseException) -> Failed:
+    if isinstance(error, NotFinite):
+        return Diverged(who, "agreed", str(error), "", error.epoch, error.minibatch)
+    is_consequence = isinstance(error, PeerLost | LoaderError)
+    return Failed.of(who, error, "consequence" if is_consequence else None)

@@ -1,0 +1,252 @@
+"""A pool of workers that add numbers: their reports, faults and ends."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from tandem.errors import InputError
+from tandem.processes import heartbeat
+from tandem.processes.messages import Failed, Finished, Ready, Stop
+from tandem.processes.signals import StopSignals
+from tandem.processes.supervisor import Outcome, ProgressReporter, _root_cause, supervise
+from tandem.processes.worker_pool import WorkerPool
+
+BUSY, IDLE = 1, 2
+
+
+class Sums(ProgressReporter):
+    """Keeps what is reported; acts on the workers when each has reported once."""
+
+    def __init__(self, act: Callable[[dict[str, int]], None] = lambda pids: None) -> None:
+        self.sums: list[object] = []
+        self._act = act
+
+    def begin(self, table: heartbeat.HeartbeatTable, pids: dict[str, int]) -> None:  # type: ignore[override]
+        self.activities, self._pids = table.activities, pids
+
+    def report(self, message: object) -> None:
+        self.sums.append(message)
+        if len(self.sums) == len(self._pids):
+            self._act(self._pids)
+
+
+def add(numbers: list[int], launcher: Connection) -> None:
+    """Report the sum of the numbers so far, over and over, until asked to stop; then finish."""
+    launcher.send(Ready())
+    total = 0
+    for number in numbers:
+        total += number
+    launcher.send(total)
+    while not isinstance(launcher.recv(), Stop):
+        pass
+    launcher.send("saved")
+    launcher.send(Finished())
+
+
+def add_and_finish(numbers: list[int], launcher: Connection) -> None:
+    launcher.send(sum(numbers))
+    launcher.send(Finished())
+
+
+def fail(error: Exception, launcher: Connection) -> None:
+    launcher.send(Failed.of(multiprocessing.current_process().name, error))
+    raise SystemExit(1)
+
+
+def exit_with(status: int, launcher: Connection) -> None:
+    raise SystemExit(status)
+
+
+def write_and_wait(folder: Path, launcher: Connection) -> None:
+    launcher.send(Ready())
+    (folder / ".sum.x.partial.txt").touch()
+    launcher.send(0)
+    time.sleep(600)
+
+
+def run(
+    *targets: tuple[Callable[..., None], object],
+    act: Callable[[dict[str, int]], None] = lambda pids: None,
+    timeout: float = 60.0,
+    saves: bool = True,
+    reports: bool = True,
+    folder: Path | None = None,
+) -> tuple[Outcome, list[object]]:
+    """Run a pool of ``adder 0`` and so on, and another worker that reports; check that all end."""
+    reporter = Sums(act)
+    names = [f"adder {number}" for number in range(len(targets))]
+    with StopSignals() as signals, WorkerPool(names, timeout) as pool:
+        for number, (name, (target, message)) in enumerate(zip(names, targets, strict=True)):
+            must_report = reports or number == 0
+            pool.start(name, target, message, reports=must_report, folder=folder)
+        failure = supervise(pool, reporter, signals, saves)
+        outcome = Outcome.of(failure, signals)
+    assert all(handle.process and not handle.process.is_alive() for handle in pool.handles)
+    return outcome, reporter.sums
+
+
+def interrupt(*delays: float) -> Callable[[dict[str, int]], None]:
+    """Send Ctrl-C to this process after each of the delays, in seconds."""
+
+    def send(pids: dict[str, int]) -> None:
+        def later() -> None:
+            for delay in delays:
+                time.sleep(delay)
+                os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=later).start()
+
+    return send
+
+
+def test_two_workers_report_and_finish() -> None:
+    outcome, sums = run((add_and_finish, [1, 2]), (add_and_finish, [3, 4]))
+    assert outcome == Outcome(0)
+    assert sorted(sums) == [3, 7]  # type: ignore[type-var]
+
+
+def test_a_killed_worker_is_named() -> None:
+    outcome, _ = run(
+        (add, [1]), (add, [2]), act=lambda pids: os.kill(pids["adder 1"], signal.SIGKILL)
+    )
+    assert outcome.status == 1
+    assert outcome.failure is not None
+    assert outcome.failure.who == "adder 1"
+    assert outcome.failure.message.startswith("was killed by SIGKILL; the system does that when")
+
+
+def test_a_stopped_worker_is_named() -> None:
+    outcome, _ = run(
+        (add, [1]),
+        (add, [2]),
+        act=lambda pids: os.kill(pids["adder 0"], signal.SIGSTOP),
+        timeout=1.0,
+    )
+    assert outcome.failure is not None
+    assert outcome.failure.who == "adder 0"
+    assert outcome.failure.message == "has given no sign of life for 1 s: was it stopped?"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "status", "text"),
+    [
+        (ZeroDivisionError("no sum"), "fault", 1, "the run has ended: adder 1: ZeroDivisionError"),
+        (InputError("no numbers"), "input", 2, "error: no numbers"),
+    ],
+)
+def test_a_worker_that_raises_is_the_root_cause(
+    error: Exception, kind: str, status: int, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcome, _ = run((add, [1]), (fail, error))
+    assert outcome.failure is not None
+    assert (outcome.failure.kind, outcome.failure.who, outcome.status) == (kind, "adder 1", status)
+    outcome.explain()
+    assert text in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_worker_that_must_report_may_not_just_exit(status: int) -> None:
+    outcome, _ = run((add, [1]), (exit_with, status))
+    assert outcome.failure == Failed(
+        "adder 1", "consequence", f"ended with exit status {status}", ""
+    )
+
+
+def test_another_worker_may_exit_with_status_0() -> None:
+    outcome, sums = run((add_and_finish, [1]), (exit_with, 0), reports=False)
+    assert (outcome, sums) == (Outcome(0), [1])
+    outcome, _ = run((add, [1]), (exit_with, 3), reports=False)
+    assert outcome.failure is not None
+    assert outcome.failure.who == "adder 1"
+
+
+def test_the_first_request_lets_workers_save(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        outcome, sums = run((add, [1]), (add, [2]), act=interrupt(0.0))
+        outcome.explain()
+    assert outcome == Outcome(130, stopped=True)
+    assert sums.count("saved") == 2
+    assert caplog.messages == [
+        "SIGINT: stopping after this step; again to stop at once",
+        "stopped by SIGINT",
+    ]
+
+
+def test_the_second_request_ends_at_once(tmp_path: Path) -> None:
+    outcome, _ = run((write_and_wait, tmp_path), act=interrupt(0.0, 1.2), folder=tmp_path)
+    assert outcome == Outcome(130, stopped=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_is_saved_the_first_request_ends_at_once() -> None:
+    outcome, sums = run((add, [1]), (add, [2]), act=interrupt(0.0), saves=False)
+    assert outcome == Outcome(130, stopped=True)
+    assert "saved" not in sums
+
+
+def launch_adders(started: Connection) -> None:
+    """Be a launcher of two adders, and send their process ids."""
+    run((add, [1]), (add, [2]), act=started.send)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_end_when_the_launcher_is_gone() -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    launcher = context.Process(target=launch_adders, args=(there,))
+    launcher.start()
+    assert here.poll(60)
+    pids = here.recv()
+    launcher.kill()
+    launcher.join()
+    deadline = time.monotonic() + 20
+    while any(is_adder(pid) for pid in pids.values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_adder(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith("adder-")
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_the_main_thread_may_be_a_worker(monkeypatch: pytest.MonkeyPatch, finishes: bool) -> None:
+    """It has no heartbeat of its own, and no exit status but the end of its connection."""
+    monkeypatch.setattr(heartbeat, "START_SECONDS", 0.2)
+    found: list[Failed | None] = []
+    with StopSignals() as signals, WorkerPool(["adder 0"], timeout=0.2) as pool:
+        launcher = pool.attach("adder 0")
+        thread = threading.Thread(
+            target=lambda: found.append(supervise(pool, ProgressReporter(), signals))
+        )
+        thread.start()
+        time.sleep(0.8)
+        if finishes:
+            launcher.send(Finished())
+        launcher.close()
+        thread.join(10)
+    (failure,) = found
+    assert (failure is None) == finishes
+
+
+def test_a_worker_that_reported_nothing_is_nearer_to_the_cause() -> None:
+    """As one that had no memory left even to report that."""
+    lost = Failed("adder 0", "consequence", "PeerLost: adder 1 ended", "Traceback")
+    exits = [Failed(f"adder {n}", "consequence", "ended with exit status 1", "") for n in (0, 1)]
+    with WorkerPool([], 60) as alone:
+        assert _root_cause(alone, [lost, *exits]) == exits[1]
+        assert _root_cause(alone, [lost, exits[0]]) == lost
+        killed = Failed("reader 1", "death", "was killed by SIGKILL", "")
+        assert _root_cause(alone, [lost, exits[1], killed]) == killed
