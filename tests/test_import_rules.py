@@ -52,13 +52,8 @@ ROWS = (
     ("classify", "export", "convert", "plot"),
 )
 WITHOUT_CONFIGURATION = {"distributed", "processes", "layers", "optim"}
-# What is still to be untangled.
-PENDING: set[tuple[str, str]] = {
-    ("artifacts", "launch"),
-    ("layers", "artifacts"),
-    ("optim", "config"),
-    ("training", "launch"),
-}
+# Exceptions; none is wanted.
+PENDING: set[tuple[str, str]] = set()
 
 
 def imported_modules(source: str) -> set[str]:
