@@ -31,7 +31,7 @@ def on_host(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.launch.prepare.resolve_devices", tuple)
+    monkeypatch.setattr("tandem.config.resolve.resolve_devices", tuple)
     monkeypatch.setattr("tandem.artifacts.reproducibility.device_names", lambda devices: [*devices])
     monkeypatch.setattr("tandem.launch.local.make_slots", simulated_gpu.make_slots)
 
@@ -113,7 +113,8 @@ def test_gpus_have_no_memory_that_all_share(
 def test_where_trainers_work_decides_where_memory_lies(data: Path, tmp_path: Path) -> None:
     spec = prepare_run(load_config(settings(data, tmp_path / "run", devices=["cpu"] * 2)))
     assert [type(make_slots(spec, rank)) for rank in range(2)] == [HostSlots] * 2
-    spec = replace(spec, devices=("cuda:3", "cuda:1"))
+    gpus = spec.config.model_copy(update={"devices": ("cuda:3", "cuda:1")})
+    spec = replace(spec, config=gpus)
     found = [make_slots(spec, rank) for rank in range(2)]
     assert [type(slots) for slots in found] == [CudaSlots] * 2
     assert [slots.device for slots in found] == [3, 1]
