@@ -10,7 +10,7 @@ from tandem.launch.programs import run_validation
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Validate as the command line says; return the exit status."""
+    """Validate saved weights; return the exit status."""
     return run_validation(arguments, description=__doc__)
 
 

@@ -197,9 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, help="folder of a run with --print_freq 1")
-    parser.add_argument(
-        "--steps", type=int, default=40, help="number of steps to compare (default 40)"
-    )
+    parser.add_argument("--steps", type=int, default=40, help="steps to compare (default 40)")
     parser.add_argument(
         "--tolerance", type=float, default=1e-3, help="of the loss, in nats (default 1e-3)"
     )

@@ -111,8 +111,8 @@ def load(strategy: str, parameters: int, layout: Layout) -> Load:
         inside: float = 2 * size * (r - 1)
         steps = 2 * math.log2(every)
     else:
-        # All-to-all: each rank sends a part to each other rank. All-gather, a ring: each forwards to
-        # the next what it receives, so one rank of a machine sends to the next machine.
+        # All-to-all: each rank sends a part to each other rank. All-gather, a ring: each forwards
+        # what it receives to the next, so one rank of a machine sends to the next machine.
         ring, ends = size * (every - 1) / every, layout.machines > 1
         out = size * r * (every - r) / every + ring * ends
         inside = size * r * (r - 1) / every + ring * (r - ends)

@@ -2,13 +2,12 @@
 
     python -m benchmarks.gpu                                   a step with its data in memory
     python -m benchmarks.gpu --precision float32 --batch 128
-    python -m benchmarks.gpu --data data/imagenet              and whole runs, with the loader
-    python -m benchmarks.gpu --quick                           fewer variants of either side
+    python -m benchmarks.gpu --data data/imagenet              also whole runs, with the loader
+    python -m benchmarks.gpu --quick                           fewer variants of both sides
 
-Run it from the project's top folder on a machine with a GPU that is otherwise idle. What is
-compared runs in turn, a few steps of each at a time, so that a GPU that grows warm slows all. A
-time is the median over the rounds, after warming up, with its quartiles. Prints JSON lines, then a
-table.
+Run it from the project's top folder on a machine with an otherwise idle GPU. Contenders run in
+turn, a few steps of each at a time, so that a GPU that grows warm slows all. A time is the median
+over the rounds after warm-up, with its quartiles. Prints JSON lines, then a table.
 """
 
 import argparse
@@ -56,12 +55,11 @@ OUR_VARIANTS: dict[str, dict[str, bool]] = {
     "ours, compiled": {"compile": True},
     "ours": {},
 }
-"""What `device_mode` is asked for. What is fused is one function, not gradient and update; what is
-captured is recorded as a CUDA graph."""
+"""Arguments of `device_mode`. Fused: gradient and update in one function; captured: CUDA graph."""
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """Operations per second that the device is sold for; None for one that isn't known."""
+    """Return the specified operations per second of a device; None if unknown."""
     place = ("bfloat16", "tf32", "float32").index(precision)
     known = (rates for name, rates in PEAK_TFLOPS.items() if name in device_name)
     rates = next(known, None)
@@ -69,7 +67,7 @@ def peak_flops(device_name: str, precision: str) -> float | None:
 
 
 def step_row(measured: Measured, sizes: Sizes, peak: float | None) -> dict[str, Any]:
-    """What is printed of a step."""
+    """Return the result of a step as printed."""
     low, high = measured.quartiles
     flops = step_flops(sizes.network(), sizes.batch) / measured.median
     return {
@@ -84,7 +82,7 @@ def step_row(measured: Measured, sizes: Sizes, peak: float | None) -> dict[str, 
 
 
 def copy_row(measured: Measured, nbytes: int) -> dict[str, Any]:
-    """What is printed of something that moves so many bytes."""
+    """Return the result of a copy of `nbytes` as printed."""
     low, high = measured.quartiles
     return {
         "what": "copy",
@@ -97,7 +95,7 @@ def copy_row(measured: Measured, nbytes: int) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as text, one block for each kind, the columns under their names."""
+    """Format rows as text, one block for each kind, with column names."""
     blocks = []
     for what in dict.fromkeys(row["what"] for row in rows):
         some = [row for row in rows if row["what"] == what]
@@ -121,7 +119,7 @@ def _shown(value: Any) -> str:
 def our_steps(
     sizes: Sizes, precision: Any, driver: CudaDriver | None, names: Iterable[str] = OUR_VARIANTS
 ) -> dict[str, Step]:
-    """Our step in some of its variants; a driver gives the memory of a GPU."""
+    """Make the named variants of our step; a driver allocates GPU memory."""
     device = "cpu" if driver is None else f"cuda:{driver.device}"
     steps: dict[str, Step] = {}
     for name in names:
@@ -140,7 +138,7 @@ def _memory_of(driver: CudaDriver) -> Callable[[int], CudaBuffer]:
 
 
 def plain_steps(sizes: Sizes, precision: str, device: str, quick: bool = False) -> dict[str, Step]:
-    """Plain PyTorch's step, in every way in which users write it."""
+    """Make plain PyTorch's step in the usual variants."""
     modes = ["max-autotune"] if quick else [None, "default", "reduce-overhead", "max-autotune"]
     return {
         f"PyTorch, {mode or 'eager'}, LRN as {norm}": plain_step(
@@ -152,7 +150,7 @@ def plain_steps(sizes: Sizes, precision: str, device: str, quick: bool = False) 
 
 
 def upload_copies(driver: CudaDriver, batch: int, side: int) -> tuple[dict[str, Step], int]:
-    """A loader's copy of a minibatch to the GPU and PyTorch's of the same bytes; how many."""
+    """Make a loader's copy of a minibatch to the GPU, and PyTorch's; return also the bytes."""
     layout = SlotLayout(batch, side)
     slot = CudaSlot.create(driver, layout)
     uploader = SlotUploader(driver, [slot])
@@ -167,7 +165,7 @@ def upload_copies(driver: CudaDriver, batch: int, side: int) -> tuple[dict[str, 
     uploader.fill(0, noise)
 
     def by_uploader() -> None:
-        # The staging area holds the noise already: it is the copy that is timed.
+        # The staging area already holds the noise: only the copy is timed.
         uploader.fill(0, lambda staged: None)
 
     return {
@@ -177,7 +175,7 @@ def upload_copies(driver: CudaDriver, batch: int, side: int) -> tuple[dict[str, 
 
 
 def exchange_seconds(elements: int, rounds: int, repeats: int) -> tuple[list[Measured], int]:
-    """An exchange of two trainers on one GPU, beside a plain copy of the bytes that one moves."""
+    """Time an exchange of two trainers on one GPU, and a plain copy of its bytes."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in range(2))
@@ -190,7 +188,7 @@ def exchange_seconds(elements: int, rounds: int, repeats: int) -> tuple[list[Mea
     ]
     for process in processes:
         process.start()
-    # A process sees the other's end only when nobody else holds that end of their pipe.
+    # A process notices the other's end only if no third process holds that end of the pipe.
     for place in places:
         place.close()
     there.close()
@@ -226,7 +224,7 @@ def _exchange(
         "an exchange of two trainers on one GPU": lambda: exchange.after_update([0.5, 0.5])
     }
     if place.rank == 0:
-        # The other trainer waits in the next exchange meanwhile.
+        # Meanwhile the other trainer waits in the next exchange.
         steps["a copy of the same bytes on the GPU"] = lambda: other.copy_(values)
     found = measure(steps, rounds, repeats, torch.cuda.synchronize)
     if place.rank == 0:
@@ -241,7 +239,7 @@ def _exchange(
 def run_rates(
     data: Path, devices: Sequence[str], steps: int, extra: Iterable[str] = (), skip: int = 20
 ) -> tuple[float, ...]:
-    """Images per second of a whole run, between its reports, once it has warmed up.
+    """Measure the images per second between reports of a whole run, after warm-up.
 
     Parameters
     ----------
@@ -250,16 +248,16 @@ def run_rates(
     devices : sequence of str
         One for each trainer.
     steps : int
-        Between two reports.
+        Steps between two reports.
     extra : iterable of str
         More settings, as on the command line.
     skip : int
-        Reports that don't count.
+        Number of reports that do not count.
 
     Raises
     ------
     InputError
-        The run has failed, or was too short.
+        If the run failed or was too short.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "train.py", "--data_folder", str(data)]
@@ -276,7 +274,7 @@ def run_rates(
 
 
 def run_row(name: str, rates: Sequence[float]) -> dict[str, Any]:
-    """What is printed of a run."""
+    """Return the result of a run as printed."""
     low, high = (min(rates), max(rates))
     return {
         "what": "run",
@@ -288,7 +286,7 @@ def run_row(name: str, rates: Sequence[float]) -> dict[str, Any]:
 
 
 def setting(options: argparse.Namespace) -> dict[str, Any]:
-    """Where and with what it was measured."""
+    """Return the hardware and versions of the measurement."""
     return {
         "what": "setting",
         "device": torch.cuda.get_device_name(0),
@@ -302,7 +300,7 @@ def setting(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure everything, printing a line for each."""
+    """Measure everything and print a line for each result."""
     rows: list[dict[str, Any]] = []
 
     def report(row: dict[str, Any]) -> None:
@@ -344,9 +342,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--precision", default="bfloat16", choices=["float32", "tf32", "bfloat16"])
     parser.add_argument("--batch", type=int, default=256, help="images of a step (default 256)")
-    parser.add_argument("--rounds", type=int, default=30, help="that count (default 30)")
+    parser.add_argument("--rounds", type=int, default=30, help="measured rounds (default 30)")
     parser.add_argument("--repeats", type=int, default=10, help="in a round (default 10)")
-    parser.add_argument("--quick", action="store_true", help="the fastest of each side only")
+    parser.add_argument("--quick", action="store_true", help="only the fastest of each side")
     parser.add_argument("--data", type=Path, help="a prepared data set, for whole runs")
     parser.add_argument("settings", nargs="*", help="more settings of these runs, after --")
     options = parser.parse_args(arguments)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.loader
 
-Filling is compared with the least that it could be, a system call a picture that reads it whole
-into the same memory, the arguments ready; and with the same work as it is written with NumPy and
-with PyTorch's DataLoader. All files are in the page cache, and each side has one process that
-loads. Ours leaves the pixels uint8, for the device to subtract the mean; the others leave float32
-without the mean. Memory is the proportional set size that Linux tells.
+Filling is compared with the minimum, one system call per picture that reads it whole into the same
+memory, with prepared arguments; and with the same work in NumPy and in PyTorch's DataLoader. All
+files are in the page cache, and each side has one loading process. Ours leaves uint8 pixels, from
+which the device subtracts the mean; the others leave float32 pixels minus the mean. Memory is
+Linux's proportional set size.
 """
 
 import itertools
@@ -35,7 +35,7 @@ from tandem.memory import HostSlots, SlotLayout
 from tandem.processes.heartbeat import HeartbeatTable, StatusSlot
 from tandem.training.input_pipeline import InputPipeline, ProcessLoader
 
-# torch is imported further down: a loader process imports this file again, and is to stay small.
+# torch is imported in functions: a loader process imports this file again and should stay small.
 
 SHUFFLES: tuple[Shuffle, ...] = ("files", "images")
 READ_TARGET, CROP_TARGET = 1.3, 3.0  # times the time of the bare system calls
@@ -44,16 +44,16 @@ MEMORY_TARGET, GROWTH_TARGET = 400.0, 1.0  # MB; the latter over all of `Sizes.s
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is loaded.
+    """Sizes of minibatches and data sets.
 
     Attributes
     ----------
     batch, pictures, jpegs : int
-        Pictures of a minibatch; of the data set; of the set of JPEGs, a multiple of the batch.
+        Pictures of a minibatch, of the data set, and of the JPEGs, a multiple of the batch.
     stored, crop : int
         Rows and columns, pixels.
     steady : int
-        Minibatches over which a loader may not grow.
+        Number of minibatches over which a loader may not grow.
     """
 
     batch: int = 128
@@ -65,7 +65,7 @@ class Sizes:
 
     @property
     def augmentation(self) -> Augmentation:
-        """Every picture is cropped and mirrored by itself."""
+        """Crop and mirror every picture separately."""
         return Augmentation(self.crop, True, True, batch_crop_mirror=False, seed=1)
 
 
@@ -73,12 +73,12 @@ PAPER = Sizes()
 
 
 class Epoch:
-    """The minibatches of an epoch, into two slots in turn, as they are and by their peers."""
+    """The minibatches of an epoch, loaded into two slots in turn by us and by peers."""
 
     def __init__(self, dataset: Dataset, shuffle: Shuffle, sizes: Sizes, crop_here: bool) -> None:
         self.dataset, self.sizes = dataset, sizes
-        self.filler = MinibatchBuilder(dataset, dataset, sizes.augmentation, crop_here)
-        self.slots = HostSlots.create(SlotLayout(sizes.batch, self.filler.picture_size), rank=0)
+        self.builder = MinibatchBuilder(dataset, dataset, sizes.augmentation, crop_here)
+        self.slots = HostSlots.create(SlotLayout(sizes.batch, self.builder.picture_size), rank=0)
         order = epoch_order(dataset.counts, shuffle, seed=1, epoch=0)
         self.requests = [
             MinibatchRequest(k % 2, "train", 0, k, global_minibatch(order, k, sizes.batch))
@@ -86,15 +86,15 @@ class Epoch:
         ]
 
     def fill(self) -> Step:
-        """Ours; each call fills a slot."""
+        """Make our step; each call fills a slot."""
 
         def step(request: MinibatchRequest) -> None:
-            self.filler.fill(self.slots.arrays[request.slot], request)
+            self.builder.fill(self.slots.arrays[request.slot], request)
 
         return _in_turn(step, self.requests)
 
     def read(self, files: Sequence[int]) -> Step:
-        """The bare system calls, one a picture; each call reads a minibatch."""
+        """Make the step of bare system calls, one per picture; each call reads a minibatch."""
 
         def step(calls: list[tuple[int, list[memoryview], int]]) -> None:
             for file, picture, begin in calls:
@@ -103,9 +103,9 @@ class Epoch:
         return _in_turn(step, [self._calls(request) for request in self.requests])
 
     def by_numpy(self, files: Sequence[int], mean: np.ndarray) -> Step:
-        """Crop, mirror and mean, picture by picture, the windows given; a minibatch at each call.
+        """Make the step in NumPy: crop, mirror and subtract the mean, with given windows.
 
-        Each returns the images, float32 (n, crop, crop, RGB), in memory that is used again.
+        Each call returns a minibatch, float32 (n, crop, crop, RGB), in memory that is reused.
         """
         sizes = self.sizes
         picture = np.empty(mean.shape, np.uint8)
@@ -125,7 +125,7 @@ class Epoch:
         return _in_turn(step, minibatches)
 
     def _calls(self, request: MinibatchRequest) -> list[tuple[int, list[memoryview], int]]:
-        """File, destination and first byte of each picture of a request."""
+        """Return file, destination and first byte of each picture of a request."""
         pictures = self.slots.arrays[request.slot].pictures
         return [
             (file, [pictures[row].data], begin)
@@ -139,7 +139,7 @@ def _in_turn(step: Callable[[Any], Any], inputs: Sequence[Any]) -> Step:
 
 
 def places(dataset: Dataset, indices: np.ndarray) -> list[tuple[int, int]]:
-    """Number of the file of each picture, and its first byte there."""
+    """Return the file number of each picture and its first byte in that file."""
     ends = np.cumsum(dataset.counts)
     files = np.searchsorted(ends, indices, side="right")
     rows = indices - (ends - dataset.counts)[files]
@@ -150,14 +150,14 @@ def places(dataset: Dataset, indices: np.ndarray) -> list[tuple[int, int]]:
 def augmented(
     picture: np.ndarray, mean: np.ndarray, origin: Sequence[int], mirrored: bool, crop: int
 ) -> np.ndarray:
-    """A window of a picture without the mean's, mirrored or not: float32 (crop, crop, RGB)."""
+    """Crop, mirror and subtract the mean: float32 (crop, crop, RGB)."""
     rows, columns = (slice(start, start + crop) for start in origin)
     image = picture[rows, columns] - mean[rows, columns]
     return image[:, ::-1] if mirrored else image
 
 
 class RawPictures:
-    """Pictures of batch files for a DataLoader, by position: each an array of a mapped file."""
+    """Pictures of memory-mapped batch files for a DataLoader, by position."""
 
     def __init__(self, dataset: Dataset, mean: np.ndarray, crop: int) -> None:
         shape = (dataset.image_size, dataset.image_size, 3)
@@ -179,7 +179,7 @@ class RawPictures:
 
 
 class JpegPictures:
-    """JPEGs for a DataLoader, by position: each decoded, squashed and cropped."""
+    """JPEGs for a DataLoader, by position: each decoded, resized and cropped."""
 
     def __init__(self, paths: Sequence[Path], mean: np.ndarray, crop: int) -> None:
         self._paths, self._mean, self._crop = paths, mean, crop
@@ -191,8 +191,8 @@ class JpegPictures:
         """A tensor, float32 (RGB, crop, crop)."""
         side = len(self._mean)
         with Image.open(self._paths[position]) as image:
-            squashed = image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
-        return _tensor(np.asarray(squashed), self._mean, self._crop)
+            resized = image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
+        return _tensor(np.asarray(resized), self._mean, self._crop)
 
 
 def _tensor(picture: np.ndarray, mean: np.ndarray, crop: int) -> Any:
@@ -204,7 +204,7 @@ def _tensor(picture: np.ndarray, mean: np.ndarray, crop: int) -> Any:
 
 
 def data_loader(pictures: Any, batch: int) -> Any:
-    """PyTorch's DataLoader with one process that loads and stays."""
+    """Make PyTorch's DataLoader with one persistent worker."""
     from torch.utils.data import DataLoader
 
     return DataLoader(pictures, batch, shuffle=True, num_workers=1, persistent_workers=True)
@@ -212,12 +212,12 @@ def data_loader(pictures: Any, batch: int) -> Any:
 
 @contextmanager
 def loader_process(epoch: Epoch) -> Iterator[tuple[int, ProcessLoader]]:
-    """A loader as a run starts it: its process ID, and what its trainer sees of it."""
+    """Start a loader as a run does: its process ID, and its trainer's end."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     launcher, report = context.Pipe()
     status = StatusSlot(HeartbeatTable.create(("launcher", "loader 0"), timeout=60), index=1)
-    arguments = (epoch.filler, there, epoch.slots, status, report)
+    arguments = (epoch.builder, there, epoch.slots, status, report)
     process = context.Process(target=proc_load.serve, args=arguments, daemon=True)
     process.start()
     there.close()
@@ -233,32 +233,31 @@ def loader_process(epoch: Epoch) -> Iterator[tuple[int, ProcessLoader]]:
 
 @contextmanager
 def opened(paths: Iterable[str]) -> Iterator[list[int]]:
-    """Descriptors of files."""
+    """Open files; yield their descriptors."""
     with ExitStack() as stack:
         yield [stack.enter_context(Path(path).open("rb")).fileno() for path in paths]
 
 
 def mean_image(sizes: Sizes) -> np.ndarray:
-    """Some mean image: float32 (S, S, RGB)."""
+    """Make a mean image: float32 (S, S, RGB)."""
     return np.full((sizes.stored, sizes.stored, 3), 117, np.float32)
 
 
 def exhaust(batches: Iterable[Any]) -> None:
-    """Have everything loaded, and only pass over it."""
+    """Consume all batches."""
     for _ in batches:
         pass
 
 
 def load(loader: ProcessLoader, requests: Sequence[MinibatchRequest]) -> None:
-    """Have minibatches loaded one ahead, as a trainer does."""
+    """Load minibatches one ahead, as a trainer does."""
     exhaust(InputPipeline(requests, loader))
 
 
 def resident(pid: int, kind: str = "Pss") -> float:
-    """Memory of a process, MB: its proportional set size, to which shared pages count in part.
+    """Return the proportional set size of a process in MB; shared pages count in part.
 
-    With ``Pss_Anon`` only what is in no file and no shared memory: others that end or begin don't
-    change that.
+    ``Pss_Anon`` counts only private memory, which other processes do not change.
     """
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     (kilobytes,) = re.findall(rf"^{kind}: +(\d+) kB$", rollup, re.MULTILINE)
@@ -268,7 +267,7 @@ def resident(pid: int, kind: str = "Pss") -> float:
 def filling(
     dataset: Dataset, files: Sequence[int], sizes: Sizes, rounds: int
 ) -> Iterator[Comparison]:
-    """Slots filled in this process, against the bare system calls and NumPy."""
+    """Compare slots filled in this process with bare system calls and NumPy."""
     steps: dict[str, Step] = {}
     for shuffle in SHUFFLES:
         whole, cropped = (Epoch(dataset, shuffle, sizes, crop) for crop in (False, True))
@@ -294,7 +293,7 @@ def filling(
 
 
 def processes(dataset: Dataset, folder: Path, sizes: Sizes, rounds: int) -> Iterator[Any]:
-    """A loader process, against PyTorch's, and the memory that it takes."""
+    """Compare a loader process with PyTorch's, and measure its memory."""
     mean = mean_image(sizes)
     jpegs = write_jpegs(folder, sizes.jpegs)
     epoch = Epoch(dataset, "images", sizes, crop_here=True)
@@ -313,7 +312,7 @@ def processes(dataset: Dataset, folder: Path, sizes: Sizes, rounds: int) -> Iter
 
 
 def memory(epoch: Epoch, loader: ProcessLoader, pid: int, steady: int) -> Iterator[Figure]:
-    """What a loader process takes once it is warm, slots included, and whether it grows."""
+    """Measure the memory of a warm loader process, slots included, and its growth."""
     before = resident(pid, "Pss_Anon")
     load(loader, list(itertools.islice(itertools.cycle(epoch.requests), steady)))
     question = "memory of a loader process"
@@ -323,12 +322,12 @@ def memory(epoch: Epoch, loader: ProcessLoader, pid: int, steady: int) -> Iterat
 
 
 def answer(rounds: int, sizes: Sizes = PAPER) -> Iterator[Found]:
-    """Make pictures, load them, compare."""
+    """Make pictures, load them and compare."""
     with tempfile.TemporaryDirectory() as name:
         dataset = write_batches(Path(name), sizes.pictures, sizes.stored)
         with opened(dataset.paths) as files:
             yield from filling(dataset, files, sizes, rounds)
-        # A slot is filled in milliseconds, but DataLoader's passes take a second each.
+        # A slot takes milliseconds, a pass of the DataLoader a second.
         yield from processes(dataset, Path(name), sizes, max(1, rounds // 40))
 
 

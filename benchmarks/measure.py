@@ -1,8 +1,8 @@
-"""How things are timed and compared here: in turn, many times, as ratios of medians.
+"""Timing and comparing: contenders in turn, many rounds, ratios of medians.
 
-A machine that is shared or grows warm slows everything that runs at that time. So what is compared
-runs in turn, round after round, and what is stated is a ratio: of the medians, with the quartiles
-of the ratio within each round.
+A machine that is shared or grows warm slows everything that runs at that time. So contenders run in
+turn, round after round, and the result is a ratio: of the medians, with the quartiles of the ratio
+within each round.
 """
 
 import argparse
@@ -23,7 +23,7 @@ Kind = Literal["speed", "time"]
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of one thing, each the mean of a round's repetitions."""
+    """Seconds of one contender, each the mean of a round's repetitions."""
 
     name: str
     seconds: tuple[float, ...]
@@ -37,31 +37,31 @@ class Measured:
         return quartiles(self.seconds)
 
     def scaled(self, factor: float) -> "Measured":
-        """The same of another amount of work."""
+        """Scale to another amount of work."""
         return Measured(self.name, tuple(factor * seconds for seconds in self.seconds))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How one thing compares with another: a line of the table.
+    """A comparison of two contenders: a line of the table.
 
     Attributes
     ----------
     question : str
-        What is asked, as "training step, batch 64, 227 pixels".
+        Such as "training step, batch 64, 227 pixels".
     name, peer : str
-        What is compared, and with what.
+        The contender and its peer.
     kind : "speed" or "time"
         "speed": the ratio is the peer's time over ours, more is better; "time": ours over the
         peer's, less is better.
     ratio, low, high : float
         Of the medians; quartiles of the ratios within each round.
     target : float or None
-        What the ratio is to reach; None where it is told for information.
+        The target of the ratio; None for information only.
     seconds, peer_seconds : float
         Medians.
     rounds : int
-        How often each was timed.
+        Number of timings of each.
     """
 
     question: str
@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the ratio is at the target or better; None without one."""
+        """Whether the ratio reaches the target; None without one."""
         if self.target is None:
             return None
         return self.ratio >= self.target if self.kind == "speed" else self.ratio <= self.target
@@ -86,16 +86,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that is compared with nothing: a line of the table.
+    """A value without a peer: a line of the table.
 
     Attributes
     ----------
     question, name : str
-        What is asked, and of what.
+        The question, and the name of the value.
     value, target : float
-        What was found, and the most that it is to be.
+        The result, and its upper limit.
     unit : str
-        Of both.
+        The unit of both.
     """
 
     question: str
@@ -117,13 +117,13 @@ class Part:
     Attributes
     ----------
     question, name : str
-        Of what, and which part.
+        The whole, and the part.
     seconds, whole_seconds : float
         Medians.
     operations : int
-        Floating-point operations, where they were counted, else 0.
+        Floating-point operations if counted, else 0.
     rate : float
-        Operations per second that the machine is known to do.
+        Operations per second that the machine reaches.
     """
 
     question: str
@@ -142,7 +142,7 @@ Found = Comparison | Figure | Part
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The first and the third; of fewer than two values, the value itself."""
+    """Return the first and third quartile; for a single value, the value itself."""
     if len(values) < 2:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4)
@@ -156,18 +156,18 @@ def measure(
     synchronize: Callable[[], None] = lambda: None,
     warmups: int = 1,
 ) -> list[Measured]:
-    """Time several things in turn.
+    """Time contenders in turn.
 
     Parameters
     ----------
     contenders : mapping of str to callable
-        What is called, by name.
+        The steps to call, by name.
     rounds, repeats : int
-        In each round everything is called `repeats` times in a row.
+        In each round each contender is called `repeats` times in a row.
     synchronize : callable
         Waits for the device; called before each reading of the clock.
     warmups : int
-        Rounds that don't count.
+        Rounds that do not count.
     """
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(warmups + rounds):
@@ -189,7 +189,7 @@ def compare(
     kind: Kind = "speed",
     target: float | None = None,
 ) -> Comparison:
-    """Set two things that were measured in the same rounds against each other."""
+    """Compare two contenders that were measured in the same rounds."""
     pairs = list(zip(ours.seconds, peer.seconds, strict=True))
     if kind == "speed":
         ratio, ratios = peer.median / ours.median, [theirs / own for own, theirs in pairs]
@@ -212,13 +212,13 @@ def compare(
 
 
 def row(found: Found) -> dict[str, Any]:
-    """What was found as it is written down: a JSON object."""
+    """Return a result as a JSON object."""
     numbers = {k: float(f"{v:.4g}") for k, v in asdict(found).items() if isinstance(v, float)}
     return asdict(found) | numbers | {"reached": found.reached}
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as text, one block for each question."""
+    """Format rows as text, one block for each question."""
     rows = list(rows)
     blocks = []
     for question in dict.fromkeys(row["question"] for row in rows):
@@ -255,7 +255,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def setting() -> dict[str, Any]:
-    """Where and with what it is measured."""
+    """Return the hardware and versions of a measurement."""
     import importlib.metadata as metadata
 
     packages = ("torch", "pytensor", "numpy", "numba", "pillow", "h5py")
@@ -284,21 +284,20 @@ def run(
     arguments: Sequence[str] | None = None,
     parts: Sequence[str] = (),
 ) -> int:
-    """The command line of a benchmark: answer the question, print JSON lines, then a table.
+    """Run the command line of a benchmark: print JSON lines, then a table.
 
     Parameters
     ----------
     description : str
         The module's docstring.
     answer : callable
-        Takes the number of rounds, and with `parts` one of them or None; yields comparisons
-        and figures.
+        Takes the number of rounds, and with `parts` one of them or None; yields results.
     rounds : int
-        By default.
+        The default number of rounds.
     arguments : sequence of str, optional
-        Of the command line.
+        The command line.
     parts : sequence of str
-        Of which ``--only`` chooses one.
+        The choices of ``--only``.
 
     Returns
     -------
@@ -310,7 +309,7 @@ def run(
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"that count (default {rounds})")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"default {rounds}")
     if parts:
         parser.add_argument("--only", choices=parts, help="one part of the question")
     options = vars(parser.parse_args(arguments))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.memory
 
-Peaks are of the proportional set size (shared pages count in part), looked at every 20 ms while a
-process of its own makes steps: ours, with slots and parameters in shared memory, and plain PyTorch.
+Peaks are of the proportional set size (shared pages count in part), sampled every 20 ms while a
+separate process makes steps: ours, with slots and parameters in shared memory, and plain PyTorch.
 Prints JSON lines, then a table.
 """
 
@@ -18,12 +18,12 @@ from examples.resident_step import DEMO, ON_CPU, Sizes
 # torch is imported in the processes that are measured.
 
 STEADY_STEPS = 200
-LOOK_SECONDS = 0.02
+SAMPLE_SECONDS = 0.02
 WARM_STEPS = 5
 
 
 def our_steps(sizes: Sizes, steps: int, report: Connection) -> None:
-    """Make steps; tell when they are warm, and when they are done."""
+    """Make steps; send a message when warm, and when done."""
     from benchmarks.host_model import host_model, noise_slot, train_step
     from tandem.backend import keep_freed_memory, set_threads
 
@@ -34,7 +34,7 @@ def our_steps(sizes: Sizes, steps: int, report: Connection) -> None:
 
 
 def plain_steps(sizes: Sizes, steps: int, report: Connection) -> None:
-    """The same in plain PyTorch."""
+    """Make steps in plain PyTorch."""
     from benchmarks.plain_alexnet import plain_step
 
     _make(plain_step(sizes.network(), sizes.batch, "cpu", "module", tuned=False), steps, report)
@@ -50,7 +50,7 @@ def _make(step: Callable[[], None], steps: int, report: Connection) -> None:
 
 
 def watch(target: Callable[..., None], sizes: Sizes, steps: int) -> tuple[float, float]:
-    """Megabytes of a process that makes steps: at its peak, and grown since it was warm."""
+    """Return the megabytes of a process that makes steps: its peak, and its growth once warm."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=target, args=(sizes, steps, there), daemon=True)
@@ -60,7 +60,7 @@ def watch(target: Callable[..., None], sizes: Sizes, steps: int) -> tuple[float,
     while True:
         size = resident(process.pid or 0)
         peak = max(peak, size)
-        if here.poll(LOOK_SECONDS):
+        if here.poll(SAMPLE_SECONDS):
             if here.recv() == "done":
                 break
             warm = resident(process.pid or 0)
@@ -73,7 +73,7 @@ def watch(target: Callable[..., None], sizes: Sizes, steps: int) -> tuple[float,
 def answer(
     rounds: int, sizes: Sizes = ON_CPU, small: Sizes = DEMO, steady: int = STEADY_STEPS
 ) -> Iterator[Found]:
-    """Peaks at full size, growth at the demo's."""
+    """Compare peaks at full size; measure growth at the demo's size."""
     question = f"memory of a trainer, batch {sizes.batch}, {sizes.crop}"
     ours, plain = (watch(target, sizes, WARM_STEPS)[0] for target in (our_steps, plain_steps))
     yield Figure(question, f"peak {ours:.0f} MB over plain PyTorch's", ours / plain, "x", 1.3)

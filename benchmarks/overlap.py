@@ -1,10 +1,10 @@
-"""What does it bring to send gradients in buckets, while others are still being computed?
+"""What is gained by sending gradients in buckets while others are being computed?
 
-    python -m benchmarks.overlap                 two machines made of one, a cable of 1 Gbit/s
+    python -m benchmarks.overlap                 two simulated machines, a cable of 1 Gbit/s
     python -m benchmarks.overlap --machines 1    two ranks on this machine
 
-AlexNet's gradients on two ranks of a thread each: alone, then averaged as a whole (`asa`), and
-averaged in buckets meanwhile, in turn; the time is that of the rank that was slower.
+AlexNet's gradients on two ranks of one thread each: alone, then averaged as a whole (`asa`), and
+averaged in buckets meanwhile, in turn; the time is that of the slower rank.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def serve(batch: int, crop: int, rounds: int) -> None:
     keep_freed_memory()
     contenders = make_contenders(world, Sizes(batch, crop, crop + 29, 1000, 1.0))
     found: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(1 + rounds):  # the first is to warm up
+    for number in range(1 + rounds):  # the first is a warm-up
         for name, step in contenders.items():
             world.barrier()
             begun = time.perf_counter()
@@ -51,7 +51,7 @@ def serve(batch: int, crop: int, rounds: int) -> None:
 
 
 def make_contenders(world: Any, sizes: Sizes) -> dict[str, Callable[[], None]]:
-    """What is timed, by name."""
+    """Make the contenders, by name."""
     from tandem.backend import device_mode
     from tandem.config.schema import Config
     from tandem.distributed import Exchange
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--machines", type=int, choices=(1, MACHINES), default=2)
     parser.add_argument("--batch", type=int, default=32, help="pictures of a rank (default 32)")
     parser.add_argument("--crop", type=int, default=227, help="pixels (default 227)")
-    parser.add_argument("--rounds", type=int, default=7, help="that count (default 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="measured rounds (default 7)")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.as_rank:

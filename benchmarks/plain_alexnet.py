@@ -1,4 +1,4 @@
-"""AlexNet and its training step as a PyTorch user writes them, to compare with."""
+"""AlexNet and its training step as PyTorch users write them, as a peer."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -23,21 +23,21 @@ class SlicedNorm(nn.Module):
 
 
 def _norm(kind: Norm) -> nn.Module:
-    # PyTorch divides alpha by the size of the window, the paper does not.
+    # PyTorch divides alpha by the window size; the paper does not.
     return (
         nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0) if kind == "module" else SlicedNorm()
     )
 
 
 class PlainAlexNet(nn.Sequential):
-    """The network, from images to logits, of the sizes of `net`.
+    """The network from images to logits, with the sizes of `net`.
 
     Parameters
     ----------
     net : AlexNet
-        Whose layers are repeated, with PyTorch's own initial weights.
+        The network to copy, with PyTorch's own initial weights.
     norm : "module" or "slices"
-        `nn.LocalResponseNorm`, as users write it, or sums of slices.
+        `nn.LocalResponseNorm`, or sums of slices.
     """
 
     def __init__(self, net: AlexNet, norm: Norm) -> None:
@@ -77,22 +77,22 @@ def plain_step(
     compile_mode: str | None = None,
     tuned: bool = True,
 ) -> Callable[[], None]:
-    """A training step in plain PyTorch.
+    """Make a training step in plain PyTorch.
 
-    Its images lie ready on the device, cropped and converted, which ours has yet to do.
+    Its images are already cropped and converted on the device, which ours does in the step.
 
     Parameters
     ----------
     net : AlexNet
-        Whose layers are repeated.
+        The network to copy.
     batch : int
-        Images of a step.
+        Images per step.
     device : str
         "cpu" or "cuda:0".
     norm : "module" or "slices"
-        How local response normalisation is written.
+        The variant of local response normalisation.
     precision : str
-        "bfloat16" is `torch.autocast`; whether float32 means tf32 is set elsewhere.
+        "bfloat16" is `torch.autocast`; PyTorch's global settings decide between float32 and tf32.
     compile_mode : str or None
         Of `torch.compile`: "default", "reduce-overhead" or "max-autotune"; None for none.
     tuned : bool
@@ -120,7 +120,7 @@ def plain_step(
 def plain_inference(
     net: AlexNet, batch: int, norm: Norm, compile_mode: str | None = None, tuned: bool = True
 ) -> Callable[[], Tensor]:
-    """The logits of a minibatch on the CPU. Parameters as of `plain_step`."""
+    """Make the inference of a minibatch on the CPU. Parameters as in `plain_step`."""
     model, images = _on(net, batch, "cpu", norm, tuned)
     model.eval()
     call: Any = model if compile_mode is None else torch.compile(model, mode=compile_mode)
@@ -135,7 +135,7 @@ def plain_inference(
 def _on(
     net: AlexNet, batch: int, device: str, norm: Norm, channels_last: bool
 ) -> tuple[nn.Module, Tensor]:
-    """The network, and images for it."""
+    """Make the network, and images for it."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     torch.manual_seed(0)
     model = PlainAlexNet(net, norm).to(device, memory_format=layout)
@@ -150,10 +150,10 @@ def _autocast(device: str, precision: str) -> AbstractContextManager[Any]:
 
 
 def step_flops(net: AlexNet, batch: int) -> int:
-    """Floating-point operations of the convolutions and matrix products of a training step.
+    """Count floating-point operations of convolutions and products in a training step.
 
-    A multiplication and an addition are two. The forward pass is done once more for the gradient of
-    the weights and once more for that of the inputs, which the first layer doesn't need.
+    A multiplication and an addition are two. The gradients of weights and inputs cost one forward
+    pass each; the first layer has no gradient of its input.
     """
     per_image, channels, first = 0, 3, True
     for layer in net.convolutions:

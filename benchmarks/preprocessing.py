@@ -3,8 +3,8 @@
     python -m benchmarks.preprocessing
 
 Ours is the whole program: it starts, lists the pictures, decodes, resizes, sums them for the mean
-image, writes batch files to disk and ends. Pillow's is as many processes, already started, that
-decode and resize and throw away what they have. The JPEGs are in the page cache.
+image, writes batch files to disk and ends. Pillow's is as many running processes that decode and
+resize and discard the result. The JPEGs are in the page cache.
 """
 
 import multiprocessing
@@ -25,19 +25,19 @@ from benchmarks.pictures import write_jpegs
 
 PROGRAM = Path(__file__).parents[1] / "preprocessing" / "make_hkl.py"
 TARGET = 0.9
-CHUNK = 16  # pictures that a process takes at a time
+CHUNK = 16  # pictures per task of a process
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is preprocessed.
+    """Sizes of the data set.
 
     Attributes
     ----------
     pictures, different : int
-        Pictures, one in ten for validation; and how many different ones they are links to.
+        Number of pictures, one in ten for validation; number of distinct files that they link to.
     rows, columns, stored : int
-        Of the JPEGs, and both of what is written, pixels.
+        Of the JPEGs, and side of the stored pictures, in pixels.
     """
 
     pictures: int = 4000
@@ -51,7 +51,7 @@ PAPER = Sizes()
 
 
 def write_pictures(folder: Path, sizes: Sizes) -> list[Path]:
-    """Class folders of training and validation pictures in `folder`."""
+    """Write class folders of training and validation pictures into `folder`."""
     store = folder / "different"
     store.mkdir()
     jpegs = write_jpegs(store, sizes.different, sizes.rows, sizes.columns)
@@ -66,14 +66,14 @@ def write_pictures(folder: Path, sizes: Sizes) -> list[Path]:
 
 
 def preprocess(folder: Path, out: str, size: int) -> None:
-    """Ours: the pictures of `folder` to batch files, mean image and manifest in `out`."""
+    """Preprocess the pictures of `folder` into `out`."""
     command = [sys.executable, str(PROGRAM), "--image-size", str(size), "--tar-root-dir", out]
     command += ["--train-img-dir", str(folder / "train"), "--val-img-dir", str(folder / "val")]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
 
 
 def decode(size: int, paths: Sequence[Path]) -> None:
-    """Pillow's: each picture decoded and resized."""
+    """Decode and resize each picture by Pillow."""
     for path in paths:
         with Image.open(path) as image:
             rgb = image if image.mode == "RGB" else image.convert("RGB")
@@ -81,7 +81,7 @@ def decode(size: int, paths: Sequence[Path]) -> None:
 
 
 def decode_all(pool: Any, size: int, paths: Sequence[Path]) -> None:
-    """All pictures, by processes that are ready."""
+    """Decode all pictures in running processes."""
     chunks = [paths[start : start + CHUNK] for start in range(0, len(paths), CHUNK)]
     pool.map(partial(decode, size), chunks, chunksize=1)
 
@@ -97,7 +97,7 @@ def answer(rounds: int, sizes: Sizes = PAPER) -> Iterator[Comparison]:
         paths = write_pictures(folder, sizes)
         decode_all(pool, sizes.stored, paths[: cores * CHUNK])
         for _ in range(rounds):
-            # What was written is removed outside the timing.
+            # The output is removed outside the timing.
             with tempfile.TemporaryDirectory(dir=folder) as out:
                 steps = {
                     "preprocessing": partial(preprocess, folder, out, sizes.stored),

@@ -1,10 +1,10 @@
-"""Where does the time of a training step go, by kind of Op, and how far is it from the machine's?
+"""Where does the time of a training step go, by kind of Op, relative to the machine's rate?
 
     python -m benchmarks.profile
 
-Each line of the step's program is timed, some steps, after warming up; the median of a line counts.
-Operations are those of the plain sums, a multiplication and an addition being two: transforms do
-with fewer, and may come out above the machine's rate, for which a large matrix product stands.
+Each line of the step's program is timed in several steps after warm-up; the median counts.
+Operations are those of the plain sums, a multiplication and an addition being two: transforms need
+fewer and may exceed the machine's rate, which is that of a large matrix product.
 Prints JSON lines, then a table.
 """
 
@@ -56,12 +56,12 @@ _CALL = re.compile(r"= (\w+)\(")
 
 
 def kind_of(node: Apply) -> str:
-    """Under which heading a node's time goes."""
+    """Return the kind of a node."""
     return next((kind for kind, ops in KINDS.items() if isinstance(node.op, ops)), OTHER)
 
 
 def operations(node: Apply) -> int:
-    """Floating-point operations of a convolution, of one of its gradients, or of a product."""
+    """Count the floating-point operations of a convolution, its gradients, or a product."""
     shapes = [variable.type.shape for variable in (*node.inputs, *node.outputs)]
     if isinstance(node.op, Dot):
         (rows, inner), (_, columns), _ = shapes
@@ -74,7 +74,7 @@ def operations(node: Apply) -> int:
 
 
 def timed_lines(step: ResidentStep) -> dict[Apply, list[float]]:
-    """Have each line of the step's program take note of its seconds from now on."""
+    """Time each line of the step's program from now on; return the lists of seconds."""
     found: dict[Apply, list[float]] = {}
     for function in step.functions:
         program: Any = function.vm
@@ -84,11 +84,11 @@ def timed_lines(step: ResidentStep) -> dict[Apply, list[float]]:
             match = _CALL.search(lines[number - 1])
             assert match is not None
             found[node] = []
-            names[match[1]] = _noting(names[match[1]], found[node])
+            names[match[1]] = _timed(names[match[1]], found[node])
     return found
 
 
-def _noting(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+def _timed(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
     @functools.wraps(call, updated=())
     def timed(*operands: Any) -> Any:
         begun = time.perf_counter()
@@ -100,14 +100,14 @@ def _noting(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any
 
 
 def machine_rate(rounds: int, side: int = 2048) -> float:
-    """Operations per second of a large matrix product; the best of some."""
+    """Return the operations per second of a large matrix product; the best round."""
     x, y = torch.randn(2, side, side)
     (product,) = measure({"product": lambda: x @ y}, rounds, repeats=3)
     return 2 * side**3 / min(product.seconds)
 
 
 def answer(rounds: int, sizes: Sizes = ON_CPU, side: int = 2048) -> Iterator[Part]:
-    """The kinds, the slowest first, and all together."""
+    """Yield the kinds, slowest first, and their total."""
     keep_freed_memory()
     set_threads(torch.get_num_threads())
     rate = machine_rate(rounds, side)

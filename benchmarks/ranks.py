@@ -45,16 +45,16 @@ LIMIT = 900  # seconds of a job
 
 @dataclass(frozen=True)
 class Job:
-    """What is measured by one start of ranks.
+    """Measurements of one start of ranks.
 
     Attributes
     ----------
     machines, ranks_each : int
-        Where the ranks are.
+        Layout of the ranks.
     parameters : tuple of int
         Sizes of the vectors.
     rounds : int
-        That count.
+        Number of measured rounds.
     """
 
     machines: int
@@ -65,7 +65,7 @@ class Job:
 
 @dataclass
 class Tally:
-    """Bytes that this rank has received."""
+    """Bytes received by this rank."""
 
     received: int = 0
 
@@ -116,16 +116,16 @@ class Counted:
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that is timed.
+    """A timed step.
 
     Attributes
     ----------
     name : str
-        A strategy, or one of `PEERS`.
+        An all-reduce, or one of `PEERS`.
     step : callable
-        Done by all ranks together.
+        Called by all ranks together.
     tally : Tally or None
-        Of the bytes that it receives, where they can be counted.
+        Count of the bytes received, if they can be counted.
     """
 
     name: str
@@ -190,7 +190,7 @@ def _peers(world: Any, vector: np.ndarray) -> list[Contender]:
     tensor, last = torch.from_numpy(vector), world.size - 1
 
     def message() -> None:
-        """There and back; half of its time is stated."""
+        """Send there and back; half of the time counts."""
         if world.rank == 0:
             MPI.COMM_WORLD.Send(vector, last)
             MPI.COMM_WORLD.Recv(vector, last)
@@ -209,7 +209,7 @@ def _peers(world: Any, vector: np.ndarray) -> list[Contender]:
 def _join_gloo(world: Any) -> None:
     import torch.distributed
 
-    # Where rank 0 can be reached: the cable, or this machine itself.
+    # The address of rank 0: the cable, or this machine.
     address = os.environ.get("TANDEM_BENCHMARK_ADDRESS", "127.0.0.1")
     port = world.all_gather_object(_free_port())[0]
     torch.distributed.init_process_group(
@@ -228,7 +228,7 @@ def _free_port() -> int:
 def _time(
     world: Any, vector: np.ndarray, contenders: Sequence[Contender], rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """Time contenders in turn, after a round that doesn't count but for its bytes."""
+    """Time contenders in turn, after a round that counts only for its bytes."""
     found: dict[str, list[float]] = {each.name: [] for each in contenders}
     received: dict[str, float | None] = {}
     cable: dict[str, float] = {}
@@ -268,11 +268,11 @@ def _mean(values: Sequence[int | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-# As the one who starts ranks
+# As the process that starts ranks
 
 
 def run(job: Job) -> Iterator[dict[str, Any]]:
-    """Start ranks; what they have measured. Raises as `start`."""
+    """Start ranks; yield their measurements. Raises as `start`."""
     sizes = [str(size) for size in job.parameters]
     place = ["--as-rank", str(job.machines), str(job.ranks_each), "--parameters", *sizes]
     program = ["benchmarks.ranks", "--rounds", str(job.rounds), *place]
@@ -280,7 +280,7 @@ def run(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def start(count: int, ranks_each: int, program: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Start a module as ranks; the JSON lines that they print.
+    """Start a module as ranks; yield the JSON lines that they print.
 
     Parameters
     ----------
@@ -292,10 +292,10 @@ def start(count: int, ranks_each: int, program: Sequence[str]) -> Iterator[dict[
     Raises
     ------
     SystemExit
-        They failed; their own message is on the terminal.
+        If they failed; their own message is on the terminal.
     """
     starter = str(Path(sys.executable).parent / "mpirun")
-    environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # not that a name is not found
+    environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # hides warnings about host names
     with ExitStack() as stack:
         if count == 1:
             command = [starter, "-n", str(ranks_each)]
@@ -315,7 +315,7 @@ def start(count: int, ranks_each: int, program: Sequence[str]) -> Iterator[dict[
 
 
 def jobs(ranks: Sequence[int], parameters: Sequence[int], rounds: int) -> Iterator[Job]:
-    """What is measured: on one machine, then on two where there can be."""
+    """Yield the jobs: on one machine, then on two if they can be simulated."""
     for number in ranks:
         fits = tuple(size for size in parameters if number * size * 4 * COPIES < _free_memory())
         for size in set(parameters) - set(fits):
@@ -347,7 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4], help="in all")
     parser.add_argument("--parameters", nargs="+", type=float, default=PARAMETERS.values())
-    parser.add_argument("--rounds", type=int, default=5, help="that count (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default 5)")
     parser.add_argument("--as-rank", nargs=2, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     parameters = tuple(int(size) for size in options.parameters)

@@ -38,17 +38,17 @@ def answer(
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         data = write_batches(Path(name), pictures, sizes.stored)
         crops, whole = (Epoch(data, "files", wanted, crop_here) for crop_here in (True, False))
-        pipelines = [
+        cropped, stored = [
             InputPipeline(
                 itertools.cycle(epoch.requests), stack.enter_context(loader_process(epoch))[1]
             )
             for epoch in (crops, whole)
         ]
         steps = {
-            "with its loader": lambda: train_step(model, crops.slots.arrays[next(pipelines[0])]),
+            "with its loader": lambda: train_step(model, crops.slots.arrays[next(cropped)]),
             "with data in memory": lambda: train_step(model, resident),
             "cropping in the trainer": lambda: train_step(
-                cropping, whole.slots.arrays[next(pipelines[1])]
+                cropping, whole.slots.arrays[next(stored)]
             ),
         }
         with_loader, in_memory, in_trainer = measure(steps, rounds, repeats)

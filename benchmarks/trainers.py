@@ -2,10 +2,10 @@
 
     python -m benchmarks.trainers
 
-Both work on the same global minibatch: 64 pictures of 227 pixels, 32 for each of the two, with the
-whole network. What two trainers do beside is to exchange, and to update the weights each, which one
-trainer does once; so their gradients are compared alone, and then whole steps with each strategy.
-Memory, exchange and model are those of a run; the minibatch is noise that is there already.
+Both compute the same global minibatch: 64 pictures of 227 pixels, 32 for each of the two, with the
+whole network. Two trainers also exchange, and both update the weights; so their gradients are
+compared alone, and then whole steps with each exchange. Memory, exchange and compiled network are
+those of a run; the minibatch is constant noise.
 """
 
 import os
@@ -30,7 +30,7 @@ STRATEGIES: tuple[Strategy, ...] = ("average", "gradients", "shared")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a step: pictures of all trainers, their side, classes and the network's width."""
+    """Sizes of a step: pictures of all trainers, their side, classes and network width."""
 
     batch: int = 64
     crop: int = 227
@@ -40,7 +40,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of a step of one trainer."""
+    """Seconds of the parts of one trainer's step."""
 
     gradients: float
     exchange: float
@@ -48,12 +48,12 @@ class Parts:
 
 
 def main() -> int:
-    """Answer as the command line says."""
+    """Run the benchmark; return the exit status."""
     return run(__doc__, answer, rounds=5)
 
 
 def answer(rounds: int, sizes: Sizes = Sizes()) -> Iterator[Comparison]:
-    """Compare two trainers with one, with gradients alone and with all."""
+    """Compare two trainers with one, by gradients alone and by whole steps."""
     parts: dict[str, list[list[Parts]]] = {name: [] for name in ("one", *STRATEGIES)}
     with trainers_team(1, 2, sizes) as one, trainers_team(2, 1, sizes) as two:
 
@@ -86,7 +86,7 @@ def answer(rounds: int, sizes: Sizes = Sizes()) -> Iterator[Comparison]:
 
 
 def _slowest(ranks: Sequence[Parts]) -> Parts:
-    """A step takes as long as its slowest trainer; the others wait for it in their exchange."""
+    """Return the parts of the slowest trainer; the others wait for it in the exchange."""
     return Parts(
         max(part.gradients for part in ranks),
         min(part.exchange for part in ranks),
@@ -122,7 +122,7 @@ def train_alone(
     shared: HostSite,
     pipe: Connection,
 ) -> None:
-    """What one trainer's process does."""
+    """Serve as the process of one trainer."""
     os.environ["OMP_NUM_THREADS"] = str(config.threads)
     from alex_net import AlexNet
     from tandem.backend import keep_freed_memory, set_threads
@@ -169,7 +169,7 @@ def _tasks(
 
 
 def _fill(slot: Slot, net: Any, rank: int) -> None:
-    """Noise: on zeros some kernels are faster than they will be."""
+    """Write noise: on zeros a few kernels are faster than on pictures."""
     rng = np.random.default_rng(rank)
     slot.pictures[...] = rng.integers(0, 256, slot.pictures.shape, np.uint8)
     slot.labels[...] = rng.integers(0, net.classes, slot.labels.shape)
@@ -178,7 +178,7 @@ def _fill(slot: Slot, net: Any, rank: int) -> None:
 
 
 def _step(model: Any, slot: Slot, exchange: Exchange, shares: Sequence[float]) -> Parts:
-    """A step as `tandem.training.trainer` makes it."""
+    """Make a step as `tandem.training.trainer` does."""
     begun = time.perf_counter()
     model.compute_gradients(slot, epoch=0)
     model.is_finite()

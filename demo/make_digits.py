@@ -6,44 +6,39 @@
 train/digit_0/0001.JPEG and so on. An existing folder of them is left unchanged.
 """
 
-import argparse
 import json
 import logging
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.errors import InputError
 from tandem.files import umask, write_json
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tandem.demo")
 
 _RECORD = "digits.json"
 _EVERY = 5  # one picture in five is for validation
 _QUALITY = 95  # of the JPEGs, per cent of Pillow's scale
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Make the digits; return the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    parser = argparse.ArgumentParser(
-        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
+class DigitOptions(Options):
+    """Options of the program."""
+
+    out: PathOption = option(..., "folder to write", "a path", "text")
+    size: int = option(
+        72, "rows and columns, pixels", "a whole number from 8 to 4096", ge=8, le=4096
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
-    parser.add_argument(
-        "--size", type=int, default=72, metavar="N", help="rows and columns, pixels (default 72)"
-    )
-    options = parser.parse_args(argv)
-    try:
-        make_digits(options.out, options.size)
-    except InputError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program; return its exit status."""
+    line = CommandLine(arguments, __doc__)
+    return run_program(DigitOptions, lambda o: make_digits(o.out, o.size), line)
 
 
 def make_digits(folder: Path, size: int) -> None:
@@ -59,10 +54,8 @@ def make_digits(folder: Path, size: int) -> None:
     Raises
     ------
     InputError
-        `folder` has other content or cannot be written, or `size` is out of range.
+        `folder` has other content or cannot be written.
     """
-    if not 8 <= size <= 4096:
-        raise InputError(f"--size: found {size}, expected 8 to 4096 pixels")
     record = {"size": size, "quality": _QUALITY, "validation_every": _EVERY}
     if folder.exists():
         _check_existing(folder, record)

@@ -1,6 +1,6 @@
-"""JPEGs -> batch files, mean image and manifest. A stopped run continues when it is started again.
+"""JPEGs -> batch files, mean image and manifest. Interrupted, the same command continues.
 
-All pictures, by paths.yaml:       python preprocessing/make_hkl.py
+All pictures, as in paths.yaml:    python preprocessing/make_hkl.py
 Smaller pictures, another folder:  python preprocessing/make_hkl.py --image-size 76 \\
                                        --tar-root-dir data/small
 Other pictures:                    python preprocessing/make_hkl.py --tar-root-dir data/pets \\
@@ -10,13 +10,13 @@ The first 2,560 of each split:     python preprocessing/make_hkl.py --subset 256
 """
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the program; returns its exit status."""
-    # Not at the top: the processes that decode pictures import this file too, and need neither.
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program; return its exit status."""
+    # Not at the top: the processes that decode pictures import this file too.
     from tandem.preprocessing.prepare import prepare
     from tandem.preprocessing.program import run_program
 
-    return run_program(__doc__ or "", prepare, argv)
+    return run_program(__doc__, prepare, arguments)
 
 
 if __name__ == "__main__":

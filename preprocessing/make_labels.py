@@ -1,6 +1,6 @@
 """train_labels.npy and val_labels.npy, from the manifest of make_hkl.py.
 
-By paths.yaml:       python preprocessing/make_labels.py
+As in paths.yaml:    python preprocessing/make_labels.py
 Another data set:    python preprocessing/make_labels.py --tar-root-dir data/small
 """
 
@@ -8,9 +8,9 @@ from tandem.preprocessing.derive import write_labels
 from tandem.preprocessing.program import run_program
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the program; returns its exit status."""
-    return run_program(__doc__ or "", write_labels, argv)
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program; return its exit status."""
+    return run_program(__doc__, write_labels, arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Convert weights that were learned elsewhere, or ours for the original.
+"""Convert the weights of other programs, or ours for the original.
 
 The original's folder:   python pretrained/convert.py weights_folder alexnet.safetensors --epoch 65
 Back to such a folder:   python pretrained/convert.py alexnet.safetensors weights_folder
@@ -17,7 +17,7 @@ from tandem.convert.cli import run_conversion
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Convert as the command line says; return the exit status."""
+    """Convert weights; return the exit status."""
     return run_conversion(arguments, __doc__)
 
 

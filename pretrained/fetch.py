@@ -1,10 +1,10 @@
 """Download the original's published weights, check them, and write a checkpoint of ours.
 
 Download and convert:  python pretrained/fetch.py
-A file that is there:  python pretrained/fetch.py --file parameters_releasing.zip
+A downloaded file:     python pretrained/fetch.py --file parameters_releasing.zip
 Another address:       python pretrained/fetch.py --address https://example.org/weights.zip
 
-Broken off, the same command goes on where it was.
+Interrupted, the same command continues where it was.
 """
 
 import sys
@@ -17,7 +17,7 @@ from tandem.convert.cli import run_fetch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fetch as the command line says; return the exit status."""
+    """Fetch the weights; return the exit status."""
     return run_fetch(arguments, __doc__)
 
 

@@ -24,7 +24,7 @@ from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.errors import InputError
 from tandem.files import replacing
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tandem.plot")  # __name__ is __main__ in the program
 
 # Okabe and Ito's colours, distinct also for the colour-blind; markers for print in black.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -1,9 +1,8 @@
-"""Outside data, YAML or JSON, checked by pydantic; what is wrong is one `InputError` in sentences.
+"""Outside data, YAML or JSON, checked by pydantic; every fault is a sentence of an `InputError`.
 
-Fields of a model may declare what they allow: ``json_schema_extra={"allowed": ...}`` of a pydantic
-field, ``metadata={"allowed": ...}`` of a dataclass's, as `tandem.cli.option` and
-`tandem.registry.setting` do. It completes "it must be ..." in a message. pydantic is imported when
-something is checked: a loader imports this module.
+Fields of a model may declare what is allowed, as `tandem.cli.option` and `tandem.registry.setting`
+do, to complete "it must be ..." in a message. pydantic is imported only when something is checked,
+because a loader imports this module.
 """
 
 import dataclasses
@@ -28,13 +27,9 @@ _LONGEST = 80  # characters of a value that a message shows
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """Parse YAML into plain values, each key once.
+    """Parse YAML into plain values; a `ValueError` of one line if it is not YAML.
 
-    Raises
-    ------
-    ValueError
-        It is not YAML or UTF-8, has aliases, tags of Python's, a key twice, or a date or number
-        that does not exist, or is nested too deeply. The message is one line.
+    Aliases, tags, a key that stands twice, and impossible dates are refused too.
     """
     try:
         return yaml.load(text, Loader=_PlainLoader)
@@ -44,13 +39,7 @@ def parse_yaml(text: str | bytes) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON.
-
-    Raises
-    ------
-    ValueError
-        It is not JSON or UTF-8, or is nested too deeply. The message is one line.
-    """
+    """Parse JSON; a `ValueError` of one line if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -98,14 +87,14 @@ def validated(
     ----------
     kind : type
         A pydantic model, or a dataclass.
-    values : Any
-        What is to be a mapping of the model's keys to values.
+    values : mapping of str to Any
+        By key of the model; anything else is refused.
     labels : mapping of str to str, optional
-        What a message calls a key that does not come from `source`, such as ``--batch_size``.
+        Names of keys that do not come from `source`, such as ``--batch_size``, for messages.
     source : object
-        The file, or the place in a file, that the values come from.
+        The file, or the line of a file, that the values come from.
     answers : mapping of str to str, optional
-        Unknown keys that are to be expected, and what to use instead; see `unknown`.
+        As of `unknown`.
 
     Raises
     ------
@@ -149,7 +138,8 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """The word that was probably meant; empty where none is near."""
-    return next(iter(difflib.get_close_matches(word.lower(), [*words], 1)), "")
+    lowered = {word.lower(): word for word in words}
+    return next((lowered[w] for w in difflib.get_close_matches(word.lower(), lowered, 1)), "")
 
 
 def suggestion(word: str, words: Iterable[str]) -> str:
@@ -161,17 +151,16 @@ def suggestion(word: str, words: Iterable[str]) -> str:
 def unknown(
     key: str, known: Iterable[str], answers: Mapping[str, str] | None = None, option: bool = False
 ) -> str:
-    """The message about a key that there is not.
+    """The message about an unknown key.
 
     Parameters
     ----------
     key : str
         The key, or the option as it was typed: with dashes, or underscores.
     known : iterable of str
-        The keys that there are.
+        The keys that exist.
     answers : mapping of str to str, optional
-        Names that people bring from elsewhere. The answer is a key that there is, or says what
-        there is instead.
+        Names from other programs, and for each the key to use or a sentence.
     option : bool
         Whether it is an option of a command line.
     """
@@ -189,7 +178,7 @@ def unknown(
 
 
 def declared(field: Any, name: str) -> str:
-    """What a field declares beside its type: what is ``allowed``, its ``form``, its ``section``."""
+    """A declaration of a field beside its type: ``allowed``, ``form`` or ``section``."""
     extra = getattr(field, "json_schema_extra", None) or getattr(field, "metadata", None)
     return str(extra.get(name, "")) if isinstance(extra, Mapping) else ""
 
@@ -319,14 +308,10 @@ def words_of(annotation: Any) -> list[str]:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """YAML's safe loader without two of its traps.
-
-    It would silently take the last of two equal keys, and by aliases a few lines can stand for
-    more than memory holds.
-    """
+    """YAML's safe loader, which would take the last of two equal keys and expand aliases."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Refuse an alias."""
+        """Refuse an alias: by aliases a few lines can stand for more than memory holds."""
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
             raise yaml.composer.ComposerError(

@@ -6,10 +6,12 @@ was called within a test leaves no handler behind, whose stream pytest closes.
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tandem.config.hardware import cuda_device_count, missing_for_gpus
+from tests.support.tiny import prepare
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -28,3 +30,9 @@ def former_log_handlers() -> Iterator[None]:
     yield
     root.handlers[:] = before
     root.setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny prepared data set, shared by the tests of a file."""
+    return prepare(tmp_path_factory.mktemp("data"))

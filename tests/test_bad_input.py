@@ -139,7 +139,7 @@ def test_damaged_data(
         ({"lr_policy": "stairs"}, ["lr_policy", "stairs", "cosine"]),
         ({"crop_size": 71}, ["crop_size", "71", "70"]),
         ({"batch_size": 10**9}, ["shared memory", "batch_size"]),
-        ({"devices": ["cuda:7"]}, ["cuda:7", "not there"]),
+        ({"devices": ["cuda:7"]}, ["cuda:7", "does not exist"]),
         ({"lib_conv": "cudnn"}, ["lib_conv"]),
         ({"shuffle": True}, ["shuffle", "files"]),
         ({"resume_train": True, "load_epoch": 1}, ["no checkpoint to resume from"]),

@@ -30,16 +30,12 @@ from tests.support.tiny import (
     run_program,
     settings,
     start_program,
+    start_run,
     wait_for_steps,
     without_times,
 )
 
 COMMON = {"batch_size": 2, "devices": ["cpu", "cpu"], "n_epochs": 3, "shuffle": "images"}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +97,7 @@ def test_bad_input_is_no_reason_to_start_again(tmp_path: Path) -> None:
 
 def test_a_trainer_without_memory_is_named(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = start_program("train.py", settings(data, run, **{**COMMON, "n_epochs": 10_000}))
-    wait_for_steps(run, process, 2)
+    process = start_run(data, run, 2, **{**COMMON, "n_epochs": 10_000})
     victim = find_process(process.pid, "trainer 1")
     status = Path(f"/proc/{victim}/status").read_text()
     now = 1024 * int(re.findall(r"VmData:\s+(\d+) kB", status)[0])
@@ -119,8 +114,7 @@ def test_a_process_that_is_stopped_alone_is_dead_after_its_time(
 ) -> None:
     run = tmp_path / "run"
     changes = {**COMMON, "n_epochs": 10_000, "peer_timeout_seconds": 3}
-    process = start_program("train.py", settings(data, run, **changes))
-    wait_for_steps(run, process, 2)
+    process = start_run(data, run, 2, **changes)
     os.kill(find_process(process.pid, victim), signal.SIGSTOP)
     _, errors = process.communicate(timeout=3 + 20)
     assert process.returncode == 1, errors
@@ -133,8 +127,7 @@ def test_a_suspended_run_goes_on(data: Path, tmp_path: Path) -> None:
     """Ctrl-Z for longer than a process may be silent, then fg."""
     run = tmp_path / "run"
     changes = {**COMMON, "n_epochs": 10_000, "peer_timeout_seconds": 3}
-    process = start_program("train.py", settings(data, run, **changes))
-    wait_for_steps(run, process, 2)
+    process = start_run(data, run, 2, **changes)
     os.killpg(process.pid, signal.SIGSTOP)
     time.sleep(4)
     lines = len(read_record(run))
@@ -149,8 +142,7 @@ def test_a_suspended_run_goes_on(data: Path, tmp_path: Path) -> None:
 def test_a_launcher_that_was_stopped_says_so_when_it_goes_on(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     changes = {**COMMON, "n_epochs": 10_000, "peer_timeout_seconds": 3}
-    process = start_program("train.py", settings(data, run, **changes))
-    wait_for_steps(run, process, 2)
+    process = start_run(data, run, 2, **changes)
     os.kill(process.pid, signal.SIGSTOP)
     trainers = [find_process(process.pid, f"trainer {rank}") for rank in (0, 1)]
     deadline = time.monotonic() + 30
@@ -168,8 +160,7 @@ def test_a_launcher_that_was_stopped_says_so_when_it_goes_on(data: Path, tmp_pat
 def test_trainers_hold_the_folder_until_they_have_ended(data: Path, tmp_path: Path) -> None:
     """One whose launcher was killed may still be writing."""
     run = tmp_path / "run"
-    process = start_program("train.py", settings(data, run, **{**COMMON, "n_epochs": 10_000}))
-    wait_for_steps(run, process, 2)
+    process = start_run(data, run, 2, **{**COMMON, "n_epochs": 10_000})
     trainer = find_process(process.pid, "trainer 0")
     os.kill(trainer, signal.SIGSTOP)  # the kernel continues it when the launcher ends
     process.kill()
@@ -184,8 +175,7 @@ def test_trainers_hold_the_folder_until_they_have_ended(data: Path, tmp_path: Pa
 def test_a_request_to_stop_is_not_forgotten_over_a_fault(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     changes = {**COMMON, "n_epochs": 10_000, "restarts": 3}
-    process = start_program("train.py", settings(data, run, **changes))
-    wait_for_steps(run, process, 2)
+    process = start_run(data, run, 2, **changes)
     victim = find_process(process.pid, "trainer 1")
     os.kill(victim, signal.SIGSTOP)
     process.send_signal(signal.SIGTERM)
@@ -295,8 +285,7 @@ def test_a_folder_that_another_run_uses_is_refused(
 ) -> None:
     monkeypatch.setattr("tandem.artifacts.run_lock.WAIT_SECONDS", 0.0)
     run = tmp_path / "run"
-    process = start_program("train.py", settings(data, run, **{**COMMON, "n_epochs": 10_000}))
-    wait_for_steps(run, process, 1)
+    process = start_run(data, run, 1, **{**COMMON, "n_epochs": 10_000})
     status, errors = resume(capsys, *settings(data, run, **COMMON))
     assert status == 2
     assert f"error: weights_dir {run} is in use by another run" in errors

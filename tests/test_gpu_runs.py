@@ -14,14 +14,9 @@ from tandem.launch.prepare import prepare_run
 from tandem.launch.programs import run_training
 from tandem.training.memory import CudaSite, HostSite, make_sites
 from tests.support import simulated_gpu as simulated_gpu
-from tests.support.tiny import prepare, read_record, run_program, settings, without_times
+from tests.support.tiny import read_record, run_program, settings, without_times
 
 COMMON = {"precision": "float64", "batch_size": 2, "n_epochs": 2, "check_every": 1}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

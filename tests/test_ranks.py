@@ -34,11 +34,6 @@ ENDLESS = {**COMMON, "n_epochs": 10_000}
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
 def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One trainer with the global minibatch of six, in float64."""
     return train_here(data, tmp_path_factory.mktemp("alone") / "run", **DOUBLE, batch_size=6)

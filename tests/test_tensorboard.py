@@ -24,7 +24,6 @@ from safetensors.numpy import load_file
 
 from tests.artifacts.test_tensorboard import TRAIN, VALIDATION, curve, read, write
 from tests.support.tiny import (
-    prepare,
     read_record,
     run_program,
     settings,
@@ -36,11 +35,6 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-sync --no-first-run"
 
 Points = list[tuple[int, float]]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("data"))
 
 
 def recorded(run: Path, event: str, key: str) -> Points:

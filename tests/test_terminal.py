@@ -13,14 +13,9 @@ import pytest
 
 from tandem.launch.console import can_show
 from tests.support.terminal import Terminal
-from tests.support.tiny import is_gone, prepare, run_program, settings
+from tests.support.tiny import is_gone, run_program, settings
 
 ESCAPE = b"\x1b"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("data"))
 
 
 def shows(terminal: Terminal, *patterns: str) -> bool:

@@ -14,16 +14,11 @@ import pytest
 from tandem.artifacts.run_folder import list_checkpoints
 from tandem.distributed.gloo import VARIABLES
 from tests.support.ranks import assert_same_bits, job, run_ranks
-from tests.support.tiny import ROOT, prepare, read_record, run_program, settings, shared_memory
+from tests.support.tiny import ROOT, read_record, run_program, settings, shared_memory
 
 # 13 pictures, 7 for validation: the last minibatch leaves some ranks with none.
 COMMON = {"n_epochs": 2, "check_every": 1, "shuffle": "images"}
 ENDLESS = {**COMMON, "n_epochs": 10_000}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

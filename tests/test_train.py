@@ -21,6 +21,7 @@ from tests.support.tiny import (
     settings,
     shared_memory,
     start_program,
+    start_run,
     wait_for_steps,
     without_times,
 )
@@ -38,11 +39,6 @@ TRAIN_KEYS = [
     "exchange_seconds",
 ]
 VALIDATION_KEYS = ["event", "epoch", "step", "loss", "top1_error", "top5_error", "images"]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("data"))
 
 
 def train(data: Path, run: Path, **changes: object) -> list[dict[str, object]]:
@@ -213,8 +209,7 @@ def test_an_interrupted_run_writes_a_checkpoint_and_continues_exactly(
     before = shared_memory()
     common = {"batch_size": 1, "devices": ["cpu", "cpu"], "n_epochs": 6}
     run = tmp_path / "run"
-    process = start_program("train.py", settings(data, run, **common))
-    wait_for_steps(run, process, 9)
+    process = start_run(data, run, 9, **common)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal sends Ctrl-C
     else:
@@ -248,8 +243,7 @@ def test_a_killed_process_ends_the_run(data: Path, tmp_path: Path, victim: str) 
 
 def test_a_batch_file_that_is_damaged_in_mid_run_is_named(tmp_path: Path) -> None:
     data, run = prepare(tmp_path / "data"), tmp_path / "run"
-    process = start_program("train.py", settings(data, run, batch_size=1, n_epochs=10_000))
-    wait_for_steps(run, process, 3)
+    process = start_run(data, run, 3, batch_size=1, n_epochs=10_000)
     os.truncate(data / "train_hkl" / "0001.hkl", 100)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 2, errors
@@ -273,8 +267,7 @@ def test_ctrl_c_before_the_first_step(data: Path, tmp_path: Path, seconds: float
 
 def test_ctrl_c_twice_ends_at_once(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = start_program("train.py", settings(data, run, batch_size=1, n_epochs=10_000))
-    wait_for_steps(run, process, 3)
+    process = start_run(data, run, 3, batch_size=1, n_epochs=10_000)
     stubborn = find_process(process.pid, "trainer 0")
     os.kill(stubborn, signal.SIGSTOP)  # so that the first can have no effect
     os.killpg(process.pid, signal.SIGINT)

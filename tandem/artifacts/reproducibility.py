@@ -10,7 +10,7 @@ from pathlib import Path
 from tandem.config.hardware import RankInfo, device_names
 from tandem.config.resolve import run_facts
 from tandem.config.schema import Config, affecting_bits
-from tandem.distributed.choices import ALL_REDUCES, RULES
+from tandem.distributed import ALL_REDUCES, RULES
 from tandem.errors import InputError
 
 PACKAGES = ("tandem", "numpy", "pytensor", "torch")

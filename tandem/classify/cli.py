@@ -59,7 +59,7 @@ class ClassifyOptions(Options):
 
 
 def run_classification(arguments: Sequence[str] | None, description: str | None) -> int:
-    """Name what is in the pictures that the command line names.
+    """Classify the pictures that the command line names.
 
     Parameters
     ----------

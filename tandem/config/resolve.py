@@ -11,7 +11,7 @@ from tandem.config.hardware import (
     threads_of,
 )
 from tandem.config.schema import CHOICES, Config
-from tandem.distributed.choices import RULES, RunFacts
+from tandem.distributed import RULES, RunFacts
 from tandem.errors import InputError
 from tandem.registry import check
 

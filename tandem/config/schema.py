@@ -24,7 +24,7 @@ from tandem.config.fields import (
     listed,
     with_choices,
 )
-from tandem.distributed.choices import ALL_REDUCES, EXCHANGES, RULES
+from tandem.distributed import ALL_REDUCES, EXCHANGES, RULES
 from tandem.errors import InputError
 from tandem.files import write_text
 from tandem.layers.network import ALEXNET

@@ -51,7 +51,7 @@ class Settings(Options):
     width: float = option(1.0, "of the network", "a number")
 
     def describe(self, classes: int, norm_before_pool: bool = False) -> NetworkDescription:
-        """The network, of so many classes; a thousand are taken for ImageNet's."""
+        """The description of a network; a thousand classes are taken for ImageNet's."""
         wnids = tuple(imagenet_names())
         return NetworkDescription(
             self.crop_size,
@@ -115,7 +115,7 @@ def run_fetch(arguments: Sequence[str] | None, description: str | None) -> int:
 
 
 def convert(source: Path, target: Path, settings: Settings) -> None:
-    """Convert a file or folder, by its kind, as ``pretrained/convert.py --help`` says.
+    """Convert a file or folder, by its kind: see ``pretrained/convert.py --help``.
 
     Raises
     ------
@@ -143,21 +143,21 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
 
 
 def fetch(output: Path, file: Path | None = None, address: str | None = None) -> None:
-    """Get the original's published weights and write them as a checkpoint.
+    """Download the original's published weights and write them as a checkpoint.
 
     Parameters
     ----------
     output : Path
         The checkpoint to write; the archive is kept beside it.
     file : Path, optional
-        The archive, where it is there already.
+        The archive, if it has been downloaded already.
     address : str, optional
-        Where to download it from.
+        Its address; by default it is looked up.
 
     Raises
     ------
     InputError
-        It can't be had, is another file, or the output can't be written.
+        It cannot be downloaded, is another file, or the output cannot be written.
     """
     _check_suffix(output, ".safetensors")
     if file is None:
@@ -184,7 +184,7 @@ def _convert_archive(archive: Path, target: Path, settings: Settings) -> None:
 def _convert_checkpoint(path: Path, folder: Path, settings: Settings) -> None:
     description = read_header(path).network
     if description.network != ALEXNET:
-        raise InputError(f"{path}: the original has no network {description.network}, but AlexNet")
+        raise InputError(f"{path}: the original has AlexNet alone, not {description.network}")
     if description.norm_before_pool:
         raise InputError(
             f"{path}: the original's network normalises after pooling, this one before it"
@@ -224,4 +224,4 @@ def _save(
 
 def _check_suffix(target: Path, suffix: str) -> None:
     if target.suffix != suffix:
-        raise InputError(f"{target}: what is to be written is called {suffix}")
+        raise InputError(f"{target}: the name of the file to write must end in {suffix}")

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def export(weights: Path, target: Path, mean: Path | None = None, network: str = ALEXNET) -> None:
-    """Write an ONNX file that computes what validation does, from pictures to probabilities.
+    """Write an ONNX file of a network in validation, from pictures to probabilities.
 
     Its input ``pictures`` is uint8 (batch, S, S, 3), (row, column, RGB): pictures squashed to the
     size of the mean image. The centre crop and the mean image are in the file. Its outputs are
@@ -81,7 +81,7 @@ def export(weights: Path, target: Path, mean: Path | None = None, network: str =
     if importlib.util.find_spec("onnx") is None:
         raise InputError("the package onnx is not installed: pip install '.[export]'")
     if target.suffix != ".onnx":
-        raise InputError(f"{target}: an ONNX file is called .onnx")
+        raise InputError(f"{target}: the name of an ONNX file must end in .onnx")
     loaded = load_network(weights, mean, network)
     values = loaded.network.parameters.values()
     if (size := sum(value.get_value(borrow=True).nbytes for value in values)) > _MOST_BYTES:
@@ -109,13 +109,13 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
     outputs = {"logits": logits, "probabilities": pt.special.softmax(logits, axis=1)}
     for name, variable in outputs.items():
         graph.add("Identity", [graph.translate(variable)], name)
-    seen: list[str | int | None] = ["batch", side, side, 3]
+    accepted: list[str | int | None] = ["batch", side, side, 3]
     shape: list[str | int | None] = ["batch", loaded.description.classes]
     model = helper.make_model(
         helper.make_graph(
             graph.nodes,
             "network",
-            [helper.make_tensor_value_info("pictures", TensorProto.UINT8, seen)],
+            [helper.make_tensor_value_info("pictures", TensorProto.UINT8, accepted)],
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in outputs],
             graph.constants,
         ),
@@ -129,7 +129,7 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
 
 
 def _prepare(graph: "OnnxGraph", mean: np.ndarray, crop_size: int) -> str:
-    """Add the way from ``pictures`` to images: centre crop, float, channels first, minus mean."""
+    """Add the steps from ``pictures`` to images: centre crop, float, channels first, minus mean."""
     from onnx import TensorProto
 
     first = (mean.shape[-1] - crop_size) // 2
@@ -143,7 +143,7 @@ def _prepare(graph: "OnnxGraph", mean: np.ndarray, crop_size: int) -> str:
 
 
 def _class_names(wnids: Sequence[str] | None) -> dict[str, str]:
-    """What stands in the file's metadata."""
+    """The metadata of the file."""
     if wnids is None:
         return {}
     names = [imagenet_names().get(wnid, wnid) for wnid in wnids]

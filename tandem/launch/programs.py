@@ -71,7 +71,7 @@ def _train(config: Config, lock: FolderLock, launcher: Launcher) -> int:
         if isinstance(failure, Diverged):
             if config.on_nan != "rollback" or not skipped.note(failure, spec.resumed):
                 return outcome.status
-            log.warning("going back to the newest checkpoint, to pass over that minibatch")
+            log.warning("going back to the newest checkpoint, to skip that minibatch")
         elif failure is None or failure.kind == "input" or restarts == config.restarts:
             return outcome.status
         else:
@@ -104,7 +104,7 @@ class Rollbacks:
         if self._count <= MOST_ROLLBACKS:
             return True
         log.error(
-            "error: going back did not help: %d minibatches after %s were passed over already",
+            "error: going back did not help: %d minibatches after %s were skipped already",
             MOST_ROLLBACKS,
             "the beginning" if resumed is None else resumed.name,
         )

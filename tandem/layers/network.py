@@ -1,7 +1,6 @@
 """The network of a run or of a checkpoint, made from its description."""
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 from abc import ABC, abstractmethod
@@ -15,6 +14,7 @@ from pydantic import Field
 
 from tandem.errors import InputError
 from tandem.layers.parameter import DropoutKeys, Parameters
+from tandem.validation import nearest, suggestion
 
 if TYPE_CHECKING:
     from pytensor.tensor.variable import TensorVariable
@@ -261,11 +261,9 @@ def _check_options(description: NetworkDescription, kind: type[Network]) -> None
         if option in _ARGUMENTS:
             raise InputError(f"network_options: {option} is not an option: it is set by itself")
         if option not in known:
-            nearest = difflib.get_close_matches(option, known, 1)
-            hint = f"did you mean {nearest[0]}? " if nearest else ""
             raise InputError(
-                f"network_options: {description.network} has no option {option!r}; {hint}It has "
-                f"{', '.join(known) or 'none'}"
+                f"network_options: {description.network} has no option {option!r}"
+                f"{suggestion(option, known) or '.'} It has {', '.join(known) or 'none'}"
             )
 
 
@@ -322,7 +320,7 @@ def find_network(network: str) -> type:
     kind = getattr(module, name, None)
     if not isinstance(kind, type):
         classes = [n for n, value in vars(module).items() if isinstance(value, type)]
-        nearest = difflib.get_close_matches(name, classes, 1)
-        hint = f"; did you mean {module_name}:{nearest[0]}?" if nearest else ""
+        meant = nearest(name, classes)
+        hint = f"; did you mean {module_name}:{meant}?" if meant else ""
         raise InputError(f"network: the module {module_name} has no class {name!r}{hint}")
     return kind

@@ -1,11 +1,11 @@
 """The rate and decay of each parameter that a run updates."""
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tandem.errors import InputError
 from tandem.layers.parameter import Parameter, layer_of
+from tandem.validation import suggestion
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,7 @@ def check_layers(setting: str, given: Iterable[str], parameters: Iterable[str]) 
     layers = list(dict.fromkeys(layer_of(name) for name in parameters))
     for layer in given:
         if layer not in layers:
-            nearest = difflib.get_close_matches(layer.lower().partition(".")[0], layers, 1)
-            hint = f"did you mean {nearest[0]}? " if nearest else ""
+            hint = suggestion(layer.partition(".")[0], layers) or "."
             raise InputError(
-                f"{setting}: the network has no layer {layer!r}; {hint}It has {', '.join(layers)}"
+                f"{setting}: the network has no layer {layer!r}{hint} It has {', '.join(layers)}"
             )

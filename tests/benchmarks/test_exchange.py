@@ -35,6 +35,6 @@ def test_its_trainers_exchange(task: str) -> None:
 def test_the_end_of_a_process_ends_the_benchmark() -> None:
     with (
         exchange.trainers_team(2, parameters=2_000) as team,
-        pytest.raises(RuntimeError, match="has ended that was to do 'nothing known'"),
+        pytest.raises(RuntimeError, match="a process ended during 'nothing known'"),
     ):
         team.do("nothing known")

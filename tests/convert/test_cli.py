@@ -159,7 +159,7 @@ def test_what_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     other = tmp_path / "weights.h5"
     other.write_bytes(b"\x89HDF and so on")
     assert "of no kind that can be converted" in refusal(capsys, other, "x")
-    assert "is called .safetensors" in refusal(capsys, folder, tmp_path / "x.npy")
+    assert "must end in .safetensors" in refusal(capsys, folder, tmp_path / "x.npy")
     assert "W_0_65.npy: holds" in refusal(capsys, folder, tmp_path / "x.safetensors")
     text = refusal(capsys, folder, tmp_path / "x.safetensors", "--width", "-1", "--crop_size", 67)
     assert "width must be positive" in text

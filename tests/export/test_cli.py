@@ -119,7 +119,7 @@ def test_the_file_says_what_goes_in_and_what_comes_out(exported: Path, data: Pat
 
 def test_what_is_refused(weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, reason in (
-        ([weights, tmp_path / "x.pb"], "x.pb: an ONNX file is called .onnx"),
+        ([weights, tmp_path / "x.pb"], "x.pb: the name of an ONNX file must end in .onnx"),
         ([tmp_path / "none.safetensors", tmp_path / "x.onnx"], "does not exist"),
         ([weights, tmp_path / "none" / "x.onnx"], "x.onnx: cannot be written"),
         ([weights, tmp_path / "x.onnx", "--mean", tmp_path / "m.npy"], "there is no mean image"),

@@ -103,7 +103,7 @@ def test_a_process_does_not_open_its_own_handle(driver: CudaDriver) -> None:
 
 
 def test_too_little_memory_is_bad_input(driver: CudaDriver) -> None:
-    with pytest.raises(InputError, match=r"MiB were asked for, .* are free"):
+    with pytest.raises(InputError, match=r"MiB are needed, .* are free"):
         CudaBuffer.create(driver, 1 << 42)
 
 

@@ -8,17 +8,12 @@ from safetensors.numpy import load_file
 
 from tandem.artifacts.run_folder import list_checkpoints
 from tests.support.ranks import Starter, missing, run_ranks
-from tests.support.tiny import prepare, read_record, run_program, settings
+from tests.support.tiny import read_record, run_program, settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 COMMON = {"precision": "float64", "n_epochs": 2, "check_every": 1, "compile": False}
 GRADIENTS = {"exchange": "gradients", "bucket_mb": 0.1}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from tandem.artifacts.run_folder import list_checkpoints
 from tests.support.tiny import (
     find_process,
     is_gone,
-    prepare,
     read_record,
     run_program,
     settings,
@@ -28,11 +27,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 COMMON = {"precision": "float64", "batch_size": 2, "n_epochs": 2, "check_every": 1}
 EXACT = {"precision": "float32", "deterministic": True, "compile": False}
 SECONDS = 400  # a first compilation takes minutes
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("data"))
 
 
 def train(data: Path, run: Path, **changes: object) -> Path:

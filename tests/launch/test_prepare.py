@@ -14,12 +14,7 @@ from tandem.distributed.group import Starter
 from tandem.errors import InputError
 from tandem.launch.prepare import check_continues, prepare_run
 from tandem.training.run_spec import RunSpec
-from tests.support.tiny import prepare, settings
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("data"))
+from tests.support.tiny import settings
 
 
 @pytest.fixture(autouse=True)

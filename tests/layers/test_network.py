@@ -83,7 +83,7 @@ def test_a_class_that_is_no_network(module: str) -> None:
         build_network(of(f"{module}:Odd"))
     with pytest.raises(InputError, match="Narrow cannot be made with the arguments crop_size, cl"):
         build_network(of(f"{module}:Narrow"))
-    with pytest.raises(InputError, match=r"LeNet has no option 'norm_before_pool'; It has none"):
+    with pytest.raises(InputError, match=r"LeNet has no option 'norm_before_pool'\. It has none"):
         build_network(of("examples.le_net:LeNet", norm_before_pool=True))
     with pytest.raises(InputError, match="LeNet: at crop_size 15 nothing is left; it needs 16"):
         build_network(of("examples.le_net:LeNet", crop_size=15))

@@ -56,7 +56,7 @@ def test_unknown_layers_name_the_nearest(setting: str) -> None:
             f"{setting}: the network has no layer {name!r}; did you mean {nearest}? "
             "It has conv1, fc8"
         )
-    with pytest.raises(InputError, match="no layer 'xyz'; It has"):
+    with pytest.raises(InputError, match=r"no layer 'xyz'\. It has"):
         check_layers("freeze", ["xyz"], DECLARED)
 
 

@@ -262,14 +262,13 @@ def test_validation_pictures_are_decoded_while_the_last_training_file_is_written
 
 
 def test_a_finished_run_is_left_alone(
-    pictures: Pictures, out: Path, caplog: pytest.LogCaptureFixture
+    pictures: Pictures, out: Path, capsys: pytest.CaptureFixture
 ) -> None:
     spoil(pictures, ("train", "n03", 1))
     make_hkl.main(pictures.options(out))
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    with caplog.at_level("INFO"):
-        assert make_hkl.main(pictures.options(out)) == 0
-    assert "everything is there already" in caplog.text
+    assert make_hkl.main(pictures.options(out)) == 0
+    assert "everything is there already" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
@@ -389,12 +388,12 @@ def test_without_a_terminal_lines_say_how_it_goes_on(
     pictures: Pictures,
     out: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture,
 ) -> None:
     monkeypatch.setattr(report, "_SECONDS_BETWEEN_LINES", 0.0)
-    with caplog.at_level("INFO"):
-        make_hkl.main(pictures.options(out))
-    lines = [line for line in caplog.messages if " left" in line and "pictures/s" in line]
+    make_hkl.main(pictures.options(out))
+    shown = capsys.readouterr().err.splitlines()
+    lines = [line for line in shown if " left" in line and "pictures/s" in line]
     assert lines[0].startswith("13 of 19 pictures, ")
     assert lines[-1].startswith("19 of 19 pictures, ")
     assert lines[-1].endswith("/s, 0 s left")

@@ -279,7 +279,7 @@ def test_a_killed_run_leaves_no_process_and_goes_on(
         _, error = process.communicate(timeout=60)
     assert process.returncode == status
     if status == 130:
-        assert error.splitlines()[-1] == "stopped; the same command goes on from there"
+        assert error.splitlines()[-1] == "stopped; the same command continues from there"
         assert "Traceback" not in error
     assert len(children) >= 2
     assert wait_until(lambda: not any(map(is_running, children)), 10)

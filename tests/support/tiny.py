@@ -211,6 +211,13 @@ def wait_for_steps(
         time.sleep(0.05)
 
 
+def start_run(data: Path, run: Path, steps: int, **changes: Any) -> subprocess.Popen[str]:
+    """Start a training run; return when its record has that many lines."""
+    process = start_program("train.py", settings(data, run, **changes))
+    wait_for_steps(run, process, steps)
+    return process
+
+
 def read_record(run: Path) -> list[dict[str, object]]:
     """The lines of a record as they stand there."""
     return [json.loads(line) for line in (run / "record.jsonl").read_text().splitlines()]

@@ -15,16 +15,11 @@ from tandem.optim import SGD
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.memory import Memory, make_sites
 from tandem.training.run_spec import RunSpec
-from tests.support.tiny import prepare, settings
+from tests.support.tiny import settings
 
 TRAINERS = 3
 # The last has fewer pictures than the others in the second step, and none in the third.
 SHARES = ([1 / 3] * 3, [0.4, 0.4, 0.2], [2 / 3, 1 / 3, 0.0])
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("data"))
 
 
 def plan_of(data: Path, run: Path, **changes: object) -> RunSpec:
