@@ -6,6 +6,7 @@ not given, ``config.yaml`` in the current folder is read if it exists.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from tandem.cli import CommandLine, PathOption, option
 from tandem.config.schema import Config
@@ -77,38 +78,26 @@ ANSWERS: Mapping[str, str] = {
 """Names that people bring from other programs: the key to use, or what there is instead."""
 
 
+C = TypeVar("C", bound=Config)
+
+
 class _WithWeights(Config):
     weights: PathOption = option(..., "checkpoint to read", "a file", form="text")
 
 
 def load_config(arguments: Sequence[str] | None = None, description: str | None = None) -> Config:
-    """Read the configuration of a program that has no options of its own.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        The command line; by default that of this process.
-    description : str, optional
-        Stands above the options in ``--help``.
-
-    Raises
-    ------
-    InputError
-        An argument, the file, a key or a value cannot be used.
-    SystemExit
-        With status 0, after ``--help`` and ``--version``.
-    """
-    line = CommandLine(arguments, description, answers=ANSWERS, once=True)
-    return line.read(Config, DEFAULT_FILE)
+    """Read the configuration of a program that has no options of its own."""
+    return _read(Config, arguments, description)
 
 
 def load_weights_and_config(
     arguments: Sequence[str] | None = None, description: str | None = None
 ) -> tuple[Path, Config]:
-    """Read ``--weights FILE`` and the configuration, for a program that reads one checkpoint.
-
-    Parameters and errors are those of `load_config`.
-    """
-    line = CommandLine(arguments, description, answers=ANSWERS, once=True)
-    settings = line.read(_WithWeights, DEFAULT_FILE)
+    """Read ``--weights FILE`` and the configuration, for a program that reads one checkpoint."""
+    settings = _read(_WithWeights, arguments, description)
     return settings.weights, Config(**settings.model_dump(exclude={"weights"}))
+
+
+def _read(kind: type[C], arguments: Sequence[str] | None, description: str | None) -> C:
+    line = CommandLine(arguments, description, answers=ANSWERS, once=True)
+    return line.read(kind, DEFAULT_FILE)
