@@ -6,7 +6,6 @@ not given, ``config.yaml`` in the current folder is read if it exists.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from tandem.cli import CommandLine, PathOption, option
 from tandem.config.schema import Config
@@ -78,26 +77,22 @@ ANSWERS: Mapping[str, str] = {
 """Names that people bring from other programs: the key to use, or what there is instead."""
 
 
-C = TypeVar("C", bound=Config)
-
-
 class _WithWeights(Config):
     weights: PathOption = option(..., "checkpoint to read", "a file", form="text")
 
 
 def load_config(arguments: Sequence[str] | None = None, description: str | None = None) -> Config:
     """Read the configuration of a program that has no options of its own."""
-    return _read(Config, arguments, description)
+    return _line(arguments, description).read(Config, DEFAULT_FILE)
 
 
 def load_weights_and_config(
     arguments: Sequence[str] | None = None, description: str | None = None
 ) -> tuple[Path, Config]:
     """Read ``--weights FILE`` and the configuration, for a program that reads one checkpoint."""
-    settings = _read(_WithWeights, arguments, description)
+    settings = _line(arguments, description).read(_WithWeights, DEFAULT_FILE)
     return settings.weights, Config(**settings.model_dump(exclude={"weights"}))
 
 
-def _read(kind: type[C], arguments: Sequence[str] | None, description: str | None) -> C:
-    line = CommandLine(arguments, description, answers=ANSWERS, once=True)
-    return line.read(kind, DEFAULT_FILE)
+def _line(arguments: Sequence[str] | None, description: str | None) -> CommandLine:
+    return CommandLine(arguments, description, answers=ANSWERS, once=True)
