@@ -10,7 +10,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from tandem.errors import InputError
 from tandem.registry import setting
 from tandem.validation import (
-    nearest,
     parse_json,
     parse_yaml,
     read_json,
@@ -131,7 +130,7 @@ def test_an_unknown_key_is_answered(key: str, option: bool, message: str) -> Non
 
 
 def test_the_nearest_word() -> None:
-    assert nearest("Convl", ["conv1", "fc8"]) == "conv1"
+    assert suggestion("Convl", ["conv1", "fc8"]) == "; did you mean conv1?"
     assert suggestion("convl", ["conv1", "fc8"]) == "; did you mean conv1?"
     assert suggestion("zzz", ["conv1"]) == ""
 

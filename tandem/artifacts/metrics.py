@@ -1,6 +1,7 @@
 """Sums of losses, errors and seconds between two lines of the record."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from typing import Annotated
 
 from pydantic import Field
@@ -19,12 +20,7 @@ class MetricSums:
     images: _Count = 0
 
     def __add__(self, other: "MetricSums") -> "MetricSums":
-        return MetricSums(
-            self.loss + other.loss,
-            self.top1_errors + other.top1_errors,
-            self.top5_errors + other.top5_errors,
-            self.images + other.images,
-        )
+        return MetricSums(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
@@ -37,12 +33,7 @@ class Seconds:
     steps: _Finite = 0.0  # whole training steps, the others included
 
     def __add__(self, other: "Seconds") -> "Seconds":
-        return Seconds(
-            self.compute + other.compute,
-            self.load_wait + other.load_wait,
-            self.exchange + other.exchange,
-            self.steps + other.steps,
-        )
+        return Seconds(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
