@@ -143,20 +143,6 @@ def test_bad_settings(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_key_in_a_file_is_named_with_the_file(
-    pristine: Path, tmp_path: Path, refused: Refused
-) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("learning_rat: 0.1\n")
-    refused(pristine, tmp_path / "run", "mine.yaml", "learning_rat", "learning_rate", config=path)
-
-
-def test_a_folder_that_is_not_writable(pristine: Path, tmp_path: Path, refused: Refused) -> None:
-    blocker = tmp_path / "file"
-    blocker.write_text("not a folder")
-    refused(pristine, blocker / "run", str(blocker), "not a folder")
-
-
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
     """A copy of a finished run."""
@@ -174,21 +160,12 @@ def finished(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_without_the_right_to_write(
     pristine: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    blocker = tmp_path / "file"
+    blocker.touch()
+    refused(pristine, blocker / "run", str(blocker), "not a folder")
     # Whoever runs the tests may be allowed to write anywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     refused(pristine, tmp_path / "run", str(tmp_path), "not writable")
-
-
-def test_a_configuration_that_would_be_overwritten(
-    pristine: Path, tmp_path: Path, refused: Refused
-) -> None:
-    (tmp_path / "config.yaml").write_text("learning_rate: 1\n")
-    refused(pristine, tmp_path, "config.yaml", "a run that left no checkpoint")
-
-
-def test_a_damaged_record(pristine: Path, run: Path, refused: Refused) -> None:
-    (run / "record.jsonl").write_text("{}\n")
-    refused(pristine, run, "record.jsonl, line 1", **RESUMED)
 
 
 def test_later_checkpoints_are_not_mixed_with_a_run_that_begins_before_them(
@@ -207,9 +184,11 @@ def test_a_checkpoint_of_other_classes(run: Path, tmp_path: Path, refused: Refus
 
 
 def test_a_folder_with_a_run_in_it_is_not_overwritten(
-    pristine: Path, finished: Path, refused: Refused
+    pristine: Path, finished: Path, tmp_path: Path, refused: Refused
 ) -> None:
     refused(pristine, finished, "holds a run already", "resume_train")
+    (tmp_path / "config.yaml").write_text("learning_rate: 1\n")
+    refused(pristine, tmp_path, "config.yaml", "a run that left no checkpoint")
 
 
 def test_a_checkpoint_of_another_network(pristine: Path, run: Path, refused: Refused) -> None:
@@ -229,10 +208,10 @@ def test_a_checkpoint_of_another_number_of_classes(finished: Path, tmp_path: Pat
     assert "classes 4" in result.stderr
 
 
-def test_a_damaged_checkpoint(pristine: Path, run: Path, refused: Refused) -> None:
-    path = run / "epoch-0001.safetensors"
-    path.write_bytes(path.read_bytes()[:1000])
-    refused(pristine, run, "epoch-0001.safetensors", **RESUMED)
+@pytest.mark.parametrize("name", ["record.jsonl", "epoch-0001.safetensors"])
+def test_a_damaged_file_of_the_run(pristine: Path, run: Path, name: str, refused: Refused) -> None:
+    (run / name).write_bytes((run / name).read_bytes()[:1000].replace(b'"event"', b'"what"'))
+    refused(pristine, run, f"{name}, line 1" if "record" in name else name, **RESUMED)
 
 
 def test_weights_of_another_class_count(finished: Path, tmp_path: Path, refused: Refused) -> None:
