@@ -70,7 +70,7 @@ class CudaSlot:
         return Slot.on(self.buffer, self.layout)
 
     def begin_reading(self, stream: Stream) -> None:
-        """Make later work wait for the copy, once the loader has answered that the slot is filled."""
+        """Make later work wait for the copy into a slot that the loader has reported as filled."""
         stream.wait_for_event(self.filled)
 
     def end_reading(self, stream: Stream) -> None:
