@@ -67,12 +67,8 @@ def test_a_handle_opens_the_same_memory_in_another_process(
     assert (opened.nbytes, opened.device, opened.name) == (256, 0, "slot 0")
     loader.write(opened.array(3, "int64"), [1, 2, 3])
     assert trainer.read(buffer.array(3, "int64")).tolist() == [1, 2, 3]
-
-
-def test_a_process_does_not_open_its_own_handle(trainer: FakeDriver) -> None:
-    buffer = CudaBuffer.create(trainer, 256, "slot 0")
     with pytest.raises(ValueError, match="'slot 0' was made by this process"):
-        CudaBuffer.open(trainer, buffer.handle())
+        CudaBuffer.open(trainer, handle)
 
 
 def test_who_opened_closes_before_the_owner(trainer: FakeDriver, loader: FakeDriver) -> None:
