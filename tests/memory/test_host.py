@@ -127,42 +127,38 @@ def test_an_array_beyond_the_buffer_is_refused(shape: tuple[int, ...], offset: i
         HostBuffer.create(100).array(shape, "float32", offset)
 
 
-def test_arrays_outlive_a_closed_buffer_and_the_rest_refuses() -> None:
+def test_arrays_outlive_a_closed_or_forgotten_buffer_and_the_rest_refuses() -> None:
+    before = open_descriptors()
     buffer = HostBuffer.create(80)
-    array = buffer.array((10,), "int64")
+    array, other = buffer.array((10,), "int64"), HostBuffer.create(80).array((10,), "int64")
+    with pytest.raises(TypeError, match="being started"):
+        pickle.dumps(buffer)
     buffer.close()
     buffer.close()
     array[...] = 7
-    assert array.sum() == 70
+    assert (array.sum(), other.sum()) == (70, 0)
     with pytest.raises(ValueError, match="closed"):
         buffer.array((10,), "int64")
-
-
-def test_nothing_stays_open_when_a_buffer_is_forgotten() -> None:
-    before = open_descriptors()
-    array = HostBuffer.create(80).array((10,), "int64")
-    assert array.sum() == 0
-    del array
+    del array, buffer, other
     assert open_descriptors() == before
 
 
-def test_a_buffer_is_pickled_only_for_a_process_that_is_being_started() -> None:
-    with pytest.raises(TypeError, match="being started"):
-        pickle.dumps(HostBuffer.create(8))
-
-
-@pytest.mark.parametrize("nbytes", [1 << 55, 1 << 62])
-def test_too_much_is_refused_with_what_there_is(nbytes: int) -> None:
-    before = open_descriptors()
-    with pytest.raises(InputError, match=r"PiB of shared .* 'slot 3': this machine has .*"):
-        HostBuffer.create(nbytes, "slot 3")
-    assert open_descriptors() == before
-
-
-def test_the_system_saying_no_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("nbytes", "message"),
+    [
+        (1 << 55, r"PiB of shared .* 'slot 3': this machine has .*"),
+        (1 << 62, r"PiB of shared .* 'slot 3': this machine has .*"),
+        (1 << 20, r"1 MiB .* 'slot 3': No space left on device"),
+    ],
+)
+def test_too_much_is_refused_with_the_reason(
+    nbytes: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(descriptor: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "ftruncate", refuse)
-    with pytest.raises(InputError, match=r"1 MiB .* 'tandem': No space left on device"):
-        HostBuffer.create(1 << 20)
+    before = open_descriptors()
+    with pytest.raises(InputError, match=message):
+        HostBuffer.create(nbytes, "slot 3")
+    assert open_descriptors() == before

@@ -22,13 +22,20 @@ from pytensor.tensor.reshape import join_dims, split_dims
 from pytensor.tensor.shape import Shape_i, specify_shape
 from pytensor.tensor.subtensor import AdvancedIncSubtensor1, AdvancedSubtensor1
 
-from tandem.ops.conv import Conv2d, Conv2dInputGrad, Conv2dWeightGrad
-from tandem.ops.crop import CropMirror
-from tandem.ops.dropout import DropoutMask
-from tandem.ops.lrn import LRN, LRNGrad
-from tandem.ops.momentum import MomentumStep
-from tandem.ops.pool import MaxPool2d, MaxPool2dGrad
-from tandem.ops.relu import Relu, ReluGrad
+from tandem.ops import (
+    LRN,
+    Conv2d,
+    Conv2dInputGrad,
+    Conv2dWeightGrad,
+    CropMirror,
+    DropoutMask,
+    LRNGrad,
+    MaxPool2d,
+    MaxPool2dGrad,
+    MomentumStep,
+    Relu,
+    ReluGrad,
+)  # fmt: skip
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 FLOATS = ("float32", "float64")

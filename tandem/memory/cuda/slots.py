@@ -39,7 +39,6 @@ class CudaSlot:
         self, driver: CudaDriver, buffer: CudaBuffer, layout: SlotLayout, free: Event, filled: Event
     ) -> None:
         self.buffer, self.layout, self.free, self.filled = buffer, layout, free, filled
-        self._process = driver.process
 
     @classmethod
     def create(cls, driver: CudaDriver, layout: SlotLayout, name: str = "slot") -> "CudaSlot":
