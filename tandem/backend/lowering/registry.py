@@ -55,8 +55,8 @@ computed = partial(Lowering, computes=True, certain=True)
 def lower(op: Op, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     """Return the PyTorch call that computes `node`.
 
-    A lowering for another Op is added with ``@lower.register(ThatOp)``. `compiled` tells whether
-    ``torch.compile`` will read the call, and so fuses elementwise calls by itself.
+    A lowering for another Op is added with ``@lower.register(ThatOp)``. With `compiled`,
+    ``torch.compile`` will read the call, and fuses elementwise calls by itself.
 
     Raises
     ------
