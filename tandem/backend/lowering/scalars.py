@@ -304,22 +304,17 @@ def _composite(op: Composite) -> ScalarCall:
     steps: list[tuple[Call, list[int]]] = []
     for node in order:
         prepared = scalar_call(node.op, node)
-        kept = [v for place, v in enumerate(node.inputs) if place not in prepared.omit]
-        steps.append((prepared.call, [places[variable] for variable in kept]))
+        kept = [places[v] for at, v in enumerate(node.inputs) if at not in prepared.omit]
+        steps.append((prepared.call, kept))
         places[node.outputs[0]] = len(places)
     # A 0-d tensor on the host combines with tensors on any device.
-    values = [torch.from_numpy(np.array(constant.data)) for constant in constants]
+    data = [torch.from_numpy(np.array(constant.data)) for constant in constants]
     results = [places[output] for output in graph.outputs]
-    return ScalarCall(_steps(steps, values, results), returns=tuple(range(len(graph.inputs))))
 
-
-def _steps(
-    steps: Sequence[tuple[Call, list[int]]], constants: list[torch.Tensor], results: list[int]
-) -> Call:
     def run(*operands: torch.Tensor) -> Any:
-        values = [*operands, *constants]
-        for call, places in steps:
-            values.append(call(*[values[place] for place in places]))
+        values = [*operands, *data]
+        for call, kept in steps:
+            values.append(call(*[values[place] for place in kept]))
         return values[results[0]] if len(results) == 1 else tuple(values[r] for r in results)
 
-    return run
+    return ScalarCall(run, returns=tuple(range(len(graph.inputs))))
