@@ -100,18 +100,9 @@ STYLES = tuple(Style(*pair) for pair in zip(_COLOURS, _MARKERS, strict=True))
 def draw_runs(runs: Path | Sequence[Path], output: Path) -> None:
     """Draw loss, errors, learning rate, speed, parts of the time, and the first filters.
 
-    Parameters
-    ----------
-    runs : Path or sequence of Path
-        Folders of runs, or their files ``record.jsonl``.
-    output : Path
-        The picture to write, whole or not at all: .png, .pdf or .svg.
-
-    Raises
-    ------
-    InputError
-        A record is missing, damaged or empty, all checkpoints are damaged, or the picture cannot be
-        written.
+    `runs` are folders of runs, or their files ``record.jsonl``; `output` is a .png, .pdf or .svg,
+    written whole or not at all. Raises InputError if a record is missing, damaged or empty, all
+    checkpoints are damaged, or the picture cannot be written.
     """
     if output.suffix.lower() not in _SUFFIXES:
         raise InputError(f"{output}: a picture is written as one of {', '.join(_SUFFIXES)}")

@@ -1,12 +1,10 @@
-"""What is in a picture, by the weights that a run has left or that were converted::
+"""Classification of pictures by the weights that a run has left or that were converted::
 
-    from tandem.classify import Classifier
+from tandem.classify import Classifier
 
-    classifier = Classifier.load("runs/alexnet/epoch-0060.safetensors")
-    for guesses in classifier.classify(["cat.jpg", "dog.png"]):
-        print(guesses[0].name, guesses[0].probability)
-
-``classifier.py`` is that, ``program.py`` what ``classify.py`` does.
+classifier = Classifier.load("runs/alexnet/epoch-0060.safetensors")
+for guesses in classifier.classify(["cat.jpg", "dog.png"]):
+    print(guesses[0].name, guesses[0].probability)
 """
 
 from typing import TYPE_CHECKING, Any

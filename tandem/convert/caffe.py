@@ -70,7 +70,6 @@ class CaffeNetwork:
 
     @property
     def classes(self) -> int:
-        """The number of outputs."""
         return len(self.layers[-1].blobs[1])
 
     def weights(self, network: Any) -> dict[str, np.ndarray]:

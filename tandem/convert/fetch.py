@@ -40,26 +40,10 @@ _MEMBER = re.compile(r"[Wb][01]?_\d+_\d+\.npy")
 
 
 def download(folder: Path, address: str | None = None) -> Path:
-    """Download the archive of the weights, unless it exists.
+    """Download the archive of the weights into a folder, unless it exists; return its path.
 
-    An interrupted download continues where it was.
-
-    Parameters
-    ----------
-    folder : Path
-        Where to put it.
-    address : str, optional
-        Its address, http or https; by default it is looked up.
-
-    Returns
-    -------
-    Path
-        The archive, with the right checksum.
-
-    Raises
-    ------
-    InputError
-        It cannot be downloaded, or is another file.
+    `address` is http or https; by default it is looked up. An interrupted download continues where
+    it was. Raises InputError if it cannot be downloaded, or is another file.
     """
     path, part = folder / FILE, folder / f"{FILE}.part"
     if path.exists():
@@ -83,13 +67,7 @@ def download(folder: Path, address: str | None = None) -> Path:
 
 
 def verify(path: Path) -> None:
-    """Check that a file is the published archive.
-
-    Raises
-    ------
-    InputError
-        It cannot be read, or has another checksum.
-    """
+    """Raise InputError unless a file is the published archive, by its checksum."""
     try:
         found = _sha1(path)
     except OSError as error:
@@ -105,10 +83,7 @@ def verify(path: Path) -> None:
 def unpacked(path: Path) -> Iterator[Path]:
     """Context manager: a temporary folder with the arrays of an archive.
 
-    Raises
-    ------
-    InputError
-        It is not an archive, is damaged, or holds more than such an archive does.
+    Raises InputError if it is not an archive, is damaged, or holds more than weights do.
     """
     with tempfile.TemporaryDirectory(prefix="tandem-weights-") as name:
         folder = Path(name)
