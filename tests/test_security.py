@@ -21,29 +21,17 @@ import h5py
 import hickle
 import numpy as np
 import pytest
-import scipy.io
 import torch
 import yaml
 
 import train
 import validate
-from tandem.artifacts.checkpoint import (
-    initial_weights,
-    read_checkpoint,
-    read_header,
-)
+from tandem.artifacts.checkpoint import initial_weights, read_checkpoint, read_header
 from tandem.data.batch_file import locate_batch, write_batch
 from tandem.errors import InputError
-from tests.support.tiny import (
-    ROOT,
-    group_members,
-    is_gone,
-    prepare,
-    run_program,
-    settings,
-    shared_memory,
-    start_program,
-)
+from tests.support import tiny
+from tests.support.picture_files import write_synsets
+from tests.support.tiny import ROOT, prepare, run_program, settings, shared_memory
 
 
 class Bomb:
@@ -56,16 +44,12 @@ class Bomb:
         return os.mkdir, (self.marker,)
 
 
-Plant = Callable[[Path, Path], None]
-Read = Callable[[Path], Any]
-
-
 @dataclass(frozen=True)
 class Trap:
     """A file with a bomb in it: how to make it, and the reader that sets it off."""
 
-    plant: Plant  # (file, marker)
-    naive: Read
+    plant: Callable[[Path, Path], object]  # (file, marker)
+    naive: Callable[[Path], Any]
 
 
 def plant_in_types_table(path: Path, marker: Path) -> None:
@@ -92,10 +76,6 @@ def plant_as_data(path: Path, marker: Path) -> None:
     hickle.dump(Bomb(marker), str(path), mode="w")
 
 
-def plant_pickle(path: Path, marker: Path) -> None:
-    path.write_bytes(pickle.dumps(Bomb(marker)))
-
-
 def plant_objects(path: Path, marker: Path) -> None:
     with path.open("wb") as file:
         np.save(file, np.array([Bomb(marker)], object), allow_pickle=True)
@@ -104,18 +84,6 @@ def plant_objects(path: Path, marker: Path) -> None:
 def plant_archive(path: Path, marker: Path) -> None:
     with path.open("wb") as file:
         np.savez(file, record=np.array([Bomb(marker)], object), sums=np.zeros(1))
-
-
-def plant_torch(path: Path, marker: Path) -> None:
-    torch.save({"conv1.weight": Bomb(marker)}, path)
-
-
-def plant_yaml(path: Path, marker: Path) -> None:
-    path.write_text(f"seed: !!python/object/apply:os.mkdir [{marker}]\n")
-
-
-def load_pickle(path: Path) -> Any:
-    return pickle.loads(path.read_bytes())
 
 
 def load_objects(path: Path) -> Any:
@@ -128,18 +96,20 @@ def load_torch(path: Path) -> Any:
         return torch.load(file, weights_only=False)
 
 
-def load_yaml(path: Path) -> Any:
-    return yaml.unsafe_load(path.read_text())
-
-
 TYPES_TABLE = Trap(plant_in_types_table, hickle.load)
 ATTRIBUTE = Trap(plant_in_attribute, hickle.load)
 HICKLED = Trap(plant_as_data, hickle.load)
-PICKLE = Trap(plant_pickle, load_pickle)
+PICKLE = Trap(
+    lambda path, marker: path.write_bytes(pickle.dumps(Bomb(marker))),
+    lambda path: pickle.loads(path.read_bytes()),
+)
 OBJECTS = Trap(plant_objects, load_objects)
 ARCHIVE = Trap(plant_archive, load_objects)
-TORCH = Trap(plant_torch, load_torch)
-YAML = Trap(plant_yaml, load_yaml)
+TORCH = Trap(lambda path, marker: torch.save({"conv1.weight": Bomb(marker)}, path), load_torch)
+YAML = Trap(
+    lambda path, marker: path.write_text(f"seed: !!python/object/apply:os.mkdir [{marker}]\n"),
+    lambda path: yaml.unsafe_load(path.read_text()),
+)
 
 
 @dataclass(frozen=True)
@@ -281,9 +251,7 @@ def write_flat(folder: Path) -> dict[str, Path]:
         (folder / name).parent.mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(folder / name)
     (folder / "truth.txt").write_text("1\n")
-    synsets = np.zeros((1, 1), [("ID", "O"), ("WNID", "O")])
-    synsets[0, 0] = (np.uint16(1), "n01")
-    scipy.io.savemat(folder / "meta.mat", {"synsets": synsets})
+    write_synsets(folder / "meta.mat", {1: "n01"})
     (folder / "paths.yaml").write_text("image_size: 8\n")
     return {
         "config": folder / "paths.yaml",
@@ -327,16 +295,14 @@ def test_preprocessing_refuses_a_bomb(site: Site, key: str, name: str, trap: Tra
     assert "Traceback" not in error
 
 
-TRAINING_FOLDERS = {"train_img_dir": Path("none"), "val_img_dir": Path("none")}
-
-
 @pytest.mark.parametrize("program", ["make_labels.py", "make_train_val_txt.py"])
 @pytest.mark.parametrize("trap", [YAML, PICKLE], ids=["yaml", "pickle"])
 def test_what_follows_the_manifest_refuses_a_bomb_in_it(
     site: Site, program: str, trap: Trap
 ) -> None:
     site.plant(trap, site.folder / "out" / "manifest.json")
-    status, error = preprocess(program, {"tar_root_dir": site.folder / "out", **TRAINING_FOLDERS})
+    paths = dict.fromkeys(("train_img_dir", "val_img_dir"), Path("none"))
+    status, error = preprocess(program, {"tar_root_dir": site.folder / "out", **paths})
     assert status == 2
     assert "manifest.json: not JSON" in error
 
@@ -637,10 +603,10 @@ def test_a_run_can_be_reached_by_nobody(
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     changes = {"devices": ["cpu", "cpu"], "para_load": True, "compile": False, "n_epochs": 10_000}
-    process = start_program("train.py", settings(pristine, run, **changes))
+    process = tiny.start_program("train.py", settings(pristine, run, **changes))
     try:
         wait_for_record(run, process, 20)
-        members = group_members(process.pid)
+        members = tiny.group_members(process.pid)
         assert len(members) >= 5, "a launcher, two trainers and two loaders"
         assert reachable(members) == []
         assert shared_memory() <= before
@@ -648,6 +614,6 @@ def test_a_run_can_be_reached_by_nobody(
     finally:
         os.killpg(process.pid, signal.SIGINT)
         process.communicate(timeout=30)
-    assert is_gone(process.pid)
+    assert tiny.is_gone(process.pid)
     assert [path.name for path in temporary.rglob("*")] == []
     assert shared_memory() <= before

@@ -1,7 +1,6 @@
 """The download, from a server that breaks off, ignores ranges or lies; archives that are none."""
 
 import hashlib
-import io
 import json
 import threading
 import zipfile
@@ -21,27 +20,14 @@ CONTENT = bytes(range(256)) * 4096
 
 @dataclass
 class Site:
-    """A small Dataverse, and what it was asked.
+    """A small Dataverse, and what it was asked."""
 
-    Attributes
-    ----------
-    base : str
-        Its address.
-    cut : int or None
-        After how many bytes it breaks a download off.
-    ranges : bool
-        Whether it can begin in the middle.
-    listing : object
-        What it says of its files.
-    asked : list of (path, range)
-    """
-
-    base: str
+    base: str  # its address
     content: bytes = CONTENT
-    cut: int | None = None
-    ranges: bool = True
-    listing: object = None
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    cut: int | None = None  # after how many bytes it breaks a download off
+    ranges: bool = True  # whether it can begin in the middle
+    listing: object = None  # what it says of its files
+    asked: list[tuple[str, str | None]] = field(default_factory=list)  # path and range
 
 
 @pytest.fixture
@@ -239,9 +225,7 @@ def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert path.stat().st_size < 10_000
     with pytest.raises(InputError, match="of 2000000 bytes"), unpacked(path):
         pass
-    lying = io.BytesIO(path.read_bytes())
-    small = (1).to_bytes(4, "little")
-    content = lying.getvalue().replace((2_000_000).to_bytes(4, "little"), small)
-    path.write_bytes(content)
+    claimed, size = (number.to_bytes(4, "little") for number in (1, 2_000_000))
+    path.write_bytes(path.read_bytes().replace(size, claimed))
     with pytest.raises(InputError, match="cannot be unpacked"), unpacked(path):
         pass

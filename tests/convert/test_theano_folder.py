@@ -21,23 +21,14 @@ from tests.support.slow_networks import theano_logits
 
 CLASSES = 4
 
+GROUPS = {"1": (48, 5, 5, 128), "3": (192, 3, 3, 192), "4": (192, 3, 3, 128)}
 PUBLISHED = {
     "W_0": (3, 11, 11, 96),
     "b_0": (96,),
-    "W0_1": (48, 5, 5, 128),
-    "W1_1": (48, 5, 5, 128),
-    "b0_1": (128,),
-    "b1_1": (128,),
     "W_2": (256, 3, 3, 384),
     "b_2": (384,),
-    "W0_3": (192, 3, 3, 192),
-    "W1_3": (192, 3, 3, 192),
-    "b0_3": (192,),
-    "b1_3": (192,),
-    "W0_4": (192, 3, 3, 128),
-    "W1_4": (192, 3, 3, 128),
-    "b0_4": (128,),
-    "b1_4": (128,),
+    **{f"W{group}_{layer}": shape for layer, shape in GROUPS.items() for group in "01"},
+    **{f"b{group}_{layer}": shape[3:] for layer, shape in GROUPS.items() for group in "01"},
     "W_5": (9216, 4096),
     "b_5": (4096,),
     "W_6": (4096, 4096),
