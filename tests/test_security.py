@@ -187,9 +187,7 @@ IN_THE_DATA = {
 
 @pytest.mark.filterwarnings("ignore::hickle.lookup.SerializedWarning")
 @pytest.mark.parametrize("place", IN_THE_DATA)
-def test_training_refuses_a_bomb_in_the_data(
-    site: Site, data: Path, place: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_refuses_a_bomb_in_the_data(site: Site, data: Path, place: str, capsys) -> None:
     name, trap = IN_THE_DATA[place]
     site.plant(trap, data / name)
     assert train.main(settings(data, site.folder / "run")) == 2
@@ -216,9 +214,7 @@ def test_a_checkpoint_is_not_unpickled(site: Site, pristine: Path, trap: Trap) -
 
 
 @pytest.mark.parametrize("program", [train.main, validate.main], ids=["train", "validate"])
-def test_a_configuration_is_not_constructed(
-    site: Site, pristine: Path, program: Callable[[list[str]], int]
-) -> None:
+def test_a_configuration_is_not_constructed(site: Site, pristine: Path, program) -> None:
     path = site.folder / "mine.yaml"
     site.plant(YAML, path)
     rest = ["--weights", "none.safetensors"] if program is validate.main else []
@@ -297,9 +293,7 @@ def test_preprocessing_refuses_a_bomb(site: Site, key: str, name: str, trap: Tra
 
 @pytest.mark.parametrize("program", ["make_labels.py", "make_train_val_txt.py"])
 @pytest.mark.parametrize("trap", [YAML, PICKLE], ids=["yaml", "pickle"])
-def test_what_follows_the_manifest_refuses_a_bomb_in_it(
-    site: Site, program: str, trap: Trap
-) -> None:
+def test_what_follows_the_manifest_refuses_a_bomb_in_it(site: Site, program, trap) -> None:
     site.plant(trap, site.folder / "out" / "manifest.json")
     paths = dict.fromkeys(("train_img_dir", "val_img_dir"), Path("none"))
     status, error = preprocess(program, {"tar_root_dir": site.folder / "out", **paths})
@@ -344,9 +338,7 @@ def map_virtually(file: h5py.File, secret: Path) -> None:
 @pytest.mark.parametrize(
     "lead", [link_softly, link_to_a_file, store_outside, map_virtually], ids=lambda f: f.__name__
 )
-def test_a_batch_file_cannot_show_another_file(
-    tmp_path: Path, lead: Callable[[h5py.File, Path], None]
-) -> None:
+def test_a_batch_file_cannot_show_another_file(tmp_path: Path, lead: Callable) -> None:
     """Someone who trains on a strange data set must not send away /etc/passwd with the weights."""
     secret = tmp_path / "secret.raw"
     secret.write_bytes(SECRET.tobytes())

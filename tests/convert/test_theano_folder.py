@@ -8,13 +8,7 @@ import pytensor.tensor as pt
 import pytest
 
 from alex_net import AlexNet
-from tandem.convert.theano_folder import (
-    find_classes,
-    find_epoch,
-    parts,
-    read_folder,
-    write_folder,
-)
+from tandem.convert.theano_folder import find_classes, find_epoch, parts, read_folder, write_folder
 from tandem.errors import InputError
 from tests.support.op_checks import MODE, plain_python
 from tests.support.slow_networks import theano_logits
@@ -76,9 +70,7 @@ def test_the_published_files_have_the_shapes_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("lib_conv", ["cudnn", "cudaconvnet"])
-def test_the_converted_network_computes_what_theano_did(
-    net: AlexNet, tmp_path: Path, lib_conv: str
-) -> None:
+def test_the_converted_network_computes_what_theano_did(net, tmp_path: Path, lib_conv) -> None:
     files = random_files(net)
     images = 50 * np.random.default_rng(2).normal(size=(2, 3, 67, 67))
     folder = save(tmp_path, files)
@@ -95,9 +87,7 @@ def test_the_converted_network_computes_what_theano_did(
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("lib_conv", ["cudnn", "cudaconvnet"])
-def test_there_and_back_no_bit_changes(
-    net: AlexNet, tmp_path: Path, dtype: str, lib_conv: str
-) -> None:
+def test_there_and_back_no_bit_changes(net: AlexNet, tmp_path: Path, dtype, lib_conv) -> None:
     files = random_files(net, dtype)
     files["W_0"].flat[:3] = np.nan, -0.0, np.inf
     weights = read_folder(save(tmp_path / "one", files), 65, net, lib_conv)

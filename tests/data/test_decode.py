@@ -68,10 +68,8 @@ def test_a_jpeg_is_decoded_at_full_size() -> None:
 def test_grey_gets_three_channels(format: str) -> None:
     grey = np.full((SIZE, SIZE), 77, np.uint8)
     assert (exact(file_of(Image.fromarray(grey), format)) == 77).all()
-    for varied in (noise(SIZE, SIZE), noise(SIZE, SIZE) > 127):  # grey, and black and white
-        expected = np.stack(
-            [varied * np.uint8(1 if varied.dtype == np.uint8 else 255)] * 3, axis=-1
-        )
+    for varied, unit in ((noise(SIZE, SIZE), 1), (noise(SIZE, SIZE) > 127, 255)):
+        expected = np.stack([varied * np.uint8(unit)] * 3, axis=-1)
         np.testing.assert_array_equal(exact(file_of(Image.fromarray(varied))), expected)
 
 

@@ -3,15 +3,14 @@
 import os
 import pickle
 import tracemalloc
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from tandem.data.augment import Augmentation
-from tandem.data.batch_file import locate_batch, write_batch
-from tandem.data.dataset import Dataset
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.errors import InputError
@@ -25,16 +24,6 @@ AUGMENTATION = Augmentation(
 
 
 PICTURE = SIZE * SIZE * 3
-
-
-def write_noise(folder: Path, count: int, side: int) -> Dataset:
-    """A data set of one file of random pixels."""
-    rng = np.random.default_rng(0)
-    write_batch(folder / "0.hkl", rng.integers(0, 256, (count, side, side, 3), np.uint8), "b01c")
-    np.save(folder / "labels.npy", np.zeros(count, np.int64))
-    offset = locate_batch(folder / "0.hkl").offset
-    labels = str(folder / "labels.npy")
-    return Dataset((str(folder / "0.hkl"),), (offset,), (count,), "b01c", side, labels)
 
 
 def new_slot(batch: int, size: int) -> Slot:
@@ -97,8 +86,7 @@ def test_the_same_request_gives_the_same_slot_from_a_filler_that_travelled(
         np.testing.assert_array_equal(getattr(slots[0], name), getattr(slots[1], name))
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A system call that reads: how many bytes, and where each part of them went."""
 
     nbytes: int
@@ -144,7 +132,7 @@ def test_of_a_cropped_picture_only_the_rows_of_the_window_are_read(
 def test_once_warm_filling_takes_no_memory_of_a_pictures_size(
     tmp_path: Path, crop_here: bool
 ) -> None:
-    dataset = write_noise(tmp_path, 8, side=200)
+    dataset = write_coded(tmp_path, (8,), size=200)
     builder = MinibatchBuilder(dataset, dataset, replace(AUGMENTATION, crop_size=190), crop_here)
     slot = new_slot(8, builder.picture_size)
     request = MinibatchRequest(0, "train", 0, 0, np.array([3, 1, 2, 7, 6, 0, 4, 5]))
