@@ -56,7 +56,7 @@ Records = Sequence[TrainRecord | ValidationRecord]
 
 @dataclass(frozen=True)
 class Run:
-    """Data of one run to draw."""
+    """One run to draw."""
 
     name: str  # in the legend
     train: tuple[TrainRecord, ...]
@@ -142,16 +142,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def plot(options: PlotOptions) -> None:
     """Draw the runs that the options name."""
     runs = [Path(run) for run in options.runs]
-    output = options.output or _default_output(runs)
+    folder = _folder(runs[0])
+    several = folder.resolve().parent / "comparison.png"
+    output = options.output or (folder / "curves.png" if len(runs) == 1 else several)
     draw_runs(runs, output)
     log.info("wrote %s", output)
-
-
-def _default_output(runs: Sequence[Path]) -> Path:
-    folder = _folder(runs[0])
-    if len(runs) == 1:
-        return folder / "curves.png"
-    return folder.resolve().parent / "comparison.png"
 
 
 def _folder(run: Path) -> Path:

@@ -31,7 +31,7 @@ from tandem.data.batch_file import locate_batch, write_batch
 from tandem.errors import InputError
 from tests.support import tiny
 from tests.support.picture_files import write_synsets
-from tests.support.tiny import ROOT, prepare, run_program, settings, shared_memory
+from tests.support.tiny import ROOT, run_program, settings, shared_memory
 
 
 class Bomb:
@@ -148,26 +148,21 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site.check()
 
 
-@pytest.fixture(scope="module")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("pristine"))
-
-
 @pytest.fixture
-def data(pristine: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(pristine, tmp_path / "data"))
+def copied(data: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(data, tmp_path / "data"))
 
 
 # Training and validation
 
 
-def test_pickles_beside_the_pixels_do_not_matter(site: Site, data: Path) -> None:
+def test_pickles_beside_the_pixels_do_not_matter(site: Site, copied: Path) -> None:
     """The pixels are good, so the run goes on to its end: every process has read these files."""
-    site.plant(TYPES_TABLE, data / "train_hkl" / "0000.hkl")
-    site.plant(ATTRIBUTE, data / "train_hkl" / "0001.hkl")
-    site.plant(TYPES_TABLE, data / "val_hkl" / "0000.hkl")
+    site.plant(TYPES_TABLE, copied / "train_hkl" / "0000.hkl")
+    site.plant(ATTRIBUTE, copied / "train_hkl" / "0001.hkl")
+    site.plant(TYPES_TABLE, copied / "val_hkl" / "0000.hkl")
     changes = {"batch_size": 8, "para_load": True, "compile": False}
-    result = run_program("train.py", settings(data, site.folder / "run", **changes))
+    result = run_program("train.py", settings(copied, site.folder / "run", **changes))
     assert result.returncode == 0, result.stderr
 
 
@@ -187,15 +182,15 @@ IN_THE_DATA = {
 
 @pytest.mark.filterwarnings("ignore::hickle.lookup.SerializedWarning")
 @pytest.mark.parametrize("place", IN_THE_DATA)
-def test_training_refuses_a_bomb_in_the_data(site: Site, data: Path, place: str, capsys) -> None:
+def test_training_refuses_a_bomb_in_the_data(site: Site, copied: Path, place, capsys) -> None:
     name, trap = IN_THE_DATA[place]
-    site.plant(trap, data / name)
-    assert train.main(settings(data, site.folder / "run")) == 2
-    assert f"error: {data / name}: " in capsys.readouterr().err
+    site.plant(trap, copied / name)
+    assert train.main(settings(copied, site.folder / "run")) == 2
+    assert f"error: {copied / name}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("trap", [PICKLE, TORCH], ids=["pickle", "torch"])
-def test_a_checkpoint_is_not_unpickled(site: Site, pristine: Path, trap: Trap) -> None:
+def test_a_checkpoint_is_not_unpickled(site: Site, data: Path, trap: Trap) -> None:
     """Both are what other frameworks call a checkpoint, and a suffix is easily changed."""
     path = site.folder / "run" / "epoch-0001.safetensors"
     site.plant(trap, path)
@@ -206,32 +201,32 @@ def test_a_checkpoint_is_not_unpickled(site: Site, pristine: Path, trap: Trap) -
     with pytest.raises(InputError, match=refused):
         initial_weights(path, {"conv1.weight": (1,)})
     run = site.folder / "run"
-    assert train.main(settings(pristine, run, resume_train=True)) == 2
-    assert train.main(settings(pristine, site.folder / "other", init_weights=path)) == 2
-    arguments = ["--weights", str(path), *settings(pristine, run)]
+    assert train.main(settings(data, run, resume_train=True)) == 2
+    assert train.main(settings(data, site.folder / "other", init_weights=path)) == 2
+    arguments = ["--weights", str(path), *settings(data, run)]
     assert validate.main(arguments) == 2
     assert run_program("validate.py", arguments).returncode == 2
 
 
 @pytest.mark.parametrize("program", [train.main, validate.main], ids=["train", "validate"])
-def test_a_configuration_is_not_constructed(site: Site, pristine: Path, program) -> None:
+def test_a_configuration_is_not_constructed(site: Site, data: Path, program) -> None:
     path = site.folder / "mine.yaml"
     site.plant(YAML, path)
     rest = ["--weights", "none.safetensors"] if program is validate.main else []
-    assert program([*rest, *settings(pristine, site.folder / "run", config=path)]) == 2
+    assert program([*rest, *settings(data, site.folder / "run", config=path)]) == 2
     value = path.read_text().removeprefix("seed: ").strip()
     # A script may pass on what it was given.
-    assert program([*rest, *settings(pristine, site.folder / "run", seed=value)]) == 2
+    assert program([*rest, *settings(data, site.folder / "run", seed=value)]) == 2
 
 
-def test_the_programs_themselves_refuse_bombs(site: Site, data: Path) -> None:
+def test_the_programs_themselves_refuse_bombs(site: Site, copied: Path) -> None:
     """What a process imports and reads before main is not seen from inside the tests."""
     site.plant(YAML, site.folder / "mine.yaml")
-    config = settings(data, site.folder / "run", config=site.folder / "mine.yaml")
+    config = settings(copied, site.folder / "run", config=site.folder / "mine.yaml")
     result = run_program("train.py", config)
     assert result.returncode == 2, result.stderr
-    site.plant(OBJECTS, data / "misc" / "img_mean.npy")
-    result = run_program("train.py", settings(data, site.folder / "run"))
+    site.plant(OBJECTS, copied / "misc" / "img_mean.npy")
+    result = run_program("train.py", settings(copied, site.folder / "run"))
     assert result.returncode == 2, result.stderr
     assert "img_mean.npy" in result.stderr
 
@@ -588,14 +583,14 @@ def wait_for_record(run: Path, process: Any, lines: int) -> None:
 
 @needs_proc
 def test_a_run_can_be_reached_by_nobody(
-    pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No socket listens, no memory has a name, and the temporary folder stays as it was."""
     temporary, run, before = tmp_path / "tmp", tmp_path / "run", shared_memory()
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     changes = {"devices": ["cpu", "cpu"], "para_load": True, "compile": False, "n_epochs": 10_000}
-    process = tiny.start_program("train.py", settings(pristine, run, **changes))
+    process = tiny.start_program("train.py", settings(data, run, **changes))
     try:
         wait_for_record(run, process, 20)
         members = tiny.group_members(process.pid)

@@ -49,9 +49,11 @@ def download(folder: Path, address: str | None = None) -> Path:
     if path.exists():
         verify(path)
         return path
+    if address is not None and not re.match("https?://", address, re.IGNORECASE):
+        raise InputError(f"--address {address}: expected http://... or https://...")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _receive(_find_address() if address is None else _checked(address), part)
+        _receive(_find_address() if address is None else address, part)
         found = _sha1(part)
     except (OSError, http.client.HTTPException) as error:
         raise InputError(
@@ -168,12 +170,6 @@ def _find_address() -> str:
 def _opened(url: str, headers: dict[str, str]) -> Any:
     request = urllib.request.Request(url, headers={"User-Agent": "tandem", **headers})
     return urllib.request.urlopen(request, timeout=_SECONDS)
-
-
-def _checked(address: str) -> str:
-    if urllib.parse.urlsplit(address).scheme not in ("http", "https"):
-        raise InputError(f"--address {address}: expected http://... or https://...")
-    return address
 
 
 def _reason(error: BaseException) -> str:

@@ -89,21 +89,14 @@ class MinibatchBuilder:
         columns, mirrored = slot.origins[:, 1].tolist(), slot.mirrored.tolist()
         tops, height = slot.origins[: len(indices), 0], self.picture_size
         for i, band in reader.bands(indices, tops, height):
-            cut(band, columns[i], mirrored[i], slot.pictures[i])
+            window, out = band[:, columns[i] : columns[i] + height], slot.pictures[i]
+            if not mirrored[i]:
+                out[...] = window
+                continue
+            # For a single channel NumPy's inner loop runs over a row of pixels; for all three it
+            # would run over the channels of a pixel, which takes four times as long.
+            for channel in range(3):
+                out[..., channel] = window[:, ::-1, channel]
 
     def __reduce__(self) -> tuple[Callable[..., "MinibatchBuilder"], tuple[Any, ...]]:
         return type(self), self._arguments
-
-
-def cut(
-    band: npt.NDArray[np.uint8], column: int, mirrored: bool, out: npt.NDArray[np.uint8]
-) -> None:
-    """Copy a window of `band`, uint8 (crop, S, RGB), to `out`, uint8 (crop, crop, RGB)."""
-    window = band[:, column : column + out.shape[1]]
-    if not mirrored:
-        out[...] = window
-        return
-    # For a single channel NumPy's inner loop runs over a row of pixels; for all three it would run
-    # over the channels of a pixel, which takes four times as long.
-    for channel in range(3):
-        out[..., channel] = window[:, ::-1, channel]

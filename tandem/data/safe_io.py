@@ -40,11 +40,6 @@ def read_bytes(path: Path, most: int) -> bytes:
         return file.read(size)
 
 
-def read_text(path: Path, most: int) -> str:
-    """Read a regular file of at most `most` bytes of UTF-8; raises OSError or ValueError."""
-    return read_bytes(path, most).decode("utf-8")
-
-
 def read_npy(path: Path, check: Check) -> np.ndarray:
     """Read an array of numbers from an ``.npy`` file.
 

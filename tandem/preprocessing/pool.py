@@ -121,11 +121,3 @@ def _decode(picture: np.ndarray, path: str) -> str | None:
     except BadPictureError as reason:
         return str(reason)
     return None
-
-
-def slots_needed(batch_size: int, workers: int) -> int:
-    """Slots for one file being written, one being assembled, and two tasks for each process.
-
-    More would only be more memory, which costs when it is first touched.
-    """
-    return 2 * batch_size + 2 * workers * CHUNK

@@ -28,7 +28,7 @@ from tandem.errors import InputError
 from tandem.files import make_folder, remove_partials, write_array
 from tandem.preprocessing.batches import BatchWriter, SplitWriter, batch_name
 from tandem.preprocessing.listing import Listed, Listing, list_pictures
-from tandem.preprocessing.pool import DecodePool, slots_needed
+from tandem.preprocessing.pool import CHUNK, DecodePool
 from tandem.preprocessing.progress import PROGRESS_NAME, Progress, load_progress, save_progress
 from tandem.preprocessing.report import SKIPPED_NAME, Report, read_skipped
 from tandem.preprocessing.settings import Settings
@@ -83,7 +83,9 @@ def _make_all(
     report = Report(settings, listing, progress)
     workers = settings.processes
     longest = max(len(listed.pictures) for listed in listing.splits.values())
-    slots = min(longest, slots_needed(settings.batch_size, workers))
+    # A file being written, one being assembled, and two tasks for each process; more would only be
+    # more memory, which costs when it is first touched.
+    slots = min(longest, 2 * settings.batch_size + 2 * workers * CHUNK)
     with (
         report.shown(),
         DecodePool(workers, slots, settings.image_size) as pool,

@@ -51,6 +51,14 @@ def stopping(function: Callable, call: int, *, after: bool) -> Callable:
     return stopped
 
 
+def stop(monkeypatch, pictures: Pictures, out: Path, module, name: str, call=0, after=False):
+    """Start a run that stops at a call of a function of a module."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, stopping(getattr(module, name), call, after=after))
+        with pytest.raises(_Stop):
+            make_hkl.main(pictures.options(out))
+
+
 # Where a run may stop, and how often it passes there: three train, two val files.
 MOMENTS = [
     *((batches, "write_batch", call) for call in range(5)),
@@ -67,10 +75,7 @@ MOMENTS = [
 def test_a_run_stopped_anywhere_goes_on(
     pictures: Pictures, expected, out: Path, monkeypatch, module, name: str, call: int, after: bool
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(module, name, stopping(getattr(module, name), call, after=after))
-        with pytest.raises(_Stop):
-            make_hkl.main(pictures.options(out))
+    stop(monkeypatch, pictures, out, module, name, call, after)
     assert contents(out) != expected
     (out / ".progress.abc.partial.npz").write_bytes(b"half")
     if (out / "progress.npz").exists():
@@ -82,10 +87,7 @@ def test_a_run_stopped_anywhere_goes_on(
 def test_what_is_done_is_not_done_again(
     pictures: Pictures, expected: dict[str, bytes], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(batches, "write_batch", stopping(batches.write_batch, 2, after=False))
-        with pytest.raises(_Stop):
-            make_hkl.main(pictures.options(out))
+    stop(monkeypatch, pictures, out, batches, "write_batch", 2)
     progress = load_progress(out)
     assert progress is not None
     assert progress.splits["train"].files == 2
@@ -126,10 +128,7 @@ def test_a_run_does_not_go_on_with_other_versions(
     pictures: Pictures, out: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal, versions
 ) -> None:
     """They may decode or resize otherwise; a finished run, though, is still good."""
-    with monkeypatch.context() as patch:
-        patch.setattr(prepare, "write_manifest", stopping(prepare.write_manifest, 0, after=False))
-        with pytest.raises(_Stop):
-            make_hkl.main(pictures.options(out))
+    stop(monkeypatch, pictures, out, prepare, "write_manifest")
     before = contents(out)
     now = prepare._versions()
     with monkeypatch.context() as patch:
