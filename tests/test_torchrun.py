@@ -181,4 +181,4 @@ def test_ranks_that_find_no_others_report_it(data: Path, tmp_path: Path) -> None
         check=False,
     )
     assert result.returncode == 2
-    assert "error: the ranks can't be joined as the variables" in result.stderr
+    assert "error: the ranks can't be joined by the variables" in result.stderr
