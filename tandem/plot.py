@@ -135,7 +135,6 @@ class PlotOptions(Options):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; return its exit status."""
     return run_program(PlotOptions, plot, CommandLine(arguments, __doc__, "python -m tandem.plot"))
 
 

@@ -13,12 +13,8 @@ Differences, and how they are converted:
   after a dropout are doubled.
 * Fully connected weights are (out, in), ours (in, out).
 
-Both correlate with filters.
-
-References
-----------
-Jia et al. 2014, "Caffe: convolutional architecture for fast feature embedding"; caffe.proto for
-the field numbers.
+Both correlate with filters. Sources: Jia et al. 2014, "Caffe: convolutional architecture for fast
+feature embedding"; caffe.proto for the field numbers.
 """
 
 import contextlib

@@ -54,8 +54,7 @@ def _words(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Words for row and column (n, 2), and for the mirror (n,); or one row for all n.
 
-    They are the first of `tandem.philox.words` for either purpose, computed together: for so few
-    numbers the time of NumPy depends on the number of calls.
+    They are the first of `tandem.philox.words` for either purpose, in one call to save time.
     """
     if settings.batch_crop_mirror:
         of, purposes = np.array([minibatch]), (Purpose.BATCH_CROP, Purpose.BATCH_MIRROR)

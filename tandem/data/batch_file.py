@@ -61,10 +61,9 @@ class _DeferringFile(io.FileIO):
 
 
 def write_batch(path: Path, pictures: np.ndarray, layout: str) -> None:
-    """Write a batch file with hickle, uncompressed, whole or not at all.
+    """Write pictures, uint8 (picture, row, column, RGB), with hickle, whole or not at all.
 
-    `pictures` is uint8 (picture, row, column, RGB); `layout`, ``b01c`` or ``c01b``, is the order of
-    axes in the file.
+    `layout`, ``b01c`` or ``c01b``, is the order of axes in the file, which is uncompressed.
     """
     import hickle  # only the writer needs it; a loader starts faster without
 

@@ -1,8 +1,7 @@
 """The order of an epoch, and the division of its minibatches among the trainers.
 
 The order is a pure function of the seed and the epoch, the same in every process and for every
-number of trainers: global minibatch k is ``order[k * G : (k + 1) * G]``, and trainer r takes rows
-``r * b`` to ``(r + 1) * b`` of it.
+number of trainers.
 """
 
 from collections.abc import Sequence

@@ -280,12 +280,6 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["labels", "labels again", "mean"])
-@pytest.mark.parametrize("case", ARRAYS)
-def test_a_header_claims_what_is_not_there(reader: Reader, kind: str, case: str) -> None:
-    assert reader.read(kind, ARRAYS[case])[0] == "refused"
-
-
 def deep(opening: bytes, closing: bytes, times: int) -> bytes:
     return b'{"format": 1, "layout": ' + opening * times + b"1" + closing * times + b"}"
 
@@ -301,13 +295,6 @@ MANIFESTS = {
 }
 
 
-@pytest.mark.parametrize("case", MANIFESTS)
-def test_json_that_is_hard_to_read(reader: Reader, case: str) -> None:
-    answer = reader.read("manifest", MANIFESTS[case])
-    expect_an_end(answer)
-    assert answer[0] == "refused"
-
-
 @pytest.mark.parametrize("name", ["\ud800", "a\0b", "a\nb 1", "\x1b[2J"])
 @pytest.mark.parametrize("key", ["files", "pictures"])
 def test_names_that_no_file_has(reader: Reader, key: str, name: str) -> None:
@@ -320,16 +307,11 @@ def test_names_that_no_file_has(reader: Reader, key: str, name: str) -> None:
 
 
 CONFIGURATIONS = {
-    "a list in itself": "seed: &a [*a]",
-    "a long integer": "seed: " + "9" * 5_000,
-    "a long text": "seed: " + "a" * 100_000,
-    "control characters": 'weights_dir: "a\\0b"',
+    "a list in itself": b"seed: &a [*a]",
+    "a long integer": b"seed: " + b"9" * 5_000,
+    "a long text": b"seed: " + b"a" * 100_000,
+    "control characters": b'weights_dir: "a\\0b"',
 }
-
-
-@pytest.mark.parametrize("case", CONFIGURATIONS)
-def test_yaml_that_stands_for_much(reader: Reader, case: str) -> None:
-    expect_an_end(reader.read("configuration", CONFIGURATIONS[case].encode()))
 
 
 def hdf5(fill: Callable[[h5py.File], object]) -> bytes:
@@ -416,9 +398,19 @@ CHECKPOINTS = {
 }
 
 
-@pytest.mark.parametrize("case", CHECKPOINTS)
-def test_a_checkpoint_that_claims_much(reader: Reader, case: str) -> None:
-    expect_an_end(reader.read("checkpoint", CHECKPOINTS[case]))
+CASES = {
+    "manifest": MANIFESTS,
+    "configuration": CONFIGURATIONS,
+    "checkpoint": CHECKPOINTS,
+    **dict.fromkeys(("labels", "labels again", "mean"), ARRAYS),
+}
+
+
+@pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind in CASES for case in CASES[kind]])
+def test_a_file_that_claims_or_stands_for_much(reader: Reader, kind: str, case: str) -> None:
+    answer = reader.read(kind, CASES[kind][case])
+    expect_an_end(answer)
+    assert answer[0] == "refused" or kind in ("configuration", "checkpoint")
 
 
 @pytest.mark.parametrize("kind", FOUND)
