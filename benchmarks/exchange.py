@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import numpy as np
+from tandem.distributed.average import shard
 
 from benchmarks.measure import Comparison, Measured, compare, measure, run
 from benchmarks.team import Team, serve
@@ -23,7 +24,6 @@ from tandem.distributed import (
     SharedParameters,
     local_groups,
 )
-from tandem.distributed.average import shard
 from tandem.memory import HostBuffer
 
 PARAMETERS = 60_965_224  # of AlexNet

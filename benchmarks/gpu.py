@@ -33,9 +33,9 @@ from tandem.artifacts.metrics_log import TrainRecord, read_records
 from tandem.backend import capture, device_mode, on_stream
 from tandem.config.hardware import cuda_device_count, missing_for_gpus
 from tandem.distributed import LocalGroup, local_groups
-from tandem.distributed.peer_to_peer import PeerAverageParameters, PeerVectors, detours_by
+from tandem.distributed.peer_to_peer import PeerToPeerAllReduce, PeerVectors
 from tandem.errors import InputError
-from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.memory import Slot, SlotLayout
 from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, SlotUploader
 
 PEAK_TFLOPS = {
@@ -178,19 +178,18 @@ def exchange_seconds(elements: int, rounds: int, repeats: int) -> tuple[list[Mea
     """Time an exchange of two trainers on one GPU, and a plain copy of its bytes."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in range(2))
-    places = local_groups(2)
+    groups = local_groups(2)
     processes = [
         context.Process(
-            target=_exchange, args=(place, detours, elements, rounds, repeats, there), daemon=True
+            target=_exchange, args=(group, elements, rounds, repeats, there), daemon=True
         )
-        for place in places
+        for group in groups
     ]
     for process in processes:
         process.start()
     # A process notices the other's end only if no third process holds that end of the pipe.
-    for place in places:
-        place.close()
+    for group in groups:
+        group.close()
     there.close()
     try:
         found: list[Measured] = here.recv()
@@ -204,8 +203,7 @@ def exchange_seconds(elements: int, rounds: int, repeats: int) -> tuple[list[Mea
 
 
 def _exchange(
-    place: LocalGroup,
-    detours: Sequence[HostBuffer],
+    group: LocalGroup,
     elements: int,
     rounds: int,
     repeats: int,
@@ -218,21 +216,21 @@ def _exchange(
     values.normal_()
     other = torch.empty_like(values)
     torch.cuda.synchronize()
-    vectors = PeerVectors(place, driver, own, "float32", detours_by(detours, place))
-    exchange = PeerAverageParameters(vectors, stream)
+    vectors = PeerVectors(group, driver, own, "float32")
+    exchange = PeerToPeerAllReduce(vectors, stream)
     steps: dict[str, Step] = {
-        "an exchange of two trainers on one GPU": lambda: exchange.after_update([0.5, 0.5])
+        "an exchange of two trainers on one GPU": lambda: exchange.average(values, [0.5, 0.5])
     }
-    if place.rank == 0:
+    if group.rank == 0:
         # Meanwhile the other trainer waits in the next exchange.
         steps["a copy of the same bytes on the GPU"] = lambda: other.copy_(values)
     found = measure(steps, rounds, repeats, torch.cuda.synchronize)
-    if place.rank == 0:
+    if group.rank == 0:
         report.send(found)
-    place.barrier()
+    group.barrier()
     exchange.close()
     vectors.close()
-    place.barrier()
+    group.barrier()
     own.close()
 
 

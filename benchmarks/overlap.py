@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from benchmarks.ranks import start
 from examples.resident_step import ResidentStep, Sizes
 from tests.support.machines import MACHINES, missing_for_two_machines
@@ -53,9 +55,9 @@ def serve(batch: int, crop: int, rounds: int) -> None:
 def make_contenders(world: Any, sizes: Sizes) -> dict[str, Callable[[], None]]:
     """Make the contenders, by name."""
     from tandem.backend import device_mode
-    from tandem.config.schema import Config
-    from tandem.distributed import Exchange
-    from tandem.distributed.factory import Joint
+    from tandem.distributed import Exchange, ExchangeSettings, make_exchange
+    from tandem.memory import HostSlots, SlotLayout
+    from tandem.memory.parameters import HostMemory
 
     listening: list[Exchange] = [Exchange()]
 
@@ -74,9 +76,13 @@ def make_contenders(world: Any, sizes: Sizes) -> dict[str, Callable[[], None]]:
         exchange.before_update(shares)
 
     def exchange(megabytes: float) -> Exchange:
-        config = Config(exchange="gradients", collective="asa", bucket_mb=megabytes)
-        vectors = [resident.gradient_vector]
-        return Joint(config, world).exchange_on_host("gradients", resident.layout, vectors)
+        chosen = {"exchange": "gradients", "collective": "asa", "bucket_mb": megabytes}
+        return make_exchange(ExchangeSettings.of(chosen), memory, world)
+
+    parameters = np.zeros(resident.layout.parameters_nbytes, np.uint8)
+    gradients = resident.gradient_vector.view(np.uint8)
+    slots = HostSlots.create(SlotLayout(1, 1), world.rank)
+    memory = HostMemory(slots, resident.layout, [parameters], [gradients])
 
     found = {
         "no exchange": partial(step, whole, Exchange()),

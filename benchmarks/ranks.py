@@ -72,46 +72,49 @@ class Tally:
 
 @dataclass
 class Counted:
-    """An engine that counts. A `tandem.distributed.group.Engine`.
+    """A group that counts the bytes it receives.
 
     What a collective operation of all ranks sends is what it receives, so it is enough to count
     what comes: all parts but this rank's own.
     """
 
-    engine: Any
+    group: Any
     tally: Tally = field(default_factory=Tally)
 
     @property
     def rank(self) -> int:
-        return self.engine.rank
+        return self.group.rank
 
     @property
     def size(self) -> int:
-        return self.engine.size
+        return self.group.size
 
     @property
     def local(self) -> "Counted":
-        return Counted(self.engine.local, self.tally)
+        return Counted(self.group.local, self.tally)
 
-    def group(self, number: int) -> "Counted":
-        return Counted(self.engine.group(number), self.tally)
+    def split(self, color: int) -> "Counted":
+        return Counted(self.group.split(color), self.tally)
+
+    def barrier(self) -> None:
+        self.group.barrier()
 
     def all_gather_object(self, message: Any) -> tuple[Any, ...]:
-        return self.engine.all_gather_object(message)
+        return self.group.all_gather_object(message)
 
-    def shared(self, nbytes: int) -> list[np.ndarray]:
-        return self.engine.shared(nbytes)
+    def shared_memory(self, nbytes: int) -> list[np.ndarray]:
+        return self.group.shared_memory(nbytes)
 
     def all_reduce(self, vector: np.ndarray) -> None:
-        self.engine.all_reduce(vector)
+        self.group.all_reduce(vector)
 
     def all_to_all(self, vector: np.ndarray, received: np.ndarray, parts: Sequence[slice]) -> None:
         self.tally.received += received.nbytes - received[self.rank].nbytes
-        self.engine.all_to_all(vector, received, parts)
+        self.group.all_to_all(vector, received, parts)
 
     def all_gather(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
         self.tally.received += vector.nbytes - vector[parts[self.rank]].nbytes
-        self.engine.all_gather(vector, parts)
+        self.group.all_gather(vector, parts)
 
 
 @dataclass(frozen=True)
@@ -159,27 +162,25 @@ def serve(job: Job) -> None:
 
 def make_contenders(world: Any, parameters: int) -> tuple[np.ndarray, list[Contender]]:
     """The vector of this rank, and all ways to average it with the others'."""
-    from tandem.config.schema import Config
-    from tandem.distributed.factory import Joint
-    from tandem.memory.flat import FlatLayout
+    from tandem.distributed import ExchangeSettings
+    from tandem.distributed.exchange import ExchangeGradients
+    from tandem.distributed.rank_vector import HostVector
 
-    layout = FlatLayout.of({"all": (parameters,)}, "float32")
-    shares = [1 / world.size] * world.size
-    shared, own, contenders = [], np.zeros(0, np.float32), []
-    # The hierarchical one needs a vector that others see, which is good for all of them.
+    shares, contenders = [1 / world.size] * world.size, []
+    # The hierarchical one needs vectors that others see, which are good for all of them.
+    shared = [part.view(np.float32) for part in world.local.shared_memory(4 * parameters)]
+    vector = HostVector(shared, world.local.rank, is_common=False)
+    own = vector.own
     for name in ("hierarchical", *(s for s in STRATEGIES if s != "hierarchical")):
-        engine = Counted(world)
-        joint = Joint(Config(collective=name), engine)
-        if name == "hierarchical":
-            shared = joint.vectors(4 * parameters, "float32")
-            own = joint.own(shared)
-        vectors = shared if name == "hierarchical" else [own]
-        exchange = joint.exchange_on_host("gradients", layout, vectors)
+        counted: Any = Counted(world)
+        choice = ExchangeSettings.of({"collective": name}).collective
+        (all_reduce,) = choice.make(vector, [slice(0, parameters)], counted)
+        exchange = ExchangeGradients(all_reduce, vector)
 
         def step(exchange: Any = exchange) -> None:
             exchange.before_update(shares)
 
-        contenders.append(Contender(name, step, None if name == "ar" else engine.tally))
+        contenders.append(Contender(name, step, None if name == "ar" else counted.tally))
     return own, contenders + _peers(world, own)
 
 

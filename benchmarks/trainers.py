@@ -20,12 +20,19 @@ import numpy as np
 from benchmarks.measure import Comparison, Measured, compare, measure, run
 from benchmarks.team import Team, serve
 from tandem.config.schema import Config
-from tandem.distributed import Exchange, LocalGroup, local_groups
-from tandem.memory import Slot, SlotLayout
-from tandem.training.memory import HostSite, Strategy, host_sites
+from tandem.distributed import (
+    Exchange,
+    ExchangeSettings,
+    LocalGroup,
+    local_groups,
+    make_exchange,
+    open_host_memory,
+)
+from tandem.memory import HostSlots, Slot, SlotLayout
+from tandem.memory.flat import FlatLayout
 
 RATE = 1e-4
-STRATEGIES: tuple[Strategy, ...] = ("average", "gradients", "shared")
+STRATEGIES = ("average", "gradients", "shared")
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ def _slowest(ranks: Sequence[Parts]) -> Parts:
 
 
 def trainers_team(trainers: int, threads: int, sizes: Sizes) -> Team:
-    """Trainers with their memory: one for strategies that have a copy each, one that they share."""
+    """Trainers that make steps with each strategy."""
     config = Config(
         crop_size=sizes.crop,
         width=sizes.width,
@@ -103,23 +110,17 @@ def trainers_team(trainers: int, threads: int, sizes: Sizes) -> Team:
         threads=threads,
         compile=False,
     )
-    slots, places = SlotLayout(config.batch_size, sizes.crop), local_groups(trainers)
-    own, shared = (host_sites(slots, trainers, strategy) for strategy in ("average", "shared"))
-    arguments = [
-        (config, sizes.classes, place, own[rank], shared[rank]) for rank, place in enumerate(places)
-    ]
-    team = Team(train_alone, arguments)
-    for place in places:  # whose ends are to be the processes' alone
-        place.close()
+    groups = local_groups(trainers)
+    team = Team(train_alone, [(config, sizes.classes, group) for group in groups])
+    for group in groups:  # whose ends are to be the processes' alone
+        group.close()
     return team
 
 
 def train_alone(
     config: Config,
     classes: int,
-    place: LocalGroup,
-    own: HostSite,
-    shared: HostSite,
+    group: LocalGroup,
     pipe: Connection,
 ) -> None:
     """Serve as the process of one trainer."""
@@ -131,20 +132,23 @@ def train_alone(
     keep_freed_memory()
     net = AlexNet(config.crop_size, classes, config.width)
     tasks: dict[str, Callable[[], Parts]] = {}
-    for site, strategies in ((own, STRATEGIES[:2]), (shared, STRATEGIES[2:])):
-        tasks |= _tasks(config, net, place, site, strategies)
+    for strategies in (STRATEGIES[:2], STRATEGIES[2:]):  # a copy each, one that all share
+        tasks |= _tasks(config, net, group, strategies)
     serve(pipe, tasks)
 
 
 def _tasks(
-    config: Config, net: Any, place: LocalGroup, site: HostSite, strategies: Sequence[Strategy]
+    config: Config, net: Any, group: LocalGroup, strategies: Sequence[str]
 ) -> dict[str, Callable[[], Parts]]:
-    """A step with each strategy over one site."""
+    """A step with each strategy over one memory."""
     from tandem.optim import SGD
     from tandem.training.compiled_network import CompiledNetwork
 
     shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
-    memory = site.open(place, shapes, config.dtype)
+    layout = FlatLayout.of(shapes, config.dtype, states=("momentum",))
+    settings = [ExchangeSettings.of({"exchange": strategy}) for strategy in strategies]
+    slots = HostSlots.create(SlotLayout(config.batch_size, config.crop_size), group.rank)
+    memory = open_host_memory(settings[0], slots, group, layout)
     mean = np.full((3, config.crop_size, config.crop_size), 120, np.float32)
     model = CompiledNetwork(
         net,
@@ -154,18 +158,18 @@ def _tasks(
         memory.vectors,
         compile=bool(config.compile),
         device_crops=False,
-        updated=memory.updated(strategies[0]),
+        updated=memory.updated,
     )
     model.load(dict(net.initial_values(seed=1)))
     slot = memory.slots[0]
-    _fill(slot, net, place.rank)
-    trainers = len(site.gradients)
+    _fill(slot, net, group.rank)
+    shares = [1 / group.size] * group.size
 
-    def task(strategy: Strategy) -> Callable[[], Parts]:
-        exchange = memory.exchange(strategy)
-        return lambda: _step(model, slot, exchange, [1 / trainers] * trainers)
+    def task(chosen: ExchangeSettings) -> Callable[[], Parts]:
+        exchange = make_exchange(chosen, memory, group)
+        return lambda: _step(model, slot, exchange, shares)
 
-    return {strategy: task(strategy) for strategy in strategies}
+    return {chosen.exchange.name: task(chosen) for chosen in settings}
 
 
 def _fill(slot: Slot, net: Any, rank: int) -> None:

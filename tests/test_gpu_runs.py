@@ -1,4 +1,4 @@
-"""Whole runs with trainers and loaders on GPUs that are pretended; see `simulated_gpu`."""
+"""Whole runs with trainers and loaders on GPUs that are simulated; see `simulated_gpu`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,9 @@ from tandem.artifacts.run_folder import list_checkpoints
 from tandem.config.command_line import load_config
 from tandem.launch.prepare import prepare_run
 from tandem.launch.programs import run_training
-from tandem.training.memory import CudaSite, HostSite, make_sites
+from tandem.memory import HostSlots
+from tandem.memory.cuda import CudaSlots
+from tandem.training.memory import make_slots
 from tests.support import simulated_gpu as simulated_gpu
 from tests.support.tiny import read_record, run_program, settings, without_times
 
@@ -28,13 +30,13 @@ def on_host(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.launch.prepare.resolve_devices", tuple)
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.config.resolve.resolve_devices", tuple)
     monkeypatch.setattr("tandem.artifacts.reproducibility.device_names", lambda devices: [*devices])
-    monkeypatch.setattr("tandem.launch.local.make_sites", simulated_gpu.make_sites)
+    monkeypatch.setattr("tandem.launch.local.make_slots", simulated_gpu.make_slots)
 
 
-def train_pretended(data: Path, run: Path, **changes: Any) -> int:
+def train_simulated(data: Path, run: Path, **changes: Any) -> int:
     arguments = settings(data, run, **{**COMMON, "compile": False, **changes})
     return run_training(arguments, None)
 
@@ -57,12 +59,12 @@ def test_trainers_on_gpus_compute_what_they_do_on_the_host(
     data: Path,
     tmp_path: Path,
     on_host: Path,
-    pretended: None,
+    simulated: None,
     changes: dict[str, Any],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     run = tmp_path / "run"
-    assert train_pretended(data, run, **changes) == 0
+    assert train_simulated(data, run, **changes) == 0
     apart = "cuda:0 and cuda:1 can't reach each other's memory" in capfd.readouterr().err
     assert apart == (changes["devices"][1] == "cuda:1")
     ours, theirs = (load_file(list_checkpoints(folder)[-1]) for folder in (run, on_host))
@@ -76,12 +78,12 @@ def test_trainers_on_gpus_compute_what_they_do_on_the_host(
 
 @pytest.mark.slow
 def test_what_is_frozen_keeps_every_bit_on_gpus(
-    data: Path, tmp_path: Path, on_host: Path, pretended: None
+    data: Path, tmp_path: Path, on_host: Path, simulated: None
 ) -> None:
     run, weights = tmp_path / "run", list_checkpoints(on_host)[-1]
     frozen = ["conv1", "conv3", "fc6"]
     changes = {"init_weights": weights, "freeze": frozen, "devices": ["cuda:0", "cuda:0"]}
-    assert train_pretended(data, run, **changes) == 0
+    assert train_simulated(data, run, **changes) == 0
     ours, theirs = load_file(list_checkpoints(run)[-1]), load_file(weights)
     for name in (name for name in ours if not name.startswith("momentum/")):
         same = (ours[name] == theirs[name]).all()
@@ -89,30 +91,30 @@ def test_what_is_frozen_keeps_every_bit_on_gpus(
 
 
 @pytest.mark.slow
-def test_a_run_on_gpus_is_resumed_exactly(data: Path, tmp_path: Path, pretended: None) -> None:
+def test_a_run_on_gpus_is_resumed_exactly(data: Path, tmp_path: Path, simulated: None) -> None:
     gpus = {"devices": ["cuda:0", "cuda:0"]}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert train_pretended(data, whole, **gpus) == 0
-    assert train_pretended(data, parts, **gpus, n_epochs=1) == 0
-    assert train_pretended(data, parts, **gpus, resume_train=True) == 0
+    assert train_simulated(data, whole, **gpus) == 0
+    assert train_simulated(data, parts, **gpus, n_epochs=1) == 0
+    assert train_simulated(data, parts, **gpus, resume_train=True) == 0
     ours, theirs = (load_file(list_checkpoints(folder)[-1]) for folder in (parts, whole))
     assert all(ours[name].tobytes() == value.tobytes() for name, value in theirs.items())
 
 
 def test_gpus_have_no_memory_that_all_share(
-    data: Path, tmp_path: Path, pretended: None, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, simulated: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    assert train_pretended(data, run, devices=["cuda:0", "cuda:0"], exchange="shared") == 2
+    assert train_simulated(data, run, devices=["cuda:0", "cuda:0"], exchange="shared") == 2
     assert "on GPUs use average or gradients" in capsys.readouterr().err
     assert not run.exists()
 
 
 def test_where_trainers_work_decides_where_memory_lies(data: Path, tmp_path: Path) -> None:
     spec = prepare_run(load_config(settings(data, tmp_path / "run", devices=["cpu"] * 2)))
-    sites = make_sites(spec)
-    assert [type(site) for site in sites] == [HostSite] * 2
-    assert sites[0].parameters is sites[1].parameters
-    sites = make_sites(replace(spec, devices=("cuda:3", "cuda:1")))
-    assert [type(site) for site in sites] == [CudaSite] * 2
-    assert [site.device for site in sites] == [3, 1]
+    assert [type(make_slots(spec, rank)) for rank in range(2)] == [HostSlots] * 2
+    gpus = spec.config.model_copy(update={"devices": ("cuda:3", "cuda:1")})
+    spec = replace(spec, config=gpus)
+    found = [make_slots(spec, rank) for rank in range(2)]
+    assert [type(slots) for slots in found] == [CudaSlots] * 2
+    assert [slots.device for slots in found] == [3, 1]

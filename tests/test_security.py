@@ -431,7 +431,7 @@ PERMITTED = {
     # The compiler of device functions, which compiles the text that it has itself made of a graph.
     "tandem/backend/codegen.py": {"exec", "compile"},
     # What ranks of one job say to each other, as processes of one machine do by pipes.
-    "tandem/distributed/frames.py": {"pickle.loads"},
+    "tandem/distributed/group.py": {"pickle.loads"},
 }
 FORBIDDEN_CALLS = {
     *("pickle.load", "pickle.loads", "pickle.Unpickler", "cPickle.load", "dill.load", "dill.loads"),

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
@@ -117,10 +116,6 @@ class Section(Options):
     """
 
     heading: ClassVar[str] = ""
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...  # settings of choices
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

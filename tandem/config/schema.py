@@ -340,11 +340,13 @@ class Config(
 def affecting_bits(config: Config) -> list[str]:
     """Return the keys whose values a resumed run needs unchanged to compute the same bits.
 
-    These are the fields that are marked so, and the marked settings of what is chosen.
+    These are the fields that are marked so, and the marked settings of what is chosen. A choice
+    with a method ``condition`` states there what its bits depend on.
     """
     keys = [name for name, field in Config.model_fields.items() if flag(field, "affects_bits")]
     chosen = [registry.chosen(dict(config)) for registry in CHOICES]
-    declared = [field for choice in chosen for field in dataclasses.fields(choice)]
+    plain = [choice for choice in chosen if not hasattr(choice, "condition")]
+    declared = [field for choice in plain for field in dataclasses.fields(choice)]
     return keys + [field.name for field in declared if field.metadata["affects_bits"]]
 
 

@@ -1,21 +1,23 @@
-"""How trainers agree on parameters after a step: one class per strategy, one small interface."""
+"""How trainers work together: who they are, how they average vectors, and when."""
 
-from tandem.distributed.average import AverageGradients, AverageParameters, SharedParameters
+from tandem.distributed import asynchronous as asynchronous  # registers its rules
 from tandem.distributed.choices import ALL_REDUCES, EXCHANGES, RULES, RunFacts
-from tandem.distributed.exchange import Exchange, Group
-from tandem.distributed.local import LocalGroup, PeerLost, local_groups
+from tandem.distributed.exchange import Exchange
+from tandem.distributed.factory import ExchangeSettings, make_exchange, open_host_memory
+from tandem.distributed.group import Group, PeerLost
+from tandem.distributed.local import LocalGroup, local_groups
 
 __all__ = [
     "ALL_REDUCES",
     "EXCHANGES",
     "RULES",
-    "AverageGradients",
-    "AverageParameters",
     "Exchange",
+    "ExchangeSettings",
     "Group",
     "LocalGroup",
     "PeerLost",
     "RunFacts",
-    "SharedParameters",
     "local_groups",
+    "make_exchange",
+    "open_host_memory",
 ]

@@ -1,27 +1,33 @@
-"""How ranks average a vector of which each has its own: one class per way.
+"""How trainers average a vector of which each has its own: one class per way.
 
-The names are Theano-MPI's (Ma, Mao, Taylor 2016, arXiv 1605.08325, section 3.2): AR, ASA, ASA16.
-They know nothing of MPI: what moves the bytes is an `Engine`. Nor do they know whether vectors are
-NumPy's or PyTorch's: what computes is an `Arithmetic`.
+The names AR, ASA and ASA16 are Theano-MPI's (Ma, Mao, Taylor 2016, arXiv 1605.08325, section 3.2).
+Bytes are moved by a `Group`. Vectors are NumPy arrays, or PyTorch tensors where the group takes
+them; the arithmetic follows from which they are.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tandem.distributed.average import shard
-from tandem.distributed.exchange import Exchange
-from tandem.distributed.group import Adder, Engine
+from tandem.distributed.choices import ALL_REDUCES, NEEDS_RANKS, AllReduceChoice, RunFacts
+from tandem.distributed.gloo import GlooGroup
+from tandem.distributed.group import Group
+from tandem.registry import Requirement, setting
+
+if TYPE_CHECKING:
+    from tandem.distributed.rank_vector import RankVector
+
+Format = Literal["float16", "bfloat16"]
 
 BLOCK = 1 << 15  # elements that are worked on at a time, to stay in a core's cache
 _TERMS = 8
 
 
 class AllReduce(ABC):
-    """A way to average vectors over the ranks of an engine."""
+    """A way to average vectors over the ranks of a group."""
 
     @abstractmethod
     def average(self, vector: Any, shares: Sequence[float]) -> None:
@@ -32,37 +38,37 @@ class AllReduce(ABC):
         vector : float (n,)
             This rank's, always the same memory.
         shares : sequence of float
-            Weights by rank; of an average they add up to 1. A vector of weight 0 counts for
-            nothing, whatever it holds.
+            Weights by rank; of an average they add up to 1. A vector of weight 0 is not read.
         """
 
 
-class Arithmetic(Protocol):
-    """What collectives compute with, on vectors that are arrays or tensors.
+class SharedMemoryAllReduce(AllReduce):
+    """Average vectors in host memory that all ranks of the group see.
 
-    Attributes
+    Between two barriers, rank i averages shard i of all vectors, in rank order, and writes it into
+    all of them. No other rank touches shard i; each element is computed once, so all vectors hold
+    the same bits afterwards.
+
+    Parameters
     ----------
-    block : int
-        Elements that are best worked on at a time.
+    group : Group
+    vectors : sequence of float (n,)
+        Every rank's vector, by rank, in shared memory.
     """
 
-    block: int
+    def __init__(self, group: Group, vectors: Sequence[np.ndarray]) -> None:
+        self._group = group
+        part = shard(vectors[0].size, group.size, group.rank)
+        self._parts = [vector[part] for vector in vectors]
 
-    def zeros(self, shape: int | tuple[int, ...], kind: Any) -> Any:
-        """Make a vector or a matrix. `kind` is another one's dtype or a name, such as "uint16"."""
-        ...
+    def average(self, vector: np.ndarray, shares: Sequence[float]) -> None:
+        if self._group.size == 1 and shares[0] == 1:
+            return
+        from tandem.distributed import kernels
 
-    def multiply(self, vector: Any, by: float, *, out: Any) -> None:
-        """Write a vector (n,) times a number into another."""
-        ...
-
-    def subtract(self, vector: Any, other: Any, *, out: Any) -> None:
-        """Write the difference of vectors (n,) into another."""
-        ...
-
-    def add_weighted(self, target: Any, terms: Any, shares: Sequence[float]) -> None:
-        """See `add_weighted`."""
-        ...
+        self._group.barrier()
+        kernels.average_into_all(self._parts, shares)
+        self._group.barrier()
 
 
 class LibraryAllReduce(AllReduce):
@@ -73,321 +79,151 @@ class LibraryAllReduce(AllReduce):
     place, and then they are the same. `check_every` watches it.
     """
 
-    def __init__(self, engine: Adder) -> None:
-        self._engine = engine
+    def __init__(self, group: Group) -> None:
+        self._group = group
 
     def average(self, vector: Any, shares: Sequence[float]) -> None:
-        """See `AllReduce`."""
-        if self._engine.size == 1:
+        if self._group.size == 1:
             return
-        weigh(vector, shares[self._engine.rank])
-        self._engine.all_reduce(vector)
+        weigh(vector, shares[self._group.rank])
+        self._group.all_reduce(vector)
 
 
 class ShardedAllReduce(AllReduce):
     """ASA: every rank gets its shard of all vectors, adds them, and gives the sum to all.
 
-    The terms are added in rank order, so the bits are always the same, and those that
-    `tandem.distributed.AverageParameters` gives on one machine. A rank sends and receives
-    ``2 n (N - 1) / N`` elements.
+    The terms are added in rank order, so the bits are always the same, and those of
+    `SharedMemoryAllReduce`. A rank sends and receives ``2 n (N - 1) / N`` elements.
 
     Parameters
     ----------
-    engine : Engine
+    group : Group
     vector : float (n,)
         Of the size and kind that is to be averaged.
-    arithmetic : Arithmetic, optional
-        Of such vectors; NumPy's by default.
     """
 
-    def __init__(self, engine: Engine, vector: Any, arithmetic: Arithmetic | None = None) -> None:
-        self._engine = engine
-        self._arithmetic: Arithmetic = arithmetic or HostArithmetic()
-        self._parts = [shard(len(vector), engine.size, rank) for rank in range(engine.size)]
-        self._own = self._parts[engine.rank]
-        shape = engine.size, self._own.stop - self._own.start
-        self._received = self._arithmetic.zeros(shape, vector.dtype)
+    def __init__(self, group: Group, vector: Any) -> None:
+        self._group = group
+        self._parts = [shard(len(vector), group.size, rank) for rank in range(group.size)]
+        self._own = self._parts[group.rank]
+        shape = group.size, self._own.stop - self._own.start
+        self._received = zeros_like(vector, shape)
 
     def average(self, vector: Any, shares: Sequence[float]) -> None:
-        """See `AllReduce`."""
-        if self._engine.size == 1:
+        if self._group.size == 1:
             return
-        self._engine.all_to_all(vector, self._received, self._parts)
-        self._arithmetic.add_weighted(vector[self._own], self._received, shares)
-        self._engine.all_gather(vector, self._parts)
-
-
-class TransferFormat(Protocol):
-    """A floating-point format of 16 bits in which vectors travel.
-
-    Attributes
-    ----------
-    largest_exponent : int or None
-        Vectors are scaled so that their largest element is below two to this power; None where the
-        format has float32's range.
-    """
-
-    largest_exponent: int | None
-
-    def narrow(self, source: Any, target: Any) -> None:
-        """Round float32 (n,) to the nearest, ties to even, into uint16 (n,) that hold its bits."""
-        ...
-
-    def widen(self, source: Any, target: Any) -> None:
-        """Write what uint16 (n,) stand for into float32 (n,)."""
-        ...
-
-
-class CompressedAllReduce(AllReduce):
-    """ASA16: as ASA, but vectors travel in 16 bits; they are added in float32, in rank order.
-
-    Rank r sends ``q_r = round(share_r x_r)``. Who has a shard adds ``y = sum q_r`` and sends
-    ``z = round(y)``, which every rank takes, its owner too, so that all hold the same bits. With
-    u the unit roundoff (2**-11 for float16, 2**-8 for bfloat16), and but for float32's own
-    rounding and what lies below the format's normal numbers,
-
-        ``|z - sum share_r x_r| <= u sum |share_r x_r| + u |y|``, and
-        ``|y| <= (1 + u) sum |share_r x_r|``, so the error is at most ``(2 u + u**2)`` of that sum.
-
-    float16 has a small range, so each rank multiplies what it sends by a power of two that brings
-    its largest element to [2**14, 2**15), which is exact; elements that are smaller than 2**-29 of
-    the largest lose relative precision, at an absolute error of at most 2**-40 of the largest.
-
-    With error feedback, what a rounding has lost is added to what is sent in the next step (Seide
-    et al. 2014, section 3; on both ways as Tang et al. 2019, "DoubleSqueeze"): the sums over many
-    steps are then off by no more than one step's rounding. What is kept so is in no checkpoint.
-
-    Parameters
-    ----------
-    engine : Engine
-    vector : float32 (n,)
-        Of the size and kind that is to be averaged.
-    wire : TransferFormat
-        The format.
-    feedback : bool
-        Whether errors are fed back.
-    arithmetic : Arithmetic, optional
-        Of such vectors; NumPy's by default.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        vector: Any,
-        wire: TransferFormat,
-        feedback: bool,
-        arithmetic: Arithmetic | None = None,
-    ) -> None:
-        if str(vector.dtype) not in ("float32", "torch.float32"):
-            raise ValueError(f"vectors of {vector.dtype} do not travel in 16 bits, float32 does")
-        self._engine, self._wire = engine, wire
-        self._arithmetic: Arithmetic = arithmetic or HostArithmetic()
-        zeros, length = self._arithmetic.zeros, len(vector)
-        self._parts = [shard(length, engine.size, rank) for rank in range(engine.size)]
-        self._own = self._parts[engine.rank]
-        size = self._own.stop - self._own.start
-        self._packed = zeros(length, "uint16")
-        self._received = zeros((engine.size, size), "uint16")
-        self._total = zeros(size, "float32")
-        self._lost = zeros(length, "float32") if feedback else None
-        self._lost_sum = zeros(size, "float32") if feedback else None
-        self._term = zeros(min(length, self._arithmetic.block), "float32")
-
-    def average(self, vector: Any, shares: Sequence[float]) -> None:
-        """See `AllReduce`."""
-        if self._engine.size == 1:
-            return
-        weigh(vector, shares[self._engine.rank])
-        scales = self._engine.all_gather_object(self._pack(vector, self._packed, self._lost))
-        self._engine.all_to_all(self._packed, self._received, self._parts)
-        self._total[...] = 0
-        for packed, scale in zip(self._received, scales, strict=True):
-            self._add(packed, scale, self._total)
-        own = self._packed[self._own]
-        scales = self._engine.all_gather_object(self._pack(self._total, own, self._lost_sum))
-        self._engine.all_gather(self._packed, self._parts)
-        vector[...] = 0
-        for part, scale in zip(self._parts, scales, strict=True):
-            self._add(self._packed[part], scale, vector[part])
-
-    def _pack(self, values: Any, packed: Any, lost: Any | None) -> float:
-        """Round values, with what was lost before, into 16 bits; the scale that they have there.
-
-        `values` are overwritten, `lost` becomes what this rounding has lost.
-        """
-        if lost is not None:
-            values += lost
-        scale = self._scale(values)
-        for block in self._blocks(values):
-            term = self._term[: block.stop - block.start]
-            self._arithmetic.multiply(values[block], scale, out=term)
-            self._wire.narrow(term, packed[block])
-            if lost is not None:
-                self._wire.widen(packed[block], term)
-                term *= 1 / scale
-                self._arithmetic.subtract(values[block], term, out=lost[block])
-        return scale
-
-    def _add(self, packed: Any, scale: float, total: Any) -> None:
-        for block in self._blocks(total):
-            term = self._term[: block.stop - block.start]
-            self._wire.widen(packed[block], term)
-            term *= 1 / scale
-            total[block] += term
-
-    def _scale(self, values: Any) -> float:
-        """A power of two that makes good use of the format's range."""
-        if self._wire.largest_exponent is None:
-            return 1.0
-        largest = max((float(abs(values[b]).max()) for b in self._blocks(values)), default=0.0)
-        if largest == 0 or not math.isfinite(largest):
-            return 1.0
-        return 2.0 ** min(self._wire.largest_exponent - math.frexp(largest)[1], 126)
-
-    def _blocks(self, vector: Any) -> list[slice]:
-        return blocks(len(vector), self._arithmetic.block)
-
-
-class Within(Protocol):
-    """How the ranks of one machine reach each other's vectors. They call these together."""
-
-    def collect(self, shares: Sequence[float]) -> None:
-        """Write the weighted sum of all their vectors into the first one's.
-
-        Parameters
-        ----------
-        shares : sequence of float
-            Weights by rank of this machine, of which one is not 0.
-        """
-        ...
-
-    def hand_out(self) -> None:
-        """Copy the first one's vector into all."""
-        ...
-
-
-class SharedWithin:
-    """Ranks of one machine whose vectors lie in memory that all of them see. A `Within`.
-
-    Parameters
-    ----------
-    local : Engine
-        The ranks of this machine.
-    vectors : sequence of float (n,)
-        Theirs, by rank of this machine.
-    """
-
-    def __init__(self, local: Engine, vectors: Sequence[np.ndarray]) -> None:
-        self._local, self._vectors = local, vectors
-        self._own = shard(vectors[0].size, local.size, local.rank)
-
-    def collect(self, shares: Sequence[float]) -> None:
-        """See `Within`: each adds a shard."""
-        own = self._own
-        self._local.all_gather_object(None)
-        add_weighted(self._vectors[0][own], [v[own] for v in self._vectors], shares)
-        self._local.all_gather_object(None)
-
-    def hand_out(self) -> None:
-        """See `Within`: each copies to itself."""
-        self._local.all_gather_object(None)
-        if self._local.rank > 0:
-            np.copyto(self._vectors[self._local.rank], self._vectors[0])
-        self._local.all_gather_object(None)  # the first changes its vector only when all have it
+        self._group.all_to_all(vector, self._received, self._parts)
+        add_weighted(vector[self._own], self._received, shares)
+        self._group.all_gather(vector, self._parts)
 
 
 class HierarchicalAllReduce(AllReduce):
-    """Within a machine by memory that its ranks reach, between machines by one rank of each.
+    """Within each machine by memory that its ranks reach, between machines by one rank of each.
 
-    The vectors of a machine are added into that of its leader, the first of its ranks; the leaders
-    exchange theirs; then everybody takes the leader's. Terms are added in rank order within a
-    machine, then over machines in the order of their leaders.
+    The first rank of a machine is its leader. All vectors of a machine become their weighted sum;
+    the leaders average theirs with each other; then every rank takes its leader's. Terms are added
+    in rank order within a machine, then over machines in the order of their leaders.
 
     Parameters
     ----------
-    within : Within
-        The ranks of this machine.
+    within : AllReduce
+        Over the ranks of this machine.
     machines : sequence of sequence of int
         The ranks of each machine, by their numbers among all.
     here : int
-        Which of them is this one.
+        Which of them is this machine.
     between : AllReduce or None
-        What adds the leaders' vectors; None for a rank that is no leader.
+        Over the leaders; None for a rank that is no leader.
     """
 
     def __init__(
-        self,
-        within: Within,
-        machines: Sequence[Sequence[int]],
-        here: int,
-        between: AllReduce | None,
+        self, within: AllReduce, machines: Sequence[Sequence[int]], here: int, between: Any
     ) -> None:
         self._within, self._machines, self._here = within, machines, here
-        self._between = between
+        self._between: AllReduce | None = between
 
     def average(self, vector: Any, shares: Sequence[float]) -> None:
-        """See `AllReduce`. The vector is a leader's only, the others' are those of `Within`."""
         parts = [[shares[rank] for rank in ranks] for ranks in self._machines]
-        if any(parts[self._here]):
-            self._within.collect(parts[self._here])
+        own = parts[self._here]
+        if any(own):
+            self._within.average(vector, own)
         if self._between is not None:
             self._between.average(vector, [float(any(part)) for part in parts])
-        self._within.hand_out()
+        self._within.average(vector, [1.0] + [0.0] * (len(own) - 1))
 
 
 class DeltaAllReduce(AllReduce):
-    """Averages differences from what the ranks had in common last, by another collective.
+    """Average differences from the last common vector, by another all-reduce.
 
-    For weights in 16 bits: float16's spacing near .01 is 2**-17, as large as an update. What a step
-    changes is small and is rounded finely. All ranks begin with the same bits, and add the same
-    average to them, so they stay the same.
+    For weights in 16 bits: float16's spacing near 0.01 is 2**-17, as large as an update. What a
+    step changes is small and is rounded finely. All ranks begin with the same bits, and add the
+    same average to them, so they stay the same.
 
     Parameters
     ----------
-    collective : AllReduce
+    all_reduce : AllReduce
         Averages the differences.
     vector : float (n,)
         Every rank's, the same bits at all of them.
     """
 
-    def __init__(self, collective: AllReduce, vector: Any) -> None:
-        self._collective, self._common = collective, vector * 1
+    def __init__(self, all_reduce: AllReduce, vector: Any) -> None:
+        self._all_reduce, self._common = all_reduce, vector * 1
 
     def average(self, vector: Any, shares: Sequence[float]) -> None:
-        """See `AllReduce`. The shares must add up to 1."""
+        """Average the differences. The shares must add up to 1."""
         vector -= self._common
-        self._collective.average(vector, shares)
+        self._all_reduce.average(vector, shares)
         self._common += vector
         vector[...] = self._common
 
 
-class RankParameters(Exchange):
-    """Average weights and momenta over ranks after the update.
+# Arithmetic on vectors that are arrays or tensors
+
+
+def shard(size: int, shards: int, number: int) -> slice:
+    """The part of a vector that one trainer averages.
 
     Parameters
     ----------
-    collective : AllReduce
-    vector : float (n,)
-        This rank's parameters, an array or whatever else the collective averages.
+    size : int
+        Elements of the vector.
+    shards, number : int
+        How many parts, and which of them, from 0.
+
+    Returns
+    -------
+    slice
+        Parts are disjoint, cover the vector, and start on multiples of 1,024 elements, so no two
+        trainers write to one cache line or page of float32.
     """
-
-    def __init__(self, collective: AllReduce, vector: Any) -> None:
-        self._collective, self._vector = collective, vector
-
-    def after_update(self, shares: Sequence[float]) -> None:
-        """See `Exchange`."""
-        self._collective.average(self._vector, shares)
+    blocks = -(-size // 1024)
+    return slice(*(min(size, blocks * i // shards * 1024) for i in (number, number + 1)))
 
 
-class RankGradients(RankParameters):
-    """Average gradients over ranks before the update: half the bytes."""
+def blocks(vector: Any) -> list[slice]:
+    """The parts of a vector that are worked on one after another; a tensor is one part."""
+    block = BLOCK if isinstance(vector, np.ndarray) else len(vector)
+    starts = range(0, len(vector), block) if len(vector) else ()
+    return [slice(start, min(start + block, len(vector))) for start in starts]
 
-    def before_update(self, shares: Sequence[float]) -> None:
-        """See `Exchange`."""
-        self._collective.average(self._vector, shares)
 
-    def after_update(self, shares: Sequence[float]) -> None:
-        """Nothing: all ranks have made the same update."""
+def library_of(vector: Any) -> Any:
+    """The module whose functions take such vectors: numpy or torch."""
+    if isinstance(vector, np.ndarray):
+        return np
+    import torch
+
+    return torch
+
+
+def zeros_like(vector: Any, shape: int | tuple[int, ...], dtype: str = "") -> Any:
+    """Make zeros where a vector lies, of its dtype or of one that is named."""
+    library = library_of(vector)
+    kind = getattr(library, dtype) if dtype else vector.dtype
+    if library is np:
+        return np.zeros(shape, kind)
+    return library.zeros(shape, dtype=kind, device=vector.device)
 
 
 def weigh(vector: Any, share: float) -> None:
@@ -398,54 +234,171 @@ def weigh(vector: Any, share: float) -> None:
         vector *= float(share)
 
 
-def add_weighted(
-    target: np.ndarray, terms: Sequence[np.ndarray] | np.ndarray, shares: Sequence[float]
-) -> None:
-    """Write the weighted sum of vectors, added in their order, into one that may be their first.
+def add_weighted(target: Any, terms: Any, shares: Sequence[float]) -> None:
+    """Write the weighted sum of vectors, added in their order, into one that may be a term.
+
+    Products and sums are rounded one by one, so arrays and tensors give the same bits.
 
     Parameters
     ----------
     target : float (n,)
+        An array may be the first of the terms, a tensor any of them.
     terms : sequence of float (n,)
         A term of weight 0 is not read.
     shares : sequence of float
         The weights.
     """
-    from tandem.distributed import kernels
-
-    kind = target.dtype.type
-    weighted = [(t, kind(s)) for t, s in zip(terms, shares, strict=True) if s > 0]
+    weighted = [(term, share) for term, share in zip(terms, shares, strict=True) if share > 0]
     if not weighted:
-        target.fill(0)
-    # A few terms at a time: a compiled loop is for so many, and there may be hundreds.
-    for first in range(0, len(weighted), _TERMS):
-        some = [(target, kind(1))] * (first > 0) + weighted[first : first + _TERMS]
-        vectors, weights = zip(*some, strict=True)
-        kernels.add_into(target, vectors, weights)
+        target[...] = 0
+    elif isinstance(target, np.ndarray):
+        from tandem.distributed import kernels
+
+        kind = target.dtype.type
+        # A few terms at a time: a loop is compiled for each number, and there may be hundreds.
+        for first in range(0, len(weighted), _TERMS):
+            part = [(target, 1.0)] * (first > 0) + weighted[first : first + _TERMS]
+            vectors, weights = zip(*part, strict=True)
+            kernels.add_into(target, vectors, [kind(weight) for weight in weights])
+    else:
+        # Two kernels for each term: one would fuse product and sum, and round once.
+        total = weighted[0][0] * weighted[0][1]
+        for term, share in weighted[1:]:
+            total += term * share
+        target.copy_(total)
 
 
-def blocks(size: int, block: int = BLOCK) -> list[slice]:
-    """The parts of a vector that are worked on one after another."""
-    return [slice(start, min(start + block, size)) for start in range(0, size, block)]
+# What the configuration chooses from
 
 
-class HostArithmetic:
-    """NumPy's. An `Arithmetic`."""
+@ALL_REDUCES.register("auto")
+@dataclass(frozen=True)
+class Auto(AllReduceChoice):
+    """By memory that all trainers of one launcher reach; for ranks it stands for another choice."""
 
-    block = BLOCK
+    def make(self, vector: "RankVector", parts: Sequence[slice], group: Group) -> list[AllReduce]:
+        return vector.by_memory(parts, group)
 
-    def zeros(self, shape: int | tuple[int, ...], kind: Any) -> np.ndarray:
-        """See `Arithmetic`."""
-        return np.zeros(shape, kind)
+    def sharing(self, group: Group) -> Group | None:
+        return group
 
-    def multiply(self, vector: np.ndarray, by: float, *, out: np.ndarray) -> None:
-        """See `Arithmetic`."""
-        np.multiply(vector, by, out=out)
+    def condition(self, facts: RunFacts) -> str:
+        return ""
 
-    def subtract(self, vector: np.ndarray, other: np.ndarray, *, out: np.ndarray) -> None:
-        """See `Arithmetic`."""
-        np.subtract(vector, other, out=out)
 
-    def add_weighted(self, target: Any, terms: Any, shares: Sequence[float]) -> None:
-        """See `Arithmetic`."""
-        add_weighted(target, terms, shares)
+@ALL_REDUCES.register("ar")
+@dataclass(frozen=True)
+class Library(AllReduceChoice):
+    """The library's own allreduce."""
+
+    requires = (NEEDS_RANKS,)
+
+    def make(self, vector: "RankVector", parts: Sequence[slice], group: Group) -> list[AllReduce]:
+        return vector.by_messages(parts, lambda part: LibraryAllReduce(group))
+
+    def condition(self, facts: RunFacts) -> str:
+        return "ar by gloo" if facts.starter == "torchrun" else self.name
+
+
+@ALL_REDUCES.register("asa")
+@dataclass(frozen=True)
+class Sharded(AllReduceChoice):
+    """All-to-all, sum, all-gather."""
+
+    requires = (NEEDS_RANKS,)
+
+    def make(self, vector: "RankVector", parts: Sequence[slice], group: Group) -> list[AllReduce]:
+        return vector.by_messages(parts, lambda part: ShardedAllReduce(group, part))
+
+    def condition(self, facts: RunFacts) -> str:
+        return ""
+
+
+@ALL_REDUCES.register("asa16")
+@dataclass(frozen=True)
+class Compressed(AllReduceChoice):
+    """As asa, in 16 bits."""
+
+    wire: Format = setting(
+        "float16", "asa16: transfer format, float16 or bfloat16", "float16 or bfloat16"
+    )
+    error_feedback: bool = setting(
+        False, "asa16: add the rounding error to the next step's vector", "true or false"
+    )
+
+    requires = (
+        NEEDS_RANKS,
+        Requirement(
+            lambda facts: facts.precision != "float64",
+            "is for float32, and precision is float64: choose another of both",
+        ),
+    )
+
+    def make(self, vector: "RankVector", parts: Sequence[slice], group: Group) -> list[AllReduce]:
+        from tandem.distributed.compressed import CompressedAllReduce, TransferFormat
+
+        def compress(part: Any) -> AllReduce:
+            transfer = TransferFormat(self.wire)
+            rounded = CompressedAllReduce(group, part, transfer, self.error_feedback)
+            return DeltaAllReduce(rounded, part) if vector.is_common else rounded
+
+        return vector.by_messages(parts, compress)
+
+    def condition(self, facts: RunFacts) -> str:
+        buckets = f" in buckets of {facts.bucket_mb:g} MB" if facts.bucket_mb else ""
+        return f"asa16 {self.wire}{' with error feedback' * self.error_feedback}{buckets}"
+
+
+@ALL_REDUCES.register("hierarchical")
+@dataclass(frozen=True)
+class Hierarchical(AllReduceChoice):
+    """Within each machine, then between machines."""
+
+    requires = (NEEDS_RANKS,)
+
+    def make(self, vector: "RankVector", parts: Sequence[slice], group: Group) -> list[AllReduce]:
+        ranks = group.local.all_gather_object(group.rank)
+        machines = tuple(dict.fromkeys(group.all_gather_object(ranks)))
+        is_leader = group.local.rank == 0
+        leaders = group.split(0 if is_leader else 1)
+        between: Sequence[AllReduce | None] = [None] * len(parts)
+        if is_leader:
+            between = vector.by_messages(parts, lambda part: ShardedAllReduce(leaders, part))
+        return [
+            HierarchicalAllReduce(within, machines, machines.index(ranks), sent)
+            for within, sent in zip(vector.by_memory(parts, group.local), between, strict=True)
+        ]
+
+    def sharing(self, group: Group) -> Group | None:
+        return group.local
+
+    def condition(self, facts: RunFacts) -> str:
+        numbers = {machine: n for n, machine in enumerate(dict.fromkeys(facts.machines))}
+        if len(numbers) < 2:
+            return ""
+        return "hierarchical " + "+".join(str(numbers[machine]) for machine in facts.machines)
+
+
+@ALL_REDUCES.register("nccl")
+@dataclass(frozen=True)
+class Nccl(AllReduceChoice):
+    """NCCL's allreduce, from GPU to GPU."""
+
+    requires = (
+        Requirement(
+            lambda facts: facts.starter == "torchrun",
+            "is for trainers that torchrun starts: torchrun --standalone --nproc-per-node 4 "
+            "train.py, or leave collective at auto",
+        ),
+        Requirement(
+            lambda facts: facts.has_own_gpus,
+            "needs a GPU for each rank, and devices are {listed_devices}: start as many ranks on a "
+            "machine as it has GPUs, or use collective: asa",
+        ),
+    )
+
+    def make(self, vector: "RankVector", parts: Sequence[slice], group: Group) -> list[AllReduce]:
+        if not isinstance(group, GlooGroup):
+            raise TypeError(f"NCCL needs ranks of torchrun, not {type(group).__name__}")
+        group.open_nccl()
+        return [LibraryAllReduce(group)] * len(parts)

@@ -1,8 +1,8 @@
 """Rules by which ranks need not wait for one another: elastic averaging, and gossip.
 
-Every rank trains weights of its own, with momenta of its own, on its part of each minibatch, and
-now and then lets them be drawn towards the others'. The order in which ranks come is that of real
-time, so no two runs have the same bits.
+Every rank trains weights of its own, with optimizer state of its own, on its part of each
+minibatch, and now and then draws them towards the others'. The order in which ranks meet is that of
+real time, so no two runs have the same bits.
 """
 
 import contextlib
@@ -10,43 +10,23 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tandem.distributed.allreduce import ShardedAllReduce, blocks
-from tandem.distributed.exchange import Exchange
-from tandem.distributed.group import Engine
+from tandem.distributed.choices import NEEDS_MPI, RULES, RuleChoice
+from tandem.distributed.exchange import Exchange, rank_vector
+from tandem.distributed.group import Group
+from tandem.distributed.mpi import MpiGroup
+from tandem.distributed.rank_vector import RankVector
+from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.philox import Purpose, words
-
-Access = Callable[[], AbstractContextManager[Any]]
+from tandem.registry import setting
 
 _PAUSE_SECONDS = 0.0005
 _MOVING_SECONDS = 2e-5  # a look that takes so long has moved bytes
-
-
-class PointToPoint(Protocol):
-    """Vectors from one rank to another. Each thread that uses one has its own."""
-
-    rank: int
-    size: int
-
-    def send(self, vector: np.ndarray, rank: int) -> "Sending":
-        """Begin to send a vector, which stays as it is until it has been received."""
-        ...
-
-    def receive(self, vector: np.ndarray) -> int | None:
-        """Receive what has come, if anything has; from whom."""
-        ...
-
-
-class Sending(Protocol):
-    """A vector that is on its way."""
-
-    def Test(self) -> bool:
-        """Whether it has been received, or is in safe hands."""
-        ...
 
 
 class AsynchronousExchange(Exchange):
@@ -54,48 +34,53 @@ class AsynchronousExchange(Exchange):
 
     Parameters
     ----------
-    engine : Engine
+    group : MpiGroup
         All ranks.
-    weights : float (n,)
-        This rank's.
-    access : callable, optional
-        Gives the context in which `weights` are used, if they are a copy of those on a GPU.
+    vector : RankVector
+        This rank's parameters.
+    size : int
+        How many of its elements, from the first, are weights.
     """
 
     is_synchronous = False
 
-    def __init__(self, engine: Engine, weights: np.ndarray, access: Access = nullcontext) -> None:
-        self._engine, self._weights, self._access = engine, weights, access
-        self._is_centred = False
+    def __init__(self, group: MpiGroup, vector: RankVector, size: int) -> None:
+        super().__init__(vector)
+        self._group = group
+        self._weights, self._access = vector.on_host(size)
+        self._is_swapped = False
 
     @contextlib.contextmanager
     def consensus_weights(self) -> Iterator[None]:
-        """For a while, hold what the ranks agree on in place of this rank's own weights.
+        """Swap in the consensus weights for this rank's own.
 
-        All ranks enter together, and nobody's weights change meanwhile. Within itself, it does
-        nothing more.
+        Nobody's weights change meanwhile. Within itself, it does nothing more.
         """
-        if self._is_centred:
+        if self._is_swapped:
             yield
             return
         self._settle()
         with self._access():
-            own, self._is_centred = self._weights.copy(), True
-            self._take_centre()
+            own, self._is_swapped = self._weights.copy(), True
+            self._load_consensus()
         try:
             yield
         finally:
             with self._access():
                 np.copyto(self._weights, own)
-            self._is_centred = False
+            self._is_swapped = False
+
+    def leave(self) -> None:
+        self._settle()
+        super().leave()
 
     @abstractmethod
     def _settle(self) -> None:
         """Return when nothing is on its way to any rank."""
 
     @abstractmethod
-    def _take_centre(self) -> None:
-        """Overwrite the weights with the centre, the same bits at every rank."""
+    def _load_consensus(self) -> None:
+        """Overwrite the weights with the consensus, the same bits at every rank."""
 
 
 def elastic_step(weights: np.ndarray, other: np.ndarray, alpha: float) -> None:
@@ -108,91 +93,78 @@ def elastic_step(weights: np.ndarray, other: np.ndarray, alpha: float) -> None:
         By what part of the difference.
     """
     kind = weights.dtype.type
-    for block in blocks(weights.size):
+    for block in blocks(weights):
         weights[block] -= kind(alpha) * (weights[block] - other[block])
 
 
 class ElasticServer(threading.Thread):
-    """Has the centre, and answers those who come with their weights, one after another.
+    """Thread that holds the center, and answers ranks that send weights, one after another.
 
     ``g <- g + alpha (w - g)``; the answer is g as it was before (Zhang, Choromanska, LeCun 2015,
     arXiv 1412.6651, section 3.1, algorithm 1).
 
     Parameters
     ----------
-    centre : float (n,)
-        At first what all ranks begin with.
-    asks, answers : PointToPoint
-        By which weights come and the centre goes.
+    center : float (n,)
+        At first the weights that all ranks begin with.
+    asks, answers : MpiGroup
+        By which weights come and the center goes.
     alpha : float
         The moving rate.
     """
 
-    def __init__(
-        self, centre: np.ndarray, asks: PointToPoint, answers: PointToPoint, alpha: float
-    ) -> None:
+    def __init__(self, center: np.ndarray, asks: MpiGroup, answers: MpiGroup, alpha: float) -> None:
         super().__init__(name="server", daemon=True)
-        self.centre = centre
+        self.center = center
         self._asks, self._answers, self._alpha = asks, answers, alpha
         self._stopped = threading.Event()
 
     def run(self) -> None:
         """Answer until `stop`."""
-        came, answer = np.empty_like(self.centre), np.empty_like(self.centre)
+        came, answer = np.empty_like(self.center), np.empty_like(self.center)
         while not self._stopped.is_set():
             rank = self._asks.receive(came)
             if rank is None:
                 time.sleep(_PAUSE_SECONDS)
                 continue
-            np.copyto(answer, self.centre)
-            # Before the answer: who has it may take the centre as it is to be after this visit.
-            elastic_step(self.centre, came, self._alpha)
+            np.copyto(answer, self.center)
+            # Before the answer: a rank that has it may read the center, with this visit in it.
+            elastic_step(self.center, came, self._alpha)
             _wait(self._answers.send(answer, rank).Test)
 
     def stop(self) -> None:
-        """Answer no more. Nobody asks any more."""
+        """Stop answering, when no rank asks any more."""
         self._stopped.set()
         self.join()
 
 
 class ElasticAveraging(AsynchronousExchange):
-    """EASGD: every `tau` steps, weights and a centre are drawn towards each other.
+    """EASGD: every `tau` steps, weights and a center are drawn towards each other.
 
-    ``w <- w - alpha (w - g)`` here, with the centre g as the server's answer gives it.
+    ``w <- w - alpha (w - g)`` here, with the center g as the answer of the server on rank 0 has it.
 
     Parameters
     ----------
-    engine : Engine
-        All ranks.
-    weights : float (n,)
-        This rank's, the same at all ranks at first.
-    asks, answers : PointToPoint
-        To and from the server, which is on rank 0.
-    server : ElasticServer or None
-        The server, started, on rank 0.
+    group, vector, size
+        As of `AsynchronousExchange`. The weights are the same at all ranks at first.
     alpha : float
         The moving rate.
     tau : int
         Steps between visits.
-    access : callable, optional
-        See `AsynchronousExchange`.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        weights: np.ndarray,
-        asks: PointToPoint,
-        answers: PointToPoint,
-        server: ElasticServer | None,
-        alpha: float,
-        tau: int,
-        access: Access = nullcontext,
+        self, group: MpiGroup, vector: RankVector, size: int, alpha: float, tau: int
     ) -> None:
-        super().__init__(engine, weights, access)
-        self._asks, self._answers, self._server = asks, answers, server
+        super().__init__(group, vector, size)
+        self._asks, self._answers = group.split(0), group.split(0)
         self._alpha, self._tau, self._steps = alpha, tau, 0
-        self._answer = np.empty_like(weights)
+        self._answer = np.empty_like(self._weights)
+        self.server: ElasticServer | None = None
+        if group.rank == 0:
+            center = self._weights.copy()
+            self.server = ElasticServer(center, self._asks, self._answers, alpha)
+            self.server.start()
 
     def after_update(self, shares: Sequence[float]) -> None:
         """Visit the server when it is time."""
@@ -206,21 +178,20 @@ class ElasticAveraging(AsynchronousExchange):
             elastic_step(self._weights, self._answer, self._alpha)
 
     def _settle(self) -> None:
-        self._engine.all_gather_object(None)  # who is here has the server's answer
+        self._group.barrier()  # a rank that is here has the server's answer
 
-    def _take_centre(self) -> None:
-        if self._server is not None:
-            np.copyto(self._weights, self._server.centre)
+    def _load_consensus(self) -> None:
+        if self.server is not None:
+            np.copyto(self._weights, self.server.center)
         whole = slice(0, self._weights.size)
         nothing = slice(self._weights.size, self._weights.size)
-        parts = [whole, *[nothing] * (self._engine.size - 1)]
-        self._engine.all_gather(self._weights, parts)
+        parts = [whole, *[nothing] * (self._group.size - 1)]
+        self._group.all_gather(self._weights, parts)
 
     def leave(self) -> None:
-        """See `Exchange`: the server ends."""
-        self._settle()
-        if self._server is not None:
-            self._server.stop()
+        super().leave()
+        if self.server is not None:
+            self.server.stop()
 
 
 class GossipAveraging(AsynchronousExchange):
@@ -228,52 +199,39 @@ class GossipAveraging(AsynchronousExchange):
 
     With probability p after a step, rank r halves its share ``a_r`` of the consensus and sends
     ``(w_r, a_r)`` to another rank at random; rank s does ``w_s <- (a_s w_s + a w) / (a_s + a)`` and
-    ``a_s <- a_s + a`` with all that has come, before it sends itself (Blot, Picard, Cord, Thome
-    2016, arXiv 1611.09726, algorithms 3 and 4). Shares begin at 1/N and always add up to 1, with
-    those that are on their way. The consensus is the average by shares.
+    ``a_s <- a_s + a`` with every message that has come, before it sends itself (Blot, Picard, Cord,
+    Thome 2016, arXiv 1611.09726, algorithms 3 and 4). Shares begin at 1/N and always add up to 1,
+    with those in flight. The consensus is the average by shares.
 
-    Who sends does not wait: with two parcels on their way, to ranks that are slow, it sends no
-    third. Who receives waits for the bytes, and MPI may move those of a large parcel only while its
-    sender is in MPI too: up to a step of it.
+    Sends do not block; at most two are in flight. A rank that receives waits for the bytes, and MPI
+    may move those of a large message only while its sender is in MPI too: up to a step of it.
 
     Parameters
     ----------
-    engine : Engine
-        All ranks.
-    weights : float (n,)
-        This rank's.
-    post : PointToPoint
-        Between ranks.
+    group, vector, size
+        As of `AsynchronousExchange`.
     probability : float
         Of sending, after each step.
     seed : int
-        Whether and to whom is sent is a function of it, the rank, and the number of the step.
-    access : callable, optional
-        See `AsynchronousExchange`.
+        Random seed: whether and to whom a rank sends is a function of it, the rank and the step.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        weights: np.ndarray,
-        post: PointToPoint,
-        probability: float,
-        seed: int,
-        access: Access = nullcontext,
+        self, group: MpiGroup, vector: RankVector, size: int, probability: float, seed: int
     ) -> None:
-        super().__init__(engine, weights, access)
-        self._post, self._probability, self._seed = post, probability, seed
-        self.share = 1 / engine.size
+        super().__init__(group, vector, size)
+        self._messages, self._probability, self._seed = group.split(0), probability, seed
+        self.share = 1 / group.size
         self._steps, self._sent, self._received = 0, 0, 0
-        self._on_their_way: list[tuple[Sending, np.ndarray]] = []
-        self._incoming = np.empty(weights.nbytes + 8, np.uint8)
-        self._sum = ShardedAllReduce(engine, weights)
+        self._in_flight: list[tuple[Any, np.ndarray]] = []
+        self._incoming = np.empty(self._weights.nbytes + 8, np.uint8)
+        self._sum = ShardedAllReduce(group, self._weights)
 
     def after_update(self, shares: Sequence[float]) -> None:
         """Mix in what has come, and perhaps send."""
         self._mix()
         target = gossip_target(
-            self._seed, self._steps, self._engine.rank, self._engine.size, self._probability
+            self._seed, self._steps, self._group.rank, self._group.size, self._probability
         )
         self._steps += 1
         if target is not None and self._has_room():
@@ -281,26 +239,26 @@ class GossipAveraging(AsynchronousExchange):
 
     def _send(self, rank: int) -> None:
         self.share /= 2
-        parcel = np.empty_like(self._incoming)
-        weights, share = self._parts(parcel)
+        message = np.empty_like(self._incoming)
+        weights, share = self._parts(message)
         with self._access():
             np.copyto(weights, self._weights)
         share[0] = self.share
-        self._on_their_way.append((self._post.send(parcel, rank), parcel))
+        self._in_flight.append((self._messages.send(message, rank), message))
         self._sent += 1
 
     def _has_room(self) -> bool:
-        """Whether not too many parcels are on their way, each of the size of the network."""
-        self._on_their_way = [pair for pair in self._on_their_way if not pair[0].Test()]
-        return len(self._on_their_way) < 2
+        """Whether few enough messages are in flight, each of the size of the network."""
+        self._in_flight = [pair for pair in self._in_flight if not pair[0].Test()]
+        return len(self._in_flight) < 2
 
-    def _parts(self, parcel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of a parcel, the weights and the share."""
+    def _parts(self, message: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The weights and the share in a message."""
         nbytes = self._weights.nbytes
-        return parcel[:nbytes].view(self._weights.dtype), parcel[nbytes:].view(np.float64)
+        return message[:nbytes].view(self._weights.dtype), message[nbytes:].view(np.float64)
 
     def _mix(self) -> None:
-        while self._post.receive(self._incoming) is not None:
+        while self._messages.receive(self._incoming) is not None:
             weights, share = self._parts(self._incoming)
             total = self.share + float(share[0])
             with self._access():
@@ -311,22 +269,21 @@ class GossipAveraging(AsynchronousExchange):
     def _settle(self) -> None:
         while True:
             self._mix()
-            counts = self._engine.all_gather_object((self._sent, self._received))
+            counts = self._group.all_gather_object((self._sent, self._received))
             if sum(sent for sent, _ in counts) == sum(received for _, received in counts):
                 return
 
-    def _take_centre(self) -> None:
-        shares = self._engine.all_gather_object(self.share)
+    def _load_consensus(self) -> None:
+        shares = self._group.all_gather_object(self.share)
         self._sum.average(self._weights, [share / sum(shares) for share in shares])
 
     def leave(self) -> None:
-        """See `Exchange`: everything that was sent is received."""
-        self._settle()
-        _wait(lambda: all(sending.Test() for sending, _ in self._on_their_way))
+        super().leave()
+        _wait(lambda: all(sending.Test() for sending, _ in self._in_flight))
 
 
 def gossip_target(seed: int, step: int, rank: int, ranks: int, probability: float) -> int | None:
-    """To whom a rank sends after a step, any other rank being as likely; None for nobody.
+    """The rank that another sends to after a step, all others as likely; None for none.
 
     Parameters
     ----------
@@ -358,3 +315,63 @@ def _wait(done: Callable[[], Any]) -> None:
             return
         if time.perf_counter() - begun < _MOVING_SECONDS:
             time.sleep(_PAUSE_SECONDS)
+
+
+@RULES.register("bsp")
+@dataclass(frozen=True)
+class InStep(RuleChoice):
+    """All trainers in step: the exchange and the collective are what make it."""
+
+    is_synchronous = True
+
+
+@RULES.register("easgd")
+@dataclass(frozen=True)
+class Elastic(RuleChoice):
+    """Elastic averaging, by a server."""
+
+    easgd_alpha: float = setting(
+        0.5,
+        "easgd: moving rate of weights and consensus weights",
+        "a number above 0 and below 1",
+        gt=0,
+        lt=1,
+    )
+    easgd_tau: int = setting(
+        1,
+        "easgd: steps between exchanges with the server",
+        "a whole number of steps of at least 1",
+        ge=1,
+    )
+
+    requires = (NEEDS_MPI,)
+
+    def make(self, seed: int, memory: HostMemory | CudaMemory, group: Group) -> Exchange:
+        vector, size = rank_vector(memory, "parameters", group), memory.layout.size
+        return ElasticAveraging(_mpi(group), vector, size, self.easgd_alpha, self.easgd_tau)
+
+
+@RULES.register("gosgd")
+@dataclass(frozen=True)
+class Gossip(RuleChoice):
+    """Gossip: ranks send each other weights at random."""
+
+    gosgd_p: float = setting(
+        0.1,
+        "gosgd: probability of sending after a step",
+        "a number above 0 and at most 1",
+        gt=0,
+        le=1,
+    )
+
+    requires = (NEEDS_MPI,)
+
+    def make(self, seed: int, memory: HostMemory | CudaMemory, group: Group) -> Exchange:
+        vector, size = rank_vector(memory, "parameters", group), memory.layout.size
+        return GossipAveraging(_mpi(group), vector, size, self.gosgd_p, seed)
+
+
+def _mpi(group: Group) -> MpiGroup:
+    if not isinstance(group, MpiGroup):
+        raise TypeError(f"ranks that are not in step need MPI, not {type(group).__name__}")
+    return group

@@ -7,15 +7,13 @@ gradients, taken from its end.
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Any
 
 from tandem.distributed.allreduce import AllReduce
 from tandem.distributed.exchange import Exchange
-
-Wait = Callable[[], None]
+from tandem.distributed.rank_vector import RankVector, Wait
 
 
 @dataclass(frozen=True)
@@ -64,57 +62,48 @@ def divide(offsets: Mapping[str, int], size: int, most: int) -> list[Bucket]:
 
 
 class BucketedGradients(Exchange):
-    """Average each bucket of gradients as soon as all of them are there.
+    """Average each bucket of gradients as soon as all of them are ready.
 
-    A thread of each step does so, while this one computes. The buckets are averaged in their order
-    at every rank, whatever the order in which they get ready.
+    A thread of each step does so, while the trainer's thread computes. The buckets are averaged in
+    their order at every rank, whatever the order in which they get ready.
 
     Parameters
     ----------
     buckets : sequence of Bucket
         The same at all ranks.
-    vector : float (n,)
+    vector : RankVector
         This rank's gradients.
-    collectives : sequence of AllReduce
+    all_reduces : sequence of AllReduce
         What averages each bucket. They are used by one thread after another.
-    mark : callable
-        Called by this thread when a gradient is told of; what it returns is called by the other
-        one, and returns when the gradient is there. On the host it is at once.
     """
 
     def __init__(
-        self,
-        buckets: Sequence[Bucket],
-        vector: np.ndarray,
-        collectives: Sequence[AllReduce],
-        mark: Callable[[], Wait] = lambda: _there,
+        self, buckets: Sequence[Bucket], vector: RankVector, all_reduces: Sequence[AllReduce]
     ) -> None:
-        self._mark = mark
-        self._names = [bucket.names for bucket in buckets]
+        super().__init__(vector)
+        self._gradients = vector
         self._work = [
-            (collective, vector[bucket.extent])
-            for bucket, collective in zip(buckets, collectives, strict=True)
+            (bucket.names, all_reduce, vector.own[bucket.extent])
+            for bucket, all_reduce in zip(buckets, all_reduces, strict=True)
         ]
         self._round: _Round | None = None
 
     def before_gradients(self, shares: Sequence[float]) -> None:
-        """See `Exchange`."""
         self._end_round()  # of a step whose gradients were not used
-        self._round = _Round(self._names, self._work, shares)
+        self._round = _Round(self._gradients, self._work, shares)
         self._round.start()
 
     def on_gradient_ready(self, name: str) -> None:
-        """See `Exchange`."""
         if self._round is not None:
-            self._round.arrivals.put((name, self._mark()))
+            self._round.arrivals.put((name, self._gradients.mark()))
 
     def before_update(self, shares: Sequence[float]) -> None:
         """Wait until all buckets are averaged."""
         self._end_round()
 
     def leave(self) -> None:
-        """See `Exchange`."""
         self._end_round()
+        super().leave()
 
     def _end_round(self) -> None:
         if self._round is not None:
@@ -128,17 +117,17 @@ class _Round(threading.Thread):
     Attributes
     ----------
     arrivals : queue of (str, callable)
-        Names of gradients that are told of, and what waits until they are there.
+        Names of gradients that are reported ready, and what waits until they are computed.
     """
 
     def __init__(
         self,
-        names: Sequence[frozenset[str]],
-        work: Sequence[tuple[AllReduce, np.ndarray]],
+        vector: RankVector,
+        work: Sequence[tuple[frozenset[str], AllReduce, Any]],
         shares: Sequence[float],
     ) -> None:
         super().__init__(name="buckets", daemon=True)
-        self._names, self._work, self._shares = names, work, shares
+        self._vector, self._work, self._shares = vector, work, shares
         self._error: BaseException | None = None
         self.arrivals: queue.SimpleQueue[tuple[str, Wait]] = queue.SimpleQueue()
 
@@ -146,12 +135,13 @@ class _Round(threading.Thread):
         """Wait for each bucket, and average it."""
         arrived: set[str] = set()
         try:
-            for names, (collective, vector) in zip(self._names, self._work, strict=True):
+            for names, all_reduce, part in self._work:
                 while not names <= arrived:
                     name, wait = self.arrivals.get()
                     wait()
                     arrived.add(name)
-                collective.average(vector, self._shares)
+                with self._vector.working():
+                    all_reduce.average(part, self._shares)
         except BaseException as error:
             self._error = error
 
@@ -160,7 +150,3 @@ class _Round(threading.Thread):
         self.join()
         if self._error is not None:
             raise self._error
-
-
-def _there() -> None:
-    """What has been told of on the host is there."""

@@ -4,13 +4,18 @@
 stay in step. The classes that are chosen from stand beside what they make.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-from tandem.registry import Choice, Registry, Requirement, setting
+from tandem.registry import Choice, Registry, Requirement
 
 if TYPE_CHECKING:
+    from tandem.distributed.allreduce import AllReduce
+    from tandem.distributed.exchange import Exchange
     from tandem.distributed.group import Group, Starter
+    from tandem.distributed.rank_vector import RankVector
+    from tandem.memory.parameters import CudaMemory, HostMemory
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,22 @@ class RunFacts:
 class AllReduceChoice(Choice):
     """A way to average vectors over trainers."""
 
+    def make(
+        self, vector: "RankVector", parts: Sequence[slice], group: "Group"
+    ) -> "list[AllReduce]":
+        """Make what averages each part of a vector. All ranks call it together.
+
+        Parameters
+        ----------
+        vector : RankVector
+            This rank's; parameters are the same at all ranks now.
+        parts : sequence of slice
+            Of the vector.
+        group : Group
+            Those who average.
+        """
+        raise NotImplementedError
+
     def sharing(self, group: "Group") -> "Group | None":
         """Give the ranks that see each other's vectors in host memory, if any need to."""
         return None
@@ -74,6 +95,12 @@ class ExchangeChoice(Choice):
 
     shares_parameters: ClassVar[bool] = False
 
+    def make(
+        self, collective: AllReduceChoice, memory: "HostMemory | CudaMemory", group: "Group"
+    ) -> "Exchange":
+        """Make the exchange of trainers that are in step. All ranks call it together."""
+        raise NotImplementedError
+
 
 class RuleChoice(Choice):
     """Whether trainers stay in step, and what draws them together if they don't.
@@ -85,6 +112,10 @@ class RuleChoice(Choice):
     """
 
     is_synchronous: ClassVar[bool] = False
+
+    def make(self, seed: int, memory: "HostMemory | CudaMemory", group: "Group") -> "Exchange":
+        """Make the exchange of trainers that are not in step. All ranks call it together."""
+        raise NotImplementedError
 
 
 ALL_REDUCES: Registry[AllReduceChoice] = Registry("collective")
@@ -101,190 +132,3 @@ NEEDS_MPI = Requirement(
     "is for trainers that are joined by MPI: start them with mpirun -n 4 python train.py, or use "
     "rule: bsp",
 )
-
-
-@ALL_REDUCES.register("auto")
-@dataclass(frozen=True)
-class Auto(AllReduceChoice):
-    """The shared memory of one machine's trainers; of ranks, what suits them."""
-
-    def condition(self, facts: RunFacts) -> str:
-        return ""
-
-
-@ALL_REDUCES.register("ar")
-@dataclass(frozen=True)
-class Ar(AllReduceChoice):
-    """The library's own allreduce."""
-
-    requires = (NEEDS_RANKS,)
-
-    def condition(self, facts: RunFacts) -> str:
-        return "ar by gloo" if facts.starter == "torchrun" else self.name
-
-
-@ALL_REDUCES.register("asa")
-@dataclass(frozen=True)
-class Asa(AllReduceChoice):
-    """All-to-all, sum, all-gather."""
-
-    requires = (NEEDS_RANKS,)
-
-    def condition(self, facts: RunFacts) -> str:
-        return ""
-
-
-@ALL_REDUCES.register("asa16")
-@dataclass(frozen=True)
-class Asa16(AllReduceChoice):
-    """As asa, in 16 bits."""
-
-    wire: Literal["float16", "bfloat16"] = setting(
-        "float16",
-        "asa16: transfer format, float16 or bfloat16",
-        "float16 or bfloat16",
-    )
-    error_feedback: bool = setting(
-        False,
-        "asa16: add the rounding error to the next step's vector",
-        "true or false",
-    )
-
-    requires = (
-        NEEDS_RANKS,
-        Requirement(
-            lambda facts: facts.precision != "float64",
-            "is for float32, and precision is float64: choose another of both",
-        ),
-    )
-
-    def condition(self, facts: RunFacts) -> str:
-        buckets = f" in buckets of {facts.bucket_mb:g} MB" if facts.bucket_mb else ""
-        return f"asa16 {self.wire}{' with error feedback' * self.error_feedback}{buckets}"
-
-
-@ALL_REDUCES.register("hierarchical")
-@dataclass(frozen=True)
-class Hierarchical(AllReduceChoice):
-    """Within each machine, then between machines."""
-
-    requires = (NEEDS_RANKS,)
-
-    def condition(self, facts: RunFacts) -> str:
-        numbers = {machine: n for n, machine in enumerate(dict.fromkeys(facts.machines))}
-        if len(numbers) < 2:
-            return ""
-        return "hierarchical " + "+".join(str(numbers[machine]) for machine in facts.machines)
-
-
-@ALL_REDUCES.register("nccl")
-@dataclass(frozen=True)
-class Nccl(AllReduceChoice):
-    """NCCL's allreduce, from GPU to GPU."""
-
-    requires = (
-        Requirement(
-            lambda facts: facts.starter == "torchrun",
-            "is for trainers that torchrun starts: torchrun --standalone --nproc-per-node 4 "
-            "train.py, or leave collective at auto",
-        ),
-        Requirement(
-            lambda facts: facts.has_own_gpus,
-            "needs a GPU for each rank, and devices are {listed_devices}: start as many ranks on a "
-            "machine as it has GPUs, or use collective: asa",
-        ),
-    )
-
-
-@EXCHANGES.register("average")
-@dataclass(frozen=True)
-class Average(ExchangeChoice):
-    """Weights and optimizer state, after the update."""
-
-
-@EXCHANGES.register("gradients")
-@dataclass(frozen=True)
-class Gradients(ExchangeChoice):
-    """Gradients, before the update."""
-
-    bucket_mb: float = setting(
-        0.0,
-        "of ranks: MB of gradients sent during the backward pass; 0: none",
-        "a number of megabytes of at least 0",
-        ge=0,
-    )
-
-    requires = (
-        Requirement(
-            lambda facts: facts.starter is not None,
-            "is for trainers that are ranks, see collective: start them with mpirun or torchrun, "
-            "or set it to 0",
-            setting="bucket_mb",
-        ),
-    )
-
-
-@EXCHANGES.register("shared")
-@dataclass(frozen=True)
-class Shared(ExchangeChoice):
-    """Gradients; one copy of the parameters, of which each trainer updates a part."""
-
-    shares_parameters = True
-    requires = (
-        Requirement(
-            lambda facts: facts.starter is None,
-            "is one copy of the weights for trainers that one machine starts; ranks have their "
-            "own: use average or gradients",
-        ),
-        Requirement(
-            lambda facts: not facts.on_gpu,
-            "is one copy of the weights in the host's memory, for trainers on cpu; on GPUs use "
-            "average or gradients",
-        ),
-    )
-
-
-@RULES.register("bsp")
-@dataclass(frozen=True)
-class Bsp(RuleChoice):
-    """All in step."""
-
-    is_synchronous = True
-
-
-@RULES.register("easgd")
-@dataclass(frozen=True)
-class Easgd(RuleChoice):
-    """Elastic averaging, by a server."""
-
-    easgd_alpha: float = setting(
-        0.5,
-        "easgd: moving rate of weights and consensus weights",
-        "a number above 0 and below 1",
-        gt=0,
-        lt=1,
-    )
-    easgd_tau: int = setting(
-        1,
-        "easgd: steps between exchanges with the server",
-        "a whole number of steps of at least 1",
-        ge=1,
-    )
-
-    requires = (NEEDS_MPI,)
-
-
-@RULES.register("gosgd")
-@dataclass(frozen=True)
-class Gosgd(RuleChoice):
-    """Gossip."""
-
-    gosgd_p: float = setting(
-        0.1,
-        "gosgd: probability of sending after a step",
-        "a number above 0 and at most 1",
-        gt=0,
-        le=1,
-    )
-
-    requires = (NEEDS_MPI,)

@@ -1,37 +1,17 @@
-"""The interfaces of an exchange strategy, and of the place where trainers meet."""
+"""When trainers exchange vectors: around the update, all in step."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
 
-Message = TypeVar("Message")
+import numpy as np
 
-
-class Group(Protocol):
-    """One trainer's place among all; see `tandem.distributed.LocalGroup`, which is one."""
-
-    @property
-    def rank(self) -> int:
-        """This trainer's number, from 0."""
-        ...
-
-    def barrier(self) -> None:
-        """Return when every trainer has called this. Raises PeerLost as `gather`."""
-        ...
-
-    def all_gather_object(self, message: Message) -> tuple[Message, ...]:
-        """Pass a small message to every trainer; those of all trainers, by rank.
-
-        Raises
-        ------
-        PeerLost
-            Another trainer has ended.
-        """
-        ...
-
-    def close(self) -> None:
-        """Give up the place."""
-        ...
+from tandem.distributed.allreduce import AllReduce, shard
+from tandem.distributed.choices import EXCHANGES, AllReduceChoice, ExchangeChoice
+from tandem.distributed.group import Group
+from tandem.distributed.rank_vector import HostVector, RankVector
+from tandem.memory.parameters import CudaMemory, FlatName, HostMemory
+from tandem.registry import Requirement, setting
 
 
 class Exchange:
@@ -40,6 +20,11 @@ class Exchange:
     A trainer calls these methods in every step, in this order, and a strategy overrides those that
     it needs. After gradients that are not finite there is no update.
 
+    Parameters
+    ----------
+    vector : RankVector, optional
+        What is exchanged; closed by `leave`.
+
     Attributes
     ----------
     is_synchronous : bool
@@ -47,6 +32,9 @@ class Exchange:
     """
 
     is_synchronous = True
+
+    def __init__(self, vector: RankVector | None = None) -> None:
+        self._vector = vector
 
     def before_gradients(self, shares: Sequence[float]) -> None:
         """Get ready: the gradients of a step are about to be computed.
@@ -58,17 +46,202 @@ class Exchange:
         """
 
     def on_gradient_ready(self, name: str) -> None:
-        """Hear that the gradient of a parameter is there, while others are being computed."""
+        """Called when a parameter's gradient is ready, during the backward pass."""
+
+    def votes_after(self, step: int, every: int) -> bool:
+        """Whether all trainers vote on a step together.
+
+        Parameters
+        ----------
+        step : int
+            Steps that have been made, this one included.
+        every : int
+            Steps between two reports, for which the trainers exchange messages in any case.
+        """
+        return self.is_synchronous or step % every == 0
 
     def before_update(self, shares: Sequence[float]) -> None:
         """Exchange gradients. Parameters as in `before_gradients`."""
 
     def after_update(self, shares: Sequence[float]) -> None:
-        """Exchange weights and momenta. Parameters as in `before_gradients`."""
+        """Exchange parameters. Parameters as in `before_gradients`."""
 
     def consensus_weights(self) -> AbstractContextManager[None]:
-        """A context in which the weights are those that the run is about. All enter together."""
+        """Context manager: swap in the consensus weights. Collective."""
         return nullcontext()
 
     def leave(self) -> None:
-        """Exchange no more. All trainers do so together, when all has gone well."""
+        """End the exchange, and give up other trainers' memory. Collective, when all went well."""
+        if self._vector is not None:
+            self._vector.close()
+
+
+class ExchangeParameters(Exchange):
+    """Average weights and optimizer state after the update: the original's strategy.
+
+    The update is linear in the gradient, so this equals averaging gradients before it, in exact
+    arithmetic, at twice the bytes (Ding et al. 2014, arXiv 1412.2302, section 2.2).
+
+    Parameters
+    ----------
+    all_reduce : AllReduce
+    vector : RankVector
+        This trainer's parameters.
+    """
+
+    def __init__(self, all_reduce: AllReduce, vector: RankVector) -> None:
+        super().__init__(vector)
+        self._all_reduce, self._own = all_reduce, vector.own
+
+    def after_update(self, shares: Sequence[float]) -> None:
+        self._all_reduce.average(self._own, shares)
+
+
+class ExchangeGradients(Exchange):
+    """Average the gradients, then let every trainer make the same update: half the bytes.
+
+    Parameters
+    ----------
+    all_reduce : AllReduce
+    vector : RankVector
+        This trainer's gradients.
+    """
+
+    def __init__(self, all_reduce: AllReduce, vector: RankVector) -> None:
+        super().__init__(vector)
+        self._all_reduce, self._own = all_reduce, vector.own
+
+    def before_update(self, shares: Sequence[float]) -> None:
+        self._all_reduce.average(self._own, shares)
+
+
+class ExchangeShared(Exchange):
+    """One vector of parameters for all trainers, of which each updates a shard.
+
+    Each computes gradients into a vector of its own. Between two barriers, trainer i averages shard
+    i of the gradients, in rank order, into trainer 0's vector, and then updates shard i of the
+    parameters from there. So nothing is averaged twice, and nothing updated twice. The result is
+    that of `ExchangeGradients`.
+
+    Parameters
+    ----------
+    group : Group
+    gradients : sequence of float (n,)
+        Every trainer's, by rank, in shared memory.
+    """
+
+    def __init__(self, group: Group, gradients: Sequence[np.ndarray]) -> None:
+        super().__init__()
+        self._group = group
+        part = shard(gradients[0].size, group.size, group.rank)
+        self._parts = [vector[part] for vector in gradients]
+
+    def before_update(self, shares: Sequence[float]) -> None:
+        from tandem.distributed import kernels
+
+        # From here on nobody computes with the weights, until all of them have been updated.
+        self._group.barrier()
+        kernels.average_into_first(self._parts, shares)
+
+    def after_update(self, shares: Sequence[float]) -> None:
+        self._group.barrier()
+
+
+def rank_vector(
+    memory: HostMemory | CudaMemory, name: FlatName, group: Group, is_apart: bool = False
+) -> RankVector:
+    """Give a vector of a trainer's memory as a group reaches it. Collective.
+
+    Parameters
+    ----------
+    memory : HostMemory or CudaMemory
+    name : "parameters" or "gradients"
+    group : Group
+        Those who average it.
+    is_apart : bool
+        Whether another thread averages while the trainer computes.
+    """
+    if isinstance(memory, HostMemory):
+        return HostVector(memory.flat[name], memory.rank, name == "parameters")
+    from tandem.distributed.gpu_staging import GpuVector
+
+    return GpuVector(memory, name, group, is_apart)
+
+
+@EXCHANGES.register("average")
+@dataclass(frozen=True)
+class Average(ExchangeChoice):
+    """Weights and optimizer state, after the update."""
+
+    def make(
+        self, collective: AllReduceChoice, memory: HostMemory | CudaMemory, group: Group
+    ) -> Exchange:
+        vector, whole = rank_vector(memory, "parameters", group), memory.layout.parameters_size
+        (all_reduce,) = collective.make(vector, [slice(0, whole)], group)
+        return ExchangeParameters(all_reduce, vector)
+
+
+@EXCHANGES.register("gradients")
+@dataclass(frozen=True)
+class Gradients(ExchangeChoice):
+    """Gradients, before the update."""
+
+    bucket_mb: float = setting(
+        0.0,
+        "of ranks: MB of gradients sent during the backward pass; 0: none",
+        "a number of megabytes of at least 0",
+        ge=0,
+    )
+
+    requires = (
+        Requirement(
+            lambda facts: facts.starter is not None,
+            "is for trainers that are ranks, see collective: start them with mpirun or torchrun, "
+            "or set it to 0",
+            setting="bucket_mb",
+        ),
+    )
+
+    def make(
+        self, collective: AllReduceChoice, memory: HostMemory | CudaMemory, group: Group
+    ) -> Exchange:
+        layout = memory.layout
+        if not self.bucket_mb:
+            vector = rank_vector(memory, "gradients", group)
+            (all_reduce,) = collective.make(vector, [slice(0, layout.size)], group)
+            return ExchangeGradients(all_reduce, vector)
+        from tandem.distributed.buckets import BucketedGradients, divide
+
+        most = int(self.bucket_mb * 1e6) // np.dtype(layout.dtype).itemsize
+        buckets = divide(layout.offsets, layout.size, most)
+        apart = group.split(0)  # its thread's messages are kept apart from the trainer's
+        vector = rank_vector(memory, "gradients", apart, is_apart=True)
+        parts = [bucket.extent for bucket in buckets]
+        return BucketedGradients(buckets, vector, collective.make(vector, parts, apart))
+
+
+@EXCHANGES.register("shared")
+@dataclass(frozen=True)
+class Shared(ExchangeChoice):
+    """Gradients; one copy of the parameters, of which each trainer updates a part."""
+
+    shares_parameters = True
+    requires = (
+        Requirement(
+            lambda facts: facts.starter is None,
+            "is one copy of the weights for trainers that one machine starts; ranks have their "
+            "own: use average or gradients",
+        ),
+        Requirement(
+            lambda facts: not facts.on_gpu,
+            "is one copy of the weights in the host's memory, for trainers on cpu; on GPUs use "
+            "average or gradients",
+        ),
+    )
+
+    def make(
+        self, collective: AllReduceChoice, memory: HostMemory | CudaMemory, group: Group
+    ) -> Exchange:
+        if not isinstance(memory, HostMemory):
+            raise TypeError("GPUs have no memory that all trainers share")
+        return ExchangeShared(group, memory.flat["gradients"])

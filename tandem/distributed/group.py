@@ -1,62 +1,107 @@
-"""What ranks need of whatever joins them, over one machine or many."""
+"""Groups of trainers: how messages and vectors pass between them, on one machine or many."""
 
+import itertools
+import os
+import pickle
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, NoReturn, Protocol, TypeVar
+from functools import cached_property
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
+
+from tandem.memory import HostBuffer
 
 Message = TypeVar("Message")
 Starter = Literal["mpirun", "torchrun"]
 
+_FRAME = 512  # bytes; a message that fits takes one exchange
+_LENGTH = 8  # bytes of a frame that hold the length of the message
 
-class Adder(Protocol):
-    """A group of ranks whose library adds vectors.
 
-    Every method is called by all ranks of the group together, with vectors of one size and dtype.
-    Each raises `tandem.distributed.PeerLost` where another rank is known to have ended.
+class PeerLost(Exception):
+    """Another trainer ended while this one waited for it: a consequence, never the cause."""
 
-    Vectors are arrays of NumPy's. An engine for GPUs takes PyTorch's tensors in their place.
+
+class Group(ABC):
+    """The trainers of a run, or a part of them, as one of them uses it.
+
+    All ranks of a group call its methods together, with vectors of one size and dtype, and by one
+    thread at a time. Each method raises `PeerLost` where another rank is known to have ended.
+
+    Vectors are NumPy arrays. A group that can move GPU memory takes PyTorch tensors as well.
+
+    Parameters
+    ----------
+    rank, size : int
+        This rank's number in the group, from 0, and how many ranks there are.
 
     Attributes
     ----------
     rank, size : int
-        This rank's number in the group, from 0, and how many there are.
+    starter : "mpirun", "torchrun" or None
+        What started the ranks; None where they are processes of one launcher.
     """
 
-    rank: int
-    size: int
+    starter: Starter | None = None
 
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def barrier(self) -> None:
+        """Return when every rank has called this, however long they take."""
+        self.all_gather_object(None)
+
+    def all_gather_object(self, message: Message) -> tuple[Message, ...]:
+        """Pass a small message to every rank.
+
+        Parameters
+        ----------
+        message : picklable
+            From this rank.
+
+        Returns
+        -------
+        tuple
+            The messages of all ranks by rank, the same at every rank.
+        """
+        data, frames = pickle.dumps(message), self._frames
+        head = len(data).to_bytes(_LENGTH, "little") + data[: _FRAME - _LENGTH]
+        frames[self.rank, : len(head)] = np.frombuffer(head, np.uint8)
+        extents = [slice(r * _FRAME, (r + 1) * _FRAME) for r in range(self.size)]
+        self._gather_bytes(frames.reshape(-1), extents)
+        lengths = [int.from_bytes(row[:_LENGTH].tobytes(), "little") for row in frames]
+        if max(lengths) <= _FRAME - _LENGTH:
+            parts = [row[_LENGTH:].tobytes() for row in frames]
+        else:
+            parts = self._gather_long(data, lengths)
+        return tuple(pickle.loads(part[:n]) for part, n in zip(parts, lengths, strict=True))
+
+    @abstractmethod
     def all_reduce(self, vector: Any) -> None:
-        """Replace every rank's vector by the sum of all, in whatever order the library adds.
+        """Replace every rank's vector by the sum of all, in the order that the library chooses.
 
         Parameters
         ----------
         vector : float (n,)
         """
-        ...
 
-
-class Engine(Adder, Protocol):
-    """A group of ranks, each with a trainer, and how vectors get from one to another."""
-
-    def all_gather_object(self, message: Message) -> tuple[Message, ...]:
-        """Pass a small message to every rank; those of all ranks, by rank."""
-        ...
-
+    @abstractmethod
     def all_to_all(self, vector: Any, received: Any, parts: Sequence[slice]) -> None:
         """Give each rank its part of every vector.
 
         Parameters
         ----------
         vector : (n,)
-            What is given.
+            This rank's.
         received : (size, m)
             Row r becomes this rank's part of the vector of rank r.
         parts : sequence of slice
             The parts of a vector, by rank.
         """
-        ...
 
+    @abstractmethod
     def all_gather(self, vector: Any, parts: Sequence[slice]) -> None:
         """Give every rank the parts of all.
 
@@ -67,76 +112,93 @@ class Engine(Adder, Protocol):
         parts : sequence of slice
             As in `all_to_all`.
         """
-        ...
 
+    @abstractmethod
+    def split(self, color: int) -> "Group":
+        """Make a group of the ranks that give the same color, in the same order.
 
-class RankGroup(Engine, Protocol):
-    """All that a run needs of its ranks. Also a `Group`, for trainers.
-
-    An engine is used by one thread at a time.
-
-    Attributes
-    ----------
-    starter : "mpirun" or "torchrun"
-        What has started the ranks.
-    """
-
-    starter: Starter
+        It passes messages of its own, so another thread may use it.
+        """
 
     @property
-    def local(self) -> "RankGroup":
-        """The ranks of this machine, in the same order. All ranks ask for it together."""
-        ...
+    @abstractmethod
+    def local(self) -> "Group":
+        """The ranks of this machine, in the same order."""
 
-    def group(self, number: int) -> "RankGroup":
-        """Those ranks that give the same number, in the same order. All ranks call it together."""
-        ...
-
-    def copy(self) -> "RankGroup":
-        """The same ranks, for another thread. All ranks call it together."""
-        ...
-
-    def barrier(self) -> None:
-        """Return when every rank has called this, whatever time they take."""
-        ...
-
-    def close(self) -> None:
-        """Give up this engine, all that were made of it, and the memory that they share.
-
-        All ranks call it together, when none of them uses any of it any more. A rank that ends has
-        no need of it.
-        """
-        ...
-
-    def shared(self, nbytes: int) -> list[np.ndarray]:
-        """Memory that the ranks of one machine share, zero at first.
+    def shared_memory(self, nbytes: int) -> list[np.ndarray]:
+        """Make memory that the ranks of one machine share, zero at first.
 
         Parameters
         ----------
         nbytes : int
-            Of each rank's part, the same at all.
+            Of each rank's part, the same at all. Pages that nobody touches take no memory.
 
         Returns
         -------
         list of uint8 (nbytes,)
             Every rank's part, by rank.
         """
-        ...
+        own = HostBuffer.create(nbytes, f"rank {self.rank}")
+        paths = self.all_gather_object(own.path)
+        buffers = [
+            own if rank == self.rank else HostBuffer.open(path, f"rank {rank}")
+            for rank, path in enumerate(paths)
+        ]
+        arrays = [buffer.array(nbytes, np.uint8) for buffer in buffers]
+        self.barrier()  # the paths are valid until the descriptors here are closed
+        return arrays
 
+    def takes_gpu_memory(self) -> bool:
+        """Whether vectors may be tensors on GPUs for all operations. Not collective."""
+        return False
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up this group, the groups split from it, and the memory that they share.
+
+        A rank that ends need not call it.
+        """
+
+    def abort(self, status: int) -> NoReturn:
+        """End this rank at once, and with it all others. Not collective."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    @cached_property
+    def _frames(self) -> np.ndarray:
+        return np.zeros((self.size, _FRAME), np.uint8)
+
+    def _gather_bytes(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
+        """Do what `all_gather` does, however late the other ranks come."""
+        self.all_gather(vector, parts)
+
+    def _gather_long(self, data: bytes, lengths: Sequence[int]) -> list[bytes]:
+        parts = [slice(a, b) for a, b in itertools.pairwise(np.cumsum([0, *lengths]).tolist())]
+        together = np.empty(parts[-1].stop, np.uint8)
+        together[parts[self.rank]] = np.frombuffer(data, np.uint8)
+        self._gather_bytes(together, parts)
+        return [together[part].tobytes() for part in parts]
+
+
+class RankGroup(Group):
+    """Ranks that mpirun or torchrun started, which send each other signs of life."""
+
+    starter: Starter
+
+    @abstractmethod
+    def split(self, color: int) -> "RankGroup": ...
+
+    @abstractmethod
     def beat(self, rank: int) -> None:
-        """Send another rank a sign of life, and expect some of it. Returns at once.
+        """Send another rank a sign of life, and expect its own. Returns at once.
 
         Raises
         ------
         PeerLost
             What started the ranks has ended.
         """
-        ...
 
+    @abstractmethod
     def heard(self) -> set[int]:
-        """Who has sent a sign of life since the last call. Raises PeerLost as `beat`."""
-        ...
-
-    def abort(self, status: int) -> NoReturn:
-        """End all ranks, everywhere, this one too."""
-        ...
+        """Give the ranks whose signs of life have come since the last call. Raises as `beat`."""

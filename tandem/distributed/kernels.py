@@ -1,6 +1,6 @@
 """Weighted averages of vectors, in one pass over memory, by loops that numba compiles.
 
-Importing this module imports numba, which takes a moment and some memory: a trainer does so in its
+Importing this module imports numba, which takes time and memory: a trainer does so in its
 first exchange. Products and sums are rounded one by one and never fused into one operation, so the
 bits are those of NumPy's expressions.
 """

@@ -1,100 +1,136 @@
-"""Where the trainers of one machine wait for one another and pass small messages."""
+"""The trainers of one launcher as a group: messages by pipes, vectors by shared memory."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, reduction
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import Any
 
-Message = TypeVar("Message")
+import numpy as np
 
-
-class PeerLost(Exception):
-    """Another trainer ended while this one waited for it: a consequence, never the cause."""
+from tandem.distributed.group import Group, Message, PeerLost
 
 
-@dataclass(frozen=True)
-class LocalGroup:
-    """One trainer's place at the group: pipes in a star around trainer 0.
+class LocalGroup(Group):
+    """Trainers of one machine, joined by pipes in a star around trainer 0.
 
-    A pipe reports the end of the process at its other end at once, whatever killed it, and holds
-    no lock that a dead process could keep; so no trainer waits for a dead one. How long a
-    living one takes is not judged: a step or a compilation may take minutes. It travels to a child
-    only while that child is being started.
+    A pipe reports the end of the process at its other end at once, however that process ended, and
+    holds no lock that a dead process could keep; so no trainer waits for a dead one. How long a
+    living one takes is not limited: a step or a compilation may take minutes. A group can be sent
+    to a child only while that child is being started.
 
     Parameters
     ----------
-    rank : int
-        This trainer's number, from 0.
+    rank, size : int
+        This trainer's number, from 0, and how many there are.
     links : sequence of Connection
         For trainer 0 one to each other trainer, by rank; for the others one, to trainer 0.
     """
 
-    rank: int
-    links: Sequence[Connection]
+    def __init__(self, rank: int, size: int, links: Sequence[Connection]) -> None:
+        super().__init__(rank, size)
+        self._links = links
+        self._scratch: list[np.ndarray] = []
+        self._made: list[LocalGroup] = []
 
-    def barrier(self) -> None:
-        """Return when every trainer has called this.
-
-        Raises
-        ------
-        PeerLost
-            Another trainer has ended.
-        """
-        self.all_gather_object(None)
+    @property
+    def local(self) -> "LocalGroup":
+        return self
 
     def all_gather_object(self, message: Message) -> tuple[Message, ...]:
-        """Pass a small message to every trainer.
-
-        Parameters
-        ----------
-        message : picklable
-            From this trainer.
-
-        Returns
-        -------
-        tuple
-            The messages of all trainers by rank, the same at every trainer.
-
-        Raises
-        ------
-        PeerLost
-            Another trainer has ended.
-        """
         if self.rank == 0:
             messages = (message, *self._receive_all())
-            for rank, link in enumerate(self.links, start=1):
+            for rank, link in enumerate(self._links, start=1):
                 self._watch(rank, link.send, messages)
             return messages
-        self._watch(0, self.links[0].send, message)
-        return self._watch(0, self.links[0].recv)
+        self._watch(0, self._links[0].send, message)
+        return self._watch(0, self._links[0].recv)
 
     def _receive_all(self) -> list[Any]:
-        """One message from every other trainer; whoever has ended is noticed before the slow."""
+        """Receive one message from every other trainer; notice one that has ended at once."""
         received: dict[int, Any] = {}
-        while len(received) < len(self.links):
-            missing = [link for r, link in enumerate(self.links, start=1) if r not in received]
+        while len(received) < len(self._links):
+            missing = [link for r, link in enumerate(self._links, start=1) if r not in received]
             for link in wait(missing):
                 assert isinstance(link, Connection)
-                rank = self.links.index(link) + 1
+                rank = self._links.index(link) + 1
                 received[rank] = self._watch(rank, link.recv)
         return [received[rank] for rank in sorted(received)]
 
+    def all_reduce(self, vector: np.ndarray) -> None:
+        first, *others = self._publish(vector)
+        np.copyto(vector, first)
+        for other in others:
+            vector += other
+        self.barrier()
+
+    def all_to_all(self, vector: np.ndarray, received: np.ndarray, parts: Sequence[slice]) -> None:
+        for row, other in zip(received, self._publish(vector), strict=True):
+            row[...] = other[parts[self.rank]]
+        self.barrier()
+
+    def all_gather(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
+        for part, other in zip(parts, self._publish(vector, parts[self.rank]), strict=True):
+            vector[part] = other[part]
+        self.barrier()
+
+    def _publish(self, vector: np.ndarray, part: slice = slice(None)) -> list[np.ndarray]:
+        """Show every trainer a part of each one's vector, until the next barrier."""
+        if not self._scratch or self._scratch[0].nbytes < vector.nbytes:
+            self._scratch = self.shared_memory(vector.nbytes)
+        every = [area[: vector.nbytes].view(vector.dtype) for area in self._scratch]
+        every[self.rank][part] = vector[part]
+        self.barrier()
+        return every
+
+    def split(self, color: int) -> "LocalGroup":
+        colors = self.all_gather_object(color)
+        ranks = [rank for rank, other in enumerate(colors) if other == color]
+        if self.rank == 0:
+            links = self._send_links(colors)
+        else:
+            count = len(ranks) - 1 if ranks[0] == self.rank else 1
+            receive = (reduction.recv_handle, self._links[0])
+            links = [Connection(self._watch(0, *receive)) for _ in range(count)]
+        self._made.append(LocalGroup(ranks.index(self.rank), len(ranks), links))
+        return self._made[-1]
+
+    def _send_links(self, colors: Sequence[int]) -> Sequence[Connection]:
+        """Make the pipes of all new groups; send the others theirs, give this trainer's."""
+        own: Sequence[Connection] = ()
+        for color in dict.fromkeys(colors):
+            ranks = [rank for rank, other in enumerate(colors) if other == color]
+            for rank, links in zip(ranks, _star(len(ranks)), strict=True):
+                if rank == 0:
+                    own = links
+                    continue
+                for link in links:
+                    to = self._links[rank - 1]
+                    self._watch(rank, reduction.send_handle, to, link.fileno(), None)
+                    link.close()
+        return own
+
     def close(self) -> None:
-        """Give up the place: the others learn of it in their next group."""
-        for link in self.links:
+        """Give up the group: the others learn of it when they next wait for this trainer."""
+        for made in self._made:
+            made.close()
+        for link in self._links:
             link.close()
 
     def _watch(self, rank: int, call: Callable[..., Any], *arguments: object) -> Any:
         try:
             return call(*arguments)
         except (EOFError, OSError) as error:
-            raise PeerLost(f"trainer {rank} ended while trainer {self.rank} met it") from error
+            raise PeerLost(f"trainer {rank} ended while trainer {self.rank} waited for it") from (
+                error
+            )
 
 
 def local_groups(trainers: int) -> list[LocalGroup]:
-    """The places of all trainers, by rank, joined by new pipes."""
-    context = get_context("spawn")
-    pipes = [context.Pipe(duplex=True) for _ in range(trainers - 1)]
-    centre = LocalGroup(0, [near for near, _ in pipes])
-    return [centre, *(LocalGroup(rank, [far]) for rank, (_, far) in enumerate(pipes, start=1))]
+    """The group as each trainer sees it, by rank, joined by new pipes."""
+    return [LocalGroup(rank, trainers, links) for rank, links in enumerate(_star(trainers))]
+
+
+def _star(size: int) -> list[Sequence[Connection]]:
+    """The ends of new pipes between the first and each other, by rank."""
+    pipes = [get_context("spawn").Pipe(duplex=True) for _ in range(size - 1)]
+    return [[near for near, _ in pipes], *([far] for _, far in pipes)]

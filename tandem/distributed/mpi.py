@@ -17,14 +17,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tandem.distributed.frames import Frames
-from tandem.distributed.group import Starter
-from tandem.distributed.local import PeerLost
+from tandem.distributed.group import PeerLost, RankGroup, Starter
 from tandem.errors import InputError
 
 INSTALL = "install mpi4py and an MPI with `pip install .[mpi]`, or mpi4py for the cluster's own MPI"
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-"""Environment variables by which starters tell how many processes they have started.
+"""Environment variables that hold how many processes a starter has started.
 
 Slurm's comes last: an mpirun in a job starts its own helpers by srun.
 """
@@ -41,7 +39,7 @@ def is_started_by_mpi() -> bool:
 
 
 def _started() -> int:
-    """How many processes were started together, as far as the starter tells; 0 if it doesn't."""
+    """How many processes were started together; 0 where the starter does not report it."""
     values = (os.environ.get(name, "") for name in SIZES)
     return next((int(value) for value in values if value.isdigit()), 0)
 
@@ -69,11 +67,11 @@ def join() -> "MpiGroup":
             "this MPI lets one thread only use it (MPI_THREAD_MULTIPLE is needed, for signs of "
             "life beside the training); use another build of it"
         )
-    engine = MpiGroup(world.Dup())
-    engine.local.barrier()
-    if engine.local.rank == 0:
+    group = MpiGroup(world.Dup())
+    group.local.barrier()
+    if group.local.rank == 0:
         _forget_names()
-    return engine
+    return group
 
 
 def _import_mpi() -> Any:
@@ -97,56 +95,37 @@ def _forget_names() -> None:
                 Path(path).unlink()
 
 
-class MpiGroup(Frames):
-    """The ranks of a communicator. A `RankGroup`, and the `PointToPoint` of rules that need one.
-
-    Use `join` to get one.
+class MpiGroup(RankGroup):
+    """The ranks of a communicator. Use `join` to get one.
 
     Parameters
     ----------
     communicator : mpi4py.MPI.Intracomm
-        Of this engine alone.
-
-    Attributes
-    ----------
-    rank, size : int
-        This rank's number and how many there are.
+        Of this group alone.
     """
 
     starter: Starter = "mpirun"
 
     def __init__(self, communicator: Any) -> None:
+        super().__init__(communicator.rank, communicator.size)
         self._comm, self._mpi = communicator, _import_mpi()
         self._made: list[MpiGroup] = []
         self._windows: list[Any] = []
-        super().__init__(communicator.rank, communicator.size)
 
     @cached_property
     def local(self) -> "MpiGroup":
-        """The ranks of this machine, in the same order. All ranks ask for it together."""
         return self._make(self._comm.Split_type(self._mpi.COMM_TYPE_SHARED, self.rank))
 
-    def group(self, number: int) -> "MpiGroup":
-        """Those ranks that give the same number, in the same order. All ranks call it together."""
-        return self._make(self._comm.Split(number, self.rank))
-
-    def copy(self) -> "MpiGroup":
-        """The same ranks, for another thread. All ranks call it together."""
-        return self._make(self._comm.Dup())
+    def split(self, color: int) -> "MpiGroup":
+        return self._make(self._comm.Split(color, self.rank))
 
     def _make(self, communicator: Any) -> "MpiGroup":
         self._made.append(MpiGroup(communicator))
         return self._made[-1]
 
-    def _pass_on(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
-        """See `Frames`: begin, and pause until all ranks are there."""
-        self._do(
-            self._comm.Iallgatherv, (self._mpi.IN_PLACE, [vector, _extents(parts)]), _PAUSE_SECONDS
-        )
-
     def close(self) -> None:
-        """See `RankGroup`: MPI has a few thousand communicators, and keeps what is not freed."""
-        if not self._comm:  # closed before what it was made of
+        """Free the communicators and windows: MPI has a few thousand of them."""
+        if not self._comm:  # closed before the group that it was split from
             return
         for made in self._made:
             made.close()
@@ -154,50 +133,23 @@ class MpiGroup(Frames):
             window.Free()
         self._comm.Free()
 
-    # As an engine
+    def all_reduce(self, vector: Any) -> None:
+        self._move("allreduce", vector, self._mpi.IN_PLACE, vector)
 
-    def all_reduce(self, vector: np.ndarray) -> None:
-        """See `Engine`."""
-        self._move(self._comm.Iallreduce, self._mpi.IN_PLACE, vector)
+    def all_to_all(self, vector: Any, received: Any, parts: Sequence[slice]) -> None:
+        self._move("alltoallv", vector, [vector, _extents(parts)], [received, _rows(received)])
 
-    def all_to_all(self, vector: np.ndarray, received: np.ndarray, parts: Sequence[slice]) -> None:
-        """See `Engine`."""
-        self._move(self._comm.Ialltoallv, [vector, _extents(parts)], [received, _rows(received)])
-
-    def all_gather(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
-        """See `Engine`."""
-        self._move(self._comm.Iallgatherv, self._mpi.IN_PLACE, [vector, _extents(parts)])
-
-    def on_gpus(self, wait: Callable[[], None]) -> "MpiGpuGroup":
-        """The same ranks for vectors on GPUs, where `takes_gpu_memory`.
-
-        Parameters
-        ----------
-        wait : callable
-            Waits for all that was begun to be computed on the vectors.
-        """
-        return MpiGpuGroup(self, self._comm, wait)
+    def all_gather(self, vector: Any, parts: Sequence[slice]) -> None:
+        self._move("allgatherv", vector, self._mpi.IN_PLACE, [vector, _extents(parts)])
 
     def takes_gpu_memory(self) -> bool:
-        """Whether this MPI says that it takes vectors on GPUs (is CUDA-aware)."""
+        """Whether this MPI reports that it is CUDA-aware."""
         try:
             return bool(ctypes.CDLL(self._mpi.__file__).MPIX_Query_cuda_support())
-        except (AttributeError, OSError):  # which is no part of the standard
+        except (AttributeError, OSError):  # the function is no part of the standard
             return False
 
-    def shared(self, nbytes: int) -> list[np.ndarray]:
-        """Memory that the ranks of one machine share, zero at first.
-
-        Parameters
-        ----------
-        nbytes : int
-            Of each rank's part, the same at all.
-
-        Returns
-        -------
-        list of uint8 (nbytes,)
-            Every rank's part, by rank.
-        """
+    def shared_memory(self, nbytes: int) -> list[np.ndarray]:
         window = self._mpi.Win.Allocate_shared(nbytes, 1, comm=self._comm)
         self._windows.append(window)
         self.barrier()
@@ -209,7 +161,7 @@ class MpiGroup(Frames):
         return parts
 
     def abort(self, status: int) -> NoReturn:
-        """End all ranks, everywhere, this one too.
+        """End all ranks, everywhere.
 
         What was just written to stderr goes through mpirun, which drops what it has not passed on.
         """
@@ -218,42 +170,58 @@ class MpiGroup(Frames):
         self._mpi.COMM_WORLD.Abort(status)
         os._exit(status)
 
-    # From one rank to another
+    # From one rank to another, at any time
 
     def send(self, vector: np.ndarray, rank: int) -> Any:
-        """Begin to send a vector to a rank; a request that tells when it may be changed again."""
+        """Begin to send a vector to a rank.
+
+        Returns
+        -------
+        mpi4py.MPI.Request
+            Its ``Test()`` is true when the vector may be changed again.
+        """
         return self._comm.Isend(vector, rank)
 
     def receive(self, vector: np.ndarray) -> int | None:
-        """Receive a vector that a rank has begun to send, if there is one; from whom."""
+        """Receive a vector that a rank has begun to send, if any; give that rank."""
         status = self._mpi.Status()
         if not self._comm.Iprobe(status=status):
             return None
         self._do(self._comm.Irecv, (vector, status.source), 0.0)  # its bytes are moving
         return int(status.source)
 
-    # StoreHeartbeat of life
-
     def beat(self, rank: int) -> None:
-        """Send another rank a sign of life. Returns at once."""
         self._comm.Isend([None, 0, self._mpi.BYTE], rank).Free()
 
     def heard(self) -> set[int]:
-        """Who has sent a sign of life since the last call."""
         status, ranks = self._mpi.Status(), set()
         while self._comm.Iprobe(status=status):
             ranks.add(status.source)
             self._comm.Recv([None, 0, self._mpi.BYTE], status.source)
         return ranks
 
-    def _move(self, begin: Callable[..., Any], *arguments: Any) -> None:
-        """Move bytes, once all ranks are there.
+    def _gather_bytes(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
+        """Begin, and pause until all ranks have come."""
+        arguments = self._mpi.IN_PLACE, [vector, _extents(parts)]
+        self._do(self._comm.Iallgatherv, arguments, _PAUSE_SECONDS)
+
+    def _move(self, operation: str, vector: Any, *arguments: Any) -> None:
+        """Move bytes, once all ranks have come.
 
         MPI's blocking operations would not let others have the core: with more processes than cores
-        they were seen to take twenty times as long.
+        they were seen to take twenty times as long. For tensors on GPUs they are used all the same:
+        Open MPI takes GPU memory in blocking collectives only.
         """
+        if isinstance(vector, np.ndarray):
+            self.barrier()
+            self._do(getattr(self._comm, f"I{operation}"), arguments, 0.0)
+            return
+        _wait_for_stream(vector)
         self.barrier()
-        self._do(begin, arguments, 0.0)
+        try:
+            getattr(self._comm, operation.capitalize())(*arguments)
+        except self._mpi.Exception as error:
+            raise self._lost(error) from error
 
     def _do(self, begin: Callable[..., Any], arguments: Sequence[Any], pause: float) -> None:
         try:
@@ -265,43 +233,18 @@ class MpiGroup(Frames):
                 else:
                     os.sched_yield()
         except self._mpi.Exception as error:
-            raise PeerLost(f"trainer {self.rank} lost the others: {error}") from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> PeerLost:
+        return PeerLost(f"trainer {self.rank} lost the others: {error}")
 
 
-class MpiGpuGroup:
-    """Ranks of an MPI that takes vectors where they are, on GPUs. An `Engine` of tensors.
+def _wait_for_stream(tensor: Any) -> None:
+    """Wait for all work so far on the stream on which this thread uses a tensor."""
+    if tensor.is_cuda:
+        import torch
 
-    Use `MpiGroup.on_gpus` to get one. The ranks first wait for each other, and then block: Open
-    MPI takes GPUs' memory in blocking collectives only.
-    """
-
-    def __init__(self, engine: MpiGroup, communicator: Any, wait: Callable[[], None]) -> None:
-        self.rank, self.size, self.all_gather_object = (
-            engine.rank,
-            engine.size,
-            engine.all_gather_object,
-        )
-        self._comm, self._mpi, self._wait = communicator, _import_mpi(), wait
-
-    def all_reduce(self, vector: Any) -> None:
-        """See `Engine`."""
-        self._move(self._comm.Allreduce, self._mpi.IN_PLACE, vector)
-
-    def all_to_all(self, vector: Any, received: Any, parts: Sequence[slice]) -> None:
-        """See `Engine`."""
-        self._move(self._comm.Alltoallv, [vector, _extents(parts)], [received, _rows(received)])
-
-    def all_gather(self, vector: Any, parts: Sequence[slice]) -> None:
-        """See `Engine`."""
-        self._move(self._comm.Allgatherv, self._mpi.IN_PLACE, [vector, _extents(parts)])
-
-    def _move(self, call: Callable[..., Any], *arguments: Any) -> None:
-        self._wait()
-        self.all_gather_object(None)
-        try:
-            call(*arguments)
-        except self._mpi.Exception as error:
-            raise PeerLost(f"trainer {self.rank} lost the others: {error}") from error
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def _extents(parts: Sequence[slice]) -> tuple[list[int], list[int]]:

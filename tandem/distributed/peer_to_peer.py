@@ -3,6 +3,7 @@
 One of the two modules that import PyCUDA, and it does so only when its kernel is compiled.
 """
 
+import copy
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -11,40 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from tandem.distributed.average import shard
-from tandem.distributed.exchange import Exchange, Group
+from tandem.distributed.allreduce import AllReduce, shard
+from tandem.distributed.group import Group
 from tandem.errors import InputError
-from tandem.memory import HostBuffer
-from tandem.memory.cuda import INSTALL, BufferHandle, CudaBuffer, Driver, Stream, import_pycuda
+from tandem.memory.cuda import INSTALL, BufferHandle, CudaBuffer, CudaDriver, Stream, import_pycuda
 
 log = logging.getLogger(__name__)
 
 BLOCK = 16 << 20  # bytes that are copied at once, while those before them are being added
 
-Average = Callable[[int, Sequence[tuple[int, float]], int, np.dtype, Stream], None]
+Kernel = Callable[[int, Sequence[tuple[int, float]], int, np.dtype, Stream], None]
 """Called with a target address, (address, weight) of each term, elements, dtype and a stream."""
-
-Detours = Callable[[int], Sequence[np.ndarray]]
-"""Gives uint8 (n,) for each trainer, by rank, in host memory that all see. All call it together."""
-
-
-def detours_by(buffers: Sequence[HostBuffer], group: Group) -> Detours:
-    """Detours by buffers that all trainers have, one for each by rank, of any size at first."""
-
-    def detours(nbytes: int) -> list[np.ndarray]:
-        buffers[group.rank].resize(nbytes)
-        # The others may map these buffers only once they have their size.
-        group.barrier()
-        return [buffer.array(nbytes, np.uint8) for buffer in buffers]
-
-    return detours
 
 
 class PeerVectors:
     """A flat vector of every trainer, in device memory that the others have opened.
 
-    Making it is a thing that all trainers do together, and so is closing it: whoever opened a
-    vector closes it before its owner does.
+    Making and closing it is collective: a trainer that opened a vector closes it before its owner
+    does.
 
     Two GPUs that can't reach each other pass a shard through page-locked host memory, to which both
     have access: the owner copies it there and back, since the other can't open its memory.
@@ -52,15 +37,13 @@ class PeerVectors:
     Parameters
     ----------
     group : Group
-        This trainer's place.
-    driver : Driver
-        Its device.
+        The trainers, on one machine.
+    driver : CudaDriver
+        Of this trainer's device.
     own : CudaBuffer
-        Its vector, which stays the caller's to close, after `close`.
+        Its vector, which the caller closes, after `close`.
     dtype : str
         Of every vector, "float32" or "float64".
-    detours : callable
-        See `Detours`: called with a vector's bytes, if any two trainers can't reach each other.
 
     Raises
     ------
@@ -70,28 +53,17 @@ class PeerVectors:
         Another trainer has ended.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        driver: Driver,
-        own: CudaBuffer,
-        dtype: str,
-        detours: Detours,
-    ) -> None:
+    def __init__(self, group: Group, driver: CudaDriver, own: CudaBuffer, dtype: str) -> None:
         self.group, self.driver, self.own, self.dtype = group, driver, own, np.dtype(dtype)
-        self.rank = group.rank
-        handles: tuple[BufferHandle, ...] = group.all_gather_object(own.handle())
-        self.trainers = len(handles)
+        handles = group.all_gather_object(own.handle())
         self._numbers = [handle.device for handle in handles]
         self._devices = group.all_gather_object(driver.identity)
         reach = group.all_gather_object(tuple(driver.can_reach(device) for device in self._devices))
-        self._apart = [
-            [i != j and not (reach[i][j] and reach[j][i]) for j in range(self.trainers)]
-            for i in range(self.trainers)
-        ]
+        ranks = range(group.size)
+        self._apart = [[i != j and not (reach[i][j] and reach[j][i]) for j in ranks] for i in ranks]
         self._buffers = [self._open(rank, handle) for rank, handle in enumerate(handles)]
-        self._detours = self._lock(detours) if self.has_detours else {}
-        if self.rank == 0:
+        self._staging = self._lock_pages() if self.is_any_apart else {}
+        if group.rank == 0:
             self._warn()
 
     @property
@@ -100,13 +72,13 @@ class PeerVectors:
         return self.own.nbytes // self.dtype.itemsize
 
     @property
-    def has_detours(self) -> bool:
+    def is_any_apart(self) -> bool:
         """Whether any two trainers can't reach each other."""
         return any(any(row) for row in self._apart)
 
     def is_apart(self, rank: int) -> bool:
         """Whether this trainer and another can't reach each other."""
-        return self._apart[self.rank][rank]
+        return self._apart[self.group.rank][rank]
 
     def is_here(self, rank: int) -> bool:
         """Whether a trainer's vector can be read where it is: it lies on this trainer's device."""
@@ -115,41 +87,41 @@ class PeerVectors:
     @property
     def are_all_here(self) -> bool:
         """Whether every vector lies on this trainer's device."""
-        return all(self.is_here(rank) for rank in range(self.trainers))
+        return all(self.is_here(rank) for rank in range(self.group.size))
 
     def address(self, rank: int, element: int) -> int:
         """Where an element of a trainer's vector is, as this process sees it."""
         buffer = self._buffers[rank]
         if buffer is None:
-            raise ValueError(f"trainer {rank}'s memory can't be reached from trainer {self.rank}")
+            raise ValueError(f"trainer {rank}'s memory can't be reached from here")
         return buffer.address + element * self.dtype.itemsize
 
-    def detour(self, owner: int, part: slice) -> np.ndarray:
-        """The page-locked host memory by which elements of a trainer's vector pass."""
-        return self._detours[owner].view(self.dtype)[part]
+    def staging(self, owner: int, part: slice) -> np.ndarray:
+        """The page-locked host memory through which elements of a trainer's vector pass."""
+        return self._staging[owner].view(self.dtype)[part]
 
     def close(self) -> None:
-        """Give up the others' vectors. Then meet them, and then every owner may close its own."""
+        """Give up the others' vectors; after a barrier every owner may close its own."""
         for rank, buffer in enumerate(self._buffers):
-            if buffer is not None and rank != self.rank:
+            if buffer is not None and rank != self.group.rank:
                 buffer.close()
-        for detour in self._detours.values():
-            self.driver.unlock_pages(detour)
-        self._detours.clear()
+        for pages in self._staging.values():
+            self.driver.unlock_pages(pages)
+        self._staging.clear()
 
     def _open(self, rank: int, handle: BufferHandle) -> CudaBuffer | None:
-        if rank == self.rank:
+        if rank == self.group.rank:
             return self.own
         return None if self.is_apart(rank) else CudaBuffer.open(self.driver, handle)
 
-    def _lock(self, detours: Detours) -> dict[int, np.ndarray]:
-        """Page-lock the host memory of each pair of which this trainer is one."""
-        found = detours(self.own.nbytes)
-        others = [rank for rank in range(self.trainers) if self.is_apart(rank)]
-        passed_by = {rank: found[rank] for rank in ([self.rank, *others] if others else [])}
-        for detour in passed_by.values():
-            self.driver.lock_pages(detour)
-        return passed_by
+    def _lock_pages(self) -> dict[int, np.ndarray]:
+        """Page-lock host memory for each trainer that this one can't reach, and for its own."""
+        shared = self.group.shared_memory(self.own.nbytes)
+        others = [rank for rank in range(self.group.size) if self.is_apart(rank)]
+        staging = {rank: shared[rank] for rank in ([self.group.rank, *others] if others else [])}
+        for pages in staging.values():
+            self.driver.lock_pages(pages)
+        return staging
 
     def _warn(self) -> None:
         names = {d: f"cuda:{n}" for d, n in zip(self._devices, self._numbers, strict=True)}
@@ -157,7 +129,7 @@ class PeerVectors:
             names = {device: device for device in names}
         pairs = {
             " and ".join(sorted((names[self._devices[i]], names[self._devices[j]])))
-            for i, j in itertools.combinations(range(self.trainers), 2)
+            for i, j in itertools.combinations(range(self.group.size), 2)
             if self._apart[i][j]
         }
         if pairs:
@@ -175,30 +147,29 @@ class _Track:
     stream: Stream
     scratch: CudaBuffer
 
-    def place(self, rank: int) -> int:
-        """Where the block of a trainer's vector goes."""
+    def address(self, rank: int) -> int:
+        """Where the block of a trainer's vector is copied to."""
         return self.scratch.address + rank * BLOCK
 
 
-class PeerAverage(Exchange):
-    """Average flat vectors in device memory.
+class PeerToPeerAllReduce(AllReduce):
+    """Average flat vectors in device memory, by copies between the GPUs of one machine.
 
-    The trainers meet; trainer i reads shard i of all vectors, block by block, adds them in rank
-    order and writes the sum into all vectors; they meet again. Each element is computed once, so
-    all vectors hold the same bits afterwards. Nobody else touches shard i, so no group lies
-    between, unless shards pass through the host.
+    Between two barriers, trainer i reads shard i of all vectors, block by block, adds them in rank
+    order and writes the sum into all vectors. Each element is computed once, so all vectors hold
+    the same bits afterwards. No other trainer touches shard i, so there is no further barrier.
 
     Copies between devices don't make the host wait. So a trainer lets its device finish before it
-    goes to a group: its step before the first, its copies before the others.
+    enters a barrier: its step before the first, its copies before the others.
 
     Parameters
     ----------
     vectors : PeerVectors
-        Every trainer's vector.
+        Every trainer's vector, all of which is averaged.
     step : Stream
         On which this trainer computes, before and after the exchange.
-    average : callable, optional
-        The kernel; by default it is compiled, which needs nvcc.
+    kernel : callable, optional
+        See `Kernel`; by default it is compiled, which needs nvcc.
 
     Raises
     ------
@@ -206,87 +177,81 @@ class PeerAverage(Exchange):
         The device has too little memory for blocks of all vectors, or the kernel can't be compiled.
     """
 
-    def __init__(self, vectors: PeerVectors, step: Stream, average: Average | None = None) -> None:
+    def __init__(self, vectors: PeerVectors, step: Stream, kernel: Kernel | None = None) -> None:
         self._vectors, self._step, self._driver = vectors, step, vectors.driver
-        self._add = self._compile() if average is None else average
-        # Of two blocks, one is on its way while the other is added.
+        self._part = slice(0, vectors.size)
+        self._add = self._compile() if kernel is None else kernel
+        # Of two blocks, one is in flight while the other is added.
         self._tracks = [self._track() for _ in range(2)]
 
-    @property
-    def trainers(self) -> int:
-        """How many there are."""
-        return self._vectors.trainers
+    def of(self, part: slice) -> "PeerToPeerAllReduce":
+        """The same for part of the vectors; the rest stays as it is."""
+        found = copy.copy(self)
+        found._part = part
+        return found
 
     def close(self) -> None:
-        """Wait for what is under way, and free the memory for blocks."""
+        """Wait for all copies, and free the memory for blocks."""
         for track in self._tracks:
             track.stream.synchronize()
             track.scratch.close()
 
-    def _compile(self) -> Average:
+    def _compile(self) -> Kernel:
         """Compile for any number of terms, one trainer after another.
 
         PyCUDA keeps what it has compiled in files that it does not write whole or not at all.
         """
-        vectors = self._vectors
-        for rank in range(vectors.trainers):
-            if rank == vectors.rank:
-                found = compile_average(vectors.dtype.name, vectors.trainers)
-            vectors.group.barrier()
+        group = self._vectors.group
+        for rank in range(group.size):
+            if rank == group.rank:
+                found = compile_average(self._vectors.dtype.name, group.size)
+            group.barrier()
         return found
 
     def _track(self) -> _Track:
-        size = 0 if self._vectors.are_all_here else self._vectors.trainers * BLOCK
+        size = 0 if self._vectors.are_all_here else self._vectors.group.size * BLOCK
         return _Track(self._driver.stream(), CudaBuffer.create(self._driver, size, "blocks"))
 
-    def average(self, shares: Sequence[float], part: slice | None = None) -> None:
-        """Replace every vector by the weighted sum of all.
-
-        Parameters
-        ----------
-        shares : sequence of float
-            Weights by rank, of which one is not 0. A vector of weight 0 is not read.
-        part : slice, optional
-            Of the vectors; the rest stays as it is.
-        """
-        vectors = self._vectors
-        if vectors.trainers == 1 and shares[0] == 1:
+    def average(self, vector: Any, shares: Sequence[float]) -> None:
+        """Average the vectors that this was made with, wherever `vector` lies."""
+        vectors, group = self._vectors, self._vectors.group
+        if group.size == 1 and shares[0] == 1:
             return
-        shards = self._shards(slice(0, vectors.size) if part is None else part)
+        shards = self._shards()
         self._step.synchronize()
-        if vectors.has_detours:
-            self._lend(shares, shards)
-        vectors.group.barrier()
-        blocks = _blocks(shards[vectors.rank], vectors)
+        if vectors.is_any_apart:
+            self._stage(shares, shards)
+        group.barrier()
+        blocks = _blocks(shards[group.rank], vectors)
         for track, block in zip(itertools.cycle(self._tracks), blocks):
             self._average_block(track, block, shares)
         self._finish()
-        vectors.group.barrier()
-        if vectors.has_detours:
+        group.barrier()
+        if vectors.is_any_apart:
             self._take_back(shards)
 
-    def _shards(self, part: slice) -> list[slice]:
+    def _shards(self) -> list[slice]:
         """What each trainer adds, by rank."""
-        trainers, start = self._vectors.trainers, part.start
-        shards = [shard(part.stop - start, trainers, rank) for rank in range(trainers)]
+        trainers, start = self._vectors.group.size, self._part.start
+        shards = [shard(self._part.stop - start, trainers, rank) for rank in range(trainers)]
         return [slice(start + each.start, start + each.stop) for each in shards]
 
-    def _lend(self, shares: Sequence[float], shards: Sequence[slice]) -> None:
-        """Copy to the host what is asked for by those who can't reach this vector."""
-        vectors = self._vectors
-        if shares[vectors.rank] > 0:
+    def _stage(self, shares: Sequence[float], shards: Sequence[slice]) -> None:
+        """Copy to the host the shards of those who can't reach this vector."""
+        vectors, own = self._vectors, self._vectors.group.rank
+        if shares[own] > 0:
             for part in self._apart(shards):
-                address = vectors.address(vectors.rank, part.start)
-                target = vectors.detour(vectors.rank, part)
+                address = vectors.address(own, part.start)
+                target = vectors.staging(own, part)
                 self._driver.download(target, address, self._tracks[0].stream)
         self._finish()
 
     def _take_back(self, shards: Sequence[slice]) -> None:
-        """Copy from the host what they have made of it."""
-        vectors = self._vectors
+        """Copy back from the host what they averaged."""
+        vectors, own = self._vectors, self._vectors.group.rank
         for part in self._apart(shards):
-            address = vectors.address(vectors.rank, part.start)
-            source = vectors.detour(vectors.rank, part)
+            address = vectors.address(own, part.start)
+            source = vectors.staging(own, part)
             self._driver.upload(address, source, self._tracks[0].stream)
         self._finish()
 
@@ -299,20 +264,20 @@ class PeerAverage(Exchange):
         ]
 
     def _average_block(self, track: _Track, block: slice, shares: Sequence[float]) -> None:
-        vectors, driver = self._vectors, self._driver
+        vectors, driver, group = self._vectors, self._driver, self._vectors.group
         terms = [
             (self._fetch(track, rank, block), share)
             for rank, share in enumerate(shares)
             if share > 0
         ]
         count = block.stop - block.start
-        target = vectors.address(vectors.rank, block.start)
+        target = vectors.address(group.rank, block.start)
         self._add(target, terms, count, vectors.dtype, track.stream)
-        for rank in range(vectors.trainers):
-            if rank == vectors.rank:
+        for rank in range(group.size):
+            if rank == group.rank:
                 continue
             if vectors.is_apart(rank):
-                driver.download(vectors.detour(rank, block), target, track.stream)
+                driver.download(vectors.staging(rank, block), target, track.stream)
             else:
                 there = vectors.address(rank, block.start)
                 driver.copy(there, target, count * vectors.dtype.itemsize, track.stream)
@@ -322,56 +287,17 @@ class PeerAverage(Exchange):
         vectors, driver = self._vectors, self._driver
         if vectors.is_here(rank):
             return vectors.address(rank, block.start)
-        place = track.place(rank)
+        target = track.address(rank)
         if vectors.is_apart(rank):
-            driver.upload(place, vectors.detour(rank, block), track.stream)
+            driver.upload(target, vectors.staging(rank, block), track.stream)
         else:
             nbytes = (block.stop - block.start) * vectors.dtype.itemsize
-            driver.copy(place, vectors.address(rank, block.start), nbytes, track.stream)
-        return place
+            driver.copy(target, vectors.address(rank, block.start), nbytes, track.stream)
+        return target
 
     def _finish(self) -> None:
         for track in self._tracks:
             track.stream.synchronize()
-
-
-class PeerAverageParameters(PeerAverage):
-    """`AverageParameters` on GPUs: weights and momenta, after the update."""
-
-    def after_update(self, shares: Sequence[float]) -> None:
-        """Average weights and momenta over the trainers, weighted by `shares`."""
-        self.average(shares)
-
-
-class PeerAverageGradients(PeerAverage):
-    """`AverageGradients` on GPUs: before the update, half the bytes."""
-
-    def before_update(self, shares: Sequence[float]) -> None:
-        """Average gradients over the trainers, weighted by `shares`."""
-        self.average(shares)
-
-
-class PeerWithin:
-    """Ranks of one machine, on its GPUs. A `tandem.distributed.allreduce.Within`.
-
-    Parameters
-    ----------
-    peers : PeerAverage
-        Of the ranks of this machine.
-    part : slice
-        Of their vectors.
-    """
-
-    def __init__(self, peers: PeerAverage, part: slice) -> None:
-        self._peers, self._part = peers, part
-
-    def collect(self, shares: Sequence[float]) -> None:
-        """See `Within`: all get the sum, and the first one's is used."""
-        self._peers.average(shares, self._part)
-
-    def hand_out(self) -> None:
-        """See `Within`: the sum in which the first alone counts."""
-        self._peers.average([1.0] + [0.0] * (self._peers.trainers - 1), self._part)
 
 
 def _blocks(part: slice, vectors: PeerVectors) -> list[slice]:
@@ -381,7 +307,7 @@ def _blocks(part: slice, vectors: PeerVectors) -> list[slice]:
     return [slice(start, min(start + step, part.stop)) for start in starts]
 
 
-def compile_average(dtype: str, most_terms: int) -> Average:
+def compile_average(dtype: str, most_terms: int) -> Kernel:
     """Compile the kernels that add weighted blocks, for the device of the present context.
 
     Every product and every sum is rounded by itself, never fused: the result has the bits of
@@ -396,7 +322,7 @@ def compile_average(dtype: str, most_terms: int) -> Average:
     Returns
     -------
     callable
-        See `Average`.
+        See `Kernel`.
 
     Raises
     ------

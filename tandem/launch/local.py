@@ -9,11 +9,13 @@ from multiprocessing.connection import Connection
 from tandem.artifacts.run_lock import FolderLock
 from tandem.config.hardware import RankInfo
 from tandem.distributed import local_groups
+from tandem.memory import HostSlots
+from tandem.memory.cuda import CudaSlots
 from tandem.processes.signals import StopSignals
 from tandem.processes.supervisor import Outcome, ProgressReporter, supervise
 from tandem.processes.worker_pool import WorkerPool
 from tandem.training import loader, worker
-from tandem.training.memory import Site, make_sites
+from tandem.training.memory import make_slots
 from tandem.training.run_spec import RunSpec
 
 
@@ -71,28 +73,30 @@ def worker_names(spec: RunSpec, rank: int) -> list[str]:
 
 
 def _start(spec: RunSpec, pool: WorkerPool, lock: FolderLock | None) -> None:
-    groups, sites = local_groups(spec.trainers), make_sites(spec)
-    for rank, (group, site) in enumerate(zip(groups, sites, strict=True)):
-        connection = start_loader(spec, pool, rank, site)
+    groups = local_groups(spec.trainers)
+    for rank, group in enumerate(groups):
+        slots = make_slots(spec, rank)
+        connection = start_loader(spec, pool, rank, slots)
         name = f"trainer {rank}"
-        arguments = worker.WorkerArguments(rank, group, connection, site, pool.status(name), lock)
+        arguments = worker.WorkerArguments(rank, group, connection, slots, pool.status(name), lock)
         writes = rank == 0 and spec.job == "train"
         folder = spec.config.weights_path if writes else None
         pool.start(name, worker.serve, spec, arguments, folder=folder)
         if connection is not None:
             connection.close()
-    for group, site in zip(groups, sites, strict=True):
+    for group in groups:
         group.close()
-        site.release()
 
 
-def start_loader(spec: RunSpec, pool: WorkerPool, rank: int, site: Site) -> Connection | None:
+def start_loader(
+    spec: RunSpec, pool: WorkerPool, rank: int, slots: HostSlots | CudaSlots
+) -> Connection | None:
     """Start the loader of a trainer; return the trainer's connection to it, if it gets one."""
     if not spec.config.para_load:
         return None
     loader_end, trainer_end = multiprocessing.Pipe(duplex=True)
     name = f"loader {rank}"
-    arguments = (spec.filler(), trainer_end, site.loader_side(), pool.status(name))
+    arguments = (spec.filler(), trainer_end, slots, pool.status(name))
     pool.start(name, loader.serve, *arguments, reports=False)
     trainer_end.close()
     return loader_end

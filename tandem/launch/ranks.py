@@ -35,7 +35,7 @@ from tandem.processes.signals import StopSignals
 from tandem.processes.supervisor import Outcome, ProgressReporter, supervise
 from tandem.processes.worker_pool import WorkerPool
 from tandem.training import worker
-from tandem.training.rank_memory import rank_site
+from tandem.training.memory import make_slots
 from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def work_on_ranks(work: Callable[[Launcher], int]) -> int:
     configure_logging(f"[{world.rank}] ")
     multiprocessing.current_process().name = f"trainer {world.rank}"
     show_name(f"trainer {world.rank}")
-    heartbeat = RankHeartbeat(world.copy())
+    heartbeat = RankHeartbeat(world.split(0))
     heartbeat.start()
     launcher = RankLauncher(world, heartbeat)
     try:
@@ -156,17 +156,17 @@ class RankLauncher(Launcher):
         """
         rank, timeout = self.world.rank, spec.config.peer_timeout_seconds
         self._heartbeat.expect(timeout)
-        group, name, saves = self.world.copy(), f"trainer {rank}", spec.job == "train"
+        group, name, saves = self.world.split(0), f"trainer {rank}", spec.job == "train"
         with StopSignals() as signals, ThreadPoolExecutor(1, "supervisor") as executor:
             pool = WorkerPool(worker_names(spec, rank), timeout, reporter.stderr)
-            site = rank_site(spec, group)
-            loader = start_loader(spec, pool, rank, site)
+            slots = make_slots(spec, rank)
+            loader = start_loader(spec, pool, rank, slots)
             launcher = pool.attach(name, spec.config.weights_path if rank == 0 and saves else None)
             main_is_done = threading.Event()
             supervision = executor.submit(
                 self._supervise, pool, reporter, signals, saves, main_is_done
             )
-            arguments = worker.WorkerArguments(rank, group, loader, site, pool.status(name))
+            arguments = worker.WorkerArguments(rank, group, loader, slots, pool.status(name))
             with contextlib.suppress(SystemExit):  # reported, with the reason
                 worker.serve(spec, arguments, launcher)
             launcher.close()

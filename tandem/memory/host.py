@@ -181,6 +181,33 @@ class HostBuffer(Buffer):
         return _received, (reduction.DupFd(self._descriptor), self.name)
 
 
+class ArrayBuffer(Buffer):
+    """Host memory that an array holds. It is freed with its last array.
+
+    Parameters
+    ----------
+    memory : uint8 (n,)
+    """
+
+    name = "array"
+
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.memory = memory
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
+    def _view(self, shape: tuple[int, ...], dtype: np.dtype, offset: int) -> npt.NDArray[Any]:
+        return np.ndarray(shape, dtype, buffer=self.memory.data, offset=offset)
+
+    def close(self) -> None:
+        pass
+
+    def _check_open(self) -> None:
+        pass
+
+
 def _received(handle: Any, name: str) -> HostBuffer:
     """Make the buffer in the child from the descriptor that the parent has passed."""
     descriptor = handle.detach()

@@ -4,8 +4,7 @@ Importing this module imports PyTensor and PyTorch: only a trainer process does.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -19,37 +18,25 @@ from tandem.artifacts.metrics import MetricSums
 from tandem.backend import Captured, DeviceSharedVariable, capture, device_mode, device_shared
 from tandem.config.schema import Config
 from tandem.data.augment import Mode
-from tandem.layers import DropoutKeys, Network, label_rank
+from tandem.layers import DropoutKeys, Network
 from tandem.memory.flat import Vectors
 from tandem.memory.slot import Slot
 from tandem.ops import crop_mirror
 from tandem.optim import Optimizer
 from tandem.optim.parameter_groups import learned_rates, running_averages
+from tandem.training.graphs import (
+    FunctionGraph,
+    Tensors,
+    added,
+    are_finite,
+    count_minibatch,
+    minibatch_inputs,
+)
 
-Tensors = dict[str, TensorVariable]
 _Variables = dict[str, DeviceSharedVariable]
 _Placed = tuple[_Variables, dict[str, _Variables], _Variables]
 """Weights, each state of the optimizer, and gradients."""
 _GRADIENT = "gradient/"
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """The graph of a function.
-
-    Attributes
-    ----------
-    minibatch : dict of str to variable
-        The arrays of a slot that it reads, by their names there.
-    values : dict of str to variable
-        Its other arguments, which are numbers.
-    updates : list of (shared variable, variable)
-        Its results, which it writes to shared variables.
-    """
-
-    minibatch: Tensors
-    values: Tensors
-    updates: list[Any]
 
 
 class CompiledNetwork:
@@ -114,6 +101,7 @@ class CompiledNetwork:
             else make_mode(on_gradient_ready=self._report_gradient)
         )
         self._crop = (config.crop_size, not device_crops)
+        self._side = mean.shape[1] if device_crops else config.crop_size
         declared = network.parameters.declared
         self._rates = learned_rates(
             declared, config.freeze, config.lr_multipliers, optimizer.weight_decay
@@ -268,7 +256,7 @@ class CompiledNetwork:
             self._recorded[name, slot] = self._record(name, slot)
         self._recorded[name, slot]()
 
-    def _graph(self, name: str) -> _Graph:
+    def _graph(self, name: str) -> FunctionGraph:
         return {
             "gradients": self._gradient_graph,
             "update": self._update_graph,
@@ -300,7 +288,7 @@ class CompiledNetwork:
         return capture([function], self._device, beside=beside)
 
     def _compile(
-        self, name: str, graph: _Graph, inputs: list[TensorVariable], givens: dict[Any, Any]
+        self, name: str, graph: FunctionGraph, inputs: list[TensorVariable], givens: dict[Any, Any]
     ) -> Function:
         # The update runs no network, and a frozen parameter would be an input that it does not use.
         names = self.weights if graph.minibatch else ()
@@ -316,18 +304,6 @@ class CompiledNetwork:
             on_unused_input="ignore",  # an update needs no variable of the network
         )
 
-    def _minibatch(self) -> Tensors:
-        """The arrays of a slot as symbolic variables."""
-        batch, crop = self._config.batch_size, self._crop
-        side = crop[0] if crop[1] else self._mean.type.shape[1]
-        return {
-            "pictures": pt.tensor("pictures", dtype="uint8", shape=(batch, side, side, 3)),
-            "labels": pt.tensor("labels", dtype="int64", shape=(batch,)),
-            "origins": pt.tensor("origins", dtype="int64", shape=(batch, 2)),
-            "mirrored": pt.tensor("mirrored", dtype="uint8", shape=(batch,)),
-            "valid": pt.tensor("valid", dtype="int64", shape=()),
-        }
-
     def _images(self, minibatch: Tensors) -> TensorVariable:
         size, cropped = self._crop
         return crop_mirror(
@@ -340,21 +316,8 @@ class CompiledNetwork:
             dtype=self._config.dtype,
         )
 
-    def _counts(
-        self, cost: TensorVariable, logits: TensorVariable, minibatch: Tensors, errors: bool
-    ) -> Tensors:
-        """What one minibatch adds to the sums; `errors` says whether errors are counted."""
-        labels, valid = minibatch["labels"], minibatch["valid"]
-        found = {"loss": cost.astype("float64") * valid, "images": valid}
-        if errors:
-            counted = pt.arange(self._config.batch_size) < valid
-            rank = label_rank(logits, labels)
-            found["top1_errors"] = pt.sum(counted & (rank >= 1), dtype="int64")
-            found["top5_errors"] = pt.sum(counted & (rank >= 5), dtype="int64")
-        return found
-
-    def _gradient_graph(self) -> _Graph:
-        network, minibatch = self._network, self._minibatch()
+    def _gradient_graph(self) -> FunctionGraph:
+        network, minibatch = self._network, minibatch_inputs(self._config.batch_size, self._side)
         minibatch["indices"] = pt.tensor(
             "indices", dtype="int64", shape=minibatch["labels"].type.shape
         )
@@ -366,15 +329,16 @@ class CompiledNetwork:
         learned = [network.parameters[name] for name in self._rates]
         gradients = cast(list[TensorVariable], pt.grad(cost, learned))
         updates = [(self.gradients[n], g) for n, g in zip(self._rates, gradients, strict=True)]
-        updates += [(self.gradients[n], keys.statistics[n]) for n in self._averages]
-        counts = self._counts(cost, logits, minibatch, self._config.print_train_error)
+        statistics = [keys.statistics[n] for n in self._averages]
+        updates += [(self.gradients[n], v) for n, v in zip(self._averages, statistics, strict=True)]
+        counts = count_minibatch(cost, logits, minibatch, self._config.print_train_error)
         updates += [(self._last[name], value) for name, value in counts.items()]
-        updates.append((self._finite, _are_finite([cost, *gradients]).astype("int64")))
-        return _Graph(minibatch, {"epoch": epoch}, updates)
+        updates.append((self._finite, are_finite([cost, *gradients, *statistics]).astype("int64")))
+        return FunctionGraph(minibatch, {"epoch": epoch}, updates)
 
-    def _update_graph(self) -> _Graph:
+    def _update_graph(self) -> FunctionGraph:
         rate = pt.tensor("learning_rate", dtype=self._config.dtype, shape=())
-        updates = _added(self._sums["train"], self._last)
+        updates = added(self._sums["train"], self._last)
         weights, states, gradients = self._updated
         for name, own in self._rates.items():
             if name not in gradients:  # another trainer updates it
@@ -392,33 +356,16 @@ class CompiledNetwork:
             if name in gradients:
                 kept, rest = (np.asarray(x, rate.dtype) for x in (keep, 1 - keep))
                 updates.append((weights[name], kept * weights[name] + rest * gradients[name]))
-        return _Graph({}, {"learning_rate": rate}, updates)
+        return FunctionGraph({}, {"learning_rate": rate}, updates)
 
-    def _validation_graph(self) -> _Graph:
-        minibatch = self._minibatch()
+    def _validation_graph(self) -> FunctionGraph:
+        minibatch = minibatch_inputs(self._config.batch_size, self._side)
         logits = self._network.logits(self._images(minibatch), None)
         cost = self._network.cost(logits, minibatch["labels"], minibatch["valid"])
-        counts = self._counts(cost, logits, minibatch, errors=True)
+        counts = count_minibatch(cost, logits, minibatch, errors=True)
         if self._scores is None:
             shape = (self._config.batch_size, self._network.classes)
             value = np.zeros(shape, self._config.dtype)
             self._scores = device_shared(value, name="scores", device=self._device)
-        updates = [*_added(self._sums["validation"], counts), (self._scores, logits)]
-        return _Graph(minibatch, {}, updates)
-
-
-def _are_finite(values: list[TensorVariable]) -> TensorVariable:
-    """Whether all elements are finite: a sum is not, if one of its terms is not.
-
-    A sum can overflow although its terms do not, when they are of a size that is as bad. Nothing
-    here can fail when it runs, so the gradients may be computed where they are to lie.
-    """
-    sums = [pt.sum(value, dtype=value.dtype, acc_dtype=value.dtype) for value in values]
-    return reduce(pt.and_, [pt.isfinite(total) for total in sums])
-
-
-def _added(
-    sums: Mapping[str, DeviceSharedVariable], counts: Mapping[str, TensorVariable]
-) -> list[tuple[DeviceSharedVariable, TensorVariable]]:
-    """Updates that add `counts` to `sums`."""
-    return [(sums[name], sums[name] + value) for name, value in counts.items()]
+        updates = [*added(self._sums["validation"], counts), (self._scores, logits)]
+        return FunctionGraph(minibatch, {}, updates)

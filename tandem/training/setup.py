@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from tandem.artifacts.checkpoint import RunState, initial_weights, read_checkpoint
 from tandem.artifacts.metrics import MetricSums
 from tandem.data.mean_image import read_mean
-from tandem.distributed import Exchange
+from tandem.distributed import Exchange, ExchangeSettings, make_exchange
 from tandem.layers.network import Network, build_network
 from tandem.memory.flat import FlatLayout
+from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.optim import OPTIMIZERS, Optimizer
 from tandem.optim.parameter_groups import check_layers, learned_rates, running_averages
 from tandem.training.input_pipeline import InputPipeline, minibatch_requests
-from tandem.training.memory import Memory
+from tandem.training.memory import open_loader, open_memory
 from tandem.training.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class TrainingSetup:
 
     Attributes
     ----------
-    memory : Memory
+    memory : HostMemory or CudaMemory
         Parameters, gradients and slots.
     model : CompiledNetwork
         The network's functions over this memory, with the weights of the run's beginning.
@@ -43,7 +44,7 @@ class TrainingSetup:
         Names of the network's arrays that no optimizer steps.
     """
 
-    memory: Memory
+    memory: HostMemory | CudaMemory
     model: "CompiledNetwork"
     state: RunState
     exchange: Exchange
@@ -74,15 +75,15 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     config, group = spec.config, arguments.group
     network = build_network(spec.description, config.dtype)
     optimizer = OPTIMIZERS.chosen(dict(config))
-    layout = parameter_layout(network, optimizer, config.freeze)
-    memory = arguments.site.open(group, dict(layout.shapes), layout.dtype)
+    layout = parameter_layout(network, optimizer, config.freeze, channels_last=spec.on_gpu)
+    memory = open_memory(spec, arguments.slots, group, layout)
     model = _compile(
         spec, network, optimizer, memory, lambda name: exchange.on_gradient_ready(name)
     )
     state = _load_weights(spec, network, model)
     _load_sums(model, state, arguments.rank, spec.trainers)
-    exchange = memory.exchange(config.exchange)
-    loader = memory.loader(arguments.loader, spec.filler())
+    exchange = make_exchange(ExchangeSettings.of(dict(config)), memory, group)
+    loader = open_loader(memory, arguments.loader, spec.filler())
     pipeline = InputPipeline(minibatch_requests(spec, arguments.rank, state), loader)
     group.barrier()  # shared memory is complete when every trainer has loaded its weights
     whole = parameter_layout(network, optimizer)
@@ -119,12 +120,13 @@ def _compile(
     spec: RunSpec,
     network: Network,
     optimizer: Optimizer,
-    memory: Memory,
+    memory: HostMemory | CudaMemory,
     on_gradient_ready: Callable[[str], None],
 ) -> "CompiledNetwork":
     from tandem.training.compiled_network import CompiledNetwork
 
     config = spec.config
+    sends_early = dict(config)["bucket_mb"] > 0 and spec.trainers > 1
     return CompiledNetwork(
         network,
         config,
@@ -135,8 +137,8 @@ def _compile(
         compile=bool(config.compile),
         device_crops=spec.device_crops,
         records=memory.records,
-        updated=memory.updated(config.exchange),
-        on_gradient_ready=on_gradient_ready if config.bucket_mb and spec.trainers > 1 else None,
+        updated=memory.updated,
+        on_gradient_ready=on_gradient_ready if sends_early else None,
     )
 
 

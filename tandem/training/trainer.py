@@ -262,8 +262,7 @@ class Trainer:
         """Vote on a step; trainers that are not in step do so only now and then."""
         if self.exchange.is_synchronous:
             return self._vote(not_finite)
-        # They meet for a report in any case.
-        if (self.state.step + 1) % self.config.print_freq:
+        if not self.exchange.votes_after(self.state.step + 1, self.config.print_freq):
             return (StepVote(not_finite=not_finite),)
         votes = self._vote()
         own = StepVote(any(v.stop for v in votes), any(v.snapshot for v in votes), not_finite)

@@ -11,10 +11,11 @@ from multiprocessing.connection import Connection
 
 from tandem.artifacts.run_lock import FolderLock
 from tandem.distributed import Group, PeerLost
+from tandem.memory import HostSlots
+from tandem.memory.cuda import CudaSlots
 from tandem.processes.heartbeat import StatusSlot
 from tandem.processes.messages import Failed, Finished
 from tandem.training.input_pipeline import LoaderError
-from tandem.training.memory import Site
 from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
 from tandem.training.trainer import LauncherLost, NotFinite, StopAgreed, Trainer
@@ -34,8 +35,8 @@ class WorkerArguments:
         All trainers.
     loader : Connection or None
         To its loader process; None where the trainer loads by itself.
-    site : Site
-        Where its memory lies.
+    slots : HostSlots or CudaSlots
+        For minibatches; its loader has them too.
     status : StatusSlot
         Where it shows its `tandem.training.messages.Activity`.
     lock : FolderLock or None
@@ -45,7 +46,7 @@ class WorkerArguments:
     rank: int
     group: Group
     loader: Connection | None
-    site: Site
+    slots: HostSlots | CudaSlots
     status: StatusSlot
     lock: FolderLock | None = None
 

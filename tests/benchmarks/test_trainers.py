@@ -1,5 +1,7 @@
 """The benchmark of one and two trainers: what it compares, on a tiny network."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -7,18 +9,23 @@ from alex_net import AlexNet
 from benchmarks.measure import row
 from benchmarks.trainers import Parts, Sizes, _slowest, _tasks, answer
 from tandem.config.schema import Config
-from tandem.distributed import local_groups
-from tandem.memory import SlotLayout
-from tandem.training.memory import host_sites
+from tandem.distributed import local_groups, open_host_memory
+from tandem.memory.parameters import HostMemory
 
 TINY = Sizes(batch=4, crop=67, classes=3, width=0.05)
 
 
-def test_a_step_computes_exchanges_and_updates() -> None:
+def test_a_step_computes_exchanges_and_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(crop_size=67, width=0.05, batch_size=2, threads=1, compile=False)
-    (site,), (place,) = host_sites(SlotLayout(2, 67), 1, "shared"), local_groups(1)
-    tasks = _tasks(config, AlexNet(67, 3, 0.05), place, site, ["shared"])
-    weights = site.parameters[0].array(1000, "float32")
+    (group,), memories = local_groups(1), []
+
+    def note(*arguments: Any) -> HostMemory:
+        memories.append(open_host_memory(*arguments))
+        return memories[-1]
+
+    monkeypatch.setattr("benchmarks.trainers.open_host_memory", note)
+    tasks = _tasks(config, AlexNet(67, 3, 0.05), group, ["shared"])
+    weights = memories[0].flat["parameters"][0]
     before = weights.copy()
     parts = tasks["shared"]()
     assert min(parts.gradients, parts.exchange, parts.update) > 0

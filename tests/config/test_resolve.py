@@ -100,8 +100,10 @@ def test_ranks_with_different_software_are_refused() -> None:
         resolve(make_config({}), [here, here, there])
 
 
-def test_bits_depend_on_the_marked_settings() -> None:
-    assert set(affecting_bits(make_config({}))) == {
+@pytest.mark.parametrize("collective", ["auto", "asa16"])
+def test_bits_depend_on_the_marked_settings(collective: str) -> None:
+    """An all-reduce states itself what its bits depend on."""
+    assert set(affecting_bits(make_config({"collective": collective}))) == {
         "threads",
         "compile",
         "exchange",

@@ -9,6 +9,7 @@ import pytest
 
 from tandem.distributed import asynchronous
 from tandem.distributed.asynchronous import ElasticServer, GossipAveraging, gossip_target
+from tandem.distributed.rank_vector import HostVector
 
 
 class Delivered:
@@ -16,11 +17,14 @@ class Delivered:
         return True
 
 
-class QueuePost:
-    """A `PointToPoint` by queues: what is sent has arrived."""
+class QueueGroup:
+    """Messages between ranks by queues: what is sent has arrived."""
 
     def __init__(self, queues: list[deque[tuple[int, np.ndarray]]], rank: int) -> None:
         self.queues, self.rank, self.size = queues, rank, len(queues)
+
+    def split(self, color: int) -> "QueueGroup":
+        return self
 
     def send(self, vector: np.ndarray, rank: int) -> Delivered:
         self.queues[rank].append((self.rank, vector.copy()))
@@ -40,8 +44,8 @@ def test_gossip_does_what_its_equations_say() -> None:
     queues: list[deque[tuple[int, np.ndarray]]] = [deque() for _ in range(ranks)]
     weights = [rng.normal(size=2048) for _ in range(ranks)]
     rules = [
-        GossipAveraging(p_, w, p_, p, seed)
-        for w, p_ in zip(weights, [QueuePost(queues, r) for r in range(ranks)], strict=True)  # type: ignore[arg-type]
+        GossipAveraging(group, HostVector([w]), w.size, p, seed)
+        for w, group in zip(weights, [QueueGroup(queues, r) for r in range(ranks)], strict=True)  # type: ignore[arg-type]
     ]
     x, a = [w.copy() for w in weights], [1 / ranks] * ranks
     inbox: list[list[tuple[np.ndarray, float]]] = [[] for _ in range(ranks)]
@@ -76,8 +80,8 @@ def test_all_others_are_as_likely() -> None:
     assert all(gossip_target(1, step, 0, 2, 1.0) == 1 for step in range(20))
 
 
-class OneVisit(QueuePost):
-    """The first answer finds the centre as it is after the visit."""
+class OneVisit(QueueGroup):
+    """The first answer finds the center as it is after the visit."""
 
     def __init__(self, server: list[ElasticServer], came: np.ndarray) -> None:
         self.server, self.came, self.seen = server, came, np.empty_like(came)
@@ -90,17 +94,17 @@ class OneVisit(QueuePost):
         return 1
 
     def send(self, vector: np.ndarray, rank: int) -> Delivered:
-        self.answer, self.seen = vector.copy(), self.server[0].centre.copy()
+        self.answer, self.seen = vector.copy(), self.server[0].center.copy()
         self.is_told.set()
         return Delivered()
 
 
-def test_who_has_the_servers_answer_may_take_the_centre() -> None:
-    """Zhang, Choromanska, LeCun 2015, algorithm 1: the answer is the centre before the visit."""
-    centre, came = np.zeros(1000, np.float32), np.ones(1000, np.float32)
+def test_a_rank_with_the_servers_answer_may_read_the_center() -> None:
+    """Zhang, Choromanska, LeCun 2015, algorithm 1: the answer is the center before the visit."""
+    center, came = np.zeros(1000, np.float32), np.ones(1000, np.float32)
     servers: list[ElasticServer] = []
     post = OneVisit(servers, came)
-    servers.append(ElasticServer(centre, post, post, alpha=0.25))
+    servers.append(ElasticServer(center, post, post, alpha=0.25))
     servers[0].start()
     assert post.is_told.wait(10)
     servers[0].stop()
@@ -109,10 +113,10 @@ def test_who_has_the_servers_answer_may_take_the_centre() -> None:
 
 
 @pytest.mark.parametrize(("look_seconds", "pauses"), [(1e-6, 4), (1e-3, 0)])
-def test_who_waits_pauses_only_while_nothing_moves(
+def test_a_waiting_rank_pauses_only_while_nothing_moves(
     monkeypatch: pytest.MonkeyPatch, look_seconds: float, pauses: int
 ) -> None:
-    """MPI moves bytes when it is asked; that a look takes long tells that it has."""
+    """MPI moves bytes when it is asked; a look that takes long has moved some."""
     now, looks, slept = [0.0], iter([False] * 4 + [True]), []
 
     def look() -> bool:

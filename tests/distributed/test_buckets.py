@@ -8,12 +8,13 @@ import pytest
 
 from tandem.distributed.allreduce import AllReduce
 from tandem.distributed.buckets import Bucket, BucketedGradients, divide
+from tandem.distributed.rank_vector import HostVector
 
 OFFSETS, SIZE = {"a": 0, "b": 10, "c": 20, "d": 60}, 64
 
 
 class Note(AllReduce):
-    """Doubles what it is given, and tells in what thread."""
+    """Doubles its vector, in another thread than the main one."""
 
     def __init__(self, name: str, calls: list[str], gate: threading.Event | None = None) -> None:
         self._name, self._calls, self._gate = name, calls, gate
@@ -58,7 +59,7 @@ def make(
     vector = np.ones(SIZE)
     buckets = divide(OFFSETS, SIZE, 44)
     works = [Note("later", calls, gate), Note("earlier", calls)]
-    return BucketedGradients(buckets, vector, works), vector
+    return BucketedGradients(buckets, HostVector([vector]), works), vector
 
 
 def test_a_bucket_goes_while_others_are_being_computed() -> None:
@@ -109,7 +110,7 @@ def test_a_step_that_is_not_used_ends_before_the_next_begins() -> None:
 
 
 def test_an_error_comes_out_where_the_buckets_are_waited_for() -> None:
-    vector = np.ones(4)
+    vector = HostVector([np.ones(4)])
     exchange = BucketedGradients([Bucket(frozenset("a"), slice(0, 4))], vector, [Fail()])
     exchange.before_gradients([1.0])
     exchange.on_gradient_ready("a")

@@ -1,10 +1,11 @@
-"""The exchange between GPUs, on a fake machine that does nothing unasked, against NumPy."""
+"""The exchange between GPUs, against a fake CUDA driver and NumPy."""
 
 import copy
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,20 +13,12 @@ import pytest
 
 from tandem.distributed import LocalGroup, local_groups, peer_to_peer
 from tandem.distributed.allreduce import AllReduce, HierarchicalAllReduce
+from tandem.distributed.gpu_staging import GpuVector
 from tandem.distributed.kernels import average_into_all
-from tandem.distributed.peer_to_peer import (
-    PeerAverage,
-    PeerAverageGradients,
-    PeerAverageParameters,
-    PeerVectors,
-    PeerWithin,
-    average_source,
-    detours_by,
-)
-from tandem.memory import HostBuffer
+from tandem.distributed.peer_to_peer import PeerToPeerAllReduce, PeerVectors, average_source
 from tandem.memory.cuda import CudaBuffer
-from tandem.training.rank_memory import Lane, OnLane, Staged
 from tests.support.fake_cuda import FakeDriver, FakeMachine, FakeStream
+from tests.support.threads import run_threads
 
 BLOCK = 1024  # bytes, so that small vectors have several blocks
 ALL_APART = frozenset(frozenset(pair) for pair in ((0, 1), (0, 2), (1, 2)))
@@ -41,55 +34,32 @@ class Trainer:
 
     def __init__(
         self,
-        place: LocalGroup,
+        group: LocalGroup,
         machine: FakeMachine,
         device: int,
-        detours: list[HostBuffer],
         values: np.ndarray,
-        strategy: type = PeerAverageParameters,
     ) -> None:
-        self.place, self.detours, self.values, self.strategy = place, detours, values, strategy
+        self.group, self.values = group, values
         self.driver = FakeDriver(machine, device)
         self.vector = CudaBuffer.create(self.driver, values.nbytes)
         self.array = self.vector.array(values.shape, values.dtype)
         self.results: list[np.ndarray] = []
 
-    def run(self, shares: Sequence[float], method: str, rounds: int = 2) -> None:
-        detours = detours_by(self.detours, self.place)
-        vectors = PeerVectors(self.place, self.driver, self.vector, self.values.dtype.name, detours)
+    def run(self, shares: Sequence[float], rounds: int = 2) -> None:
+        vectors = PeerVectors(self.group, self.driver, self.vector, self.values.dtype.name)
         stream = self.driver.stream()
-        exchange = self.strategy(vectors, stream, average=self.driver.average)
+        all_reduce = PeerToPeerAllReduce(vectors, stream, self.driver.average)
         for number in range(rounds):
             values = self.values * (number + 1)
             stream.work.append(lambda values=values: self.driver.write(self.array, values))
-            getattr(exchange, method)(shares)
+            all_reduce.average(None, shares)
             # The next step reads the vector as it is when the exchange has returned.
             self.results.append(self.driver.read(self.array))
-        exchange.close()
+        all_reduce.close()
         vectors.close()
         assert not self.driver.locked
-        self.place.barrier()
+        self.group.barrier()
         self.vector.close()
-
-
-def run_all(calls: Sequence[Callable[[], None]]) -> None:
-    """Each in a thread of its own."""
-    errors: list[BaseException] = []
-
-    def guard(call: Callable[[], None]) -> None:
-        try:
-            call()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guard, args=(c,), daemon=True) for c in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
 
 
 def exchange(
@@ -98,18 +68,15 @@ def exchange(
     size: int = 3000,
     shares: Sequence[float] | None = None,
     dtype: str = "float32",
-    strategy: type = PeerAverageParameters,
-    method: str = "after_update",
 ) -> tuple[list[Trainer], list[float]]:
     rng = np.random.default_rng(len(devices))
     counts = rng.integers(1, 10, len(devices))
     weights = list(shares or (counts / counts.sum()).tolist())
-    detours = [HostBuffer.create(0, f"detour {r}") for r in range(len(devices))]
     trainers = [
-        Trainer(place, machine, device, detours, rng.normal(size=size).astype(dtype), strategy)
-        for place, device in zip(local_groups(len(devices)), devices, strict=True)
+        Trainer(group, machine, device, rng.normal(size=size).astype(dtype))
+        for group, device in zip(local_groups(len(devices)), devices, strict=True)
     ]
-    run_all([lambda t=t: t.run(weights, method) for t in trainers])
+    run_threads([lambda t=t: t.run(weights) for t in trainers])
     return trainers, weights
 
 
@@ -144,33 +111,15 @@ def test_vectors_of_any_size(size: int) -> None:
     assert_averaged(*exchange(FakeMachine(2), (0, 1), size))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "acts_in"),
-    [(PeerAverageParameters, "after_update"), (PeerAverageGradients, "before_update")],
-)
-def test_each_strategy_acts_on_its_side_of_the_update(strategy: type, acts_in: str) -> None:
-    for method in ("before_update", "after_update"):
-        trainers, _ = exchange(
-            FakeMachine(2), (0, 1), strategy=strategy, method=method, shares=[0.5, 0.5]
-        )
-        changed = bool((trainers[0].results[0] != trainers[0].values).any())
-        if method == acts_in:
-            assert changed
-            assert_averaged(trainers, [0.5, 0.5])
-        else:
-            assert not any(t.driver.log for t in trainers)
-
-
 @pytest.mark.parametrize("apart", [frozenset(), ALL_APART])
 def test_a_trainer_without_pictures_is_not_read(apart: frozenset[frozenset[int]]) -> None:
     machine = FakeMachine(2, apart=apart)
-    detours = [HostBuffer.create(0) for _ in range(2)]
     values = [np.ones(3000, "float32"), np.full(3000, np.nan, "float32")]
     trainers = [
-        Trainer(place, machine, device, detours, value)
-        for place, device, value in zip(local_groups(2), (0, 1), values, strict=True)
+        Trainer(group, machine, device, value)
+        for group, device, value in zip(local_groups(2), (0, 1), values, strict=True)
     ]
-    run_all([lambda t=t: t.run([1.0, 0.0], "after_update", rounds=1) for t in trainers])
+    run_threads([lambda t=t: t.run([1.0, 0.0], rounds=1) for t in trainers])
     for trainer in trainers:
         assert (trainer.results[0] == 1).all()
 
@@ -214,7 +163,7 @@ def test_every_single_wait_is_needed(
     monkeypatch: pytest.MonkeyPatch, apart: frozenset[frozenset[int]]
 ) -> None:
     """Without the wait for the step, and without each of the waits for copies, in turn."""
-    original = peer_to_peer.PeerAverage._finish
+    original = peer_to_peer.PeerToPeerAllReduce._finish
     waits = 3 if apart else 1
     for left_out in range(waits):
         calls: dict[int, int] = {}
@@ -224,7 +173,7 @@ def test_every_single_wait_is_needed(
             if number % waits != left_out:
                 original(self)
 
-        monkeypatch.setattr(peer_to_peer.PeerAverage, "_finish", finish)
+        monkeypatch.setattr(peer_to_peer.PeerToPeerAllReduce, "_finish", finish)
         with pytest.raises(AssertionError):
             assert_averaged(*exchange(FakeMachine(2, apart=apart), (0, 1)))
 
@@ -268,31 +217,35 @@ def over_machines(machines: Sequence[FakeMachine], shares: Sequence[float]) -> l
     between, found = Between(len(machines)), [np.zeros(0)] * 5
     parts = (slice(0, 1100), slice(1100, 3000))
 
-    def rank(machine: int, place: LocalGroup, detours: list[HostBuffer]) -> None:
-        number, device = MACHINES[machine][place.rank], place.rank
+    def rank(machine: int, group: LocalGroup) -> None:
+        number, device = MACHINES[machine][group.rank], group.rank
         driver = FakeDriver(machines[machine], device, bound=True)
         vector = CudaBuffer.create(driver, 4 * 3000)
         array, stream = vector.array(3000, "float32"), driver.stream()
-        lane = Lane(driver, stream, stream, lambda stream: nullcontext())
-        vectors = PeerVectors(place, driver, vector, "float32", detours_by(detours, place))
-        peers = PeerAverage(vectors, stream, driver.average)
-        host = np.zeros(3000, np.float32)
+        memory: Any = SimpleNamespace(
+            driver=driver,
+            stream=stream,
+            use=lambda stream: nullcontext(),
+            buffers={"gradients": vector},
+            layout=SimpleNamespace(dtype="float32"),
+            kernel=driver.average,
+        )
+        on_gpu = GpuVector(memory, "gradients", group)
         values = np.full(3000, 2.0**number if shares[number] else np.nan, np.float32)
         stream.work.append(lambda: driver.write(array, values))
-        for part in parts:
-            sent = Staged(lane, vector.address + 4 * part.start, between.of(machine))
-            collective = HierarchicalAllReduce(
-                PeerWithin(peers, part), MACHINES, machine, None if place.rank else sent
+        staged = on_gpu.by_messages(parts, lambda part: between.of(machine))
+        for within, sent in zip(on_gpu.by_memory(parts, group), staged, strict=True):
+            all_reduce = HierarchicalAllReduce(
+                within, MACHINES, machine, None if group.rank else sent
             )
-            OnLane(lane, collective).average(host[part], shares)
+            all_reduce.average(None, shares)
         found[number] = driver.read(array)
+        on_gpu.close()
 
     calls = []
     for machine, ranks in enumerate(MACHINES):
-        detours = [HostBuffer.create(0) for _ in ranks]
-        places = local_groups(len(ranks))
-        calls += [lambda m=machine, p=place, d=detours: rank(m, p, d) for place in places]
-    run_all(calls)
+        calls += [lambda m=machine, g=group: rank(m, g) for group in local_groups(len(ranks))]
+    run_threads(calls)
     return found
 
 
@@ -316,7 +269,7 @@ def test_machines_of_gpus_average_within_and_then_between(
         assert (vector == expected).all()
 
 
-@pytest.mark.parametrize("left_out", [FakeStream, Lane])
+@pytest.mark.parametrize("left_out", [FakeStream, GpuVector])
 def test_a_wait_that_is_left_out_over_machines_shows(
     monkeypatch: pytest.MonkeyPatch, left_out: type
 ) -> None:

@@ -9,8 +9,7 @@ import torch
 
 from tandem.distributed import LocalGroup, local_groups
 from tandem.distributed.kernels import average_into_all
-from tandem.distributed.peer_to_peer import PeerAverageParameters, PeerVectors, detours_by
-from tandem.memory import HostBuffer
+from tandem.distributed.peer_to_peer import PeerToPeerAllReduce, PeerVectors
 from tandem.memory.cuda import CudaBuffer, CudaDriver
 from tests.gpu.processes import run_all
 
@@ -21,7 +20,7 @@ ROUNDS = 3
 
 
 class Lonely(CudaDriver):
-    """A device that says it reaches no other, not even itself."""
+    """A device that reports that it reaches no other, not even itself."""
 
     def can_reach(self, identity: str) -> bool:
         return False
@@ -32,8 +31,7 @@ def values_of(rank: int, dtype: str) -> np.ndarray:
 
 
 def average(
-    place: LocalGroup,
-    detours: Sequence[HostBuffer],
+    group: LocalGroup,
     dtype: str,
     shares: Sequence[float],
     apart: bool,
@@ -43,21 +41,21 @@ def average(
     driver = Lonely(0) if apart else CudaDriver(0)
     own = CudaBuffer.create(driver, SIZE * np.dtype(dtype).itemsize)
     stream = driver.stream()
-    vectors = PeerVectors(place, driver, own, dtype, detours_by(detours, place))
-    exchange = PeerAverageParameters(vectors, stream)
+    vectors = PeerVectors(group, driver, own, dtype)
+    all_reduce = PeerToPeerAllReduce(vectors, stream)
     vector = torch.as_tensor(own.array(SIZE, dtype), device="cuda:0")
     work = torch.cuda.ExternalStream(stream.handle, device="cuda:0")
     with torch.cuda.stream(work):
-        vector.copy_(torch.from_numpy(values_of(place.rank, dtype)))
+        vector.copy_(torch.from_numpy(values_of(group.rank, dtype)))
         for _ in range(ROUNDS):
             torch.cuda._sleep(20_000_000)
-            vector.mul_(place.rank + 2)
-            exchange.after_update(shares)
+            vector.mul_(group.rank + 2)
+            all_reduce.average(vector, shares)
         found = vector.cpu().numpy()
     report.send(found)
-    exchange.close()
+    all_reduce.close()
     vectors.close()
-    place.barrier()
+    group.barrier()
     own.close()
 
 
@@ -75,8 +73,7 @@ def test_two_processes_on_one_gpu_leave_the_bits_of_numpy(
     dtype: str, shares: list[float], apart: bool
 ) -> None:
     trainers = len(shares)
-    detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in range(trainers))
-    found = run_all(average, [(p, detours, dtype, shares, apart) for p in local_groups(trainers)])
+    found = run_all(average, [(g, dtype, shares, apart) for g in local_groups(trainers)])
     expected = [values_of(rank, dtype) for rank in range(trainers)]
     for _ in range(ROUNDS):
         for rank, vector in enumerate(expected):

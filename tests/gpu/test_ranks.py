@@ -71,27 +71,27 @@ def test_ranks_on_a_gpu_need_not_be_in_step(data: Path, tmp_path: Path, rule: st
 def test_nccl_takes_what_it_is_given() -> None:
     """NCCL wants a GPU for each rank: of one GPU it can't be asked for more."""
     import torch
-    from torch.distributed import HashStore, ProcessGroupNCCL
+    from torch.distributed import HashStore
 
-    from tandem.distributed.gloo import NcclGroup
+    from tandem.distributed.gloo import GlooGroup
 
-    group = ProcessGroupNCCL(HashStore(), 0, 1, ProcessGroupNCCL.Options())
+    group = GlooGroup(HashStore(), 0, 1, "test")
+    group.open_nccl()
     tensor = torch.arange(5.0, device="cuda:0")
-    NcclGroup(group).all_reduce(tensor)
+    group.all_reduce(tensor)
     assert tensor.tolist() == [0, 1, 2, 3, 4]
-    group.shutdown()
+    group.close()
 
 
 def test_a_vector_is_added_with_the_same_bits_on_a_gpu() -> None:
     import torch
 
     from tandem.distributed.allreduce import add_weighted
-    from tandem.distributed.tensor_arithmetic import TensorArithmetic
 
     rng = np.random.default_rng(0)
     terms = rng.normal(size=(9, 10_007)).astype(np.float32)
     shares = rng.dirichlet(np.ones(9)).tolist()
     found, expected = torch.empty(10_007, device="cuda:0"), np.empty(10_007, np.float32)
-    TensorArithmetic("cuda:0").add_weighted(found, torch.from_numpy(terms).cuda(), shares)
+    add_weighted(found, torch.from_numpy(terms).cuda(), shares)
     add_weighted(expected, terms, shares)
     assert found.cpu().numpy().tobytes() == expected.tobytes()

@@ -1,4 +1,4 @@
-"""What each rank checks of the collectives, under mpirun or torchrun: every vector against NumPy.
+"""What each rank checks of its group, under mpirun or torchrun: every vector against NumPy.
 
 Prints "checked" on rank 0 when all is well; a failed check ends the job with its traceback.
 """
@@ -16,33 +16,32 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandem.config.schema import Config
+from tandem.distributed import ExchangeSettings, make_exchange, mpi, open_host_memory
 from tandem.distributed.allreduce import (
     AllReduce,
-    CompressedAllReduce,
     DeltaAllReduce,
     HierarchicalAllReduce,
     LibraryAllReduce,
-    RankGradients,
-    RankParameters,
     ShardedAllReduce,
-    SharedWithin,
+    SharedMemoryAllReduce,
 )
-from tandem.distributed.asynchronous import ElasticAveraging, ElasticServer, GossipAveraging
+from tandem.distributed.asynchronous import ElasticAveraging, GossipAveraging
 from tandem.distributed.buckets import BucketedGradients, divide
-from tandem.distributed.gloo import GlooGroup, NcclGroup
+from tandem.distributed.compressed import CompressedAllReduce
+from tandem.distributed.exchange import Exchange, ExchangeGradients, ExchangeParameters
+from tandem.distributed.gloo import GlooGroup
+from tandem.distributed.gpu_staging import GpuVector, StagedAllReduce
 from tandem.distributed.group import RankGroup
 from tandem.distributed.kernels import average_into_all
 from tandem.distributed.mpi import MpiGroup
-from tandem.distributed.tensor_arithmetic import TensorArithmetic
+from tandem.distributed.rank_vector import HostVector, RankVector
 from tandem.launch.ranks import join
 from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.cuda import CudaBuffer
 from tandem.memory.flat import FlatLayout
-from tandem.training.memory import Site
-from tandem.training.rank_memory import Lane, OnLane, RankSite, Staged
+from tandem.memory.parameters import HostMemory
 from tests.support import simulated_gpu as simulated_gpu
-from tests.support.fake_cuda import FakeDriver, FakeMachine, FakeStream
+from tests.support.fake_cuda import FakeDriver, FakeMachine
 from tests.support.numpy_formats import NumpyTransferFormat
 
 SIZES = (1, 1500, 70_001)
@@ -74,115 +73,123 @@ def exact(every: Sequence[np.ndarray], shares: Sequence[float]) -> np.ndarray:
 
 
 def averaged(
-    engine: RankGroup, collective: AllReduce, own: np.ndarray, shares: Sequence[float]
+    group: RankGroup, collective: AllReduce, own: np.ndarray, shares: Sequence[float]
 ) -> np.ndarray:
     """The vector after an exchange, checked to have the same bits at every rank."""
-    if shares[engine.rank] == 0:
+    if shares[group.rank] == 0:
         own.fill(np.nan)  # it is not to be read
     collective.average(own, shares)
-    assert len(set(engine.all_gather_object(own.tobytes()))) == 1
+    assert len(set(group.all_gather_object(own.tobytes()))) == 1
     return own
 
 
-def check_gather(engine: RankGroup) -> None:
+def check_gather(group: RankGroup) -> None:
     for length in (0, 1, 400, 504, 505, 100_000):
-        messages = engine.all_gather_object((engine.rank, b"x" * length))
-        assert messages == tuple((rank, b"x" * length) for rank in range(engine.size))
+        messages = group.all_gather_object((group.rank, b"x" * length))
+        assert messages == tuple((rank, b"x" * length) for rank in range(group.size))
     # One long message among short ones.
-    lengths = [len(m) for m in engine.all_gather_object(b"y" * (5000 if engine.rank == 0 else 3))]
-    assert lengths == [5000] + [3] * (engine.size - 1)
+    lengths = [len(m) for m in group.all_gather_object(b"y" * (5000 if group.rank == 0 else 3))]
+    assert lengths == [5000] + [3] * (group.size - 1)
 
 
-def check_shard_sum(engine: RankGroup) -> None:
+def check_shard_sum(group: RankGroup) -> None:
     """The bits are those of trainers on one machine."""
     for dtype in ("float32", "float64"):
         for size in SIZES:
-            every = vectors(engine.size, size, dtype)
-            own = every[engine.rank].copy()
-            found = averaged(engine, ShardedAllReduce(engine, own), own, uneven(engine.size))
-            average_into_all(every, uneven(engine.size))
+            every = vectors(group.size, size, dtype)
+            own = every[group.rank].copy()
+            found = averaged(group, ShardedAllReduce(group, own), own, uneven(group.size))
+            average_into_all(every, uneven(group.size))
             assert found.tobytes() == every[0].tobytes()
 
 
-def check_all_reduce(engine: RankGroup) -> None:
+def check_all_reduce(group: RankGroup) -> None:
     for dtype, tolerance in (("float32", 1e-6), ("float64", 1e-14)):
         for size in SIZES:
-            every, shares = vectors(engine.size, size, dtype), uneven(engine.size)
-            own = every[engine.rank].copy()
-            found = averaged(engine, LibraryAllReduce(engine), own, shares)
+            every, shares = vectors(group.size, size, dtype), uneven(group.size)
+            own = every[group.rank].copy()
+            found = averaged(group, LibraryAllReduce(group), own, shares)
             scale = max(np.abs(v).max() for v in every)
             np.testing.assert_allclose(found, exact(every, shares), atol=tolerance * scale)
 
 
-def check_rounded(engine: RankGroup) -> None:
+def check_rounded(group: RankGroup) -> None:
     """The error of ASA16 against the bound of its docstring."""
     for wire, unit in (
         (NumpyTransferFormat("float16"), 2.0**-11),
         (NumpyTransferFormat("bfloat16"), 2.0**-8),
     ):
         for size in SIZES:
-            every, shares = vectors(engine.size, size), uneven(engine.size)
-            own = every[engine.rank].copy()
-            found = averaged(engine, CompressedAllReduce(engine, own, wire, False), own, shares)
+            every, shares = vectors(group.size, size), uneven(group.size)
+            own = every[group.rank].copy()
+            found = averaged(group, CompressedAllReduce(group, own, wire, False), own, shares)
             error = np.abs(found - exact(every, shares))
             sizes = exact([np.abs(v) for v in every], shares)
             largest = max(float(np.abs(v).max()) for v in every)
             # Of float32 beside: each product, sum and rounding by itself.
             bound = (2 * unit + unit**2) * sizes + 2.0**-40 * largest
-            bound += 2 * engine.size * 2.0**-24 * sizes
+            bound += 2 * group.size * 2.0**-24 * sizes
             assert (error <= bound).all()
-            if engine.size > 1 and size > 1:
+            if group.size > 1 and size > 1:
                 assert error.max() > 0.1 * unit * sizes.max()  # it did travel in 16 bits
 
 
-def check_feedback(engine: RankGroup) -> None:
+def check_feedback(group: RankGroup) -> None:
     """With feedback, the sum over many steps is off by one step's rounding, else by many."""
-    if engine.size == 1:
+    if group.size == 1:
         return
-    shares, steps, size = [1 / engine.size] * engine.size, 30, 3000
-    every = vectors(engine.size, size)
+    shares, steps, size = [1 / group.size] * group.size, 30, 3000
+    every = vectors(group.size, size)
     errors = {}
     for feedback in (False, True):
-        collective = CompressedAllReduce(
-            engine, every[0], NumpyTransferFormat("bfloat16"), feedback
-        )
+        collective = CompressedAllReduce(group, every[0], NumpyTransferFormat("bfloat16"), feedback)
         total = np.zeros(size)
         for _ in range(steps):  # the same gradients each time, so that errors do not cancel
-            total += averaged(engine, collective, every[engine.rank].copy(), shares)
+            total += averaged(group, collective, every[group.rank].copy(), shares)
         errors[feedback] = np.abs(total - steps * exact(every, shares)).max()
     sizes = exact([np.abs(v) for v in every], shares).max()
     assert errors[True] <= 4 * 2.0**-8 * sizes
     assert errors[False] > 4 * errors[True]
 
 
-def check_from_common(engine: RankGroup) -> None:
+def check_from_common(group: RankGroup) -> None:
     """Weights in 16 bits: small updates of large weights are not lost."""
     rng = np.random.default_rng(7)
     start = rng.normal(size=5000).astype(np.float32)
     own, wire = start.copy(), NumpyTransferFormat("float16")
-    shares = [1 / engine.size] * engine.size
-    collective = DeltaAllReduce(CompressedAllReduce(engine, own, wire, False), own)
+    shares = [1 / group.size] * group.size
+    collective = DeltaAllReduce(CompressedAllReduce(group, own, wire, False), own)
     expected = start.astype(float)
     for turn in range(5):
-        changes = [1e-6 * v / np.abs(v).max() for v in vectors(engine.size, 5000, turn=turn)]
-        own += changes[engine.rank]
-        averaged(engine, collective, own, shares)
+        changes = [1e-6 * v / np.abs(v).max() for v in vectors(group.size, 5000, turn=turn)]
+        own += changes[group.rank]
+        averaged(group, collective, own, shares)
         expected += exact(changes, shares)
     # float16 itself has a spacing of 2**-10 there.
     assert np.abs(own - expected).max() < 2e-6
 
 
-def on_machines(engine: RankGroup) -> RankGroup:
-    """Another engine of the same ranks, who say that their machines have one and two of them."""
-    found, copies = engine.copy(), engine.copy()
-    vars(found)["local"] = engine.group((engine.rank + 1) // 2)
-    vars(found)["copy"] = lambda: on_machines(copies)
-    if isinstance(copies, GlooGroup):
-        vars(found)["nccl"] = lambda: NcclGroup(copies.gloo)
+def on_machines(group: RankGroup) -> RankGroup:
+    """Make another group of the same ranks, whose machines are said to have one and two of them."""
+    found, copies = group.split(0), group.split(0)
+    vars(found)["local"] = group.split((group.rank + 1) // 2)
+    split = found.split
+    vars(found)["split"] = lambda color: on_machines(copies) if is_whole(color) else split(color)
+
+    def is_whole(color: int) -> bool:
+        return len(set(copies.all_gather_object(color))) == 1
+
+    if isinstance(found, GlooGroup) and isinstance(copies, GlooGroup):
+        joined, others = found, copies
+
+        def open_nccl() -> None:
+            joined._nccl = others._gloo
+
+        vars(found)["open_nccl"] = open_nccl
     return found
 
 
-JOINTS: tuple[dict[str, Any], ...] = (
+EXCHANGES: tuple[dict[str, Any], ...] = (
     {"collective": "ar", "exchange": "gradients"},
     {"collective": "asa"},
     {"collective": "asa", "exchange": "gradients", "bucket_mb": 0.004},
@@ -196,57 +203,58 @@ JOINTS: tuple[dict[str, Any], ...] = (
 SHAPES = {"a": (100,), "b": (900,), "c": (10,), "d": (3000,)}
 
 
-def check_joint(engine: RankGroup) -> None:
+def check_exchanges(group: RankGroup) -> None:
     """What a run exchanges, in host memory, on GPUs by way of the host, and from GPU to GPU."""
-    ways = ["host", "staged", "direct"] if isinstance(engine, MpiGroup) else ["host", "staged"]
-    for settings in JOINTS:
-        config = Config(**settings)
-        found = [check_exchange(on_machines(engine), config, way) for way in ways]
-        if config.collective != "ar":
+    ways = ["host", "staged", "direct"] if isinstance(group, MpiGroup) else ["host", "staged"]
+    for settings in EXCHANGES:
+        found = [check_exchange(on_machines(group), settings, way) for way in ways]
+        if settings["collective"] != "ar":
             assert len(set(found)) == 1  # the same bits
     for settings in ({}, {"exchange": "gradients"}, {"exchange": "gradients", "bucket_mb": 0.004}):
-        if isinstance(engine, GlooGroup):
-            config = Config(collective="nccl", **settings)
-            check_exchange(on_machines(engine), config, "by gloo in NCCL's place")
+        if isinstance(group, GlooGroup):
+            nccl = {"collective": "nccl", **settings}
+            check_exchange(on_machines(group), nccl, "by gloo in NCCL's place")
 
 
-def check_exchange(engine: RankGroup, config: Config, way: str) -> bytes:
+def check_exchange(group: RankGroup, given: dict[str, Any], way: str) -> bytes:
     """Three rounds of one exchange against NumPy; the bits at the end."""
-    vars(engine)["takes_gpu_memory"] = lambda: way == "direct"
-    layout, strategy = FlatLayout.of(SHAPES, "float32", states=("momentum",)), config.exchange
-    count = layout.size if strategy == "gradients" else layout.parameters_size
-    shares, memory = uneven(engine.size), memory_of(engine, config, way)
-    group = memory._gradients if strategy == "gradients" else memory._parameters
-    own = memory._joint.own(group) if way == "host" else memory._tensor(group).numpy()
-    start = vectors(1, count)[0] if strategy == "average" else np.zeros(count)
-    own[:] = start
-    exchange = memory.exchange(strategy)
+    vars(group)["takes_gpu_memory"] = lambda: way == "direct"
+    layout, settings = FlatLayout.of(SHAPES, "float32", states=("momentum",)), given.copy()
+    is_common = settings.get("exchange", "average") == "average"
+    is_rounded = settings["collective"] == "asa16"
+    count = layout.parameters_size if is_common else layout.size
+    shares, memory = uneven(group.size), memory_of(group, settings, way)
+    vector = memory.flat["parameters" if is_common else "gradients"]
+    own = vector[memory.rank] if isinstance(memory, HostMemory) else vector
+    own[:] = start = vectors(1, count)[0] if is_common else np.zeros(count)
+    assert own.size == start.size
+    group.barrier()
+    exchange = make_exchange(ExchangeSettings.of(settings), memory, group)
     for turn in range(3):
         # Of parameters in 16 bits, what has changed travels: it may be small beside them.
-        size = 1e-4 if config.collective == "asa16" and strategy == "average" else 1.0
-        changes = [np.float32(size) * v for v in vectors(engine.size, count, turn=turn)]
+        size = 1e-4 if is_rounded and is_common else 1.0
+        changes = [np.float32(size) * v for v in vectors(group.size, count, turn=turn)]
         every = [own + change for change in changes]
         exchange.before_gradients(shares)
-        own[:] = every[engine.rank]
-        if shares[engine.rank] == 0 and config.collective != "asa16":
+        own[:] = every[group.rank]
+        if shares[group.rank] == 0 and not is_rounded:
             own.fill(np.nan)  # it is not to be read
         for name in reversed(SHAPES):
             exchange.on_gradient_ready(name)
-        assert (
-            engine.all_gather_object(turn) == (turn,) * engine.size
-        )  # whatever buckets are on their way
+        # Whatever buckets are in flight:
+        assert group.all_gather_object(turn) == (turn,) * group.size
         exchange.before_update(shares)
         exchange.after_update(shares)
         atol = 1e-6 * largest(every)
-        if config.collective == "asa16":
-            unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[config.wire]
-            atol += 8 * unit * largest(changes if strategy == "average" else every)
+        if is_rounded:
+            unit = 2.0**-8 if settings.get("wire") == "bfloat16" else 2.0**-11
+            atol += 8 * unit * largest(changes if is_common else every)
         np.testing.assert_allclose(own, exact(every, shares), rtol=1e-6, atol=atol)
-        assert len(set(engine.all_gather_object(own.tobytes()))) == 1
+        assert len(set(group.all_gather_object(own.tobytes()))) == 1
     found = own.tobytes()
     exchange.leave()
+    assert way == "host" or not memory.driver.locked
     memory.close()
-    assert way == "host" or not memory._driver.locked
     return found
 
 
@@ -254,292 +262,276 @@ def largest(vectors: Sequence[np.ndarray]) -> float:
     return max(float(np.abs(vector).max()) for vector in vectors)
 
 
-def memory_of(engine: RankGroup, config: Config, way: str) -> Any:
-    """A rank's memory, on the host or on a GPU: of two neighbours on one, or on two apart."""
-    slots = SlotLayout(1, 8)
+def memory_of(group: RankGroup, settings: dict[str, Any], way: str) -> Any:
+    """A rank's memory, on the host or on a GPU: two ranks of a machine share one, or have two."""
+    layout = FlatLayout.of(SHAPES, "float32", states=("momentum",))
     if way == "host":
-        site: Site = RankSite(HostSlots.create(slots, engine.rank), config, engine)
-    else:
-        number = engine.rank % 2 if config.bucket_mb else 0
-        site = simulated_gpu.PretendRankSite(number, slots, (), config=config, engine=engine)
-    return site.open(engine, SHAPES, "float32")
+        slots = HostSlots.create(SlotLayout(1, 8), group.rank)
+        return open_host_memory(ExchangeSettings.of(settings), slots, group, layout)
+    number = group.rank % 2 if "bucket_mb" in settings else 0
+    gpu = simulated_gpu.SimulatedSlots(number, SlotLayout(1, 8))
+    return gpu.trainer_memory(layout, gpu.driver(), lambda stream: nullcontext())
 
 
-def check_hierarchy(engine: RankGroup) -> None:
+def check_hierarchy(group: RankGroup) -> None:
     """A machine of which nobody has a share, and one of several ranks."""
-    machine = (engine.rank + 1) // 2
-    local = engine.group(machine)
-    leaders = engine.group(0 if local.rank == 0 else 1)
-    machines = list(dict.fromkeys(engine.all_gather_object(local.all_gather_object(engine.rank))))
-    nobody = [float(rank in machines[-1]) / len(machines[-1]) for rank in range(engine.size)]
+    machine = (group.rank + 1) // 2
+    local = group.split(machine)
+    leaders = group.split(0 if local.rank == 0 else 1)
+    machines = list(dict.fromkeys(group.all_gather_object(local.all_gather_object(group.rank))))
+    nobody = [float(rank in machines[-1]) / len(machines[-1]) for rank in range(group.size)]
     for size in SIZES:
-        for shares in (uneven(engine.size), nobody):
-            every = vectors(engine.size, size)
-            parts = [part.view(np.float32) for part in local.shared(4 * size)]
+        for shares in (uneven(group.size), nobody):
+            every = vectors(group.size, size)
+            parts = [part.view(np.float32) for part in local.shared_memory(4 * size)]
             own = parts[local.rank]
-            own[:] = every[engine.rank]
+            own[:] = every[group.rank]
             between = ShardedAllReduce(leaders, own) if local.rank == 0 else None
-            collective = HierarchicalAllReduce(
-                SharedWithin(local, parts), machines, machine, between
-            )
-            found = averaged(engine, collective, own, shares)
+            within = SharedMemoryAllReduce(local, parts)
+            collective = HierarchicalAllReduce(within, machines, machine, between)
+            found = averaged(group, collective, own, shares)
             scale = max(np.abs(v).max() for v in every)
             np.testing.assert_allclose(found, exact(every, shares), atol=1e-6 * scale)
 
 
-def check_sides(engine: RankGroup) -> None:
+def check_sides(group: RankGroup) -> None:
     """Parameters are averaged after the update only, gradients before it only."""
-    for kind, side in ((RankParameters, "after_update"), (RankGradients, "before_update")):
+    for kind, side in ((ExchangeParameters, "after_update"), (ExchangeGradients, "before_update")):
         for method in ("before_update", "after_update"):
-            own = np.full(10, float(engine.rank))
-            exchange = kind(ShardedAllReduce(engine, own), own)
-            getattr(exchange, method)([1 / engine.size] * engine.size)
-            mean = (engine.size - 1) / 2
-            np.testing.assert_allclose(own, mean if method == side else engine.rank)
+            own = np.full(10, float(group.rank))
+            exchange: Exchange = kind(ShardedAllReduce(group, own), HostVector([own]))
+            getattr(exchange, method)([1 / group.size] * group.size)
+            mean = (group.size - 1) / 2
+            np.testing.assert_allclose(own, mean if method == side else group.rank)
 
 
-def check_staged(engine: RankGroup) -> None:
-    """A vector on a GPU that does nothing unasked, averaged by way of the host."""
-    driver, shares = FakeDriver(FakeMachine(), bound=True), [1 / engine.size] * engine.size
-    stream, buffer = driver.stream(), CudaBuffer.create(driver, 4 * 3000, "vector")
-    array, copy = buffer.array((3000,), "float32"), np.zeros(3000, np.float32)
-    lane = Lane(driver, stream, stream, lambda stream: nullcontext())
-    staged = Staged(lane, buffer.address, ShardedAllReduce(engine, copy))
-    for turn in range(2):
-        every = vectors(engine.size, 3000, turn=turn)
-        stream.work.append(partial(driver.write, array, every[engine.rank]))
-        staged.average(copy, shares)
-        average_into_all(every, shares)
-        assert driver.read(array).tobytes() == every[0].tobytes()
+class FakeGpu:
+    """A vector of this rank on a fake GPU, which does its work only when somebody waits for it."""
 
-
-class Later(AllReduce):
-    """Puts on a stream what is to be done to a vector on its GPU."""
-
-    def __init__(self, stream: FakeStream, work: Callable[[], None]) -> None:
-        self._stream, self._work = stream, work
-
-    def average(self, vector: Any, shares: Sequence[float]) -> None:
-        self._stream.work.append(self._work)
-
-
-def check_lane(engine: RankGroup) -> None:
-    """What another thread has put on a stream of its own is done when it returns."""
-    driver = FakeDriver(FakeMachine(), bound=True)
-    computes, apart, done = driver.stream(), driver.stream(), []
-    for stream, expected in ((computes, []), (apart, ["done"])):
-        lane = Lane(driver, computes, stream, lambda stream: nullcontext())
-        OnLane(lane, Later(stream, lambda: done.append("done"))).average(None, [])
-        assert done == expected
-
-
-def check_buckets(engine: RankGroup) -> None:
-    """Whatever gets ready first, the bits are those of one vector; on the host and on a GPU."""
-    offsets, size = {"a": 0, "b": 100, "c": 1000, "d": 1010}, 3000
-    ends = dict(zip(offsets, [*list(offsets.values())[1:], size], strict=True))
-    buckets, shares = divide(offsets, size, 1500), uneven(engine.size)
-    apart = engine.copy()
-    for on_gpu in (False, True):
-        driver, own = FakeDriver(FakeMachine(), bound=True), np.zeros(size, np.float32)
-        stream, buffer = driver.stream(), CudaBuffer.create(driver, 4 * size, "gradients")
-        array = buffer.array((size,), "float32")
-        lane = Lane(driver, stream, driver.stream(), lambda stream: nullcontext())
-        work: list[AllReduce] = [ShardedAllReduce(apart, own[b.extent]) for b in buckets]
-        mark: list[Callable[[], Callable[[], None]]] = []
-        if on_gpu:
-            places = [buffer.address + 4 * bucket.extent.start for bucket in buckets]
-            work = [
-                OnLane(lane, Staged(lane, place, sums))
-                for place, sums in zip(places, work, strict=True)
-            ]
-            mark = [lane.mark]
-        exchange = BucketedGradients(buckets, own, work, *mark)
-        for turn in range(3):
-            every = vectors(engine.size, size, turn=turn)
-            mine = every[engine.rank]
-            exchange.before_gradients(shares)
-            for name in np.random.default_rng([engine.rank, turn]).permutation(list(offsets)):
-                part = slice(offsets[name], ends[name])
-                if on_gpu:
-                    piece = buffer.array((part.stop - part.start,), "float32", 4 * part.start)
-                    stream.work.append(partial(driver.write, piece, mine[part]))
-                else:
-                    own[part] = mine[part]
-                exchange.on_gradient_ready(name)
-            if turn == 1:  # nobody uses them: the next step waits for them
-                continue
-            engine.barrier()
-            exchange.before_update(shares)
-            average_into_all(every, shares)
-            found = driver.read(array) if on_gpu else own
-            assert found.tobytes() == every[0].tobytes()
-        exchange.leave()
-
-
-class OnHost:
-    """Weights of a rank, and how a rule gets at them."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.weights, self.staged = values.copy(), nullcontext
-
-    def read(self) -> np.ndarray:
-        return self.weights.copy()
-
-    def write(self, values: np.ndarray) -> None:
-        self.weights[:] = values
-
-
-class OnGpu:
-    """The same on a GPU that does nothing unasked."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.driver, self.weights = FakeDriver(FakeMachine(), bound=True), values.copy()
+    def __init__(self, group: RankGroup, values: np.ndarray, is_apart: bool = False) -> None:
+        self.driver = FakeDriver(FakeMachine(), bound=True)
         buffer, self.stream = CudaBuffer.create(self.driver, values.nbytes), self.driver.stream()
         self.array = buffer.array(values.shape, values.dtype)
-        lane = Lane(self.driver, self.stream, self.stream, lambda stream: nullcontext())
-        self.staged = lambda: lane.on_host(self.weights, buffer.address)
         self.write(values)
         self.stream.synchronize()
+        memory: Any = SimpleNamespace(
+            driver=self.driver,
+            stream=self.stream,
+            use=lambda stream: nullcontext(),
+            buffers={"gradients": buffer},
+            layout=SimpleNamespace(dtype=values.dtype.name),
+        )
+        vars(group)["takes_gpu_memory"] = lambda: False
+        self.vector = GpuVector(memory, "gradients", group, is_apart)
+        self.vector.own = values  # of which slices are taken
 
     def read(self) -> np.ndarray:
         return self.driver.read(self.array)
 
-    def write(self, values: np.ndarray) -> None:
-        self.stream.work.append(partial(self.driver.write, self.array, values.copy()))
+    def write(self, values: np.ndarray, begin: int = 0) -> None:
+        piece = self.array.buffer.array(values.shape, values.dtype, begin * values.itemsize)
+        self.stream.work.append(partial(self.driver.write, piece, values.copy()))
 
 
-def check_elastic(engine: RankGroup) -> None:
-    """Visits in turn, against the equations; then the centre, and the server's end."""
-    for place in (OnHost, OnGpu):
-        check_elastic_at(engine, place)
+class HostCopy:
+    """The same in host memory."""
+
+    def __init__(self, group: RankGroup, values: np.ndarray, is_apart: bool = False) -> None:
+        self.vector: RankVector = HostVector([values.copy()])
+
+    def read(self) -> np.ndarray:
+        return self.vector.own.copy()
+
+    def write(self, values: np.ndarray, begin: int = 0) -> None:
+        self.vector.own[begin : begin + values.size] = values
 
 
-def check_elastic_at(engine: RankGroup, place: type[OnHost] | type[OnGpu]) -> None:
+Place = type[FakeGpu] | type[HostCopy]
+
+
+def check_staged(group: RankGroup) -> None:
+    """A vector on a GPU, averaged by way of the host."""
+    own, shares = FakeGpu(group, np.zeros(3000, np.float32)), [1 / group.size] * group.size
+    (staged,) = own.vector.by_messages([slice(0, 3000)], partial(ShardedAllReduce, group))
+    assert isinstance(staged, StagedAllReduce)
+    for turn in range(2):
+        every = vectors(group.size, 3000, turn=turn)
+        own.write(every[group.rank])
+        staged.average(None, shares)
+        average_into_all(every, shares)
+        assert own.read().tobytes() == every[0].tobytes()
+    own.vector.close()
+
+
+def check_working(group: RankGroup) -> None:
+    """What another thread has put on a stream of its own is done when its context ends."""
+    done: list[str] = []
+    for is_apart, expected in ((False, []), (True, ["done"])):
+        vector = FakeGpu(group, np.zeros(10), is_apart).vector
+        stream: Any = vector.stream
+        with vector.working():
+            stream.work.append(lambda: done.append("done"))
+        assert done == expected
+
+
+def check_buckets(group: RankGroup) -> None:
+    """Whatever gets ready first, the bits are those of one vector; on the host and on a GPU."""
+    offsets, size = {"a": 0, "b": 100, "c": 1000, "d": 1010}, 3000
+    ends = dict(zip(offsets, [*list(offsets.values())[1:], size], strict=True))
+    buckets, shares = divide(offsets, size, 1500), uneven(group.size)
+    apart, places = group.split(0), (HostCopy, FakeGpu)
+    for place in places:
+        own = place(apart, np.zeros(size, np.float32), is_apart=True)
+        parts = [bucket.extent for bucket in buckets]
+        work = own.vector.by_messages(parts, partial(ShardedAllReduce, apart))
+        exchange = BucketedGradients(buckets, own.vector, work)
+        for turn in range(3):
+            every = vectors(group.size, size, turn=turn)
+            exchange.before_gradients(shares)
+            for name in np.random.default_rng([group.rank, turn]).permutation(list(offsets)):
+                begin = offsets[name]
+                own.write(every[group.rank][begin : ends[name]], begin)
+                exchange.on_gradient_ready(name)
+            if turn == 1:  # nobody uses them: the next step waits for them
+                continue
+            group.barrier()
+            exchange.before_update(shares)
+            average_into_all(every, shares)
+            assert own.read().tobytes() == every[0].tobytes()
+        exchange.leave()
+
+
+def check_elastic(group: RankGroup) -> None:
+    """Visits in turn, against the equations; then the consensus, and the server's end."""
+    for place in (HostCopy, FakeGpu):
+        check_elastic_at(group, place)
+
+
+def check_elastic_at(group: RankGroup, place: Place) -> None:
     alpha, size = 0.3, 1000
-    every = [vectors(1, size)[0].copy() for _ in range(engine.size)]
-    centre = every[0].copy()
-    assert isinstance(engine, MpiGroup)
-    own, asks, answers = place(every[engine.rank]), engine.copy(), engine.copy()
-    server = ElasticServer(every[0].copy(), asks, answers, alpha) if engine.rank == 0 else None
-    if server is not None:
-        server.start()
-    rule = ElasticAveraging(engine, own.weights, asks, answers, server, alpha, 2, own.staged)
+    every = [vectors(1, size)[0].copy() for _ in range(group.size)]
+    center = every[0].copy()
+    assert isinstance(group, MpiGroup)
+    own = place(group, every[group.rank])
+    rule = ElasticAveraging(group, own.vector, size, alpha, 2)
     held = own.read()
     for turn in range(4):
-        for rank in range(engine.size):
-            change = vectors(engine.size, size, turn=turn)[rank]
+        for rank in range(group.size):
+            change = vectors(group.size, size, turn=turn)[rank]
             every[rank] += change
             if turn % 2:  # two steps to a visit
-                before = centre.copy()
-                centre += np.float32(alpha) * (every[rank] - before)
+                before = center.copy()
+                center += np.float32(alpha) * (every[rank] - before)
                 every[rank] -= np.float32(alpha) * (every[rank] - before)
-            if rank == engine.rank:
+            if rank == group.rank:
                 held += change
                 own.write(held)
                 rule.after_update([])
                 held = own.read() if turn % 2 else held
-            engine.barrier()
-    np.testing.assert_allclose(own.read(), every[engine.rank], rtol=1e-5, atol=1e-6)
+            group.barrier()
+    np.testing.assert_allclose(own.read(), every[group.rank], rtol=1e-5, atol=1e-6)
     with rule.consensus_weights():
-        np.testing.assert_allclose(own.read(), centre, rtol=1e-5, atol=1e-6)
-        assert len(set(engine.all_gather_object(own.read().tobytes()))) == 1
+        np.testing.assert_allclose(own.read(), center, rtol=1e-5, atol=1e-6)
+        assert len(set(group.all_gather_object(own.read().tobytes()))) == 1
         with rule.consensus_weights():
-            assert len(set(engine.all_gather_object(own.read().tobytes()))) == 1
-    np.testing.assert_allclose(own.read(), every[engine.rank], rtol=1e-5, atol=1e-6)
+            assert len(set(group.all_gather_object(own.read().tobytes()))) == 1
+    np.testing.assert_allclose(own.read(), every[group.rank], rtol=1e-5, atol=1e-6)
     rule.leave()
-    assert server is None or not server.is_alive()
+    assert rule.server is None or not rule.server.is_alive()
 
 
-def check_gossip(engine: RankGroup) -> None:
+def check_gossip(group: RankGroup) -> None:
     """However they mix, shares add up to 1 and the consensus stays what it was."""
-    for place in (OnHost, OnGpu):
-        check_gossip_at(engine, place)
+    for place in (HostCopy, FakeGpu):
+        check_gossip_at(group, place)
 
 
-def check_gossip_at(engine: RankGroup, place: type[OnHost] | type[OnGpu]) -> None:
-    assert isinstance(engine, MpiGroup)
-    every = vectors(engine.size, 200_000)
-    own = place(every[engine.rank])
-    rule = GossipAveraging(engine, own.weights, engine.copy(), 0.7, 3, own.staged)
+def check_gossip_at(group: RankGroup, place: Place) -> None:
+    assert isinstance(group, MpiGroup)
+    every = vectors(group.size, 200_000)
+    own = place(group, every[group.rank])
+    rule = GossipAveraging(group, own.vector, 200_000, 0.7, 3)
     for step in range(25):
         rule.after_update([])
         if step % 10 == 9:
             kept = None
             with rule.consensus_weights():
                 np.testing.assert_allclose(own.read(), np.mean(every, axis=0), atol=1e-5)
-                assert len(set(engine.all_gather_object(own.read().tobytes()))) == 1
-                kept = sum(engine.all_gather_object(rule.share))
+                assert len(set(group.all_gather_object(own.read().tobytes()))) == 1
+                kept = sum(group.all_gather_object(rule.share))
             assert abs(kept - 1) < 1e-12
-    if engine.size > 1:
+    if group.size > 1:
         spread = np.abs(np.array(every) - np.mean(every, axis=0)).max()
         assert np.abs(own.read() - np.mean(every, axis=0)).max() < spread
     rule.leave()
 
 
-def check_tensors(engine: RankGroup) -> None:
+def check_tensors(group: RankGroup) -> None:
     """What NCCL does on GPUs, by gloo on the CPU: parameters or gradients, at uneven weights."""
-    from torch.distributed import HashStore, ProcessGroupGloo
+    from torch.distributed import HashStore
 
-    assert isinstance(engine, GlooGroup)
-    alone: Any = ProcessGroupGloo(HashStore(), 0, 1)
-    for group, size in ((engine.gloo, engine.size), (alone, 1)):
+    assert isinstance(group, GlooGroup)
+    for joined, size in ((group.split(0), group.size), (GlooGroup(HashStore(), 0, 1, "alone"), 1)):
+        joined._nccl = joined._gloo
         every, shares = vectors(size, 5000), uneven(size)
-        rank = group.rank()
+        rank = joined.rank
         tensor = torch.from_numpy(every[rank].copy())
         if shares[rank] == 0:
             tensor.fill_(float("nan"))
-        address = tensor.data_ptr()
-        exchange = RankParameters(LibraryAllReduce(NcclGroup(group)), tensor)
+        address, vector = tensor.data_ptr(), HostVector([tensor])
+        exchange = ExchangeParameters(LibraryAllReduce(joined), vector)
         exchange.before_update(shares)
         exchange.after_update(shares)
         assert tensor.data_ptr() == address
         np.testing.assert_allclose(tensor.numpy(), exact(every, shares), atol=1e-6)
-        if group is not alone:
-            assert len(set(engine.all_gather_object(tensor.numpy().tobytes()))) == 1
+        assert len(set(joined.all_gather_object(tensor.numpy().tobytes()))) == 1
+        joined._nccl = None
 
 
-def check_direct(engine: RankGroup) -> None:
-    """An MPI that takes GPUs' memory is given it when all is computed; by tensors on the CPU."""
-    assert isinstance(engine, MpiGroup)
-    assert engine.takes_gpu_memory() in (False, True)
-    every, shares, waits = vectors(engine.size, 5000), uneven(engine.size), []
-    tensor = torch.from_numpy(every[engine.rank].copy())
-    if shares[engine.rank] == 0:
+def check_direct(group: RankGroup) -> None:
+    """An MPI that takes GPU memory is given it when all is computed; by tensors on the CPU."""
+    assert isinstance(group, MpiGroup)
+    assert MpiGroup.takes_gpu_memory(group) in (False, True)
+    every, shares, waits = vectors(group.size, 5000), uneven(group.size), []
+    tensor = torch.from_numpy(every[group.rank].copy())
+    if shares[group.rank] == 0:
         tensor.fill_(float("nan"))
-    direct = engine.on_gpus(lambda: waits.append(tensor.clone()))
-    LibraryAllReduce(direct).average(tensor, shares)
+    original = mpi._wait_for_stream
+    mpi._wait_for_stream = lambda tensor: waits.append(tensor.clone())
+    LibraryAllReduce(group).average(tensor, shares)
     np.testing.assert_allclose(tensor.numpy(), exact(every, shares), atol=1e-6)
-    if engine.size > 1:
+    if group.size > 1:
         (weighed,) = waits  # in its place in the order: weighed, not yet summed
-        own = shares[engine.rank] * every[engine.rank]
+        own = shares[group.rank] * every[group.rank]
         np.testing.assert_allclose(weighed.numpy(), own, rtol=1e-6)
         before = len(waits)
-        ShardedAllReduce(direct, tensor, TensorArithmetic("cpu")).average(tensor, shares)
+        ShardedAllReduce(group, tensor).average(tensor, shares)
         assert len(waits) == before + 2  # and so before each message
+    mpi._wait_for_stream = original
 
 
-def check_many(engine: RankGroup) -> None:
+def check_many(group: RankGroup) -> None:
     """What is closed is free: more groups, one after another, than there can be at a time."""
     for number in range(600):  # of 2048 that MPICH has
-        team = engine.copy()
-        team.copy().group(0).copy().close()
+        team = group.split(0)
+        team.split(0).split(0).split(0).close()
         if number % 100 == 0:
-            team.local.shared(1 << 20)
+            team.local.shared_memory(1 << 20)
         team.close()
         if number == 0:
             before = mapped()
     assert mapped() == before
 
 
-def check_connections(engine: RankGroup) -> None:
+def check_connections(group: RankGroup) -> None:
     """What is closed has no connections left."""
     open_files: list[int] = []
     stopped: list[RankGroup] = []
     for _ in range(5):
-        team = engine.copy()
-        team.copy().group(engine.rank % 2).barrier()
+        team = group.split(0)
+        team.split(0).split(group.rank % 2).barrier()
         nccl = SimpleNamespace(shutdown=lambda team=team: stopped.append(team))
-        vars(team)["_nccl"].append(nccl)
+        vars(team)["_nccl"] = nccl
         team.close()
         open_files.append(len(list(Path("/proc/self/fd").iterdir())))
         assert stopped.pop() is team
@@ -551,11 +543,11 @@ def mapped() -> int:
     return Path("/proc/self/maps").read_text().count("/dev/shm/")
 
 
-def check_signs(engine: RankGroup) -> None:
+def check_signs(group: RankGroup) -> None:
     """Each sign is heard once, by whom it is meant for, and nobody waits for it."""
-    pulse = engine.copy()
+    pulse = group.split(0)
     assert pulse.heard() == set()
-    others = set(range(engine.size)) - {engine.rank}
+    others = set(range(group.size)) - {group.rank}
     for _ in range(2):
         found: set[int] = set()
         deadline = time.monotonic() + 30
@@ -565,28 +557,28 @@ def check_signs(engine: RankGroup) -> None:
             time.sleep(0.02)
             found |= pulse.heard()
         assert found == others
-        engine.barrier()
+        group.barrier()
         time.sleep(0.2)  # what was asked for is fetched
         pulse.heard()
         assert pulse.heard() == set()
-        engine.barrier()
+        group.barrier()
 
 
-def check_groups(engine: RankGroup) -> None:
-    """Groups do not hear each other, nor do copies; ranks of one machine share memory."""
-    odd = engine.group(engine.rank % 2)
-    expected = [r for r in range(engine.size) if r % 2 == engine.rank % 2]
-    assert list(odd.all_gather_object(engine.rank)) == expected
-    assert expected[odd.rank] == engine.rank
-    copy, local = odd.copy(), engine.local
-    assert list(copy.all_gather_object(engine.rank)) == expected
-    assert (local.rank, local.size) == (engine.rank, engine.size)
-    parts = local.shared(1000)
+def check_groups(group: RankGroup) -> None:
+    """Groups keep their messages apart; ranks of one machine share memory."""
+    odd = group.split(group.rank % 2)
+    expected = [r for r in range(group.size) if r % 2 == group.rank % 2]
+    assert list(odd.all_gather_object(group.rank)) == expected
+    assert expected[odd.rank] == group.rank
+    copy, local = odd.split(0), group.local
+    assert list(copy.all_gather_object(group.rank)) == expected
+    assert (local.rank, local.size) == (group.rank, group.size)
+    parts = local.shared_memory(1000)
     assert not any(part.any() for part in parts)
-    engine.barrier()
-    parts[engine.rank][:] = engine.rank + 1
-    engine.barrier()
-    assert [set(part.tolist()) for part in parts] == [{r + 1} for r in range(engine.size)]
+    group.barrier()
+    parts[group.rank][:] = group.rank + 1
+    group.barrier()
+    assert [set(part.tolist()) for part in parts] == [{r + 1} for r in range(group.size)]
 
 
 CHECKS: tuple[Callable[[RankGroup], None], ...] = (
@@ -597,10 +589,10 @@ CHECKS: tuple[Callable[[RankGroup], None], ...] = (
     check_feedback,
     check_from_common,
     check_hierarchy,
-    check_joint,
+    check_exchanges,
     check_sides,
     check_staged,
-    check_lane,
+    check_working,
     check_buckets,
 )
 OF_MPI = (check_direct, check_many, check_elastic, check_gossip)
@@ -609,17 +601,17 @@ OF_TORCHRUN = (check_tensors, check_connections, check_signs, check_groups)
 
 def main() -> None:
     """Run every check; all ranks go through them together."""
-    engine = join()
-    for check in (*CHECKS, *(OF_MPI if isinstance(engine, MpiGroup) else OF_TORCHRUN)):
+    group = join()
+    for check in (*CHECKS, *(OF_MPI if isinstance(group, MpiGroup) else OF_TORCHRUN)):
         try:
-            check(engine)
+            check(group)
         except BaseException:
-            sys.stderr.write(f"rank {engine.rank}: {traceback.format_exc()}\n")
+            sys.stderr.write(f"rank {group.rank}: {traceback.format_exc()}\n")
             sys.stderr.flush()
-            engine.abort(1)
-    engine.barrier()
-    if engine.rank == 0:
-        print("checked", engine.size)
+            group.abort(1)
+    group.barrier()
+    if group.rank == 0:
+        print("checked", group.size)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 import numpy as np
 
+from tandem.distributed.compressed import TransferFormat
 
-class NumpyTransferFormat:
-    """A `tandem.distributed.allreduce.TransferFormat`."""
+
+class NumpyTransferFormat(TransferFormat):
+    """A format whose conversions are NumPy's."""
 
     def __init__(self, name: str) -> None:
         self._is_half = name == "float16"

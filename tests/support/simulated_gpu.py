@@ -1,27 +1,23 @@
 """GPUs that are host memory: whole runs of the program go the way that they go on real ones.
 
 What is allocated is memory that other processes open by a handle; copies are done at once. The
-kernels are the CPU's. What order and synchronisation need is tested elsewhere, on a fake machine
-that does nothing unasked.
+kernels are the CPU's. Order and synchronisation are tested elsewhere, against a fake CUDA driver.
 """
 
 import ctypes
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tandem.distributed import Group
-from tandem.distributed.group import RankGroup
-from tandem.memory import HostBuffer, Slot, SlotLayout
-from tandem.memory.cuda import CudaArray, CudaBuffer, CudaSlots
+from tandem.memory import Slot, SlotLayout
+from tandem.memory.cuda import CudaArray, CudaSlots
 from tandem.memory.flat import FlatLayout, Vectors
-from tandem.training.memory import CudaMemory, CudaSite, Shapes, Site
-from tandem.training.rank_memory import CudaRankMemory, CudaRankSite
+from tandem.memory.parameters import CudaMemory
 from tandem.training.run_spec import RunSpec
 
 _PAGE = mmap.PAGESIZE
@@ -30,7 +26,7 @@ in_use: set[int] = set()
 """Addresses of what this process has allocated, opened or locked, and not given back."""
 
 
-class PretendStream:
+class SimulatedStream:
     """Work is done when it is asked for."""
 
     handle = 0
@@ -42,7 +38,7 @@ class PretendStream:
         """Nothing is under way."""
 
 
-class PretendEvent:
+class SimulatedEvent:
     """A place in a stream that is always reached."""
 
     def record(self, stream: Any) -> None:
@@ -56,8 +52,8 @@ class PretendEvent:
         return b"event"
 
 
-class PretendDriver:
-    """One process's use of a pretended GPU. See `tandem.memory.cuda.CudaDriver`."""
+class SimulatedDriver:
+    """One process's use of a simulated GPU. See `tandem.memory.cuda.CudaDriver`."""
 
     def __init__(self, device: int) -> None:
         self.device, self.process = device, os.getpid()
@@ -76,7 +72,7 @@ class PretendDriver:
         return address
 
     def allocate(self, nbytes: int) -> int:
-        descriptor = os.memfd_create("pretended GPU")
+        descriptor = os.memfd_create("simulated GPU")
         os.ftruncate(descriptor, -(-max(nbytes, 1) // _PAGE) * _PAGE)
         return self._map(descriptor)
 
@@ -96,14 +92,14 @@ class PretendDriver:
     def can_reach(self, identity: str) -> bool:
         return {self.identity, identity} != {"GPU 0", "GPU 1"}
 
-    def stream(self) -> PretendStream:
-        return PretendStream()
+    def stream(self) -> SimulatedStream:
+        return SimulatedStream()
 
-    def event(self, shared: bool = False) -> PretendEvent:
-        return PretendEvent()
+    def event(self, shared: bool = False) -> SimulatedEvent:
+        return SimulatedEvent()
 
-    def open_event(self, data: bytes) -> PretendEvent:
-        return PretendEvent()
+    def open_event(self, data: bytes) -> SimulatedEvent:
+        return SimulatedEvent()
 
     def page_locked(self, nbytes: int) -> np.ndarray:
         return np.zeros(nbytes, np.uint8)
@@ -156,81 +152,45 @@ def all_on_host(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {name: on_host(array) for name, array in arrays.items()}
 
 
-class PretendMemory(CudaMemory):
+class SimulatedMemory(CudaMemory):
     """`CudaMemory`, seen by the CPU."""
 
     def __init__(
-        self, site: CudaSite, group: Group, layout: FlatLayout, driver: PretendDriver
+        self,
+        slots: CudaSlots,
+        layout: FlatLayout,
+        driver: "SimulatedDriver",
+        use: Callable[[Any], AbstractContextManager],
     ) -> None:
-        super().__init__(site, group, layout, driver, lambda stream: nullcontext())
-        self.device = "cpu"
+        super().__init__(slots, layout, driver, use)
         own = self.vectors
         self.vectors = Vectors(
             all_on_host(own.weights),
             {name: all_on_host(state) for name, state in own.states.items()},
             all_on_host(own.gradients),
         )
+        self.flat = {name: on_host(array) for name, array in self.flat.items()}
         self.slots = [
             Slot(**{name: on_host(array) for name, array in vars(slot).items()})
             for slot in self.slots
         ]
-        self._pretend = driver
-
-    def _average(self) -> Any:
-        return self._pretend.average
-
-
-class PretendRankMemory(PretendMemory, CudaRankMemory):
-    """`CudaRankMemory`, seen by the CPU."""
-
-    def _tensor(self, own: CudaBuffer) -> Any:
-        import torch  # which a loader of pretended slots does without
-
-        dtype = np.dtype(self._layout.dtype)
-        size = own.nbytes // dtype.itemsize
-        return torch.from_numpy(on_host(own.array((size,), dtype)))
+        self.kernel = driver.average
 
 
 @dataclass(frozen=True)
-class PretendSlots(CudaSlots):
-    """`CudaSlots` of a pretended GPU."""
+class SimulatedSlots(CudaSlots):
+    """`CudaSlots` of a simulated GPU."""
 
-    def _driver(self) -> Any:
-        return PretendDriver(self.device)
+    torch_device = "cpu"
 
+    def driver(self) -> Any:
+        return SimulatedDriver(self.device)
 
-@dataclass(frozen=True)
-class PretendSite(CudaSite):
-    """`CudaSite` of a pretended GPU."""
-
-    def loader_side(self) -> CudaSlots:
-        return PretendSlots(self.device, self.slots)
-
-    def open(self, group: Group, shapes: Shapes, dtype: str) -> CudaMemory:
-        layout = FlatLayout.of(shapes, dtype, channels_last=True, states=("momentum",))
-        return PretendMemory(self, group, layout, PretendDriver(self.device))
+    def trainer_memory(self, layout: FlatLayout, driver: Any, use: Any) -> CudaMemory:
+        return SimulatedMemory(self, layout, driver, use)
 
 
-def make_sites(spec: RunSpec) -> list[Site]:
-    """Stands for `tandem.training.memory.make_sites`."""
-    slots = SlotLayout(spec.config.batch_size, spec.picture_size)
-    detours = tuple(HostBuffer.create(0, f"detour {rank}") for rank in range(spec.trainers))
-    return [PretendSite(int(device[5:]), slots, detours) for device in spec.devices]
-
-
-@dataclass(frozen=True)
-class PretendRankSite(CudaRankSite):
-    """`CudaRankSite` of a pretended GPU."""
-
-    loader_side = PretendSite.loader_side
-
-    def open(self, group: Group, shapes: Shapes, dtype: str) -> CudaMemory:
-        layout = FlatLayout.of(shapes, dtype, channels_last=True, states=("momentum",))
-        return PretendRankMemory(self, group, layout, PretendDriver(self.device))
-
-
-def rank_site(spec: RunSpec, engine: RankGroup) -> Site:
-    """Stands for `tandem.training.rank_memory.rank_site`."""
-    slots = SlotLayout(spec.config.batch_size, spec.picture_size)
-    number = int(spec.devices[engine.rank][5:])
-    return PretendRankSite(number, slots, (), config=spec.config, engine=engine)
+def make_slots(spec: RunSpec, rank: int) -> CudaSlots:
+    """Stands for `tandem.training.memory.make_slots`."""
+    layout = SlotLayout(spec.config.batch_size, spec.picture_size)
+    return SimulatedSlots(int(spec.devices[rank][5:]), layout)

@@ -22,18 +22,18 @@ shared: list[int] = []
 """Segments of memory that a rank shares with others by MPI, at each start of a trainer."""
 
 
-def rank_site(*arguments: Any) -> Any:
-    """Replace `tandem.training.rank_memory.rank_site`."""
+def make_slots(*arguments: Any) -> Any:
+    """Replace `tandem.training.memory.make_slots`."""
     shared.append(Path("/proc/self/maps").read_text().count("/dev/shm/"))
-    return simulated_gpu.rank_site(*arguments)
+    return simulated_gpu.make_slots(*arguments)
 
 
 if __name__ == "__main__":
     hardware.cuda_device_count = lambda: GPUS
     hardware.missing_for_gpus = lambda: None
-    hardware._gpu_name = lambda number: "pretended"
+    hardware._gpu_name = lambda number: "simulated"
     hardware.gpu_identity = lambda number: f"GPU {number}"
-    ranks.rank_site = rank_site
+    ranks.make_slots = make_slots
     status = run_training(sys.argv[1:], None)
     left = len(simulated_gpu.in_use), shared[-1] - shared[0]
     sys.stderr.write(f"left on GPUs: {left[0]}, shared: {left[1]}\n")

@@ -15,7 +15,8 @@ from tandem.memory.flat import FlatLayout, Vectors
 from tandem.ops import Conv2d, Conv2dInputGrad, Conv2dWeightGrad, DropoutMask, MaxPool2dGrad
 from tandem.optim import OPTIMIZERS
 from tandem.optim.parameter_groups import learned_rates
-from tandem.training.compiled_network import CompiledNetwork, _are_finite
+from tandem.training.compiled_network import CompiledNetwork
+from tandem.training.graphs import are_finite
 
 BATCH, CLASSES = 3, 6
 MEAN = np.full((3, 67, 67), 100, np.float32)
@@ -248,7 +249,7 @@ def test_a_loss_that_is_not_finite_is_noticed(name: str, value: float) -> None:
 def test_a_gradient_that_is_not_finite_is_noticed_though_the_loss_is() -> None:
     """Else the weights would be lost in this step, and noticed in the next, when it is too late."""
     value, wrong = pt.vector("value"), pt.vector("wrong")
-    finite = pytensor.function([value, wrong], _are_finite([pt.sum(value), value, wrong]))
+    finite = pytensor.function([value, wrong], are_finite([pt.sum(value), value, wrong]))
     ones = np.ones(4)
     assert finite(ones, ones)
     for bad in (np.nan, np.inf, -np.inf):

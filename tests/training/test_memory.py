@@ -1,20 +1,25 @@
 """Memory of trainers on the host, with the exchange and the update over it."""
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from alex_net import AlexNet
 from tandem.config.command_line import load_config
-from tandem.distributed import local_groups
+from tandem.distributed import ExchangeSettings, local_groups, make_exchange
 from tandem.launch.prepare import prepare_run
+from tandem.memory import SlotLayout
+from tandem.memory.cuda import CudaSlots
+from tandem.memory.flat import FlatLayout
+from tandem.memory.parameters import HostMemory
 from tandem.optim import SGD
 from tandem.training.compiled_network import CompiledNetwork
-from tandem.training.memory import Memory, make_sites
+from tandem.training.memory import make_slots, open_memory
 from tandem.training.run_spec import RunSpec
+from tests.support.threads import run_threads
 from tests.support.tiny import settings
 
 TRAINERS = 3
@@ -27,34 +32,26 @@ def plan_of(data: Path, run: Path, **changes: object) -> RunSpec:
     return prepare_run(load_config(arguments))
 
 
-def together(calls: Sequence[Callable[[], None]]) -> None:
-    """Each in a thread of its own."""
-    threads = [threading.Thread(target=call, daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-
-
-def open_all(spec: RunSpec) -> tuple[AlexNet, dict[int, Memory]]:
+def open_all(spec: RunSpec) -> tuple[AlexNet, dict[int, HostMemory]]:
     config = spec.config
     net = AlexNet(config.crop_size, spec.classes, config.width, config.dtype)
     shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
-    opened: dict[int, Memory] = {}
+    layout = FlatLayout.of(shapes, config.dtype, states=("momentum",))
+    opened: dict[int, HostMemory] = {}
 
     def open_one(rank: int) -> None:
-        opened[rank] = sites[rank].open(places[rank], shapes, config.dtype)
+        memory = open_memory(spec, make_slots(spec, rank), groups[rank], layout)
+        assert isinstance(memory, HostMemory)
+        opened[rank] = memory
 
-    sites, places = make_sites(spec), local_groups(TRAINERS)
-    together([lambda rank=rank: open_one(rank) for rank in range(TRAINERS)])
+    groups = local_groups(TRAINERS)
+    run_threads([lambda rank=rank: open_one(rank) for rank in range(TRAINERS)])
     return net, opened
 
 
 def train(spec: RunSpec) -> list[dict[str, np.ndarray]]:
     """Weights and momenta of every trainer after three steps with gradients of noise."""
     net, memories = open_all(spec)
-    strategy = spec.config.exchange
     models = [
         CompiledNetwork(
             net,
@@ -62,11 +59,14 @@ def train(spec: RunSpec) -> list[dict[str, np.ndarray]]:
             SGD(),
             np.zeros((3, 70, 70)),
             memories[rank].vectors,
-            updated=memories[rank].updated(strategy),
+            updated=memories[rank].updated,
         )
         for rank in range(TRAINERS)
     ]
-    exchanges = [memories[rank].exchange(strategy) for rank in range(TRAINERS)]
+    settings = ExchangeSettings.of(vars(spec.config))
+    exchanges = [
+        make_exchange(settings, memories[group.rank], group) for group in local_groups(TRAINERS)
+    ]
     for model in models:
         model.load(dict(net.initial_values(1)))
         model.update(0.0)  # compiles, and changes nothing
@@ -82,7 +82,7 @@ def train(spec: RunSpec) -> list[dict[str, np.ndarray]]:
             models[rank].update(0.1)
             exchanges[rank].after_update(shares)
 
-        together([lambda rank=rank: step(rank) for rank in range(TRAINERS)])
+        run_threads([lambda rank=rank: step(rank) for rank in range(TRAINERS)])
     return [
         {
             v.name: v.get_value()
@@ -117,18 +117,44 @@ def test_sharing_weights_gives_the_bits_of_exchanging_gradients(
 
 def test_what_is_shared_is_there_once(data: Path, tmp_path: Path) -> None:
     for exchange, copies in (("shared", 1), ("gradients", TRAINERS)):
-        sites = make_sites(plan_of(data, tmp_path / "run", exchange=exchange))
-        assert len({id(buffer) for site in sites for buffer in site.parameters}) == copies
-        assert len({id(buffer) for site in sites for buffer in site.gradients}) == TRAINERS
+        _, memories = open_all(plan_of(data, tmp_path / "run", exchange=exchange))
+        for rank, memory in memories.items():
+            weights = next(iter(memory.vectors.weights.values()))
+            gradients = next(iter(memory.vectors.gradients.values()))
+            weights[...], gradients[...] = rank + 1, rank + 1
+        for name, kinds in (("weights", copies), ("gradients", TRAINERS)):
+            groups = [getattr(memory.vectors, name) for memory in memories.values()]
+            assert len({float(next(iter(g.values())).max()) for g in groups}) == kinds
 
 
 def test_each_trainer_updates_its_part_of_what_is_shared(data: Path, tmp_path: Path) -> None:
     _, memories = open_all(plan_of(data, tmp_path / "run", exchange="shared"))
     for memory in memories.values():
-        part = memory.updated("shared")
+        part = memory.updated
+        assert part is not None
         for group in (part.weights, part.states["momentum"]):
             for piece in group.values():
                 piece += 1
     for memory in memories.values():
         for group in (memory.vectors.weights, memory.vectors.states["momentum"]):
             assert all((array == 1).all() for array in group.values())
+
+
+def test_memory_of_an_earlier_trainer_is_given_back_before_the_gpu_is_used(
+    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
+) -> None:
+    done: list[str] = []
+
+    class Slots(CudaSlots):
+        torch_device = "cpu"
+
+        def driver(self) -> Any:
+            done.append("driver")
+
+        def trainer_memory(self, *arguments: Any) -> Any:
+            done.append("memory")
+
+    monkeypatch.setattr("tandem.backend.give_back_memory", lambda: done.append("given back"))
+    spec, layout = plan_of(data, tmp_path / "run"), FlatLayout.of({}, "float32")
+    open_memory(spec, Slots(0, SlotLayout(1, 8)), local_groups(1)[0], layout)
+    assert done == ["given back", "driver", "memory"]

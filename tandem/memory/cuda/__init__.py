@@ -24,8 +24,6 @@ from tandem.memory.cuda.driver import (
 )
 from tandem.memory.cuda.slots import CudaSlot, CudaSlots, SlotHandle, SlotUploader
 
-Driver = CudaDriver
-
 __all__ = [
     "INSTALL",
     "BufferHandle",
@@ -34,7 +32,6 @@ __all__ = [
     "CudaDriver",
     "CudaSlot",
     "CudaSlots",
-    "Driver",
     "Event",
     "SlotHandle",
     "SlotUploader",

@@ -1,16 +1,18 @@
 """Slots in device memory, which a loader fills and a trainer reads."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
-from tandem.memory.buffer import Buffer
 from tandem.memory.cuda.buffer import BufferHandle, CudaBuffer
 from tandem.memory.cuda.driver import CudaDriver, Event, Stream
+from tandem.memory.host import ArrayBuffer
 from tandem.memory.slot import Slot, SlotLayout
+
+if TYPE_CHECKING:
+    from tandem.memory.flat import FlatLayout
+    from tandem.memory.parameters import CudaMemory
 
 
 @dataclass(frozen=True)
@@ -119,28 +121,6 @@ class CudaSlot:
         self.buffer.close()
 
 
-class _StagingArea(Buffer):
-    """Page-locked host memory for a `Slot`. It is freed with its last array."""
-
-    name = "staging area"
-
-    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
-        self.memory = memory
-
-    @property
-    def nbytes(self) -> int:
-        return self.memory.nbytes
-
-    def _view(self, shape: tuple[int, ...], dtype: np.dtype, offset: int) -> npt.NDArray[Any]:
-        return np.ndarray(shape, dtype, buffer=self.memory.data, offset=offset)
-
-    def close(self) -> None:
-        pass
-
-    def _check_open(self) -> None:
-        pass
-
-
 class SlotUploader:
     """The loader's side: makes minibatches in page-locked memory and copies them into device slots.
 
@@ -157,7 +137,7 @@ class SlotUploader:
 
     def __init__(self, driver: CudaDriver, slots: Sequence[CudaSlot]) -> None:
         self._driver, self._slots, self._stream = driver, slots, driver.stream()
-        self._areas = [_StagingArea(driver.page_locked(slot.layout.nbytes)) for slot in slots]
+        self._areas = [ArrayBuffer(driver.page_locked(slot.layout.nbytes)) for slot in slots]
 
     def fill(self, number: int, fill: Callable[[Slot], None]) -> None:
         """Make a minibatch on the host and start its copy into a slot.
@@ -185,7 +165,7 @@ class SlotUploader:
         for slot in self._slots:
             slot.close()
 
-    def _upload(self, slot: CudaSlot, area: _StagingArea, rows: int) -> None:
+    def _upload(self, slot: CudaSlot, area: ArrayBuffer, rows: int) -> None:
         layout = slot.layout
         pictures = rows * layout.picture_size**2 * 3
         labels = layout.offsets["labels"]  # everything behind it is small
@@ -197,7 +177,9 @@ class SlotUploader:
 
 @dataclass(frozen=True)
 class CudaSlots:
-    """The two slots of a trainer on its GPU, which its loader opens.
+    """The two slots of a trainer on its GPU, which the trainer makes and its loader opens.
+
+    They can be sent to a process that is being started.
 
     Attributes
     ----------
@@ -223,9 +205,26 @@ class CudaSlots:
         InputError
             The system does not permit it, or the trainer has ended.
         """
-        driver = self._driver()
+        driver = self.driver()
         slots = [CudaSlot.open(driver, self.layout, handle) for handle in receive()]
         return SlotUploader(driver, slots)
 
-    def _driver(self) -> CudaDriver:
+    @property
+    def torch_device(self) -> str:
+        """The GPU by PyTorch's name."""
+        return f"cuda:{self.device}"
+
+    def driver(self) -> CudaDriver:
+        """Begin to use the GPU in this process."""
         return CudaDriver(self.device)
+
+    def trainer_memory(
+        self,
+        layout: "FlatLayout",
+        driver: CudaDriver,
+        use: Callable[[Stream], AbstractContextManager],
+    ) -> "CudaMemory":
+        """Make the trainer's memory, slots included; parameters as of `CudaMemory`."""
+        from tandem.memory.parameters import CudaMemory
+
+        return CudaMemory(self, layout, driver, use)

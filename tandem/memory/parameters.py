@@ -1,0 +1,166 @@
+"""A trainer's parameters and gradients, on the host or on a GPU, with the slots beside them."""
+
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import numpy as np
+
+from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, CudaSlots, Stream
+from tandem.memory.flat import FlatLayout, Vectors
+from tandem.memory.host import ArrayBuffer
+from tandem.memory.slot import HostSlots
+
+FlatName = Literal["parameters", "gradients"]
+
+
+class HostMemory:
+    """A trainer's memory on the host.
+
+    Parameters
+    ----------
+    slots : HostSlots
+    layout : FlatLayout
+        Of the parameters.
+    parameters, gradients : sequence of uint8 (n,)
+        The flat vectors by rank of all trainers that see each other's, or this trainer's alone.
+        The parameters of all may be one.
+    rank : int
+        Which of them are this trainer's.
+    updated_part : slice, optional
+        The elements that this trainer updates of parameters that all share, from the gradients of
+        the first; by default it updates its own.
+
+    Attributes
+    ----------
+    device : str
+        Where PyTorch computes.
+    records : bool
+        Whether functions are recorded over the slots, which are on a GPU.
+    vectors : Vectors
+        This trainer's parameters and gradients, by name.
+    updated : Vectors or None
+        The part that this trainer updates of what all share; None where it updates its own.
+    flat : dict of str to list of float (n,)
+        "parameters" and "gradients", by rank.
+    slots : list of Slot
+        By number.
+    nbytes : int
+        Of weights and optimizer state.
+    """
+
+    device, records = "cpu", False
+
+    def __init__(
+        self,
+        slots: HostSlots,
+        layout: FlatLayout,
+        parameters: Sequence[np.ndarray],
+        gradients: Sequence[np.ndarray],
+        rank: int = 0,
+        updated_part: slice | None = None,
+    ) -> None:
+        self.layout, self.rank, self.area = layout, rank, slots
+        self.flat: dict[FlatName, list[np.ndarray]] = {
+            "parameters": [vector.view(layout.dtype) for vector in parameters],
+            "gradients": [vector.view(layout.dtype) for vector in gradients],
+        }
+        own = ArrayBuffer(parameters[rank])
+        self.vectors = Vectors.on(layout, own, ArrayBuffer(gradients[rank]))
+        self.updated: Vectors | None = None
+        if updated_part is not None:
+            first = ArrayBuffer(gradients[0])
+            self.updated = Vectors.within(layout, own, first, updated_part)
+        self.slots = slots.arrays
+        self.nbytes = layout.parameters_nbytes
+
+    def wait(self) -> None:
+        """Wait for all work on it so far: on the host it is done when calls return."""
+
+    def checksum(self) -> int:
+        """CRC-32 of the bits of weights and optimizer state."""
+        return zlib.crc32(self.flat["parameters"][self.rank].view(np.uint8).data)
+
+    def close(self) -> None:
+        """Do nothing: host memory goes with its last user."""
+
+
+class CudaMemory:
+    """A trainer's memory on its GPU. From now on PyTorch's work in this process is on one stream.
+
+    Parameters
+    ----------
+    slots : CudaSlots
+    layout : FlatLayout
+        Of the parameters.
+    driver : CudaDriver
+        Of the GPU.
+    use : callable
+        Gives the context in which PyTorch works on a stream.
+
+    Attributes
+    ----------
+    device, records, vectors, updated, slots, nbytes
+        As those of `HostMemory`. Each GPU has parameters of its own.
+    buffers : dict of str to CudaBuffer
+        "parameters" and "gradients".
+    flat : dict of str to array (n,)
+        The whole of each, as PyTorch takes it.
+    stream : Stream
+        On which the trainer computes.
+    kernel : callable or None
+        What adds vectors in the exchange; None has it compiled.
+    """
+
+    records, updated = True, None
+    kernel: Any = None
+
+    def __init__(
+        self,
+        slots: CudaSlots,
+        layout: FlatLayout,
+        driver: CudaDriver,
+        use: Callable[[Stream], AbstractContextManager],
+    ) -> None:
+        self.layout, self.driver, self.use = layout, driver, use
+        self.device = slots.torch_device
+        self.stream = driver.stream()
+        self._context = use(self.stream)
+        self._context.__enter__()
+        self.buffers: dict[FlatName, CudaBuffer] = {
+            "parameters": CudaBuffer.create(driver, layout.parameters_nbytes, "parameters"),
+            "gradients": CudaBuffer.create(driver, layout.nbytes, "gradients"),
+        }
+        self.vectors = Vectors.on(layout, *self.buffers.values())
+        itemsize = np.dtype(layout.dtype).itemsize
+        self.flat: dict[FlatName, Any] = {
+            name: buffer.array((buffer.nbytes // itemsize,), layout.dtype)
+            for name, buffer in self.buffers.items()
+        }
+        self.areas = [CudaSlot.create(driver, slots.layout, f"slot {n}") for n in (0, 1)]
+        self.slots = [area.arrays for area in self.areas]
+        self.nbytes = layout.parameters_nbytes
+
+    def wait(self) -> None:
+        """Wait for all work on it so far."""
+        self.stream.synchronize()
+
+    def checksum(self) -> int:
+        """CRC-32 of the bits of weights and optimizer state."""
+        copy = np.empty(self.nbytes, np.uint8)
+        self.driver.download(copy, self.buffers["parameters"].address, self.stream)
+        self.wait()
+        return zlib.crc32(copy.data)
+
+    def close(self) -> None:
+        """Give the memory back, when no other process has it open: no loader, and no trainer.
+
+        After a failure a process just ends.
+        """
+        self.wait()
+        for area in self.areas:
+            area.close()
+        for buffer in self.buffers.values():
+            buffer.close()
+        self._context.__exit__(None, None, None)

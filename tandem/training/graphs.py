@@ -1,0 +1,75 @@
+"""Symbolic parts of the functions of a trainer: inputs, counts, and checks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.tensor.variable import TensorVariable
+
+from tandem.backend import DeviceSharedVariable
+from tandem.layers import label_rank
+
+Tensors = dict[str, TensorVariable]
+
+
+@dataclass(frozen=True)
+class FunctionGraph:
+    """The graph of a function.
+
+    Attributes
+    ----------
+    minibatch : dict of str to variable
+        The arrays of a slot that it reads, by their names there.
+    values : dict of str to variable
+        Its other arguments, which are numbers.
+    updates : list of (shared variable, variable)
+        Its results, which it writes to shared variables.
+    """
+
+    minibatch: Tensors
+    values: Tensors
+    updates: list[Any]
+
+
+def minibatch_inputs(batch: int, side: int) -> Tensors:
+    """The arrays of a slot as symbolic variables, with pictures of `side` rows and columns."""
+    return {
+        "pictures": pt.tensor("pictures", dtype="uint8", shape=(batch, side, side, 3)),
+        "labels": pt.tensor("labels", dtype="int64", shape=(batch,)),
+        "origins": pt.tensor("origins", dtype="int64", shape=(batch, 2)),
+        "mirrored": pt.tensor("mirrored", dtype="uint8", shape=(batch,)),
+        "valid": pt.tensor("valid", dtype="int64", shape=()),
+    }
+
+
+def count_minibatch(
+    cost: TensorVariable, logits: TensorVariable, minibatch: Tensors, errors: bool
+) -> Tensors:
+    """What one minibatch adds to the sums; `errors` is whether errors are counted."""
+    labels, valid = minibatch["labels"], minibatch["valid"]
+    found = {"loss": cost.astype("float64") * valid, "images": valid}
+    if errors:
+        counted = pt.arange(labels.type.shape[0]) < valid
+        rank = label_rank(logits, labels)
+        found["top1_errors"] = pt.sum(counted & (rank >= 1), dtype="int64")
+        found["top5_errors"] = pt.sum(counted & (rank >= 5), dtype="int64")
+    return found
+
+
+def are_finite(values: list[TensorVariable]) -> TensorVariable:
+    """Whether all elements are finite: a sum is not, if one of its terms is not.
+
+    A sum can overflow although its terms do not, but then they are too large in any case. Nothing
+    here can fail when it runs, so the gradients may be computed in their final place.
+    """
+    sums = [pt.sum(value, dtype=value.dtype, acc_dtype=value.dtype) for value in values]
+    return reduce(pt.and_, [pt.isfinite(total) for total in sums])
+
+
+def added(
+    sums: Mapping[str, DeviceSharedVariable], counts: Mapping[str, TensorVariable]
+) -> list[tuple[DeviceSharedVariable, TensorVariable]]:
+    """Updates that add `counts` to `sums`."""
+    return [(sums[name], sums[name] + value) for name, value in counts.items()]
