@@ -72,7 +72,7 @@ def test_a_run_restarts_by_itself_as_often_as_it_may(
     assert re.match(r"error: the run has ended: trainer [01]: ZeroDivisionError: broken late", last)
     assert read_header(list_checkpoints(run)[-1]).state.epoch == 2
     # Fixed, it continues and loses nothing.
-    monkeypatch.setenv("MENDED", "1")
+    monkeypatch.setenv("FIXED", "1")
     errors = train_broken(data, run, "LateAlexNet", **changes, resume_train=True)
     assert errors.startswith("0\n"), errors
     assert_same_bits(run, whole)
