@@ -43,8 +43,6 @@ _LABELS = {
     Activity.IDLE: ("slot filled", "dim"),
 }
 
-Clock = Callable[[], float]
-
 
 class Pace:
     """Mean seconds per step: of up to a hundred steps, then exponentially weighted."""
@@ -54,24 +52,15 @@ class Pace:
         self._count = 0
 
     def add(self, seconds: float) -> None:
-        """Add the duration of a step."""
         self._count += 1
         before = seconds if self.seconds is None else self.seconds
         self.seconds = before + max(1 / self._count, 0.01) * (seconds - before)
 
 
 class Status:
-    """The latest reports of a run, and estimates from them.
+    """The latest reports of a run, and estimates from them."""
 
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-    clock : callable
-        Monotonic seconds.
-    """
-
-    def __init__(self, spec: RunSpec, clock: Clock = time.monotonic) -> None:
+    def __init__(self, spec: RunSpec, clock: Callable[[], float] = time.monotonic) -> None:
         self.spec = spec
         self.progress: Progress | None = None
         self.train: TrainRecord | None = None
@@ -136,11 +125,6 @@ class LiveView(ProgressReporter):
 
     The cursor is never hidden, and no setting of the terminal is changed: however the program ends,
     by SIGKILL too, the terminal is as it was.
-
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
     """
 
     def __init__(self, spec: RunSpec) -> None:

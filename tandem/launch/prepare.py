@@ -30,22 +30,9 @@ def prepare_run(
     skipped: tuple[tuple[int, int], ...] = (),
     ranks: Sequence[RankInfo] = (),
 ) -> RunSpec:
-    """Check everything that a run needs, and resolve every ``auto``.
+    """Check everything that a run needs, and resolve every ``auto``. Nothing is written.
 
-    Nothing is written.
-
-    Parameters
-    ----------
-    config : Config
-        As the user gave it.
-    job : "train" or "validate"
-        What the run does.
-    weights : Path, optional
-        The checkpoint to validate.
-    skipped : tuple of (int, int), optional
-        Minibatches to skip, see `RunSpec`.
-    ranks : sequence of RankInfo, optional
-        By rank, where the trainers are ranks that were started together.
+    A validation needs `weights`, and trainers that were started together as ranks need `ranks`.
 
     Raises
     ------
@@ -141,7 +128,6 @@ def _check_resumed_folder(config: Config, resumed: Path | None) -> None:
 
 
 def _check_weights(spec: RunSpec) -> None:
-    """Refuse weights that do not fit the run."""
     path, header = spec.resumed or spec.weights, spec.header
     if path is None or header is None:
         return
@@ -182,11 +168,6 @@ def check_continues(spec: RunSpec) -> None:
     """Refuse to continue an epoch with settings that change its minibatches.
 
     Between epochs these settings may change; inside one, pictures would be left out or seen twice.
-
-    Raises
-    ------
-    InputError
-        Names the setting, its value in the checkpoint and its value now.
     """
     if spec.header is None or not spec.header.state.step_in_epoch:
         return

@@ -33,24 +33,8 @@ def serve(
 ) -> None:
     """Fill slots until asked to stop; the target of a loader process.
 
-    Parameters
-    ----------
-    builder : MinibatchBuilder
-        Fills a slot.
-    trainer : Connection
-        Requests and answers. Its other end must be open in the trainer alone, so that the
-        trainer's death shows.
-    slots : HostSlots or CudaSlots
-        Where minibatches go.
-    status : StatusSlot
-        Where it shows its `Activity`.
-    launcher : Connection
-        Where it reports a failure, at once, however long the trainer's step is.
-
-    Raises
-    ------
-    SystemExit
-        With status 1, after a failure that has been reported.
+    The other end of `trainer` must be open in the trainer alone, so that the trainer's death shows.
+    A failure is reported to the launcher at once, however long the trainer's step is.
     """
     try:
         area = slots.open(trainer.recv)
