@@ -20,12 +20,7 @@ import proc_load
 from tandem.data.augment import Augmentation
 from tandem.data.dataset import Dataset
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
-from tandem.data.order import (
-    epoch_order,
-    global_minibatch,
-    minibatch_count,
-    trainer_rows,
-)
+from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.memory import HostSlots, Slot, SlotLayout
 from tandem.processes.child import ChildContext, enter
 from tandem.processes.heartbeat import HeartbeatTable, StatusSlot
@@ -61,23 +56,18 @@ class Loading:
         return self.process.exitcode
 
 
-def start(filler: MinibatchBuilder, batch: int) -> Loading:
-    layout = SlotLayout(batch, filler.picture_size)
-    slots = HostSlots.create(layout, rank=0)
+def start(builder: MinibatchBuilder, batch: int) -> Loading:
+    slots = HostSlots.create(SlotLayout(batch, builder.picture_size), rank=0)
     here, there = CONTEXT.Pipe()
     launcher, report = CONTEXT.Pipe()
     table = HeartbeatTable.create(("launcher", "loader 0"), timeout=60)
     context, status = ChildContext(table, index=1), StatusSlot(table, index=1)
-    process = CONTEXT.Process(
-        target=enter,
-        args=(context, proc_load.serve, there, slots, status, report),
-        name="loader 0",
-        daemon=True,
-    )
+    arguments = (context, proc_load.serve, there, slots, status, report)
+    process = CONTEXT.Process(target=enter, args=arguments, name="loader 0", daemon=True)
     process.start()
     there.close()
     report.close()
-    launcher.send(filler)
+    launcher.send(builder)
     return Loading(process, here, launcher, ProcessLoader(here), slots.arrays)
 
 
@@ -99,7 +89,7 @@ def loading(dataset: Dataset) -> Iterator[Loading]:
 def test_every_picture_reaches_its_trainer_once_an_epoch(
     dataset: Dataset, trainers: int, crop_here: bool
 ) -> None:
-    filler = MinibatchBuilder(dataset, dataset, SETTINGS, crop_here)
+    builder = MinibatchBuilder(dataset, dataset, SETTINGS, crop_here)
     order = epoch_order(dataset.counts, "images", 3, 0)
 
     def wanted(rank: int) -> Iterator[MinibatchRequest]:
@@ -107,11 +97,11 @@ def test_every_picture_reaches_its_trainer_once_an_epoch(
             rows = trainer_rows(global_minibatch(order, k, 3 * trainers), rank, 3)
             yield MinibatchRequest(k % 2, "train", 0, k, rows)
 
-    loaders = [start(filler, batch=3) for _ in range(trainers)]
+    loaders = [start(builder, batch=3) for _ in range(trainers)]
     arrived = []
     for rank, loading in enumerate(loaders):
-        feed = InputPipeline(wanted(rank), loading.client)
-        for slot in (loading.slots[number] for number in feed):
+        pipeline = InputPipeline(wanted(rank), loading.client)
+        for slot in (loading.slots[number] for number in pipeline):
             for i in range(int(slot.valid)):
                 index, label = slot.pictures[i, 0, 0, 1:].tolist()
                 expected = coded_picture(index, label)
@@ -122,7 +112,7 @@ def test_every_picture_reaches_its_trainer_once_an_epoch(
                 np.testing.assert_array_equal(slot.pictures[i], expected)
                 assert (slot.indices[i], slot.labels[i]) == (index, label)
                 arrived.append((index, label))
-        feed.close()
+        pipeline.close()
     assert sorted(arrived) == [(i, label_of(i)) for i in range(13)]
     assert [loading.exit_status() for loading in loaders] == [0] * trainers
 
@@ -158,14 +148,14 @@ class Noting:
 def test_a_loader_shows_what_it_is_doing() -> None:
     here, there = CONTEXT.Pipe()
     status = StatusSlot(HeartbeatTable.create(("launcher", "loader 0"), timeout=60), index=1)
-    filler, client = Noting(status), ProcessLoader(here)
+    builder, client = Noting(status), ProcessLoader(here)
     slots = HostSlots.create(SlotLayout(1, 6), rank=0)
-    arguments = (filler, there, slots, status, here)
+    arguments = (builder, there, slots, status, here)
     loader = threading.Thread(target=proc_load.serve, args=arguments, daemon=True)
     loader.start()
     client.request(MinibatchRequest(0, "train", 0, 0, np.array([0])))
     client.wait()
-    assert filler.seen == [Activity.STARTING, Activity.READING]
+    assert builder.seen == [Activity.STARTING, Activity.READING]
     assert status.table.activities.tolist() == [0, Activity.IDLE]
     client.close()
     loader.join(END_SECONDS)
@@ -196,25 +186,24 @@ def failure_of(loading: Loading) -> Failed:
     return failed
 
 
-def test_a_missing_file_is_reported_as_input_with_the_traceback(
-    loading: Loading, dataset: Dataset
+@pytest.mark.parametrize(
+    ("index", "kind", "message", "where"),
+    [
+        (8, "input", "0002.hkl: the batch file was removed", "_read_exactly"),
+        (13, "fault", "IndexError: picture 13 of a split of 13", "_checked"),
+    ],
+)
+def test_bad_input_or_a_fault_is_reported_with_its_traceback(
+    loading: Loading, dataset: Dataset, index: int, kind: str, message: str, where: str
 ) -> None:
     loading.ask([0])
     Path(dataset.paths[2]).unlink()
-    loading.client.request(MinibatchRequest(0, "train", 0, 0, np.array([8])))
+    loading.client.request(MinibatchRequest(0, "train", 0, 0, np.array([index])))
     failed = failure_of(loading)
-    assert failed.kind == "input"
-    assert "0002.hkl: the batch file was removed" in failed.message
-    assert "_read_exactly" in failed.traceback
-
-
-def test_a_fault_is_reported_with_its_traceback(loading: Loading) -> None:
-    loading.client.request(MinibatchRequest(0, "train", 0, 0, np.array([13])))
-    failed = failure_of(loading)
-    assert failed.kind == "fault"
-    assert failed.message.startswith("IndexError: picture 13 of a split of 13")
+    assert failed.kind == kind
+    assert message in failed.message
     assert failed.traceback.startswith("Traceback")
-    assert "_checked" in failed.traceback
+    assert where in failed.traceback
 
 
 def test_a_message_of_another_kind_is_a_fault(loading: Loading) -> None:
@@ -232,14 +221,6 @@ def test_a_loader_ends_quietly_when_its_trainer_is_gone(
     loading.connection.close()
     assert loading.exit_status() == 0
     assert capfd.readouterr().err == ""
-
-
-def test_a_loader_leaves_ctrl_c_to_the_launcher(loading: Loading) -> None:
-    loading.ask([0])
-    assert loading.process.pid is not None
-    os.kill(loading.process.pid, signal.SIGINT)
-    assert loading.ask([5], slot=1) == 1
-    assert loading.slots[1].indices[0] == 5
 
 
 def start_and_die(dataset: Dataset, connection: Connection) -> None:
