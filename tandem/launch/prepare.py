@@ -13,8 +13,8 @@ from tandem.artifacts.run_folder import CONFIGURATION, RECORD, find_checkpoint, 
 from tandem.config.hardware import RankInfo
 from tandem.config.resolve import resolve
 from tandem.config.schema import Config
-from tandem.data.dataset import Dataset, open_split
-from tandem.data.manifest import Manifest, read_manifest
+from tandem.data.dataset import open_split
+from tandem.data.manifest import read_manifest
 from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
 from tandem.layers.network import NetworkDescription, check_network
@@ -41,7 +41,10 @@ def prepare_run(
     """
     config = resolve(config, ranks)
     manifest = read_manifest(config.manifest_path)
-    train, validation = _open_splits(config, manifest, job)
+    folder, labels = config.data_path, config.label_path
+    train = validation = open_split(manifest, folder, "val", labels, config.val_path)
+    if job == "train":
+        train = open_split(manifest, folder, "train", labels, config.train_path)
     if config.crop_size > manifest.image_size:
         raise InputError(
             f"crop_size is {config.crop_size}, but the pictures of {config.manifest_path} are "
@@ -70,14 +73,6 @@ def prepare_run(
     return spec
 
 
-def _open_splits(config: Config, manifest: Manifest, job: Job) -> tuple[Dataset, Dataset]:
-    folder, labels = config.data_path, config.label_path
-    validation = open_split(manifest, folder, "val", labels, config.val_path)
-    if job == "validate":
-        return validation, validation
-    return open_split(manifest, folder, "train", labels, config.train_path), validation
-
-
 def _checkpoint_to_resume(config: Config) -> Path | None:
     if not config.resume_train:
         return None
@@ -98,10 +93,19 @@ def _check_run_folder(config: Config, resumed: Path | None) -> None:
         raise InputError(f"weights_dir {folder}: {existing} is a file, not a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"weights_dir {folder}: {existing} is not writable")
+    checkpoints = list_checkpoints(folder)
     if config.resume_train:
-        _check_resumed_folder(config, resumed)
+        # Those after the latest sound one are damaged; the run will set them aside.
+        later = checkpoints[checkpoints.index(resumed) + 1 :] if resumed else []
+        if resumed and later and config.load_epoch != "latest":
+            raise InputError(
+                f"weights_dir {folder}: {later[0].name} is later than {resumed.name}, from which "
+                "the run is to continue; move all later ones away, or use --load_epoch latest"
+            )
+        if (folder / RECORD).exists():
+            read_records(folder / RECORD)
         return
-    if checkpoints := list_checkpoints(folder):
+    if checkpoints:
         raise InputError(
             f"weights_dir {folder} holds a run already, up to {checkpoints[-1].name}: continue it "
             "with --resume_train true, or choose another folder"
@@ -111,20 +115,6 @@ def _check_run_folder(config: Config, resumed: Path | None) -> None:
             f"weights_dir {folder} holds {found[0]} of a run that left no checkpoint: begin it "
             "again with --resume_train true, remove it, or choose another folder"
         )
-
-
-def _check_resumed_folder(config: Config, resumed: Path | None) -> None:
-    folder = config.weights_path
-    checkpoints = list_checkpoints(folder)
-    # Those after the latest sound one are damaged; the run will set them aside.
-    later = checkpoints[checkpoints.index(resumed) + 1 :] if resumed else []
-    if resumed and later and config.load_epoch != "latest":
-        raise InputError(
-            f"weights_dir {folder}: {later[0].name} is later than {resumed.name}, from which "
-            "the run is to continue; move all later ones away, or use --load_epoch latest"
-        )
-    if (folder / RECORD).exists():
-        read_records(folder / RECORD)
 
 
 def _check_weights(spec: RunSpec) -> None:

@@ -2,7 +2,7 @@
 
 A pipe shows at once that a process has ended, but not that it was stopped (SIGSTOP). So a thread of
 each process counts up, four times a second, whatever its main thread does: a long step, a
-compilation or a disk that does not answer is no sign of death. The launcher watches all others;
+compilation or a disk that does not answer stops no heartbeat. The launcher watches all others;
 they watch the launcher, and end by themselves when it is gone.
 
 Ctrl-Z stops all of them together. A process that finds that it was itself suspended restarts its
@@ -60,10 +60,10 @@ class HeartbeatTable:
 
 @dataclass(frozen=True)
 class StatusSlot:
-    """Where the process of number `index` in the table shows its activity."""
+    """Where one process shows its activity."""
 
     table: HeartbeatTable
-    index: int
+    index: int  # of the process in the table
 
     def show(self, activity: int) -> None:
         self._activities[self.index] = activity

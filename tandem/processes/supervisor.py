@@ -110,7 +110,7 @@ def _deaths(pool: WorkerPool) -> list[Failed]:
 
 
 def _silences(pool: WorkerPool, monitor: HeartbeatMonitor) -> list[Failed]:
-    """Describe each worker that is alive and gives no sign of life."""
+    """Describe each worker that is alive and sends no heartbeats."""
     silent = {pool.table.names[index]: seconds for index, seconds in monitor.silent().items()}
     return [
         Failed(

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -114,8 +114,12 @@ class WorkerPool:
         process = context.Process(
             target=enter, args=(child, target, *arguments, there), name=name, daemon=True
         )
-        with _signals_held():
+        held = {signal.SIGINT, signal.SIGTERM}  # none may reach a child before it ignores them
+        signal.pthread_sigmask(signal.SIG_BLOCK, held)
+        try:
             process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
         # A pipe shows the end of a process only when nobody else holds that end of it.
         there.close()
         self.handles.append(WorkerHandle(name, here, process, reports, folder))
@@ -173,14 +177,3 @@ def _send(connection: Connection, message: object) -> None:
     """Send a message to a worker that may have ended."""
     with contextlib.suppress(OSError):
         connection.send(message)
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Hold back the signals to stop, so that none reaches a child before it ignores them."""
-    held = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, held)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)

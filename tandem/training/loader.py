@@ -21,8 +21,6 @@ from tandem.processes.heartbeat import StatusSlot
 from tandem.processes.messages import Failed, Stop
 from tandem.training.messages import Activity, MinibatchReady
 
-LOOK_SECONDS = 1.0  # the longest wait before checking again whether the others are alive
-
 
 def serve(
     builder: MinibatchBuilder,
@@ -59,9 +57,7 @@ def _receive(trainer: Connection) -> MinibatchRequest | None:
     """Return the next request, or None when it is time to end."""
     parent = multiprocessing.parent_process()
     watched: list[Any] = [trainer] if parent is None else [trainer, parent.sentinel]
-    while not (ready := wait(watched, LOOK_SECONDS)):
-        continue
-    if trainer not in ready:
+    if trainer not in wait(watched):
         return None
     try:
         message = trainer.recv()

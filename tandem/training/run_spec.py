@@ -88,7 +88,7 @@ class RunSpec:
         return self.config.batch_size * self.trainers
 
     def filler(self) -> MinibatchBuilder:
-        """Make what fills the slots, in a loader process or in a trainer without one."""
+        """Make the builder that fills the slots, in a loader or in a trainer without one."""
         config = self.config
         augmentation = Augmentation(
             crop_size=config.crop_size,
@@ -97,5 +97,6 @@ class RunSpec:
             batch_crop_mirror=config.batch_crop_mirror,
             seed=config.seed,
         )
-        crop_here = not self.device_crops
-        return MinibatchBuilder(self.train, self.validation, augmentation, crop_here)
+        return MinibatchBuilder(
+            self.train, self.validation, augmentation, crop_here=not self.device_crops
+        )
