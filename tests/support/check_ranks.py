@@ -543,24 +543,24 @@ def mapped() -> int:
     return Path("/proc/self/maps").read_text().count("/dev/shm/")
 
 
-def check_signs(group: RankGroup) -> None:
-    """Each sign is heard once, by whom it is meant for, and nobody waits for it."""
-    pulse = group.split(0)
-    assert pulse.heard() == set()
+def check_heartbeats(group: RankGroup) -> None:
+    """Each heartbeat comes once, to its rank only, and nobody waits for it."""
+    heartbeats = group.split(0)
+    assert heartbeats.beats() == set()
     others = set(range(group.size)) - {group.rank}
     for _ in range(2):
         found: set[int] = set()
         deadline = time.monotonic() + 30
         while found != others and time.monotonic() < deadline:
             for rank in others:
-                pulse.beat(rank)
+                heartbeats.beat(rank)
             time.sleep(0.02)
-            found |= pulse.heard()
+            found |= heartbeats.beats()
         assert found == others
         group.barrier()
         time.sleep(0.2)  # what was asked for is fetched
-        pulse.heard()
-        assert pulse.heard() == set()
+        heartbeats.beats()
+        assert heartbeats.beats() == set()
         group.barrier()
 
 
@@ -596,7 +596,7 @@ CHECKS: tuple[Callable[[RankGroup], None], ...] = (
     check_buckets,
 )
 OF_MPI = (check_direct, check_many, check_elastic, check_gossip)
-OF_TORCHRUN = (check_tensors, check_connections, check_signs, check_groups)
+OF_TORCHRUN = (check_tensors, check_connections, check_heartbeats, check_groups)
 
 
 def main() -> None:
