@@ -59,7 +59,7 @@ class Group(ABC):
 
     @abstractmethod
     def all_reduce(self, vector: Any) -> None:
-        """Replace every rank's float (n,) by the sum of all, in the order that the library chooses."""
+        """Replace every rank's float (n,) by the sum of all, in an order of the library's choice."""
 
     @abstractmethod
     def all_to_all(self, vector: Any, received: Any, parts: Sequence[slice]) -> None:
@@ -70,7 +70,7 @@ class Group(ABC):
 
     @abstractmethod
     def all_gather(self, vector: Any, parts: Sequence[slice]) -> None:
-        """Fill in the others' parts of a vector, (n,), that holds this rank's; `parts` are by rank."""
+        """Fill in the others' parts of a vector, (n,), by rank; it holds this rank's."""
 
     @abstractmethod
     def split(self, color: int) -> "Group":

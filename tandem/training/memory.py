@@ -41,7 +41,7 @@ def open_memory(
 def open_loader(
     memory: HostMemory | CudaMemory, connection: Connection | None, builder: MinibatchBuilder
 ) -> Loader:
-    """Return what fills the slots: the process at the other end, or without one the trainer itself."""
+    """Return what fills the slots: the process at the other end, or the trainer itself."""
     if isinstance(memory, HostMemory):
         if connection is None:
             return InProcessLoader(builder, memory.area)
