@@ -1,8 +1,8 @@
 """Rules by which ranks need not wait for one another: elastic averaging, and gossip.
 
 Every rank trains weights of its own, with optimizer state of its own, on its part of each
-minibatch, and now and then draws them towards the others'. The order in which ranks meet is that of
-real time, so no two runs have the same bits.
+minibatch, and now and then draws them towards the others'. The order in which weights are
+exchanged is that of real time, so no two runs have the same bits.
 """
 
 import contextlib

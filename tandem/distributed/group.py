@@ -59,7 +59,7 @@ class Group(ABC):
 
     @abstractmethod
     def all_reduce(self, vector: Any) -> None:
-        """Replace every rank's float (n,) by the sum of all, in an order of the library's choice."""
+        """Replace every rank's float (n,) by the sum of all, in the library's own order."""
 
     @abstractmethod
     def all_to_all(self, vector: Any, received: Any, parts: Sequence[slice]) -> None:
