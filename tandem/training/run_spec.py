@@ -17,38 +17,18 @@ Job = Literal["train", "validate"]
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A checked run. Small, and sent to every process when it starts.
-
-    Attributes
-    ----------
-    job : "train" or "validate"
-    config : Config
-        As the user gave it, with every ``auto`` resolved.
-    wnids : tuple of str
-        The classes, in order.
-    train, validation : Dataset
-        A validation has its dataset in both.
-    conditions : dict of str to str
-        What else the bits depend on, see `tandem.artifacts.reproducibility`.
-    resumed : Path or None
-        The checkpoint to continue.
-    weights : Path or None
-        Otherwise the checkpoint to start from, or to validate.
-    header : CheckpointHeader or None
-        Of `resumed` or `weights`.
-    skipped : tuple of (int, int)
-        Epoch and global minibatch, from 0, of minibatches to skip, beside the checkpoint's own.
-    """
+    """A checked run. Small, and sent to every process when it starts."""
 
     job: Job
-    config: Config
-    wnids: tuple[str, ...]
-    train: Dataset
+    config: Config  # with every ``auto`` resolved
+    wnids: tuple[str, ...]  # the classes, in order
+    train: Dataset  # a validation has its dataset here too
     validation: Dataset
-    conditions: Conditions
-    resumed: Path | None = None
-    weights: Path | None = None
-    header: CheckpointHeader | None = None
+    conditions: Conditions  # what else the bits depend on
+    resumed: Path | None = None  # the checkpoint to continue
+    weights: Path | None = None  # otherwise the checkpoint to start from, or to validate
+    header: CheckpointHeader | None = None  # of `resumed` or `weights`
+    # Epoch and global minibatch, from 0, of minibatches to skip, beside the checkpoint's own.
     skipped: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -60,12 +40,10 @@ class RunSpec:
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
         return len(self.wnids)
 
     @property
     def description(self) -> NetworkDescription:
-        """The network that is trained or validated."""
         config = self.config
         return NetworkDescription(
             config.crop_size,
@@ -83,17 +61,14 @@ class RunSpec:
 
     @property
     def trainers(self) -> int:
-        """Number of trainers."""
         return len(self.devices)
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the trainers work on GPUs."""
         return self.devices[0] != "cpu"
 
     @property
     def threads(self) -> int:
-        """Threads of each trainer."""
         return int(self.config.threads)
 
     @property
@@ -111,8 +86,8 @@ class RunSpec:
         """Images per step over all trainers."""
         return self.config.batch_size * self.trainers
 
-    def filler(self) -> MinibatchBuilder:
-        """Make what fills the slots, in a loader process or in a trainer without one."""
+    def minibatch_builder(self) -> MinibatchBuilder:
+        """Make the builder of minibatches, for a loader process or a trainer without one."""
         config = self.config
         augmentation = Augmentation(
             crop_size=config.crop_size,

@@ -53,14 +53,7 @@ def train(spec: RunSpec) -> list[dict[str, np.ndarray]]:
     """Weights and momenta of every trainer after three steps with gradients of noise."""
     net, memories = open_all(spec)
     models = [
-        CompiledNetwork(
-            net,
-            spec.config,
-            SGD(),
-            np.zeros((3, 70, 70)),
-            memories[rank].vectors,
-            updated=memories[rank].updated,
-        )
+        CompiledNetwork(net, spec.config, SGD(), np.zeros((3, 70, 70)), memories[rank])
         for rank in range(TRAINERS)
     ]
     settings = ExchangeSettings.of(vars(spec.config))
