@@ -17,18 +17,9 @@ from tandem.errors import InputError
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; on success flush it to disk and rename it to `path`.
 
-    When the block raises, or the process is killed, `path` is unchanged; after an exception the
-    temporary file is removed. An `OSError` names `path`.
-
-    Parameters
-    ----------
-    path : Path
-        The file to write. Its folder must exist.
-
-    Yields
-    ------
-    Path
-        Where to write. It has the same suffix as `path`, for writers that look at it.
+    It has the suffix of `path`, whose folder must exist. When the block raises, or the process is
+    killed, `path` is unchanged; after an exception the temporary file is removed. An `OSError`
+    names `path`.
     """
     prefix, suffix = f".{path.stem}.", f".partial{path.suffix}"
     try:
@@ -70,13 +61,7 @@ def write_json(path: Path, value: Any, default: Callable[[Any], Any] | None = No
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, with those that it lies in, unless it exists.
-
-    Raises
-    ------
-    InputError
-        It cannot be made, or is not writable.
-    """
+    """Make a folder and its parents; raises InputError unless it is then writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

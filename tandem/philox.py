@@ -35,19 +35,10 @@ class Purpose(IntEnum):
 
 
 def philox4x32(counter: tuple[Any, Any, Any, Any], seed: Any) -> tuple[Any, Any, Any, Any]:
-    """Apply Philox-4x32-10.
+    """Apply Philox-4x32-10 to a counter of four words and a 64-bit key.
 
-    Parameters
-    ----------
-    counter : four int64 arrays or tensors, or ints, that broadcast together
-        Values in [0, 2**32).
-    seed : int, or int64 scalar array or tensor
-        The 64-bit key.
-
-    Returns
-    -------
-    four int64 arrays or tensors
-        Values in [0, 2**32), each uniform and independent of the others.
+    The words are int64 arrays or tensors, or ints, in [0, 2**32) that broadcast together; so are
+    the four results, each uniform and independent of the others.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = seed & _WORD, (seed >> 32) & _WORD
@@ -65,25 +56,10 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], seed: Any) -> tuple[Any, Any,
 
 
 def words(seed: int, epoch: int, indices: np.ndarray, purpose: int, count: int) -> np.ndarray:
-    """Random 32-bit words for each dataset index.
+    """Random 32-bit words for each dataset index, int64 (n, count) in [0, 2**32).
 
-    Parameters
-    ----------
-    seed : int
-        The run's seed, 64 bits.
-    epoch : int
-        The epoch, from 0.
-    indices : int64 (n,)
-        Dataset indices, below 2**32.
-    purpose : int
-        A `Purpose`, or ``Purpose.DROPOUT`` plus the number of the layer.
-    count : int
-        Words per index.
-
-    Returns
-    -------
-    int64 (n, count)
-        Values in [0, 2**32). Word j of an index does not depend on `count`.
+    `indices` are below 2**32; `purpose` is a `Purpose`, or ``Purpose.DROPOUT`` plus the number of
+    the layer. Word j of an index does not depend on `count`.
     """
     blocks = np.arange(-(-count // 4), dtype=np.int64)[np.newaxis, :]
     column = np.asarray(indices, np.int64)[:, np.newaxis]
@@ -93,21 +69,10 @@ def words(seed: int, epoch: int, indices: np.ndarray, purpose: int, count: int) 
 
 
 def permutation(count: int, seed: int, epoch: int, purpose: int) -> np.ndarray:
-    """Shuffle the numbers from 0 to `count` - 1.
+    """Shuffle the numbers from 0 to `count` - 1, at most 2**32: int64 (count,).
 
     Number i has a 64-bit key, the first two `words` of dataset index i, the first of them in the
     high bits; the numbers are sorted by key. Equal keys, which are very rare, keep their order.
-
-    Parameters
-    ----------
-    count : int
-        How many numbers, up to 2**32.
-    seed, epoch, purpose : int
-        As for `words`.
-
-    Returns
-    -------
-    int64 (count,)
     """
     keys = np.empty(count, np.uint64)
     for start in range(0, count, _CHUNK):

@@ -56,7 +56,7 @@ Records = Sequence[TrainRecord | ValidationRecord]
 
 @dataclass(frozen=True)
 class Run:
-    """Data of one run to draw."""
+    """One run to draw."""
 
     name: str  # in the legend
     train: tuple[TrainRecord, ...]
@@ -100,18 +100,9 @@ STYLES = tuple(Style(*pair) for pair in zip(_COLOURS, _MARKERS, strict=True))
 def draw_runs(runs: Path | Sequence[Path], output: Path) -> None:
     """Draw loss, errors, learning rate, speed, parts of the time, and the first filters.
 
-    Parameters
-    ----------
-    runs : Path or sequence of Path
-        Folders of runs, or their files ``record.jsonl``.
-    output : Path
-        The picture to write, whole or not at all: .png, .pdf or .svg.
-
-    Raises
-    ------
-    InputError
-        A record is missing, damaged or empty, all checkpoints are damaged, or the picture cannot be
-        written.
+    `runs` are folders of runs, or their files ``record.jsonl``; `output` is a .png, .pdf or .svg,
+    written whole or not at all. Raises InputError if a record is missing, damaged or empty, all
+    checkpoints are damaged, or the picture cannot be written.
     """
     if output.suffix.lower() not in _SUFFIXES:
         raise InputError(f"{output}: a picture is written as one of {', '.join(_SUFFIXES)}")
@@ -144,23 +135,17 @@ class PlotOptions(Options):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; return its exit status."""
     return run_program(PlotOptions, plot, CommandLine(arguments, __doc__, "python -m tandem.plot"))
 
 
 def plot(options: PlotOptions) -> None:
     """Draw the runs that the options name."""
     runs = [Path(run) for run in options.runs]
-    output = options.output or _default_output(runs)
+    folder = _folder(runs[0])
+    several = folder.resolve().parent / "comparison.png"
+    output = options.output or (folder / "curves.png" if len(runs) == 1 else several)
     draw_runs(runs, output)
     log.info("wrote %s", output)
-
-
-def _default_output(runs: Sequence[Path]) -> Path:
-    folder = _folder(runs[0])
-    if len(runs) == 1:
-        return folder / "curves.png"
-    return folder.resolve().parent / "comparison.png"
 
 
 def _folder(run: Path) -> Path:

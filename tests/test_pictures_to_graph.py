@@ -53,6 +53,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+def config_of(data: Path, epochs: int, **changes: object) -> Config:
+    folders = {"data_folder": str(data), "weights_dir": str(data / "run")}
+    return Config(**folders, crop_size=CROP, batch_size=BATCH, n_epochs=epochs, **changes)
+
+
 @pytest.mark.parametrize("trainers", [1, 2, 3])
 @pytest.mark.parametrize("device_crops", [True, False])
 @pytest.mark.parametrize("shuffle", ["files", "images"])
@@ -60,16 +65,8 @@ def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
     data: Path, monkeypatch: pytest.MonkeyPatch, trainers: int, device_crops: bool, shuffle: str
 ) -> None:
     monkeypatch.chdir(ROOT)
-    config = Config(
-        data_folder=str(data),
-        crop_size=CROP,
-        batch_size=BATCH,
-        devices=("cpu",) * trainers,
-        use_data_layer=device_crops,
-        shuffle=shuffle,
-        weights_dir=str(data / "run"),
-        n_epochs=2,
-    )
+    devices = ("cpu",) * trainers
+    config = config_of(data, 2, devices=devices, use_data_layer=device_crops, shuffle=shuffle)
     spec = prepare_run(config)
     mean = read_mean(config.mean_path, SIZE)
     images_of = graph_input(spec.picture_size, mean, cropped=not device_crops)
@@ -91,18 +88,13 @@ def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
 
 
 def test_a_resumed_epoch_goes_on_with_the_next_minibatch(data: Path) -> None:
-    settings = {"data_folder": str(data), "crop_size": CROP, "batch_size": BATCH, "n_epochs": 3}
-    spec = prepare_run(Config(weights_dir=str(data / "run"), **settings))
+    spec = prepare_run(config_of(data, 3))
     whole = list(minibatch_requests(spec, 0, RunState()))
     rest = list(minibatch_requests(spec, 0, RunState(epoch=1, step_in_epoch=3)))
     per_epoch = len(whole) // 3
     for ours, theirs in zip(rest, whole[per_epoch + 3 :], strict=True):
-        assert (ours.mode, ours.epoch, ours.minibatch) == (
-            theirs.mode,
-            theirs.epoch,
-            theirs.minibatch,
-        )
-        assert ours.indices.tolist() == theirs.indices.tolist()
+        for name in ("mode", "epoch", "minibatch", "indices"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
     slots = [request.slot for request in rest]
     assert slots == [i % 2 for i in range(len(rest))]
 

@@ -54,11 +54,8 @@ def drawn(*folders: Path) -> list[dict[str, tuple[list[float], list[float]]]]:
     """The points of each labelled line in each panel."""
     figure = draw(read(*folders))
     return [
-        {
-            str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata()))
-            for line in a.lines
-        }
-        for a in figure.axes
+        {str(line.get_label()): tuple(map(list, line.get_data())) for line in axis.lines}
+        for axis in figure.axes
     ]
 
 
@@ -90,6 +87,7 @@ def test_steps_are_the_axis_until_an_epoch_is_validated(tmp_path: Path) -> None:
 
 
 def test_runs_are_told_apart_by_colour_and_marker_and_named_once(tmp_path: Path) -> None:
+    assert len({style.colour for style in STYLES}) == len({style.marker for style in STYLES}) == 7
     folders = [record_run(tmp_path / name) for name in ("first", "second")]
     figure = draw(read(*folders))
     for panel in figure.axes[:4]:
@@ -99,10 +97,6 @@ def test_runs_are_told_apart_by_colour_and_marker_and_named_once(tmp_path: Path)
     assert [text.get_text() for text in legend.get_texts()] == ["first", "second"]
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert labels == ["training", "validation"]
-
-
-def test_no_two_styles_share_a_colour_or_a_marker() -> None:
-    assert len({style.colour for style in STYLES}) == len({style.marker for style in STYLES}) == 7
 
 
 def test_several_runs_have_a_bar_each_of_where_the_time_went(tmp_path: Path) -> None:
@@ -176,16 +170,12 @@ def test_the_picture_is_whole(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "curves.png"]
 
 
-def test_the_program_draws_into_the_folder_of_one_run(tmp_path: Path) -> None:
-    run = record_run(tmp_path / "a")
-    assert main([str(run)]) == 0
-    assert (run / "curves.png").exists()
-    assert main([str(run / "record.jsonl"), "--output", str(tmp_path / "b.svg")]) == 0
-    assert "<svg" in (tmp_path / "b.svg").read_text()
-
-
-def test_the_program_draws_several_beside_their_folders(tmp_path: Path) -> None:
+def test_the_program_draws_one_run_into_its_folder_and_several_beside(tmp_path: Path) -> None:
     runs = [str(record_run(tmp_path / name)) for name in ("a", "b")]
+    assert main(runs[:1]) == 0
+    assert (tmp_path / "a" / "curves.png").exists()
+    assert main([f"{runs[0]}/record.jsonl", "--output", str(tmp_path / "b.svg")]) == 0
+    assert "<svg" in (tmp_path / "b.svg").read_text()
     assert main(runs) == 0
     assert (tmp_path / "comparison.png").exists()
     assert main([*runs, "--output", str(tmp_path / "both.pdf")]) == 0
@@ -202,20 +192,19 @@ def test_runs_whose_folders_have_one_name_are_called_by_their_paths(tmp_path: Pa
 
 
 def test_what_cannot_be_drawn(tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(InputError, match=r"record\.jsonl: cannot be read"):
-        draw_runs(empty, tmp_path / "curves.png")
-    (empty / "record.jsonl").touch()
-    with pytest.raises(InputError, match="nothing is recorded yet"):
-        draw_runs(empty, tmp_path / "curves.png")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "record.jsonl").touch()
     run = record_run(tmp_path / "a")
-    with pytest.raises(InputError, match=r"one of \.png"):
-        draw_runs(run, tmp_path / "curves.bmp")
-    with pytest.raises(InputError, match="cannot be written"):
-        draw_runs(run, tmp_path / "missing" / "curves.png")
-    with pytest.raises(InputError, match="at most 7"):
-        draw_runs([run] * 8, tmp_path / "curves.png")
+    for runs, output, message in (
+        (tmp_path / "none", "curves.png", r"record\.jsonl: cannot be read"),
+        (tmp_path / "empty", "curves.png", "nothing is recorded yet"),
+        (run, "curves.bmp", r"one of \.png"),
+        (run, "missing/curves.png", "cannot be written"),
+        ([run] * 8, "curves.png", "at most 7"),
+    ):
+        with pytest.raises(InputError, match=message):
+            draw_runs(runs, tmp_path / output)
 
 
 def test_the_module_is_a_program(tmp_path: Path) -> None:

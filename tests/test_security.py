@@ -21,29 +21,17 @@ import h5py
 import hickle
 import numpy as np
 import pytest
-import scipy.io
 import torch
 import yaml
 
 import train
 import validate
-from tandem.artifacts.checkpoint import (
-    initial_weights,
-    read_checkpoint,
-    read_header,
-)
+from tandem.artifacts.checkpoint import initial_weights, read_checkpoint, read_header
 from tandem.data.batch_file import locate_batch, write_batch
 from tandem.errors import InputError
-from tests.support.tiny import (
-    ROOT,
-    group_members,
-    is_gone,
-    prepare,
-    run_program,
-    settings,
-    shared_memory,
-    start_program,
-)
+from tests.support import tiny
+from tests.support.picture_files import write_synsets
+from tests.support.tiny import ROOT, run_program, settings, shared_memory
 
 
 class Bomb:
@@ -56,16 +44,12 @@ class Bomb:
         return os.mkdir, (self.marker,)
 
 
-Plant = Callable[[Path, Path], None]
-Read = Callable[[Path], Any]
-
-
 @dataclass(frozen=True)
 class Trap:
     """A file with a bomb in it: how to make it, and the reader that sets it off."""
 
-    plant: Plant  # (file, marker)
-    naive: Read
+    plant: Callable[[Path, Path], object]  # (file, marker)
+    naive: Callable[[Path], Any]
 
 
 def plant_in_types_table(path: Path, marker: Path) -> None:
@@ -92,10 +76,6 @@ def plant_as_data(path: Path, marker: Path) -> None:
     hickle.dump(Bomb(marker), str(path), mode="w")
 
 
-def plant_pickle(path: Path, marker: Path) -> None:
-    path.write_bytes(pickle.dumps(Bomb(marker)))
-
-
 def plant_objects(path: Path, marker: Path) -> None:
     with path.open("wb") as file:
         np.save(file, np.array([Bomb(marker)], object), allow_pickle=True)
@@ -104,18 +84,6 @@ def plant_objects(path: Path, marker: Path) -> None:
 def plant_archive(path: Path, marker: Path) -> None:
     with path.open("wb") as file:
         np.savez(file, record=np.array([Bomb(marker)], object), sums=np.zeros(1))
-
-
-def plant_torch(path: Path, marker: Path) -> None:
-    torch.save({"conv1.weight": Bomb(marker)}, path)
-
-
-def plant_yaml(path: Path, marker: Path) -> None:
-    path.write_text(f"seed: !!python/object/apply:os.mkdir [{marker}]\n")
-
-
-def load_pickle(path: Path) -> Any:
-    return pickle.loads(path.read_bytes())
 
 
 def load_objects(path: Path) -> Any:
@@ -128,18 +96,20 @@ def load_torch(path: Path) -> Any:
         return torch.load(file, weights_only=False)
 
 
-def load_yaml(path: Path) -> Any:
-    return yaml.unsafe_load(path.read_text())
-
-
 TYPES_TABLE = Trap(plant_in_types_table, hickle.load)
 ATTRIBUTE = Trap(plant_in_attribute, hickle.load)
 HICKLED = Trap(plant_as_data, hickle.load)
-PICKLE = Trap(plant_pickle, load_pickle)
+PICKLE = Trap(
+    lambda path, marker: path.write_bytes(pickle.dumps(Bomb(marker))),
+    lambda path: pickle.loads(path.read_bytes()),
+)
 OBJECTS = Trap(plant_objects, load_objects)
 ARCHIVE = Trap(plant_archive, load_objects)
-TORCH = Trap(plant_torch, load_torch)
-YAML = Trap(plant_yaml, load_yaml)
+TORCH = Trap(lambda path, marker: torch.save({"conv1.weight": Bomb(marker)}, path), load_torch)
+YAML = Trap(
+    lambda path, marker: path.write_text(f"seed: !!python/object/apply:os.mkdir [{marker}]\n"),
+    lambda path: yaml.unsafe_load(path.read_text()),
+)
 
 
 @dataclass(frozen=True)
@@ -178,26 +148,21 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site.check()
 
 
-@pytest.fixture(scope="module")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("pristine"))
-
-
 @pytest.fixture
-def data(pristine: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(pristine, tmp_path / "data"))
+def copied(data: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(data, tmp_path / "data"))
 
 
 # Training and validation
 
 
-def test_pickles_beside_the_pixels_do_not_matter(site: Site, data: Path) -> None:
+def test_pickles_beside_the_pixels_do_not_matter(site: Site, copied: Path) -> None:
     """The pixels are good, so the run goes on to its end: every process has read these files."""
-    site.plant(TYPES_TABLE, data / "train_hkl" / "0000.hkl")
-    site.plant(ATTRIBUTE, data / "train_hkl" / "0001.hkl")
-    site.plant(TYPES_TABLE, data / "val_hkl" / "0000.hkl")
+    site.plant(TYPES_TABLE, copied / "train_hkl" / "0000.hkl")
+    site.plant(ATTRIBUTE, copied / "train_hkl" / "0001.hkl")
+    site.plant(TYPES_TABLE, copied / "val_hkl" / "0000.hkl")
     changes = {"batch_size": 8, "para_load": True, "compile": False}
-    result = run_program("train.py", settings(data, site.folder / "run", **changes))
+    result = run_program("train.py", settings(copied, site.folder / "run", **changes))
     assert result.returncode == 0, result.stderr
 
 
@@ -217,17 +182,15 @@ IN_THE_DATA = {
 
 @pytest.mark.filterwarnings("ignore::hickle.lookup.SerializedWarning")
 @pytest.mark.parametrize("place", IN_THE_DATA)
-def test_training_refuses_a_bomb_in_the_data(
-    site: Site, data: Path, place: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_refuses_a_bomb_in_the_data(site: Site, copied: Path, place, capsys) -> None:
     name, trap = IN_THE_DATA[place]
-    site.plant(trap, data / name)
-    assert train.main(settings(data, site.folder / "run")) == 2
-    assert f"error: {data / name}: " in capsys.readouterr().err
+    site.plant(trap, copied / name)
+    assert train.main(settings(copied, site.folder / "run")) == 2
+    assert f"error: {copied / name}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("trap", [PICKLE, TORCH], ids=["pickle", "torch"])
-def test_a_checkpoint_is_not_unpickled(site: Site, pristine: Path, trap: Trap) -> None:
+def test_a_checkpoint_is_not_unpickled(site: Site, data: Path, trap: Trap) -> None:
     """Both are what other frameworks call a checkpoint, and a suffix is easily changed."""
     path = site.folder / "run" / "epoch-0001.safetensors"
     site.plant(trap, path)
@@ -238,34 +201,32 @@ def test_a_checkpoint_is_not_unpickled(site: Site, pristine: Path, trap: Trap) -
     with pytest.raises(InputError, match=refused):
         initial_weights(path, {"conv1.weight": (1,)})
     run = site.folder / "run"
-    assert train.main(settings(pristine, run, resume_train=True)) == 2
-    assert train.main(settings(pristine, site.folder / "other", init_weights=path)) == 2
-    arguments = ["--weights", str(path), *settings(pristine, run)]
+    assert train.main(settings(data, run, resume_train=True)) == 2
+    assert train.main(settings(data, site.folder / "other", init_weights=path)) == 2
+    arguments = ["--weights", str(path), *settings(data, run)]
     assert validate.main(arguments) == 2
     assert run_program("validate.py", arguments).returncode == 2
 
 
 @pytest.mark.parametrize("program", [train.main, validate.main], ids=["train", "validate"])
-def test_a_configuration_is_not_constructed(
-    site: Site, pristine: Path, program: Callable[[list[str]], int]
-) -> None:
+def test_a_configuration_is_not_constructed(site: Site, data: Path, program) -> None:
     path = site.folder / "mine.yaml"
     site.plant(YAML, path)
     rest = ["--weights", "none.safetensors"] if program is validate.main else []
-    assert program([*rest, *settings(pristine, site.folder / "run", config=path)]) == 2
+    assert program([*rest, *settings(data, site.folder / "run", config=path)]) == 2
     value = path.read_text().removeprefix("seed: ").strip()
     # A script may pass on what it was given.
-    assert program([*rest, *settings(pristine, site.folder / "run", seed=value)]) == 2
+    assert program([*rest, *settings(data, site.folder / "run", seed=value)]) == 2
 
 
-def test_the_programs_themselves_refuse_bombs(site: Site, data: Path) -> None:
+def test_the_programs_themselves_refuse_bombs(site: Site, copied: Path) -> None:
     """What a process imports and reads before main is not seen from inside the tests."""
     site.plant(YAML, site.folder / "mine.yaml")
-    config = settings(data, site.folder / "run", config=site.folder / "mine.yaml")
+    config = settings(copied, site.folder / "run", config=site.folder / "mine.yaml")
     result = run_program("train.py", config)
     assert result.returncode == 2, result.stderr
-    site.plant(OBJECTS, data / "misc" / "img_mean.npy")
-    result = run_program("train.py", settings(data, site.folder / "run"))
+    site.plant(OBJECTS, copied / "misc" / "img_mean.npy")
+    result = run_program("train.py", settings(copied, site.folder / "run"))
     assert result.returncode == 2, result.stderr
     assert "img_mean.npy" in result.stderr
 
@@ -281,9 +242,7 @@ def write_flat(folder: Path) -> dict[str, Path]:
         (folder / name).parent.mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(folder / name)
     (folder / "truth.txt").write_text("1\n")
-    synsets = np.zeros((1, 1), [("ID", "O"), ("WNID", "O")])
-    synsets[0, 0] = (np.uint16(1), "n01")
-    scipy.io.savemat(folder / "meta.mat", {"synsets": synsets})
+    write_synsets(folder / "meta.mat", {1: "n01"})
     (folder / "paths.yaml").write_text("image_size: 8\n")
     return {
         "config": folder / "paths.yaml",
@@ -327,16 +286,12 @@ def test_preprocessing_refuses_a_bomb(site: Site, key: str, name: str, trap: Tra
     assert "Traceback" not in error
 
 
-TRAINING_FOLDERS = {"train_img_dir": Path("none"), "val_img_dir": Path("none")}
-
-
 @pytest.mark.parametrize("program", ["make_labels.py", "make_train_val_txt.py"])
 @pytest.mark.parametrize("trap", [YAML, PICKLE], ids=["yaml", "pickle"])
-def test_what_follows_the_manifest_refuses_a_bomb_in_it(
-    site: Site, program: str, trap: Trap
-) -> None:
+def test_what_follows_the_manifest_refuses_a_bomb_in_it(site: Site, program, trap) -> None:
     site.plant(trap, site.folder / "out" / "manifest.json")
-    status, error = preprocess(program, {"tar_root_dir": site.folder / "out", **TRAINING_FOLDERS})
+    paths = dict.fromkeys(("train_img_dir", "val_img_dir"), Path("none"))
+    status, error = preprocess(program, {"tar_root_dir": site.folder / "out", **paths})
     assert status == 2
     assert "manifest.json: not JSON" in error
 
@@ -378,9 +333,7 @@ def map_virtually(file: h5py.File, secret: Path) -> None:
 @pytest.mark.parametrize(
     "lead", [link_softly, link_to_a_file, store_outside, map_virtually], ids=lambda f: f.__name__
 )
-def test_a_batch_file_cannot_show_another_file(
-    tmp_path: Path, lead: Callable[[h5py.File, Path], None]
-) -> None:
+def test_a_batch_file_cannot_show_another_file(tmp_path: Path, lead: Callable) -> None:
     """Someone who trains on a strange data set must not send away /etc/passwd with the weights."""
     secret = tmp_path / "secret.raw"
     secret.write_bytes(SECRET.tobytes())
@@ -630,17 +583,17 @@ def wait_for_record(run: Path, process: Any, lines: int) -> None:
 
 @needs_proc
 def test_a_run_can_be_reached_by_nobody(
-    pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No socket listens, no memory has a name, and the temporary folder stays as it was."""
     temporary, run, before = tmp_path / "tmp", tmp_path / "run", shared_memory()
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     changes = {"devices": ["cpu", "cpu"], "para_load": True, "compile": False, "n_epochs": 10_000}
-    process = start_program("train.py", settings(pristine, run, **changes))
+    process = tiny.start_program("train.py", settings(data, run, **changes))
     try:
         wait_for_record(run, process, 20)
-        members = group_members(process.pid)
+        members = tiny.group_members(process.pid)
         assert len(members) >= 5, "a launcher, two trainers and two loaders"
         assert reachable(members) == []
         assert shared_memory() <= before
@@ -648,6 +601,6 @@ def test_a_run_can_be_reached_by_nobody(
     finally:
         os.killpg(process.pid, signal.SIGINT)
         process.communicate(timeout=30)
-    assert is_gone(process.pid)
+    assert tiny.is_gone(process.pid)
     assert [path.name for path in temporary.rglob("*")] == []
     assert shared_memory() <= before

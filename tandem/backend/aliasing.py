@@ -17,14 +17,8 @@ class Aliases:
     The *roots* of a variable are the inputs, constants and fresh results in whose memory its value
     may lie. A fresh result is its own only root. Numbers on the host have none.
 
-    Parameters
-    ----------
-    inputs : iterable of Variable
-        The graph's inputs.
-    compiled : bool
-        Whether ``torch.compile`` reads the program. It leaves out copies that it considers
-        needless, also one that protects a value from being overwritten (PyTorch 2.13), so
-        whatever only moves numbers counts as a view then.
+    With `compiled`, whatever only moves numbers counts as a view: ``torch.compile`` (2.13) leaves
+    out copies that it considers needless, also one that protects a value from being overwritten.
     """
 
     def __init__(self, inputs: Iterable[Variable], compiled: bool = False) -> None:
@@ -69,14 +63,7 @@ class Aliases:
 
 @dataclass(frozen=True)
 class Overlaps:
-    """Inputs that lie in the same memory.
-
-    Parameters
-    ----------
-    groups : mapping from Variable to frozenset of Variable
-        For each input that stays on the device, the inputs whose memory overlaps its own, itself
-        included.
-    """
+    """For each device-resident input, the inputs whose memory overlaps its own, itself included."""
 
     groups: Mapping[Variable, Roots]
 

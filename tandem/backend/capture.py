@@ -17,17 +17,10 @@ class Captured:
 
     On a GPU it is replayed on the stream that PyTorch uses at the time of the call, and two replays
     must not overlap.
-
-    Attributes
-    ----------
-    functions : tuple of Function
-        Kept alive, since a recording reads their constants in place.
-    graph : torch.cuda.CUDAGraph or None
-        The recording; None on a CPU.
     """
 
-    functions: tuple[Function, ...]
-    graph: Any
+    functions: tuple[Function, ...]  # kept alive: a recording reads their constants in place
+    graph: Any  # a torch.cuda.CUDAGraph; None on a CPU
 
     def __call__(self) -> None:
         """Run the functions in their order."""
@@ -57,17 +50,11 @@ def capture(
     functions : sequence of Function
         Of a `device_mode` of the device, with neither inputs nor outputs, over variables made by
         `device_shared` on it.
-    device : str or torch.device
-        "cpu", or a CUDA device as "cuda:0".
     warmups : int
         Number of calls before the recording, at least 1.
     beside : Captured, optional
         A recording that never overlaps with this one, such as the step on the other slot. The two
         share their memory for intermediate values.
-
-    Returns
-    -------
-    Captured
 
     Raises
     ------
@@ -91,14 +78,7 @@ def capture(
 
 
 def check_capturable(function: Function) -> None:
-    """Refuse a function whose kernels depend on the host from call to call.
-
-    Raises
-    ------
-    ValueError
-        It has inputs or outputs, uses a shared variable that is not on the device, calls
-        `on_gradient_ready`, or reads values from the device.
-    """
+    """Refuse, with ValueError, a function whose kernels depend on the host from call to call."""
     name = function.name or "the function"
     maker = function.maker
     given = [i.variable for i in maker.inputs if not i.shared]

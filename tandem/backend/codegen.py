@@ -27,42 +27,21 @@ _serial = itertools.count()
 
 @dataclass(frozen=True)
 class Program:
-    """A function made from a graph.
+    """A function made from a graph."""
 
-    Parameters
-    ----------
-    run : callable
-        Takes a tensor (or a Python number) for each input of the graph; returns a tuple of the
-        outputs at `returned`, and updates device-resident inputs in place.
-    settle : callable or None
-        If not None, `run` writes nothing. Then `settle`, which must not be compiled, takes the
-        inputs and the results of `run`, does the rest, and returns the outputs.
-    returned : tuple of int
-        Which outputs of the graph `run` returns. The others are updates of device-resident inputs.
-    source : str
-        The Python source of `run`.
-    breaks : bool
-        Whether `run` reads values of tensors into Python numbers or sizes, which ``torch.compile``
-        can only do between two compiled parts.
-    nodes : mapping from int to Apply
-        The node that each line of the source computes.
-    file : str
-        The name under which tracebacks and `linecache` know the source.
-    as_vectors : frozenset of int
-        Which inputs without axes `run` takes as vectors of one element.
-    calls_back : bool
-        Whether it calls ``on_gradient_ready``.
-    """
-
+    # Takes a tensor (or a Python number) for each input of the graph; returns a tuple of the
+    # outputs at `returned`, and updates device-resident inputs in place.
     run: Callable[..., tuple[Any, ...]]
+    # If not None, `run` writes nothing. Then `settle`, which must not be compiled, takes the
+    # inputs and the results of `run`, does the rest, and returns the outputs.
     settle: Callable[..., tuple[Any, ...]] | None
-    returned: tuple[int, ...]
-    source: str
-    breaks: bool
-    nodes: Mapping[int, Apply]
-    file: str
-    as_vectors: frozenset[int]
-    calls_back: bool
+    returned: tuple[int, ...]  # the other outputs are updates of device-resident inputs
+    source: str  # of `run`
+    breaks: bool  # `run` reads values from tensors; torch.compile then makes several parts
+    nodes: Mapping[int, Apply]  # by line of the source
+    file: str  # name of the source in tracebacks
+    as_vectors: frozenset[int]  # inputs without axes that `run` takes as vectors of one element
+    calls_back: bool  # on_gradient_ready
 
     def failed_node(self, traceback: TracebackType | None) -> Apply | None:
         """Find the node whose computation raised an exception, if it was one."""
@@ -79,24 +58,7 @@ def build_program(
     buffers: Mapping[Variable, torch.Tensor],
     target: Target,
 ) -> Program:
-    """Make a program of a graph.
-
-    Parameters
-    ----------
-    fgraph : FunctionGraph
-        The graph; its ``update_mapping`` names the outputs that update inputs.
-    order : sequence of Apply
-        Its nodes, each after those that it depends on.
-    buffers : mapping from Variable to Tensor
-        The inputs that live on the device, with their memory.
-    target : Target
-        Device and way of running.
-
-    Raises
-    ------
-    NotImplementedError
-        If a node has an Op or a dtype without a lowering.
-    """
+    """Make a program of a graph, given the tensors of its inputs that live on the device."""
     schedule = Schedule(fgraph, order, buffers, target)
     writer = _Writer(fgraph, schedule, target)
     for node in schedule.order:

@@ -23,28 +23,7 @@ Storage = list[list[Any]]
 
 
 class DeviceLinker(JITLinker):
-    """Runs a graph with PyTorch's kernels.
-
-    Inputs and outputs are NumPy arrays; shared variables made by `device_shared` stay on the
-    device and are updated in place. PyTorch's autograd is not used.
-
-    Parameters
-    ----------
-    device : torch.device
-        Where to compute.
-    compiled : bool
-        Whether functions go through ``torch.compile``.
-    precision : ProductPrecision
-        How convolutions and matrix products are computed.
-    tuned : bool
-        Whether ``torch.compile`` tries several kernels for each of them and keeps the fastest.
-    on_gradient_ready : callable, optional
-        As for `device_mode`.
-    allow_gc : bool, optional
-        As for any PyTensor linker; intermediates are freed after their last use either way.
-    scheduler : callable, optional
-        Puts the nodes of a graph in order; the default is its topological sort.
-    """
+    """Run a graph with PyTorch's kernels; `device_mode` documents the arguments."""
 
     required_rewrites = ("minimum_compile",)
     # Rewrites for another backend (C code, BLAS through C, loops in C or Numba), and those that

@@ -47,14 +47,10 @@ def device_mode(
         called when the work has been put on the stream, not when it is done. It excludes `compile`
         and `capture`.
 
-    Returns
-    -------
-    Mode
-
     Raises
     ------
     InputError
-        If the device does not exist, the precision is unknown, or `compile` is set and no C++
+        The device does not exist, the precision is unknown, or `compile` is set and no C++
         compiler is found.
     """
     target = as_device(device)

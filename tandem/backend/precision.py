@@ -25,20 +25,14 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 class ProductPrecision:
     """How the heavy nodes of a float32 graph are computed.
 
-    Parameters
-    ----------
-    precision : "float32", "tf32" or "bfloat16"
-        Of the operands of convolutions and matrix products. "tf32" keeps 10 bits after the leading
-        one, on CUDA devices that support it, and "bfloat16" 7; products are added up in float32
-        either way, and a bfloat16 result is rounded once. bfloat16 has the exponents of float32, so
-        gradients don't vanish as in float16, and the loss needs no scaling.
-    channels_last : bool
-        Whether convolutions take images and filters with the channels of a pixel side by side, as
-        the tensor cores of a GPU prefer. Values are the same to rounding.
+    "tf32" keeps 10 bits after the leading one, on CUDA devices that support it, and "bfloat16" 7;
+    products are added up in float32 either way, and a bfloat16 result is rounded once. bfloat16 has
+    the exponents of float32, so gradients don't vanish as in float16, and the loss needs no
+    scaling.
     """
 
-    precision: Precision = "float32"
-    channels_last: bool = False
+    precision: Precision = "float32"  # of the operands of convolutions and matrix products
+    channels_last: bool = False  # of images and filters; values are the same to rounding
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -60,14 +54,10 @@ def set_tf32(wanted: bool) -> None:
 def deterministic(wanted: bool) -> None:
     """Choose between the same bits in every run and the fastest kernels, for this process.
 
-    To be called before the first work on a GPU and before functions are compiled. With `wanted`, an
-    operation that has no deterministic kernel raises RuntimeError.
-
-    Parameters
-    ----------
-    wanted : bool
-        Compute the same bits every time, as an exact resume needs. Otherwise cuDNN tries its
-        algorithms on each shape and takes the fastest, which may differ in the next run.
+    To be called before the first work on a GPU and before functions are compiled. With `wanted`, as
+    an exact resume needs, an operation that has no deterministic kernel raises RuntimeError.
+    Otherwise cuDNN tries its algorithms on each shape and takes the fastest, which may differ in
+    the next run.
     """
     # cuBLAS reads it at start-up: with several streams, the same bits need fixed workspaces.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -77,17 +67,7 @@ def deterministic(wanted: bool) -> None:
 
 
 def fit(lowering: Lowering, node: Apply, precision: ProductPrecision) -> Lowering:
-    """Return the lowering of a node in a precision and a layout.
-
-    Parameters
-    ----------
-    lowering : Lowering
-        What computes the node as the graph defines it. One without factors stays as it is.
-    node : Apply
-        The node.
-    precision : ProductPrecision
-        Precision and layout.
-    """
+    """Return the lowering of a node in a precision and a layout, if it has factors."""
     float32 = all(v.type.dtype == "float32" for v in (*node.inputs, *node.outputs))
     narrow = precision.precision == "bfloat16" and lowering.factors > 0 and float32
     channels_last = precision.channels_last and lowering.images

@@ -15,17 +15,12 @@ from tandem.errors import InputError
 
 
 def as_device(device: str | torch.device) -> torch.device:
-    """Return the PyTorch device of that name.
-
-    Parameters
-    ----------
-    device : str or torch.device
-        "cpu" or "cuda:0", "cuda:1" ...; "cuda" is "cuda:0".
+    """Return the PyTorch device of a name: "cpu", "cuda:0" ...; "cuda" is "cuda:0".
 
     Raises
     ------
     InputError
-        If there is no such device; the message lists the existing ones.
+        There is no such device; the message lists the existing ones.
     """
     try:
         found = torch.device(device)
@@ -44,9 +39,7 @@ def as_tensor(memory: Any, device: str | torch.device) -> torch.Tensor:
     Parameters
     ----------
     memory : ndarray, or object with ``__cuda_array_interface__``
-        It must live as long as the tensor is used.
-    device : str or torch.device
-        Where the memory lies.
+        On `device`. It must live as long as the tensor is used.
 
     Raises
     ------
@@ -60,16 +53,10 @@ def as_tensor(memory: Any, device: str | torch.device) -> torch.Tensor:
 
 
 def use_device(device: str | torch.device) -> None:
-    """Make a device the current one of this process's PyTorch.
+    """Make a device the current one of this process's PyTorch, which returns to it after each call.
 
-    PyTorch returns to this device after each call. To be called before the first work on a GPU, in
-    a process that also uses the device through a `tandem.memory.cuda.CudaDriver`, whose calls go to
-    the current device.
-
-    Parameters
-    ----------
-    device : str or torch.device
-        "cpu", for which nothing is done, or a CUDA device as "cuda:1".
+    To be called before the first work on a GPU, in a process that also uses the device through a
+    `tandem.memory.cuda.CudaDriver`, whose calls go to the current device. On "cpu" nothing is done.
 
     Raises
     ------
@@ -89,8 +76,6 @@ def on_stream(device: str | torch.device, handle: int | None) -> AbstractContext
 
     Parameters
     ----------
-    device : str or torch.device
-        "cpu", or the stream's device as "cuda:0".
     handle : int or None
         The driver's pointer to the stream, which must live as long as work is put on it; None for
         PyTorch's own, and on a CPU, which has none.
@@ -124,30 +109,22 @@ def _existing_devices() -> str:
 
 
 def give_back_memory() -> None:
-    """Free unreferenced tensors, and the GPU memory that PyTorch holds in reserve.
-
-    The next trainer in the same process needs it, also outside PyTorch.
-    """
+    """Free unreferenced tensors and PyTorch's reserve of GPU memory, for others in this process."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def set_threads(count: int) -> None:
-    """Set how many threads a PyTorch kernel uses on the CPU.
+    """Set how many threads, at least 1, a PyTorch kernel uses on the CPU.
 
     Kernels do not run side by side: PyTorch's threads for that are set to one, if it is not too
     late (PyTorch accepts that number only before its first use).
 
-    Parameters
-    ----------
-    count : int
-        Threads of one kernel, at least 1.
-
     Raises
     ------
     InputError
-        If `count` is below 1.
+        `count` is below 1.
     """
     if count < 1:
         raise InputError(f"threads must be at least 1, not {count}")
@@ -157,17 +134,12 @@ def set_threads(count: int) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library keep freed memory until this process ends.
+    """Make the C library keep freed memory until this process ends; return whether it can.
 
     A kernel's result on a CPU is memory fresh from the C library. glibc requests a large block from
     the system each time and returns it when it is freed, and the system clears each page when it is
     first touched: in a training step this takes longer than many of the kernels. Memory that is
     kept serves the next step. The process stays as large as at its peak.
-
-    Returns
-    -------
-    bool
-        Whether the C library supports it; otherwise nothing changes.
     """
     trim_threshold, mmap_max = -1, -4  # numbers of the parameters in glibc's malloc.h
     try:
@@ -184,13 +156,7 @@ def cpp_compiler() -> str | None:
 
 
 def require_compiler(device: torch.device) -> None:
-    """Refuse to compile for the CPU where no C++ compiler is found.
-
-    Raises
-    ------
-    InputError
-        The message names the compilers that were tried.
-    """
+    """Raise InputError, before a compilation for the CPU, if no C++ compiler is found."""
     if device.type == "cpu" and cpp_compiler() is None:
         raise InputError(
             "compile: true needs a C++ compiler for the CPU, and none of $CXX, g++, clang++ and "

@@ -23,23 +23,10 @@ from tandem.backend.precision import ProductPrecision, fit
 
 @dataclass(frozen=True)
 class Target:
-    """What a program is made for.
-
-    Parameters
-    ----------
-    device : torch.device
-        Where tensors are.
-    compiled : bool
-        Whether ``torch.compile`` will read the program.
-    precision : ProductPrecision
-        How convolutions and matrix products are computed.
-    on_gradient_ready : callable or None
-        Called with the name of each device-resident input, within the program, as soon as its new
-        value is in its memory and the program needs neither any more.
-    """
+    """What a program is made for."""
 
     device: torch.device
-    compiled: bool
+    compiled: bool  # torch.compile will read the program
     precision: ProductPrecision = field(default_factory=ProductPrecision)
     on_gradient_ready: Callable[[str], None] | None = None
 
@@ -49,17 +36,7 @@ class Target:
 
 
 def plan_node(node: Apply, on_host: Collection[Variable], target: Target) -> Lowering:
-    """Choose between arithmetic on the host and a call on the device.
-
-    Parameters
-    ----------
-    node : Apply
-        The node.
-    on_host : collection of Variable
-        The variables whose values are Python numbers.
-    target : Target
-        Device and way of running.
-    """
+    """Choose between arithmetic on the host and a call on the device."""
     known = all(isinstance(v, Constant) or v in on_host for v in node.inputs)
     if known or is_host_type(node.outputs[0]):
         rule = host_rule(node.op, node)
@@ -70,43 +47,7 @@ def plan_node(node: Apply, on_host: Collection[Variable], target: Target) -> Low
 
 
 class Schedule:
-    """The nodes of a graph in the order in which they run, and the memory of their results.
-
-    Parameters
-    ----------
-    fgraph : FunctionGraph
-        The graph; its ``update_mapping`` names the outputs that update inputs.
-    order : sequence of Apply
-        Its nodes, each after those that it depends on.
-    buffers : mapping from Variable to Tensor
-        The inputs that live on the device, with their memory.
-    target : Target
-        Device and way of running.
-
-    Attributes
-    ----------
-    order : sequence of Apply
-        The nodes as they run.
-    lowerings : dict from Apply to Lowering
-    on_host : set of Variable
-        The variables whose values are Python numbers.
-    aliases : Aliases
-        What shares memory, direct stores included.
-    stores : dict from int to Variable
-        For each output of the graph that updates a device-resident input, that input.
-    direct : dict from Apply to list of (int, Variable)
-        Nodes whose results go at once to the inputs that they update: for each output of the node,
-        its index among the graph's outputs and the input.
-    dying : dict from Apply to list of Variable
-        Intermediate values that no later node uses.
-    ready : dict from Apply to list of Variable
-        Inputs stored directly whose memory no later node uses.
-
-    Raises
-    ------
-    NotImplementedError
-        If a node has an Op or a dtype without a lowering.
-    """
+    """The nodes of a graph in the order in which they run, and the memory of their results."""
 
     def __init__(
         self,
@@ -119,6 +60,7 @@ class Schedule:
         self._compiled = target.compiled
         self._overlaps = Overlaps.of(buffers)
         updated = {index: fgraph.inputs[i] for index, i in update_mapping(fgraph).items()}
+        # For each output that updates a device-resident input, that input.
         self.stores = {index: v for index, v in updated.items() if v in buffers}
         self.on_host = {v for v in fgraph.inputs if is_host_type(v)}
         self.lowerings: dict[Apply, Lowering] = {}
@@ -134,6 +76,8 @@ class Schedule:
         for node in order:
             self.aliases.compute(node, self.lowerings[node])
         self._find_last_uses(fgraph.inputs)
+        # Nodes whose results go at once to the inputs that they update: (output of the graph,
+        # input) for each of the node's outputs.
         self.direct = {} if target.compiled else self._direct_stores()
         for node, stores in self.direct.items():
             for output, (_, variable) in zip(node.outputs, stores, strict=True):

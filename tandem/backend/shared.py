@@ -29,24 +29,7 @@ class DeviceContainer(Container):
 
 
 def write(buffer: torch.Tensor, value: Any, kind: TensorType, name: str | None) -> None:
-    """Copy a value into a tensor on the device.
-
-    Parameters
-    ----------
-    buffer : Tensor
-        The tensor to overwrite.
-    value : array_like or Tensor
-        Of the buffer's shape and of a dtype that the buffer's can represent.
-    kind : TensorType
-        The type of the variable.
-    name : str or None
-        The variable's name, for the message.
-
-    Raises
-    ------
-    TypeError
-        If the shape or the dtype of `value` does not fit.
-    """
+    """Copy a value into a tensor on the device, or raise TypeError if shape or dtype do not fit."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
     label = name or "a device shared variable"
@@ -106,8 +89,7 @@ class DeviceSharedVariable(TensorSharedVariable):
         Parameters
         ----------
         borrow : bool
-            Permit an array that shares the variable's memory, as it does on a CPU. Otherwise the
-            array is independent.
+            Permit an array that shares the variable's memory, as it does on a CPU.
         return_internal_type : bool
             Return the tensor on the device; a copy of it, unless `borrow`.
         """
@@ -118,19 +100,12 @@ class DeviceSharedVariable(TensorSharedVariable):
         return self.buffer.numpy() if borrow else self.buffer.clone().numpy()
 
     def set_value(self, new_value: ArrayLike | torch.Tensor, borrow: bool = False) -> None:
-        """Write a value into the variable's memory.
-
-        Parameters
-        ----------
-        new_value : array_like or Tensor
-            Of the variable's shape, and of a dtype that its own can represent.
-        borrow : bool
-            Without effect: the value is always copied and the address fixed.
+        """Copy a value into the variable's memory, whose address is fixed; `borrow` has no effect.
 
         Raises
         ------
         TypeError
-            If shape or dtype do not fit; the value is then unchanged.
+            Shape or dtype do not fit; the value is then unchanged.
         """
         write(self.buffer, new_value, self.type, self.name)
 
@@ -152,8 +127,6 @@ def device_shared(
     value : array_like, Tensor or None
         The first value; it fixes the variable's dtype and shape. With None, the value is what
         `memory` holds.
-    name : str, optional
-        For messages and printed graphs.
     device : str or torch.device
         "cpu", or a CUDA device as "cuda:0".
     memory : ndarray, Tensor, or object with ``__cuda_array_interface__``, optional
@@ -161,16 +134,12 @@ def device_shared(
         other processes; on a CUDA device, an object that exposes memory there; or a tensor on
         `device`. Several variables may lie in parts of one block. By default memory is allocated.
 
-    Returns
-    -------
-    DeviceSharedVariable
-
     Raises
     ------
     InputError
-        If the device does not exist.
+        The device does not exist.
     TypeError
-        If `value` and `memory` differ in shape or dtype, or `memory` cannot be used in place.
+        `value` and `memory` differ in shape or dtype, or `memory` cannot be used in place.
     """
     target = as_device(device)
     if memory is None:

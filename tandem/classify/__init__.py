@@ -1,4 +1,4 @@
-"""What is in a picture, by the weights that a run has left or that were converted::
+"""Classification of pictures by the weights that a run has left or that were converted::
 
     from tandem.classify import Classifier
 
@@ -6,7 +6,7 @@
     for guesses in classifier.classify(["cat.jpg", "dog.png"]):
         print(guesses[0].name, guesses[0].probability)
 
-``classifier.py`` is that, ``program.py`` what ``classify.py`` does.
+PyTensor and PyTorch come with the classes; a program's ``--help`` needs neither.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ __all__ = ["Classifier", "Guess"]
 
 
 def __getattr__(name: str) -> Any:
-    # PyTensor and PyTorch come with the classes, and a program's --help needs neither.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tandem.classify import classifier

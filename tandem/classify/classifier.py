@@ -42,25 +42,15 @@ class Classifier:
     network : AlexNet, or any object with its ``parameters``, ``logits``, ``crop_size``
         With trained values.
     mean : float32 (3, S, S)
-        The mean image of the training pictures. Pictures are resized to its size.
+        The mean image of the training pictures. Pictures are resized to its size, `image_size`.
     wnids : sequence of str, optional
         The classes by name, in order.
     ten_crops : bool
         Average the probabilities over ten crops (the four corners, the centre, and all five
-        mirrored) as in the 2012 paper; otherwise use the centre alone, as in validation.
+        mirrored) as in Krizhevsky, Sutskever, Hinton 2012, section 4.1; otherwise use the centre
+        alone, as in validation.
     device : str
         "cpu" or "cuda:0" and so on.
-
-    Attributes
-    ----------
-    image_size : int
-        S.
-    crops : tuple of (row, column, mirrored)
-        Windows of each picture.
-
-    References
-    ----------
-    Krizhevsky, Sutskever, Hinton 2012, section 4.1, for the ten crops.
     """
 
     def __init__(
@@ -72,6 +62,7 @@ class Classifier:
         device: str = "cpu",
     ) -> None:
         self.image_size = mean.shape[-1]
+        # (row, column, mirrored) of the windows of each picture
         self.crops = _crops(self.image_size, network.crop_size, ten_crops)
         self._wnids, self._names = wnids, imagenet_names()
         self._function = _compiled(network, mean, device)
@@ -87,21 +78,9 @@ class Classifier:
     ) -> "Classifier":
         """Load a classifier from a checkpoint.
 
-        Parameters
-        ----------
-        weights : str or Path
-            The checkpoint.
-        mean : str or Path, optional
-            The mean image, .npy; by default that of the run's data set, if it still exists.
-        ten_crops, device
-            As for `Classifier`.
-        network : str
-            "module:class" of the network.
-
-        Raises
-        ------
-        InputError
-            A file is missing or damaged, or the mean image is too small or unknown.
+        `mean` is the mean image, .npy; by default that of the run's data set, if it still exists.
+        `network` is "module:class". Raises InputError if a file is missing or damaged, or if the
+        mean image is too small or unknown.
         """
         loaded = load_network(Path(weights), None if mean is None else Path(mean), network)
         return cls(loaded.network, loaded.mean, loaded.description.wnids, ten_crops, device)
@@ -109,26 +88,10 @@ class Classifier:
     def classify(
         self, pictures: Sequence[str | Path | bytes], top: int = 5
     ) -> list[tuple[Guess, ...]]:
-        """Classify pictures, all at once.
+        """Classify pictures, files or their content, all at once: `top` guesses for each.
 
-        Parameters
-        ----------
-        pictures : sequence of str, Path or bytes
-            Files, or their content.
-        top : int
-            Number of guesses for each picture.
-
-        Returns
-        -------
-        list of tuple of Guess
-            For each picture, the most probable first.
-
-        Raises
-        ------
-        BadPictureError
-            A picture cannot be read or decoded.
-        InputError
-            The network's output is not a number.
+        The most probable guess is the first. Raises BadPictureError if a picture cannot be read or
+        decoded, and InputError if the network's output is not a number.
         """
         if not pictures:
             return []

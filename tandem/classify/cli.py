@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 
 STDIN = "-"
 _SWITCH = "true or false"
-
-
+# Names that people bring from other programs.
 ANSWERS = {
     **dict.fromkeys(("gpu", "gpus", "devices", "cuda"), "device"),
     **dict.fromkeys(("checkpoint", "ckpt", "model", "resume", "pretrained"), "weights"),
@@ -35,7 +34,6 @@ ANSWERS = {
         "pictures are named without an option, such as classify.py --weights FILE cat.jpg pets/",
     ),
 }
-"""Names that people bring from other programs."""
 
 
 class ClassifyOptions(Options):
@@ -59,20 +57,10 @@ class ClassifyOptions(Options):
 
 
 def run_classification(arguments: Sequence[str] | None, description: str | None) -> int:
-    """Classify the pictures that the command line names.
+    """Classify the pictures that the command line names; return the exit status.
 
-    Parameters
-    ----------
-    arguments : sequence of str or None
-        The command line; None is the process's own.
-    description : str or None
-        For ``--help``.
-
-    Returns
-    -------
-    int
-        Exit status: 0, also where the reader of the output stops early; 1 if a picture could not
-        be read, though the others were; 2 after other bad input; 130 after Ctrl-C.
+    It is 0, also where the reader of the output stops early; 1 if a picture could not be read,
+    though the others were; 2 after other bad input; 130 after Ctrl-C.
     """
     return run_program(
         ClassifyOptions, classify, CommandLine(arguments, description, answers=ANSWERS)
@@ -103,12 +91,9 @@ def classify(options: ClassifyOptions) -> int:
 def find_pictures(given: Sequence[str]) -> Iterator[str]:
     """Yield the path of every picture, in order; those in a folder sorted by path.
 
-    Parameters
-    ----------
-    given : sequence of str
-        Files, with any suffix; folders, in which files with the suffix of a picture are found; or
-        ``-``, the standard input. A path that does not exist, or a folder without a picture, is
-        yielded as it is, to be reported.
+    Given are files, with any suffix; folders, in which files with the suffix of a picture are
+    found; or ``-``, the standard input. A path that does not exist, or a folder without a picture,
+    is yielded as it is, to be reported.
     """
     for name in given:
         if name == STDIN or not Path(name).is_dir():
@@ -126,20 +111,13 @@ def find_pictures(given: Sequence[str]) -> Iterator[str]:
 
 
 class _Report:
-    """Prints results as they come.
-
-    Attributes
-    ----------
-    bad : int
-        How many pictures could not be read.
-    """
+    """Prints results as they come, and counts the pictures that could not be read."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
         self.bad = 0
 
     def name(self, picture: str, guesses: "Sequence[Guess]") -> None:
-        """Print what is in a picture."""
         if self._as_json:
             self._write(json.dumps({"picture": picture, "guesses": [asdict(g) for g in guesses]}))
             return
@@ -149,7 +127,6 @@ class _Report:
             self._write(f"  {100 * guess.probability:6.2f} %  {guess.name}{wnid}")
 
     def refuse(self, picture: str, reason: str) -> None:
-        """Report why a picture could not be read."""
         self.bad += 1
         log.error("error: %s", reason)
         if self._as_json:

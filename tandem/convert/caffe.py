@@ -13,12 +13,8 @@ Differences, and how they are converted:
   after a dropout are doubled.
 * Fully connected weights are (out, in), ours (in, out).
 
-Both correlate with filters.
-
-References
-----------
-Jia et al. 2014, "Caffe: convolutional architecture for fast feature embedding"; caffe.proto for
-the field numbers.
+Both correlate with filters. Sources: Jia et al. 2014, "Caffe: convolutional architecture for fast
+feature embedding"; caffe.proto for the field numbers.
 """
 
 import contextlib
@@ -70,7 +66,6 @@ class CaffeNetwork:
 
     @property
     def classes(self) -> int:
-        """The number of outputs."""
         return len(self.layers[-1].blobs[1])
 
     def weights(self, network: Any) -> dict[str, np.ndarray]:

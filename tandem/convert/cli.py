@@ -51,15 +51,9 @@ class Settings(Options):
     width: float = option(1.0, "of the network", "a number")
 
     def describe(self, classes: int, norm_before_pool: bool = False) -> NetworkDescription:
-        """The description of a network; a thousand classes are taken for ImageNet's."""
-        wnids = tuple(imagenet_names())
-        return NetworkDescription(
-            self.crop_size,
-            classes,
-            self.width,
-            wnids if classes == len(wnids) else None,
-            norm_before_pool,
-        )
+        names = tuple(imagenet_names())
+        wnids = names if classes == len(names) else None
+        return NetworkDescription(self.crop_size, classes, self.width, wnids, norm_before_pool)
 
 
 class ConvertOptions(Settings):
@@ -84,44 +78,22 @@ class FetchOptions(Options):
 
 
 def run_conversion(arguments: Sequence[str] | None, description: str | None) -> int:
-    """Convert weights from one kind of file to another.
-
-    Parameters
-    ----------
-    arguments : sequence of str or None
-        The command line; None is the process's own.
-    description : str or None
-        For ``--help``.
-
-    Returns
-    -------
-    int
-        Exit status: 0; 2 after bad input; 130 after Ctrl-C.
-    """
-    return run_program(
-        ConvertOptions,
-        lambda o: convert(o.source, o.target, o),
-        CommandLine(arguments, description),
-    )
+    """Convert weights from one kind of file to another; return the exit status."""
+    line = CommandLine(arguments, description)
+    return run_program(ConvertOptions, lambda o: convert(o.source, o.target, o), line)
 
 
 def run_fetch(arguments: Sequence[str] | None, description: str | None) -> int:
-    """Download the original's published weights and convert them; as `run_conversion`."""
-    return run_program(
-        FetchOptions,
-        lambda o: fetch(o.output, o.file, o.address),
-        CommandLine(arguments, description),
-    )
+    """Download the original's published weights and convert them; return the exit status."""
+    line = CommandLine(arguments, description)
+    return run_program(FetchOptions, lambda o: fetch(o.output, o.file, o.address), line)
 
 
 def convert(source: Path, target: Path, settings: Settings) -> None:
     """Convert a file or folder, by its kind: see ``pretrained/convert.py --help``.
 
-    Raises
-    ------
-    InputError
-        The source is missing, damaged, of an unknown kind or of another network, or the target
-        cannot be written.
+    Raises InputError if the source is missing, damaged, of an unknown kind or of another network,
+    or if the target cannot be written.
     """
     kinds: dict[str, Callable[[Path, Path, Settings], None]] = {
         ".zip": _convert_archive,
@@ -145,19 +117,9 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
 def fetch(output: Path, file: Path | None = None, address: str | None = None) -> None:
     """Download the original's published weights and write them as a checkpoint.
 
-    Parameters
-    ----------
-    output : Path
-        The checkpoint to write; the archive is kept beside it.
-    file : Path, optional
-        The archive, if it has been downloaded already.
-    address : str, optional
-        Its address; by default it is looked up.
-
-    Raises
-    ------
-    InputError
-        It cannot be downloaded, is another file, or the output cannot be written.
+    The archive is kept beside it, unless `file` is that already; its address is looked up by
+    default. Raises InputError if it cannot be downloaded or is another file, or if the output
+    cannot be written.
     """
     _check_suffix(output, ".safetensors")
     if file is None:

@@ -40,34 +40,20 @@ _MEMBER = re.compile(r"[Wb][01]?_\d+_\d+\.npy")
 
 
 def download(folder: Path, address: str | None = None) -> Path:
-    """Download the archive of the weights, unless it exists.
+    """Download the archive of the weights into a folder, unless it exists; return its path.
 
-    An interrupted download continues where it was.
-
-    Parameters
-    ----------
-    folder : Path
-        Where to put it.
-    address : str, optional
-        Its address, http or https; by default it is looked up.
-
-    Returns
-    -------
-    Path
-        The archive, with the right checksum.
-
-    Raises
-    ------
-    InputError
-        It cannot be downloaded, or is another file.
+    `address` is http or https; by default it is looked up. An interrupted download continues where
+    it was. Raises InputError if it cannot be downloaded, or is another file.
     """
     path, part = folder / FILE, folder / f"{FILE}.part"
     if path.exists():
         verify(path)
         return path
+    if address is not None and not re.match("https?://", address, re.IGNORECASE):
+        raise InputError(f"--address {address}: expected http://... or https://...")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _receive(_find_address() if address is None else _checked(address), part)
+        _receive(_find_address() if address is None else address, part)
         found = _sha1(part)
     except (OSError, http.client.HTTPException) as error:
         raise InputError(
@@ -83,13 +69,7 @@ def download(folder: Path, address: str | None = None) -> Path:
 
 
 def verify(path: Path) -> None:
-    """Check that a file is the published archive.
-
-    Raises
-    ------
-    InputError
-        It cannot be read, or has another checksum.
-    """
+    """Raise InputError unless a file is the published archive, by its checksum."""
     try:
         found = _sha1(path)
     except OSError as error:
@@ -105,10 +85,7 @@ def verify(path: Path) -> None:
 def unpacked(path: Path) -> Iterator[Path]:
     """Context manager: a temporary folder with the arrays of an archive.
 
-    Raises
-    ------
-    InputError
-        It is not an archive, is damaged, or holds more than such an archive does.
+    Raises InputError if it is not an archive, is damaged, or holds more than weights do.
     """
     with tempfile.TemporaryDirectory(prefix="tandem-weights-") as name:
         folder = Path(name)
@@ -193,12 +170,6 @@ def _find_address() -> str:
 def _opened(url: str, headers: dict[str, str]) -> Any:
     request = urllib.request.Request(url, headers={"User-Agent": "tandem", **headers})
     return urllib.request.urlopen(request, timeout=_SECONDS)
-
-
-def _checked(address: str) -> str:
-    if urllib.parse.urlsplit(address).scheme not in ("http", "https"):
-        raise InputError(f"--address {address}: expected http://... or https://...")
-    return address
 
 
 def _reason(error: BaseException) -> str:

@@ -19,8 +19,8 @@ from tandem.data.safe_io import read_npy
 from tandem.errors import InputError
 from tandem.files import write_array
 
+# Setting of the original: its cuDNN convolves, its cuda-convnet correlates.
 LibConv = Literal["cudnn", "cudaconvnet"]
-"""Setting of the original: its cuDNN convolves, its cuda-convnet correlates."""
 
 _FIRST = re.compile(r"W_0_(\d+)\.npy")
 
@@ -33,7 +33,6 @@ class Part:
     shape: tuple[int, ...]
 
     def path(self, folder: Path, epoch: int) -> Path:
-        """Path of the file."""
         return folder / f"{self.name}_{epoch}.npy"
 
 
@@ -77,10 +76,7 @@ def read_folder(
 ) -> dict[str, np.ndarray]:
     """Read the original's weights: arrays by name, in logical layout and the files' dtype.
 
-    Raises
-    ------
-    InputError
-        A file is missing, is damaged, or has another shape.
+    Raises InputError if a file is missing, is damaged, or has another shape.
     """
     weights = {}
     for name, files in parts(network).items():
@@ -114,9 +110,8 @@ def write_folder(
             for part, array in zip(files, np.split(whole, len(files), axis=-1), strict=True):
                 write_array(part.path(folder, epoch), np.ascontiguousarray(array))
     except OSError as error:
-        raise InputError(f"{error.filename or folder}: cannot be written ({error.strerror})") from (
-            error
-        )
+        path = error.filename or folder
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def _flipped(filters: np.ndarray, lib_conv: LibConv) -> np.ndarray:

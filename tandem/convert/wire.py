@@ -2,11 +2,7 @@
 
 A message is a sequence of fields, each a number, a wire type and a value; the meaning of the
 numbers is in the schema, which is not in the file. Nothing is allocated that the file does not
-hold.
-
-References
-----------
-https://protobuf.dev/programming-guides/encoding
+hold. Encoding: https://protobuf.dev/programming-guides/encoding
 """
 
 import struct

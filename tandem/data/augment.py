@@ -13,26 +13,12 @@ Mode = Literal["train", "validation"]
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Settings of crop and mirror.
+    """Settings of crop and mirror."""
 
-    Attributes
-    ----------
-    crop_size : int
-        Rows and columns of the crop, in pixels.
-    rand_crop : bool
-        In training, crop anywhere, every origin equally likely; otherwise in the centre.
-    rand_mirror : bool
-        In training, mirror left to right with probability 1/2; otherwise never.
-    batch_crop_mirror : bool
-        One choice for a whole global minibatch instead of one for each picture.
-    seed : int
-        Of the run.
-    """
-
-    crop_size: int
-    rand_crop: bool
-    rand_mirror: bool
-    batch_crop_mirror: bool
+    crop_size: int  # rows and columns, pixels
+    rand_crop: bool  # in training; otherwise the centre
+    rand_mirror: bool  # in training, with probability 1/2
+    batch_crop_mirror: bool  # one choice for a global minibatch instead of one for each picture
     seed: int
 
 
@@ -44,31 +30,13 @@ def windows(
     minibatch: int,
     indices: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Compute the origins of crop windows, and which are mirrored left to right.
+    """Compute origins of crop windows, int64 (n, 2), and mirror flags, uint8 (n,).
 
-    In training with `rand_crop`, row and column are ``w * (S - crop + 1) >> 32`` for a uniform
-    32-bit word w each: integers from 0 to S - crop, equally likely to within 2^-32. Otherwise both
-    are ``(S - crop) // 2``. In training with `rand_mirror`, one window in two is mirrored:
-    where the highest bit of a word is 1.
-
-    Parameters
-    ----------
-    settings : Augmentation
-    image_size : int
-        S, rows and columns of a stored picture, at least the crop size.
-    mode : "train" or "validation"
-        Validation takes the centre, unmirrored.
-    epoch, minibatch : int
-        From 0; the minibatch is the global one.
-    indices : int64 (n,)
-        Dataset indices.
-
-    Returns
-    -------
-    int64 (n, 2)
-        Row and column.
-    uint8 (n,)
-        1 where the window is mirrored, otherwise 0.
+    An origin is (row, column). In training with `rand_crop`, both are ``w * (S - crop + 1) >> 32``
+    for a uniform 32-bit word w each, where S is `image_size`: integers from 0 to S - crop, equally
+    likely to within 2^-32. Otherwise both are ``(S - crop) // 2``. In training with `rand_mirror`,
+    a window is mirrored left to right where the highest bit of a word is 1. `minibatch` is the
+    global one; `indices` are dataset indices, int64 (n,).
     """
     count, margin = len(indices), image_size - settings.crop_size
     origins, mirrored = np.full((count, 2), margin // 2, np.int64), np.zeros(count, np.uint8)
@@ -86,8 +54,7 @@ def _words(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Words for row and column (n, 2), and for the mirror (n,); or one row for all n.
 
-    They are the first of `tandem.philox.words` for either purpose, computed together: for so few
-    numbers the time of NumPy depends on the number of calls.
+    They are the first of `tandem.philox.words` for either purpose, in one call to save time.
     """
     if settings.batch_crop_mirror:
         of, purposes = np.array([minibatch]), (Purpose.BATCH_CROP, Purpose.BATCH_MIRROR)

@@ -21,24 +21,14 @@ from tandem.errors import InputError
 from tandem.files import replacing
 from tandem.validation import listed
 
-# A plain array is /data in hickle 3 and later, /data_0 in older files.
-_DATASET_NAMES = ("data", "data_0")
-
 
 @dataclass(frozen=True)
 class BatchLocation:
-    """Position of the pixels, uint8, in a batch file.
+    """Position of the pixels, uint8, in a batch file."""
 
-    Attributes
-    ----------
-    offset : int
-        Bytes from the start of the file to the first pixel.
-    shape : tuple of four int
-        (n, S, S, 3) = b01c, or (3, S, S, n) = c01b. A file of three pictures could be either, so
-        the manifest declares the layout.
-    """
-
-    offset: int
+    offset: int  # bytes from the start of the file to the first pixel
+    # (n, S, S, 3) = b01c, or (3, S, S, n) = c01b. A file of three pictures could be either, so the
+    # manifest declares the layout.
     shape: tuple[int, int, int, int]
 
 
@@ -71,10 +61,9 @@ class _DeferringFile(io.FileIO):
 
 
 def write_batch(path: Path, pictures: np.ndarray, layout: str) -> None:
-    """Write a batch file with hickle, uncompressed, whole or not at all.
+    """Write pictures, uint8 (picture, row, column, RGB), with hickle, whole or not at all.
 
-    `pictures` is uint8 (picture, row, column, RGB); `layout`, ``b01c`` or ``c01b``, is the order of
-    axes in the file.
+    `layout`, ``b01c`` or ``c01b``, is the order of axes in the file, which is uncompressed.
     """
     import hickle  # only the writer needs it; a loader starts faster without
 
@@ -89,11 +78,8 @@ def write_batch(path: Path, pictures: np.ndarray, layout: str) -> None:
 def locate_batch(path: Path) -> BatchLocation:
     """Find the pixels of a batch file without reading them.
 
-    Raises
-    ------
-    InputError
-        The file is missing, truncated or not HDF5, or its pixels are not one contiguous
-        uncompressed block of uint8 in one of the two layouts.
+    Raises InputError if the file is missing, truncated or not HDF5, or if its pixels are not one
+    contiguous uncompressed block of uint8 in one of the two layouts.
     """
     size = _size_of(path)
     try:
@@ -138,7 +124,7 @@ def _size_of(path: Path) -> int:
 
 
 def _find_dataset(path: Path, file: h5py.File) -> h5py.Dataset:
-    for name in _DATASET_NAMES:
+    for name in ("data", "data_0"):  # hickle 3 and later, and older files
         # A soft or external link could lead to any other file.
         if isinstance(file.get(name, getlink=True), h5py.HardLink):
             dataset = file[name]
@@ -153,7 +139,9 @@ def _find_dataset(path: Path, file: h5py.File) -> h5py.Dataset:
 
 def _locate_dataset(path: Path, dataset: h5py.Dataset) -> BatchLocation:
     # Checked first: asked for its shape, HDF5 opens the sources of a virtual dataset.
-    if not _is_contiguous(dataset):
+    created = dataset.id.get_create_plist()
+    contiguous = created.get_layout() == h5py.h5d.CONTIGUOUS
+    if not contiguous or created.get_external_count() != 0:
         raise InputError(
             f"{path}: found pixels in chunks, compressed or in another file, expected one"
             " uncompressed contiguous block (hickle.dump without compression)"
@@ -167,11 +155,6 @@ def _locate_dataset(path: Path, dataset: h5py.Dataset) -> BatchLocation:
     if offset is None:
         raise InputError(f"{path}: found no pixels, although their shape is {shape}")
     return BatchLocation(offset, shape)
-
-
-def _is_contiguous(dataset: h5py.Dataset) -> bool:
-    created = dataset.id.get_create_plist()
-    return created.get_layout() == h5py.h5d.CONTIGUOUS and created.get_external_count() == 0
 
 
 def _is_batch_shape(shape: Any) -> bool:

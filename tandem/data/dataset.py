@@ -16,34 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Location of the pictures of a split; small and picklable, to be sent to a loader.
+    """Location of the pictures of a split; small and picklable, to be sent to a loader."""
 
-    Attributes
-    ----------
-    paths : tuple of str
-        Batch files, absolute, in dataset order.
-    offsets : tuple of int
-        Bytes from the start of each file to its first pixel.
-    counts : tuple of int
-        Pictures in each file.
-    layout : str
-        ``b01c`` (picture, row, column, RGB) or ``c01b`` (RGB, row, column, picture).
-    image_size : int
-        S, the rows and the columns of a picture.
-    labels_file : str
-        ``.npy`` of int64 (pictures,), absolute.
-    """
-
-    paths: tuple[str, ...]
-    offsets: tuple[int, ...]
-    counts: tuple[int, ...]
-    layout: str
-    image_size: int
-    labels_file: str
+    paths: tuple[str, ...]  # of the batch files, absolute, in dataset order
+    offsets: tuple[int, ...]  # bytes from the start of each file to its first pixel
+    counts: tuple[int, ...]  # pictures in each file
+    layout: str  # b01c (picture, row, column, RGB) or c01b (RGB, row, column, picture)
+    image_size: int  # rows and columns of a picture
+    labels_file: str  # .npy of int64 (pictures,), absolute
 
     @property
     def size(self) -> int:
-        """Number of pictures."""
         return sum(self.counts)
 
 
@@ -56,23 +39,10 @@ def open_split(
 ) -> Dataset:
     """Check every batch file and the labels of a split against the manifest.
 
-    Parameters
-    ----------
-    manifest : Manifest
-    data_folder : Path
-        The folder of the manifest.
-    split : str
-        ``train`` or ``val``.
-    label_folder : Path
-        Holds ``train_labels.npy`` and ``val_labels.npy``.
-    batch_folder : Path, optional
-        Holds this split's batch files, if they are not where the manifest says.
-
-    Raises
-    ------
-    InputError
-        A file is missing or truncated, or its shape, dtype, layout or number of pictures differs
-        from the manifest, or the labels do.
+    `data_folder` is the manifest's; `split` is ``train`` or ``val``; `label_folder` holds
+    ``train_labels.npy`` and ``val_labels.npy``; `batch_folder` holds the split's batch files, if
+    they are not where the manifest says. Raises InputError if a file is missing or truncated, or if
+    its shape, dtype, layout or number of pictures differs from the manifest, or the labels do.
     """
     located = locate_split(manifest, data_folder, split, batch_folder)
     labels_file = label_folder / f"{split}_labels.npy"
@@ -92,29 +62,20 @@ def locate_split(
 ) -> list[tuple[Path, BatchLocation]]:
     """Check the batch files of a split and locate their pixels, in dataset order.
 
-    Parameters and errors are those of `open_split`.
+    Arguments and errors are those of `open_split`.
     """
-    files = manifest.splits[split].files
-    if batch_folder is None:
-        paths = [data_folder / file for file in files]
-    else:
-        paths = [batch_folder / Path(file).name for file in files]
-    return [
-        (path, _checked_batch(manifest, path, count))
-        for path, count in zip(paths, manifest.counts(split), strict=True)
-    ]
-
-
-def _checked_batch(manifest: "Manifest", path: Path, count: int) -> BatchLocation:
-    location = locate_batch(path)
-    expected = manifest.batch_shape(count)
-    if location.shape != expected:
-        raise InputError(
-            f"{path}: found shape {location.shape}, expected {expected}: {count} pictures of"
-            f" {manifest.image_size} x {manifest.image_size} in layout {manifest.layout},"
-            " as the manifest says"
-        )
-    return location
+    located = []
+    for file, count in zip(manifest.splits[split].files, manifest.counts(split), strict=True):
+        path = data_folder / file if batch_folder is None else batch_folder / Path(file).name
+        location, expected = locate_batch(path), manifest.batch_shape(count)
+        if location.shape != expected:
+            raise InputError(
+                f"{path}: found shape {location.shape}, expected {expected}: {count} pictures of"
+                f" {manifest.image_size} x {manifest.image_size} in layout {manifest.layout},"
+                " as the manifest says"
+            )
+        located.append((path, location))
+    return located
 
 
 def _check_labels(path: Path, expected: np.ndarray) -> None:

@@ -9,11 +9,8 @@ from PIL import Image, UnidentifiedImageError
 # orientation.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 
+# Suffixes of files that are listed as pictures, in lower case.
 PICTURE_SUFFIXES = frozenset((".jpeg", ".jpg", ".png", ".gif", ".bmp", ".webp"))
-"""Suffixes of files that are listed as pictures, in lower case."""
-
-# One picture needs three blocks (decoded, converted, resized); one is spare.
-_BLOCKS_KEPT = 4
 
 
 class BadPictureError(Exception):
@@ -26,26 +23,18 @@ def keep_memory() -> None:
     By default it returns every block to the system; allocating zeroed memory again takes a sixth
     of the time of a small picture.
     """
-    Image.core.set_blocks_max(_BLOCKS_KEPT)
+    # One picture needs three blocks (decoded, converted, resized); one is spare.
+    Image.core.set_blocks_max(4)
 
 
 def decode_picture(content: bytes, size: int) -> np.ndarray:
     """Decode a picture and resize it to a square without cropping.
 
-    Grey and palette pictures get three channels, CMYK is converted, the high byte of 16-bit grey is
-    kept, an alpha channel is dropped without blending (the colours under it stay), the orientation
-    in EXIF is ignored, as is usual for ImageNet, and the first picture of an animation is used.
-    The file's suffix is ignored.
-
-    Returns
-    -------
-    uint8 (size, size, 3)
-        (row, column, RGB), resized with Pillow's bilinear filter.
-
-    Raises
-    ------
-    BadPictureError
-        The picture cannot be decoded completely.
+    Returns uint8 (row, column, RGB), resized with Pillow's bilinear filter; raises BadPictureError
+    if the picture cannot be decoded completely. Grey and palette pictures get three channels, CMYK
+    is converted, the high byte of 16-bit grey is kept, an alpha channel is dropped without blending
+    (the colours under it stay), the orientation in EXIF is ignored, as is usual for ImageNet, and
+    the first picture of an animation is used. The file's suffix is ignored.
     """
     if not content:
         raise BadPictureError("the file is empty")

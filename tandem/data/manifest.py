@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AfterValidator, FailFast, Field, PlainValidator
@@ -21,7 +21,6 @@ from tandem.validation import read_json, shown, validated
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1
 Layout = Literal["b01c", "c01b"]
-LAYOUTS = get_args(Layout)
 SPLITS = ("train", "val")
 
 # ImageNet's 1.3 million pictures take 60 MB.
@@ -56,21 +55,11 @@ Count = Annotated[int, Field(strict=True, ge=1, lt=1 << 63)]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The training or the validation half of a data set, in dataset order.
+    """The training or the validation half of a data set, in dataset order."""
 
-    Attributes
-    ----------
-    files : tuple of str
-        Batch files, relative to the folder of the manifest, as ``train_hkl/0000.hkl``.
-    pictures : tuple of str
-        Names of the pictures; ``class folder/name``, or ``name`` from a flat folder.
-    labels : int64 (pictures,)
-        The class of each picture.
-    """
-
-    files: Names
-    pictures: Names
-    labels: Annotated[np.ndarray, PlainValidator(_labels)]
+    files: Names  # relative to the folder of the manifest, as train_hkl/0000.hkl
+    pictures: Names  # class folder/name, or name from a flat folder
+    labels: Annotated[np.ndarray, PlainValidator(_labels)]  # int64 (pictures,)
 
     def __post_init__(self) -> None:
         if not self.pictures:
@@ -88,32 +77,14 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """Content of the batch files and how they were made.
+    """Content of the batch files and how they were made."""
 
-    Attributes
-    ----------
-    image_size : int
-        S, the rows and the columns of every stored picture.
-    layout : str
-        ``b01c``: a file is (picture, row, column, RGB); ``c01b``: (RGB, row, column, picture).
-    pictures_per_file : int
-        Pictures in every file but the last of a split, which may be shorter.
-    wnids : tuple of str
-        The class folders in class order: sorted, so that class i is ``wnids[i]``.
-    seed : int
-        The seed with which the pictures were shuffled.
-    versions : mapping of str to str
-        Programs that made the files.
-    splits : mapping of str to Split
-        ``train`` and ``val``.
-    """
-
-    image_size: Count
-    layout: Layout
-    pictures_per_file: Count
-    wnids: Names
+    image_size: Count  # S, rows and columns of every stored picture
+    layout: Layout  # b01c: (picture, row, column, RGB); c01b: (RGB, row, column, picture)
+    pictures_per_file: Count  # the last file of a split may have fewer
+    wnids: Names  # the class folders, sorted; class i is wnids[i]
     seed: Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
-    versions: Mapping[str, str]
+    versions: Mapping[str, str]  # of the programs that made the files
     splits: Mapping[str, Split]
 
     def __post_init__(self) -> None:
@@ -135,7 +106,6 @@ class Manifest:
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
         return len(self.wnids)
 
     def counts(self, split: str) -> tuple[int, ...]:
@@ -151,10 +121,7 @@ class Manifest:
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Write `manifest` as JSON, whole or not at all.
-
-    Names and labels are one line each, so that the file is readable and small.
-    """
+    """Write `manifest` as JSON, whole or not at all; a line for each list of names or labels."""
     lines = [
         f' "format": {FORMAT}',
         f' "image_size": {manifest.image_size}',
@@ -172,17 +139,10 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest and check it as data.
+    """Read a manifest, given the file or its folder, and check it as data.
 
-    Parameters
-    ----------
-    path : Path
-        The file, or the folder that holds ``manifest.json``.
-
-    Raises
-    ------
-    InputError
-        The file is missing or not JSON, or a value in it has a wrong type or contradicts others.
+    Raises InputError if the file is missing or not JSON, or if a value has a wrong type or
+    contradicts others.
     """
     path = path / MANIFEST_NAME if path.is_dir() else path
     try:

@@ -9,17 +9,10 @@ from tandem.errors import InputError
 
 
 def read_mean(path: Path, image_size: int | None = None) -> np.ndarray:
-    """Read the mean image, of pictures of `image_size` rows and columns if that is given.
+    """Read the mean image, float32 (RGB, row, column) from 0 to 255.
 
-    Returns
-    -------
-    float32 (3, S, S)
-        (channel, row, column), RGB, 0 to 255.
-
-    Raises
-    ------
-    InputError
-        It is missing, or not an array of that shape.
+    Raises InputError if it is missing, not finite, or not of `image_size` rows and columns, where
+    that is given.
     """
 
     def check(dtype: np.dtype, shape: tuple[int, ...]) -> None:

@@ -18,47 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class MinibatchRequest:
-    """A request for a minibatch: the message of a trainer to its loader.
-
-    Attributes
-    ----------
-    slot : int
-        Number of the slot.
-    mode : "train" or "validation"
-        The split, and whether the pictures are augmented.
-    epoch : int
-        From 0.
-    minibatch : int
-        Number of the global minibatch in the epoch, from 0.
-    indices : int64 (n,)
-        Dataset indices of this trainer's rows; at most the slot's rows, perhaps none.
-    """
+    """A trainer's message to its loader: the minibatch to read into a slot."""
 
     slot: int
-    mode: Mode
-    epoch: int
-    minibatch: int
-    indices: npt.NDArray[np.int64]
+    mode: Mode  # the split, and whether the pictures are augmented
+    epoch: int  # from 0
+    minibatch: int  # number of the global minibatch in the epoch, from 0
+    indices: npt.NDArray[np.int64]  # dataset indices of this trainer's rows, perhaps none
 
 
 class MinibatchBuilder:
     """Reads pictures and labels into a slot, with crop origins and mirror flags.
 
-    It can be pickled; the copy opens the files for itself.
-
-    Parameters
-    ----------
-    train, validation : Dataset
-        The two splits, of one image size.
-    augmentation : Augmentation
-        Augmentation of training pictures, and the crop size of both.
-    crop_here : bool
-        Whether the slot gets crops, mirrored if flagged, or whole pictures for the device to crop.
-
-    Raises
-    ------
-    InputError
-        The crop is larger than the pictures, or the splits differ in image size.
+    With `crop_here` the slot gets crops, mirrored if flagged, otherwise whole pictures for the
+    device to crop. A builder can be pickled; the copy opens the files for itself. Raises InputError
+    if the crop is larger than the pictures, or the splits differ in image size.
     """
 
     def __init__(
@@ -84,14 +58,8 @@ class MinibatchBuilder:
     def fill(self, slot: Slot, request: MinibatchRequest) -> None:
         """Read the minibatch of `request` into `slot`; rows beyond it are unchanged.
 
-        Raises
-        ------
-        InputError
-            A batch file or the labels can't be read any more.
-        IndexError
-            An index is outside the split.
-        ValueError
-            The slot is too small.
+        Raises InputError if a batch file or the labels cannot be read any more, IndexError for an
+        index outside the split, and ValueError if the slot is too small.
         """
         n, reader = len(request.indices), self._readers[request.mode]
         size = self.picture_size
@@ -111,7 +79,7 @@ class MinibatchBuilder:
         slot.valid[...] = n
 
     def close(self) -> None:
-        """Close the batch files; `fill` opens them again."""
+        """Close the batch files; `fill` reopens them."""
         for reader in self._readers.values():
             reader.close()
 
@@ -121,24 +89,14 @@ class MinibatchBuilder:
         columns, mirrored = slot.origins[:, 1].tolist(), slot.mirrored.tolist()
         tops, height = slot.origins[: len(indices), 0], self.picture_size
         for i, band in reader.bands(indices, tops, height):
-            cut(band, columns[i], mirrored[i], slot.pictures[i])
+            window, out = band[:, columns[i] : columns[i] + height], slot.pictures[i]
+            if not mirrored[i]:
+                out[...] = window
+                continue
+            # For a single channel NumPy's inner loop runs over a row of pixels; for all three it
+            # would run over the channels of a pixel, which takes four times as long.
+            for channel in range(3):
+                out[..., channel] = window[:, ::-1, channel]
 
     def __reduce__(self) -> tuple[Callable[..., "MinibatchBuilder"], tuple[Any, ...]]:
         return type(self), self._arguments
-
-
-def cut(
-    band: npt.NDArray[np.uint8], column: int, mirrored: bool, out: npt.NDArray[np.uint8]
-) -> None:
-    """Copy a window, optionally mirrored left to right.
-
-    From column `column` of `band`, uint8 (crop, S, RGB), to `out`, uint8 (crop, crop, RGB).
-    """
-    window = band[:, column : column + out.shape[1]]
-    if not mirrored:
-        out[...] = window
-        return
-    # For a single channel NumPy's inner loop runs over a row of pixels; for all three it would run
-    # over the channels of a pixel, which takes four times as long.
-    for channel in range(3):
-        out[..., channel] = window[:, ::-1, channel]

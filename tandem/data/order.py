@@ -1,8 +1,7 @@
 """The order of an epoch, and the division of its minibatches among the trainers.
 
 The order is a pure function of the seed and the epoch, the same in every process and for every
-number of trainers: global minibatch k is ``order[k * G : (k + 1) * G]``, and trainer r takes rows
-``r * b`` to ``(r + 1) * b`` of it.
+number of trainers.
 """
 
 from collections.abc import Sequence
@@ -19,20 +18,10 @@ Shuffle = Literal["none", "files", "images"]
 def epoch_order(
     counts: Sequence[int], shuffle: Shuffle, seed: int, epoch: int
 ) -> npt.NDArray[np.int64]:
-    """Dataset indices of a split, each once, in the order of an epoch.
+    """Dataset indices of a split, int64, each once, in the order of an epoch (from 0).
 
-    Parameters
-    ----------
-    counts : sequence of int
-        Pictures in each batch file, in dataset order.
-    shuffle : "none", "files" or "images"
-        As stored; files shuffled, each with its pictures as stored; all pictures shuffled.
-    seed, epoch : int
-        Of the run; from 0.
-
-    Returns
-    -------
-    int64 (sum(counts),)
+    `counts` are the pictures in each batch file, in dataset order. `shuffle` is "none" (as stored),
+    "files" (files shuffled, each with its pictures as stored) or "images" (all pictures shuffled).
     """
     sizes = np.asarray(counts, np.int64)
     total = int(sizes.sum())

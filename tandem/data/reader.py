@@ -27,14 +27,8 @@ class PictureReader:
     system call for each run of neighbours; `shuffle: images` therefore costs a call, and on a hard
     disk a seek, for each picture. A band always needs its own call. In layout c01b the pixels of a
     picture are scattered, so the whole file is read (the last one is kept) and transposed: slower
-    by an order of magnitude, and with random pictures a whole file is read for each.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        The split.
-    max_open : int
-        Batch files that are kept open; the least recently used are closed.
+    by an order of magnitude, and with random pictures a whole file is read for each. At most
+    `max_open` batch files are kept open; the least recently used are closed.
     """
 
     def __init__(self, dataset: "Dataset", max_open: int = 64) -> None:
@@ -56,23 +50,11 @@ class PictureReader:
         return (self.dataset.image_size, self.dataset.image_size, 3)
 
     def read(self, indices: npt.ArrayLike, out: npt.NDArray[np.uint8]) -> None:
-        """Read pictures into the rows of `out`.
+        """Read pictures into the rows of `out`, uint8 (n, row, column, RGB) in C order.
 
-        Parameters
-        ----------
-        indices : int64 (n,)
-            Dataset indices, in any order, repeated or not.
-        out : uint8 (n, S, S, 3)
-            (batch, row, column, RGB), in C order.
-
-        Raises
-        ------
-        IndexError
-            An index is outside the split.
-        InputError
-            A batch file is gone, is shorter than it was, or can't be read.
-        ValueError
-            `out` has another shape or dtype, or is not in C order.
+        `indices`, (n,), may be in any order and repeat. Raises IndexError for an index outside the
+        split, InputError if a batch file is gone, is shorter than it was or cannot be read, and
+        ValueError if `out` does not fit.
         """
         wanted = self._checked(indices)
         expected = (len(wanted), *self.picture_shape)
@@ -95,14 +77,12 @@ class PictureReader:
     def bands(
         self, indices: npt.ArrayLike, tops: npt.NDArray[np.int64], height: int
     ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-        """Read some rows of each picture, one picture at a time, so that they stay in the cache.
+        """Read `height` rows of each picture, one at a time, so that they stay in the cache.
 
         Parameters
         ----------
         indices, tops : int64 (n,)
             Dataset indices, in any order, repeated or not, and the first row of each band.
-        height : int
-            Rows of every band.
 
         Yields
         ------

@@ -19,10 +19,9 @@ Check = Callable[[np.dtype, tuple[int, ...]], None]
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading.
+    """Open a regular file for reading; raises OSError or ValueError for anything else.
 
-    A pipe or a device, which an archive may hold under any name, could be read for ever. Raises
-    OSError, or ValueError if it is not a regular file, or no file can have such a name.
+    A pipe or a device, which an archive may hold under any name, could be read for ever.
     """
     # Without O_NONBLOCK, opening a pipe waits for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -41,30 +40,13 @@ def read_bytes(path: Path, most: int) -> bytes:
         return file.read(size)
 
 
-def read_text(path: Path, most: int) -> str:
-    """Read a regular file of at most `most` bytes of UTF-8; raises OSError or ValueError."""
-    return read_bytes(path, most).decode("utf-8")
-
-
 def read_npy(path: Path, check: Check) -> np.ndarray:
     """Read an array of numbers from an ``.npy`` file.
 
-    `numpy.load` allocates the memory that a header claims before it looks at the file's size.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    check : callable
-        Called with dtype and shape before anything is allocated; may raise.
-
-    Raises
-    ------
-    OSError
-        The file cannot be read.
-    ValueError
-        It is not an ``.npy`` file, does not hold what its header claims, or holds objects, which
-        would be unpickled.
+    `numpy.load` allocates the memory that a header claims before it looks at the file's size; here
+    `check` is called with dtype and shape before that, and may raise. Raises OSError, or ValueError
+    if it is not an ``.npy`` file, does not hold what its header claims, or holds objects, which
+    would be unpickled.
     """
     with open_file(path) as file:
         dtype, shape, fortran = _read_header(file)

@@ -63,10 +63,6 @@ def export(weights: Path, target: Path, mean: Path | None = None, network: str =
 
     Parameters
     ----------
-    weights : Path
-        The checkpoint.
-    target : Path
-        The file to write, whole or not at all.
     mean : Path, optional
         The mean image, .npy; by default the one of the run's data set.
     network : str

@@ -26,15 +26,7 @@ OPSET = 17
 
 
 class OnnxGraph:
-    """Nodes and constants of an ONNX graph, as they are added.
-
-    Attributes
-    ----------
-    nodes : list of NodeProto
-        In an order in which they can run.
-    constants : list of TensorProto
-        Weights and other constants.
-    """
+    """Nodes, in an order in which they can run, and constants of an ONNX graph."""
 
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
@@ -48,13 +40,7 @@ class OnnxGraph:
     def add(
         self, kind: str, inputs: Sequence[str], output: str | None = None, **attributes: Any
     ) -> str:
-        """Append a node of one output.
-
-        Returns
-        -------
-        str
-            The name of the output.
-        """
+        """Append a node of one output; return the output's name."""
         name = output or f"{kind}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, inputs, [name], name=name, **attributes))
         return name
@@ -66,18 +52,7 @@ class OnnxGraph:
         return name
 
     def translate(self, output: Variable) -> str:
-        """Add everything that an output depends on.
-
-        Returns
-        -------
-        str
-            The name of the output.
-
-        Raises
-        ------
-        InputError
-            A variable or an Op of the graph has no translation.
-        """
+        """Add everything that an output depends on; return the output's name."""
         pending = [output]
         while pending:
             variable = pending[-1]
@@ -114,28 +89,10 @@ def _sources(node: Apply | None) -> Sequence[Variable]:
 
 @functools.singledispatch
 def translated(op: Op, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    """Add the ONNX nodes of an Op.
+    """Add the ONNX nodes of an Op; return the name of the first output.
 
-    Parameters
-    ----------
-    op : Op
-        The Op; functions for others are added with ``translated.register``.
-    node : Apply
-        Its node in the PyTensor graph.
-    inputs : sequence of str
-        The names of its inputs in the ONNX graph.
-    graph : OnnxGraph
-        The graph to which nodes are added.
-
-    Returns
-    -------
-    str
-        The name of the first output.
-
-    Raises
-    ------
-    InputError
-        The Op has no translation.
+    `inputs` are names in the ONNX graph. A function for another Op is added with
+    ``translated.register``; without one, InputError is raised.
     """
     raise _untranslated(op)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 class Buffer(ABC):
-    """Bytes that several processes see, on the host or on a device.
+    """Bytes that several processes see, on the host or on a device; `name` is for messages.
 
     Transfer. A buffer is made in one process and opened in others, as the same memory mapped once
     more; its contents are never pickled. On the host a file descriptor travels, as an argument of a
@@ -25,11 +25,6 @@ class Buffer(ABC):
 
     Ordering. A buffer doesn't synchronise. A writer sends a message, or passes a barrier, once the
     write has completed; on a device, after an event that follows it.
-
-    Attributes
-    ----------
-    name : str
-        For messages.
     """
 
     name: str
@@ -42,19 +37,8 @@ class Buffer(ABC):
     def array(self, shape: int | Sequence[int], dtype: npt.DTypeLike, offset: int = 0) -> Any:
         """Return a writable view of the memory, in C order. New memory holds zeros.
 
-        Parameters
-        ----------
-        shape : int or sequence of int
-            Of the array; ``()`` gives an array without axes.
-        dtype : numpy dtype
-            Of the array.
-        offset : int
-            Bytes from the start of the buffer, which lies on a boundary of at least 256 bytes.
-
-        Returns
-        -------
-        ndarray or CudaArray
-            On a device, an object with ``__cuda_array_interface__``.
+        On a device it is an object with ``__cuda_array_interface__``. `offset` is in bytes from the
+        start of the buffer, which lies on a boundary of at least 256 bytes.
 
         Raises
         ------

@@ -24,27 +24,16 @@ class FlatLayout:
     padding between arrays stays zero, since every operation on the whole vector maps zeros to zero,
     and is never counted as a parameter.
 
-    Parameters
-    ----------
-    shapes : tuple of (name, shape)
-        In the order of the arrays.
-    dtype : str
-        Of every array, "float32" or "float64".
-    channels_last : bool
-        Whether filters, the arrays of four axes, are stored as (filter, row, column, channel), as a
-        GPU's convolutions read them. Their views always have the axes (filter, channel, row,
-        column).
-    states : tuple of str
-        Names of the optimizer's states, such as "momentum": one array for each trained weight.
-    untrained : tuple of (name, shape)
-        State of the network that no optimizer steps, such as running averages.
+    With `channels_last`, filters, the arrays of four axes, are stored as (filter, row, column,
+    channel), as a GPU's convolutions read them. Their views always have the axes (filter, channel,
+    row, column).
     """
 
     shapes: Shapes
-    dtype: str
+    dtype: str  # "float32" or "float64"
     channels_last: bool = False
-    states: tuple[str, ...] = ()
-    untrained: Shapes = ()
+    states: tuple[str, ...] = ()  # one array for each trained weight, such as "momentum"
+    untrained: Shapes = ()  # state of the network that no optimizer steps
 
     @classmethod
     def of(
@@ -129,19 +118,8 @@ class FlatLayout:
     def on(self, buffer: Buffer, offset: int = 0, trained: bool = False) -> dict[str, Any]:
         """Return each array as a view of a buffer, on the host or on a device.
 
-        Parameters
-        ----------
-        buffer : Buffer
-            Holds the vector.
-        offset : int
-            Byte at which it begins, a multiple of 256.
-        trained : bool
-            Whether it holds trained arrays only, as a state of the optimizer does.
-
-        Returns
-        -------
-        dict of str to array
-            In order, as `Buffer.array` makes them.
+        The vector begins at byte `offset`, a multiple of 256. With `trained` it holds trained
+        arrays only, as a state of the optimizer does.
         """
         if offset % ALIGNMENT:
             raise ValueError(f"a vector begins at a multiple of {ALIGNMENT} bytes, not at {offset}")
@@ -158,23 +136,10 @@ class FlatLayout:
     def pieces(
         self, buffer: Buffer, part: slice, offset: int = 0, trained: bool = False
     ) -> dict[str, Any]:
-        """Return the flattened pieces of arrays in a part of the vector.
+        """Return flattened views (n,) of the pieces of arrays that lie in a part of the vector.
 
-        Parameters
-        ----------
-        buffer : Buffer
-            Holds the vector.
-        part : slice
-            Elements of the vector. An array may be in it as a whole, in part, or not at all.
-        offset : int
-            Byte at which the vector begins.
-        trained : bool
-            Whether it holds trained arrays only, as a state of the optimizer does.
-
-        Returns
-        -------
-        dict of str to array (n,)
-            Views of the buffer, in order, without arrays outside the part.
+        `part` is in elements of the vector, which begins at byte `offset`. With `trained` it holds
+        trained arrays only. An array without elements in the part is left out.
         """
         found, offsets = {}, self.offsets
         for name, shape in self.shapes if trained else self._all:
@@ -200,18 +165,10 @@ class FlatLayout:
 
 @dataclass(frozen=True)
 class Vectors:
-    """The parameters of a trainer by name, as views of flat vectors.
-
-    Attributes
-    ----------
-    weights, gradients : mapping of str to array
-        NumPy arrays, or a device's.
-    states : mapping of str to mapping of str to array
-        For each state of the optimizer, one array for each trained weight.
-    """
+    """The parameters of a trainer by name, as views of flat vectors on the host or on a device."""
 
     weights: Mapping[str, Any]
-    states: Mapping[str, Mapping[str, Any]]
+    states: Mapping[str, Mapping[str, Any]]  # by state, then by trained weight
     gradients: Mapping[str, Any]
 
     @classmethod

@@ -73,14 +73,7 @@ class HostBuffer(Buffer):
 
     @classmethod
     def open(cls, path: str, name: str = "tandem") -> "HostBuffer":
-        """Open a buffer of another process.
-
-        Parameters
-        ----------
-        path : str
-            The buffer's `path` in that process, which has not closed it.
-        name : str
-            As in `create`.
+        """Open a buffer by its `path` in another process, which has not closed it.
 
         Raises
         ------
@@ -108,14 +101,10 @@ class HostBuffer(Buffer):
         return os.fstat(self._descriptor).st_size
 
     def resize(self, nbytes: int) -> None:
-        """Enlarge the buffer for every process that has it, and keep its contents.
+        """Enlarge the buffer to `nbytes` for every process that has it, and keep its contents.
 
-        A process sees the new part in arrays that it takes afterwards.
-
-        Parameters
-        ----------
-        nbytes : int
-            Size in bytes, no smaller than now: a process that touches a removed page is killed.
+        A process sees the new part in arrays that it takes afterwards. A buffer cannot shrink: a
+        process that touches a removed page is killed.
 
         Raises
         ------
@@ -182,12 +171,7 @@ class HostBuffer(Buffer):
 
 
 class ArrayBuffer(Buffer):
-    """Host memory that an array holds. It is freed with its last array.
-
-    Parameters
-    ----------
-    memory : uint8 (n,)
-    """
+    """Host memory that an array, uint8 (n,), holds. It is freed with its last array."""
 
     name = "array"
 

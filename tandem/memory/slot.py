@@ -17,19 +17,10 @@ ALIGNMENT = 64  # bytes: a cache line, and enough for every vector load
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """The layout of a slot's arrays. Every array starts on a 64-byte boundary.
+    """The layout of a slot's arrays. Every array starts on a 64-byte boundary."""
 
-    Parameters
-    ----------
-    batch_size : int
-        b, rows of a slot: pictures per trainer and step.
-    picture_size : int
-        P, rows and columns of a picture in the slot: the stored size where the device crops, the
-        crop size where the loader does.
-    """
-
-    batch_size: int
-    picture_size: int
+    batch_size: int  # b, pictures per trainer and step
+    picture_size: int  # P, stored size where the device crops, crop size where the loader does
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.picture_size < 1:
@@ -65,40 +56,18 @@ class SlotLayout:
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """One minibatch of one trainer, as arrays over a buffer. Rows from `valid` on are stale.
+    """One minibatch of one trainer, as arrays over a buffer. Rows from `valid` on are stale."""
 
-    Attributes
-    ----------
-    pictures : uint8 (b, P, P, 3)
-        (batch, row, column, RGB). Whole pictures, or crops, mirrored where `mirrored` is 1.
-    labels : int64 (b,)
-        Class of each picture.
-    indices : int64 (b,)
-        Dataset index of each picture.
-    origins : int64 (b, 2)
-        Row and column of the crop window's first pixel in the stored picture.
-    mirrored : uint8 (b,)
-        1 where the window is mirrored left to right, otherwise 0.
-    valid : int64 ()
-        Number of rows, from the first, that hold a picture of this minibatch.
-    """
-
-    pictures: npt.NDArray[np.uint8]
-    labels: npt.NDArray[np.int64]
-    indices: npt.NDArray[np.int64]
-    origins: npt.NDArray[np.int64]
-    mirrored: npt.NDArray[np.uint8]
-    valid: npt.NDArray[np.int64]
+    pictures: npt.NDArray[np.uint8]  # (b, P, P, RGB), whole or crops, mirrored where flagged
+    labels: npt.NDArray[np.int64]  # (b,)
+    indices: npt.NDArray[np.int64]  # (b,), in the data set
+    origins: npt.NDArray[np.int64]  # (b, 2): row, column of the window's first pixel
+    mirrored: npt.NDArray[np.uint8]  # (b,): 1 where the window is mirrored left to right, else 0
+    valid: npt.NDArray[np.int64]  # (): number of rows that hold a picture of this minibatch
 
     @classmethod
     def on(cls, buffer: Buffer, layout: SlotLayout, offset: int = 0) -> "Slot":
-        """Return the slot that starts `offset` bytes into `buffer`.
-
-        Raises
-        ------
-        ValueError
-            `offset` is not a multiple of 64, or the buffer is too small.
-        """
+        """Return the slot that starts `offset` bytes, a multiple of 64, into `buffer`."""
         if offset % ALIGNMENT:
             raise ValueError(f"a slot starts on a {ALIGNMENT}-byte boundary, not at byte {offset}")
         if offset + layout.nbytes > buffer.nbytes:
@@ -124,13 +93,6 @@ class HostSlots:
     """The two slots of a trainer in host memory, which its loader fills.
 
     It can be an argument of a process that is being started.
-
-    Attributes
-    ----------
-    buffers : tuple of two HostBuffer
-        One for each slot, by number.
-    layout : SlotLayout
-        Of each slot.
     """
 
     buffers: tuple[HostBuffer, HostBuffer]

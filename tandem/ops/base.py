@@ -58,17 +58,7 @@ def tensor_input(
 ) -> TensorVariable:
     """Return `value` as a tensor variable of one of `dtypes`, or raise TypeError.
 
-    Parameters
-    ----------
-    op : Op
-        The Op, for the message.
-    name : str
-        The input's name, for the message.
-    value : tensor variable or anything that PyTensor turns into one
-    ndim : int or None
-        Number of axes; None takes any.
-    dtypes : tuple of str
-        Accepted dtypes.
+    With `ndim` None, any number of axes is accepted.
     """
     variable = pt.as_tensor_variable(value)
     if ndim not in (None, variable.type.ndim) or variable.type.dtype not in dtypes:
@@ -88,10 +78,7 @@ def same_dtype(op: Op, **variables: TensorVariable) -> str:
 
 
 def same_length(op: Op, what: str, *lengths: Length) -> Length:
-    """Return the length on which all known `lengths` agree, or raise ValueError.
-
-    None if none is known.
-    """
+    """Return the length on which all known `lengths` agree, or raise ValueError."""
     known = sorted({length for length in lengths if length is not None})
     if len(known) > 1:
         raise ValueError(f"{op}: {what} must be equal, got {' and '.join(map(str, known))}")
@@ -107,13 +94,7 @@ def same_shape(op: Op, what: str, *shapes: tuple[Length, ...]) -> tuple[Length, 
 
 
 def window_count(op: Op, length: Length, window: Length, stride: int, pad: int = 0) -> Length:
-    """Number of whole windows on an axis: ``(length + 2 pad - window) // stride + 1``.
-
-    Raises
-    ------
-    ValueError
-        No window fits.
-    """
+    """Return the number of whole windows on an axis, or raise ValueError if none fits."""
     if length is None or window is None:
         return None
     if length + 2 * pad < window:

@@ -215,7 +215,8 @@ def conv2d(
 
     ``y[n, o, p, q] = b[o] + sum over c, i, j of x'[n, c0 + c, stride p + i, stride q + j]
     w[o, c, i, j]``, where x' is x with `pad` zeros on every side and c0 the first channel of the
-    group of filter o. The filters are not flipped.
+    group of filter o. The filters are not flipped. Krizhevsky, Sutskever, Hinton 2012, "ImageNet
+    classification with deep convolutional neural networks", section 3.5, for the groups.
 
     Parameters
     ----------
@@ -223,12 +224,8 @@ def conv2d(
     w : float (filter, channel of its group, row, column)
         Filters of group k, the k-th of `groups` parts, take the k-th part of the channels.
     b : float (filter,)
-    stride : int
-        Distance between windows, in pixels.
-    pad : int
-        Zeros added on each of the four sides, in pixels.
-    groups : int
-        Parts into which channels and filters are divided.
+    stride, pad : int
+        Distance between windows, and zeros added on each of the four sides, in pixels.
 
     Returns
     -------
@@ -240,10 +237,5 @@ def conv2d(
         An input has another number of axes, or the dtypes differ or are not float32 or float64.
     ValueError
         Known shapes do not fit each other.
-
-    References
-    ----------
-    Krizhevsky, Sutskever, Hinton 2012, "ImageNet classification with deep convolutional neural
-    networks", section 3.5, for the groups.
     """
     return Conv2d(stride, pad, groups)(x, w, b)

@@ -112,12 +112,14 @@ def crop_mirror(
 
     ``image[n, c, i, j] = dtype(pictures[n, r, s, c]) - mean[c, r, s]`` with ``r = row_n + i`` and
     ``s = column_n + j``, or ``s = column_n + crop_size - 1 - j`` where the picture is mirrored. The
-    subtraction is done in `dtype`, once, so both ways of cropping give the same bits.
+    subtraction is done in `dtype`, once, so both ways of cropping give the same bits. Krizhevsky,
+    Sutskever, Hinton 2012, sections 2 and 4.1.
 
     Parameters
     ----------
     pictures : uint8 (batch, row, column, RGB)
-        Whole pictures; with `cropped`, crops already taken and mirrored by the loader.
+        Whole pictures; with `cropped`, crops already taken and mirrored by the loader, and only the
+        mean's window is taken here.
     mean : dtype (RGB, row, column)
         The mean of whole pictures, in units of a pixel's 0 to 255.
     origins : int64 (batch, 2)
@@ -126,10 +128,6 @@ def crop_mirror(
         1 where left and right are exchanged, else 0.
     crop_size : int
         Side of the window, in pixels.
-    cropped : bool
-        Whether `pictures` are crops; then only the mean's window is taken here.
-    dtype : str
-        float32 or float64.
 
     Returns
     -------
@@ -141,9 +139,5 @@ def crop_mirror(
         An input has another dtype or number of axes.
     ValueError
         Known shapes do not fit each other; when it runs, also a window outside the picture.
-
-    References
-    ----------
-    Krizhevsky, Sutskever, Hinton 2012, sections 2 and 4.1.
     """
     return CropMirror(crop_size, cropped, dtype)(pictures, mean, origins, mirrored)

@@ -16,15 +16,7 @@ from tandem.philox import Purpose, words
 
 
 class DropoutMask(TensorOp):
-    """The mask of kept units, as `dropout_mask` defines it.
-
-    Attributes
-    ----------
-    purpose : int
-        Last word of the random counter, ``Purpose.DROPOUT + layer``.
-    threshold : int
-        A unit is kept if its random word, in [0, 2**32), is at least this.
-    """
+    """The mask of kept units, as `dropout_mask` defines it."""
 
     __props__ = ("rate", "layer", "units", "dtype")
 
@@ -77,18 +69,18 @@ def dropout_mask(
     units: int,
     dtype: str = "float32",
 ) -> TensorVariable:
-    """A 0/1 mask that drops each unit of each picture with probability `rate`.
+    """Make a 0/1 mask that drops each unit of each picture with probability `rate`.
 
     Unit j of a picture is kept if and only if word j of ``philox.words(seed, epoch, index,
     Purpose.DROPOUT + layer, units)`` is at least ``round(rate * 2**32)``. So the mask depends on
-    the picture and not on its position in a minibatch, and is the same on every device.
+    the picture and not on its position in a minibatch, and is the same on every device. Hinton et
+    al. 2012, "Improving neural networks by preventing co-adaptation of feature detectors", for
+    dropout; Salmon et al. 2011 for the generator.
 
     Parameters
     ----------
-    seed : int64 scalar
-        Random seed; a Python int, or symbolic.
-    epoch : int64 scalar
-        From 0, below 2**32.
+    seed, epoch : int64 scalar
+        Random seed, and the epoch from 0, below 2**32: each a Python int, or symbolic.
     indices : int64 (batch,)
         Dataset index of each picture, below 2**32.
     rate : float
@@ -97,8 +89,6 @@ def dropout_mask(
         Number of the dropout layer, from 0; layers are independent of each other.
     units : int
         Units per picture.
-    dtype : str
-        float32 or float64.
 
     Returns
     -------
@@ -111,11 +101,6 @@ def dropout_mask(
         An input is not int64, or has another number of axes.
     ValueError
         `rate` is out of its range.
-
-    References
-    ----------
-    Hinton et al. 2012, "Improving neural networks by preventing co-adaptation of feature
-    detectors", for dropout; Salmon et al. 2011 for the generator.
     """
     # PyTensor would give a Python int the smallest type that holds it.
     seed, epoch = (np.int64(n) if isinstance(n, int) else n for n in (seed, epoch))

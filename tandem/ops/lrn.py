@@ -120,7 +120,7 @@ def lrn(
     """Divide each value by a power of the energy in the channels around it.
 
     ``y[n, c] = x[n, c] / (k + alpha * sum over |c' - c| <= size // 2 of x[n, c']^2)^beta``; alpha
-    is not divided by `size`, as some libraries do.
+    is not divided by `size`, as some libraries do. Krizhevsky, Sutskever, Hinton 2012, section 3.3.
 
     Parameters
     ----------
@@ -130,20 +130,12 @@ def lrn(
     alpha, beta, k : float
         alpha not negative, k positive.
 
-    Returns
-    -------
-    float, shaped like x
-
     Raises
     ------
     TypeError
         x is not a four-dimensional tensor of float32 or float64.
     ValueError
         A parameter is out of its range.
-
-    References
-    ----------
-    Krizhevsky, Sutskever, Hinton 2012, section 3.3.
     """
     y, _ = LRN(size, alpha, beta, k)(x)
     return y

@@ -56,7 +56,8 @@ def momentum_step(
 
     ``v <- m v - lr (g + wd w)``, then ``w <- w + v``, or with Nesterov's momentum
     ``w <- w + m v - lr (g + wd w)``, both with the new v: the stored velocity is never the
-    look-ahead.
+    look-ahead. Krizhevsky, Sutskever, Hinton 2012, section 5; Sutskever et al. 2013, section 2, in
+    the form in which the weights are those of the look-ahead.
 
     Parameters
     ----------
@@ -66,18 +67,11 @@ def momentum_step(
         lr.
     momentum, decay : float
         m and wd.
-    nesterov : bool
-        Whether to use Nesterov's momentum.
 
     Returns
     -------
     weight, velocity
         The new values, of the types of the old.
-
-    References
-    ----------
-    Krizhevsky, Sutskever, Hinton 2012, section 5; Sutskever et al. 2013, section 2, in the form in
-    which the weights are those of the look-ahead.
     """
     new_weight, new_velocity = MomentumStep(momentum, decay, nesterov)(
         weight, velocity, gradient, rate

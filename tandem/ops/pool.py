@@ -119,7 +119,8 @@ def max_pool2d(x: Any, size: int, stride: int) -> TensorVariable:
     """Take the maximum of each window; windows overlap where `stride` is less than `size`.
 
     ``y[n, c, p, q] = max over i, j < size of x[n, c, stride p + i, stride q + j]``. No padding;
-    rows and columns left over at the lower and right edges are ignored.
+    rows and columns left over at the lower and right edges are ignored. Krizhevsky, Sutskever,
+    Hinton 2012, section 3.4.
 
     Parameters
     ----------
@@ -137,10 +138,6 @@ def max_pool2d(x: Any, size: int, stride: int) -> TensorVariable:
         x is not a four-dimensional tensor of float32 or float64.
     ValueError
         The window does not fit into x, whose size is known.
-
-    References
-    ----------
-    Krizhevsky, Sutskever, Hinton 2012, section 3.4.
     """
     y, _ = MaxPool2d(size, stride)(x)
     return y

@@ -56,23 +56,13 @@ class ReluGrad(SameShapeOp):
 
 
 def relu(x: Any) -> TensorVariable:
-    """Compute ``max(x, 0)``, NaN where x is NaN.
+    """Compute ``max(x, 0)``, NaN where x is NaN, of a float tensor of any shape.
 
-    Parameters
-    ----------
-    x : float, any shape
-
-    Returns
-    -------
-    float, shaped like x
+    Krizhevsky, Sutskever, Hinton 2012, section 3.1.
 
     Raises
     ------
     TypeError
         x is not a tensor of float32 or float64.
-
-    References
-    ----------
-    Krizhevsky, Sutskever, Hinton 2012, section 3.1.
     """
     return Relu()(x)

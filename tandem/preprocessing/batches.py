@@ -30,7 +30,7 @@ def batch_name(split: str, number: int) -> str:
 class BatchWriter:
     """Writes batch files in a thread of its own, and the progress after each.
 
-    Continues from `progress`; the attribute is final once `flush` has returned.
+    `progress` is final once `flush` has returned.
     """
 
     def __init__(self, folder: Path, layout: str, progress: Progress) -> None:
@@ -81,7 +81,10 @@ class BatchWriter:
         path = self._folder / batch_name(split, done.files - 1)
         try:
             write_batch(path, chosen, self._layout)
-            _drop_from_cache(path)
+            # All files together are larger than memory, and reused pages are cheaper than new ones.
+            if hasattr(os, "posix_fadvise"):
+                with path.open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             sums = self.progress.sums
             if split == "train":
                 # 32 bits hold the sum of any file: a picture adds at most 255.
@@ -98,22 +101,8 @@ class BatchWriter:
         return slots
 
 
-def _drop_from_cache(path: Path) -> None:
-    """Drop a file that is on disk from the system's page cache.
-
-    All files together are larger than memory, and reused pages are cheaper than new ones.
-    """
-    if hasattr(os, "posix_fadvise"):
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 class SplitWriter:
-    """Makes the batch files of one split, continuing from the writer's progress.
-
-    The pool has `slots_needed` slots, of which a few may still wait to be written for another
-    split.
-    """
+    """Makes the batch files of one split, continuing from the writer's progress."""
 
     def __init__(
         self,

@@ -44,13 +44,9 @@ class Listing:
 def list_pictures(settings: Settings) -> Listing:
     """List the training and the validation pictures with their classes.
 
-    Each list is shuffled once, unless the order of its source is to be kept.
-
-    Raises
-    ------
-    InputError
-        A folder is missing or has an unknown layout, a validation picture is of a class that
-        training lacks, or what a source needs cannot be used.
+    Each list is shuffled once, unless the order of its source is to be kept. Raises InputError if a
+    folder is missing or has an unknown layout, a validation picture is of a class that training
+    lacks, or what a source needs cannot be used.
     """
     found = {split: _list_split(settings, split) for split in ("train", "val")}
     wnids = tuple(sorted(set(found["train"][1])))

@@ -41,14 +41,9 @@ class Task:
 class DecodePool:
     """Decodes pictures into slots of a shared array, in `workers` processes.
 
-    With one worker, the work is done in this process, when it is submitted.
-
-    Attributes
-    ----------
-    pictures : uint8 (slots, size, size, 3)
-        (slot, row, column, RGB).
-    free : deque of int
-        Slots that are not in use. Whoever submits a task takes them, and returns them.
+    With one worker, the work is done in this process, when it is submitted. `pictures` is uint8
+    (slot, row, column, RGB). `free` are the slots not in use; whoever submits a task takes them,
+    and returns them.
     """
 
     def __init__(self, workers: int, slots: int, size: int) -> None:
@@ -93,13 +88,12 @@ def _start_worker(buffer: HostBuffer, shape: tuple[int, ...]) -> None:
     global _shared
     # Ctrl-C reaches the whole process group; the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()  # also where that is killed
     keep_memory()
     _shared = buffer, buffer.array(shape, np.uint8)
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent was killed."""
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -127,11 +121,3 @@ def _decode(picture: np.ndarray, path: str) -> str | None:
     except BadPictureError as reason:
         return str(reason)
     return None
-
-
-def slots_needed(batch_size: int, workers: int) -> int:
-    """Slots for one file being written, one being assembled, and two tasks for each process.
-
-    More would only be more memory, which costs when it is first touched.
-    """
-    return 2 * batch_size + 2 * workers * CHUNK

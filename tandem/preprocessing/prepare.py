@@ -28,32 +28,24 @@ from tandem.errors import InputError
 from tandem.files import make_folder, remove_partials, write_array
 from tandem.preprocessing.batches import BatchWriter, SplitWriter, batch_name
 from tandem.preprocessing.listing import Listed, Listing, list_pictures
-from tandem.preprocessing.pool import DecodePool, slots_needed
-from tandem.preprocessing.progress import (
-    PROGRESS_NAME,
-    Progress,
-    load_progress,
-    save_progress,
-)
+from tandem.preprocessing.pool import CHUNK, DecodePool
+from tandem.preprocessing.progress import PROGRESS_NAME, Progress, load_progress, save_progress
 from tandem.preprocessing.report import SKIPPED_NAME, Report, read_skipped
 from tandem.preprocessing.settings import Settings
 
 log = logging.getLogger(__name__)
 
 MEAN_NAME = "img_mean.npy"
+_COMPARED = ("image_size", "layout", "batch_size", "seed")
 _REMEDY = "choose another tar_root_dir, or delete what this one holds to start over"
 
 
 def prepare(settings: Settings) -> None:
     """Make the batch files, the mean image, the list of skipped pictures and the manifest.
 
-    A stopped run continues; a finished one is checked and left alone. The manifest is written
-    last: once it exists, so does everything it names.
-
-    Raises
-    ------
-    InputError
-        The pictures, the settings or the folders cannot be used, or belong to another run.
+    A stopped run continues; a finished one is checked and left alone. The manifest is written last:
+    once it exists, so does everything it names. Raises InputError if the pictures, the settings or
+    the folders cannot be used, or belong to another run.
     """
     listing = list_pictures(settings)
     root = settings.tar_root_dir
@@ -91,7 +83,9 @@ def _make_all(
     report = Report(settings, listing, progress)
     workers = settings.processes
     longest = max(len(listed.pictures) for listed in listing.splits.values())
-    slots = min(longest, slots_needed(settings.batch_size, workers))
+    # A file being written, one being assembled, and two tasks for each process; more would only be
+    # more memory, which costs when it is first touched.
+    slots = min(longest, 2 * settings.batch_size + 2 * workers * CHUNK)
     with (
         report.shown(),
         DecodePool(workers, slots, settings.image_size) as pool,
@@ -151,14 +145,9 @@ def _batch_folders(root: Path) -> list[Path]:
 
 def _spec(settings: Settings, listing: Listing) -> dict[str, Any]:
     """Everything that the output depends on."""
-    return {
-        "image_size": settings.image_size,
-        "layout": settings.layout,
-        "batch_size": settings.batch_size,
-        "seed": settings.seed,
-        "versions": _versions(),
-        "pictures": {name: _digest(listing, listing.splits[name]) for name in SPLITS},
-    }
+    numbers = {key: getattr(settings, key) for key in _COMPARED}
+    pictures = {name: _digest(listing, listing.splits[name]) for name in SPLITS}
+    return numbers | {"versions": _versions(), "pictures": pictures}
 
 
 def _versions() -> dict[str, str]:
@@ -207,13 +196,8 @@ def _check_finished(settings: Settings, listing: Listing) -> None:
     """Refuse the output of a finished run with other settings or pictures."""
     path = settings.tar_root_dir / MANIFEST_NAME
     manifest = read_manifest(path)
-    found = {
-        "image_size": manifest.image_size,
-        "layout": manifest.layout,
-        "batch_size": manifest.pictures_per_file,
-        "seed": manifest.seed,
-    }
-    _check_same(path, "finished", found, {key: getattr(settings, key) for key in found})
+    found = vars(manifest) | {"batch_size": manifest.pictures_per_file}
+    _check_same(path, "finished", found, {key: getattr(settings, key) for key in _COMPARED})
     skipped = read_skipped(settings.misc_folder / SKIPPED_NAME)
     for name in SPLITS:
         listed = listing.splits[name]

@@ -14,12 +14,9 @@ def run_program(
     work: Callable[[Settings], None],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Read the settings and do `work`.
+    """Read the settings and do `work`; return the exit status.
 
-    Returns
-    -------
-    int
-        Exit status: 0; 1 when a process died; 2 after bad input or a full disk; 130 after Ctrl-C.
+    It is 0; 1 when a process died; 2 after bad input or a full disk; 130 after Ctrl-C.
     """
 
     def read_and_work() -> int:

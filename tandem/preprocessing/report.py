@@ -42,7 +42,6 @@ class Report:
 
     @property
     def bad(self) -> int:
-        """Number of pictures left out."""
         return sum(map(len, self._skipped.values()))
 
     def skipped_positions(self, split: str) -> set[int]:

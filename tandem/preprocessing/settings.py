@@ -59,22 +59,19 @@ class Settings(Options):
 
     @property
     def misc_folder(self) -> Path:
-        """Where the mean image and the list of skipped pictures go."""
         return self.misc_dir or self.tar_root_dir / "misc"
 
     @property
     def label_folder(self) -> Path:
-        """Where the label arrays go."""
         return self.label_dir or self.tar_root_dir / "labels"
 
     @property
     def processes(self) -> int:
-        """How many processes decode pictures."""
         return self.workers or available_cores()
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

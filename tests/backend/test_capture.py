@@ -60,9 +60,6 @@ def test_functions_that_need_the_host_are_refused() -> None:
     for reason, function in cases.items():
         with pytest.raises(ValueError, match=reason):
             capture([function])
-
-
-def test_without_warming_up_nothing_is_recorded() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         capture([], warmups=0)
 

@@ -1,6 +1,5 @@
 """Functions through ``torch.compile`` compute what they compute without it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,18 +7,12 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.mode import Mode
-from pytensor.compile.ops import deep_copy_op
 
 from tandem.backend import as_device, cpp_compiler, device_mode, device_shared
 from tandem.backend.runtime import require_compiler
 from tandem.errors import InputError
-from tandem.ops.conv import conv2d
-from tandem.ops.crop import crop_mirror
-from tandem.ops.dropout import dropout_mask
-from tandem.ops.lrn import lrn
-from tandem.ops.pool import max_pool2d
-from tandem.ops.relu import relu
-from tests.support.check_function import DEVICE, assert_same
+from tandem.ops import conv2d, crop_mirror, dropout_mask, lrn, max_pool2d, relu
+from tests.support.check_function import DEVICE, VIEWS_AND_EXPRESSIONS, assert_same
 
 needs_compiler = pytest.mark.skipif(
     cpp_compiler() is None, reason="torch.compile needs a C++ compiler ($CXX, g++ or clang++)"
@@ -60,7 +53,7 @@ def test_updates_in_one_block(compiled: Mode) -> None:
 @needs_compiler
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
 def test_numbers_are_updated_in_place(compiled: Mode, dtype: str) -> None:
-    """MetricSums that grow from call to call; torch.compile by itself loses those in float64."""
+    """Sums that grow from call to call; torch.compile by itself loses those in float64."""
     total = device_shared(np.zeros((), dtype), "total")
     x = pt.vector("x", dtype=dtype, shape=(4,))
     # No output: one that could show the old value would be computed another way.
@@ -124,16 +117,7 @@ def test_training_step(compiled: Mode) -> None:
 def test_random_updates(compiled: Mode, number: int) -> None:
     """Updates that are views, copies and expressions of each other, as without compilation."""
     rng = np.random.default_rng(number)
-    forms: list[Callable] = [
-        lambda p, q: p,
-        lambda p, q: q.T,
-        lambda p, q: p + q,
-        lambda p, q: p[::-1],
-        lambda p, q: pt.alloc(p[0], 3, 3),
-        lambda p, q: deep_copy_op(p),
-        lambda p, q: pt.set_subtensor(p[:], q),
-        lambda p, q: pt.inc_subtensor(p[1], q[2]),
-    ]
+    forms = VIEWS_AND_EXPRESSIONS
     start = rng.normal(size=(4, 3, 3))
     spec = [(forms[rng.integers(len(forms))], rng.integers(4), rng.integers(4)) for _ in start]
     outcomes = []

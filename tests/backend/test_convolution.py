@@ -45,7 +45,7 @@ def computed(dtype: str, batch: int, channels: int, side: int, length: int) -> l
 @needs_nnpack
 @pytest.mark.parametrize(("side", "length"), [(3, 13), (5, 27), (7, 9)])
 def test_transforms_round_no_more_coarsely_than_sums(side: int, length: int) -> None:
-    """MetricSums of n random terms are off by some sqrt(n) roundings, of 6e-8 each."""
+    """Sums of n random terms are off by some sqrt(n) roundings, of 6e-8 each."""
     exact = computed("float64", 16, 32, side, length)
     rounded = computed("float32", 16, 32, side, length)
     terms = 32 * side**2

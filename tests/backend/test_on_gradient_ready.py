@@ -6,16 +6,16 @@ import pytensor.tensor as pt
 import pytest
 
 from examples.resident_step import ResidentStep, Sizes
-from tandem.backend import capture, device_mode, device_shared
+from tandem.backend import DeviceSharedVariable, capture, device_mode, device_shared
 
 
 class Listener:
     """Records each call, and the variables' values at that time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *variables: DeviceSharedVariable) -> None:
         self.called: list[str] = []
         self.values: list[np.ndarray] = []
-        self.variables: dict = {}
+        self.variables = {variable.name: variable for variable in variables}
 
     def __call__(self, name: str) -> None:
         self.called.append(name)
@@ -24,9 +24,8 @@ class Listener:
 
 
 def test_every_update_is_reported_once_when_its_value_is_in_place() -> None:
-    listener = Listener()
     a, b, c = (device_shared(np.full(3, float(n)), name) for n, name in enumerate("abc"))
-    listener.variables = {v.name: v for v in (a, b, c)}
+    listener = Listener(a, b, c)
     x = pt.tensor("x", shape=(3,), dtype="float64")
     updates = [(a, x * 2), (b, b + x), (c, pt.concatenate([x[:1], a[1:]]))]
     step = pytensor.function([x], updates=updates, mode=device_mode(on_gradient_ready=listener))

@@ -23,12 +23,9 @@ Array = np.ndarray
 @pytest.fixture(autouse=True)
 def former_settings() -> Iterator[None]:
     """These settings are the whole process's."""
-    places: list[tuple[Any, str]] = [
-        (torch.backends.cuda.matmul, "allow_tf32"),
-        (torch.backends.cudnn, "allow_tf32"),
-        (torch.backends.cudnn, "deterministic"),
-        (torch.backends.cudnn, "benchmark"),
-    ]
+    names = ("allow_tf32", "deterministic", "benchmark")
+    places: list[tuple[Any, str]] = [(torch.backends.cudnn, name) for name in names]
+    places.append((torch.backends.cuda.matmul, "allow_tf32"))
     before = [getattr(*place) for place in places]
     yield
     for place, value in zip(places, before, strict=True):
@@ -83,16 +80,12 @@ def test_a_bias_and_its_gradient_are_not_rounded() -> None:
     assert (gradient == np.float32(1 / 3)).all()
 
 
-def test_float64_graphs_are_left_alone() -> None:
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_tf32_follows_the_precision_and_float64_graphs_are_left_alone(precision: Any) -> None:
     a = pt.dmatrix("a")
     value = np.random.default_rng(0).normal(size=(20, 20))
-    function = pytensor.function([a], a @ a, mode=device_mode(precision="bfloat16"))
+    function = pytensor.function([a], a @ a, mode=device_mode(precision=precision))
     np.testing.assert_allclose(function(value), value @ value, rtol=1e-12)
-
-
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
-def test_the_setting_of_tf32_follows_the_precision(precision: Any) -> None:
-    device_mode(precision=precision)
     wanted = precision == "tf32"
     assert torch.backends.cuda.matmul.allow_tf32 is wanted
     assert torch.backends.cudnn.allow_tf32 is wanted
@@ -186,16 +179,12 @@ def test_filters_of_any_strides_compute_the_same(channels_last: bool) -> None:
     assert turned.buffer.stride() == (36, 1, 12, 4)
 
 
-def test_deterministic_is_set_and_unset() -> None:
-    for wanted in (True, False):
+def test_deterministic_is_set_and_the_step_has_such_kernels() -> None:
+    for wanted in (False, True):
         deterministic(wanted)
         assert torch.are_deterministic_algorithms_enabled() is wanted
         assert torch.backends.cudnn.deterministic is wanted
         assert torch.backends.cudnn.benchmark is not wanted
-
-
-def test_the_step_has_deterministic_kernels() -> None:
-    deterministic(True)
     one, other = losses(DEVICE, 2)[1].state(), losses(DEVICE, 2)[1].state()
     for name, value in one.items():
         np.testing.assert_array_equal(other[name], value)

@@ -21,70 +21,42 @@ def test_is_a_shared_variable_of_static_shape() -> None:
     assert variable.name == "w"
 
 
+@pytest.mark.parametrize("shape", [(4,), ()])
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32", "float64"])
-def test_holds_any_dtype(dtype: str) -> None:
-    value = np.arange(4).astype(dtype)
+def test_holds_any_dtype(dtype: str, shape: tuple[int, ...]) -> None:
+    value = np.resize(np.arange(4).astype(dtype), shape)
     got = device_shared(value).get_value()
-    assert got.dtype == value.dtype
+    assert (got.dtype, got.shape) == (value.dtype, shape)
     np.testing.assert_array_equal(got, value)
 
 
-def test_holds_a_scalar() -> None:
-    variable = device_shared(np.float32(2.5))
-    assert variable.get_value().shape == ()
-    assert variable.get_value() == 2.5
-
-
-def test_get_value_is_independent() -> None:
-    variable = device_shared(np.zeros(3))
-    variable.get_value()[:] = 1
-    np.testing.assert_array_equal(variable.get_value(), 0)
-
-
-def test_borrowed_value_is_a_view() -> None:
-    variable = device_shared(np.zeros(3))
-    variable.get_value(borrow=True)[:] = 1
-    np.testing.assert_array_equal(variable.get_value(), 1)
-
-
-def test_internal_value_is_a_tensor() -> None:
-    variable = device_shared(np.zeros(3))
-    own = variable.get_value(borrow=True, return_internal_type=True)
-    assert own is variable.buffer
-    assert variable.get_value(return_internal_type=True).data_ptr() != own.data_ptr()
-
-
-def test_first_value_is_copied() -> None:
+def test_only_a_borrowed_value_is_the_variables_memory() -> None:
     value = np.zeros(3)
     variable = device_shared(value)
-    value[:] = 1
+    for independent in (value, variable.get_value()):
+        independent[:] = 1
     np.testing.assert_array_equal(variable.get_value(), 0)
-
-
-def test_set_value_keeps_the_buffer() -> None:
-    variable = device_shared(np.zeros((2, 3)))
-    before = variable.buffer.data_ptr()
-    variable.set_value(np.ones((2, 3)), borrow=True)
-    assert variable.buffer.data_ptr() == before
+    variable.get_value(borrow=True)[:] = 1
     np.testing.assert_array_equal(variable.get_value(), 1)
+    assert variable.get_value(borrow=True, return_internal_type=True) is variable.buffer
+    copied = variable.get_value(return_internal_type=True)
+    assert copied.data_ptr() != variable.buffer.data_ptr()
 
 
 def test_memory_sees_every_change() -> None:
     block = np.zeros(8, "float32")
     variable = device_shared(np.float32([1, 2, 3]), memory=block[2:5])
     np.testing.assert_array_equal(block, [0, 0, 1, 2, 3, 0, 0, 0])
-    variable.set_value(np.float32([4, 5, 6]))
+    variable.set_value(np.float32([4, 5, 6]), borrow=True)
     np.testing.assert_array_equal(block[2:5], [4, 5, 6])
     pytensor.function([], updates=[(variable, variable * 2)], mode=DEVICE)()
     np.testing.assert_array_equal(block[2:5], [8, 10, 12])
     block[2:5] = 7
-    np.testing.assert_array_equal(variable.get_value(), 7)
-    assert variable.buffer.data_ptr() == block[2:].ctypes.data
-
-
-def test_memory_keeps_its_contents_without_a_value() -> None:
-    variable = device_shared(None, "kept", memory=np.arange(3.0))
-    np.testing.assert_array_equal(variable.get_value(), [0, 1, 2])
+    for same in (variable, device_shared(None, "kept", memory=block[2:5])):
+        np.testing.assert_array_equal(same.get_value(), 7)
+        assert same.buffer.data_ptr() == block[2:].ctypes.data
+    variable.zero()
+    np.testing.assert_array_equal(block, 0)
 
 
 def test_memory_may_be_a_tensor() -> None:
@@ -105,19 +77,10 @@ def test_memory_may_be_strided() -> None:
     np.testing.assert_array_equal(variable.get_value(), [0, 1, 2])
 
 
-def test_zero_keeps_the_buffer() -> None:
-    block = np.ones(3)
-    device_shared(None, memory=block).zero()
-    np.testing.assert_array_equal(block, 0)
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (
-            np.zeros((3, 2), "float32"),
-            r"w holds float32 of shape \(2, 3\); got float32 of shape \(3, 2\)",
-        ),
+        (np.zeros((3, 2), "float32"), r"w holds float32 of shape \(2, 3\); got.*shape \(3, 2\)"),
         (np.zeros(6, "float32"), r"got float32 of shape \(6,\)"),
         (np.zeros((1, 3), "float32"), r"got float32 of shape \(1, 3\)"),
         (np.zeros((2, 3), "float64"), r"w holds float32.*got float64 of shape \(2, 3\)"),
@@ -131,22 +94,16 @@ def test_set_value_refuses_what_does_not_fit(value: np.ndarray, message: str) ->
     np.testing.assert_array_equal(variable.get_value(), 1)
 
 
-@pytest.mark.parametrize("value", [np.int8([1, 2]), [1, 2], np.float64([1, 2])[::-1][::-1]])
+@pytest.mark.parametrize(
+    "value",
+    [np.int8([1, 2]), [1, 2], np.float64([2, 1])[::-1], np.frombuffer(np.float64([1, 2]).tobytes()),
+     torch.tensor([1, 2], dtype=torch.float64)],
+)  # fmt: skip
 def test_set_value_converts_where_nothing_is_lost(value: object) -> None:
     variable = device_shared(np.zeros(2, "float64"))
     variable.set_value(value)
     np.testing.assert_array_equal(variable.get_value(), [1, 2])
     assert variable.get_value().dtype == "float64"
-
-
-def test_set_value_takes_reversed_and_read_only_arrays() -> None:
-    variable = device_shared(np.zeros(3))
-    value = np.arange(3.0)[::-1]
-    value.flags.writeable = False
-    variable.set_value(value)
-    np.testing.assert_array_equal(variable.get_value(), [2, 1, 0])
-    variable.set_value(torch.ones(3, dtype=torch.float64))
-    np.testing.assert_array_equal(variable.get_value(), 1)
 
 
 @pytest.mark.parametrize(
@@ -157,19 +114,13 @@ def test_set_value_takes_reversed_and_read_only_arrays() -> None:
         (None, None, "needs a value"),
         (None, np.zeros(3)[::-1], "strides"),
         (None, np.zeros(3, ">f8"), "dtype"),
+        (None, np.frombuffer(bytes(24)), "writable"),
         (np.zeros(3, "complex64"), None, "complex64"),
     ],
 )
 def test_bad_memory_is_refused(value: object, memory: object, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         device_shared(value, memory=memory)
-
-
-def test_read_only_memory_is_refused() -> None:
-    memory = np.zeros(3)
-    memory.flags.writeable = False
-    with pytest.raises(TypeError, match="writable"):
-        device_shared(None, memory=memory)
 
 
 def test_arithmetic_builds_graphs() -> None:

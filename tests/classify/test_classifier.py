@@ -99,10 +99,8 @@ def test_guesses_are_sorted_and_called_by_their_names(
     weights: Path, mean: Path, tmp_path: Path
 ) -> None:
     classifier = Classifier.load(str(weights), str(mean))
-    contents = [
-        png(pixels)
-        for pixels in np.random.default_rng(3).integers(0, 256, (2, 90, 50, 3), np.uint8)
-    ]
+    pixels = np.random.default_rng(3).integers(0, 256, (2, 90, 50, 3), np.uint8)
+    contents = [png(picture) for picture in pixels]
     path = tmp_path / "picture"
     path.write_bytes(contents[1])
     found = classifier.classify([contents[0], path])
@@ -171,12 +169,11 @@ def test_a_mean_image_that_does_not_fit(weights: Path, tmp_path: Path) -> None:
 
 
 def test_weights_that_cannot_be_used(mean: Path, tmp_path: Path) -> None:
-    path = save_weights(tmp_path / "nan.safetensors", WNIDS, value=np.nan)
-    with pytest.raises(InputError, match="not finite"):
-        Classifier.load(path, mean).probabilities(noise(1))
-    path = save_weights(tmp_path / "vast.safetensors", WNIDS, claimed_width=1e9)
-    with pytest.raises(InputError, match="crop_size, width"):
-        Classifier.load(path, mean)
-    path = save_weights(tmp_path / "other.safetensors", WNIDS, claimed_width=0.5)
-    with pytest.raises(InputError, match="of another network"):
-        Classifier.load(path, mean)
+    for changes, reason in (
+        ({"value": np.nan}, "not finite"),
+        ({"claimed_width": 1e9}, "crop_size, width"),
+        ({"claimed_width": 0.5}, "of another network"),
+    ):
+        path = save_weights(tmp_path / "w.safetensors", WNIDS, **changes)
+        with pytest.raises(InputError, match=reason):
+            Classifier.load(path, mean).probabilities(noise(1))

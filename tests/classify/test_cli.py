@@ -2,7 +2,6 @@
 
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from PIL import Image
 import classify
 from tandem.classify.cli import find_pictures
 from tandem.data.manifest import read_manifest
-from tests.support.tiny import ROOT, prepare, run_program, save_weights, settings
+from tests.support.tiny import prepare, run_program, save_weights, settings, start_program
 
 WNIDS = ("n01440764", "n02123045", "n07930864")
 
@@ -47,11 +46,7 @@ def test_pictures_are_named_in_order_and_the_bad_one_is_reported(
     assert run(folder, str(folder / "loose"), "--batch_size", "2", str(pictures)) == 1
     output, errors = capsys.readouterr()
     lines = output.splitlines()
-    assert lines[::4] == [
-        str(folder / "loose"),
-        str(pictures / "b.png"),
-        str(pictures / "deep/a.JPG"),
-    ]
+    assert lines[::4] == [f"{folder}/loose", f"{pictures}/b.png", f"{pictures}/deep/a.JPG"]
     assert errors == f"error: {pictures}/bad.jpg: not a picture in JPEG, PNG, GIF, BMP, WEBP\n"
     assert any("tench, Tinca tinca  (n01440764)" in line for line in lines)
     shares = [float(line.split()[0]) for line in lines if "%" in line]
@@ -63,13 +58,15 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, "--json", "--top", "2", str(folder / "pictures")) == 1
     first, bad, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert first["picture"] == str(folder / "pictures" / "b.png")
-    assert [list(guess) for guess in first["guesses"]] == [
-        ["number", "wnid", "name", "probability"]
-    ] * 2
+    keys = ["number", "wnid", "name", "probability"]
+    assert [list(guess) for guess in first["guesses"]] == [keys] * 2
     assert first["guesses"][0]["probability"] >= first["guesses"][1]["probability"]
     assert bad["picture"].endswith("bad.jpg")
     assert "not a picture" in bad["error"]
     assert last["guesses"][0]["wnid"] in WNIDS
+    assert run(folder, "--json", "--ten_crops", first["picture"]) == 0
+    ten_crops = json.loads(capsys.readouterr().out)["guesses"][0]
+    assert ten_crops["probability"] != first["guesses"][0]["probability"]
 
 
 def test_the_standard_input(
@@ -86,14 +83,6 @@ def test_the_standard_input(
         assert one == other | {"probability": pytest.approx(other["probability"], rel=1e-4)}
     assert run(folder, "-") == 1
     assert "error: standard input: the file is empty" in capsys.readouterr().err
-
-
-def test_ten_crops_are_something_else(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = []
-    for options in ((), ("--ten_crops",)):
-        assert run(folder, "--json", *options, str(folder / "loose")) == 0
-        found.append(json.loads(capsys.readouterr().out)["guesses"][0]["probability"])
-    assert found[0] != found[1]
 
 
 def test_what_is_missing_is_said_and_the_rest_goes_on(
@@ -158,13 +147,7 @@ def test_nobody_need_read_on(folder: Path) -> None:
     """As ``head``, which has enough after a line."""
     common = ["--weights", str(folder / "w.safetensors"), "--mean", str(folder / "mean.npy")]
     pictures = ["--batch_size", "1", *[str(folder / "loose")] * 200]
-    process = subprocess.Popen(
-        [sys.executable, "classify.py", *common, *pictures],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start_program("classify.py", [*common, *pictures])
     assert process.stdout is not None
     assert process.stderr is not None
     assert process.stdout.readline()

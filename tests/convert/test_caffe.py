@@ -97,76 +97,53 @@ def test_what_needs_no_factor_keeps_its_bits(path: Path) -> None:
         assert (weights[f"{name}.bias"] == BLOBS[name][1]).all()
 
 
-def drop(name: str) -> Callable[[Any], None]:
-    def change(net: Any) -> None:
-        for place, layer in enumerate(net.layers):
-            if layer.name == name:
-                del net.layers[place]
-                return
-
-    return change
-
-
 def layer_of(net: Any, name: str) -> Any:
     return next(layer for layer in net.layers if layer.name == name)
 
 
-def spoil_blob(net: Any) -> None:
-    layer_of(net, "fc7").blobs[0].data.pop()
+TURNED = PROTO["BlobProto"](height=12, width=205)
+SPOILERS: list[tuple[Callable[[Any], object], str]] = [
+    (
+        lambda net: net.layers.remove(layer_of(net, "norm2")),
+        "found the layers Convolution, LRN, Pooling, .* not those of AlexNet",
+    ),
+    (lambda net: net.layers.remove(layer_of(net, "fc7")), "not those of AlexNet"),
+    (lambda net: layer_of(net, "fc7").blobs[0].data.pop(), "found 168096 bytes of numbers for the"),
+    (
+        lambda net: layer_of(net, "fc6").blobs[0].MergeFrom(TURNED),
+        r"fc6: fc6.weight is \(205, 12\), expected \(12, 205\)",
+    ),
+    (lambda net: layer_of(net, "conv3").blobs.pop(), "conv3: found 1 blobs, expected 2"),
+    (lambda net: setattr(net.layers[1], "layer", "conv"), "before May 2014"),
+]
+OPTIONS: list[tuple[str, str, Any, str]] = [
+    ("conv1", "stride", [2], r"stride is \[2\], expected 4"),
+    ("conv3", "pad", [], r"pad is \[0\], expected 1"),
+    ("conv4", "group", 1, r"group is \[1\], expected 2"),
+    ("pool1", "pool", 1, r"pool is \[1\], expected 0"),
+    ("pool5", "stride", 3, r"stride is \[3\], expected 2"),
+    ("norm1", "local_size", 3, r"local_size is \[3\], expected 5"),
+    ("norm1", "norm_region", 1, r"norm_region is \[1\]"),
+    ("norm2", "beta", 0.5, "found beta 0.5"),
+    ("norm2", "alpha", 0.0, "found beta 0.75, alpha 0.0"),
+    ("norm2", "k", float("nan"), ".*k nan"),
+]
 
 
-def turn_blob(net: Any) -> None:
-    blob = layer_of(net, "fc6").blobs[0]
-    blob.height, blob.width = blob.width, blob.height
-
-
-def drop_bias(net: Any) -> None:
-    del layer_of(net, "conv3").blobs[1]
-
-
-def make_old(net: Any) -> None:
-    net.layers[1].layer = "conv"
-
-
-def set_option(layer: str, kind: str, option: str, value: Any) -> Callable[[Any], None]:
-    def change(net: Any) -> None:
-        options = getattr(layer_of(net, layer), kind)
-        if isinstance(value, list):
-            del getattr(options, option)[:]
-            getattr(options, option).extend(value)
-        else:
-            setattr(options, option, value)
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (drop("norm2"), "found the layers Convolution, LRN, Pooling, .* not those of AlexNet"),
-        (drop("fc7"), "not those of AlexNet"),
-        (spoil_blob, "found 168096 bytes of numbers for the shape"),
-        (turn_blob, r"fc6: fc6.weight is \(205, 12\), expected \(12, 205\)"),
-        (drop_bias, "conv3: found 1 blobs, expected 2"),
-        (make_old, "before May 2014"),
-        (set_option("conv1", "Convolution", "stride", [2]), r"conv1: stride is \[2\], expected 4"),
-        (set_option("conv3", "Convolution", "pad", []), r"conv3: pad is \[0\], expected 1"),
-        (set_option("conv4", "Convolution", "group", 1), r"conv4: group is \[1\], expected 2"),
-        (set_option("pool1", "Pooling", "pool", 1), r"pool1: pool is \[1\], expected 0"),
-        (set_option("pool5", "Pooling", "stride", 3), r"pool5: stride is \[3\], expected 2"),
-        (set_option("norm1", "LRN", "local_size", 3), r"norm1: local_size is \[3\], expected 5"),
-        (set_option("norm1", "LRN", "norm_region", 1), r"norm1: norm_region is \[1\]"),
-        (set_option("norm2", "LRN", "beta", 0.5), "norm2: found beta 0.5"),
-        (set_option("norm2", "LRN", "alpha", 0.0), "norm2: found beta 0.75, alpha 0.0"),
-        (set_option("norm2", "LRN", "k", float("nan")), "k nan"),
-    ],
-)
-def test_other_networks_are_refused(path: Path, change: Callable[[Any], None], reason: str) -> None:
+@pytest.mark.parametrize(("spoil", "reason"), SPOILERS)
+def test_other_networks_are_refused(path: Path, spoil: Callable, reason: str) -> None:
     net = caffemodel(BLOBS)
-    change(net)
+    spoil(net)
     with pytest.raises(InputError, match=reason) as caught:
         convert(path, net, network())
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("layer", "option", "value", "reason"), OPTIONS)
+def test_other_options_are_refused(path: Path, layer: str, option: str, value, reason: str) -> None:
+    net = caffemodel(BLOBS, changes={layer: {option: value}})
+    with pytest.raises(InputError, match=f"{layer}: {reason}"):
+        convert(path, net, network())
 
 
 def test_a_network_of_another_size(path: Path) -> None:

@@ -60,7 +60,7 @@ def test_the_originals_folder_and_back(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "renumbered" / "W0_1_7.npy").read_bytes() == theirs["W0_1_65.npy"]
 
 
-def test_the_archive(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_archive(folder: Path, tmp_path: Path) -> None:
     archive = zipped(folder, tmp_path / "weights.zip")
     for target in ("folder", "zip"):
         source = folder if target == "folder" else archive
@@ -87,8 +87,7 @@ def test_a_converted_checkpoint_fits_a_validation(folder: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_converted_checkpoint_can_be_validated(folder: Path, tmp_path: Path) -> None:
-    data = prepare(tmp_path / "data", train=1)
-    ours = tmp_path / "ours.safetensors"
+    data, ours = prepare(tmp_path / "data", train=1), tmp_path / "ours.safetensors"
     assert convert(folder, ours, *SMALL) == 0
     result = run_program("validate.py", ["--weights", str(ours), *settings(data, tmp_path / "r")])
     assert result.returncode == 0, result.stderr
@@ -123,9 +122,10 @@ def test_a_thousand_classes_are_imagenets() -> None:
     assert cli.Settings().describe(999).wnids is None
 
 
-def torchvision(values: type = np.zeros) -> dict[str, np.ndarray]:
-    shapes = {"features.0.weight": (64, 3, 11, 11), "classifier.6.weight": (2, 4)}
-    return {name: values(shape, np.float32) for name, shape in shapes.items()}
+TORCHVISION = {
+    "features.0.weight": np.zeros((64, 3, 11, 11), np.float32),
+    "classifier.6.weight": np.zeros((2, 4), np.float32),
+}
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
@@ -133,9 +133,9 @@ def test_torchvisions_network_is_told_by_its_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
     path = tmp_path / f"alexnet.{'safetensors' if form == 'safetensors' else 'pth'}"
-    tensors = {name: torch.from_numpy(value) for name, value in torchvision().items()}
+    tensors = {name: torch.from_numpy(value) for name, value in TORCHVISION.items()}
     if form == "safetensors":
-        save_file(torchvision(), path)
+        save_file(TORCHVISION, path)
     else:
         torch.save(tensors, path, _use_new_zipfile_serialization=form == "zip")
     assert "torchvision's AlexNet, which is another network" in refusal(capsys, path, "x")
@@ -203,12 +203,10 @@ def test_fetching_a_file_that_is_another(
 @pytest.mark.parametrize("name", ["fetch", "convert"])
 def test_the_programs_start_from_anywhere(name: str, tmp_path: Path) -> None:
     """By their path, whatever is installed: a link to another place's packages has no tandem."""
-    finder = (
-        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]"
-    )
-    program = ROOT / "pretrained" / f"{name}.py"
-    code = f"{finder}; import runpy; sys.argv = [{str(program)!r}, '--help']; "
-    code += f"runpy.run_path({str(program)!r}, run_name='__main__')"
+    program = str(ROOT / "pretrained" / f"{name}.py")
+    code = "import runpy, sys; "
+    code += "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]; "
+    code += f"sys.argv = [{program!r}, '--help']; runpy.run_path({program!r}, run_name='__main__')"
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )

@@ -146,17 +146,6 @@ def test_compressed_or_chunked_pixels_are_refused(tmp_path: Path, options: dict)
     assert "uncompressed contiguous" in refused(tmp_path / "0.hkl")
 
 
-def test_pixels_in_another_file_are_refused(tmp_path: Path) -> None:
-    write_batch(tmp_path / "whole.hkl", make_pictures(), "b01c")
-    with h5py.File(tmp_path / "link.hkl", "w") as file:
-        file["data"] = h5py.ExternalLink("whole.hkl", "/data")
-    assert "expected the dataset /data" in refused(tmp_path / "link.hkl")
-    with h5py.File(tmp_path / "external.hkl", "w") as file:
-        where = [(tmp_path / "raw", 0, 540)]
-        file.create_dataset("data", SHAPES["b01c"], np.uint8, external=where)
-    assert "in another file" in refused(tmp_path / "external.hkl")
-
-
 def test_a_file_without_data_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "0.hkl", "w") as file:
         file["images"] = make_pictures()

@@ -1,6 +1,5 @@
 """A split is opened only when every batch file and every label is what the manifest says."""
 
-import dataclasses
 import pickle
 from pathlib import Path
 
@@ -56,17 +55,11 @@ def test_it_says_where_everything_is(
     assert dataset.labels_file == str(data / "labels" / "train_labels.npy")
 
 
-def test_it_travels_to_a_loader(data: Path) -> None:
-    dataset = open_split(make_manifest(), data, "train", data / "labels")
-    assert pickle.loads(pickle.dumps(dataset)) == dataset
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        dataset.layout = "c01b"  # type: ignore[misc]
-
-
 def test_batch_files_may_lie_elsewhere(data: Path) -> None:
     (data / "train_hkl").rename(data / "moved")
     dataset = open_split(make_manifest(), data, "train", data / "labels", data / "moved")
     assert dataset.paths[0] == str(data / "moved" / "0000.hkl")
+    assert pickle.loads(pickle.dumps(dataset)) == dataset  # it travels to a loader
 
 
 def refused(data: Path, manifest: Manifest | None = None) -> str:
@@ -109,12 +102,6 @@ def test_a_last_file_as_long_as_the_others_is_refused(data: Path) -> None:
     path = data / "train_hkl" / "0002.hkl"
     write_batch(path, np.zeros((4, SIDE, SIDE, 3), np.uint8), "b01c")
     assert "expected (1, 6, 6, 3)" in refused(data)
-
-
-def test_another_dtype_is_refused(data: Path) -> None:
-    with h5py.File(data / "train_hkl" / "0001.hkl", "w") as file:
-        file["data"] = np.zeros((4, SIDE, SIDE, 3), np.float32)
-    assert "found dtype float32, expected uint8" in refused(data)
 
 
 @pytest.mark.parametrize(

@@ -68,15 +68,9 @@ def test_a_jpeg_is_decoded_at_full_size() -> None:
 def test_grey_gets_three_channels(format: str) -> None:
     grey = np.full((SIZE, SIZE), 77, np.uint8)
     assert (exact(file_of(Image.fromarray(grey), format)) == 77).all()
-    varied = noise(SIZE, SIZE)
-    content = file_of(Image.fromarray(varied))
-    np.testing.assert_array_equal(exact(content), np.stack([varied] * 3, axis=-1))
-
-
-def test_black_and_white_gets_three_channels() -> None:
-    ink = noise(SIZE, SIZE) > 127
-    found = exact(file_of(Image.fromarray(ink)))
-    np.testing.assert_array_equal(found, np.stack([ink * np.uint8(255)] * 3, axis=-1))
+    for varied, unit in ((noise(SIZE, SIZE), 1), (noise(SIZE, SIZE) > 127, 255)):
+        expected = np.stack([varied * np.uint8(unit)] * 3, axis=-1)
+        np.testing.assert_array_equal(exact(file_of(Image.fromarray(varied))), expected)
 
 
 def test_of_16_bit_grey_the_high_byte_is_kept() -> None:

@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from tandem.data.order import (
-    Shuffle,
-    epoch_order,
-    global_minibatch,
-    minibatch_count,
-    trainer_rows,
-)
+from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.philox import Purpose, words
 
 COUNTS = (4, 4, 4, 1)
@@ -18,7 +12,7 @@ SHUFFLES = ["none", "files", "images"]
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("trainers", [1, 2, 3])
-def test_each_picture_comes_exactly_once_an_epoch(shuffle: Shuffle, trainers: int) -> None:
+def test_each_picture_comes_exactly_once_an_epoch(shuffle, trainers: int) -> None:
     batch = 2
     size = batch * trainers
     order = epoch_order(COUNTS, shuffle, seed=5, epoch=2)
@@ -37,9 +31,7 @@ def test_each_picture_comes_exactly_once_an_epoch(shuffle: Shuffle, trainers: in
     ("pictures", "batch", "count"),
     [(0, 4, 0), (1, 4, 1), (4, 4, 1), (5, 4, 2), (1281167, 256, 5005)],
 )
-def test_the_last_minibatch_is_counted_when_it_is_short(
-    pictures: int, batch: int, count: int
-) -> None:
+def test_a_short_last_minibatch_is_counted(pictures: int, batch: int, count: int) -> None:
     assert minibatch_count(pictures, batch) == count
 
 
@@ -65,7 +57,7 @@ def test_files_sorts_the_files_by_their_keys_and_keeps_what_is_in_them() -> None
 
 
 @pytest.mark.parametrize("shuffle", ["files", "images"])
-def test_order_depends_on_seed_and_epoch_alone(shuffle: Shuffle) -> None:
+def test_order_depends_on_seed_and_epoch_alone(shuffle) -> None:
     counts = (1,) * 100
     first = epoch_order(counts, shuffle, 1, 0).tolist()
     assert epoch_order(counts, shuffle, 1, 0).tolist() == first

@@ -28,10 +28,14 @@ def shared(*shape: int) -> Any:
     return pytensor.shared(noise(*shape), name=f"w{shape}", shape=shape)
 
 
-def by_onnxruntime(x: Any, y: Any, value: np.ndarray) -> np.ndarray:
+def translated(x: Any, y: Any) -> tuple[OnnxGraph, str]:
     graph = OnnxGraph()
     graph.bind(x, "x")
-    name = graph.translate(y)
+    return graph, graph.translate(y)
+
+
+def by_onnxruntime(x: Any, y: Any, value: np.ndarray) -> np.ndarray:
+    graph, name = translated(x, y)
     shapes = [["n", *v.type.shape[1:]] for v in (x, y)]
     infos = [
         helper.make_tensor_value_info(n, TensorProto.FLOAT, shape)
@@ -91,26 +95,20 @@ def test_onnx_computes_what_the_op_does(
 )
 def test_what_has_no_translation_is_refused(build: Callable[[Any], Any], reason: str) -> None:
     x = pt.tensor("x", dtype="float32", shape=(None, None))
-    graph = OnnxGraph()
-    graph.bind(x, "x")
     with pytest.raises(InputError, match=f"ONNX: .*{reason}"):
-        graph.translate(build(x))
+        translated(x, build(x))
 
 
 def test_the_places_of_maxima_have_no_translation() -> None:
     x = pt.tensor("x", dtype="float32", shape=IMAGES)
-    graph = OnnxGraph()
-    graph.bind(x, "x")
     with pytest.raises(InputError, match="has no translation"):
-        graph.translate(MaxPool2d(3, 2)(x)[1])
+        translated(x, MaxPool2d(3, 2)(x)[1])
 
 
 def test_a_shared_part_is_added_once() -> None:
     x = pt.tensor("x", dtype="float32", shape=ROWS)
     y = layers.relu(x)
-    graph = OnnxGraph()
-    graph.bind(x, "x")
-    graph.translate(y + y * y)
+    graph, _ = translated(x, y + y * y)
     assert [node.op_type for node in graph.nodes] == ["Relu", "Mul", "Add"]
 
 
@@ -118,7 +116,4 @@ def test_a_deep_network_is_no_deep_recursion() -> None:
     x = y = pt.tensor("x", dtype="float32", shape=ROWS)
     for _ in range(3000):
         y = layers.relu(y)
-    graph = OnnxGraph()
-    graph.bind(x, "x")
-    graph.translate(y)
-    assert len(graph.nodes) == 3000
+    assert len(translated(x, y)[0].nodes) == 3000

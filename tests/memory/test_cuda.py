@@ -3,7 +3,6 @@
 import pickle
 import sys
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -67,12 +66,8 @@ def test_a_handle_opens_the_same_memory_in_another_process(
     assert (opened.nbytes, opened.device, opened.name) == (256, 0, "slot 0")
     loader.write(opened.array(3, "int64"), [1, 2, 3])
     assert trainer.read(buffer.array(3, "int64")).tolist() == [1, 2, 3]
-
-
-def test_a_process_does_not_open_its_own_handle(trainer: FakeDriver) -> None:
-    buffer = CudaBuffer.create(trainer, 256, "slot 0")
     with pytest.raises(ValueError, match="'slot 0' was made by this process"):
-        CudaBuffer.open(trainer, buffer.handle())
+        CudaBuffer.open(trainer, handle)
 
 
 def test_who_opened_closes_before_the_owner(trainer: FakeDriver, loader: FakeDriver) -> None:
@@ -88,13 +83,14 @@ def test_who_opened_closes_before_the_owner(trainer: FakeDriver, loader: FakeDri
     assert trainer.machine.used(0) == 0
 
 
-def test_too_little_memory_is_bad_input() -> None:
-    driver = FakeDriver(FakeMachine(capacity=100))
+def test_what_is_refused(
+    trainer: FakeDriver, loader: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(InputError, match="too little memory"):
-        CudaBuffer.create(driver, 101)
-
-
-def test_without_pycuda_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+        CudaBuffer.create(FakeDriver(FakeMachine(capacity=100)), 101)
+    handle = CudaSlot.create(trainer, LAYOUT).handle()
+    with pytest.raises(ValueError, match="its layout needs"):
+        CudaSlot.open(loader, SlotLayout(5, 3), handle)
     monkeypatch.setitem(sys.modules, "pycuda", None)
     monkeypatch.delitem(sys.modules, "pycuda.driver", raising=False)
     with pytest.raises(InputError, match=r"pip install \.\[gpu\].*nvcc"):
@@ -149,10 +145,6 @@ def expected(count: int) -> list[tuple[int, list[int]]]:
     return [(k, (np.arange(4) + 10 * k).tolist()) for k in range(1, count + 1)]
 
 
-def test_minibatches_arrive_in_turn(trainer: FakeDriver, loader: FakeDriver) -> None:
-    assert Minibatches(trainer, loader).run(5) == expected(5)
-
-
 def test_a_trainer_that_loads_by_itself_uses_its_own_slots(trainer: FakeDriver) -> None:
     slot = CudaSlot.create(trainer, LAYOUT)
     uploader = SlotUploader(trainer, [slot])
@@ -179,10 +171,6 @@ def test_only_valid_rows_are_copied(trainer: FakeDriver, loader: FakeDriver, row
     assert trainer.read(arrays.valid) == rows
 
 
-def ignore(*_: Any) -> None:
-    """Stands where a wait was."""
-
-
 @pytest.mark.parametrize(
     ("owner", "wait"),
     [
@@ -200,21 +188,15 @@ def test_a_wait_that_is_left_out_shows(
     wait: str,
 ) -> None:
     batches = Minibatches(trainer, loader)
-    monkeypatch.setattr(owner, wait, ignore)
+    monkeypatch.setattr(owner, wait, lambda *_: None)
     assert batches.run(5) != expected(5)
 
 
-def test_a_slot_of_another_size_is_refused(trainer: FakeDriver, loader: FakeDriver) -> None:
-    handle = CudaSlot.create(trainer, LAYOUT).handle()
-    with pytest.raises(ValueError, match="its layout needs"):
-        CudaSlot.open(loader, SlotLayout(5, 3), handle)
-
-
-def test_nothing_is_left_when_the_loader_and_then_the_trainer_close(
+def test_minibatches_arrive_in_turn_and_closing_leaves_nothing(
     trainer: FakeDriver, loader: FakeDriver
 ) -> None:
     batches = Minibatches(trainer, loader)
-    batches.fill(0, 1)
+    assert batches.run(5) == expected(5)
     batches.uploader.close()
     assert not loader.mapped
     for slot in batches.slots:

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from tandem.errors import InputError
-from tandem.memory import Buffer, HostBuffer
+from tandem.memory import HostBuffer
 
 CONTEXT = multiprocessing.get_context("spawn")
 
@@ -24,12 +25,10 @@ def double(buffer: HostBuffer, ready: Connection) -> None:
     signal.pause()
 
 
-def start_doubling(buffer: HostBuffer) -> tuple[multiprocessing.process.BaseProcess, Connection]:
-    here, there = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=double, args=(buffer, there))
+def start(work: Callable[..., None], *arguments: object) -> multiprocessing.process.BaseProcess:
+    process = CONTEXT.Process(target=work, args=arguments)
     process.start()
-    there.close()
-    return process, here
+    return process
 
 
 def grow(buffer: HostBuffer, ready: Connection) -> None:
@@ -46,10 +45,6 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def as_buffer(buffer: Buffer) -> Buffer:
-    return buffer
-
-
 @pytest.mark.parametrize("memfd", [True, False])
 def test_two_processes_see_the_same_memory_and_a_kill_leaves_nothing(
     memfd: bool, monkeypatch: pytest.MonkeyPatch
@@ -59,11 +54,12 @@ def test_two_processes_see_the_same_memory_and_a_kill_leaves_nothing(
     before = names_in_shm()
     buffer = HostBuffer.create(40)
     assert names_in_shm() <= before
-    array = as_buffer(buffer).array((10,), "float32")
+    array = buffer.array((10,), "float32")
     assert (array == 0).all()
     array[...] = np.arange(10)
-    process, connection = start_doubling(buffer)
-    assert connection.recv() == (90.0, False)
+    here, there = CONTEXT.Pipe()
+    process = start(double, buffer, there)
+    assert here.recv() == (90.0, False)
     np.testing.assert_array_equal(array, 2 * np.arange(10))
     process.kill()
     process.join()
@@ -81,9 +77,7 @@ def add_by_path(path: str) -> None:
 def test_a_process_that_is_no_child_opens_a_buffer_by_its_path() -> None:
     buffer = HostBuffer.create(40)
     path, array = buffer.path, buffer.array((10,), "float32")
-    process = CONTEXT.Process(target=add_by_path, args=(path,))
-    process.start()
-    process.join()
+    start(add_by_path, path).join()
     assert (array == 3).all()
     buffer.close()
     with pytest.raises(InputError, match="of another process can't be opened"):
@@ -94,15 +88,14 @@ def test_a_buffer_may_be_sized_by_the_process_that_knows_how() -> None:
     buffer = HostBuffer.create()
     assert buffer.nbytes == 0
     here, there = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=grow, args=(buffer, there))
-    process.start()
+    process = start(grow, buffer, there)
     assert here.recv() == 40
     process.join()
     assert buffer.nbytes == 40
     assert (buffer.array((10,), "float32") == 3).all()
 
 
-def test_a_buffer_that_grows_keeps_its_contents_and_its_arrays() -> None:
+def test_a_buffer_that_grows_keeps_its_contents_and_its_arrays_and_does_not_shrink() -> None:
     buffer = HostBuffer.create(8)
     old = buffer.array((8,), "uint8")
     old[...] = 5
@@ -112,11 +105,8 @@ def test_a_buffer_that_grows_keeps_its_contents_and_its_arrays() -> None:
     assert not new[8:].any()
     new[0] = 9
     assert old[0] == 9
-
-
-def test_a_buffer_does_not_shrink() -> None:
     with pytest.raises(ValueError, match="can't shrink to 7"):
-        HostBuffer.create(8).resize(7)
+        buffer.resize(7)
 
 
 def test_arrays_start_on_a_page_and_at_their_offset() -> None:
@@ -137,42 +127,38 @@ def test_an_array_beyond_the_buffer_is_refused(shape: tuple[int, ...], offset: i
         HostBuffer.create(100).array(shape, "float32", offset)
 
 
-def test_arrays_outlive_a_closed_buffer_and_the_rest_refuses() -> None:
+def test_arrays_outlive_a_closed_or_forgotten_buffer_and_the_rest_refuses() -> None:
+    before = open_descriptors()
     buffer = HostBuffer.create(80)
-    array = buffer.array((10,), "int64")
+    array, other = buffer.array((10,), "int64"), HostBuffer.create(80).array((10,), "int64")
+    with pytest.raises(TypeError, match="being started"):
+        pickle.dumps(buffer)
     buffer.close()
     buffer.close()
     array[...] = 7
-    assert array.sum() == 70
+    assert (array.sum(), other.sum()) == (70, 0)
     with pytest.raises(ValueError, match="closed"):
         buffer.array((10,), "int64")
-
-
-def test_nothing_stays_open_when_a_buffer_is_forgotten() -> None:
-    before = open_descriptors()
-    array = HostBuffer.create(80).array((10,), "int64")
-    assert array.sum() == 0
-    del array
+    del array, buffer, other
     assert open_descriptors() == before
 
 
-def test_a_buffer_is_pickled_only_for_a_process_that_is_being_started() -> None:
-    with pytest.raises(TypeError, match="being started"):
-        pickle.dumps(HostBuffer.create(8))
-
-
-@pytest.mark.parametrize("nbytes", [1 << 55, 1 << 62])
-def test_too_much_is_refused_with_what_there_is(nbytes: int) -> None:
-    before = open_descriptors()
-    with pytest.raises(InputError, match=r"PiB of shared .* 'slot 3': this machine has .*"):
-        HostBuffer.create(nbytes, "slot 3")
-    assert open_descriptors() == before
-
-
-def test_the_system_saying_no_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("nbytes", "message"),
+    [
+        (1 << 55, r"PiB of shared .* 'slot 3': this machine has .*"),
+        (1 << 62, r"PiB of shared .* 'slot 3': this machine has .*"),
+        (1 << 20, r"1 MiB .* 'slot 3': No space left on device"),
+    ],
+)
+def test_too_much_is_refused_with_the_reason(
+    nbytes: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(descriptor: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "ftruncate", refuse)
-    with pytest.raises(InputError, match=r"1 MiB .* 'tandem': No space left on device"):
-        HostBuffer.create(1 << 20)
+    before = open_descriptors()
+    with pytest.raises(InputError, match=message):
+        HostBuffer.create(nbytes, "slot 3")
+    assert open_descriptors() == before

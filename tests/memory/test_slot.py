@@ -48,7 +48,7 @@ def test_two_slots_on_one_buffer_are_seen_by_all_who_lay_them_out_alike() -> Non
     np.testing.assert_array_equal(Slot.on(buffer, layout, layout.nbytes).labels, [5, 5])
 
 
-def test_a_slot_that_does_not_fit_is_refused() -> None:
+def test_a_slot_that_does_not_fit_is_refused_and_pixels_are_never_pickled() -> None:
     layout = SlotLayout(2, 3)
     with pytest.raises(ValueError, match="doesn't fit"):
         Slot.on(HostBuffer.create(layout.nbytes - 1), layout)
@@ -56,9 +56,5 @@ def test_a_slot_that_does_not_fit_is_refused() -> None:
         Slot.on(HostBuffer.create(2 * layout.nbytes), layout, offset=8)
     with pytest.raises(ValueError, match="positive"):
         SlotLayout(0, 3)
-
-
-def test_pixels_are_never_pickled() -> None:
-    layout = SlotLayout(2, 3)
     with pytest.raises(TypeError, match="its buffer and its layout"):
         pickle.dumps(Slot.on(HostBuffer.create(layout.nbytes), layout))

@@ -52,19 +52,14 @@ def test_images_are_bit_for_bit_what_loops_compute(side, crop, dtype, static):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("side", "crop"), SIZES)
 def test_cropping_here_and_in_the_loader_give_the_same_bits(side, crop, dtype):
-    pictures, mean, origins, mirrored = minibatch(side, crop, dtype)
-    crops = cropped_by_loops(pictures, origins, mirrored, crop)
-    here = evaluate(CropMirror(crop, False, dtype), pictures, mean, origins, mirrored)
-    there = evaluate(CropMirror(crop, True, dtype), crops, mean, origins, mirrored)
-    assert here.tobytes() == there.tobytes()
-
-
-@pytest.mark.parametrize(("side", "crop"), SIZES)
-def test_shapes_are_known_without_computing(side, crop):
-    pictures, mean, origins, mirrored = minibatch(side, crop)
-    check_shapes(CropMirror(crop), pictures, mean, origins, mirrored)
-    crops = cropped_by_loops(pictures, origins, mirrored, crop)
-    check_shapes(CropMirror(crop, cropped=True), crops, mean, origins, mirrored)
+    pictures, *others = minibatch(side, crop, dtype)
+    crops = cropped_by_loops(pictures, *others[1:], crop)
+    found = []
+    for cropped, given in ((False, pictures), (True, crops)):
+        op = CropMirror(crop, cropped, dtype)
+        check_shapes(op, given, *others)
+        found.append(evaluate(op, given, *others).tobytes())
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("origin", [(-1, 0), (0, -1), (4, 0), (0, 4)])

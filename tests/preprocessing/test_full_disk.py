@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import make_hkl
 import make_labels
@@ -21,7 +20,7 @@ import make_train_val_txt
 import pytest
 
 from tandem.preprocessing import batches, derive, prepare, report
-from tests.support.picture_files import GARBAGE, Pictures, contents, write_small
+from tests.support.picture_files import Pictures, contents
 
 ROOT = Path(make_hkl.__file__).parents[1]
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -56,12 +55,8 @@ class Disk:
 
 def mounts(*prefix: str) -> bool:
     """Whether a file system can be mounted, with `prefix` before the command."""
-    command = [
-        *prefix,
-        "sh",
-        "-c",
-        'd=$(mktemp -d) && mount -t tmpfs -o size=1m none "$d" && umount "$d"',
-    ]
+    script = 'd=$(mktemp -d) && mount -t tmpfs -o size=1m none "$d" && umount "$d"'
+    command = [*prefix, "sh", "-c", script]
     try:
         return subprocess.run(command, capture_output=True, timeout=20).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
@@ -92,18 +87,9 @@ def disk(tmp_path: Path, may_mount: None) -> Iterator[Disk]:
 def test_once_more_where_mounting_is_allowed() -> None:
     if shutil.which("unshare") is None or not mounts("unshare", "-rm"):
         pytest.skip("neither mount nor unshare -rm is allowed here")
+    pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     inside = subprocess.run(
-        [
-            "unshare",
-            "-rm",
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            __file__,
-        ],
+        ["unshare", "-rm", *pytest_here],
         cwd=ROOT,
         env=os.environ | {_INSIDE: "1"},
         capture_output=True,
@@ -114,12 +100,10 @@ def test_once_more_where_mounting_is_allowed() -> None:
     assert " passed" in inside.stdout
 
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> Pictures:
-    """One of them bad: the list of pictures left out takes room too."""
-    pictures = write_small(tmp_path / "pictures")
-    pictures.path("train", "n03", 1).write_bytes(GARBAGE)
-    return pictures
+@pytest.fixture(autouse=True)
+def _bad_picture(pictures: Pictures) -> None:
+    """The list of pictures left out takes room too."""
+    pictures.spoil(("train", "n03", 1))
 
 
 PROGRAMS = (make_hkl, make_labels, make_train_val_txt)
@@ -145,10 +129,7 @@ def check_refusal(status: int, error: str, out: Path) -> None:
 
 
 def test_with_every_page_that_is_given_a_run_goes_a_little_further(
-    disk: Disk,
-    pictures: Pictures,
-    expected: dict[str, bytes],
-    capsys: pytest.CaptureFixture[str],
+    disk: Disk, pictures: Pictures, expected: dict[str, bytes], capsys
 ) -> None:
     """The disk is full at one place after another, wherever they are."""
     out, named = disk.folder / "out", set()
@@ -197,16 +178,7 @@ def filling(function: Callable, disk: Disk, call: int, pages: int) -> Callable:
 @pytest.mark.parametrize("pages", [0, 1])
 @pytest.mark.parametrize(("program", "module", "name", "call"), MOMENTS)
 def test_a_disk_that_fills_just_before_a_file(
-    disk: Disk,
-    pictures: Pictures,
-    expected: dict[str, bytes],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    program: ModuleType,
-    module: ModuleType,
-    name: str,
-    call: int,
-    pages: int,
+    disk: Disk, pictures, expected, monkeypatch, capsys, program, module, name, call, pages
 ) -> None:
     out = disk.folder / "out"
     for earlier in PROGRAMS[: PROGRAMS.index(program)]:

@@ -1,6 +1,7 @@
 """Which pictures there are, of which class, in which order; and folders that cannot be used."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,27 +120,52 @@ def refused(root: Path, **changes: object) -> str:
     return str(caught.value)
 
 
-def test_a_ground_truth_of_another_length(flat: Path) -> None:
-    (flat / "truth.txt").write_text("1\n2\n3\n")
-    assert "found 3 lines, expected 11" in refused(flat)
-    assert str(flat / "truth.txt") in refused(flat)
+def truth(text: str) -> Callable[[Path], object]:
+    return lambda root: (root / "truth.txt").write_text(text)
 
 
-def test_a_ground_truth_with_an_unknown_id(flat: Path) -> None:
-    (flat / "truth.txt").write_text("9\n" * 11)
-    assert "line 1: found ID 9, expected one of" in refused(flat)
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truth of another length": (
+        truth("1\n2\n3\n"),
+        "{}/truth.txt (val_label_file): found 3 lines",
+    ),
+    "an unknown ID": (truth("9\n" * 11), "line 1: found ID 9, expected one of"),
+    "a class that train lacks": (
+        truth("1\n" * 10 + "4\n"),
+        "found class n99, for example ILSVRC2012_val_00000011.JPEG, which {}/train lacks",
+    ),
+    # A picture that is missing must not shift the labels of those after it.
+    "a missing picture": (
+        lambda root: (root / "val" / "ILSVRC2012_val_00000004.JPEG").unlink(),
+        "without number 4, expected every number from 1",
+    ),
+    "two pictures of one number": (
+        lambda root: (root / "val" / "again_00000004.JPEG").touch(),
+        "expected one picture of number 4",
+    ),
+    "a picture without a number": (
+        lambda root: (root / "val" / "cat.JPEG").touch(),
+        "found cat.JPEG, expected a name that ends in the picture's number",
+    ),
+    "both layouts": (
+        lambda root: Pictures(root).write("val", {"n03": 1}),
+        "found class folders (n03, ...) and pictures side by side",
+    ),
+    **{
+        f"an ID that is {line!r}": (
+            truth(f"1\n{line}\n" + "1\n" * 9),
+            f"line 2: found {line!r}, expected an ILSVRC ID",
+        )
+        for line in ("n01", "", "1 2", "-1", "1.0")
+    },
+}
 
 
-def test_a_ground_truth_with_a_class_that_train_lacks(flat: Path) -> None:
-    (flat / "truth.txt").write_text("1\n" * 10 + "4\n")
-    expected = "found class n99, for example ILSVRC2012_val_00000011.JPEG, which"
-    assert f"{expected} {flat / 'train'} lacks" in refused(flat)
-
-
-@pytest.mark.parametrize("line", ["n01", "", "1 2", "-1", "1.0"])
-def test_a_ground_truth_of_something_else(flat: Path, line: str) -> None:
-    (flat / "truth.txt").write_text("1\n" + f"{line}\n" + "1\n" * 9)
-    assert f"line 2: found {line!r}, expected an ILSVRC ID" in refused(flat)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_flat_folder_that_cannot_be_used(flat: Path, fault: str) -> None:
+    spoil, message = FAULTS[fault]
+    spoil(flat)
+    assert message.replace("{}", str(flat)) in refused(flat)
 
 
 @pytest.mark.parametrize("key", ["val_label_file", "meta_clsloc_mat"])
@@ -156,24 +182,6 @@ def test_a_table_of_something_else(flat: Path, content: bytes) -> None:
     assert "expected a MATLAB file with the table synsets" in refused(flat)
 
 
-def test_pictures_and_truth_cannot_slip(flat: Path) -> None:
-    """A picture that is missing must not shift the labels of those after it."""
-    (flat / "val" / "ILSVRC2012_val_00000004.JPEG").unlink()
-    (flat / "truth.txt").write_text("1\n" * 10)
-    assert "without number 4, expected every number from 1" in refused(flat)
-
-
-def test_two_pictures_of_one_number(flat: Path) -> None:
-    (flat / "val" / "again_00000004.JPEG").touch()
-    (flat / "truth.txt").write_text("1\n" * 12)
-    assert "expected one picture of number 4" in refused(flat)
-
-
-def test_a_flat_picture_without_a_number(flat: Path) -> None:
-    (flat / "val" / "cat.JPEG").touch()
-    assert "found cat.JPEG, expected a name that ends in the picture's number" in refused(flat)
-
-
 def test_neither_layout(root: Path) -> None:
     shutil.rmtree(root / "val")
     assert f"{root / 'val'} (val_img_dir): the folder cannot be read: No such file" in refused(root)
@@ -182,11 +190,6 @@ def test_neither_layout(root: Path) -> None:
     (root / "val").unlink()
     (root / "val").mkdir()
     assert "found neither pictures nor class folders" in refused(root)
-
-
-def test_both_layouts_at_once(flat: Path) -> None:
-    Pictures(flat).write("val", {"n03": 1})
-    assert "found class folders (n03, ...) and pictures side by side" in refused(flat)
 
 
 def test_a_class_in_val_that_train_lacks(root: Path) -> None:
@@ -221,11 +224,9 @@ def test_names_that_do_not_fit_a_line(root: Path, name: str) -> None:
     assert "expected printable characters in UTF-8" in refused(root)
 
 
-def test_each_layout_is_a_source_by_name() -> None:
+def test_a_new_source_is_one_registered_class(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(SOURCES) == {"class_folders", "ilsvrc_validation"}
 
-
-def test_a_new_source_is_one_registered_class(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
     class Split(Source):
         splits, expected, shuffled = ("val",), "a list", False

@@ -17,22 +17,16 @@ from PIL import Image
 
 from tandem.preprocessing import batches, prepare, report
 from tandem.preprocessing.progress import load_progress
-from tests.support.picture_files import GARBAGE, Pictures, contents, write_small
-
-PROGRAM = Path(make_hkl.__file__)
+from tests.support.picture_files import Pictures, Refusal, contents
 
 
 class _Stop(BaseException):
     """Nothing may catch it, as nothing catches SIGKILL."""
 
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> Pictures:
-    """Some of them bad, in both splits."""
-    pictures = write_small(tmp_path / "pictures")
-    for name in (("train", "n03", 1), ("train", "n20", 2), ("val", "n20", 1)):
-        pictures.path(*name).write_bytes(GARBAGE)
-    return pictures
+@pytest.fixture(autouse=True)
+def _bad_pictures(pictures: Pictures) -> None:
+    pictures.spoil(("train", "n03", 1), ("train", "n20", 2), ("val", "n20", 1))
 
 
 @pytest.fixture
@@ -57,6 +51,14 @@ def stopping(function: Callable, call: int, *, after: bool) -> Callable:
     return stopped
 
 
+def stop(monkeypatch, pictures: Pictures, out: Path, module, name: str, call=0, after=False):
+    """Start a run that stops at a call of a function of a module."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, stopping(getattr(module, name), call, after=after))
+        with pytest.raises(_Stop):
+            make_hkl.main(pictures.options(out))
+
+
 # Where a run may stop, and how often it passes there: three train, two val files.
 MOMENTS = [
     *((batches, "write_batch", call) for call in range(5)),
@@ -71,20 +73,9 @@ MOMENTS = [
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("module", "name", "call"), MOMENTS)
 def test_a_run_stopped_anywhere_goes_on(
-    pictures: Pictures,
-    expected: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    module: object,
-    name: str,
-    call: int,
-    after: bool,
+    pictures: Pictures, expected, out: Path, monkeypatch, module, name: str, call: int, after: bool
 ) -> None:
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(module, name, stopping(getattr(module, name), call, after=after))
-        with pytest.raises(_Stop):
-            make_hkl.main(pictures.options(out))
+    stop(monkeypatch, pictures, out, module, name, call, after)
     assert contents(out) != expected
     (out / ".progress.abc.partial.npz").write_bytes(b"half")
     if (out / "progress.npz").exists():
@@ -94,13 +85,9 @@ def test_a_run_stopped_anywhere_goes_on(
 
 
 def test_what_is_done_is_not_done_again(
-    pictures: Pictures, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pictures: Pictures, expected: dict[str, bytes], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(batches, "write_batch", stopping(batches.write_batch, 2, after=False))
-        with pytest.raises(_Stop):
-            make_hkl.main(pictures.options(out))
+    stop(monkeypatch, pictures, out, batches, "write_batch", 2)
     progress = load_progress(out)
     assert progress is not None
     assert progress.splits["train"].files == 2
@@ -117,14 +104,9 @@ def test_what_is_done_is_not_done_again(
 
 
 def test_a_full_disk_is_one_clear_message(
-    pictures: Pictures,
-    expected: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    pictures: Pictures, expected, out: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
     """No later file may be written, and recorded, past one that was not."""
-    out = tmp_path / "out"
     original = batches.write_batch
 
     def write(path: Path, *rest: object) -> None:
@@ -134,9 +116,8 @@ def test_a_full_disk_is_one_clear_message(
 
     with monkeypatch.context() as patch:
         patch.setattr(batches, "write_batch", write)
-        assert make_hkl.main(pictures.options(out)) == 2
-    message = f"error: {out / 'train_hkl' / '0001.hkl'}: cannot be written: No space"
-    assert message in capsys.readouterr().err
+        error = refusal()
+    assert f"error: {out / 'train_hkl' / '0001.hkl'}: cannot be written: No space" in error
     assert list((out / "train_hkl").iterdir()) == [out / "train_hkl" / "0000.hkl"]
     assert make_hkl.main(pictures.options(out)) == 0
     assert contents(out) == expected
@@ -144,25 +125,17 @@ def test_a_full_disk_is_one_clear_message(
 
 @pytest.mark.parametrize("versions", [{"pillow": "1.0"}, {"numpy": "0.1"}])
 def test_a_run_does_not_go_on_with_other_versions(
-    pictures: Pictures,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-    versions: dict[str, str],
+    pictures: Pictures, out: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal, versions
 ) -> None:
     """They may decode or resize otherwise; a finished run, though, is still good."""
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(prepare, "write_manifest", stopping(prepare.write_manifest, 0, after=False))
-        with pytest.raises(_Stop):
-            make_hkl.main(pictures.options(out))
+    stop(monkeypatch, pictures, out, prepare, "write_manifest")
     before = contents(out)
     now = prepare._versions()
     with monkeypatch.context() as patch:
         patch.setattr(prepare, "_versions", lambda: now | versions)
-        assert make_hkl.main(pictures.options(out)) == 2
+        error = refusal()
     (name,) = versions
-    assert f"a stopped run with versions.{name} {now[name]}, expected" in capsys.readouterr().err
+    assert f"a stopped run with versions.{name} {now[name]}, expected" in error
     assert contents(out) == before
     assert make_hkl.main(pictures.options(out)) == 0
     monkeypatch.setattr(prepare, "_versions", lambda: now | versions)
@@ -170,14 +143,10 @@ def test_a_run_does_not_go_on_with_other_versions(
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing of the kind", b"PK\x03\x04"])
-def test_a_damaged_record_is_refused(
-    pictures: Pictures, tmp_path: Path, capsys: pytest.CaptureFixture, content: bytes
-) -> None:
-    out = tmp_path / "out"
+def test_a_damaged_record_is_refused(out: Path, refusal: Refusal, content: bytes) -> None:
     out.mkdir()
     (out / "progress.npz").write_bytes(content)
-    assert make_hkl.main(pictures.options(out)) == 2
-    assert f"{out / 'progress.npz'}: found something else" in capsys.readouterr().err
+    assert f"{out / 'progress.npz'}: found something else" in refusal()
     assert contents(out) == {"progress.npz": content}
 
 
@@ -186,41 +155,32 @@ def record(**changes: object) -> dict[str, object]:
     return {"spec": {"image_size": 8}, "splits": {"train": split, "val": split}, **changes}
 
 
+# A compressed array may be a thousand times as large as its file.
 @pytest.mark.parametrize(
-    "content",
+    ("content", "save"),
     [
-        record(spec=3),
-        record(spec={"image_size": 9}),
-        record(splits={}),
-        record(splits={"train": {"cursor": "all", "files": 1, "skipped": []}}),
-        record(splits={"train": {"cursor": 4, "files": -1, "skipped": []}}),
-        record(splits={"train": {"cursor": 4, "files": 1, "skipped": [{"position": 1}]}}),
-        [],
+        (record(spec=3), np.savez),
+        (record(spec={"image_size": 9}), np.savez),
+        (record(splits={}), np.savez),
+        (record(splits={"train": {"cursor": "all", "files": 1, "skipped": []}}), np.savez),
+        (record(splits={"train": {"cursor": 4, "files": -1, "skipped": []}}), np.savez),
+        (
+            record(splits={"train": {"cursor": 4, "files": 1, "skipped": [{"position": 1}]}}),
+            np.savez,
+        ),
+        ([], np.savez),
+        (record(), np.savez_compressed),
     ],
 )
 def test_a_record_of_something_else_is_refused(
-    pictures: Pictures, tmp_path: Path, capsys: pytest.CaptureFixture, content: object
+    out: Path, refusal: Refusal, content: object, save: Callable
 ) -> None:
     """It is read before anything else is known of the folder."""
-    out = tmp_path / "out"
     out.mkdir()
     packed = np.frombuffer(json.dumps(content).encode(), np.uint8)
-    np.savez(out / "progress.npz", record=packed, sums=np.zeros((8, 8, 3), np.int64))
-    assert make_hkl.main(pictures.options(out)) == 2
-    assert f"{out / 'progress.npz'}: found something else" in capsys.readouterr().err
-
-
-def test_a_record_that_unpacks_to_much_is_refused(
-    pictures: Pictures, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """A compressed array may be a thousand times as large as its file."""
-    out = tmp_path / "out"
-    out.mkdir()
-    packed = np.frombuffer(json.dumps(record()).encode(), np.uint8)
-    sums = np.zeros((8, 8, 3), np.int64)
-    np.savez_compressed(out / "progress.npz", record=packed, sums=sums)
-    assert make_hkl.main(pictures.options(out)) == 2
-    assert "found something else (compressed arrays)" in capsys.readouterr().err
+    save(out / "progress.npz", record=packed, sums=np.zeros((8, 8, 3), np.int64))
+    reason = " (compressed arrays)" if save is np.savez_compressed else ""
+    assert f"{out / 'progress.npz'}: found something else{reason}" in refusal()
 
 
 def write_many(root: Path) -> Pictures:
@@ -236,7 +196,7 @@ def write_many(root: Path) -> Pictures:
             else:
                 path.hardlink_to(pictures.path(split, f"n{number % 8 % 3:02d}", number % 8))
     pictures.path("train", "n01", 100).unlink()
-    pictures.path("train", "n01", 100).write_bytes(GARBAGE)
+    pictures.spoil(("train", "n01", 100))
     return pictures
 
 
@@ -259,7 +219,18 @@ def is_running(process: int) -> bool:
         return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
+SIZE = ("--image-size", "128", "--batch-size", "20")
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="finds processes in /proc"
+)
+
+
+def start(pictures: Pictures, out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, make_hkl.__file__, *pictures.options(out, *SIZE, "--workers", "2")]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+@needs_proc
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, -15), (signal.SIGINT, 130)]
 )
@@ -267,12 +238,7 @@ def test_a_killed_run_leaves_no_process_and_goes_on(
     tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
     pictures, out = write_many(tmp_path / "many"), tmp_path / "out"
-    size = ("--image-size", "128", "--batch-size", "20")
-    options = pictures.options(out, *size, "--workers", "2")
-    process = subprocess.Popen(
-        [sys.executable, str(PROGRAM), *options], stderr=subprocess.PIPE, text=True
-    )
-    with process:
+    with start(pictures, out) as process:
         assert wait_until((out / "train_hkl" / "0002.hkl").exists, 60)
         children = children_of(process.pid)
         process.send_signal(number)
@@ -284,19 +250,15 @@ def test_a_killed_run_leaves_no_process_and_goes_on(
     assert len(children) >= 2
     assert wait_until(lambda: not any(map(is_running, children)), 10)
     assert not (out / "manifest.json").exists()
-    assert make_hkl.main(pictures.options(out, *size)) == 0
-    assert make_hkl.main(pictures.options(tmp_path / "undisturbed", *size)) == 0
+    assert make_hkl.main(pictures.options(out, *SIZE)) == 0
+    assert make_hkl.main(pictures.options(tmp_path / "undisturbed", *SIZE)) == 0
     assert contents(out) == contents(tmp_path / "undisturbed")
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
+@needs_proc
 def test_a_dead_worker_ends_the_run(tmp_path: Path) -> None:
-    pictures, out = write_many(tmp_path / "many"), tmp_path / "out"
-    options = pictures.options(out, "--image-size", "128", "--batch-size", "20", "--workers", "2")
-    process = subprocess.Popen(
-        [sys.executable, str(PROGRAM), *options], stderr=subprocess.PIPE, text=True
-    )
-    with process:
+    out = tmp_path / "out"
+    with start(write_many(tmp_path / "many"), out) as process:
         assert wait_until((out / "train_hkl" / "0000.hkl").exists, 60)
         workers = [
             child
@@ -311,7 +273,7 @@ def test_a_dead_worker_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_counts_also_where_python_drops_the_exception(
-    tmp_path: Path, pictures: Pictures, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    out: Path, pictures: Pictures, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a finalizer, where an exception is printed and forgotten."""
     submit = prepare.SplitWriter._submit
@@ -321,7 +283,6 @@ def test_ctrl_c_counts_also_where_python_drops_the_exception(
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
-    out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(prepare.SplitWriter, "_submit", interrupted)
         assert make_hkl.main(pictures.options(out)) == 130

@@ -6,12 +6,7 @@ import pytest
 import yaml
 
 from tandem.errors import InputError
-from tandem.preprocessing.settings import (
-    DEFAULT_CONFIG,
-    Settings,
-    available_cores,
-    read_settings,
-)
+from tandem.preprocessing.settings import DEFAULT_CONFIG, Settings, available_cores, read_settings
 
 FOLDERS = "train_img_dir: t\nval_img_dir: v\ntar_root_dir: out\n"
 
@@ -24,7 +19,6 @@ def read(tmp_path: Path, text: str, *options: str) -> Settings:
 
 def test_the_file_has_every_key_with_its_default() -> None:
     values = yaml.safe_load(DEFAULT_CONFIG.read_text())
-    assert list(values) != []
     assert values.keys() == Settings.model_fields.keys()
     for key, field in Settings.model_fields.items():
         if not field.is_required() and not key.startswith(("val_", "meta")):
@@ -40,11 +34,7 @@ def test_without_arguments_it_is_read() -> None:
     assert settings.processes == available_cores() >= 1
 
 
-def test_paths_in_the_file_are_relative_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
+def test_paths_in_the_file_are_relative_to_it(tmp_path: Path) -> None:
     settings = read(tmp_path, FOLDERS + "misc_dir: ../misc\nlabel_dir: /labels\n")
     assert settings.train_img_dir == tmp_path / "t"
     assert settings.misc_folder == tmp_path.parent / "misc"
@@ -133,7 +123,5 @@ def test_an_empty_or_missing_file(tmp_path: Path) -> None:
         (("--seed",), "--seed: a value is missing"),
     ],
 )
-def test_a_command_line_that_cannot_be_used(
-    tmp_path: Path, options: tuple[str, ...], message: str
-) -> None:
+def test_a_command_line_that_cannot_be_used(tmp_path: Path, options, message: str) -> None:
     assert message in refused(tmp_path, FOLDERS, *options)

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import termios
 from pathlib import Path
-from types import ModuleType
 
 import make_hkl
 import make_labels
@@ -19,13 +18,12 @@ import pytest
 from tandem.data.dataset import open_split
 from tandem.data.manifest import read_manifest
 from tests.support.picture_files import (
-    GARBAGE,
     WNID_OF_ID,
     Pictures,
+    Refusal,
     encoded,
     stored,
     write_exact,
-    write_small,
     write_synsets,
 )
 
@@ -39,14 +37,8 @@ def run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> Pictures:
-    return write_small(tmp_path / "pictures")
-
-
-def test_generate_data_runs_all_three(pictures: Pictures, tmp_path: Path) -> None:
-    pictures.path("train", "n03", 1).write_bytes(GARBAGE)
-    out = tmp_path / "out"
+def test_generate_data_runs_all_three(pictures: Pictures, out: Path, tmp_path: Path) -> None:
+    pictures.spoil(("train", "n03", 1))
     ended = run(str(FOLDER / "generate_data.sh"), *pictures.options(out), cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "train/n03/001.JPEG" in (out / "misc" / "skipped.txt").read_text()
@@ -55,9 +47,7 @@ def test_generate_data_runs_all_three(pictures: Pictures, tmp_path: Path) -> Non
         lines = (out / f"{split}.txt").read_text().splitlines()
         labels = np.load(out / "labels" / f"{split}_labels.npy")
         assert labels.dtype == np.int64
-        assert (
-            len(lines) == len(labels) == len(stored(out, split)) == {"train": 12, "val": 6}[split]
-        )
+        assert len(lines) == {"train": 12, "val": 6}[split]
         for line, label, pixels in zip(lines, labels, stored(out, split), strict=True):
             name, _, number = line.rpartition(" ")
             wnid, file = name.split("/")
@@ -118,13 +108,10 @@ def test_the_layout_of_ilsvrc_from_end_to_end(pictures: Pictures, tmp_path: Path
 
 
 @pytest.mark.parametrize("program", [make_labels, make_train_val_txt])
-def test_without_a_manifest_nothing_is_written(
-    tmp_path: Path, program: object, capsys: pytest.CaptureFixture
-) -> None:
-    assert program.main(["--tar-root-dir", str(tmp_path)]) == 2  # type: ignore[attr-defined]
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {tmp_path / 'manifest.json'}: there is no manifest")
-    assert list(tmp_path.iterdir()) == []
+def test_without_a_manifest_nothing_is_written(out: Path, program, refusal: Refusal) -> None:
+    error = refusal(program=program)
+    assert error.startswith(f"error: {out / 'manifest.json'}: there is no manifest")
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(
@@ -132,14 +119,8 @@ def test_without_a_manifest_nothing_is_written(
     [(make_hkl, "manifest.json"), (make_train_val_txt, "train.txt")],
 )
 def test_a_full_disk_is_one_message_that_names_the_file(
-    pictures: Pictures,
-    tmp_path: Path,
-    program: ModuleType,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    pictures: Pictures, out: Path, program, name: str, monkeypatch, refusal: Refusal
 ) -> None:
-    out = tmp_path / "out"
     if program is not make_hkl:
         assert make_hkl.main(pictures.options(out)) == 0
     original = Path.write_text
@@ -150,28 +131,21 @@ def test_a_full_disk_is_one_message_that_names_the_file(
         return original(path, text, encoding)
 
     monkeypatch.setattr(Path, "write_text", write_text)
-    assert program.main(pictures.options(out)) == 2
-    assert f"error: {out / name}: No space left on device\n" in capsys.readouterr().err
+    assert f"error: {out / name}: No space left on device\n" in refusal(program=program)
     assert not (out / name).exists()
 
 
 def test_a_folder_that_may_not_be_written_is_named(
-    pictures: Pictures,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    pictures: Pictures, out: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
-    out = tmp_path / "out"
     assert make_hkl.main(pictures.options(out)) == 0
-    capsys.readouterr()
 
     def mkstemp(prefix: str, suffix: str, dir: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(dir / (prefix + suffix)))
 
     monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
-    assert make_labels.main(pictures.options(out)) == 2
     path = out / "labels" / "train_labels.npy"
-    assert capsys.readouterr().err == f"error: {path}: Permission denied\n"
+    assert refusal(program=make_labels) == f"error: {path}: Permission denied\n"
 
 
 @pytest.mark.parametrize(
@@ -186,9 +160,8 @@ def test_a_folder_that_may_not_be_written_is_named(
     ],
 )
 def test_bad_input_ends_with_one_message_and_status_2(
-    pictures: Pictures, tmp_path: Path, options: tuple[str, ...], message: str
+    pictures: Pictures, out: Path, options: tuple[str, ...], message: str
 ) -> None:
-    out = tmp_path / "out"
     ended = run(sys.executable, str(FOLDER / "make_hkl.py"), *pictures.options(out, *options))
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: ")

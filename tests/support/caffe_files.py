@@ -7,70 +7,31 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 Field = descriptor_pb2.FieldDescriptorProto
-INT, FLOAT, TEXT, BOOL, MESSAGE = (
-    Field.TYPE_INT64,
-    Field.TYPE_FLOAT,
-    Field.TYPE_STRING,
-    Field.TYPE_BOOL,
-    Field.TYPE_MESSAGE,
-)
+TYPES = {
+    "int64": Field.TYPE_INT64,
+    "float": Field.TYPE_FLOAT,
+    "string": Field.TYPE_STRING,
+    "bool": Field.TYPE_BOOL,
+}
 
-# Of caffe.proto: name, number, type, whether repeated ("packed": so), and the message's type.
-SCHEMA: dict[str, list[tuple[Any, ...]]] = {
-    "BlobShape": [("dim", 1, INT, "packed")],
-    "BlobProto": [
-        ("num", 1, INT),
-        ("channels", 2, INT),
-        ("height", 3, INT),
-        ("width", 4, INT),
-        ("data", 5, FLOAT, "packed"),
-        ("shape", 7, MESSAGE, None, "BlobShape"),
-    ],
-    "Convolution": [
-        ("num_output", 1, INT),
-        ("bias_term", 2, BOOL),
-        ("pad", 3, INT, "repeated"),
-        ("kernel_size", 4, INT, "repeated"),
-        ("group", 5, INT),
-        ("stride", 6, INT, "repeated"),
-    ],
-    "Norm": [
-        ("local_size", 1, INT),
-        ("alpha", 2, FLOAT),
-        ("beta", 3, FLOAT),
-        ("norm_region", 4, INT),
-        ("k", 5, FLOAT),
-    ],
-    "Pool": [("pool", 1, INT), ("kernel_size", 2, INT), ("stride", 3, INT), ("pad", 4, INT)],
-    "Dense": [("num_output", 1, INT)],
-    "V1": [
-        ("layer", 1, TEXT),  # a message in fact, of whatever
-        ("bottom", 2, TEXT, "repeated"),
-        ("top", 3, TEXT, "repeated"),
-        ("name", 4, TEXT),
-        ("type", 5, INT),
-        ("blobs", 6, MESSAGE, "repeated", "BlobProto"),
-        ("Convolution", 10, MESSAGE, None, "Convolution"),
-        ("InnerProduct", 17, MESSAGE, None, "Dense"),
-        ("LRN", 18, MESSAGE, None, "Norm"),
-        ("Pooling", 19, MESSAGE, None, "Pool"),
-    ],
-    "V2": [
-        ("name", 1, TEXT),
-        ("type", 2, TEXT),
-        ("bottom", 3, TEXT, "repeated"),
-        ("top", 4, TEXT, "repeated"),
-        ("blobs", 7, MESSAGE, "repeated", "BlobProto"),
-        ("Convolution", 106, MESSAGE, None, "Convolution"),
-        ("InnerProduct", 117, MESSAGE, None, "Dense"),
-        ("LRN", 118, MESSAGE, None, "Norm"),
-        ("Pooling", 121, MESSAGE, None, "Pool"),
-    ],
-    "Net": [
-        ("name", 1, TEXT),
-        ("layers", 2, MESSAGE, "repeated", "V1"),
-        ("layer", 100, MESSAGE, "repeated", "V2"),
-    ],
+# Of caffe.proto: type, name and number of each field, and whether it is repeated or packed.
+SCHEMA = {
+    "BlobShape": "int64 dim 1 packed",
+    "BlobProto": "int64 num 1, int64 channels 2, int64 height 3, int64 width 4, "
+    "float data 5 packed, BlobShape shape 7",
+    "ConvolutionParameter": "int64 num_output 1, bool bias_term 2, int64 pad 3 repeated, "
+    "int64 kernel_size 4 repeated, int64 group 5, int64 stride 6 repeated",
+    "Norm": "int64 local_size 1, float alpha 2, float beta 3, int64 norm_region 4, float k 5",
+    "Pool": "int64 pool 1, int64 kernel_size 2, int64 stride 3, int64 pad 4",
+    "Dense": "int64 num_output 1",
+    # The layer of the oldest format is a message in fact.
+    "V1": "string layer 1, string bottom 2 repeated, string top 3 repeated, string name 4, "
+    "int64 type 5, BlobProto blobs 6 repeated, ConvolutionParameter Convolution 10, "
+    "Dense InnerProduct 17, Norm LRN 18, Pool Pooling 19",
+    "V2": "string name 1, string type 2, string bottom 3 repeated, string top 4 repeated, "
+    "BlobProto blobs 7 repeated, ConvolutionParameter Convolution 106, "
+    "Dense InnerProduct 117, Norm LRN 118, Pool Pooling 121",
+    "Net": "string name 1, V1 layers 2 repeated, V2 layer 100 repeated",
 }
 V1_TYPES = {"Data": 5, "Convolution": 4, "InnerProduct": 14, "LRN": 15, "Pooling": 17, "ReLU": 18}
 V1_TYPES |= {"Dropout": 6, "SoftmaxWithLoss": 21}
@@ -80,12 +41,14 @@ def _classes() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(name="caffe_part.proto", package="part")
     for name, fields in SCHEMA.items():
         message = file.message_type.add(name=name)
-        for field, number, kind, *more in fields:
-            label = Field.LABEL_REPEATED if more and more[0] else Field.LABEL_OPTIONAL
-            added = message.field.add(name=field, number=number, type=kind, label=label)
-            if kind == MESSAGE:
-                added.type_name = f".part.{more[1]}"
-            if more and more[0] == "packed":
+        for field in fields.split(", "):
+            kind, called, number, *more = field.split()
+            label = Field.LABEL_REPEATED if more else Field.LABEL_OPTIONAL
+            code = TYPES.get(kind, Field.TYPE_MESSAGE)
+            added = message.field.add(name=called, number=int(number), type=code, label=label)
+            if kind not in TYPES:
+                added.type_name = f".part.{kind}"
+            if more == ["packed"]:
                 added.options.packed = True
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -139,18 +102,10 @@ def caffemodel(
     modern: bool = False,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Any:
-    """A network with its blobs, as a message.
+    """A network with its blobs (weight and bias) by the layer's name, as a message.
 
-    Parameters
-    ----------
-    blobs : mapping of str to pair of ndarray
-        Weight and bias by the layer's name.
-    norm_before_pool : bool
-        The order of bvlc_alexnet, or that of CaffeNet.
-    modern : bool
-        Whether layers are of today's kind, or of that of 2014.
-    changes : mapping, optional
-        Options of layers to set otherwise, by the layer's name.
+    Layers are of today's kind if `modern`, otherwise of that of 2014; `changes` are options of
+    layers to set otherwise, by the layer's name.
     """
     net = PROTO["Net"](name="AlexNet")
     for name, kind, options in alexnet_layers(norm_before_pool):
@@ -168,12 +123,9 @@ def caffemodel(
 
 
 def random_blobs(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Weights and biases of a size at which every layer says something.
+    """Weights and biases of a size at which every layer says something, by our parameters' shapes.
 
-    Parameters
-    ----------
-    shapes : mapping of str to tuple of int
-        Of our parameters; fully connected weights get their axes the other way round.
+    Fully connected weights get their axes the other way round.
     """
     rng = np.random.default_rng(6)
     blobs = {}

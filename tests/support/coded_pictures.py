@@ -10,10 +10,10 @@ from tandem.data.dataset import Dataset
 SIZE = 9
 
 
-def coded_picture(index: int, label: int) -> np.ndarray:
+def coded_picture(index: int, label: int, size: int = SIZE) -> np.ndarray:
     """uint8 (row, column, RGB): red says where the pixel lies, green the index, blue the class."""
-    picture = np.empty((SIZE, SIZE, 3), np.uint8)
-    picture[..., 0] = np.arange(SIZE * SIZE).reshape(SIZE, SIZE)
+    picture = np.empty((size, size, 3), np.uint8)
+    picture[..., 0] = np.arange(size * size).reshape(size, size) % 256
     picture[..., 1] = index
     picture[..., 2] = label
     return picture
@@ -23,12 +23,14 @@ def label_of(index: int) -> int:
     return (7 * index + 3) % 5
 
 
-def write_coded(folder: Path, counts: tuple[int, ...], layout: str = "b01c") -> Dataset:
+def write_coded(
+    folder: Path, counts: tuple[int, ...], layout: str = "b01c", size: int = SIZE
+) -> Dataset:
     """A data set of coded pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     paths, start = [], 0
     for number, count in enumerate(counts):
-        pictures = [coded_picture(i, label_of(i)) for i in range(start, start + count)]
+        pictures = [coded_picture(i, label_of(i), size) for i in range(start, start + count)]
         paths.append(folder / f"{number:04}.hkl")
         write_batch(paths[-1], np.stack(pictures), layout)
         start += count
@@ -39,6 +41,6 @@ def write_coded(folder: Path, counts: tuple[int, ...], layout: str = "b01c") -> 
         offsets=tuple(locate_batch(path).offset for path in paths),
         counts=counts,
         layout=layout,
-        image_size=SIZE,
+        image_size=size,
         labels_file=str(labels),
     )

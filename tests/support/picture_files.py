@@ -1,6 +1,7 @@
 """Pictures that encode their own label and number, and what preprocessing makes of them."""
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from PIL import Image
 
 SIDE = 8
 PER_FILE = 4
-# Bytes that are no picture.
 GARBAGE = b"this is not a picture"
+Refusal = Callable[..., str]  # runs a program with more options; its message
 # ILSVRC as it is shipped: IDs in another order than wnids.
 WNID_OF_ID = {1: "n20", 2: "n03", 3: "n10", 4: "n99"}
 
@@ -23,10 +24,6 @@ def encoded(split: str, wnid: str, number: int) -> np.ndarray:
     pixels = np.random.default_rng(zlib.crc32(name.encode())).integers(0, 256, (SIDE, SIDE, 3))
     pixels[0, 0] = (int(wnid[1:]) % 256, number % 256, number // 256)
     return pixels.astype(np.uint8)
-
-
-def name_of(number: int) -> str:
-    return f"{number:03d}.JPEG"
 
 
 def write_exact(path: Path, pixels: np.ndarray) -> None:
@@ -44,11 +41,15 @@ class Pictures:
     def write(self, split: str, counts: dict[str, int]) -> None:
         for wnid, count in counts.items():
             for number in range(count):
-                path = self.root / split / wnid / name_of(number)
-                write_exact(path, encoded(split, wnid, number))
+                write_exact(self.path(split, wnid, number), encoded(split, wnid, number))
 
     def path(self, split: str, wnid: str, number: int) -> Path:
-        return self.root / split / wnid / name_of(number)
+        return self.root / split / wnid / f"{number:03d}.JPEG"
+
+    def spoil(self, *names: tuple[str, str, int]) -> None:
+        """Replace pictures by bytes that are none."""
+        for name in names:
+            self.path(*name).write_bytes(GARBAGE)
 
     def options(self, out: Path, *more: str) -> list[str]:
         """A command line that preprocesses these pictures into `out`."""

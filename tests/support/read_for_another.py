@@ -14,11 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.artifacts.checkpoint import (
-    initial_weights,
-    read_checkpoint,
-    read_header,
-)
+from tandem.artifacts.checkpoint import initial_weights, read_checkpoint, read_header
 from tandem.config.command_line import load_config
 from tandem.data.batch_file import locate_batch
 from tandem.data.dataset import Dataset, open_split
@@ -68,23 +64,19 @@ def read_all_of_a_manifest(path: Path, folder: Path) -> None:
         "\n".join(split.pictures).encode()
 
 
-def read_configuration(path: Path, folder: Path) -> None:
-    load_config(["--config", str(path)])
-
-
 def read_all_of_a_checkpoint(path: Path, folder: Path) -> None:
     read_header(path)
     found = read_checkpoint(path)
     initial_weights(path, {name: array.shape for name, array in found.weights.items()})
 
 
-READERS: dict[str, Callable[[Path, Path], None]] = {
+READERS: dict[str, Callable[[Path, Path], object]] = {
     "batch": read_batch,
     "labels": read_labels,
     "labels again": read_labels_again,
     "mean": read_mean_image,
     "manifest": read_all_of_a_manifest,
-    "configuration": read_configuration,
+    "configuration": lambda path, folder: load_config(["--config", str(path)]),
     "checkpoint": read_all_of_a_checkpoint,
 }
 
@@ -100,14 +92,10 @@ def answer(line: str, folder: Path) -> list[str]:
     return ["read"]
 
 
-def limit_memory() -> None:
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + _ROOM, used + _ROOM))
-
-
 def main() -> int:
     folder = Path(sys.argv[1])
-    limit_memory()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _ROOM, used + _ROOM))
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(line, folder)), flush=True)

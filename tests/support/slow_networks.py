@@ -11,34 +11,18 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def theano_logits(files: Arrays, images: np.ndarray) -> np.ndarray:
-    """The original's output before its softmax, with dropout off.
+    """The original's output (picture, class) before its softmax, with dropout off.
 
-    Parameters
-    ----------
-    files : mapping of str to ndarray
-        By the names of the files without the epoch, as ``W0_1``.
-    images : float (RGB, row, column, picture)
-        The original's axes, c01b, minus the mean image.
-
-    Returns
-    -------
-    float (picture, class)
+    `files` are by their names without the epoch, as ``W0_1``; `images` are (RGB, row, column,
+    picture), the original's axes, minus the mean image.
     """
     x = images
     for layer, (stride, pad, groups, pool, norm) in enumerate(LAYERS):
-        if groups == 1:
-            x = true_convolution(x, files[f"W_{layer}"], files[f"b_{layer}"], stride, pad)
-        else:
-            halves = np.split(x, 2, axis=0)
-            x = np.concatenate(
-                [
-                    true_convolution(
-                        half, files[f"W{i}_{layer}"], files[f"b{i}_{layer}"], stride, pad
-                    )
-                    for i, half in enumerate(halves)
-                ]
-            )
-        x = np.maximum(x, 0)
+        parts = []
+        for part, mark in zip(np.split(x, groups), [""] if groups == 1 else "01", strict=True):
+            w, b = (files[f"{letter}{mark}_{layer}"] for letter in "Wb")
+            parts.append(true_convolution(part, w, b, stride, pad))
+        x = np.maximum(np.concatenate(parts), 0)
         x = pooled(x) if pool else x
         x = normalized(x, alpha=1e-4, k=2.0) if norm else x
     x = x.transpose(3, 0, 1, 2).reshape(x.shape[3], -1)
@@ -54,35 +38,20 @@ def caffe_logits(
     alpha: float = 1e-4,
     k: float = 1.0,
 ) -> np.ndarray:
-    """Caffe's fc8 in its test phase.
+    """Caffe's fc8 in its test phase, (picture, class), for bvlc_alexnet or CaffeNet.
 
-    Parameters
-    ----------
-    blobs : mapping of str to pair of ndarray
-        Weight and bias by the layer's name.
-    images : float (picture, BGR, row, column)
-        Minus the mean image.
-    norm_before_pool : bool
-        bvlc_alexnet, or CaffeNet.
-
-    Returns
-    -------
-    float (picture, class)
+    `blobs` are weight and bias by the layer's name; `images` are (picture, BGR, row, column) minus
+    the mean image.
     """
     x = images.transpose(1, 2, 3, 0)
     for number, (stride, pad, groups, pool, norm) in enumerate(LAYERS, 1):
         weight, bias = blobs[f"conv{number}"]
-        parts = zip(
-            np.split(x, groups), np.split(weight, groups), np.split(bias, groups), strict=True
-        )
-        # Theano's convolution with flipped filters is a correlation.
-        x = np.concatenate(
-            [
-                true_convolution(part, w.transpose(1, 2, 3, 0)[:, ::-1, ::-1], b, stride, pad)
-                for part, w, b in parts
-            ]
-        )
-        x = np.maximum(x, 0)
+        parts = []
+        for part, w, b in zip(*(np.split(a, groups) for a in (x, weight, bias)), strict=True):
+            # Theano's convolution with flipped filters is a correlation.
+            flipped = w.transpose(1, 2, 3, 0)[:, ::-1, ::-1]
+            parts.append(true_convolution(part, flipped, b, stride, pad))
+        x = np.maximum(np.concatenate(parts), 0)
         for step in ("norm", "pool") if norm_before_pool else ("pool", "norm"):
             if step == "norm" and norm:
                 x = normalized(x, alpha / 5, k)
@@ -112,12 +81,8 @@ def true_convolution(
     """What Theano computes: a convolution, which flips the filters.
 
     ``y[o, p, q] = b[o] + sum over c, i, j of x[c, p s + K - 1 - i, q s + K - 1 - j] w[c, i, j,
-    o]``. What stands first in a filter meets what comes last in its window.
-
-    Parameters
-    ----------
-    x : (channel, row, column, picture)
-    w : (channel, row, column, filter)
+    o]``. What stands first in a filter meets what comes last in its window. x is (channel, row,
+    column, picture) and w (channel, row, column, filter).
     """
     side, last = w.shape[1], w.shape[1] - 1
     x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from pytensor.graph.basic import Apply
-from pytensor.scalar.basic import Composite, IntDiv, Mod, Pow, ScalarOp, Second
+from pytensor.scalar.basic import Composite, IntDiv, Mod, Pow, Second
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.type import discrete_dtypes
 
@@ -19,7 +19,8 @@ def lower_elemwise(op: Elemwise, node: Apply, device: torch.device, compiled: bo
     prepared = scalar_call(op.scalar_op, node)
     call = prepared.call
     views = {out: prepared.returns for out in range(len(node.outputs)) if prepared.returns}
-    repeats = bool(views) and _may_repeat(op.scalar_op)
+    # These may stretch the operand that they return to the shape of another.
+    repeats = bool(views) and isinstance(op.scalar_op, Second | Composite)
     divides = isinstance(op.scalar_op, IntDiv | Mod | Pow | Composite)
     certain = not (divides and node.outputs[0].type.dtype in discrete_dtypes)
     checks = _broadcast_checks(node, prepared.omit)
@@ -34,11 +35,6 @@ def lower_elemwise(op: Elemwise, node: Apply, device: torch.device, compiled: bo
 
 def _out_first(into: Callable[..., Any]) -> Callable[..., Any]:
     return lambda out, *operands: into(*operands, out=out)
-
-
-def _may_repeat(op: ScalarOp) -> bool:
-    """Whether an Op that may return an operand may stretch it to the shape of another."""
-    return isinstance(op, Second | Composite)
 
 
 def _reuse(node: Apply, prepared: ScalarCall) -> dict[int, Callable[..., Any]]:

@@ -90,15 +90,7 @@ def _is_exact(node: Apply) -> bool:
 
 @singledispatch
 def host_rule(op: Op, node: Apply) -> Rule | None:
-    """Return a function that computes `node` from Python numbers, or None if there is none.
-
-    Parameters
-    ----------
-    op : Op
-        The Op of `node`.
-    node : Apply
-        A node whose inputs may all be known as numbers or tuples of numbers.
-    """
+    """Return a function that computes `node` from Python numbers and tuples, or None."""
     return None
 
 

@@ -13,7 +13,7 @@ from tandem.ops.lrn import LRN, LRNGrad
 from tandem.ops.momentum import MomentumStep
 from tandem.ops.pool import MaxPool2d, MaxPool2dGrad
 from tandem.ops.relu import Relu, ReluGrad
-from tandem.philox import Purpose, philox4x32
+from tandem.philox import philox4x32
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -196,8 +196,7 @@ def lower_dropout_mask(
     op: DropoutMask, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
     dtype = torch_dtype(node.outputs[0])
-    units, purpose = op.units, Purpose.DROPOUT + op.layer
-    threshold = round(op.rate * 2**32)
+    units, purpose, threshold = op.units, op.purpose, op.threshold
 
     def mask(seed: Tensor, epoch: Tensor, indices: Tensor) -> Tensor:
         blocks = torch.arange(-(-units // 4), device=device).unsqueeze(0)

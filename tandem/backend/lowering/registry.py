@@ -20,70 +20,31 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name i
 class Lowering:
     """How one node of a graph is computed, and all that the code generator asks about it.
 
-    Parameters
-    ----------
-    call : callable
-        Takes the node's inputs, except those in `omit`, as tensors on the device, and returns the
-        output (or a tuple of them, where the node has several) as tensors. It never writes into an
-        input.
-    host : frozenset of int
-        Positions of inputs that `call` takes as Python numbers (a 0-d input) or tuples of them (a
-        vector): sizes, indices, axes. Numbers that come from shapes never leave the host.
-    omit : frozenset of int
-        Positions of inputs that `call` does not take, because it already contains their constants.
-    views : mapping from int to tuple of int
-        For each output that may share memory with inputs, the positions of these inputs, in
-        addition to the Op's own ``view_map``.
-    repeats : bool
-        Whether an output that is a view may map several elements to one address.
-    numbers : bool
-        Whether the outputs are Python numbers or tuples of them, and not tensors.
-    counts : bool
-        Whether `call` counts elements by their values, as a mask does: ``torch.compile`` cannot
-        know the shape of what follows.
-    reuse : mapping from int to callable
-        Variants of `call` that may overwrite and return the input at that position. They are used
-        after the last other use of that input's value.
-    prepare : mapping from int to callable
-        Conversions of inputs that `call` takes in another layout or precision. Nodes that name the
-        same function for a variable share the result.
-    into : callable or None
-        A variant of `call` that takes, before the inputs, a tensor of each output's shape and dtype
-        to write the result to, and returns that tensor (or a tuple of them).
-    in_place : bool
-        Whether a tensor that `into` writes to may be one of the inputs: each element of the result
-        depends only on the elements at its own position.
-    certain : bool
-        Whether `call` cannot fail once all shapes are static: no value is out of range. Updates in
-        place are written as soon as only such nodes follow.
-    computes : bool
-        Whether the outputs are new numbers. Otherwise numbers are moved, copied or joined, which
-        ``torch.compile`` may leave out (an axis of length 1 is flipped, say).
-    permutes : tuple of int or None
-        The order of axes, if all that the node does is to transpose its input.
-    factors : int
-        How many inputs, from the first, are factors of a product whose precision may be chosen.
-    images : bool
-        Whether these factors are images and filters, (batch or filter, channel, row, column), whose
-        channels may lie last.
+    Inputs, outputs and operands are named by their positions. `call` never writes into an input.
     """
 
-    call: Callable[..., Any]
-    host: frozenset[int] = frozenset()
-    omit: frozenset[int] = frozenset()
+    call: Callable[..., Any]  # from tensors, in order, to a tensor, or a tuple of several
+    host: frozenset[int] = frozenset()  # inputs taken as Python numbers, or tuples of them
+    omit: frozenset[int] = frozenset()  # inputs that `call` already contains as constants
+    # For each output, inputs whose memory it may share, beside those in the Op's view_map.
     views: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    repeats: bool = False
-    numbers: bool = False
-    counts: bool = False
+    repeats: bool = False  # a view may map several elements to one address
+    numbers: bool = False  # outputs are Python numbers or tuples of them, not tensors
+    counts: bool = False  # the shape depends on values, as with a mask: unknown to torch.compile
+    # Variants of `call` that overwrite and return an input, after the last other use of it.
     reuse: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
+    # Conversions of inputs to another layout or precision. Nodes that name the same function for
+    # a variable share the result.
     prepare: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
+    # A variant of `call` that takes, before the inputs, a tensor for each output to write to.
     into: Callable[..., Any] | None = None
-    in_place: bool = False
-    certain: bool = False
+    in_place: bool = False  # that tensor may be an input: the work is element by element
+    certain: bool = False  # cannot fail once all shapes are static; updates are then written early
+    # Outputs are new numbers, not moved, copied or joined ones, which torch.compile may leave out.
     computes: bool = False
-    permutes: tuple[int, ...] | None = None
-    factors: int = 0
-    images: bool = False
+    permutes: tuple[int, ...] | None = None  # the order of axes, if the node only transposes
+    factors: int = 0  # inputs, from the first, that are factors of a product
+    images: bool = False  # they are images and filters, whose channels may lie last
 
 
 computed = partial(Lowering, computes=True, certain=True)
@@ -94,27 +55,13 @@ computed = partial(Lowering, computes=True, certain=True)
 def lower(op: Op, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     """Return the PyTorch call that computes `node`.
 
-    A lowering for another Op is added with ``@lower.register(ThatOp)``.
-
-    Parameters
-    ----------
-    op : Op
-        The Op of `node`; the lowering is chosen by its class.
-    node : Apply
-        The node to compute.
-    device : torch.device
-        Where the tensors are.
-    compiled : bool
-        Whether ``torch.compile`` will read the call: then it fuses elementwise calls by itself.
-
-    Returns
-    -------
-    Lowering
+    A lowering for another Op is added with ``@lower.register(ThatOp)``. With `compiled`,
+    ``torch.compile`` will read the call, and fuses elementwise calls by itself.
 
     Raises
     ------
     NotImplementedError
-        If no lowering is registered for the Op, or the registered one does not cover this case.
+        No lowering is registered for the Op, or the registered one does not cover this case.
     """
     raise unsupported(node, "there is no PyTorch lowering for this Op")
 

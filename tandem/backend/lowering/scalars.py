@@ -34,52 +34,24 @@ _COMPUTED_AS_INT64 = (torch.uint16, torch.uint32, torch.uint64)
 
 @dataclass(frozen=True)
 class Kernel:
-    """An elementwise PyTorch call.
-
-    Parameters
-    ----------
-    call : callable
-        Takes tensors of one dtype.
-    numbers : tuple of int
-        Positions at which it also takes a Python number, to the same effect.
-    out : bool
-        Whether it takes ``out=``, possibly one of its operands.
-    variadic : bool
-        Whether more than two operands are combined from the left.
-    compare : bool
-        Whether operands are converted to their common dtype, not to the dtype of the result.
-    condition : bool
-        Whether the first operand is a condition: always bool, and always a tensor.
-    """
+    """An elementwise PyTorch call on tensors of one dtype."""
 
     call: Call
-    numbers: tuple[int, ...] = ()
-    out: bool = False
-    variadic: bool = False
-    compare: bool = False
-    condition: bool = False
+    numbers: tuple[int, ...] = ()  # operands that may be a Python number, to the same effect
+    out: bool = False  # takes out=, possibly one of its operands
+    variadic: bool = False  # more than two operands are combined from the left
+    compare: bool = False  # operands have their common dtype, not that of the result
+    condition: bool = False  # the first operand is always bool, and always a tensor
 
 
 @dataclass(frozen=True)
 class ScalarCall:
-    """A scalar Op as a call on tensors.
-
-    Parameters
-    ----------
-    call : callable
-        Takes the operands except those in `omit`.
-    omit : frozenset of int
-        Operands that are constants, already in `call`.
-    into : callable or None
-        As `call`, but with ``out=``.
-    returns : tuple of int
-        Operands that `call` may return as they are.
-    """
+    """A scalar Op as a call on tensors."""
 
     call: Call
-    omit: frozenset[int] = frozenset()
-    into: Call | None = None
-    returns: tuple[int, ...] = ()
+    omit: frozenset[int] = frozenset()  # operands that `call` already contains as constants
+    into: Call | None = None  # as `call`, but with out=
+    returns: tuple[int, ...] = ()  # operands that `call` may return as they are
 
 
 def _sign(x: torch.Tensor) -> torch.Tensor:
@@ -165,16 +137,7 @@ def covered_scalar_ops() -> frozenset[type]:
 
 
 def scalar_call(op: ps.ScalarOp, node: Apply) -> ScalarCall:
-    """Make a call on tensors of a scalar Op.
-
-    Parameters
-    ----------
-    op : ScalarOp
-        The scalar Op.
-    node : Apply
-        The node whose operands and results have the dtypes to use: of `op` itself, or of an
-        ``Elemwise`` of it.
-    """
+    """Make a call on tensors of a scalar Op, with the dtypes of `node`."""
     if isinstance(op, Composite):
         return _composite(op)
     if isinstance(op, ps.Cast):
@@ -341,22 +304,17 @@ def _composite(op: Composite) -> ScalarCall:
     steps: list[tuple[Call, list[int]]] = []
     for node in order:
         prepared = scalar_call(node.op, node)
-        kept = [v for place, v in enumerate(node.inputs) if place not in prepared.omit]
-        steps.append((prepared.call, [places[variable] for variable in kept]))
+        kept = [places[v] for at, v in enumerate(node.inputs) if at not in prepared.omit]
+        steps.append((prepared.call, kept))
         places[node.outputs[0]] = len(places)
     # A 0-d tensor on the host combines with tensors on any device.
-    values = [torch.from_numpy(np.array(constant.data)) for constant in constants]
+    data = [torch.from_numpy(np.array(constant.data)) for constant in constants]
     results = [places[output] for output in graph.outputs]
-    return ScalarCall(_steps(steps, values, results), returns=tuple(range(len(graph.inputs))))
 
-
-def _steps(
-    steps: Sequence[tuple[Call, list[int]]], constants: list[torch.Tensor], results: list[int]
-) -> Call:
     def run(*operands: torch.Tensor) -> Any:
-        values = [*operands, *constants]
-        for call, places in steps:
-            values.append(call(*[values[place] for place in places]))
+        values = [*operands, *data]
+        for call, kept in steps:
+            values.append(call(*[values[place] for place in kept]))
         return values[results[0]] if len(results) == 1 else tuple(values[r] for r in results)
 
-    return run
+    return ScalarCall(run, returns=tuple(range(len(graph.inputs))))

@@ -13,50 +13,27 @@ from tandem.memory.cuda.driver import CudaDriver
 
 @dataclass(frozen=True)
 class BufferHandle:
-    """A small message by which another process opens a `CudaBuffer`.
-
-    Attributes
-    ----------
-    device : int
-        Number of the device that holds the memory.
-    nbytes : int
-        Size of the buffer.
-    process : int
-        Number of the process that made it.
-    name : str
-        For messages.
-    data : bytes
-        The driver's handle.
-    """
+    """A small message by which another process opens a `CudaBuffer`."""
 
     device: int
     nbytes: int
-    process: int
+    process: int  # that made it
     name: str
-    data: bytes
+    data: bytes  # the driver's handle
 
 
 @dataclass(frozen=True)
 class CudaArray:
     """An array in device memory, which PyTorch and others take without a copy.
 
-    Attributes
-    ----------
-    buffer : CudaBuffer
-        The memory. The array keeps the object alive, but not the memory of a closed buffer.
-    address : int
-        Of the first element.
-    shape : tuple of int
-    dtype : numpy dtype
-    strides : tuple of int or None
-        Bytes from one element to the next along each axis; None in C order.
+    It keeps the object `buffer` alive, but not the memory of a closed buffer.
     """
 
     buffer: "CudaBuffer"
-    address: int
+    address: int  # of the first element
     shape: tuple[int, ...]
     dtype: np.dtype
-    strides: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None  # bytes; None: C order
 
     @property
     def size(self) -> int:
@@ -118,34 +95,12 @@ class CudaBuffer(Buffer):
 
     @classmethod
     def create(cls, driver: CudaDriver, nbytes: int, name: str = "tandem") -> "CudaBuffer":
-        """Allocate a buffer of zeros on the driver's device.
-
-        Parameters
-        ----------
-        driver : CudaDriver
-            The device.
-        nbytes : int
-            Size in bytes.
-        name : str
-            For messages.
-
-        Raises
-        ------
-        InputError
-            The device has too little memory.
-        """
+        """Allocate zeros on the driver's device, or raise InputError if it is full."""
         return cls(driver, driver.allocate(nbytes), nbytes, name, driver.device, driver.free)
 
     @classmethod
     def open(cls, driver: CudaDriver, handle: BufferHandle) -> "CudaBuffer":
         """Open a buffer of another process, on this device or on one that it can reach.
-
-        Parameters
-        ----------
-        driver : CudaDriver
-            The device that will use the memory.
-        handle : BufferHandle
-            Of a buffer that its owner has not closed.
 
         Raises
         ------

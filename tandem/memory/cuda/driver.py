@@ -38,24 +38,12 @@ class CudaDriver:
     PyCUDA would abort a process if one of its threads exits within a context. Addresses are those
     of the process.
 
-    Parameters
-    ----------
-    device : int
-        The device's number, from 0.
-
-    Attributes
-    ----------
-    device : int
-        The device's number.
-    identity : str
-        The device's UUID, the same under whatever number another process sees it.
-    process : int
-        The process's number: a handle can't be opened in the process that made it.
-
     Raises
     ------
     InputError
-        PyCUDA is not installed or can't be loaded, or the device doesn't exist or is not available.
+        PyCUDA is not installed or can't be loaded, or the device doesn't exist or is not available;
+        in `allocate` and `page_locked`, there is too little memory; in `export`, `open` and
+        `open_event`, the system does not permit it, or the owner has ended.
     """
 
     def __init__(self, device: int) -> None:
@@ -78,13 +66,7 @@ class CudaDriver:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     def allocate(self, nbytes: int) -> int:
-        """Allocate zeros on the device and wait for them; return the address, a multiple of 256.
-
-        Raises
-        ------
-        InputError
-            The device has too little memory.
-        """
+        """Allocate zeros on the device and wait for them; return the address, a multiple of 256."""
         size = max(1, -(-nbytes // _GRAIN)) * _GRAIN
         try:
             memory = self._cuda.mem_alloc(size)
@@ -101,26 +83,14 @@ class CudaDriver:
         self._owned.pop(address).free()
 
     def export(self, address: int) -> bytes:
-        """Return the bytes by which another process opens an allocation.
-
-        Raises
-        ------
-        InputError
-            The system does not permit it.
-        """
+        """Return the bytes by which another process opens an allocation."""
         try:
             return bytes(self._cuda.mem_get_ipc_handle(address))
         except self._cuda.Error as error:
             raise self._no_sharing("memory", error) from error
 
     def open(self, data: bytes) -> int:
-        """Map memory of another process; return its address in this one.
-
-        Raises
-        ------
-        InputError
-            The system does not permit it, or the owner has ended.
-        """
+        """Map memory of another process; return its address in this one."""
         try:
             memory = self._cuda.IPCMemoryHandle(bytearray(data))
         except self._cuda.Error as error:
@@ -153,26 +123,14 @@ class CudaDriver:
         return self._cuda.Event(kind | int(flags.INTERPROCESS) if shared else kind)
 
     def open_event(self, data: bytes) -> Event:
-        """Open an event of another process on the same device.
-
-        Raises
-        ------
-        InputError
-            The system does not permit it, or the owner has ended.
-        """
+        """Open an event of another process on the same device."""
         try:
             return self._cuda.Event.from_ipc_handle(bytearray(data))
         except self._cuda.Error as error:
             raise self._no_sharing("events", error) from error
 
     def page_locked(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Allocate zeros on the host that the device can copy while the host goes on.
-
-        Raises
-        ------
-        InputError
-            The system has too little memory that can be locked.
-        """
+        """Allocate zeros on the host that the device can copy while the host goes on."""
         try:
             array = self._cuda.pagelocked_empty(nbytes, np.uint8)
         except self._cuda.MemoryError as error:
@@ -183,13 +141,7 @@ class CudaDriver:
         return array
 
     def lock_pages(self, array: npt.NDArray[np.uint8]) -> None:
-        """Page-lock existing host memory.
-
-        Raises
-        ------
-        InputError
-            The system has too little memory that can be locked.
-        """
+        """Page-lock existing host memory, or raise InputError."""
         # PyCUDA 2026.1 has a call for this, which fails with NumPy 2.
         lock = ctypes.CDLL("libcuda.so.1").cuMemHostRegister_v2
         lock.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
@@ -200,13 +152,7 @@ class CudaDriver:
         self._locked[array.ctypes.data] = array
 
     def unlock_pages(self, array: npt.NDArray[np.uint8]) -> None:
-        """Undo `lock_pages`, when no copy is under way.
-
-        Raises
-        ------
-        RuntimeError
-            The driver refuses.
-        """
+        """Undo `lock_pages`, when no copy is under way."""
         unlock = ctypes.CDLL("libcuda.so.1").cuMemHostUnregister
         unlock.argtypes = (ctypes.c_void_p,)
         if status := unlock(array.ctypes.data):
@@ -253,12 +199,7 @@ class CudaDriver:
 
 
 def gpu_identity(number: int) -> str:
-    """Return the UUID of a GPU, whichever GPUs a process can see.
-
-    Parameters
-    ----------
-    number : int
-        The GPU's, from 0, in this process.
+    """Return the UUID of a GPU, whichever GPUs a process can see; `number` is this process's.
 
     Raises
     ------
@@ -297,13 +238,7 @@ class _AtEnd:
 
 
 def import_pycuda() -> Any:
-    """Import ``pycuda.driver``.
-
-    Raises
-    ------
-    InputError
-        PyCUDA is not installed or finds no driver.
-    """
+    """Import ``pycuda.driver``, or raise InputError."""
     try:
         import pycuda.driver
     except ModuleNotFoundError as error:

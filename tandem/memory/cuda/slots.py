@@ -17,18 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SlotHandle:
-    """A small message by which a loader opens a trainer's `CudaSlot`.
-
-    Attributes
-    ----------
-    memory : BufferHandle
-        Of the slot.
-    free, filled : bytes
-        The driver's handles of the slot's two events.
-    """
+    """A small message by which a loader opens a trainer's `CudaSlot`."""
 
     memory: BufferHandle
-    free: bytes
+    free: bytes  # the driver's handle of the event
     filled: bytes
 
 
@@ -43,43 +35,22 @@ class CudaSlot:
 
     Made by `create`, or by `open` over one that another process has made. The loader closes before
     the trainer.
-
-    Attributes
-    ----------
-    buffer : CudaBuffer
-    layout : SlotLayout
-    free, filled : Event
     """
 
     def __init__(
         self, driver: CudaDriver, buffer: CudaBuffer, layout: SlotLayout, free: Event, filled: Event
     ) -> None:
         self.buffer, self.layout, self.free, self.filled = buffer, layout, free, filled
-        self._process = driver.process
 
     @classmethod
     def create(cls, driver: CudaDriver, layout: SlotLayout, name: str = "slot") -> "CudaSlot":
-        """Allocate a slot on the trainer's device.
-
-        Raises
-        ------
-        InputError
-            The device has too little memory.
-        """
+        """Allocate a slot on the trainer's device."""
         buffer = CudaBuffer.create(driver, layout.nbytes, name)
         return cls(driver, buffer, layout, driver.event(shared=True), driver.event(shared=True))
 
     @classmethod
     def open(cls, driver: CudaDriver, layout: SlotLayout, handle: SlotHandle) -> "CudaSlot":
-        """Open a trainer's slot in its loader, on the same device.
-
-        Raises
-        ------
-        InputError
-            The system does not permit it, or the trainer has ended.
-        ValueError
-            This process made the slot, or its size is not that of `layout`.
-        """
+        """Open a trainer's slot in its loader, on the same device."""
         if handle.memory.nbytes != layout.nbytes:
             raise ValueError(
                 f"the slot {handle.memory.name!r} has {handle.memory.nbytes} bytes, its layout "
@@ -90,13 +61,7 @@ class CudaSlot:
         return cls(driver, buffer, layout, *events)
 
     def handle(self) -> SlotHandle:
-        """Return a message by which the loader opens the slot.
-
-        Raises
-        ------
-        InputError
-            The system does not permit it.
-        """
+        """Return a message by which the loader opens the slot."""
         free, filled = (bytes(event.ipc_handle()) for event in (self.free, self.filled))
         return SlotHandle(self.buffer.handle(), free, filled)
 
@@ -106,10 +71,7 @@ class CudaSlot:
         return Slot.on(self.buffer, self.layout)
 
     def begin_reading(self, stream: Stream) -> None:
-        """Make later work on the trainer's stream wait for the copy into the slot.
-
-        To be called when the loader has answered that the slot is filled.
-        """
+        """Make later work wait for the copy into a slot that the loader has reported as filled."""
         stream.wait_for_event(self.filled)
 
     def end_reading(self, stream: Stream) -> None:
@@ -125,14 +87,6 @@ class SlotUploader:
     """The loader's side: makes minibatches in page-locked memory and copies them into device slots.
 
     Each slot has a staging area of its own, so that one is filled while the other is copied.
-
-    Parameters
-    ----------
-    driver : CudaDriver
-        The slots' device.
-    slots : sequence of CudaSlot
-        By number, of one layout: opened in a loader process, or a trainer's own if it has no
-        loader.
     """
 
     def __init__(self, driver: CudaDriver, slots: Sequence[CudaSlot]) -> None:
@@ -140,16 +94,11 @@ class SlotUploader:
         self._areas = [ArrayBuffer(driver.page_locked(slot.layout.nbytes)) for slot in slots]
 
     def fill(self, number: int, fill: Callable[[Slot], None]) -> None:
-        """Make a minibatch on the host and start its copy into a slot.
+        """Let `fill` make a minibatch on the host and start its copy into a slot.
 
-        It waits only for this slot's previous copy, which reads the same staging area.
-
-        Parameters
-        ----------
-        number : int
-            Of the slot. Its trainer has called `CudaSlot.end_reading`, and then sent its request.
-        fill : callable
-            Fills a host `Slot`. Only its valid rows are copied.
+        The trainer has called `CudaSlot.end_reading`, and then sent its request. The call waits
+        only for this slot's previous copy, which reads the same staging area. Only valid rows are
+        copied.
         """
         slot, area = self._slots[number], self._areas[number]
         slot.filled.synchronize()
@@ -180,31 +129,13 @@ class CudaSlots:
     """The two slots of a trainer on its GPU, which the trainer makes and its loader opens.
 
     They can be sent to a process that is being started.
-
-    Attributes
-    ----------
-    device : int
-        The GPU's number.
-    layout : SlotLayout
-        Of each slot.
     """
 
     device: int
     layout: SlotLayout
 
     def open(self, receive: Callable[[], Any]) -> SlotUploader:
-        """Open the slots in the loader's process.
-
-        Parameters
-        ----------
-        receive : callable
-            Returns the trainer's first message: a tuple of `SlotHandle`, by number.
-
-        Raises
-        ------
-        InputError
-            The system does not permit it, or the trainer has ended.
-        """
+        """Open the slots in the loader's process; `receive` returns the tuple of `SlotHandle`."""
         driver = self.driver()
         slots = [CudaSlot.open(driver, self.layout, handle) for handle in receive()]
         return SlotUploader(driver, slots)
