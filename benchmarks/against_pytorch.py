@@ -95,7 +95,7 @@ def minibatches(config: Config, trainers: int) -> Iterator[tuple[int, int, int, 
     size = config.batch_size * trainers
     layout = SlotLayout(size, spec.picture_size)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
-    builder = spec.filler()
+    builder = spec.minibatch_builder()
     steps = minibatch_count(spec.train.size, size)
     for epoch in range(config.n_epochs):
         order = epoch_order(spec.train.counts, config.shuffle, config.seed, epoch)

@@ -4,8 +4,9 @@ import numpy as np
 
 from examples.resident_step import Sizes
 from tandem.config.schema import Config
-from tandem.memory import HostBuffer
-from tandem.memory.flat import FlatLayout, Vectors
+from tandem.memory import HostBuffer, HostSlots
+from tandem.memory.flat import FlatLayout
+from tandem.memory.parameters import HostMemory
 from tandem.memory.slot import Slot, SlotLayout
 from tandem.optim import SGD
 from tandem.training.compiled_network import CompiledNetwork
@@ -13,15 +14,21 @@ from tandem.training.compiled_network import CompiledNetwork
 
 def host_model(sizes: Sizes, device_crops: bool = False) -> CompiledNetwork:
     """Compile a trainer's functions on the CPU; `device_crops` as with `use_data_layer`."""
-    config = Config(batch_size=sizes.batch, crop_size=sizes.crop, width=sizes.width)
+    config = Config(
+        batch_size=sizes.batch,
+        crop_size=sizes.crop,
+        width=sizes.width,
+        use_data_layer=device_crops,
+    )
     net = sizes.network()
     layout = FlatLayout.of(
         {k: v.type.shape for k, v in net.parameters.items()}, "float32", states=SGD.states
     )
-    parameters, gradients = (HostBuffer.create(n * layout.nbytes) for n in (2, 1))
+    vectors = [[np.zeros(n * layout.nbytes, np.uint8)] for n in (2, 1)]
+    side = sizes.stored if device_crops else sizes.crop
+    slots = HostSlots.create(SlotLayout(sizes.batch, side), rank=0)
     mean = np.full((3, sizes.stored, sizes.stored), 117, np.float32)
-    vectors = Vectors.on(layout, parameters, gradients)
-    model = CompiledNetwork(net, config, SGD(), mean, vectors, device_crops=device_crops)
+    model = CompiledNetwork(net, config, SGD(), mean, HostMemory(slots, layout, *vectors))
     for name, value in net.initial_values(seed=1):
         model.load({name: value})
     return model

@@ -150,16 +150,7 @@ def _tasks(
     slots = HostSlots.create(SlotLayout(config.batch_size, config.crop_size), group.rank)
     memory = open_host_memory(settings[0], slots, group, layout)
     mean = np.full((3, config.crop_size, config.crop_size), 120, np.float32)
-    model = CompiledNetwork(
-        net,
-        config,
-        SGD(),
-        mean,
-        memory.vectors,
-        compile=bool(config.compile),
-        device_crops=False,
-        updated=memory.updated,
-    )
+    model = CompiledNetwork(net, config, SGD(), mean, memory)
     model.load(dict(net.initial_values(seed=1)))
     slot = memory.slots[0]
     _fill(slot, net, group.rank)

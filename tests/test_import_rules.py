@@ -35,6 +35,7 @@ ALLOWED = {
         "tandem/optim/",
         "tandem/backend/",
         "tandem/training/compiled_network.py",
+        "tandem/training/functions.py",
         "tandem/training/graphs.py",
         "tandem/classify/classifier.py",
         "tandem/export/",

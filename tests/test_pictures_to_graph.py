@@ -72,7 +72,7 @@ def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
     images_of = graph_input(spec.picture_size, mean, cropped=not device_crops)
     layout = SlotLayout(BATCH, spec.picture_size)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
-    builder = spec.filler()
+    builder = spec.minibatch_builder()
     arrived: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
     for rank in range(trainers):
         for request in minibatch_requests(spec, rank, RunState()):

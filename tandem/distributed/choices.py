@@ -62,6 +62,11 @@ class ExchangeChoice(Choice):
     # Whether there is one copy of the parameters, of which each trainer updates a part.
     shares_parameters: ClassVar[bool] = False
 
+    @property
+    def sends_early(self) -> bool:
+        """Whether gradients are sent during the backward pass, as each is ready."""
+        return False
+
     def make(
         self, collective: AllReduceChoice, memory: "HostMemory | CudaMemory", group: "Group"
     ) -> "Exchange":

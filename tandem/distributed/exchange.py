@@ -161,6 +161,10 @@ class Gradients(ExchangeChoice):
         ),
     )
 
+    @property
+    def sends_early(self) -> bool:
+        return self.bucket_mb > 0
+
     def make(
         self, collective: AllReduceChoice, memory: HostMemory | CudaMemory, group: Group
     ) -> Exchange:

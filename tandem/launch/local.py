@@ -84,7 +84,7 @@ def start_loader(
         return None
     loader_end, trainer_end = multiprocessing.Pipe(duplex=True)
     name = f"loader {rank}"
-    arguments = (spec.filler(), trainer_end, slots, pool.status(name))
+    arguments = (spec.minibatch_builder(), trainer_end, slots, pool.status(name))
     pool.start(name, loader.serve, *arguments, reports=False)
     trainer_end.close()
     return loader_end

@@ -29,38 +29,18 @@ ALEXNET = "alex_net:AlexNet"
 class NetworkDescription:
     """What determines a network beside its parameters, and what its outputs mean.
 
-    Attributes
-    ----------
-    crop_size : int
-        Pixels on each side of the input.
-    classes : int
-        Number of outputs.
-    width : float
-        Factor on all filter and unit counts.
-    wnids : tuple of str or None
-        The classes by name, in the order of the outputs; None if unknown.
-    norm_before_pool : bool
-        Option of AlexNet, which is older than `options` and has a key of its own in configurations
-        and checkpoints: `options` may be given with it, and never holds it.
-    network : str
-        "module:class". A file must not choose the code that runs: the user names the network, see
-        `check_network`.
-    options : mapping of str to Any
-        All other keyword arguments of the class.
-
-    Raises
-    ------
-    InputError
-        An option cannot be used.
+    `norm_before_pool` is an option of AlexNet that has a key of its own in configurations and
+    checkpoints: `options` may be given with it, and never holds it. Raises InputError if an option
+    cannot be used.
     """
 
-    crop_size: Annotated[int, Field(ge=1)]
+    crop_size: Annotated[int, Field(ge=1)]  # pixels on each side of the input
     classes: Annotated[int, Field(ge=1)]
-    width: float
-    wnids: tuple[str, ...] | None = None
+    width: float  # factor on all filter and unit counts
+    wnids: tuple[str, ...] | None = None  # the classes, in the order of the outputs, if known
     norm_before_pool: bool = False
-    network: str = ALEXNET
-    options: Mapping[str, Any] = field(default_factory=dict)
+    network: str = ALEXNET  # "module:class", which the user has to name too, see `check_network`
+    options: Mapping[str, Any] = field(default_factory=dict)  # other arguments of the class
 
     def __post_init__(self) -> None:
         options = dict(self.options)
@@ -111,19 +91,15 @@ class Network(ABC):
     crop_size : int
         Pixels on each side of the input.
     classes : int
-        Number of outputs.
     dtype : "float32" or "float64"
         Of parameters and images.
 
     Attributes
     ----------
     parameters : Parameters
-        By name, ``layer.weight`` or ``layer.bias``, in order; all zeros until `initialize` or a
-        checkpoint sets them.
+        In order; all zeros until `initialize` or a checkpoint sets them.
     shapes : dict of str to tuple of int
         Shape for one picture of ``input``, and of the outputs of layers.
-    crop_size, classes, dtype
-        As given.
     """
 
     def __init__(self, crop_size: int, classes: int, dtype: str) -> None:
@@ -207,17 +183,8 @@ class Network(ABC):
 def build_network(description: NetworkDescription, dtype: str = "float32") -> Network:
     """Import the class of a network and make one.
 
-    Parameters
-    ----------
-    description : NetworkDescription
-        Its class is called with the keyword arguments `crop_size`, `classes`, `width` and
-        `dtype`, and with the options.
-    dtype : "float32" or "float64"
-        Of its parameters.
-
-    Returns
-    -------
-    Network
+    The class is called with the keyword arguments `crop_size`, `classes`, `width` and `dtype`
+    (float32 or float64), and with the options.
 
     Raises
     ------
@@ -268,22 +235,7 @@ def _check_options(description: NetworkDescription, kind: type[Network]) -> None
 
 
 def check_network(path: str | Path, description: NetworkDescription, network: str) -> None:
-    """Refuse a checkpoint of another network than the user names.
-
-    Parameters
-    ----------
-    path : Path
-        The checkpoint, for the message.
-    description : NetworkDescription
-        Its description of itself.
-    network : str
-        "module:class" that the user names.
-
-    Raises
-    ------
-    InputError
-        Names both.
-    """
+    """Refuse a checkpoint of another network than the user names, with an InputError."""
     if description.network != network:
         raise InputError(
             f"{path}: this checkpoint says that it is of the network {description.network}, not "
@@ -293,18 +245,10 @@ def check_network(path: str | Path, description: NetworkDescription, network: st
 
 
 def find_network(network: str) -> type:
-    """Import the class of a network.
+    """Import the class of a network, given as "module:class".
 
-    Parameters
-    ----------
-    network : str
-        "module:class"; the module is looked for where Python looks for modules, the folder of the
-        program first.
-
-    Raises
-    ------
-    InputError
-        There is no such module or class.
+    Python's module path is searched, the folder of the program first. Raises InputError if there is
+    no such module or class.
     """
     module_name, _, name = network.partition(":")
     try:

@@ -55,19 +55,10 @@ class Parameter:
         return pytensor.shared(zeros, name=self.name, shape=self.shape, borrow=True)
 
     def initial_value(self, seed: int, position: int, dtype: str) -> np.ndarray:
-        """Draw this parameter's initial value: a function of `seed` and `position` alone.
+        """Draw the initial value: a function of `seed` and of the position in the network alone.
 
         Drawn in float32 whatever the dtype, so that networks in float32 and float64 start from
         the same numbers.
-
-        Parameters
-        ----------
-        seed : int
-            The run's seed, 64 bits.
-        position : int
-            The parameter's place in the network, from 0.
-        dtype : str
-            dtype of the result.
         """
         if self.std == 0:
             return np.full(self.shape, self.mean, dtype)
@@ -95,17 +86,7 @@ def bias(layer: str, units: int, mean: float = 0.0) -> Parameter:
 class Parameters(Mapping[str, "TensorSharedVariable"]):
     """The shared variables of a network by name, in the order of their declaration.
 
-    Parameters
-    ----------
-    dtype : str
-        float32 or float64.
-    declared : iterable of Parameter
-        Their order fixes the order of the variables and their initial values.
-
-    Attributes
-    ----------
-    declared : dict of str to Parameter
-        By name, in order.
+    The order fixes their initial values too. `declared` holds the declarations by name.
     """
 
     def __init__(self, dtype: str, declared: Iterable[Parameter] = ()) -> None:
@@ -150,21 +131,13 @@ class Parameters(Mapping[str, "TensorSharedVariable"]):
 class DropoutKeys:
     """The symbolic inputs that are particular to training.
 
-    Attributes
-    ----------
-    seed : int64 scalar
-        The run's seed.
-    epoch : int64 scalar
-        From 0.
-    indices : int64 (batch,)
-        Dataset index of each picture. Dropout masks are a function of these three.
-    statistics : dict of str to variable
-        Filled by the network: for each array that is not trained, its value for this minibatch.
+    Dropout masks are a function of the first three. The network fills `statistics`: for each array
+    that is not trained, its value for this minibatch.
     """
 
-    seed: "TensorVariable"
-    epoch: "TensorVariable"
-    indices: "TensorVariable"
+    seed: "TensorVariable"  # int64 scalar
+    epoch: "TensorVariable"  # int64 scalar, from 0
+    indices: "TensorVariable"  # int64 (batch,), of the pictures in the dataset
     statistics: "dict[str, TensorVariable]" = field(default_factory=dict)
 
 

@@ -19,7 +19,7 @@ class Optimizer(Choice, ABC):
         Names of its states: each is one array for every trained parameter, of its shape and dtype,
         zero at first. Memory, exchange and checkpoints carry them under these names.
     weight_decay : float
-        Decay per step and unit of rate, of parameters that decay.
+        Per step and unit of rate, of parameters that decay.
     """
 
     states: ClassVar[tuple[str, ...]]
@@ -42,15 +42,11 @@ class Optimizer(Choice, ABC):
         states : sequence of float
             One for each name in `states`, of that shape.
         rate : float scalar of the same dtype
-            The parameter's learning rate.
-        decay : float
-            The parameter's weight decay.
+            The parameter's own, as is `decay`.
 
         Returns
         -------
-        weight : float
-            The new value.
-        states : tuple of float
+        weight, states
             The new values, in order.
         """
 

@@ -10,18 +10,10 @@ from tandem.validation import suggestion
 
 @dataclass(frozen=True)
 class ParameterRate:
-    """How one parameter learns.
+    """How one parameter learns."""
 
-    Attributes
-    ----------
-    factor : float
-        Its rate, as a multiple of the run's.
-    decay : float
-        Its decay per step and unit of its rate.
-    """
-
-    factor: float
-    decay: float
+    factor: float  # its rate, as a multiple of the run's
+    decay: float  # per step and unit of its rate
 
 
 def learned_rates(
@@ -30,28 +22,10 @@ def learned_rates(
     lr_multipliers: Mapping[str, float] | None = None,
     weight_decay: float = 0.0,
 ) -> dict[str, ParameterRate]:
-    """The rate of every parameter that is learned, by its tags; frozen layers are left out.
+    """The rate of every parameter that is learned, in the network's order.
 
-    Parameters
-    ----------
-    declared : mapping of str to Parameter
-        The network's, by name, in order.
-    freeze : collection of str
-        Layers that do not learn.
-    lr_multipliers : mapping of str to float
-        Factors on the rates of layers.
-    weight_decay : float
-        Decay per step and unit of rate, of parameters that decay.
-
-    Returns
-    -------
-    dict of str to ParameterRate
-        By name, in the network's order.
-
-    Raises
-    ------
-    InputError
-        A layer is unknown to the network, or none is left to learn.
+    The layers of `freeze` are left out, and `lr_multipliers` are factors on the rates of layers.
+    Raises InputError if the network has no such layer, or if none is left to learn.
     """
     multipliers = lr_multipliers or {}
     check_layers("freeze", freeze, declared)
@@ -72,10 +46,7 @@ def learned_rates(
 def running_averages(
     declared: Mapping[str, Parameter], freeze: Collection[str] = ()
 ) -> dict[str, float]:
-    """The arrays that a run updates without training them, and what a step keeps of each.
-
-    Parameters as in `learned_rates`.
-    """
+    """The arrays that a run updates without training them, and what a step keeps of each."""
     return {
         name: parameter.keep
         for name, parameter in declared.items()
@@ -86,19 +57,8 @@ def running_averages(
 def check_layers(setting: str, given: Iterable[str], parameters: Iterable[str]) -> None:
     """Refuse the name of a layer that the network does not have.
 
-    Parameters
-    ----------
-    setting : str
-        The key of the configuration, for the message.
-    given : iterable of str
-        The layers that it names.
-    parameters : iterable of str
-        The names of the network's parameters.
-
-    Raises
-    ------
-    InputError
-        Names the layer, the nearest of the network's, and all of them.
+    `setting` is the key of the configuration that names the layers `given`. The InputError names
+    the layer, the nearest of the network's, and all of them.
     """
     layers = list(dict.fromkeys(layer_of(name) for name in parameters))
     for layer in given:

@@ -20,24 +20,12 @@ _DROP = 10
 
 @dataclass(frozen=True)
 class Moment:
-    """A run's position, by which a schedule decides.
+    """A run's position, by which a schedule decides."""
 
-    Attributes
-    ----------
-    epoch : int
-        Whole epochs done.
-    done : float
-        Epochs done, with the fraction of the current one.
-    epochs : int
-        Epochs of the whole training.
-    validation_errors : sequence of float
-        Top-1 error after each whole epoch so far, as fractions.
-    """
-
-    epoch: int
-    done: float
-    epochs: int
-    validation_errors: Sequence[float] = ()
+    epoch: int  # whole epochs done
+    done: float  # epochs done, with the fraction of the current one
+    epochs: int  # of the whole training
+    validation_errors: Sequence[float] = ()  # top-1, after each whole epoch so far, fractions
 
 
 class Schedule(Choice, ABC):
@@ -45,14 +33,7 @@ class Schedule(Choice, ABC):
 
     @abstractmethod
     def rate(self, base: float, moment: Moment) -> float:
-        """The rate of weights at a moment, before warm-up and scaling.
-
-        Parameters
-        ----------
-        base : float
-            The rate of the first step.
-        moment : Moment
-        """
+        """The rate of weights before warm-up and scaling; `base` is that of the first step."""
 
 
 _Epoch = Annotated[int, Field(ge=1)]

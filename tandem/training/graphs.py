@@ -12,25 +12,16 @@ from tandem.backend import DeviceSharedVariable
 from tandem.layers import label_rank
 
 Tensors = dict[str, TensorVariable]
+GRADIENT = "gradient/"  # begins the name of every gradient's shared variable
 
 
 @dataclass(frozen=True)
 class FunctionGraph:
-    """The graph of a function.
+    """The graph of a function, which writes its results to shared variables."""
 
-    Attributes
-    ----------
-    minibatch : dict of str to variable
-        The arrays of a slot that it reads, by their names there.
-    values : dict of str to variable
-        Its other arguments, which are numbers.
-    updates : list of (shared variable, variable)
-        Its results, which it writes to shared variables.
-    """
-
-    minibatch: Tensors
-    values: Tensors
-    updates: list[Any]
+    minibatch: Tensors  # the arrays of a slot that it reads, by their names there
+    numbers: Tensors  # its other arguments
+    updates: list[Any]  # pairs of shared variable and new value
 
 
 def minibatch_inputs(batch: int, side: int) -> Tensors:

@@ -1,19 +1,18 @@
 """Double buffering: the next minibatch is loaded while the trainer uses one."""
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from tandem.artifacts.checkpoint import RunState
 from tandem.data.augment import Mode
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
-from tandem.memory import Slot
 from tandem.processes.messages import Stop
 from tandem.training.messages import MinibatchReady
 from tandem.training.run_spec import RunSpec
@@ -21,7 +20,8 @@ from tandem.training.run_spec import RunSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tandem.memory.cuda import CudaSlot, Stream
+    from tandem.memory import HostSlots
+    from tandem.memory.cuda import CudaSlot, SlotUploader, Stream
 
 _END_SECONDS = 5.0  # for a loader to finish what it is doing
 _LOOK_SECONDS = 1.0  # the longest that a single look into the pipe may take
@@ -31,36 +31,27 @@ class LoaderError(Exception):
     """The loader process has ended: a consequence of a failure that it reports itself."""
 
 
-class Loader(Protocol):
+class Loader(ABC):
     """Fills slots on request, one after another."""
 
+    @abstractmethod
     def request(self, request: MinibatchRequest) -> None:
-        """Ask for a slot to be filled. Returns at once."""
-        ...
+        """Request that a slot be filled. Returns at once."""
 
+    @abstractmethod
     def wait(self) -> int:
         """Wait until the oldest request has been carried out; return the number of its slot.
 
-        Raises
-        ------
-        LoaderError
-            The loader has ended.
+        Raises LoaderError if the loader has ended.
         """
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Stop the loader. May be called twice."""
-        ...
 
 
 class ProcessLoader(Loader):
-    """A loader process.
-
-    Parameters
-    ----------
-    connection : Connection
-        To the loader. Its other end must be open in the loader alone, so that its death shows.
-    """
+    """A loader process; its end of the pipe must be open there alone, so that its death shows."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -73,9 +64,15 @@ class ProcessLoader(Loader):
 
     def wait(self) -> int:
         # Reading a file may take any time: only the loader's end ends the wait.
-        while not self._connection.poll(_LOOK_SECONDS):
-            pass
-        return self._receive()
+        try:
+            while not self._connection.poll(_LOOK_SECONDS):
+                pass
+            message = self._connection.recv()
+        except (EOFError, OSError):
+            raise LoaderError("its loader has ended") from None
+        if not isinstance(message, MinibatchReady):
+            raise TypeError(f"a loader sent {type(message).__name__}, expected MinibatchReady")
+        return message.slot
 
     def close(self) -> None:
         if self._connection.closed:
@@ -87,41 +84,14 @@ class ProcessLoader(Loader):
                 self._connection.recv()
         self._connection.close()
 
-    def _receive(self) -> int:
-        try:
-            message = self._connection.recv()
-        except (EOFError, OSError):
-            raise LoaderError("its loader has ended") from None
-        if not isinstance(message, MinibatchReady):
-            raise TypeError(f"a loader sent {type(message).__name__}, expected MinibatchReady")
-        return message.slot
-
-
-class SlotArea(Protocol):
-    """Slots that can be filled."""
-
-    def fill(self, number: int, fill: Callable[[Slot], None]) -> None:
-        """Fill a slot by a function of a slot on the host."""
-        ...
-
-    def close(self) -> None:
-        """Release the slots."""
-        ...
-
 
 class InProcessLoader(Loader):
     """A loader in the trainer itself, for `para_load: false`: `wait` fills the slot.
 
     Exceptions are those of `MinibatchBuilder.fill`.
-
-    Parameters
-    ----------
-    builder : MinibatchBuilder
-        Makes the minibatches.
-    slots : SlotArea
     """
 
-    def __init__(self, builder: MinibatchBuilder, slots: SlotArea) -> None:
+    def __init__(self, builder: MinibatchBuilder, slots: "HostSlots | SlotUploader") -> None:
         self._builder, self._slots = builder, slots
         self._requests: deque[MinibatchRequest] = deque()
 
@@ -139,17 +109,7 @@ class InProcessLoader(Loader):
 
 
 class OrderedLoader(Loader):
-    """A loader of slots on a GPU, ordered with the trainer's work on them.
-
-    Parameters
-    ----------
-    loader : Loader
-        Fills the slots.
-    slots : sequence of CudaSlot
-        By number.
-    stream : Stream
-        On which the trainer works.
-    """
+    """A loader of slots on a GPU, ordered with the trainer's work on them, on its stream."""
 
     def __init__(self, loader: Loader, slots: "Sequence[CudaSlot]", stream: "Stream") -> None:
         self._loader, self._slots, self._stream = loader, slots, stream
@@ -173,33 +133,17 @@ class OrderedLoader(Loader):
 class InputPipeline(Iterator[int]):
     """Filled slots, one after another, while the loader works one ahead.
 
-    ``next(pipeline)`` gives the number of a slot that holds the next minibatch, having asked the
-    loader for the one after it. The slot is the consumer's until it asks for the next; on a device
-    its work on the slot must have completed by then, since the slot is filled again thereafter. The
-    first minibatch is requested at once, so that it loads while graphs are compiled.
-
-    Parameters
-    ----------
-    requests : iterable of MinibatchRequest
-        In order, for two slots in turn. Taken one ahead of what is given out.
-    loader : Loader
-        Fills the slots. The pipeline closes it.
-
-    Attributes
-    ----------
-    indices : int64 (n,)
-        Dataset indices of the minibatch that was given out last.
-
-    Raises
-    ------
-    LoaderError
-        From `next`: the loader has ended.
+    ``next(pipeline)`` returns the number of a slot that holds the next minibatch, having requested
+    the one after it, or raises LoaderError. The slot is the consumer's until it takes the next; on
+    a device its work on the slot must have completed by then, since the slot is filled again
+    thereafter. The first minibatch is requested at once, so that it loads while graphs are
+    compiled. Requests are for two slots in turn. The pipeline closes the loader.
     """
 
     def __init__(self, requests: Iterable[MinibatchRequest], loader: Loader) -> None:
         self._requests, self._loader = iter(requests), loader
         self._pending: MinibatchRequest | None = None
-        self.indices: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self.indices = np.empty(0, np.int64)  # in the dataset, of the minibatch returned last
         self._request_next()
 
     def __next__(self) -> int:
@@ -225,22 +169,10 @@ class InputPipeline(Iterator[int]):
 
 
 def minibatch_requests(spec: RunSpec, rank: int, begin: RunState) -> Iterator[MinibatchRequest]:
-    """Every minibatch of the rest of a run, with one trainer's rows of each, in order.
+    """Every minibatch of a run from `begin`, with one trainer's rows of each, in order.
 
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-    rank : int
-        The trainer, from 0.
-    begin : RunState
-        Where the run begins.
-
-    Yields
-    ------
-    MinibatchRequest
-        For the two slots in turn. A request may be for no pictures, when a last minibatch has
-        too few for all trainers. There is none for a minibatch that is passed over.
+    A request may be for no pictures, when a last minibatch has too few for all trainers. There is
+    none for a minibatch that is passed over.
     """
     config, number = spec.config, 0
     for epoch in range(begin.epoch, config.n_epochs) if spec.job == "train" else range(1):

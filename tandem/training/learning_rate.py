@@ -14,26 +14,16 @@ def learning_rate(
     steps_per_epoch: int,
     validation_errors: Sequence[float] = (),
 ) -> float:
-    """The rate of one step, by the configured policy, warm-up and scaling.
+    """The rate of weights in one step, by the configured schedule, warm-up and scaling.
 
     Parameters
     ----------
     config : Config
-        Its ``learning_rate``, ``lr_...`` settings, ``warmup_epochs``, ``n_epochs`` and, resolved,
-        ``devices``.
-    epoch : int
-        Whole epochs done, from 0.
-    step_in_epoch : int
-        Steps done in this epoch, from 0.
-    steps_per_epoch : int
-        Steps of an epoch, at least 1.
+        With its devices resolved.
+    epoch, step_in_epoch : int
+        Whole epochs done, and steps done in this epoch, from 0.
     validation_errors : sequence of float
         Top-1 error after each whole epoch, as a fraction. Only the first `epoch` are used.
-
-    Returns
-    -------
-    float
-        The rate for weights; biases learn at twice that.
     """
     done = epoch + step_in_epoch / steps_per_epoch
     moment = Moment(epoch, done, config.n_epochs, validation_errors[:epoch])
@@ -48,17 +38,11 @@ def learning_rate(
 
 
 def warmup_factor(steps: int, warmup_steps: float) -> float:
-    """A factor that rises linearly from 0 to 1 over the first steps of a run.
+    """A factor on the rate that rises linearly from 0 to 1 over the first steps of a run.
 
-    It multiplies the schedule's rate. The first step has ``1 / warmup_steps`` rather than 0, which
-    would teach nothing; the last step of the warm-up is the first with the whole rate.
-
-    Parameters
-    ----------
-    steps : int
-        Steps done in all.
-    warmup_steps : float
-        Length of the warm-up in steps; 0 is none.
+    The first step has ``1 / warmup_steps`` rather than 0, which would teach nothing; the last step
+    of the warm-up is the first with the whole rate. `steps` counts those done; `warmup_steps` is 0
+    for no warm-up.
     """
     return min((steps + 1) / warmup_steps, 1.0) if warmup_steps > 0 else 1.0
 
@@ -66,14 +50,9 @@ def warmup_factor(steps: int, warmup_steps: float) -> float:
 def scaling_factor(scaling: str, trainers: int) -> float:
     """How much larger the rate may be for the global minibatch of several trainers.
 
-    Parameters
-    ----------
-    scaling : "linear" or "sqrt"
-        In proportion, so that as many steps of one trainer become one ("linear scaling rule",
-        Goyal et al. 2017, arXiv 1706.02677, section 2.1), or to the root, which keeps the
-        noise of a step (Krizhevsky 2014, arXiv 1404.5997, section 5).
-    trainers : int
-        By how much the global minibatch is larger than ``batch_size``, for which the rate is meant.
+    "linear" is in proportion, so that as many steps of one trainer become one ("linear scaling
+    rule", Goyal et al. 2017, arXiv 1706.02677, section 2.1); "sqrt" is by the root, which keeps the
+    noise of a step (Krizhevsky 2014, arXiv 1404.5997, section 5).
     """
     return float(trainers) if scaling == "linear" else math.sqrt(trainers)
 
@@ -81,16 +60,6 @@ def scaling_factor(scaling: str, trainers: int) -> float:
 def gradual_factor(steps: int, warmup_steps: float, full: float) -> float:
     """A factor that rises linearly from about 1 to `full` over the first steps of a run.
 
-    "Gradual warm-up", Goyal et al. 2017, section 2.2. The last step of the warm-up is the first
-    with the whole factor, as in `warmup_factor`.
-
-    Parameters
-    ----------
-    steps : int
-        Steps done in all.
-    warmup_steps : float
-        Length of the warm-up in steps; 0 is none.
-    full : float
-        The factor after it.
+    "Gradual warm-up", Goyal et al. 2017, section 2.2; the arguments are those of `warmup_factor`.
     """
     return 1 + (full - 1) * warmup_factor(steps, warmup_steps)

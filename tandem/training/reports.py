@@ -16,45 +16,24 @@ from tandem.training.sample_predictions import SamplePredictions
 class Reports:
     """What trainer 0 reports of a run. Those of other trainers do nothing.
 
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-    rank : int
-        The trainer, from 0.
-    state : RunState
-        Where the run begins.
-    launcher : Connection
-        To the launcher.
-    checkpoint_nbytes : int
-        Bytes of a checkpoint's arrays, each begun on a 64-byte boundary.
-
-    Attributes
-    ----------
-    samples : SamplePredictions or None
-        Shown after each validation.
+    `nbytes` are those of a checkpoint's arrays, each on a 64-byte boundary.
     """
 
     def __init__(
-        self,
-        spec: RunSpec,
-        rank: int,
-        state: RunState,
-        launcher: Connection,
-        checkpoint_nbytes: int,
+        self, spec: RunSpec, rank: int, state: RunState, launcher: Connection, nbytes: int
     ) -> None:
         self._launcher, self._is_first = launcher, rank == 0
         self._every = 60 * spec.config.snapshot_minutes
-        self._nbytes = checkpoint_nbytes
+        self._nbytes = nbytes
         self._folder: RunFolder | None = None
-        self.samples: SamplePredictions | None = None
+        self.samples: SamplePredictions | None = None  # shown after each validation
         if rank == 0 and spec.job == "train":
             self._folder = RunFolder(spec.config, state, spec.resumed)
             self.samples = SamplePredictions(spec)
         self._last_save = time.monotonic()
 
     def record(self, record: Record) -> None:
-        """Write a line to the record, then show it: the user sees nothing that is not recorded."""
+        """Write a line to the log, then show it: the user sees nothing that is not recorded."""
         if self._folder is not None:
             self._folder.append(record)
             self._launcher.send(record)

@@ -69,7 +69,6 @@ class RunSpec:
 
     @property
     def threads(self) -> int:
-        """Threads of each trainer."""
         return int(self.config.threads)
 
     @property
@@ -87,8 +86,8 @@ class RunSpec:
         """Images per step over all trainers."""
         return self.config.batch_size * self.trainers
 
-    def filler(self) -> MinibatchBuilder:
-        """Make the builder that fills the slots, in a loader or in a trainer without one."""
+    def minibatch_builder(self) -> MinibatchBuilder:
+        """Make the builder of minibatches, for a loader process or a trainer without one."""
         config = self.config
         augmentation = Augmentation(
             crop_size=config.crop_size,

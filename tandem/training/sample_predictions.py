@@ -19,13 +19,7 @@ Scores = npt.NDArray[np.floating]
 
 
 class SamplePredictions:
-    """Collects the network's outputs for its pictures during validation, and draws them.
-
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-    """
+    """Collects the network's outputs for its pictures during validation, and draws them."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
@@ -42,14 +36,9 @@ class SamplePredictions:
         return [k * self._spec.global_batch + row for k, rows in minibatches for row in rows]
 
     def collect(self, minibatch: int, scores: Callable[[], Scores]) -> None:
-        """Collect the outputs of a minibatch that trainer 0 has just validated.
+        """Collect the outputs of a minibatch, by its number in the validation from 0.
 
-        Parameters
-        ----------
-        minibatch : int
-            Number of the minibatch in the validation, from 0.
-        scores : callable
-            Returns the outputs before the softmax, (row, class). Called only if needed.
+        `scores` returns the outputs before the softmax, (row, class); it is called only if needed.
         """
         if rows := self._rows.get(minibatch):
             self._scores.append(scores()[rows])
@@ -87,19 +76,8 @@ def sample_rows(
 ) -> dict[int, list[int]]:
     """Choose pictures that are spread evenly over a split, among those that trainer 0 sees.
 
-    Parameters
-    ----------
-    size : int
-        Pictures of the split.
-    global_batch, batch : int
-        Pictures of a minibatch, of which the first `batch` are trainer 0's.
-    count : int
-        Pictures to choose; there may be fewer.
-
-    Returns
-    -------
-    dict of int to list of int
-        Rows of trainer 0, by minibatch.
+    The first `batch` of a minibatch of `global_batch` pictures are trainer 0's. Returns its rows by
+    minibatch: at most `count`, of a split of `size` pictures.
     """
     rows: dict[int, list[int]] = {}
     for number in range(count):

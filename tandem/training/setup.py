@@ -1,6 +1,6 @@
 """What a trainer is made of: network, memory, compiled functions, weights, exchange, input."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,44 +24,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """The parts of a trainer.
-
-    Attributes
-    ----------
-    memory : HostMemory or CudaMemory
-        Parameters, gradients and slots.
-    model : CompiledNetwork
-        The network's functions over this memory, with the weights of the run's beginning.
-    state : RunState
-        Where the run begins.
-    exchange : Exchange
-        With the other trainers.
-    pipeline : InputPipeline
-        Its minibatches.
-    checkpoint_nbytes : int
-        Bytes of all weights and optimizer states, frozen ones included.
-    untrained : tuple of str
-        Names of the network's arrays that no optimizer steps.
-    """
+    """The parts of a trainer."""
 
     memory: HostMemory | CudaMemory
-    model: "CompiledNetwork"
-    state: RunState
+    model: "CompiledNetwork"  # with the weights of the run's beginning
+    state: RunState  # where the run begins
     exchange: Exchange
     pipeline: InputPipeline
-    checkpoint_nbytes: int
-    untrained: tuple[str, ...]
+    checkpoint_nbytes: int  # of all weights and optimizer states, frozen ones included
+    untrained: tuple[str, ...]  # names of the network's arrays that no optimizer steps
 
 
 def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     """Make a trainer's parts. Collective: when it returns, all trainers have their weights.
-
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-    arguments : WorkerArguments
-        What the launcher gave the trainer.
 
     Raises
     ------
@@ -69,33 +44,35 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         The network, a checkpoint or a layer's name cannot be used.
     """
     from tandem.backend import keep_freed_memory, set_threads
+    from tandem.training.compiled_network import CompiledNetwork
 
     set_threads(spec.threads)
     keep_freed_memory()
     config, group = spec.config, arguments.group
+    settings = ExchangeSettings.of(dict(config))
     network = build_network(spec.description, config.dtype)
     optimizer = OPTIMIZERS.chosen(dict(config))
     layout = parameter_layout(network, optimizer, config.freeze, channels_last=spec.on_gpu)
     memory = open_memory(spec, arguments.slots, group, layout)
-    model = _compile(
-        spec, network, optimizer, memory, lambda name: exchange.on_gradient_ready(name)
+    sends_early = settings.exchange.sends_early and spec.trainers > 1
+    model = CompiledNetwork(
+        network,
+        config,
+        optimizer,
+        read_mean(config.mean_path, spec.train.image_size),
+        memory,
+        (lambda name: exchange.on_gradient_ready(name)) if sends_early else None,
     )
     state = _load_weights(spec, network, model)
     _load_sums(model, state, arguments.rank, spec.trainers)
-    exchange = make_exchange(ExchangeSettings.of(dict(config)), memory, group)
-    loader = open_loader(memory, arguments.loader, spec.filler())
+    exchange = make_exchange(settings, memory, group)
+    loader = open_loader(memory, arguments.loader, spec.minibatch_builder())
     pipeline = InputPipeline(minibatch_requests(spec, arguments.rank, state), loader)
     group.barrier()  # shared memory is complete when every trainer has loaded its weights
     whole = parameter_layout(network, optimizer)
-    return TrainingSetup(
-        memory,
-        model,
-        state,
-        exchange,
-        pipeline,
-        whole.parameters_nbytes,
-        tuple(name for name, _ in whole.untrained),
-    )
+    untrained = tuple(name for name, _ in whole.untrained)
+    nbytes = whole.parameters_nbytes
+    return TrainingSetup(memory, model, state, exchange, pipeline, nbytes, untrained)
 
 
 def parameter_layout(
@@ -116,34 +93,8 @@ def parameter_layout(
     )
 
 
-def _compile(
-    spec: RunSpec,
-    network: Network,
-    optimizer: Optimizer,
-    memory: HostMemory | CudaMemory,
-    on_gradient_ready: Callable[[str], None],
-) -> "CompiledNetwork":
-    from tandem.training.compiled_network import CompiledNetwork
-
-    config = spec.config
-    sends_early = dict(config)["bucket_mb"] > 0 and spec.trainers > 1
-    return CompiledNetwork(
-        network,
-        config,
-        optimizer,
-        read_mean(config.mean_path, spec.train.image_size),
-        memory.vectors,
-        device=memory.device,
-        compile=bool(config.compile),
-        device_crops=spec.device_crops,
-        records=memory.records,
-        updated=memory.updated,
-        on_gradient_ready=on_gradient_ready if sends_early else None,
-    )
-
-
 def _load_weights(spec: RunSpec, network: Network, model: "CompiledNetwork") -> RunState:
-    """Load the weights of the run's beginning; where it begins."""
+    """Load the weights of the run's beginning; return where it begins."""
     shapes = {name: p.shape for name, p in network.parameters.declared.items()}
     begin = RunState(
         global_batch=spec.global_batch, train_pictures=spec.train.size, skipped=spec.skipped

@@ -9,13 +9,7 @@ from tandem.training.messages import Activity
 
 
 class StepTimer:
-    """Attributes the time of a step to activities, and shows them to the launcher.
-
-    Parameters
-    ----------
-    status : StatusSlot
-        Where the activity is shown.
-    """
+    """Attributes the time of a step to activities, and shows them to the launcher."""
 
     def __init__(self, status: StatusSlot) -> None:
         self._status = status

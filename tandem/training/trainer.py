@@ -3,7 +3,6 @@
 Importing this module is cheap; PyTensor and PyTorch are imported when a trainer starts to work.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -11,13 +10,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from tandem.artifacts.checkpoint import Checkpoint
 from tandem.artifacts.metrics import MetricSums, Pending, Seconds
-from tandem.artifacts.metrics_log import NotFiniteRecord, TrainRecord, ValidationRecord
+from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
 from tandem.data.augment import Mode
-from tandem.data.manifest import read_manifest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count
-from tandem.processes.messages import Ready, Stop
+from tandem.processes.messages import Ready
+from tandem.training.ballot import Ballot
 from tandem.training.learning_rate import learning_rate
 from tandem.training.messages import Activity, StepVote
+from tandem.training.not_finite import Position, Refusals
 from tandem.training.reports import Reports
 from tandem.training.run_spec import RunSpec
 from tandem.training.setup import set_up
@@ -26,51 +26,17 @@ from tandem.training.step_timer import StepTimer
 if TYPE_CHECKING:
     from tandem.training.worker import WorkerArguments
 
-log = logging.getLogger(__name__)
-
-MOST_SKIPS = 10  # minibatches in a row
-
-
-class NotFinite(Exception):
-    """The trainers have agreed that a loss or a gradient is not finite, and that the run ends.
-
-    Parameters
-    ----------
-    message : str
-        For the user.
-    epoch, minibatch : int
-        Where, both from 0.
-    """
-
-    def __init__(self, message: str, epoch: int, minibatch: int) -> None:
-        super().__init__(message)
-        self.epoch, self.minibatch = epoch, minibatch
-
 
 class StopAgreed(Exception):
     """All trainers have agreed to stop after the step that they have just made."""
 
 
-class LauncherLost(Exception):
-    """The launcher has ended; so must this trainer."""
-
-
 class Trainer:
-    """One trainer of a run: trains, validates, saves, in agreement with the others.
-
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-    arguments : WorkerArguments
-        What the launcher gave it.
-    launcher : Connection
-        To the launcher.
-    """
+    """One trainer of a run: trains, validates, saves, in agreement with the others."""
 
     def __init__(self, spec: RunSpec, arguments: "WorkerArguments", launcher: Connection) -> None:
         setup = set_up(spec, arguments)
-        self.spec, self.config, self.launcher = spec, spec.config, launcher
+        self.spec, self.config = spec, spec.config
         self.rank, self.group, self.status = arguments.rank, arguments.group, arguments.status
         self.memory, self.model, self.state = setup.memory, setup.model, setup.state
         self.exchange, self.pipeline = setup.exchange, setup.pipeline
@@ -78,20 +44,23 @@ class Trainer:
         self.timer = StepTimer(self.status)
         self.untrained = setup.untrained
         self._seconds = self.state.pending.seconds if self.rank == 0 else Seconds()
-        self._skips = 0
         self._check_equal()
         self.reports = Reports(spec, self.rank, self.state, launcher, setup.checkpoint_nbytes)
+        self.ballot = Ballot(self.group, launcher, self.reports.snapshot_is_due)
+        self.refusals = Refusals(
+            self.config, self.rank, self.group, self.reports, self.exchange.is_synchronous
+        )
         launcher.send(Ready())
 
     def train(self) -> None:
-        """Train until ``n_epochs`` are done, from where the state says.
+        """Train from `state` until ``n_epochs`` are done.
 
         Raises
         ------
         StopAgreed
             The launcher has asked for it; a checkpoint has been written.
         NotFinite
-            A loss or a gradient is not finite, and the run ends.
+            A loss or a gradient is not finite, and `on_nan` ends the run.
         """
         for epoch in range(self.state.epoch, self.config.n_epochs):
             for step in range(self.state.step_in_epoch, self.steps):
@@ -124,7 +93,7 @@ class Trainer:
         timer = self.timer
         timer.begin(Activity.WAITING)
         slot = self.memory.slots[next(self.pipeline)]
-        shares, rate = self._shares(step), self._rate(epoch, step)
+        shares, rate = _shares(self.spec, step), self._rate(epoch, step)
 
         timer.enter(Activity.COMPUTING)
         self.exchange.before_gradients(shares)
@@ -132,12 +101,12 @@ class Trainer:
         bad = () if self.model.is_finite() else tuple(self.pipeline.indices.tolist())
 
         timer.enter(Activity.EXCHANGING)
-        votes = self._vote_on_step(bad)
-        if any(vote.not_finite for vote in votes):
-            self._skips += 1
-            self._refuse_minibatch(epoch, step, rate, votes)
+        votes = self._vote(bad)
+        refused = [index for vote in votes for index in vote.not_finite]
+        if refused:
+            self.refusals.refuse(Position(epoch, step, self.state.step), rate, refused)
         elif self.exchange.is_synchronous or shares[self.rank] > 0:
-            self._skips = 0
+            self.refusals.in_a_row = 0
             self.exchange.before_update(shares)
             timer.enter(Activity.COMPUTING)
             self.model.update(rate)
@@ -153,7 +122,7 @@ class Trainer:
         """Leave out a minibatch for which the run has gone back to a checkpoint."""
         order = epoch_order(self.spec.train.counts, self.config.shuffle, self.config.seed, epoch)
         pictures = global_minibatch(order, step, self.spec.global_batch).tolist()
-        self._record_not_finite(epoch, step, "rollback", self._names(pictures))
+        self.refusals.record(Position(epoch, step, self.state.step), "rollback", pictures)
         self._finish_step(epoch, step, self._rate(epoch, step))
 
     def _finish_step(
@@ -183,7 +152,7 @@ class Trainer:
             if self.reports.samples is not None:
                 self.reports.samples.collect(step, self.model.read_scores)
             self.reports.progress("validation", epoch, step + 1, steps)
-            if self.spec.job == "train" and any(vote.stop for vote in self._vote()):
+            if self.spec.job == "train" and any(vote.stop for vote in self.ballot.vote()):
                 self._save()
                 self._stop()
         self.reports.show_samples(self.state.step)
@@ -233,17 +202,18 @@ class Trainer:
         self.reports.check_written(wait=True)
         raise StopAgreed
 
-    # Agreement
-
     def _rate(self, epoch: int, step: int) -> float:
         return learning_rate(self.config, epoch, step, self.steps, self.state.validation_errors)
 
-    def _shares(self, step: int) -> Sequence[float]:
-        """Each trainer's fraction of the pictures of global minibatch `step`."""
-        batch = self.config.batch_size
-        rows = min(self.spec.train.size - step * self.spec.global_batch, self.spec.global_batch)
-        counts = [min(max(rows - r * batch, 0), batch) for r in range(self.spec.trainers)]
-        return [count / rows for count in counts]
+    def _vote(self, not_finite: tuple[int, ...]) -> Sequence[StepVote]:
+        """Vote on a step; trainers that are not in step do so only now and then."""
+        if self.exchange.is_synchronous:
+            return self.ballot.vote(not_finite)
+        if not self.exchange.votes_after(self.state.step + 1, self.config.print_freq):
+            return (StepVote(not_finite=not_finite),)
+        votes = self.ballot.vote()
+        own = StepVote(any(v.stop for v in votes), any(v.snapshot for v in votes), not_finite)
+        return (own,)
 
     def _gather_sums(self, mode: Mode) -> MetricSums:
         first, *others = self.group.all_gather_object(self.model.take_sums(mode))
@@ -257,83 +227,6 @@ class Trainer:
                 f"the parameters of the trainers differ after step {self.state.step}: "
                 f"checksums by rank {[f'{s:08x}' for s in sums]}"
             )
-
-    def _vote_on_step(self, not_finite: tuple[int, ...]) -> Sequence[StepVote]:
-        """Vote on a step; trainers that are not in step do so only now and then."""
-        if self.exchange.is_synchronous:
-            return self._vote(not_finite)
-        if not self.exchange.votes_after(self.state.step + 1, self.config.print_freq):
-            return (StepVote(not_finite=not_finite),)
-        votes = self._vote()
-        own = StepVote(any(v.stop for v in votes), any(v.snapshot for v in votes), not_finite)
-        return (own,)
-
-    def _vote(self, not_finite: tuple[int, ...] = ()) -> Sequence[StepVote]:
-        """All trainers' votes, the same everywhere."""
-        return self.group.all_gather_object(
-            StepVote(self._is_asked_to_stop(), self.reports.snapshot_is_due(), not_finite)
-        )
-
-    def _is_asked_to_stop(self) -> bool:
-        asked = False
-        try:
-            while self.launcher.poll():
-                asked |= isinstance(self.launcher.recv(), Stop)
-        except (EOFError, OSError):
-            raise LauncherLost from None
-        return asked
-
-    # Minibatches that are not finite
-
-    def _refuse_minibatch(
-        self, epoch: int, step: int, rate: float, votes: Sequence[StepVote]
-    ) -> None:
-        """Do what `on_nan` says with a minibatch before any weight has changed.
-
-        Raises
-        ------
-        NotFinite
-            Unless the minibatch is to be skipped.
-        """
-        action = self.config.on_nan
-        if action == "skip" and self._skips > MOST_SKIPS:
-            action = "stop"
-        bad = [index for vote in votes for index in vote.not_finite]
-        # A trainer that reports nothing need not read a million names.
-        reports = self.rank == 0 or action != "skip" or not self.exchange.is_synchronous
-        names = self._names(bad) if reports else []
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        text = (
-            f"the loss or a gradient is not finite in step {self.state.step + 1} "
-            f"(epoch {epoch + 1}, minibatch {step + 1}), at rate {rate:.3g}, "
-            f"with the pictures {shown}"
-        )
-        if action != "rollback":  # which is recorded when the minibatch is passed over
-            self._record_not_finite(epoch, step, action, names)
-        if action != "skip":
-            self._end_not_finite(text + self._hint() * (action == "stop"), epoch, step)
-        self.reports.notice(f"{text}: skipped")
-        if self.rank > 0 and not self.exchange.is_synchronous:  # trainer 0 does not know of it
-            log.warning("%s: skipped", text)
-
-    def _hint(self) -> str:
-        if self._skips > MOST_SKIPS:
-            return f"; {MOST_SKIPS} minibatches before it were skipped: that does not help"
-        return "; a smaller learning_rate may help, or on_nan: skip or rollback"
-
-    def _end_not_finite(self, text: str, epoch: int, step: int) -> NoReturn:
-        if not self.exchange.is_synchronous:
-            raise ArithmeticError(text)  # the other trainers do not know of it
-        # The first to raise ends the run: trainer 0 must have recorded why by then.
-        self.group.barrier()
-        raise NotFinite(text, epoch, step)
-
-    def _names(self, pictures: Sequence[int]) -> list[str]:
-        """The names of training pictures. Read when they are needed: there may be a million."""
-        names = read_manifest(self.config.manifest_path).splits["train"].pictures
-        return [names[index] for index in pictures]
-
-    # Records
 
     def _report_training(self, epoch: int, rate: float) -> None:
         sums, seconds = self._gather_sums("train"), self._seconds
@@ -357,8 +250,10 @@ class Trainer:
             )
         )
 
-    def _record_not_finite(
-        self, epoch: int, step: int, action: str, pictures: Sequence[str]
-    ) -> None:
-        number = self.state.step + 1
-        self.reports.record(NotFiniteRecord(epoch + 1, number, step + 1, action, tuple(pictures)))
+
+def _shares(spec: RunSpec, step: int) -> Sequence[float]:
+    """Each trainer's fraction of the pictures of global minibatch `step`."""
+    batch = spec.config.batch_size
+    rows = min(spec.train.size - step * spec.global_batch, spec.global_batch)
+    counts = [min(max(rows - rank * batch, 0), batch) for rank in range(spec.trainers)]
+    return [count / rows for count in counts]

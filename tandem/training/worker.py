@@ -15,10 +15,12 @@ from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots
 from tandem.processes.heartbeat import StatusSlot
 from tandem.processes.messages import Failed, Finished
+from tandem.training.ballot import LauncherLost
 from tandem.training.input_pipeline import LoaderError
 from tandem.training.messages import Diverged
+from tandem.training.not_finite import NotFinite
 from tandem.training.run_spec import RunSpec
-from tandem.training.trainer import LauncherLost, NotFinite, StopAgreed, Trainer
+from tandem.training.trainer import StopAgreed, Trainer
 
 log = logging.getLogger(__name__)
 

@@ -78,15 +78,39 @@ def test_a_module_that_lacks_another_says_so_itself(
         find_network("lacking_network:Net")
 
 
-def test_a_class_that_is_no_network(module: str) -> None:
-    with pytest.raises(InputError, match=r"Odd is no network: .* subclass"):
-        build_network(of(f"{module}:Odd"))
-    with pytest.raises(InputError, match="Narrow cannot be made with the arguments crop_size, cl"):
-        build_network(of(f"{module}:Narrow"))
-    with pytest.raises(InputError, match=r"LeNet has no option 'norm_before_pool'\. It has none"):
-        build_network(of("examples.le_net:LeNet", norm_before_pool=True))
-    with pytest.raises(InputError, match="LeNet: at crop_size 15 nothing is left; it needs 16"):
-        build_network(of("examples.le_net:LeNet", crop_size=15))
+@pytest.mark.parametrize(
+    ("network", "changes", "message"),
+    [
+        ("{}:Odd", {}, r"Odd is no network: .* subclass"),
+        ("{}:Narrow", {}, "Narrow cannot be made with the arguments crop_size, cl"),
+        (
+            "examples.le_net:LeNet",
+            {"norm_before_pool": True},
+            r"LeNet has no option 'norm_before_pool'\. It has none",
+        ),
+        (
+            "examples.le_net:LeNet",
+            {"crop_size": 15},
+            "LeNet: at crop_size 15 nothing is left; it needs 16",
+        ),
+        (
+            "alex_net:AlexNet",
+            {"options": {"norm_before": True}},
+            r"no option 'norm_before'; did you mean norm_before_pool",
+        ),
+        ("alex_net:AlexNet", {"options": {"width": 2.0}}, "width is not an option"),
+        (
+            "alex_net:AlexNet",
+            {"options": {"norm_before_pool": 3}},
+            "norm_before_pool is 3; it must be true or false",
+        ),
+    ],
+)
+def test_networks_and_options_that_are_refused(
+    module: str, network: str, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        build_network(of(network.format(module), **changes))
 
 
 @pytest.mark.parametrize("network", ["LeNet", "le_net.LeNet", "a b:C", "le_net:", ":C", "a/b:C"])
@@ -109,15 +133,6 @@ def test_options_are_arguments_of_the_class() -> None:
     assert of("alex_net:AlexNet", norm_before_pool=True) == of(
         "alex_net:AlexNet", options={"norm_before_pool": True}
     )
-
-
-def test_options_that_the_class_does_not_take_are_refused() -> None:
-    with pytest.raises(InputError, match=r"no option 'norm_before'; did you mean norm_before_pool"):
-        build_network(of("alex_net:AlexNet", options={"norm_before": True}))
-    with pytest.raises(InputError, match="width is not an option"):
-        build_network(of("alex_net:AlexNet", options={"width": 2.0}))
-    with pytest.raises(InputError, match="norm_before_pool is 3; it must be true or false"):
-        of("alex_net:AlexNet", options={"norm_before_pool": 3})
 
 
 def test_a_header_lists_options_only_if_there_are_some() -> None:

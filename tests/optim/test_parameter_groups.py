@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tandem.errors import InputError
-from tandem.layers.parameter import Parameter, bias, layer_of, weight
+from tandem.layers.parameter import Parameter, bias, weight
 from tandem.optim.parameter_groups import (
     ParameterRate,
     check_layers,
@@ -58,10 +58,6 @@ def test_unknown_layers_name_the_nearest(setting: str) -> None:
         )
     with pytest.raises(InputError, match=r"no layer 'xyz'\. It has"):
         check_layers("freeze", ["xyz"], DECLARED)
-
-
-def test_the_layer_of_a_parameter() -> None:
-    assert [layer_of(name) for name in DECLARED] == ["conv1", "conv1", "fc8", "fc8"]
 
 
 def test_what_is_not_trained_has_no_rate_and_is_averaged_unless_frozen() -> None:

@@ -1,6 +1,8 @@
 """The compiled functions of a trainer: update against NumPy, gradients, sums, dropout."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -10,151 +12,121 @@ import pytest
 from alex_net import AlexNet
 from tandem.artifacts.metrics import MetricSums
 from tandem.config.schema import Config
-from tandem.memory import HostBuffer, Slot, SlotLayout
-from tandem.memory.flat import FlatLayout, Vectors
 from tandem.ops import Conv2d, Conv2dInputGrad, Conv2dWeightGrad, DropoutMask, MaxPool2dGrad
 from tandem.optim import OPTIMIZERS
-from tandem.optim.parameter_groups import learned_rates
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.graphs import are_finite
+from tests.support.trainer_memory import host_memory, noise_slot
 
 BATCH, CLASSES = 3, 6
 MEAN = np.full((3, 67, 67), 100, np.float32)
+NET = AlexNet(67, CLASSES, 0.05, "float64")
+
+slot_of = partial(noise_slot, NET, BATCH)
 
 
 def build(
     records: bool = False,
     on_gradient_ready: Callable[[str], None] | None = None,
     **settings: object,
-) -> tuple[CompiledNetwork, np.ndarray, np.ndarray, AlexNet]:
-    """A tiny model in float64, its two flat vectors, and its network."""
+) -> CompiledNetwork:
+    """A tiny model in float64."""
     config = Config(
         crop_size=67, width=0.05, batch_size=BATCH, precision="float64", threads=1, **settings
     )
-    net = AlexNet(67, CLASSES, config.width, config.precision)
-    layout = layout_of(net, learned_rates(net.parameters.declared, config.freeze))
-    parameters, gradients = (HostBuffer.create(n * layout.nbytes) for n in (2, 1))
-    vectors = Vectors.on(layout, parameters, gradients)
-    model = CompiledNetwork(
-        net,
-        config,
-        OPTIMIZERS.make("sgd", dict(config)),
-        MEAN,
-        vectors,
-        device_crops=False,
-        records=records,
-        on_gradient_ready=on_gradient_ready,
-    )
-    model.load(dict(net.initial_values(1)))
-    return (
-        model,
-        parameters.array(2 * layout.size, "float64"),
-        gradients.array(layout.size, "float64"),
-        net,
-    )
+    optimizer = OPTIMIZERS.make("sgd", dict(config))
+    memory = host_memory(NET, optimizer, BATCH, config.freeze)
+    memory.records = records
+    model = CompiledNetwork(NET, config, optimizer, MEAN, memory, on_gradient_ready)
+    model.load(dict(NET.initial_values(1)))
+    return model
 
 
-def layout_of(net: AlexNet, learned: Iterable[str] | None = None) -> FlatLayout:
-    names = net.parameters if learned is None else learned
-    return FlatLayout.of(
-        {name: net.parameters[name].type.shape for name in names}, "float64", states=("momentum",)
-    )
+def values_of(variables: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: variable.get_value() for name, variable in variables.items()}
+
+
+def put_values(variables: dict[str, Any], values: dict[str, np.ndarray]) -> None:
+    for name, value in values.items():
+        variables[name].set_value(value)
 
 
 def counted(model: CompiledNetwork) -> MetricSums:
     """What the gradients that were computed last add to the sums, by an update of no effect."""
-    variables = (*model.weights.values(), *model.states["momentum"].values())
-    parameters = [variable.get_value() for variable in variables]
+    groups = model.weights, model.states["momentum"]
+    before = [values_of(group) for group in groups]
     model.update(0.0)
-    for variable, value in zip(variables, parameters, strict=True):
-        variable.set_value(value)
+    for group, values in zip(groups, before, strict=True):
+        put_values(group, values)
     return model.take_sums("train")
-
-
-def slot_of(valid: int, seed: int = 0) -> Slot:
-    rng = np.random.default_rng(seed)
-    layout = SlotLayout(BATCH, 67)
-    slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
-    slot.pictures[...] = rng.integers(0, 256, slot.pictures.shape)
-    slot.labels[...] = rng.integers(0, CLASSES, BATCH)
-    slot.indices[...] = rng.integers(0, 1000, BATCH)
-    slot.valid[...] = valid
-    return slot
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_update_gives_biases_twice_the_rate_and_no_decay(nesterov: bool) -> None:
-    model, parameters, gradients, net = build(use_nesterov_momentum=nesterov, weight_decay=0.01)
+    model = build(use_nesterov_momentum=nesterov, weight_decay=0.01)
     rng = np.random.default_rng(3)
-    views = layout_of(net).views(gradients)
-    for view in views.values():
-        view[...] = rng.normal(size=view.shape)
-    size = layout_of(net).size
-    weights, momenta = (
-        {name: view.copy() for name, view in layout_of(net).views(part).items()}
-        for part in (parameters[:size], parameters[size:])
-    )
+    gradients = {name: rng.normal(size=v.type.shape) for name, v in model.gradients.items()}
+    put_values(model.gradients, gradients)
+    weights, momenta = values_of(model.weights), values_of(model.states["momentum"])
     for rate in (0.1, 0.02):
         model.update(rate)
         for name in weights:
             bias = name.endswith(".bias")
-            slope = views[name] + (0 if bias else 0.01) * weights[name]
+            slope = gradients[name] + (0 if bias else 0.01) * weights[name]
             change = (2 if bias else 1) * rate * slope
             momenta[name] = 0.9 * momenta[name] - change
             ahead = 0.9 * momenta[name] - change if nesterov else momenta[name]
             weights[name] = weights[name] + ahead
-    for part, expected in ((parameters[:size], weights), (parameters[size:], momenta)):
-        for name, view in layout_of(net).views(part).items():
-            np.testing.assert_allclose(view, expected[name], 1e-12, 1e-15, err_msg=name)
-    assert np.count_nonzero(parameters[:size]) <= sum(w.size for w in weights.values())
+    for variables, expected in ((model.weights, weights), (model.states["momentum"], momenta)):
+        for name, value in values_of(variables).items():
+            np.testing.assert_allclose(value, expected[name], 1e-12, 1e-15, err_msg=name)
 
 
 def test_gradients_are_those_of_finite_differences() -> None:
-    model, _, gradients, net = build()
-    slot = slot_of(valid=2)
+    model, slot = build(), slot_of(valid=2)
     model.compute_gradients(slot, epoch=4)
-    views = layout_of(net).views(gradients.copy())
+    gradients = values_of(model.gradients)
     for name in ("conv1.weight", "conv4.bias", "fc6.weight", "fc8.bias"):
         variable = model.weights[name]
         value = variable.get_value()
-        place = np.unravel_index(np.abs(views[name]).argmax(), value.shape)
+        index = np.unravel_index(np.abs(gradients[name]).argmax(), value.shape)
         losses = []
         for step in (1e-6, -1e-6):
             moved = value.copy()
-            moved[place] += step
+            moved[index] += step
             variable.set_value(moved)
             model.compute_gradients(slot, epoch=4)
             losses.append(counted(model).loss / 2)
         variable.set_value(value)
         slope = (losses[0] - losses[1]) / 2e-6
-        assert views[name][place] == pytest.approx(slope, rel=1e-4), name
+        assert gradients[name][index] == pytest.approx(slope, rel=1e-4), name
 
 
 def test_a_trainer_without_pictures_has_a_gradient_of_zero() -> None:
-    model, _, gradients, _ = build()
-    gradients[...] = np.nan
+    model = build()
+    put_values(model.gradients, {n: v + np.nan for n, v in values_of(model.gradients).items()})
     model.compute_gradients(slot_of(valid=0), epoch=0)
-    views = layout_of(model._network).views(gradients)
-    assert all((view == 0).all() for view in views.values())
+    assert all((value == 0).all() for value in values_of(model.gradients).values())
     assert model.is_finite()
     assert counted(model) == MetricSums()
 
 
 def test_stale_rows_change_nothing() -> None:
-    model, _, gradients, _ = build()
+    model = build()
     first, second = slot_of(valid=2), slot_of(valid=2)
     second.pictures[2:], second.labels[2:], second.indices[2:] = 255, 1, 7
     model.compute_gradients(first, epoch=0)
-    expected, sums = gradients.copy(), counted(model)
+    expected, sums = values_of(model.gradients), counted(model)
     model.compute_gradients(second, epoch=0)
-    np.testing.assert_allclose(gradients, expected, rtol=1e-9, atol=1e-15)
+    for name, value in values_of(model.gradients).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-9, atol=1e-15)
     again = counted(model)
     assert again.loss == pytest.approx(sums.loss)
     assert (again.top1_errors, again.images) == (sums.top1_errors, 2)
 
 
 def test_sums_count_every_valid_picture_until_they_are_taken() -> None:
-    model, _, _, _ = build()
+    model = build()
     for valid in (3, 1):
         model.validate(slot_of(valid))
     sums = model.take_sums("validation")
@@ -166,7 +138,7 @@ def test_sums_count_every_valid_picture_until_they_are_taken() -> None:
 
 @pytest.mark.parametrize("records", [False, True])
 def test_scores_are_the_outputs_that_loss_and_errors_follow_from(records: bool) -> None:
-    model, *_ = build(records)
+    model = build(records)
     with pytest.raises(RuntimeError, match="nothing has been validated"):
         model.read_scores()
     for seed in (1, 2):
@@ -183,18 +155,18 @@ def test_scores_are_the_outputs_that_loss_and_errors_follow_from(records: bool) 
 
 
 def test_dropout_is_in_the_training_graph_alone() -> None:
-    model, _, _, _ = build()
+    model = build()
 
     def masks(function: object) -> int:
         nodes = function.maker.fgraph.apply_nodes
         return sum(isinstance(node.op, DropoutMask) for node in nodes)
 
-    assert masks(model._function("gradients")[0]) == 2
-    assert masks(model._function("validation")[0]) == 0
+    assert masks(model.functions.compiled("gradients")[0]) == 2
+    assert masks(model.functions.compiled("validation")[0]) == 0
 
 
 def test_dropout_depends_on_the_epoch() -> None:
-    model, _, _, _ = build()
+    model = build()
     losses = []
     for epoch in (0, 0, 1):
         model.compute_gradients(slot_of(3), epoch)
@@ -202,34 +174,26 @@ def test_dropout_depends_on_the_epoch() -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_what_is_not_updated_is_not_counted() -> None:
+def test_only_what_is_updated_is_counted_on_top_of_sums_that_were_put() -> None:
     """A minibatch that the trainers agree to leave out is in no figure either."""
-    model, parameters, _, _ = build()
-    before = parameters.copy()
-    model.compute_gradients(slot_of(3), 0)
-    assert model.read_sums("train") == MetricSums()
-    assert (parameters == before).all()
-    model.compute_gradients(slot_of(2), 0)
-    model.update(0.01)
-    assert model.read_sums("train").images == 2
-    assert (parameters != before).any()
-
-
-def test_sums_go_on_where_they_stood() -> None:
-    model, _, _, _ = build()
+    model = build()
     begin = MetricSums(0.1 + 0.2, 2, 1, 5)
     model.put_sums("train", begin)
-    assert model.read_sums("train") == begin
+    before = values_of(model.weights)
     model.compute_gradients(slot_of(3), 0)
+    assert model.read_sums("train") == begin
+    assert all((value == before[name]).all() for name, value in values_of(model.weights).items())
+    model.compute_gradients(slot_of(2), 0)
     model.update(0.01)
-    assert model.take_sums("train").images == 8
+    assert model.take_sums("train").images == 7
     assert model.take_sums("train") == MetricSums()
+    assert any((value != before[name]).any() for name, value in values_of(model.weights).items())
 
 
 @pytest.mark.parametrize("name", ["conv1.weight", "fc7.bias", "fc8.weight"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
 def test_a_loss_that_is_not_finite_is_noticed(name: str, value: float) -> None:
-    model, _, _, _ = build()
+    model = build()
     model.compute_gradients(slot_of(3), 0)
     assert model.is_finite()
     wrong = model.weights[name].get_value()
@@ -237,11 +201,11 @@ def test_a_loss_that_is_not_finite_is_noticed(name: str, value: float) -> None:
     model.weights[name].set_value(wrong)
     model.compute_gradients(slot_of(3), 0)
     loss = model._last["loss"].get_value()
-    gradients = [variable.get_value() for variable in model.gradients.values()]
+    gradients = values_of(model.gradients).values()
     expected = np.isfinite(loss) and all(np.isfinite(g).all() for g in gradients)
     assert model.is_finite() == expected
     assert name != "fc8.weight" or not np.isnan(value) or not expected
-    model.load(dict(model._network.initial_values(1)))
+    model.load(dict(NET.initial_values(1)))
     model.compute_gradients(slot_of(3), 0)
     assert model.is_finite()
 
@@ -261,7 +225,7 @@ def test_functions_that_are_recorded_over_slots_compute_the_same() -> None:
     """As on a GPU, where nothing is passed to them; here a recording is just a call."""
     results = []
     for records in (False, True):
-        model, parameters, _, _ = build(records=records)
+        model = build(records=records)
         slots = [slot_of(3, seed=1), slot_of(2, seed=2)]
         for step in range(4):
             slots[step % 2].labels[:] = (slots[step % 2].labels + 1) % CLASSES
@@ -270,7 +234,8 @@ def test_functions_that_are_recorded_over_slots_compute_the_same() -> None:
             model.update(0.01 / (step + 1))
             model.validate(slots[step % 2])
         sums = model.take_sums("train"), model.take_sums("validation")
-        results.append((parameters.tobytes(), sums))
+        groups = model.weights, model.states["momentum"]
+        results.append(([v.tobytes() for g in groups for v in values_of(g).values()], sums))
     assert results[0] == results[1]
     assert results[0][1][0].images == 10
 
@@ -281,13 +246,13 @@ def test_functions_that_are_recorded_over_slots_compute_the_same() -> None:
 def filters_of(model: CompiledNetwork, kind: type) -> list[tuple[int, ...]]:
     """Shapes of the filters of every convolution, or gradient of one, of the gradients' graph."""
     place = {Conv2d: 1, Conv2dInputGrad: 1, Conv2dWeightGrad: 1}[kind]
-    nodes = model._function("gradients")[0].maker.fgraph.apply_nodes
+    nodes = model.functions.compiled("gradients")[0].maker.fgraph.apply_nodes
     shapes = [node.inputs[place].type.shape for node in nodes if isinstance(node.op, kind)]
     return sorted(shapes)
 
 
 def test_nothing_is_computed_for_what_is_frozen() -> None:
-    whole = build()[0]
+    whole = build()
     shapes = {
         name.partition(".")[0]: whole.weights[name].type.shape
         for name in whole.weights
@@ -298,26 +263,26 @@ def test_nothing_is_computed_for_what_is_frozen() -> None:
     assert filters_of(whole, Conv2dInputGrad) == sorted([*shapes.values()][1:])
 
     frozen = ["conv1", "conv2", "conv4"]
-    model = build(init_weights="w", freeze=frozen)[0]
+    model = build(init_weights="w", freeze=frozen)
     learned = [shapes["conv3"], shapes["conv5"]]
     assert filters_of(model, Conv2d) == sorted(shapes.values())
     assert filters_of(model, Conv2dWeightGrad) == sorted(learned)
     # The gradient passes conv4, which is frozen, to conv3, the lowest that learns, and ends there.
     assert filters_of(model, Conv2dInputGrad) == sorted([shapes["conv4"], shapes["conv5"]])
-    nodes = model._function("gradients")[0].maker.fgraph.apply_nodes
+    nodes = model.functions.compiled("gradients")[0].maker.fgraph.apply_nodes
     assert sum(isinstance(node.op, MaxPool2dGrad) for node in nodes) == 1
 
 
 def test_where_only_the_last_layer_learns_no_convolution_has_a_gradient() -> None:
     layers = ["conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7"]
-    model = build(init_weights="w", freeze=layers)[0]
+    model = build(init_weights="w", freeze=layers)
     assert list(model.gradients) == ["fc8.weight", "fc8.bias"]
     assert filters_of(model, Conv2dWeightGrad) == filters_of(model, Conv2dInputGrad) == []
 
 
 def test_what_learns_beside_frozen_layers_steps_as_if_all_did() -> None:
-    whole, part = build()[0], build(init_weights="w", freeze=["conv1", "fc6"])[0]
-    before = {name: v.get_value() for name, v in part.weights.items()}
+    whole, part = build(), build(init_weights="w", freeze=["conv1", "fc6"])
+    before = values_of(part.weights)
     for model in (whole, part):
         model.compute_gradients(slot_of(3), epoch=0)
         model.update(0.1)
@@ -334,7 +299,7 @@ def test_what_learns_beside_frozen_layers_steps_as_if_all_did() -> None:
 
 
 def test_a_multiplied_rate_is_a_larger_rate() -> None:
-    model, other = build(lr_multipliers={"fc8": 10})[0], build()[0]
+    model, other = build(lr_multipliers={"fc8": 10}), build()
     for each, rate in ((model, 0.01), (other, 0.1)):
         each.compute_gradients(slot_of(3), epoch=0)
         each.update(rate)
@@ -346,7 +311,7 @@ def test_a_multiplied_rate_is_a_larger_rate() -> None:
 
 
 def test_a_momentum_of_what_is_frozen_now_is_left_behind() -> None:
-    model = build(init_weights="w", freeze=["conv1"])[0]
+    model = build(init_weights="w", freeze=["conv1"])
     weights = dict(model.state()[0])
     momenta = {name: np.ones_like(value) for name, value in weights.items()}
     model.load(weights, {"momentum": momenta})
@@ -367,15 +332,14 @@ def test_gradients_are_told_of_while_earlier_layers_are_computed(records: bool) 
         values[name] = model.gradients[name].get_value()
         model.gradients[name].set_value(np.full_like(values[name], np.nan))
 
-    model, _, gradients, _ = build(records, spoil)
-    quiet, _, expected, net = build(records)
+    model, quiet = build(records, spoil), build(records)
     slot = slot_of(BATCH)
     for one in (model, quiet):
         one.compute_gradients(slot, 0)
         assert one.is_finite()
-    for name, view in layout_of(net).views(expected).items():
-        np.testing.assert_array_equal(values[name], view)
-    assert np.isnan(layout_of(net).views(gradients)["fc6.weight"]).all()
+    for name, value in values_of(quiet.gradients).items():
+        np.testing.assert_array_equal(values[name], value)
+    assert np.isnan(model.gradients["fc6.weight"].get_value()).all()
     layers = list(dict.fromkeys(name.partition(".")[0] for name in told))
     assert layers == ["fc8", "fc7", "fc6", "conv5", "conv4", "conv3", "conv2", "conv1"]
     assert len(told) == 16

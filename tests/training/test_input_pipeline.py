@@ -16,6 +16,7 @@ from tandem.processes.messages import Ready, Stop
 from tandem.training.input_pipeline import (
     InProcessLoader,
     InputPipeline,
+    Loader,
     LoaderError,
     ProcessLoader,
 )
@@ -28,8 +29,8 @@ def requests(count: int) -> Iterator[MinibatchRequest]:
         yield MinibatchRequest(number % 2, "train", 0, number, np.array([number]))
 
 
-class Diary:
-    """A loader that notes what it is told."""
+class FakeLoader(Loader):
+    """A loader that logs its calls."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -49,32 +50,25 @@ class Diary:
 
 
 def test_the_next_minibatch_is_asked_for_before_the_current_one_is_used() -> None:
-    loader = Diary()
+    loader = FakeLoader()
     for slot in InputPipeline(requests(3), loader):
         loader.events.append(f"use slot {slot}")
     assert loader.events == [
-        "ask 0",
-        "wait 0",
-        "ask 1",
-        "use slot 0",
-        "wait 1",
-        "ask 2",
-        "use slot 1",
-        "wait 2",
-        "use slot 0",
+        *("ask 0", "wait 0", "ask 1", "use slot 0", "wait 1", "ask 2", "use slot 1"),
+        *("wait 2", "use slot 0"),
     ]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 def test_every_request_is_answered_once(count: int) -> None:
-    pipeline = InputPipeline(requests(count), Diary())
+    pipeline = InputPipeline(requests(count), FakeLoader())
     assert list(pipeline) == [n % 2 for n in range(count)]
     with pytest.raises(StopIteration):
         next(pipeline)
 
 
 def test_the_first_minibatch_is_asked_for_at_once_and_no_more() -> None:
-    loader, source = Diary(), requests(9)
+    loader, source = FakeLoader(), requests(9)
     pipeline = InputPipeline(source, loader)
     assert loader.events == ["ask 0"]
     next(pipeline)
@@ -85,43 +79,38 @@ def test_the_first_minibatch_is_asked_for_at_once_and_no_more() -> None:
 
 def test_a_slot_that_is_in_use_is_not_filled() -> None:
     pipeline = InputPipeline(
-        [MinibatchRequest(1, "train", 0, k, np.array([k])) for k in range(2)], Diary()
+        [MinibatchRequest(1, "train", 0, k, np.array([k])) for k in range(2)], FakeLoader()
     )
     with pytest.raises(ValueError, match="two requests in a row are for slot 1"):
         next(pipeline)
 
 
 def test_an_answer_for_another_slot_is_noticed() -> None:
-    loader = Diary()
+    loader = FakeLoader()
     pipeline = InputPipeline(requests(3), loader)
     loader.asked[0] = MinibatchRequest(1, "train", 0, 0, np.array([0]))
     with pytest.raises(RuntimeError, match="filled slot 1, expected 0"):
         next(pipeline)
 
 
-def test_a_trainer_that_loads_by_itself_fills_when_it_waits(tmp_path: Path) -> None:
+def test_a_trainer_without_a_loader_fills_when_it_waits_and_raises_errors(tmp_path: Path) -> None:
     dataset = write_coded(tmp_path, (4, 1))
     settings = Augmentation(SIZE, False, False, False, 0)
-    builder = MinibatchBuilder(dataset, dataset, settings, crop_here=False)
-    layout = SlotLayout(1, SIZE)
-    slots = HostSlots.create(layout, rank=0)
-    pipeline = InputPipeline(requests(5), InProcessLoader(builder, slots))
+    slots = HostSlots.create(SlotLayout(1, SIZE), rank=0)
+
+    def pipeline() -> InputPipeline:
+        builder = MinibatchBuilder(dataset, dataset, settings, crop_here=False)
+        return InputPipeline(requests(5), InProcessLoader(builder, slots))
+
+    whole = pipeline()
     assert not slots.arrays[0].valid
-    for index, slot in enumerate(pipeline):
+    for index, slot in enumerate(whole):
         expected = coded_picture(index, label_of(index))
         np.testing.assert_array_equal(slots.arrays[slot].pictures[0], expected)
-    pipeline.close()
-
-
-def test_a_trainer_that_loads_by_itself_meets_the_error_as_it_is(tmp_path: Path) -> None:
-    dataset = write_coded(tmp_path, (4, 1))
-    settings = Augmentation(SIZE, False, False, False, 0)
-    builder = MinibatchBuilder(dataset, dataset, settings, crop_here=False)
-    layout = SlotLayout(1, SIZE)
-    slots = HostSlots.create(layout, rank=0)
+    whole.close()
     os.truncate(dataset.paths[0], 10)
     with pytest.raises(InputError, match="truncated"):
-        next(InputPipeline(requests(5), InProcessLoader(builder, slots)))
+        next(pipeline())
 
 
 # A loader process, as its messages

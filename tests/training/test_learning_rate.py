@@ -36,22 +36,18 @@ def rates_of(config: Config, errors: tuple[float, ...] = ()) -> list[float]:
     ]
 
 
-def test_constant() -> None:
-    config = make_config({"lr_policy": "constant", "learning_rate": 0.3, "n_epochs": 3})
-    assert rates_of(config) == [0.3] * 12
-
-
-def test_step() -> None:
-    config = make_config({"learning_rate": 1.0, "lr_step": [1, 2], "n_epochs": 3})
-    assert rates_of(config) == [1] * 4 + [0.1] * 4 + [0.01] * 4
-
-
-def test_poly_and_cosine_fall_from_step_to_step() -> None:
-    poly = make_config({"lr_policy": "poly", "lr_power": 2, "learning_rate": 1.0, "n_epochs": 3})
-    assert rates_of(poly) == pytest.approx([(1 - n / 12) ** 2 for n in range(12)])
-    cosine = make_config({"lr_policy": "cosine", "learning_rate": 1.0, "n_epochs": 3})
-    expected = [math.cos(math.pi * n / 24) ** 2 for n in range(12)]
-    assert rates_of(cosine) == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ({"lr_policy": "constant"}, [1.0] * 12),
+        ({"lr_step": [1, 2]}, [1] * 4 + [0.1] * 4 + [0.01] * 4),
+        ({"lr_policy": "poly", "lr_power": 2}, [(1 - n / 12) ** 2 for n in range(12)]),
+        ({"lr_policy": "cosine"}, [math.cos(math.pi * n / 24) ** 2 for n in range(12)]),
+    ],
+)
+def test_rates_of_every_step(policy: dict[str, object], expected: list[float]) -> None:
+    config = make_config({**policy, "learning_rate": 1.0, "n_epochs": 3})
+    assert rates_of(config) == pytest.approx(expected)
 
 
 def test_auto_looks_only_at_epochs_that_lie_before() -> None:

@@ -53,10 +53,7 @@ def train(spec: RunSpec) -> list[dict[str, np.ndarray]]:
     """Weights and momenta of every trainer after three steps with gradients of noise."""
     net, memories = open_all(spec)
     mean, memory = np.zeros((3, 70, 70)), [memories[rank] for rank in range(TRAINERS)]
-    models = [
-        CompiledNetwork(net, spec.config, SGD(), mean, own.vectors, updated=own.updated)
-        for own in memory
-    ]
+    models = [CompiledNetwork(net, spec.config, SGD(), mean, own) for own in memory]
     settings = ExchangeSettings.of(vars(spec.config))
     exchanges = [
         make_exchange(settings, memories[group.rank], group) for group in local_groups(TRAINERS)

@@ -2,22 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tandem import layers
-from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
+from tandem.artifacts.checkpoint import read_checkpoint
+from tandem.config.command_line import load_config
 from tandem.config.schema import Config
+from tandem.distributed import local_groups
+from tandem.launch.prepare import prepare_run
 from tandem.layers import DropoutKeys, Network, Parameter
-from tandem.layers.network import NetworkDescription
-from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.memory.flat import FlatLayout, Vectors
+from tandem.memory.host import ArrayBuffer
 from tandem.optim import OPTIMIZERS, Optimizer
-from tandem.optim.parameter_groups import learned_rates, running_averages
 from tandem.training.compiled_network import CompiledNetwork
+from tandem.training.memory import make_slots
+from tandem.training.trainer import Trainer
+from tandem.training.worker import WorkerArguments
+from tests.support.tiny import settings
+from tests.support.trainer_memory import host_memory, noise_slot
 
 BATCH, CROP, CLASSES = 4, 6, 3
 KEEP, DECAY = 0.75, 0.01
@@ -66,46 +74,22 @@ class Run:
         changes: dict[str, Any] = {"freeze": freeze, "init_weights": "w"} if freeze else {}
         config = Config(crop_size=CROP, batch_size=BATCH, precision="float64", threads=1, **changes)
         self.network, optimizer = Centred(CROP, CLASSES, 1.0, "float64"), TwoStates()
-        declared = self.network.parameters.declared
-        learned, averages = learned_rates(declared, freeze), running_averages(declared, freeze)
-        self.layout = FlatLayout.of(
-            {name: declared[name].shape for name in learned},
-            "float64",
-            states=optimizer.states,
-            untrained={name: declared[name].shape for name in averages},
-        )
-        buffers = [
-            HostBuffer.create(n) for n in (self.layout.parameters_nbytes, self.layout.nbytes)
-        ]
-        self.parameters, self.gradients = (b.array(b.nbytes // 8, "float64") for b in buffers)
-        self.model = CompiledNetwork(
-            self.network,
-            config,
-            optimizer,
-            np.full((3, CROP, CROP), 100, np.float32),
-            Vectors.on(self.layout, *buffers),
-            device_crops=False,
-            updated=None if updated is None else Vectors.within(self.layout, *buffers, updated),
-        )
+        memory = host_memory(self.network, optimizer, BATCH, freeze)
+        self.layout, flat = memory.layout, memory.flat
+        (self.parameters,), (self.gradients,) = flat["parameters"], flat["gradients"]
+        if updated is not None:
+            buffers = (
+                ArrayBuffer(vector.view(np.uint8)) for vector in (self.parameters, self.gradients)
+            )
+            memory.updated = Vectors.within(self.layout, *buffers, updated)
+        mean = np.full((3, CROP, CROP), 100, np.float32)
+        self.model = CompiledNetwork(self.network, config, optimizer, mean, memory)
         self.model.load(dict(self.network.initial_values(1)))
-
-    def checkpoint(self) -> Checkpoint:
-        description = NetworkDescription(CROP, CLASSES, 1.0)
-        return Checkpoint(*self.model.state(), description, untrained=("norm.mean",))
-
-
-def slot_of(seed: int) -> Slot:
-    rng, layout = np.random.default_rng(seed), SlotLayout(BATCH, CROP)
-    slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
-    slot.pictures[...] = rng.integers(0, 256, slot.pictures.shape)
-    slot.labels[...] = rng.integers(0, CLASSES, BATCH)
-    slot.valid[...] = BATCH
-    return slot
 
 
 def train(run: Run, steps: range) -> None:
     for number in steps:
-        run.model.compute_gradients(slot_of(number), epoch=0)
+        run.model.compute_gradients(noise_slot(run.network, BATCH, BATCH, number), epoch=0)
         run.model.update(1e-5)
 
 
@@ -113,7 +97,7 @@ def test_memory_and_update_carry_both_states_and_the_untrained_array() -> None:
     run = Run()
     assert run.layout.states == TwoStates.states
     before = {name: value.copy() for name, value in run.model.state()[0].items()}
-    slot = slot_of(0)
+    slot = noise_slot(run.network, BATCH, BATCH)
     run.model.compute_gradients(slot, epoch=0)
     gradients = run.layout.views(run.gradients.copy())
     images = slot.pictures.astype(float).transpose(0, 3, 1, 2) - 100
@@ -143,19 +127,58 @@ def test_parts_of_the_vectors_are_updated_as_the_whole_is() -> None:
         np.testing.assert_array_equal(half.parameters[:size], expected)
 
 
-def test_a_checkpoint_carries_them_and_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
-    straight, first, second = Run(), Run(), Run()
-    train(straight, range(6))
-    train(first, range(3))
-    path = tmp_path / "a.safetensors"
-    save_checkpoint(path, first.checkpoint())
-    shapes = {name: p.shape for name, p in first.network.parameters.declared.items()}
-    found = read_checkpoint(path, shapes)
-    assert found.untrained == ("norm.mean",)
-    assert sorted(found.trained) == ["fc.bias", "fc.weight"]
-    second.model.load(found.weights, found.states)
-    train(second, range(3, 6))
-    assert second.parameters.tobytes() == straight.parameters.tobytes()
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the toy optimizer the one that runs choose."""
+    monkeypatch.setattr(OPTIMIZERS, "_choices", {})
+    OPTIMIZERS.register("two-states")(TwoStates)
+
+
+@pytest.mark.usefixtures("chosen")
+def test_a_run_and_its_checkpoints_carry_them_and_resuming_gives_the_same_bits(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.backend.set_threads", lambda threads: None)
+    monkeypatch.setattr("tandem.backend.keep_freed_memory", lambda: None)
+    found = {}
+    for name, epochs in (("straight", [2]), ("resumed", [1, 2])):
+        for n_epochs in epochs:
+            layout = run_here(
+                data, tmp_path / name, n_epochs=n_epochs, resume_train=n_epochs > epochs[0]
+            )
+        assert (layout.states, [n for n, _ in layout.untrained]) == (
+            TwoStates.states,
+            ["norm.mean"],
+        )
+        found[name] = read_checkpoint(tmp_path / name / "epoch-0002.safetensors")
+    straight, resumed = found["straight"], found["resumed"]
+    assert straight.untrained == resumed.untrained == ("norm.mean",)
+    assert straight.weights["norm.mean"].any()
+    groups = [(straight.weights, resumed.weights)]
+    groups += [(straight.states[name], resumed.states[name]) for name in TwoStates.states]
+    for ours, theirs in groups:
+        assert any(value.any() for value in ours.values())
+        assert {n: v.tobytes() for n, v in ours.items()} == {
+            n: v.tobytes() for n, v in theirs.items()
+        }
+
+
+def run_here(data: Path, run: Path, **changes: Any) -> FlatLayout:
+    """Train in this process, as its only trainer; return the layout of its memory."""
+    network = f"{__name__}:Centred"
+    arguments = settings(
+        data, run, network=network, crop_size=CROP, width=1, learning_rate=1e-7, **changes
+    )
+    spec = prepare_run(load_config([*arguments, "--para_load", "false"]))
+    (group,) = local_groups(1)
+    status: Any = SimpleNamespace(show=lambda activity: None)
+    launcher, end = Pipe()
+    trainer = Trainer(spec, WorkerArguments(0, group, None, make_slots(spec, 0), status), end)
+    trainer.train()
+    trainer.finish()
+    trainer.close()
+    launcher.close()
+    return trainer.memory.layout
 
 
 def test_a_frozen_layer_keeps_its_running_average() -> None:
@@ -165,8 +188,7 @@ def test_a_frozen_layer_keeps_its_running_average() -> None:
     assert run.layout.untrained == ()
 
 
-def test_an_optimizer_is_registered_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OPTIMIZERS, "_choices", dict(OPTIMIZERS._choices))
-    OPTIMIZERS.register("two-states")(TwoStates)
+@pytest.mark.usefixtures("chosen")
+def test_an_optimizer_is_registered_by_name() -> None:
     made = OPTIMIZERS.make("two-states", dict(Config(momentum=0.25)))
     assert made == TwoStates(0.25, 0.0005)

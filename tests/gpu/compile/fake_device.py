@@ -19,7 +19,7 @@ REPLACED = (
     "tandem.backend.shared._wrap",
     "tandem.backend.aliasing._span",
     "tandem.backend.codegen._constant_tensor",
-    "tandem.training.compiled_network.capture",
+    "tandem.training.functions.capture",
 )
 H200: dict[str, Any] = {
     "name": "NVIDIA H200",
@@ -187,7 +187,14 @@ def build(precision: str, batch: int, crop: int = 227, stored: int = 256) -> dic
         constant,
         lambda functions, *_, **__: functions,
     )
-    config = Config(precision=precision, batch_size=batch, crop_size=crop, devices=["cuda:0"])
+    config = Config(
+        precision=precision,
+        batch_size=batch,
+        crop_size=crop,
+        devices=["cuda:0"],
+        compile=True,
+        use_data_layer=True,
+    )
     net = AlexNet(crop, 1000, 1.0, config.dtype)
     shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
     layout = FlatLayout.of(shapes, config.dtype, channels_last=True, states=SGD.states)
@@ -196,22 +203,14 @@ def build(precision: str, batch: int, crop: int = 227, stored: int = 256) -> dic
         for target, replacement in zip(REPLACED, replacements, strict=True):
             stack.enter_context(mock.patch(target, replacement))
         stack.enter_context(mock.patch.object(torch.Tensor, "transpose", transpose))
-        vectors = Vectors.on(
-            layout, FakeBuffer(layout.parameters_nbytes), FakeBuffer(layout.nbytes)
+        buffers = FakeBuffer(layout.parameters_nbytes), FakeBuffer(layout.nbytes)
+        memory: Any = types.SimpleNamespace(
+            vectors=Vectors.on(layout, *buffers), updated=None, device="cuda:0", records=True
         )
-        network = CompiledNetwork(
-            net,
-            config,
-            SGD(),
-            np.zeros((3, stored, stored), np.float32),
-            vectors,
-            device="cuda:0",
-            compile=True,
-            device_crops=True,
-            records=True,
-        )
+        mean = np.zeros((3, stored, stored), np.float32)
+        network = CompiledNetwork(net, config, SGD(), mean, memory)
         slot = Slot.on(FakeBuffer(slots.nbytes), slots)
         return {
-            name: network._record(name, slot if name != "update" else None)[0]
+            name: network.functions.record(name, slot if name != "update" else None)[0]
             for name in ("gradients", "update", "validation")
         }

@@ -1,0 +1,109 @@
+"""A trainer's functions: compiled when first called, and on a GPU recorded for each slot."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytensor
+from pytensor.compile.executor import Function
+from pytensor.tensor.variable import TensorVariable
+
+from tandem.backend import Captured, DeviceSharedVariable, capture, device_mode, device_shared
+from tandem.config.schema import Config
+from tandem.memory.parameters import CudaMemory, HostMemory
+from tandem.memory.slot import Slot
+from tandem.training.graphs import GRADIENT, FunctionGraph
+
+
+class DeviceFunctions:
+    """Functions by name, called on a slot and on numbers.
+
+    On the host a function takes a slot's arrays as its arguments. On a GPU it is recorded once for
+    each slot, over the slot's memory, and replayed: that costs the host one call.
+    """
+
+    def __init__(
+        self,
+        graphs: Mapping[str, Callable[[], FunctionGraph]],
+        parameters: Mapping[TensorVariable, DeviceSharedVariable],
+        config: Config,
+        memory: HostMemory | CudaMemory,
+        on_gradient_ready: Callable[[str], None] | None,
+    ) -> None:
+        self._graphs, self._parameters = graphs, parameters
+        self._device, self._records = memory.device, memory.records
+        self._reports = on_gradient_ready is not None
+        products = "float32" if config.precision == "float64" else config.precision
+        make_mode = partial(
+            device_mode, self._device, compile=config.compile is True, precision=products
+        )
+        self._modes = dict.fromkeys(graphs, make_mode())
+        if on_gradient_ready is not None:
+            ready = on_gradient_ready
+
+            def report(variable: str) -> None:
+                if variable.startswith(GRADIENT):
+                    ready(variable.removeprefix(GRADIENT))
+
+            self._modes["gradients"] = make_mode(on_gradient_ready=report)
+        self._numbers: dict[str, DeviceSharedVariable] = {}
+        self._compiled: dict[str, tuple[Function, tuple[str, ...]]] = {}
+        self._recorded: dict[tuple[str, Slot | None], Callable[[], Any]] = {}
+
+    def __call__(self, name: str, slot: Slot | None, **numbers: np.ndarray) -> None:
+        if not self._records:
+            function, parts = self.compiled(name)
+            function(*(getattr(slot, part) for part in parts), *numbers.values())
+            return
+        for key, value in numbers.items():
+            self._number(key, value.dtype).set_value(value)
+        if (name, slot) not in self._recorded:
+            self._recorded[name, slot] = self.record(name, slot)
+        self._recorded[name, slot]()
+
+    def compiled(self, name: str) -> tuple[Function, tuple[str, ...]]:
+        """The function that takes parts of a slot and numbers as arguments, and these parts."""
+        if name not in self._compiled:
+            graph = self._graphs[name]()
+            inputs = [*graph.minibatch.values(), *graph.numbers.values()]
+            self._compiled[name] = self._compile(name, graph, inputs, {}), tuple(graph.minibatch)
+        return self._compiled[name]
+
+    def record(self, name: str, slot: Slot | None) -> Callable[[], Any]:
+        """The function over one slot's memory, recorded. The slot holds a minibatch already."""
+        graph = self._graphs[name]()
+        givens = {
+            variable: device_shared(
+                None, name=f"slot/{part}", device=self._device, memory=getattr(slot, part)
+            )
+            for part, variable in graph.minibatch.items()
+        } | {v: self._number(key, v.type.dtype) for key, v in graph.numbers.items()}
+        function = self._compile(name, graph, [], givens)
+        if name == "gradients" and self._reports:
+            return function
+        # No two of them ever run at a time, so they share what memory they need in between.
+        beside = next((f for f in self._recorded.values() if isinstance(f, Captured)), None)
+        return capture([function], self._device, beside=beside)
+
+    def _number(self, key: str, dtype: Any) -> DeviceSharedVariable:
+        if key not in self._numbers:
+            zero = np.zeros((), dtype)
+            self._numbers[key] = device_shared(zero, name=key, device=self._device)
+        return self._numbers[key]
+
+    def _compile(
+        self, name: str, graph: FunctionGraph, inputs: list[TensorVariable], givens: dict[Any, Any]
+    ) -> Function:
+        # The update runs no network, and a frozen parameter would be an input that it does not use.
+        parameters = self._parameters if graph.minibatch else {}
+        return pytensor.function(
+            inputs,
+            [],
+            updates=graph.updates,
+            givens={**parameters, **givens},
+            mode=self._modes[name],
+            name=name,
+            trust_input=True,
+            on_unused_input="ignore",  # an update needs no variable of the network
+        )
