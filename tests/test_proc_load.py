@@ -3,8 +3,6 @@
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +26,6 @@ from tandem.training.input_pipeline import InputPipeline, LoaderError, ProcessLo
 from tandem.training.messages import Activity
 from tests.support.coded_pictures import coded_picture, label_of, write_coded
 
-ROOT = Path(__file__).parent.parent
 CONTEXT = multiprocessing.get_context("spawn")
 SETTINGS = Augmentation(
     crop_size=6, rand_crop=True, rand_mirror=True, batch_crop_mirror=False, seed=3
@@ -226,15 +223,3 @@ def test_a_loader_ends_when_the_program_that_started_it_is_gone(dataset: Dataset
     assert trainer_end.poll(END_SECONDS)
     with pytest.raises(EOFError):
         trainer_end.recv()
-
-
-def test_starting_a_loader_imports_no_heavy_package(dataset: Dataset) -> None:
-    program = (
-        "import sys, proc_load, tandem.data.dataset\n"
-        "heavy = {'torch', 'pytensor', 'hickle', 'pydantic', 'matplotlib', 'PIL', 'scipy'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"
