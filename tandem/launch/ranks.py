@@ -206,7 +206,7 @@ class RankHeartbeat(threading.Thread):
             try:
                 for rank in self._partners:
                     self._group.beat(rank)
-                for rank in self._group.heard():
+                for rank in self._group.beats():
                     self._counters[rank] += 1
             except PeerLost as error:
                 self._abort(str(error))
