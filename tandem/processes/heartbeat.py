@@ -115,17 +115,18 @@ class HeartbeatThread(threading.Thread):
         self, table: HeartbeatTable, index: int, before_exit: Callable[[], None] | None = None
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self._table, self._index, self._before_exit = table, index, before_exit
+        self._index, self._timeout, self._before_exit = index, table.timeout, before_exit
         self._stopped = threading.Event()
-        table.counters[index] += 1
+        self._counters = table.counters  # now: the table may be closed before the thread runs
+        self._counters[index] += 1
 
     def run(self) -> None:
-        counters = self._table.counters
+        counters = self._counters
         if self._index == LAUNCHER:
             while not self._stopped.wait(BEAT_SECONDS):
                 counters[LAUNCHER] += 1
             return
-        launcher = HeartbeatMonitor(counters, self._table.timeout, [LAUNCHER])
+        launcher = HeartbeatMonitor(counters, self._timeout, [LAUNCHER])
         while not (_parent_ended(BEAT_SECONDS) or launcher.silent()):
             counters[self._index] += 1
         # The main thread sees a broken pipe, unless it waits for something else.

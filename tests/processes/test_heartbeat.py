@@ -157,3 +157,20 @@ def is_running(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+def test_a_thread_counts_though_the_table_is_closed_before_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
+    table = HeartbeatTable.create(("launcher",), TIMEOUT)
+    counters = table.counters
+    thread = HeartbeatThread(table, LAUNCHER)
+    table.buffer.close()
+    thread.start()
+    deadline = time.monotonic() + 5
+    while counters[LAUNCHER] < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    thread.stop()
+    thread.join()
+    assert counters[LAUNCHER] >= 3
