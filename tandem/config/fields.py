@@ -134,7 +134,8 @@ def with_choices(
     """Class decorator: append the settings of registered choices to a section.
 
     A field of the section that chooses takes its words from its registry, also from those of
-    `words_only`. ``{words}`` in its description becomes their list, without "auto".
+    `words_only`. ``{words}`` in its description becomes their list, without an
+    "auto" that the description explains.
     """
 
     def extend(section: type[S]) -> type[S]:
@@ -156,8 +157,9 @@ def with_choices(
 
 
 def _choosing(field: FieldInfo, words: tuple[str, ...]) -> tuple[Any, Any]:
-    listing = _either([word for word in words if word != "auto"])
-    meaning = str(field.description).replace("{words}", listing)
+    text = str(field.description)
+    listing = _either([word for word in words if f"{word}:" not in text])
+    meaning = text.replace("{words}", listing)
     flags = flag(field, "affects_bits"), flag(field, "omit_default")
     extra = key(field.default, meaning, affects_bits=flags[0], omit_default=flags[1])
     return Literal[words], extra
