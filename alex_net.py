@@ -88,13 +88,10 @@ class AlexNet(Network):
     ----------
     crop_size : int
         Side of the input, in pixels, at least 67.
-    classes : int
-        Number of classes.
     width : float
         Factor on the numbers of filters and hidden units. Filters are rounded to an even number, at
         least 2, so that two groups divide them.
-    dtype : str
-        float32 or float64.
+    dtype : {"float32", "float64"}
     norm_before_pool : bool
         Whether LRN comes before the max pooling of its layer, as in Caffe's bvlc_alexnet, and not
         after it, as in the table.
@@ -108,15 +105,11 @@ class AlexNet(Network):
     shapes : dict of str to tuple of int
         Shape of each layer's output for one picture, in order: ``input``, ``conv1``, ``pool1``,
         ... ``fc8``.
-    crop_size, classes, width, dtype, norm_before_pool
-        As given.
 
     Raises
     ------
     ValueError
         A layer has no output left at this crop size, or an argument is out of its range.
-    TypeError
-        `dtype` is neither float32 nor float64.
 
     References
     ----------
@@ -135,8 +128,11 @@ class AlexNet(Network):
         _check_arguments(classes, width, dtype)
         super().__init__(crop_size, classes, dtype)
         self.width, self.norm_before_pool = width, norm_before_pool
-        self.convolutions = tuple(_widened_filters(layer, width) for layer in CONVOLUTIONS)
-        hidden = (_widened_units(layer, width) for layer in HIDDEN)
+        self.convolutions = tuple(
+            replace(layer, filters=max(2, 2 * round(layer.filters * width / 2)))
+            for layer in CONVOLUTIONS
+        )
+        hidden = (replace(layer, units=max(1, round(layer.units * width))) for layer in HIDDEN)
         self.fully_connected = (*hidden, FullyConnected("fc8", classes, HIDDEN[-1].units))
         self._declare_convolutions()
         self._declare_fully_connected()
@@ -210,11 +206,3 @@ def _check_arguments(classes: int, width: float, dtype: str) -> None:
         raise ValueError(f"AlexNet: width must be positive, got {width}")
     if dtype not in ("float32", "float64"):
         raise TypeError(f"AlexNet: dtype must be float32 or float64, got {dtype!r}")
-
-
-def _widened_filters(layer: Convolution, width: float) -> Convolution:
-    return replace(layer, filters=max(2, 2 * round(layer.filters * width / 2)))
-
-
-def _widened_units(layer: FullyConnected, width: float) -> FullyConnected:
-    return replace(layer, units=max(1, round(layer.units * width)))

@@ -34,13 +34,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def ask(question: str) -> list[dict[str, Any]]:
-    """Run a benchmark; return the rows that it prints.
-
-    Raises
-    ------
-    SystemExit
-        It failed; its own message is on the terminal.
-    """
+    """Run a benchmark, which reports its own failure; return the rows that it prints."""
     sys.stderr.write(f"{question} ...\n")
     command = [sys.executable, "-m", f"benchmarks.{question}"]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True)

@@ -23,55 +23,31 @@ STRATEGIES = ("ar", "asa", "asa16", "hierarchical")
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of ranks over machines.
-
-    Attributes
-    ----------
-    machines : int
-        Number of identical machines.
-    ranks_each : int
-        Ranks on each machine.
-    cores_each : float
-        Cores of each machine; more than one for each rank do not count.
-    """
+    """Layout of ranks over identical machines."""
 
     machines: int
     ranks_each: int
-    cores_each: float = math.inf
+    cores_each: float = math.inf  # more than one for each rank do not count
 
     @property
     def ranks(self) -> int:
-        """Number of ranks on all machines."""
         return self.machines * self.ranks_each
 
     @property
     def busy_cores(self) -> float:
-        """Number of busy cores of each machine."""
         return min(self.cores_each, self.ranks_each)
 
 
 @dataclass(frozen=True)
 class Load:
-    """Load of one exchange.
+    """Load of one exchange."""
 
-    Attributes
-    ----------
-    steps_within, steps_between : float
-        Messages that wait for one another.
-    bytes_within : float
-        Forwarded by MPI within a machine, by each of its busy cores.
-    bytes_between : float
-        Sent by each machine.
-    added, rounded : float
-        Elements added or copied in memory, and converted to 16 bits or back, by each busy core.
-    """
-
-    steps_within: float = 0
+    steps_within: float = 0  # messages that wait for one another
     steps_between: float = 0
-    bytes_within: float = 0
-    bytes_between: float = 0
-    added: float = 0
-    rounded: float = 0
+    bytes_within: float = 0  # forwarded by MPI within a machine, by each of its busy cores
+    bytes_between: float = 0  # sent by each machine
+    added: float = 0  # elements added or copied in memory by each busy core
+    rounded: float = 0  # elements converted to 16 bits or back by each busy core
 
 
 @dataclass(frozen=True)
@@ -87,17 +63,7 @@ class Rates:
 
 
 def load(strategy: str, parameters: int, layout: Layout) -> Load:
-    """Return the load of an exchange of float32 gradients.
-
-    Parameters
-    ----------
-    strategy : str
-        One of `STRATEGIES`.
-    parameters : int
-        Number of elements of the vector.
-    layout : Layout
-        Layout of the ranks.
-    """
+    """Return the load of exchanging `parameters` float32 gradients by one of `STRATEGIES`."""
     if layout.ranks == 1:
         return Load()
     if strategy == "hierarchical":
@@ -152,19 +118,8 @@ def seconds(rates: Rates, asked: Load) -> float:
 def fit(loads: Sequence[Load], measured: Sequence[float]) -> Rates:
     """Fit rates by least squares of the logarithms of predicted and measured seconds.
 
-    So relative errors have equal weight, for milliseconds and for seconds.
-
-    Parameters
-    ----------
-    loads : sequence of Load
-        Loads of the exchanges.
-    measured : sequence of float
-        Their seconds, each above 0.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer measurements than rates.
+    So relative errors have equal weight, for milliseconds and for seconds. Raises ValueError if
+    there are fewer measurements than rates.
     """
     rows, times = np.array([astuple(each) for each in loads], float), np.array(measured, float)
     asked = rows.any(axis=0)
@@ -180,42 +135,20 @@ def fit(loads: Sequence[Load], measured: Sequence[float]) -> Rates:
 
 
 def speedup(ranks: int, compute: float, exchange: float) -> float:
-    """Return the speed-up over one rank, at the same number of images per rank and step.
-
-    Parameters
-    ----------
-    ranks : int
-        Number of ranks.
-    compute, exchange : float
-        Seconds of a step, without overlap.
-    """
+    """Return the speed-up over one rank from the seconds of a step, without overlap."""
     return ranks * compute / (compute + exchange)
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network trained by Theano-MPI on eight GPUs (Ma, Mao, Taylor 2016, arXiv 1605.08325).
-
-    Attributes
-    ----------
-    name : str
-        The network's name.
-    parameters : int
-        Their number. GoogLeNet's includes the auxiliary classifiers; the paper does not state
-        whether it trained them.
-    batch : int
-        Images per rank and step.
-    exchange : mapping of str to float
-        Seconds of communication for 5,120 images, by all-reduce.
-    speedup : float
-        Speed-up of the slowest all-reduce over one GPU.
-    """
+    """A network trained by Theano-MPI on eight GPUs (Ma, Mao, Taylor 2016, arXiv 1605.08325)."""
 
     name: str
+    # GoogLeNet's include the auxiliary classifiers; the paper does not state if it trained them.
     parameters: int
-    batch: int
-    exchange: dict[str, float]
-    speedup: float
+    batch: int  # images per rank and step
+    exchange: dict[str, float]  # seconds of communication for 5,120 images, by all-reduce
+    speedup: float  # of the slowest all-reduce over one GPU
 
     @property
     def steps(self) -> float:

@@ -21,15 +21,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def draw(rows: Rows, path: Path) -> None:
-    """Draw the comparisons beside the parts of a step.
-
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Results of `benchmarks.measure.row`.
-    path : Path
-        A PNG or SVG file.
-    """
+    """Draw comparisons, beside the parts of a step, as a PNG or SVG file."""
     compared = [row for row in rows if "peer" in row]
     parts = [row for row in rows if "whole_seconds" in row and row["name"] != "all"]
     height = 1.5 + 0.26 * max(len(compared) + len({r["question"] for r in compared}), len(parts), 4)

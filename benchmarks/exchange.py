@@ -13,17 +13,12 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import numpy as np
-from tandem.distributed.average import shard
 
 from benchmarks.measure import Comparison, Measured, compare, measure, run
 from benchmarks.team import Team, serve
-from tandem.distributed import (
-    AverageGradients,
-    AverageParameters,
-    LocalGroup,
-    SharedParameters,
-    local_groups,
-)
+from tandem.distributed import LocalGroup, local_groups
+from tandem.distributed.allreduce import SharedMemoryAllReduce, shard
+from tandem.distributed.exchange import ExchangeShared
 from tandem.memory import HostBuffer
 
 PARAMETERS = 60_965_224  # of AlexNet
@@ -68,44 +63,44 @@ def _two_trainers(rounds: int, parameters: int, copies: dict) -> Iterator[Compar
 def trainers_team(trainers: int, parameters: int) -> Team:
     """Trainers that do nothing but exchange."""
     buffers = tuple(HostBuffer.create(8 * parameters) for _ in range(trainers))
-    places = local_groups(trainers)
-    team = Team(exchange_alone, [(place, buffers, parameters) for place in places])
-    for place in places:  # whose ends are to be the processes' alone
-        place.close()
+    groups = local_groups(trainers)
+    team = Team(exchange_alone, [(group, buffers, parameters) for group in groups])
+    for group in groups:  # whose ends are to be the processes' alone
+        group.close()
     return team
 
 
 def exchange_alone(
-    place: LocalGroup, buffers: tuple[HostBuffer, ...], parameters: int, pipe: Connection
+    group: LocalGroup, buffers: tuple[HostBuffer, ...], parameters: int, pipe: Connection
 ) -> None:
     """What one trainer's process does."""
     vectors = [buffer.array((2 * parameters,), np.float32) for buffer in buffers]
     gradients = [vector[:parameters] for vector in vectors]
-    own = vectors[place.rank]
-    own[:] = place.rank
+    own = vectors[group.rank]
+    own[:] = group.rank
     copy = HostBuffer.create(own.nbytes).array(own.shape, own.dtype)
     copy[:] = 0
     shares = [1 / len(vectors)] * len(vectors)
-    parts = [vector[shard(vector.size, len(vectors), place.rank)] for vector in vectors]
+    parts = [vector[shard(vector.size, len(vectors), group.rank)] for vector in vectors]
 
     def plain() -> None:
-        place.barrier()
+        group.barrier()
         mean = sum(parts[1:], parts[0]) / len(parts)
         for part in parts:
             part[:] = mean
-        place.barrier()
+        group.barrier()
 
-    average = AverageParameters(place, vectors)
-    average_gradients = AverageGradients(place, gradients)
-    shared = SharedParameters(place, gradients)
+    average = SharedMemoryAllReduce(group, vectors)
+    average_gradients = SharedMemoryAllReduce(group, gradients)
+    shared = ExchangeShared(group, gradients)
 
     def share() -> None:
         shared.before_update(shares)
         shared.after_update(shares)
 
     tasks = {
-        "average": lambda: average.after_update(shares),
-        "gradients": lambda: average_gradients.before_update(shares),
+        "average": lambda: average.average(own, shares),
+        "gradients": lambda: average_gradients.average(own[:parameters], shares),
         "shared": share,
         "plain NumPy": plain,
         "both copy at once": lambda: np.copyto(copy, own),

@@ -60,10 +60,10 @@ OUR_VARIANTS: dict[str, dict[str, bool]] = {
 
 def peak_flops(device_name: str, precision: str) -> float | None:
     """Return the specified operations per second of a device; None if unknown."""
-    place = ("bfloat16", "tf32", "float32").index(precision)
+    column = ("bfloat16", "tf32", "float32").index(precision)
     known = (rates for name, rates in PEAK_TFLOPS.items() if name in device_name)
     rates = next(known, None)
-    return None if rates is None else 1e12 * rates[place]
+    return None if rates is None else 1e12 * rates[column]
 
 
 def step_row(measured: Measured, sizes: Sizes, peak: float | None) -> dict[str, Any]:
@@ -237,25 +237,9 @@ def _exchange(
 def run_rates(
     data: Path, devices: Sequence[str], steps: int, extra: Iterable[str] = (), skip: int = 20
 ) -> tuple[float, ...]:
-    """Measure the images per second between reports of a whole run, after warm-up.
+    """Measure the images per second between reports of a whole run, after `skip` reports.
 
-    Parameters
-    ----------
-    data : Path
-        A prepared data set.
-    devices : sequence of str
-        One for each trainer.
-    steps : int
-        Steps between two reports.
-    extra : iterable of str
-        More settings, as on the command line.
-    skip : int
-        Number of reports that do not count.
-
-    Raises
-    ------
-    InputError
-        If the run failed or was too short.
+    Raises InputError if the run failed or was too short.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "train.py", "--data_folder", str(data)]

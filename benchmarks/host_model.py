@@ -13,14 +13,7 @@ from tandem.training.compiled_network import CompiledNetwork
 
 
 def host_model(sizes: Sizes, device_crops: bool = False) -> CompiledNetwork:
-    """Compile the functions of a trainer on the CPU, over initial weights.
-
-    Parameters
-    ----------
-    sizes : Sizes
-    device_crops : bool
-        Whether slots hold whole pictures, as with `use_data_layer`.
-    """
+    """Compile a trainer's functions on the CPU; `device_crops` as with `use_data_layer`."""
     config = Config(
         batch_size=sizes.batch,
         crop_size=sizes.crop,

@@ -44,24 +44,14 @@ MEMORY_TARGET, GROWTH_TARGET = 400.0, 1.0  # MB; the latter over all of `Sizes.s
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of minibatches and data sets.
-
-    Attributes
-    ----------
-    batch, pictures, jpegs : int
-        Pictures of a minibatch, of the data set, and of the JPEGs, a multiple of the batch.
-    stored, crop : int
-        Rows and columns, pixels.
-    steady : int
-        Number of minibatches over which a loader may not grow.
-    """
+    """Sizes of minibatches and data sets."""
 
     batch: int = 128
     pictures: int = 1024
-    jpegs: int = 128
-    stored: int = 256
+    jpegs: int = 128  # a multiple of the batch
+    stored: int = 256  # rows and columns, pixels
     crop: int = 227
-    steady: int = 200
+    steady: int = 200  # minibatches over which a loader may not grow
 
     @property
     def augmentation(self) -> Augmentation:

@@ -43,36 +43,18 @@ class Measured:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of two contenders: a line of the table.
+    """A comparison of two contenders: a line of the table."""
 
-    Attributes
-    ----------
-    question : str
-        Such as "training step, batch 64, 227 pixels".
-    name, peer : str
-        The contender and its peer.
-    kind : "speed" or "time"
-        "speed": the ratio is the peer's time over ours, more is better; "time": ours over the
-        peer's, less is better.
-    ratio, low, high : float
-        Of the medians; quartiles of the ratios within each round.
-    target : float or None
-        The target of the ratio; None for information only.
-    seconds, peer_seconds : float
-        Medians.
-    rounds : int
-        Number of timings of each.
-    """
-
-    question: str
+    question: str  # such as "training step, batch 64, 227 pixels"
     name: str
     peer: str
+    # "speed": the ratio is the peer's time over ours, more is better; "time": the other way round.
     kind: Kind
-    ratio: float
-    low: float
+    ratio: float  # of the medians
+    low: float  # quartiles of the ratios within each round
     high: float
-    target: float | None
-    seconds: float
+    target: float | None  # of the ratio; None for information only
+    seconds: float  # medians
     peer_seconds: float
     rounds: int
 
@@ -86,23 +68,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Figure:
-    """A value without a peer: a line of the table.
-
-    Attributes
-    ----------
-    question, name : str
-        The question, and the name of the value.
-    value, target : float
-        The result, and its upper limit.
-    unit : str
-        The unit of both.
-    """
+    """A value without a peer: a line of the table."""
 
     question: str
     name: str
     value: float
     unit: str
-    target: float
+    target: float  # the upper limit
 
     @property
     def reached(self) -> bool:
@@ -112,26 +84,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a whole's time: a line of the table.
+    """A part of a whole's time: a line of the table."""
 
-    Attributes
-    ----------
-    question, name : str
-        The whole, and the part.
-    seconds, whole_seconds : float
-        Medians.
-    operations : int
-        Floating-point operations if counted, else 0.
-    rate : float
-        Operations per second that the machine reaches.
-    """
-
-    question: str
+    question: str  # the whole
     name: str
-    seconds: float
+    seconds: float  # medians
     whole_seconds: float
-    operations: int
-    rate: float
+    operations: int  # floating-point operations if counted, else 0
+    rate: float  # operations per second that the machine reaches
 
     @property
     def reached(self) -> None:
@@ -156,18 +116,10 @@ def measure(
     synchronize: Callable[[], None] = lambda: None,
     warmups: int = 1,
 ) -> list[Measured]:
-    """Time contenders in turn.
+    """Time contenders in turn, each called `repeats` times in a row in each round.
 
-    Parameters
-    ----------
-    contenders : mapping of str to callable
-        The steps to call, by name.
-    rounds, repeats : int
-        In each round each contender is called `repeats` times in a row.
-    synchronize : callable
-        Waits for the device; called before each reading of the clock.
-    warmups : int
-        Rounds that do not count.
+    `synchronize` waits for the device before each reading of the clock; `warmups` are rounds that
+    do not count.
     """
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(warmups + rounds):
@@ -284,25 +236,10 @@ def run(
     arguments: Sequence[str] | None = None,
     parts: Sequence[str] = (),
 ) -> int:
-    """Run the command line of a benchmark: print JSON lines, then a table.
+    """Run the command line of a benchmark: print JSON lines, then a table; return the exit status.
 
-    Parameters
-    ----------
-    description : str
-        The module's docstring.
-    answer : callable
-        Takes the number of rounds, and with `parts` one of them or None; yields results.
-    rounds : int
-        The default number of rounds.
-    arguments : sequence of str, optional
-        The command line.
-    parts : sequence of str
-        The choices of ``--only``.
-
-    Returns
-    -------
-    int
-        The exit status.
+    `answer` takes the number of rounds, and with `parts` (the choices of ``--only``) one of them
+    or None; it yields results.
     """
     parser = argparse.ArgumentParser(
         description=description,

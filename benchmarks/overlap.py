@@ -66,7 +66,7 @@ def make_contenders(world: Any, sizes: Sizes) -> dict[str, Callable[[], None]]:
 
     resident = ResidentStep(device_mode(), sizes)
     whole = resident.functions[0]
-    telling = resident.compile(device_mode(on_gradient_ready=on_gradient_ready))[0]
+    reporting = resident.compile(device_mode(on_gradient_ready=on_gradient_ready))[0]
     shares = [1 / world.size] * world.size
 
     def step(function: Callable[[], Any], exchange: Exchange) -> None:
@@ -89,7 +89,7 @@ def make_contenders(world: Any, sizes: Sizes) -> dict[str, Callable[[], None]]:
         "as a whole": partial(step, whole, exchange(0)),
     }
     for megabytes in BUCKETS:
-        found[f"in buckets of {megabytes:g} MB"] = partial(step, telling, exchange(megabytes))
+        found[f"in buckets of {megabytes:g} MB"] = partial(step, reporting, exchange(megabytes))
     return found
 
 

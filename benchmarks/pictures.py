@@ -10,19 +10,7 @@ from tandem.data.dataset import Dataset
 
 
 def write_batches(folder: Path, count: int, side: int, per_file: int = 256) -> Dataset:
-    """Write a data set of noise with ten classes.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder to write.
-    count : int
-        Number of pictures.
-    side : int
-        Their rows and columns, pixels.
-    per_file : int
-        Number of pictures in a batch file.
-    """
+    """Write a data set of noise with ten classes; pictures have `side` rows and columns."""
     rng = np.random.default_rng(0)
     counts = tuple(min(per_file, count - start) for start in range(0, count, per_file))
     paths = [folder / f"{number:04d}.hkl" for number in range(len(counts))]

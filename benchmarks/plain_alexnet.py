@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from alex_net import AlexNet
 
-Norm = Literal["module", "slices"]
+Norm = Literal["module", "slices"]  # nn.LocalResponseNorm, or sums of slices
 
 
 class SlicedNorm(nn.Module):
@@ -30,15 +30,7 @@ def _norm(kind: Norm) -> nn.Module:
 
 
 class PlainAlexNet(nn.Sequential):
-    """The network from images to logits, with the sizes of `net`.
-
-    Parameters
-    ----------
-    net : AlexNet
-        The network to copy, with PyTorch's own initial weights.
-    norm : "module" or "slices"
-        `nn.LocalResponseNorm`, or sums of slices.
-    """
+    """The network from images to logits: sizes of `net`, PyTorch's own initial weights."""
 
     def __init__(self, net: AlexNet, norm: Norm) -> None:
         layers: list[nn.Module] = []
@@ -80,23 +72,8 @@ def plain_step(
     """Make a training step in plain PyTorch.
 
     Its images are already cropped and converted on the device, which ours does in the step.
-
-    Parameters
-    ----------
-    net : AlexNet
-        The network to copy.
-    batch : int
-        Images per step.
-    device : str
-        "cpu" or "cuda:0".
-    norm : "module" or "slices"
-        The variant of local response normalisation.
-    precision : str
-        "bfloat16" is `torch.autocast`; PyTorch's global settings decide between float32 and tf32.
-    compile_mode : str or None
-        Of `torch.compile`: "default", "reduce-overhead" or "max-autotune"; None for none.
-    tuned : bool
-        Channels last, and SGD in one fused kernel; without it, PyTorch's defaults.
+    "bfloat16" is `torch.autocast`; PyTorch's global settings decide between float32 and tf32.
+    `tuned` is channels last, and SGD in one fused kernel, instead of PyTorch's defaults.
     """
     model, images = _on(net, batch, device, norm, tuned)
     labels = torch.randint(0, net.classes, (batch,), device=device)
@@ -120,7 +97,7 @@ def plain_step(
 def plain_inference(
     net: AlexNet, batch: int, norm: Norm, compile_mode: str | None = None, tuned: bool = True
 ) -> Callable[[], Tensor]:
-    """Make the inference of a minibatch on the CPU. Parameters as in `plain_step`."""
+    """Make the inference of a minibatch on the CPU."""
     model, images = _on(net, batch, "cpu", norm, tuned)
     model.eval()
     call: Any = model if compile_mode is None else torch.compile(model, mode=compile_mode)

@@ -30,21 +30,13 @@ CHUNK = 16  # pictures per task of a process
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the data set.
+    """Sizes of the data set."""
 
-    Attributes
-    ----------
-    pictures, different : int
-        Number of pictures, one in ten for validation; number of distinct files that they link to.
-    rows, columns, stored : int
-        Of the JPEGs, and side of the stored pictures, in pixels.
-    """
-
-    pictures: int = 4000
-    different: int = 200
-    rows: int = 375
+    pictures: int = 4000  # one in ten for validation
+    different: int = 200  # distinct files that they link to
+    rows: int = 375  # of the JPEGs, in pixels
     columns: int = 500
-    stored: int = 256
+    stored: int = 256  # side of the stored pictures
 
 
 PAPER = Sizes()

@@ -45,22 +45,12 @@ LIMIT = 900  # seconds of a job
 
 @dataclass(frozen=True)
 class Job:
-    """Measurements of one start of ranks.
-
-    Attributes
-    ----------
-    machines, ranks_each : int
-        Layout of the ranks.
-    parameters : tuple of int
-        Sizes of the vectors.
-    rounds : int
-        Number of measured rounds.
-    """
+    """Measurements of one start of ranks."""
 
     machines: int
     ranks_each: int
-    parameters: tuple[int, ...]
-    rounds: int
+    parameters: tuple[int, ...]  # sizes of the vectors
+    rounds: int  # measured ones
 
 
 @dataclass
@@ -119,21 +109,11 @@ class Counted:
 
 @dataclass(frozen=True)
 class Contender:
-    """A timed step.
-
-    Attributes
-    ----------
-    name : str
-        An all-reduce, or one of `PEERS`.
-    step : callable
-        Called by all ranks together.
-    tally : Tally or None
-        Count of the bytes received, if they can be counted.
-    """
+    """A timed step: an all-reduce, or one of `PEERS`."""
 
     name: str
-    step: Callable[[], None]
-    tally: Tally | None = None
+    step: Callable[[], None]  # all ranks call it together
+    tally: Tally | None = None  # of bytes received, if they can be counted
 
 
 # As a rank
@@ -154,9 +134,9 @@ def serve(job: Job) -> None:
         vector, contenders = make_contenders(world, parameters)
         for line in _time(world, vector, contenders, job.rounds):
             if world.rank == 0:
-                place = {"machines": job.machines, "ranks_each": job.ranks_each}
-                place["cores_each"] = cores / job.machines
-                print(json.dumps(place | {"parameters": parameters} | line), flush=True)
+                layout = {"machines": job.machines, "ranks_each": job.ranks_each}
+                layout["cores_each"] = cores / job.machines
+                print(json.dumps(layout | {"parameters": parameters} | line), flush=True)
     world.barrier()
 
 
@@ -275,25 +255,15 @@ def _mean(values: Sequence[int | None]) -> float | None:
 def run(job: Job) -> Iterator[dict[str, Any]]:
     """Start ranks; yield their measurements. Raises as `start`."""
     sizes = [str(size) for size in job.parameters]
-    place = ["--as-rank", str(job.machines), str(job.ranks_each), "--parameters", *sizes]
-    program = ["benchmarks.ranks", "--rounds", str(job.rounds), *place]
+    layout = ["--as-rank", str(job.machines), str(job.ranks_each), "--parameters", *sizes]
+    program = ["benchmarks.ranks", "--rounds", str(job.rounds), *layout]
     yield from start(job.machines, job.ranks_each, program)
 
 
 def start(count: int, ranks_each: int, program: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Start a module as ranks; yield the JSON lines that they print.
 
-    Parameters
-    ----------
-    count, ranks_each : int
-        Machines, and ranks on each of them.
-    program : sequence of str
-        The module and its arguments.
-
-    Raises
-    ------
-    SystemExit
-        If they failed; their own message is on the terminal.
+    Raises SystemExit if they failed; their own message is on the terminal.
     """
     starter = str(Path(sys.executable).parent / "mpirun")
     environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # hides warnings about host names

@@ -46,18 +46,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Model:
-    """Fitted rates and their errors.
-
-    Attributes
-    ----------
-    rates : Rates
-        Seconds for one of each load.
-    errors : tuple of float
-        Predicted over measured seconds, minus 1, for each measurement.
-    """
+    """Fitted rates and their errors."""
 
     rates: Rates
-    errors: tuple[float, ...]
+    errors: tuple[float, ...]  # predicted over measured seconds, minus 1, for each measurement
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Model":
@@ -74,28 +66,17 @@ class Model:
 
 
 def layout_of(row: Row) -> Layout:
-    """Return the layout of the ranks of a measurement."""
     return Layout(row["machines"], row["ranks_each"], row["cores_each"])
 
 
 def is_fitted(row: Row) -> bool:
-    """Return whether a measurement is of one of our strategies."""
     return row["name"] in STRATEGIES
 
 
 def predict(network: Network, strategy: str, ranks: int, rates: Rates) -> tuple[float, float]:
     """Predict the seconds of an exchange and the speed-up, with a core per rank.
 
-    Parameters
-    ----------
-    network : Network
-        The network to train.
-    strategy : str
-        The all-reduce of its gradients.
-    ranks : int
-        Number of ranks: up to eight on one machine, then eight on each.
-    rates : Rates
-        The rates of machine and cable.
+    Up to `RANKS_EACH` ranks are on one machine, more are so many on each.
     """
     each = min(ranks, RANKS_EACH)
     exchange = seconds(rates, load(strategy, network.parameters, Layout(ranks // each, each)))

@@ -27,13 +27,7 @@ FULL = ("--batch_size", "64")
 
 
 def seconds_to_first_step(data: Path, folder: Path, settings: Sequence[str]) -> float:
-    """Start a run and end it after its first recorded step; return the seconds.
-
-    Raises
-    ------
-    InputError
-        If it ended before.
-    """
+    """Start a run and end it after its first recorded step; return the seconds."""
     command = [sys.executable, "train.py", "--data_folder", str(data), "--weights_dir", str(folder)]
     command += ["--print_freq", "1", "--devices", "cpu", *settings]
     begun = time.perf_counter()

@@ -9,12 +9,7 @@ from typing import Any, Self
 class Team:
     """Processes that start once and then do one task after another, all at the same time.
 
-    Parameters
-    ----------
-    member : callable
-        The target of each process, called with its arguments and a pipe; it calls `serve`.
-    arguments : sequence of tuple
-        The arguments of each process.
+    Each calls `member` with its own arguments and a pipe, which calls `serve`.
     """
 
     def __init__(self, member: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
@@ -30,13 +25,7 @@ class Team:
             self._processes.append(process)
 
     def do(self, task: str) -> list[Any]:
-        """Have every process do a task; return the replies in order of processes.
-
-        Raises
-        ------
-        RuntimeError
-            If a process has ended; its own message is on the terminal.
-        """
+        """Have every process do a task; return the replies in order of processes."""
         try:
             for pipe in self._pipes:
                 pipe.send(task)

@@ -25,9 +25,6 @@ from tandem.validation import declared, parse_yaml, read_yaml, shown, unknown, v
 
 log = logging.getLogger(__name__)
 
-BAD_INPUT = 2
-INTERRUPTED = 130
-
 _OPTION = re.compile(r"--?[^\W\d]|--$")  # neither a number below 0 nor a lone dash
 _ARGUMENTS = ("argument", "arguments")
 _MOST_IN_USAGE = 15  # options
@@ -48,21 +45,10 @@ def option(
 ) -> Any:
     """Field of a model that is an option or an argument of a program.
 
-    Parameters
-    ----------
-    default
-        In its own type; `...` where a value must be given.
-    meaning : str
-        What it is, with its unit, for ``--help``.
-    allowed : str
-        What a value must be, to complete "it must be ...".
-    form : {"value", "list", "mapping", "text", "argument", "arguments"}
-        One YAML value; a YAML list or several values; ``{key: value}``; text taken as it stands;
-        one, or one and more, that are given without an option.
-    section : str
-        The heading under which ``--help`` lists it.
-    **bounds
-        As pydantic's ``Field`` takes them, such as ``gt=0``.
+    A default of `...` asks for a value; `meaning` names the unit; `allowed` completes "it must be
+    ..."; `bounds` are those of pydantic's ``Field``, such as ``gt=0``. `form` is "value", one YAML
+    value; "list", a YAML list or several values; "mapping", ``{key: value}``; "text", taken as it
+    stands; "argument" or "arguments": one, or one and more, given without an option.
     """
     details = {"allowed": allowed, "form": form, "section": section}
     return Field(default=default, description=meaning, json_schema_extra=details, **bounds)  # type: ignore[arg-type]
@@ -83,27 +69,13 @@ PathOption = Annotated[Path, BeforeValidator(to_path)]
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The command line of a program.
+    """The command line of a program."""
 
-    Attributes
-    ----------
-    arguments : sequence of str or None
-        None is that of the process.
-    description : str or None
-        Stands above the options in ``--help``.
-    program : str or None
-        How it is started, such as ``python -m tandem.plot``; None is its file.
-    answers : mapping of str to str
-        Names that people bring from elsewhere, see `tandem.validation.unknown`.
-    once : bool
-        Whether an option that is given twice is refused; otherwise the last counts.
-    """
-
-    arguments: Sequence[str] | None
-    description: str | None
-    program: str | None = None
-    answers: Mapping[str, str] = field(default_factory=dict)
-    once: bool = False
+    arguments: Sequence[str] | None  # None: those of the process
+    description: str | None  # above the options in --help
+    program: str | None = None  # such as python -m tandem.plot; None: its file
+    answers: Mapping[str, str] = field(default_factory=dict)  # of `tandem.validation.unknown`
+    once: bool = False  # refuse an option that is given twice; otherwise the last counts
 
     def read(
         self,
@@ -113,34 +85,19 @@ class CommandLine:
     ) -> M:
         """Read the options that a model declares, over a file of settings if there is one.
 
-        Parameters
-        ----------
-        model : type of BaseModel
-            Its fields are made by `option`.
-        default_file : Path, optional
-            The file if ``--config FILE`` does not name another and it exists; None: the program
-            has no file of settings.
-        read_file : callable
-            Reads the file.
-
-        Raises
-        ------
-        InputError
-            An argument, the file, a key or a value cannot be used.
-        SystemExit
-            With status 0, after ``--help`` and ``--version``.
+        `default_file` is read if it exists and ``--config FILE`` names no other; with None the
+        program has no file of settings. Raises `InputError` if something cannot be used, and
+        `SystemExit` with status 0 after ``--help`` and ``--version``.
         """
         fields = {info.alias or key: info for key, info in model.model_fields.items()}
         labels = {key: f"--{key}" for key, info in fields.items() if not _is_argument(info)}
-        source: Path | None = None
         if default_file is not None:
             meaning = f"YAML file of settings (default: {default_file.name}, if it exists)"
             fields = {"config": option(None, meaning, "a path", "text"), **fields}
         values, typed = self._parse(fields)
+        source = default_file if default_file is not None and default_file.is_file() else None
         if named := values.pop("config", None):
             source = Path(named)
-        elif default_file is not None and default_file.is_file():
-            source = default_file
         if source is not None:
             in_file = read_file(source)
             values = in_file | values
@@ -196,16 +153,7 @@ class CommandLine:
 
 
 def run_program(model: type[M], work: Callable[[M], int | None], line: CommandLine) -> int:
-    """Run a program without a file of settings; return its exit status.
-
-    Parameters
-    ----------
-    model : type of BaseModel
-        Its options and arguments, fields made by `option`.
-    work : callable
-        Called with an instance of the model; its exit status, None is 0.
-    line : CommandLine
-    """
+    """Run a program that has no file of settings; return its exit status."""
     configure_logging()
     return exit_status(lambda: work(line.read(model)))
 
@@ -213,26 +161,17 @@ def run_program(model: type[M], work: Callable[[M], int | None], line: CommandLi
 def exit_status(work: Callable[[], int | None], stopped: str = "stopped by SIGINT") -> int:
     """Do the work of a program; return its exit status.
 
-    Parameters
-    ----------
-    work : callable
-        Its exit status; None is 0.
-    stopped : str
-        The message after Ctrl-C.
-
-    Returns
-    -------
-    int
-        That of the work; 2 after an `InputError`, whose message is logged; 130 after Ctrl-C.
+    That is the work's own (None is 0), 2 after an `InputError`, or 130 after Ctrl-C, when `stopped`
+    is logged.
     """
     try:
         return work() or 0
     except InputError as error:
         log.error("error: %s", error)
-        return BAD_INPUT
+        return 2
     except KeyboardInterrupt:
         log.info(stopped)
-        return INTERRUPTED
+        return 130
 
 
 def configure_logging(prefix: str = "") -> None:

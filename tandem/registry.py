@@ -15,49 +15,29 @@ from tandem.errors import InputError
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a choice needs of a run.
+    """What a choice, or a setting of it that is not at its default, needs of a run.
 
-    Attributes
-    ----------
-    holds : callable
-        Called with the facts of a run; whether they meet the need.
-    otherwise : str
-        Completes the message where they don't: what the choice is for, and what to do instead.
-        Names in braces are filled in from the facts.
-    setting : str
-        The choice's own setting that has the need, which is checked where it is not at its default;
-        empty where the choice itself has it.
+    `otherwise` completes the refusal: what the choice is for, and what to do instead, with names in
+    braces filled in from the facts.
     """
 
-    holds: Callable[[Any], bool]
+    holds: Callable[[Any], bool]  # of the facts of a run
     otherwise: str
-    setting: str = ""
+    setting: str = ""  # empty: the choice itself has the need
 
 
 class Choice:
-    """Base of a registered dataclass. Subclasses are frozen dataclasses of their settings.
-
-    Attributes
-    ----------
-    requires : tuple of Requirement
-        Checked in order; the first that does not hold is the one that is reported.
-    """
+    """Base of a registered dataclass. Subclasses are frozen dataclasses of their settings."""
 
     name: ClassVar[str]
-    requires: ClassVar[tuple[Requirement, ...]] = ()
+    requires: ClassVar[tuple[Requirement, ...]] = ()  # the first that does not hold is reported
 
 
 T = TypeVar("T", bound=Choice)
 
 
 class Registry(Generic[T]):
-    """The choices of one setting, in the order in which they were registered.
-
-    Parameters
-    ----------
-    setting : str
-        The key of the configuration that chooses, for messages.
-    """
+    """The choices of one setting, in the order in which they were registered."""
 
     def __init__(self, setting: str) -> None:
         self.setting = setting
@@ -84,27 +64,13 @@ class Registry(Generic[T]):
         return self._choices[name]
 
     def make(self, name: str, settings: Mapping[str, Any]) -> T:
-        """Make the choice of a name from the settings that it declares; others are not looked at.
-
-        Parameters
-        ----------
-        name : str
-            One of the registered names.
-        settings : mapping of str to Any
-            By key. A setting that is not there keeps its default.
-        """
+        """Make the choice of a name from those of the settings that it declares."""
         choice = self._choices[name]
         declared = {field.name for field in dataclasses.fields(choice)}  # type: ignore[arg-type]
         return choice(**{key: value for key, value in settings.items() if key in declared})
 
     def chosen(self, settings: Mapping[str, Any]) -> T:
-        """Make the choice of a configuration.
-
-        Parameters
-        ----------
-        settings : mapping of str to Any
-            Every setting by key. Without the key that chooses, it is the first choice.
-        """
+        """Make the choice of a configuration; the first where its key is missing."""
         return self.make(settings.get(self.setting, next(iter(self))), settings)
 
 
@@ -113,42 +79,15 @@ def setting(
 ) -> Any:
     """Field of a choice that is a key of the configuration.
 
-    Parameters
-    ----------
-    default
-        In its own type.
-    meaning : str
-        What it is, with its unit: the description in ``--help``.
-    allowed : str
-        What a value must be, to complete "it must be ...".
-    affects_bits : bool
-        Whether a resumed run needs the same value to compute the same bits.
-    **bounds
-        As pydantic's ``Field`` takes them, such as ``gt=0``.
+    `meaning` names the unit; `allowed` completes "it must be ..."; a key that `affects_bits` must
+    be the same in a resumed run; `bounds` are those of pydantic's ``Field``, such as ``gt=0``.
     """
-    details = {"meaning": meaning, "allowed": allowed, "affects_bits": affects_bits} | {
-        "bounds": bounds
-    }
-    return dataclasses.field(default=default, metadata=details)
+    details = {"meaning": meaning, "allowed": allowed, "affects_bits": affects_bits}
+    return dataclasses.field(default=default, metadata={**details, "bounds": bounds})
 
 
 def check(setting: str, choice: Choice, facts: Any) -> None:
-    """Refuse a choice whose requirements a run does not meet: the one checker.
-
-    Parameters
-    ----------
-    setting : str
-        The key that chose it.
-    choice : Choice
-        What was chosen, with its settings.
-    facts : Any
-        Of the run; what requirements look at.
-
-    Raises
-    ------
-    InputError
-        Names the key, the choice, and what it is for.
-    """
+    """Refuse a choice, made by the key `setting`, whose requirements the facts do not meet."""
     defaults = type(choice)()
     for requirement in choice.requires:
         key, value = setting, choice.name

@@ -49,17 +49,8 @@ def parse_json(text: str | bytes) -> Any:
 def read_yaml(path: Path, content: str | bytes | None = None) -> dict[str, Any]:
     """Read a YAML file of keys and values; an empty one holds none.
 
-    Parameters
-    ----------
-    path : Path
-        The file, also for messages.
-    content : str or bytes, optional
-        What it holds, where it has been read already.
-
-    Raises
-    ------
-    InputError
-        It cannot be read, or is not a YAML mapping (see `parse_yaml`).
+    `content` is what it holds, where it has been read already. Raises `InputError` if it cannot be
+    read or is not a mapping.
     """
     values = _read(parse_yaml, path, content)
     if values is None:
@@ -70,7 +61,7 @@ def read_yaml(path: Path, content: str | bytes | None = None) -> dict[str, Any]:
 
 
 def read_json(path: Path, content: str | bytes | None = None) -> Any:
-    """Read a JSON file. Parameters and errors as those of `read_yaml`; any value is returned."""
+    """Read any value from a JSON file, as `read_yaml` does."""
     return _read(parse_json, path, content)
 
 
@@ -81,26 +72,11 @@ def validated(
     source: object = "",
     answers: Mapping[str, str] | None = None,
 ) -> T:
-    """Check plain values and make an instance of a model of them.
+    """Check plain values and make an instance of a pydantic model or dataclass of them.
 
-    Parameters
-    ----------
-    kind : type
-        A pydantic model, or a dataclass.
-    values : mapping of str to Any
-        By key of the model; anything else is refused.
-    labels : mapping of str to str, optional
-        Names of keys that do not come from `source`, such as ``--batch_size``, for messages.
-    source : object
-        The file, or the line of a file, that the values come from.
-    answers : mapping of str to str, optional
-        As of `unknown`.
-
-    Raises
-    ------
-    InputError
-        A sentence for each key that cannot be used, a line each: the value, what is allowed, and
-        what was probably meant.
+    `labels` are the names of keys that do not come from `source`, such as ``--batch_size``, and
+    `answers` those of `unknown`, for the message. An `InputError` has a line for each key that
+    cannot be used: its value, what is allowed, and what was probably meant.
     """
     from pydantic import BaseModel, ValidationError
 
@@ -151,18 +127,9 @@ def suggestion(word: str, words: Iterable[str]) -> str:
 def unknown(
     key: str, known: Iterable[str], answers: Mapping[str, str] | None = None, option: bool = False
 ) -> str:
-    """The message about an unknown key.
+    """The message about an unknown key, or about an option as it was typed.
 
-    Parameters
-    ----------
-    key : str
-        The key, or the option as it was typed: with dashes, or underscores.
-    known : iterable of str
-        The keys that exist.
-    answers : mapping of str to str, optional
-        Names from other programs, and for each the key to use or a sentence.
-    option : bool
-        Whether it is an option of a command line.
+    `answers` has names from other programs, and for each the key to use or a sentence.
     """
     name, kind = key.lstrip("-").replace("-", "_").lower(), "option" if option else "key"
     answer = (answers or {}).get(name, "")

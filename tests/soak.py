@@ -1,11 +1,11 @@
-"""Faults at random moments, again and again; in the end the same bits as if nothing had happened.
+"""Faults at random moments, again and again; at the end the same bits as if nothing had happened.
 
 python -m tests.soak --data data/demo --runs runs/soak --faults 50 --seed 1
 
 Trains once undisturbed, then once with faults: any process is killed or stopped, the run is asked
 to end, suspended as by Ctrl-Z, or finds the disk full. After each fault everything must be gone
 within seconds, and the run is started again. Exit status 0 if weights, momenta and record are equal
-in the end.
+at the end.
 """
 
 import argparse
@@ -21,11 +21,9 @@ from dataclasses import dataclass, field
 from os import kill, killpg
 from pathlib import Path
 
-import numpy as np
-from safetensors.numpy import load_file
-
 from tandem.artifacts.run_folder import list_checkpoints
 from tandem.processes.heartbeat import PATIENCE_SECONDS
+from tests.support.runs import assert_same_bits
 from tests.support.tiny import (
     find_process,
     group_members,
@@ -33,7 +31,6 @@ from tests.support.tiny import (
     settings,
     shared_memory,
     start_program,
-    without_times,
 )
 
 TIMEOUT = 3.0  # peer_timeout_seconds
@@ -48,69 +45,50 @@ class Broken(AssertionError):
 
 @dataclass
 class Fault:
-    """What is done to a run.
-
-    Attributes
-    ----------
-    name : str
-        For people.
-    strike : callable
-        Does it, given the launcher's process.
-    statuses : tuple of int
-        Exit statuses that may follow.
-    seconds : float
-        Within which the run must have ended.
-    """
+    """What is done to a run, given the launcher's process."""
 
     name: str
     strike: Callable[[subprocess.Popen[str]], None]
-    statuses: tuple[int, ...]
-    seconds: float = GONE_SECONDS
+    statuses: tuple[int, ...]  # that may follow
+    seconds: float = GONE_SECONDS  # within which the run must have ended
 
 
 def faults(trainers: int) -> list[Fault]:
     """Every kind of fault, on every process."""
     members = [f"{kind} {rank}" for rank in range(trainers) for kind in ("trainer", "loader")]
-    found = [Fault(f"kill {name}", Signal(signal.SIGKILL, name), (1,)) for name in members]
+    found = [Fault(f"kill {name}", send(signal.SIGKILL, name), (1,)) for name in members]
     found += [
-        Fault(f"stop {name}", Signal(signal.SIGSTOP, name), (1,), TIMEOUT + GONE_SECONDS)
+        Fault(f"stop {name}", send(signal.SIGSTOP, name), (1,), TIMEOUT + GONE_SECONDS)
         for name in members
     ]
     return [
         *found,
-        Fault("kill launcher", Signal(signal.SIGKILL), (-signal.SIGKILL,)),
+        Fault("kill launcher", send(signal.SIGKILL), (-signal.SIGKILL,)),
         Fault("stop launcher", stop_launcher, (1,), 5.0),
-        Fault("SIGTERM", Signal(signal.SIGTERM), (143,)),
-        Fault("Ctrl-C", interrupt, (130,)),
-        Fault("SIGTERM to all", terminate_all, (143,)),
+        Fault("SIGTERM", send(signal.SIGTERM), (143,)),
+        Fault("Ctrl-C", send_all(signal.SIGINT), (130,)),
+        Fault("SIGTERM to all", send_all(signal.SIGTERM), (143,)),
         Fault("disk full", fill_disk, (2,), 60.0),
         Fault("Ctrl-Z and SIGTERM", suspend, (143,)),
     ]
 
 
-@dataclass
-class Signal:
-    """Sends a signal to one process, the launcher if none is named."""
+def send(number: signal.Signals, name: str = "") -> Callable[[subprocess.Popen[str]], None]:
+    """Send a signal to one process, the launcher if none is named."""
 
-    number: signal.Signals
-    name: str = ""
+    def strike(launcher: subprocess.Popen[str]) -> None:
+        kill(find_process(launcher.pid, name) if name else launcher.pid, number)
 
-    def __call__(self, launcher: subprocess.Popen[str]) -> None:
-        kill(find_process(launcher.pid, self.name) if self.name else launcher.pid, self.number)
+    return strike
 
 
-def interrupt(launcher: subprocess.Popen[str]) -> None:
-    """As a terminal does."""
-    killpg(launcher.pid, signal.SIGINT)
-
-
-def terminate_all(launcher: subprocess.Popen[str]) -> None:
-    """As a cluster's scheduler does."""
-    killpg(launcher.pid, signal.SIGTERM)
+def send_all(number: signal.Signals) -> Callable[[subprocess.Popen[str]], None]:
+    """Send a signal to every process, as a terminal and a cluster's scheduler do."""
+    return lambda launcher: killpg(launcher.pid, number)
 
 
 def stop_launcher(launcher: subprocess.Popen[str]) -> None:
-    """Stop it alone; the others end by themselves, and it notices when it goes on."""
+    """Stop it alone; the others end by themselves, and it notices when it continues."""
     kill(launcher.pid, signal.SIGSTOP)
     deadline = time.monotonic() + TIMEOUT + PATIENCE_SECONDS + GONE_SECONDS
     while [pid for pid in group_members(launcher.pid) if is_ours(pid)] != [launcher.pid]:
@@ -121,7 +99,7 @@ def stop_launcher(launcher: subprocess.Popen[str]) -> None:
 
 
 def is_ours(pid: int) -> bool:
-    """Whether it is a process of the run, and not the one in which Python tracks resources."""
+    """Whether it is a process of the run, not Python's resource tracker."""
     try:
         return b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -143,39 +121,26 @@ def suspend(launcher: subprocess.Popen[str]) -> None:
 
 
 def fill_disk(launcher: subprocess.Popen[str]) -> None:
-    """No file of trainer 0 may grow any more: the system says so as of a disk that is full."""
+    """Forbid trainer 0 to write larger files, which fails as on a full disk."""
     writer = find_process(launcher.pid, "trainer 0")
     resource.prlimit(writer, resource.RLIMIT_FSIZE, (4096, 4096))
 
 
 @dataclass
 class Soak:
-    """One run that is disturbed.
-
-    Parameters
-    ----------
-    run : Path
-        Its folder.
-    arguments : sequence of str
-        Of train.py.
-    random : Random
-        Decides on the moments.
-    log : callable
-        Told of each fault.
-    lines : int
-        It strikes before the record has grown by so many lines: a measure of time that is the same
-        on every machine.
-    """
+    """One run that is disturbed."""
 
     run: Path
-    arguments: Sequence[str]
-    random: random.Random
+    arguments: Sequence[str]  # of train.py
+    random: random.Random  # decides on the moments
     log: Callable[[str], None] = print
+    # It strikes before the record has grown by so many lines: a measure of time that is the same on
+    # every machine.
     lines: int = 1
     struck: int = field(default=0, init=False)
 
     def disturb(self, fault: Fault) -> bool:
-        """Start the run, strike, see what follows. Whether it came to the fault before the end."""
+        """Start the run, strike and check the end; return whether the fault came before it."""
         shared = shared_memory()
         process = self._start()
         accepted = fault.statuses
@@ -201,7 +166,7 @@ class Soak:
         return status != 0
 
     def finish(self) -> None:
-        """Let it go to its end."""
+        """Train to the end."""
         process = self._start()
         _, errors = process.communicate(timeout=3600)
         if process.returncode != 0:
@@ -211,7 +176,7 @@ class Soak:
         return start_program("train.py", [*self.arguments, "--resume_train", "true"])
 
     def _await_moment(self, process: subprocess.Popen[str]) -> str:
-        """Wait until some random moment; say which."""
+        """Wait until a random moment; describe it."""
         if self.random.random() < 0.15:
             seconds = self.random.uniform(0, 6)
             time.sleep(seconds)
@@ -221,7 +186,7 @@ class Soak:
         while self._recorded() < begin + wanted and process.poll() is None:
             if time.monotonic() > deadline:
                 raise Broken("a run was started again and made no progress")
-            # What the run had beyond its checkpoint is dropped from the record when it goes on.
+            # A resumed run drops the lines beyond its checkpoint.
             begin = min(begin, self._recorded())
             time.sleep(0.02)
         time.sleep(self.random.uniform(0, 0.3))
@@ -232,7 +197,7 @@ class Soak:
         return record.read_bytes().count(b"\n") if record.exists() else 0
 
     def _strike(self, fault: Fault, process: subprocess.Popen[str]) -> bool:
-        """Strike; if the victim is not there yet, or not any more, end the run instead."""
+        """Strike; if the victim has not started yet or has ended, end the run instead."""
         try:
             fault.strike(process)
         except (ProcessLookupError, LookupError):
@@ -258,27 +223,6 @@ class Soak:
             raise Broken(f"{fault.name}: {names} are left in shared memory")
 
 
-def compare(ours: Path, theirs: Path) -> None:
-    """Compare the last checkpoints and the records of two runs.
-
-    Raises
-    ------
-    Broken
-        They differ.
-    """
-    names = [list_checkpoints(run)[-1].name for run in (ours, theirs)]
-    if names[0] != names[1]:
-        raise Broken(f"the runs end with {names[0]} and {names[1]}")
-    left, right = (load_file(run / names[0]) for run in (ours, theirs))
-    for name in sorted(left.keys() | right.keys()):
-        if not np.array_equal(left[name].view(np.uint32), right[name].view(np.uint32)):
-            raise Broken(f"{name} differs")
-    lines = [[without_times(line) for line in read_record(run)] for run in (ours, theirs)]
-    if lines[0] != lines[1]:
-        differing = [pair for pair in zip(*lines, strict=False) if pair[0] != pair[1]][:2]
-        raise Broken(f"records of {[len(part) for part in lines]} lines differ: {differing}")
-
-
 def endless(kinds: Sequence[Fault], chance: random.Random) -> Iterator[Fault]:
     """All faults in random order, again and again."""
     while True:
@@ -296,22 +240,8 @@ def soak(
 ) -> None:
     """Train undisturbed and disturbed, and compare.
 
-    Parameters
-    ----------
-    data : Path
-        A preprocessed data set.
-    runs : Path
-        Where the two run folders go.
-    count : int
-        Faults, at least.
-    seed : int
-        Of the order of the faults and of their moments.
-    log : callable
-        Told of each fault.
-    kinds : sequence of str
-        Which faults, by name; none is all.
-    **changes
-        Settings of the runs.
+    Strike at least `count` times, with the faults of the names in `kinds` or with all; `changes`
+    are settings of the runs.
     """
     common = {"peer_timeout_seconds": TIMEOUT, "snapshot_minutes": 0.02, **changes}
     devices = common["devices"]
@@ -328,12 +258,12 @@ def soak(
         if not parts.disturb(fault):
             raise Broken(f"the run was over after {parts.struck} of {count} faults; train longer")
     parts.finish()
-    compare(parts.run, whole.run)
+    assert_same_bits(parts.run, whole.run)
     log(f"{count} faults, and every bit as without them")
 
 
 def main() -> int:
-    """Soak as the command line says."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, default=Path("data/demo"))
     parser.add_argument("--runs", type=Path, default=Path("runs/soak"))

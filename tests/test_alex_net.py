@@ -1,4 +1,3 @@
-import functools
 import math
 from collections import Counter
 from pathlib import Path
@@ -24,20 +23,10 @@ from tandem.ops import (
 from tests.support.op_checks import MODE, plain_python
 
 LAYERS = ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8")
-SHAPES = {
-    "input": (3, 227, 227),
-    "conv1": (96, 55, 55),
-    "pool1": (96, 27, 27),
-    "conv2": (256, 27, 27),
-    "pool2": (256, 13, 13),
-    "conv3": (384, 13, 13),
-    "conv4": (384, 13, 13),
-    "conv5": (256, 13, 13),
-    "pool5": (256, 6, 6),
-    "fc6": (4096,),
-    "fc7": (4096,),
-    "fc8": (1000,),
-}
+SHAPES = {"input": (3, 227, 227), "conv1": (96, 55, 55), "pool1": (96, 27, 27)}
+SHAPES |= {"conv2": (256, 27, 27), "pool2": (256, 13, 13), "conv3": (384, 13, 13)}
+SHAPES |= {"conv4": (384, 13, 13), "conv5": (256, 13, 13), "pool5": (256, 6, 6)}
+SHAPES |= {"fc6": (4096,), "fc7": (4096,), "fc8": (1000,)}
 PARAMETER_SHAPES = {
     "conv1.weight": (96, 3, 11, 11),
     "conv2.weight": (256, 48, 5, 5),
@@ -115,8 +104,9 @@ def tiny(dtype="float64", **options):
     return net
 
 
-@functools.cache
-def full_training_graph():
+@pytest.fixture(scope="module")
+def training_graph():
+    """Of the whole network."""
     return training_step(AlexNet()).maker.fgraph
 
 
@@ -127,12 +117,9 @@ def ops_of(graph):
 # What the network is
 
 
-def test_each_layer_has_the_shape_of_the_paper():
-    assert AlexNet().shapes == SHAPES
-
-
-def test_parameters_have_the_names_order_and_shapes_of_the_table():
+def test_layers_and_parameters_have_the_names_order_and_shapes_of_the_table():
     net = AlexNet()
+    assert net.shapes == SHAPES
     names = [f"{layer}.{kind}" for layer in LAYERS for kind in ("weight", "bias")]
     assert list(net.parameters) == list(net.parameters.declared) == names
     for name, variable in net.parameters.items():
@@ -144,11 +131,8 @@ def test_parameters_have_the_names_order_and_shapes_of_the_table():
         bias = outputs[:1] if len(outputs) == 4 else outputs[1:]
         assert variable.type.shape == (PARAMETER_SHAPES[name] if kind == "weight" else bias)
         assert variable.get_value(borrow=True).shape == variable.type.shape
-
-
-def test_number_of_parameters():
-    values = (v.get_value(borrow=True) for v in AlexNet().parameters.values())
-    assert sum(value.size for value in values) == 60_965_224
+    sizes = (variable.get_value(borrow=True).size for variable in net.parameters.values())
+    assert sum(sizes) == 60_965_224
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -177,9 +161,7 @@ def test_small_pictures():
 @pytest.mark.parametrize("width", [0.001, 0.02, 0.1, 0.33, 0.5, 1.5])
 def test_groups_divide_the_filters_at_every_width(width):
     net = AlexNet(crop_size=67, classes=10, width=width)
-    for layer in net.convolutions:
-        assert layer.filters % 2 == 0
-        assert layer.filters >= 2
+    assert all(layer.filters % 2 == 0 and layer.filters >= 2 for layer in net.convolutions)
     assert net.shapes["fc8"] == (10,)
     logits = net.logits(Inputs(net, batch=4).images, None)
     assert logits.type.shape == (4, 10)
@@ -322,7 +304,8 @@ def test_validation(static):
 @pytest.mark.parametrize("norm_before_pool", [False, True])
 def test_the_order_of_pooling_and_normalisation(norm_before_pool):
     net = AlexNet(67, 10, norm_before_pool=norm_before_pool)
-    nodes = net_nodes(net)
+    logits = net.logits(Inputs(net).images, None)
+    nodes = [variable.owner for variable in ancestors([logits]) if variable.owner is not None]
     norms = [node for node in nodes if isinstance(node.op, LRN)]
     assert len(norms) == 2
     for node in norms:
@@ -333,13 +316,8 @@ def test_the_order_of_pooling_and_normalisation(norm_before_pool):
     assert net.shapes == AlexNet(67, 10).shapes
 
 
-def net_nodes(net):
-    logits = net.logits(Inputs(net).images, None)
-    return [variable.owner for variable in ancestors([logits]) if variable.owner is not None]
-
-
-def test_training_computes_nothing_that_nobody_asks_for():
-    found = ops_of(full_training_graph())
+def test_training_computes_nothing_that_nobody_asks_for(training_graph):
+    found = ops_of(training_graph)
     expected = {
         Conv2d: 5,
         Conv2dInputGrad: 4,  # none for the images
@@ -351,21 +329,14 @@ def test_training_computes_nothing_that_nobody_asks_for():
         DropoutMask: 2,
     }
     assert {op: found[op] for op in expected} == expected
-
-
-def test_no_shape_and_no_check_of_a_shape_is_left():
-    names = {op.__name__ for op in ops_of(full_training_graph())}
+    names = {op.__name__ for op in found}
     assert not names & {"Shape", "Shape_i", "MakeVector", "Assert", "SpecifyShape", "CheckAndRaise"}
 
 
-def test_nothing_is_computed_in_double_precision():
-    for node in full_training_graph().apply_nodes:
+def test_every_length_in_the_graph_is_known_and_nothing_is_in_double_precision(training_graph):
+    for node in training_graph.apply_nodes:
         for variable in (*node.inputs, *node.outputs):
             assert variable.type.dtype != "float64", node
-
-
-def test_every_length_in_the_graph_is_known():
-    for node in full_training_graph().apply_nodes:
         for output in node.outputs:
             assert None not in output.type.shape, node
 
@@ -402,8 +373,7 @@ def resident_bytes(array):
 def test_a_unit_of_a_small_network_varies_as_in_the_papers(crop_size: int, width: float) -> None:
     """Inputs times squared deviation is what the variance of a unit's sum follows."""
     net = AlexNet(crop_size, 1000, width)
-    inputs = {"conv1": 363, "conv2": 1200, "conv3": 2304, "conv4": 1728, "conv5": 1728}
-    inputs |= {"fc6": 9216, "fc7": 4096, "fc8": 4096}
+    inputs = dict(zip(LAYERS, (363, 1200, 2304, 1728, 1728, 9216, 4096, 4096), strict=True))
     for name, value in net.initial_values(seed=3):
         layer, kind = name.split(".")
         if kind == "weight":

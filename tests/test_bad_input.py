@@ -1,6 +1,5 @@
 """Each bad input of training gets one clear message and exit status 2, and nothing is written."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -34,6 +33,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 Refused = Callable[..., None]
+Spoil = Callable[[Path], object]
+Changes = dict[str, object]
+RESUMED = {"resume_train": True, "n_epochs": 2}
 
 
 @pytest.fixture
@@ -81,21 +83,13 @@ def other_dtype(data: Path) -> None:
     hickle.dump(np.zeros((5, 70, 70, 3), np.float32), data / "train_hkl" / "0000.hkl", mode="w")
 
 
-def remove(name: str) -> Callable[[Path], None]:
-    def spoil(data: Path) -> None:
-        path = data / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    return spoil
+def remove(name: str) -> Spoil:
+    return lambda data: (shutil.rmtree if (data / name).is_dir() else os.unlink)(data / name)
 
 
 def wrong_labels(data: Path) -> None:
     path = data / "labels" / "train_labels.npy"
     np.save(path, np.load(path)[::-1])
-
-
-def broken_manifest(data: Path) -> None:
-    (data / "manifest.json").write_text("{")
 
 
 def small_mean(data: Path) -> None:
@@ -115,16 +109,12 @@ def small_mean(data: Path) -> None:
         (remove("misc/img_mean.npy"), ["img_mean.npy", "no mean image"]),
         (remove("labels"), ["val_labels.npy", "no labels"]),
         (wrong_labels, ["train_labels.npy", "manifest"]),
-        (broken_manifest, ["manifest.json", "JSON"]),
+        (lambda data: (data / "manifest.json").write_text("{"), ["manifest.json", "JSON"]),
         (small_mean, ["img_mean.npy", "(3, 60, 60)", "(3, 70, 70)"]),
     ],
 )
 def test_damaged_data(
-    data: Path,
-    tmp_path: Path,
-    spoil: Callable[[Path], None],
-    expected: list[str],
-    refused: Refused,
+    data: Path, tmp_path: Path, spoil: Spoil, expected: list[str], refused: Refused
 ) -> None:
     spoil(data)
     refused(data, tmp_path / "run", *expected)
@@ -147,28 +137,16 @@ def test_damaged_data(
     ],
 )
 def test_bad_settings(
-    pristine: Path,
-    tmp_path: Path,
-    changes: dict[str, object],
-    expected: list[str],
-    refused: Refused,
+    pristine: Path, tmp_path: Path, changes: Changes, expected: list[str], refused: Refused
 ) -> None:
     refused(pristine, tmp_path / "run", *expected, **changes)
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_key_in_a_file_is_named_with_the_file(
-    pristine: Path, tmp_path: Path, refused: Refused
-) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("learning_rat: 0.1\n")
-    refused(pristine, tmp_path / "run", "mine.yaml", "learning_rat", "learning_rate", config=path)
-
-
-def test_a_folder_that_is_not_writable(pristine: Path, tmp_path: Path, refused: Refused) -> None:
-    blocker = tmp_path / "file"
-    blocker.write_text("not a folder")
-    refused(pristine, blocker / "run", str(blocker), "not a folder")
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 @pytest.fixture(scope="module")
@@ -182,56 +160,42 @@ def finished(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_without_the_right_to_write(
     pristine: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    blocker = tmp_path / "file"
+    blocker.touch()
+    refused(pristine, blocker / "run", str(blocker), "not a folder")
     # Whoever runs the tests may be allowed to write anywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     refused(pristine, tmp_path / "run", str(tmp_path), "not writable")
 
 
-def test_a_configuration_that_would_be_overwritten(
-    pristine: Path, tmp_path: Path, refused: Refused
-) -> None:
-    (tmp_path / "config.yaml").write_text("learning_rate: 1\n")
-    refused(pristine, tmp_path, "config.yaml", "a run that left no checkpoint")
-
-
-def test_a_damaged_record(pristine: Path, finished: Path, tmp_path: Path, refused: Refused) -> None:
-    run = Path(shutil.copytree(finished, tmp_path / "run"))
-    (run / "record.jsonl").write_text("{}\n")
-    refused(pristine, run, "record.jsonl, line 1", resume_train=True, n_epochs=2)
-
-
 def test_later_checkpoints_are_not_mixed_with_a_run_that_begins_before_them(
-    pristine: Path, finished: Path, tmp_path: Path, refused: Refused
+    pristine: Path, run: Path, refused: Refused
 ) -> None:
-    run = Path(shutil.copytree(finished, tmp_path / "run"))
     shutil.copy(run / "epoch-0001.safetensors", run / "epoch-0002.safetensors")
     changes = {"resume_train": True, "load_epoch": 1, "n_epochs": 3}
     refused(pristine, run, "epoch-0002.safetensors", "epoch-0001.safetensors", **changes)
 
 
-def test_a_checkpoint_of_other_classes(finished: Path, tmp_path: Path, refused: Refused) -> None:
+def test_a_checkpoint_of_other_classes(run: Path, tmp_path: Path, refused: Refused) -> None:
     other = prepare(tmp_path / "other")
     path = other / "manifest.json"
     path.write_text(path.read_text().replace('"n00000001"', '"n00000001b"'))
-    run = Path(shutil.copytree(finished, tmp_path / "run"))
-    refused(other, run, "n00000001", "n00000001b", resume_train=True, n_epochs=2)
+    refused(other, run, "n00000001", "n00000001b", **RESUMED)
 
 
 def test_a_folder_with_a_run_in_it_is_not_overwritten(
-    pristine: Path, finished: Path, refused: Refused
-) -> None:
-    refused(pristine, finished, "holds a run already", "resume_train")
-
-
-def test_a_checkpoint_of_another_network(
     pristine: Path, finished: Path, tmp_path: Path, refused: Refused
 ) -> None:
-    run = Path(shutil.copytree(finished, tmp_path / "run"))
-    changes = {"resume_train": True, "n_epochs": 2}
-    refused(pristine, run, "crop_size", "67", "70", **changes, crop_size=70)
-    refused(pristine, run, "width", **changes, width=0.1)
-    refused(pristine, run, "norm_before_pool false", "true", **changes, norm_before_pool=True)
-    refused(pristine, run, "no checkpoint", "load_epoch 4", "epoch-0001", load_epoch=4, **changes)
+    refused(pristine, finished, "holds a run already", "resume_train")
+    (tmp_path / "config.yaml").write_text("learning_rate: 1\n")
+    refused(pristine, tmp_path, "config.yaml", "a run that left no checkpoint")
+
+
+def test_a_checkpoint_of_another_network(pristine: Path, run: Path, refused: Refused) -> None:
+    refused(pristine, run, "crop_size", "67", "70", **RESUMED, crop_size=70)
+    refused(pristine, run, "width", **RESUMED, width=0.1)
+    refused(pristine, run, "norm_before_pool false", "true", **RESUMED, norm_before_pool=True)
+    refused(pristine, run, "no checkpoint", "load_epoch 4", "epoch-0001", load_epoch=4, **RESUMED)
 
 
 def test_a_checkpoint_of_another_number_of_classes(finished: Path, tmp_path: Path) -> None:
@@ -244,13 +208,10 @@ def test_a_checkpoint_of_another_number_of_classes(finished: Path, tmp_path: Pat
     assert "classes 4" in result.stderr
 
 
-def test_a_damaged_checkpoint(
-    pristine: Path, finished: Path, tmp_path: Path, refused: Refused
-) -> None:
-    run = Path(shutil.copytree(finished, tmp_path / "run"))
-    path = run / "epoch-0001.safetensors"
-    path.write_bytes(path.read_bytes()[:1000])
-    refused(pristine, run, "epoch-0001.safetensors", resume_train=True, n_epochs=2)
+@pytest.mark.parametrize("name", ["record.jsonl", "epoch-0001.safetensors"])
+def test_a_damaged_file_of_the_run(pristine: Path, run: Path, name: str, refused: Refused) -> None:
+    (run / name).write_bytes((run / name).read_bytes()[:1000].replace(b'"event"', b'"what"'))
+    refused(pristine, run, f"{name}, line 1" if "record" in name else name, **RESUMED)
 
 
 def test_weights_of_another_class_count(finished: Path, tmp_path: Path, refused: Refused) -> None:
@@ -263,9 +224,8 @@ def test_weights_of_another_class_count(finished: Path, tmp_path: Path, refused:
 
 def test_a_safetensors_file_that_is_no_checkpoint(pristine: Path, tmp_path: Path) -> None:
     path = tmp_path / "other.safetensors"
-    save_file({"a": np.zeros(3)}, path, metadata={"note": json.dumps({})})
-    result = run_program(
-        "validate.py", ["--weights", str(path), *settings(pristine, tmp_path / "r")]
-    )
+    save_file({"a": np.zeros(3)}, path, metadata={"note": "{}"})
+    arguments = ["--weights", str(path), *settings(pristine, tmp_path / "r")]
+    result = run_program("validate.py", arguments)
     assert result.returncode == 2
     assert "other.safetensors" in result.stderr

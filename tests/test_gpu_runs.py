@@ -1,10 +1,9 @@
-"""Whole runs with trainers and loaders on GPUs that are simulated; see `simulated_gpu`."""
+"""Whole runs with trainers and loaders on simulated GPUs; see `simulated_gpu`."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -16,17 +15,15 @@ from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots
 from tandem.training.memory import make_slots
 from tests.support import simulated_gpu as simulated_gpu
-from tests.support.tiny import read_record, run_program, settings, without_times
+from tests.support.runs import assert_close, assert_same_weights, train
+from tests.support.tiny import read_record, settings, without_times
 
 COMMON = {"precision": "float64", "batch_size": 2, "n_epochs": 2, "check_every": 1}
 
 
 @pytest.fixture(scope="module")
 def on_host(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("host") / "run"
-    result = run_program("train.py", settings(data, run, **{**COMMON, "devices": ["cpu"] * 2}))
-    assert result.returncode == 0, result.stderr
-    return run
+    return train(data, tmp_path_factory.mktemp("host") / "run", **COMMON, devices=["cpu"] * 2)
 
 
 @pytest.fixture
@@ -67,13 +64,9 @@ def test_trainers_on_gpus_compute_what_they_do_on_the_host(
     assert train_simulated(data, run, **changes) == 0
     apart = "cuda:0 and cuda:1 can't reach each other's memory" in capfd.readouterr().err
     assert apart == (changes["devices"][1] == "cuda:1")
-    ours, theirs = (load_file(list_checkpoints(folder)[-1]) for folder in (run, on_host))
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
-        np.testing.assert_allclose(ours[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+    assert_close(run, on_host, 1e-9)
     for line, expected in zip(read_record(run), read_record(on_host), strict=True):
         assert without_times(line).keys() == without_times(expected).keys()
-        assert line["loss"] == pytest.approx(expected["loss"], rel=1e-9)
 
 
 @pytest.mark.slow
@@ -97,8 +90,7 @@ def test_a_run_on_gpus_is_resumed_exactly(data: Path, tmp_path: Path, simulated:
     assert train_simulated(data, whole, **gpus) == 0
     assert train_simulated(data, parts, **gpus, n_epochs=1) == 0
     assert train_simulated(data, parts, **gpus, resume_train=True) == 0
-    ours, theirs = (load_file(list_checkpoints(folder)[-1]) for folder in (parts, whole))
-    assert all(ours[name].tobytes() == value.tobytes() for name, value in theirs.items())
+    assert_same_weights(parts, whole)
 
 
 def test_gpus_have_no_memory_that_all_share(
@@ -110,7 +102,7 @@ def test_gpus_have_no_memory_that_all_share(
     assert not run.exists()
 
 
-def test_where_trainers_work_decides_where_memory_lies(data: Path, tmp_path: Path) -> None:
+def test_the_device_decides_where_memory_lies(data: Path, tmp_path: Path) -> None:
     spec = prepare_run(load_config(settings(data, tmp_path / "run", devices=["cpu"] * 2)))
     assert [type(make_slots(spec, rank)) for rank in range(2)] == [HostSlots] * 2
     gpus = spec.config.model_copy(update={"devices": ("cuda:3", "cuda:1")})

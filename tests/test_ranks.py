@@ -1,113 +1,123 @@
-"""train.py and validate.py under mpirun, on a tiny data set."""
+"""train.py and validate.py as ranks of mpirun and of torchrun, on a tiny data set."""
 
 import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from tandem.artifacts.run_folder import list_checkpoints
-from tests.support.ranks import (
-    assert_same_bits,
-    job,
-    leaves_no_memory,
-    missing,
-    mpich_memory,
-    run_ranks,
-    weights,
-)
+from tandem.distributed.gloo import VARIABLES
+from tests.support.ranks import Starter, job, leaves_no_memory, mpich_memory, need_ranks, run_ranks
+from tests.support.runs import assert_close, assert_same_bits, train, weights
 from tests.support.terminal import Terminal
-from tests.support.tiny import prepare, read_record, run_program, settings
-
-if reason := missing():
-    pytest.skip(reason, allow_module_level=True)
+from tests.support.tiny import ROOT, prepare, read_record, run_program, settings, shared_memory
 
 # 13 pictures, 7 for validation: the last minibatch leaves some ranks with none.
 COMMON = {"n_epochs": 2, "check_every": 1, "shuffle": "images"}
 DOUBLE = {**COMMON, "precision": "float64", "learning_rate": 0.05}
 ENDLESS = {**COMMON, "n_epochs": 10_000}
+GPUS = {"devices": ["cuda:0", "cuda:1", "cuda:2"], "compile": False}
+SIMULATED = "tests/support/simulated_train.py"
+BROKEN = "tests/support/broken_train.py"
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture
+def starter(request: pytest.FixtureRequest) -> Starter:
+    """What starts the ranks, mpirun if the test does not choose; skipped where it is missing."""
+    by: Starter = getattr(request, "param", "mpirun")
+    if by == "mpirun":
+        need_ranks()
+    return by
+
+
+def starters(*cases: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("starter", cases, indirect=True)
+
+
+both = starters("mpirun", pytest.param("torchrun", marks=slow))
 
 
 @pytest.fixture(scope="module")
 def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One trainer with the global minibatch of six, in float64."""
-    return train_here(data, tmp_path_factory.mktemp("alone") / "run", **DOUBLE, batch_size=6)
+    return train(data, tmp_path_factory.mktemp("alone") / "run", **DOUBLE, batch_size=6)
 
 
 @pytest.fixture(scope="module")
 def two(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two trainers of one machine, without ranks, in float32."""
-    return train_here(data, tmp_path_factory.mktemp("two") / "run", **COMMON, devices=["cpu"] * 2)
+    return train(data, tmp_path_factory.mktemp("two") / "run", **COMMON, devices=["cpu"] * 2)
 
 
-def train_here(data: Path, run: Path, **changes: object) -> Path:
-    result = run_program("train.py", settings(data, run, **changes))
-    assert result.returncode == 0, result.stderr
-    return run
-
-
-def train(data: Path, run: Path, ranks: int, **changes: object) -> str:
+def train_ranks(
+    data: Path,
+    run: Path,
+    ranks: int,
+    by: Starter = "mpirun",
+    program: tuple[str, ...] = ("train.py",),
+    **changes: object,
+) -> str:
     """Train as ranks, check that it succeeds; return the log."""
-    result = run_ranks(ranks, "train.py", settings(data, run, **changes))
+    arguments = [*program[1:], *settings(data, run, **changes)]
+    result = run_ranks(ranks, program[0], arguments, by=by)
     assert result.returncode == 0, result.stderr
     return result.stderr
-
-
-def assert_close(ours: Path, theirs: Path, tolerance: float) -> None:
-    left, right = weights(ours), weights(theirs)
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        scale = np.abs(right[name]).max()
-        np.testing.assert_allclose(value, right[name], rtol=0, atol=tolerance * scale, err_msg=name)
-    for mine, other in zip(read_record(ours), read_record(theirs), strict=True):
-        assert mine["loss"] == pytest.approx(other["loss"], rel=max(tolerance, 1e-9))
-        assert mine["event"] == other["event"]
-        if mine["event"] == "validation":
-            assert mine["images"] == 7
 
 
 # What is computed
 
 
+@both
 def test_ranks_compute_the_bits_of_trainers_on_one_machine(
-    data: Path, tmp_path: Path, two: Path
+    data: Path, tmp_path: Path, two: Path, starter: Starter
 ) -> None:
-    log = train(data, tmp_path / "run", 2, **COMMON)
-    assert_same_bits(tmp_path / "run", two)
+    before, run = shared_memory(), tmp_path / "run"
+    lines = train_ranks(data, run, 2, starter, **COMMON).splitlines()
+    if starter == "torchrun":  # which has something to log itself
+        lines = [line for line in lines if line.startswith("[")]
+    assert_same_bits(run, two)
     # Rank 0 alone reports, in lines, and writes.
-    assert all(line.startswith("[0] ") for line in log.splitlines())
-    assert "\x1b" not in log
-    assert log.count("wrote") == 2
-    for run in (tmp_path / "run", two):
-        assert [path.name for path in run.glob("events.out.*")] == ["events.out.tfevents.00001"]
+    assert all(line.startswith("[0] ") and "\x1b" not in line for line in lines)
+    assert sum("wrote" in line for line in lines) == 2
+    for folder in (run, two):
+        assert [path.name for path in folder.glob("events.out.*")] == ["events.out.tfevents.00001"]
+    assert shared_memory() <= before
 
 
+@slow
 @pytest.mark.parametrize(
     ("ranks", "collective", "exchange"),
     [
-        pytest.param(3, "asa", "gradients", marks=pytest.mark.slow),
-        pytest.param(2, "ar", "average", marks=pytest.mark.slow),
-        pytest.param(3, "ar", "gradients", marks=pytest.mark.slow),
-        pytest.param(3, "asa", "average", marks=pytest.mark.slow),
-        pytest.param(1, "asa", "average", marks=pytest.mark.slow),
-        pytest.param(3, "hierarchical", "average", marks=pytest.mark.slow),
-        pytest.param(2, "hierarchical", "gradients", marks=pytest.mark.slow),
+        (3, "asa", "gradients"),
+        (2, "ar", "average"),
+        (3, "ar", "gradients"),
+        (3, "asa", "average"),
+        (1, "asa", "average"),
+        (3, "hierarchical", "average"),
+        (2, "hierarchical", "gradients"),
     ],
 )
+@pytest.mark.usefixtures("starter")
 def test_the_number_of_ranks_does_not_change_what_is_computed(
     data: Path, tmp_path: Path, alone: Path, ranks: int, collective: str, exchange: str
 ) -> None:
     changes = {**DOUBLE, "batch_size": 6 // ranks, "collective": collective, "exchange": exchange}
-    train(data, tmp_path / "run", ranks, **changes)
+    train_ranks(data, tmp_path / "run", ranks, **changes)
     assert_close(tmp_path / "run", alone, 1e-9)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -117,40 +127,49 @@ def test_the_number_of_ranks_does_not_change_what_is_computed(
         {"collective": "ar", "exchange": "gradients", "bucket_mb": 0.1},
     ],
 )
+@pytest.mark.usefixtures("starter")
 def test_ranks_on_gpus_compute_what_they_do_on_the_host(
     data: Path, tmp_path: Path, alone: Path, changes: dict[str, object]
 ) -> None:
     """On simulated GPUs, of which the first two can't reach each other."""
-    gpus = {"devices": ["cuda:0", "cuda:1", "cuda:2"], "compile": False, **changes}
-    arguments = settings(data, tmp_path / "run", **DOUBLE, batch_size=2, **gpus)
-    result = run_ranks(3, "tests/support/simulated_train.py", arguments)
-    assert result.returncode == 0, result.stderr
-    is_apart = "cuda:0 and cuda:1 can't reach" in result.stderr
+    changes = {**DOUBLE, **GPUS, "batch_size": 2, **changes}
+    log = train_ranks(data, tmp_path / "run", 3, program=(SIMULATED,), **changes)
+    is_apart = "cuda:0 and cuda:1 can't reach" in log
     assert is_apart == (changes["collective"] == "hierarchical")
-    assert result.stderr.count("left on GPUs: 0, shared: 0\n") == 3
+    assert log.count("left on GPUs: 0, shared: 0\n") == 3
     assert_close(tmp_path / "run", alone, 1e-9)
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def gradients(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trainers of one machine that exchange gradients, as a whole."""
+    changes = {**COMMON, "devices": ["cpu"] * 2, "exchange": "gradients"}
+    return train(data, tmp_path_factory.mktemp("gradients") / "run", **changes)
+
+
+@slow
+@starters("mpirun", "torchrun")
 @pytest.mark.parametrize("collective", ["asa", "hierarchical"])
-def test_buckets_change_no_bit(data: Path, tmp_path: Path, collective: str) -> None:
-    changes = {**COMMON, "exchange": "gradients", "collective": collective}
-    for name, megabytes in (("whole", 0.0), ("buckets", 0.1)):
-        train(data, tmp_path / name, 2, **changes, bucket_mb=megabytes)
-    assert_same_bits(tmp_path / "buckets", tmp_path / "whole")
+def test_buckets_and_hierarchies_change_no_bit(
+    data: Path, tmp_path: Path, gradients: Path, starter: Starter, collective: str
+) -> None:
+    changes = {**COMMON, "exchange": "gradients", "collective": collective, "bucket_mb": 0.1}
+    train_ranks(data, tmp_path / "run", 2, starter, **changes)
+    assert_same_bits(tmp_path / "run", gradients)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("exchange", ["average", "gradients"])
+@pytest.mark.usefixtures("starter")
 def test_ranks_fine_tune_as_trainers_of_one_machine_do(
     data: Path, tmp_path: Path, two: Path, exchange: str
 ) -> None:
-    """What is frozen is no part of what is exchanged."""
+    """Frozen layers are not exchanged."""
     start = list_checkpoints(two)[0]
     changes = {**COMMON, "init_weights": str(start), "freeze": ["conv1", "fc6"]}
     changes |= {"lr_multipliers": {"fc8": 10.0}, "exchange": exchange, "n_epochs": 1}
-    train(data, tmp_path / "ranks", 2, **changes)
-    here = train_here(data, tmp_path / "here", **changes, devices=["cpu"] * 2)
+    train_ranks(data, tmp_path / "ranks", 2, **changes)
+    here = train(data, tmp_path / "here", **changes, devices=["cpu"] * 2)
     assert_same_bits(tmp_path / "ranks", here)
     before, after = load_file(start), weights(here)
     kept = {name for name in before if np.array_equal(before[name], after[name])}
@@ -158,7 +177,8 @@ def test_ranks_fine_tune_as_trainers_of_one_machine_do(
     assert not {"conv2.weight", "fc8.weight"} & kept
 
 
-@pytest.mark.slow
+@slow
+@pytest.mark.usefixtures("starter")
 def test_rank_0_on_a_terminal_shows_the_live_view(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,61 +192,55 @@ def test_rank_0_on_a_terminal_shows_the_live_view(
         assert "trainer 0  " not in terminal.text
 
 
+@slow
 @pytest.mark.parametrize(
     ("wire", "exchange", "feedback"),
     [
-        pytest.param("float16", "average", False, marks=pytest.mark.slow),
-        pytest.param("bfloat16", "average", True, marks=pytest.mark.slow),
-        pytest.param("float16", "gradients", True, marks=pytest.mark.slow),
-        pytest.param("bfloat16", "gradients", False, marks=pytest.mark.slow),
+        ("float16", "average", False),
+        ("bfloat16", "average", True),
+        ("float16", "gradients", True),
+        ("bfloat16", "gradients", False),
     ],
 )
+@pytest.mark.usefixtures("starter")
 def test_sixteen_bits_train_nearly_the_same(
     data: Path, tmp_path: Path, two: Path, wire: str, exchange: str, feedback: bool
 ) -> None:
     changes = {"collective": "asa16", "wire": wire, "exchange": exchange}
-    train(data, tmp_path / "run", 2, **COMMON, **changes, error_feedback=feedback)
+    train_ranks(data, tmp_path / "run", 2, **COMMON, **changes, error_feedback=feedback)
     ours, theirs = weights(tmp_path / "run"), weights(two)
     assert any(ours[name].tobytes() != theirs[name].tobytes() for name in theirs)
     for name, value in ours.items():
-        # Eight updates, each rounded; momenta are of the size of an update.
+        # Eight updates, each rounded. Momenta are of the size of an update; biases began at 0 or
+        # 0.1 and are the sum of their updates.
         scale = np.abs(theirs[name]).max()
-        # Biases began at 0 or .1, and are no more than their updates.
         tolerance = 2e-3 if value.ndim > 1 and not name.startswith("momentum/") else 0.05
         np.testing.assert_allclose(value, theirs[name], rtol=0, atol=tolerance * scale)
 
 
-@pytest.mark.slow
-def test_validation_counts_each_picture_once(data: Path, two: Path) -> None:
-    """Seven pictures, two a rank: the second minibatch is one rank's alone."""
-    arguments = ["--weights", str(list_checkpoints(two)[-1]), *settings(data, two)]
-    result = run_ranks(3, "validate.py", arguments)
+@slow
+@pytest.mark.parametrize(
+    ("starter", "collective"),
+    [("mpirun", "asa"), ("torchrun", "ar"), ("torchrun", "asa16")],
+    indirect=["starter"],
+)
+def test_validation_counts_each_picture_once(
+    data: Path, tmp_path: Path, starter: Starter, collective: str
+) -> None:
+    """Seven pictures, two for each rank: the second minibatch is of one rank alone."""
+    run = tmp_path / "run"
+    train_ranks(data, run, 3, starter, **COMMON, collective=collective)
+    arguments = ["--weights", str(list_checkpoints(run)[-1]), *settings(data, run)]
+    result = run_ranks(3, "validate.py", arguments, by=starter)
     assert result.returncode == 0, result.stderr
-    found, last = json.loads(result.stdout), read_record(two)[-1]
-    assert found["images"] == 7
+    found, last = json.loads(result.stdout), read_record(run)[-1]
+    assert found["images"] == last["images"] == 7
     assert found["top1_error"] == last["top1_error"]
     assert found["loss"] == pytest.approx(last["loss"], rel=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rule": "easgd", "easgd_tau": 2, "print_freq": 3},
-        # Reports of one step, which may have had nothing for a rank.
-        {"rule": "gosgd", "gosgd_p": 0.5, "print_freq": 1},
-    ],
-)
-def test_ranks_that_are_not_in_step_train_validate_and_go_on(
-    data: Path, tmp_path: Path, changes: dict[str, object]
-) -> None:
-    """Every picture is seen, the centre is what is validated and kept, and all of them end."""
-    run, common = tmp_path / "run", {**changes, "shuffle": "images"}
-    train(data, run, 3, **common, n_epochs=2)
-    record = read_record(run)
-    assert [line["images"] for line in record if line["event"] == "validation"] == [7, 7]
-    log = train(data, run, 3, **common, n_epochs=3, resume_train=True)
-    assert "epoch 3 validation" in log
+def assert_last_validation(data: Path, run: Path) -> None:
+    """Validate the last checkpoint on this machine and compare with the record."""
     checkpoint = str(list_checkpoints(run)[-1])
     result = run_program("validate.py", ["--weights", checkpoint, *settings(data, run)])
     assert result.returncode == 0, result.stderr
@@ -234,28 +248,47 @@ def test_ranks_that_are_not_in_step_train_validate_and_go_on(
     assert json.loads(result.stdout)["loss"] == pytest.approx(last["loss"], rel=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["easgd", "gosgd"])
-def test_ranks_on_gpus_need_not_be_in_step(data: Path, tmp_path: Path, rule: str) -> None:
-    """On simulated GPUs: what is kept is the centre, which was validated."""
-    run, changes = tmp_path / "run", {"rule": rule, "gosgd_p": 0.5, "shuffle": "images"}
-    gpus = {"devices": ["cuda:0", "cuda:1", "cuda:2"], "compile": False, "n_epochs": 2}
-    result = run_ranks(
-        3, "tests/support/simulated_train.py", settings(data, run, **changes, **gpus)
-    )
-    assert result.returncode == 0, result.stderr
-    checkpoint = str(list_checkpoints(run)[-1])
-    found = run_program("validate.py", ["--weights", checkpoint, *settings(data, run)])
-    last = read_record(run)[-1]
-    assert json.loads(found.stdout)["loss"] == pytest.approx(last["loss"], rel=1e-5)
+@slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rule": "easgd", "easgd_tau": 2, "print_freq": 3},
+        # Reports of one step, in which a rank may have had no picture.
+        {"rule": "gosgd", "gosgd_p": 0.5, "print_freq": 1},
+    ],
+)
+@pytest.mark.usefixtures("starter")
+def test_asynchronous_ranks_train_validate_and_resume(
+    data: Path, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    """Every picture is seen, the consensus weights are validated and kept, and all ranks end."""
+    run, common = tmp_path / "run", {**changes, "shuffle": "images"}
+    train_ranks(data, run, 3, **common, n_epochs=2)
+    record = read_record(run)
+    assert [line["images"] for line in record if line["event"] == "validation"] == [7, 7]
+    log = train_ranks(data, run, 3, **common, n_epochs=3, resume_train=True)
+    assert "epoch 3 validation" in log
+    assert_last_validation(data, run)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("rule", ["easgd", "gosgd"])
+@pytest.mark.usefixtures("starter")
+def test_asynchronous_ranks_on_gpus_keep_what_they_validated(
+    data: Path, tmp_path: Path, rule: str
+) -> None:
+    changes = {**GPUS, "rule": rule, "gosgd_p": 0.5, "shuffle": "images", "n_epochs": 2}
+    train_ranks(data, tmp_path / "run", 3, program=(SIMULATED,), **changes)
+    assert_last_validation(data, tmp_path / "run")
+
+
+@slow
+@pytest.mark.parametrize("rule", ["easgd", "gosgd"])
+@pytest.mark.usefixtures("starter")
 def test_each_rule_learns(tmp_path: Path, rule: str) -> None:
-    data = prepare(tmp_path / "data")
     changes = {"rule": rule, "n_epochs": 16, "learning_rate": 0.02, "batch_size": 5}
-    train(data, tmp_path / "run", 3, **changes, snapshot_freq=16, gosgd_p=0.5)
+    changes |= {"snapshot_freq": 16, "gosgd_p": 0.5}
+    train_ranks(prepare(tmp_path / "data"), tmp_path / "run", 3, **changes)
     losses = [x["loss"] for x in read_record(tmp_path / "run") if x["event"] == "train"]
     assert np.mean(losses[-4:]) < losses[0] - 0.02
 
@@ -264,53 +297,73 @@ def test_each_rule_learns(tmp_path: Path, rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("victim", "message"),
+    ("starter", "victim"),
     [
-        ("trainer 1", "KILLED|Killed|signal 9"),
-        pytest.param("trainer 0", "KILLED|Killed|signal 9", marks=pytest.mark.slow),
-        pytest.param(
-            "loader 1",
-            r"\[1\] error: the run has ended: loader 1: was killed by SIGKILL",
-            marks=pytest.mark.slow,
+        ("mpirun", "trainer 1"),
+        *(
+            pytest.param(by, victim, marks=slow)
+            for by in ("mpirun", "torchrun")
+            for victim in ("trainer 0", "trainer 1", "loader 1")
+            if (by, victim) != ("mpirun", "trainer 1")
         ),
     ],
+    indirect=["starter"],
 )
 def test_a_killed_process_ends_the_job(
-    data: Path, tmp_path: Path, victim: str, message: str
+    data: Path, tmp_path: Path, starter: Starter, victim: str
 ) -> None:
-    before = mpich_memory()
-    started = job(data, tmp_path / "run", 3, 3, **ENDLESS)
+    mpich, shared = mpich_memory(), shared_memory()
+    started = job(data, tmp_path / "run", 3, 3, by=starter, **ENDLESS)
     os.kill(started.find(victim), signal.SIGKILL)
     killed = time.monotonic()
-    result = started.finish(20)
-    assert result.returncode not in (0, 2)
-    assert time.monotonic() - killed < 15
-    assert re.search(message, result.stdout + result.stderr)
-    assert leaves_no_memory(before)
+    result = started.finish(20 if starter == "mpirun" else 40)
+    assert time.monotonic() - killed < (15 if starter == "mpirun" else 20)
+    assert result.returncode == 1 or (starter == "mpirun" and result.returncode not in (0, 2))
+    message = "KILLED|Killed|[Ss]ignal 9"
+    if victim == "loader 1":
+        message = r"\[1\] error: the run has ended: loader 1: was killed by SIGKILL"
+    assert re.search(message, result.stdout + result.stderr), result.stderr
+    assert leaves_no_memory(mpich)
+    assert shared_memory() <= shared
 
 
-@pytest.mark.slow
-def test_a_rank_that_raises_reports_its_traceback(data: Path, tmp_path: Path) -> None:
+@slow
+@starters("mpirun", "torchrun")
+def test_a_rank_that_raises_reports_its_traceback(
+    data: Path, tmp_path: Path, starter: Starter
+) -> None:
     arguments = ["BrokenAlexNet", *settings(data, tmp_path / "run", **COMMON)]
-    result = run_ranks(3, "tests/support/broken_train.py", arguments, timeout=60)
+    result = run_ranks(3, BROKEN, arguments, timeout=60, by=starter)
     assert result.returncode == 1, result.stderr
     assert "[1] trainer 1 failed:\nTraceback" in result.stderr
     text = "[1] error: the run has ended: trainer 1: ZeroDivisionError: broken on purpose"
     assert text in result.stderr
 
 
-@pytest.mark.slow
+@slow
+@starters("mpirun", "torchrun")
 @pytest.mark.parametrize("victim", ["trainer 0", "trainer 1"])
-def test_a_rank_that_is_stopped_is_dead_after_its_time(
-    data: Path, tmp_path: Path, victim: str
+def test_a_stopped_rank_is_dead_after_its_timeout(
+    data: Path, tmp_path: Path, starter: Starter, victim: str
 ) -> None:
-    started = job(data, tmp_path / "run", 2, 3, **ENDLESS, peer_timeout_seconds=2)
+    started = job(data, tmp_path / "run", 2, 3, by=starter, **ENDLESS, peer_timeout_seconds=3)
     os.kill(started.find(victim), signal.SIGSTOP)
-    result = started.finish(30)
+    # torchrun gives the stopped rank half a minute to end by itself.
+    result = started.finish(30 if starter == "mpirun" else 60)
     assert result.returncode == 1
     assert f"error: the run has ended: {victim}: has given no sign of life" in result.stderr
 
 
+@slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_end_when_torchrun_is_killed(data: Path, tmp_path: Path, ranks: int) -> None:
+    started = job(data, tmp_path / "run", ranks, 3, by="torchrun", **ENDLESS)
+    started.process.kill()
+    result = started.finish(40)
+    assert "torchrun, which has started this rank, is gone" in result.stderr
+
+
+@pytest.mark.usefixtures("starter")
 def test_bad_input_is_reported_once(data: Path, tmp_path: Path) -> None:
     result = run_ranks(3, "train.py", settings(data, tmp_path / "run", crop_size=400))
     assert result.returncode == 2
@@ -319,108 +372,153 @@ def test_bad_input_is_reported_once(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("starter", "changes", "message"),
     [
-        pytest.param(
-            {"rule": "easgd", "on_nan": "rollback"}, "on_nan is rollback", marks=pytest.mark.slow
-        ),
-        ({"restarts": 2}, "restarts: 2 can't be done under mpirun"),
-        pytest.param(
-            {"devices": ["cuda:0"]}, "devices: cuda:0 is not there", marks=pytest.mark.slow
+        ("mpirun", {"restarts": 2}, "restarts: 2 is not possible under mpirun"),
+        *(
+            pytest.param(*case, marks=slow)
+            for case in (
+                ("mpirun", {"rule": "easgd", "on_nan": "rollback"}, "on_nan is rollback"),
+                ("mpirun", {"devices": ["cuda:0"]}, "devices: cuda:0"),
+                ("torchrun", {"rule": "easgd"}, "easgd is for trainers that are joined by MPI"),
+                ("torchrun", {"restarts": 2}, "use torchrun --max-restarts 2, with"),
+                ("torchrun", {"collective": "nccl"}, "collective: nccl needs a GPU for each"),
+            )
         ),
     ],
+    indirect=["starter"],
 )
 def test_what_ranks_cannot_do_is_refused(
-    data: Path, tmp_path: Path, changes: dict[str, object], message: str
+    data: Path, tmp_path: Path, starter: Starter, changes: dict[str, object], message: str
 ) -> None:
     if "devices" in changes and Path("/dev/nvidia0").exists():
         pytest.skip("there is a GPU here")
-    result = run_ranks(2, "train.py", settings(data, tmp_path / "run", **changes))
+    arguments = settings(data, tmp_path / "run", **changes)
+    result = run_ranks(2, "train.py", arguments, by=starter)
+    assert len(re.findall(rf"\[0\] error: .*{message}", result.stderr)) == 1, result.stderr
+    if starter == "mpirun":
+        assert result.returncode == 2
+    else:
+        assert result.returncode == 1  # torchrun's own
+        assert re.search(r"exitcode *: 2 ", result.stderr), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("collective", "message"),
+    [
+        ("ar", "collective: ar is for trainers that are ranks"),
+        ("nccl", "collective: nccl is for trainers that torchrun starts"),
+    ],
+)
+def test_a_collective_of_ranks_needs_ranks(
+    data: Path, tmp_path: Path, collective: str, message: str
+) -> None:
+    result = run_program("train.py", settings(data, tmp_path / "run", collective=collective))
     assert result.returncode == 2
     assert message in result.stderr
 
 
-def test_a_collective_of_ranks_needs_mpirun(data: Path, tmp_path: Path) -> None:
-    result = run_program("train.py", settings(data, tmp_path / "run", collective="ar"))
+@slow
+def test_ranks_that_find_no_others_report_it(data: Path, tmp_path: Path) -> None:
+    values = ("1", "2", "127.0.0.1", "no port")
+    result = subprocess.run(
+        [sys.executable, "train.py", *settings(data, tmp_path / "run")],
+        cwd=ROOT,
+        env={**os.environ, **dict(zip(VARIABLES, values, strict=True))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert result.returncode == 2
-    assert "collective: ar is for trainers that are ranks" in result.stderr
+    assert "error: the ranks can't be joined" in result.stderr
 
 
-@pytest.mark.slow
-def test_help_is_shown_once(tmp_path: Path) -> None:
+@slow
+@pytest.mark.usefixtures("starter")
+def test_help_is_shown_once() -> None:
     result = run_ranks(2, "train.py", ["--help"])
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("Train AlexNet with several processes") == 1
 
 
-# How it goes on
+# How it resumes
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGTERM, 143), (signal.SIGINT, 130)],
-)
-def test_an_interrupted_job_goes_on_with_the_same_bits(
-    data: Path, tmp_path: Path, two: Path, number: signal.Signals, status: int
-) -> None:
-    """It goes on as ranks, and the whole has the bits of two trainers on one machine."""
-    run = tmp_path / "run"
-    started = job(data, run, 2, 2, **{**COMMON, "n_epochs": 10_000})
-    started.process.send_signal(number)
-    result = started.finish(30)
-    assert result.returncode == status, result.stderr
-    assert "wrote" in result.stderr
-    for later in list_checkpoints(run):  # as if it had been stopped in the first epoch
-        if later.name >= "epoch-0001-":
-            later.unlink()
-    train(data, run, 2, **COMMON, resume_train=True)
-    assert_same_bits(run, two)
-
-
-@pytest.mark.slow
-def test_a_killed_job_goes_on_with_the_same_bits(data: Path, tmp_path: Path, two: Path) -> None:
-    """The other way round: begun as ranks, ended as trainers of one machine."""
-    run = tmp_path / "run"
-    started = job(data, run, 2, 7, **{**COMMON, "n_epochs": 10_000}, keep_snapshots="all")
-    os.kill(started.find("trainer 1"), signal.SIGKILL)
-    assert started.finish(20).returncode != 0
+def forget_later(run: Path) -> None:
+    """Delete checkpoints after the first epoch, as if the run had been stopped within it."""
     for later in list_checkpoints(run):
         if later.name >= "epoch-0001-":
             later.unlink()
-    train_here(data, run, **COMMON, devices=["cpu"] * 2, resume_train=True)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("starter", "number", "status"),
+    [
+        ("mpirun", signal.SIGTERM, 143),
+        ("mpirun", signal.SIGINT, 130),
+        ("torchrun", signal.SIGTERM, 1),
+    ],
+    indirect=["starter"],
+)
+def test_an_interrupted_job_resumes_with_the_same_bits(
+    data: Path, tmp_path: Path, two: Path, starter: Starter, number: signal.Signals, status: int
+) -> None:
+    """It resumes as ranks, and the whole has the bits of two trainers on one machine."""
+    run = tmp_path / "run"
+    started = job(data, run, 2, 2, by=starter, **ENDLESS)
+    started.process.send_signal(number)
+    result = started.finish(60)
+    assert result.returncode == status, result.stderr
+    assert "wrote" in result.stderr
+    forget_later(run)
+    train_ranks(data, run, 2, starter, **COMMON, resume_train=True)
     assert_same_bits(run, two)
 
 
-@pytest.mark.slow
+@slow
+@pytest.mark.usefixtures("starter")
+def test_a_killed_job_resumes_with_the_same_bits(data: Path, tmp_path: Path, two: Path) -> None:
+    """The other way round: begun as ranks, ended as trainers of one machine."""
+    run = tmp_path / "run"
+    started = job(data, run, 2, 7, **ENDLESS, keep_snapshots="all")
+    os.kill(started.find("trainer 1"), signal.SIGKILL)
+    assert started.finish(20).returncode != 0
+    forget_later(run)
+    train(data, run, **COMMON, devices=["cpu"] * 2, resume_train=True)
+    assert_same_bits(run, two)
+
+
+@slow
 @pytest.mark.parametrize("collective", ["ar", "asa16"])
-def test_other_collectives_go_on_consistently(data: Path, tmp_path: Path, collective: str) -> None:
+@pytest.mark.usefixtures("starter")
+def test_other_collectives_resume_consistently(data: Path, tmp_path: Path, collective: str) -> None:
     for name, epochs, resume in (("whole", 2, False), ("parts", 1, False), ("parts", 2, True)):
         changes = {**COMMON, "n_epochs": epochs, "collective": collective, "resume_train": resume}
-        train(data, tmp_path / name, 2, **changes)
+        train_ranks(data, tmp_path / name, 2, **changes)
     assert_close(tmp_path / "parts", tmp_path / "whole", 1e-2)
 
 
-@pytest.mark.slow
-def test_a_bad_minibatch_is_passed_over_by_all_ranks(data: Path, tmp_path: Path) -> None:
-    arguments = settings(data, tmp_path / "run", **COMMON, on_nan="rollback")
-    result = run_ranks(2, "tests/support/broken_train.py", ["NanAlexNet", *arguments])
-    assert result.returncode == 0, result.stderr
-    assert result.stderr.count("going back to the newest checkpoint") == 1
+@slow
+@pytest.mark.usefixtures("starter")
+def test_all_ranks_skip_a_bad_minibatch(data: Path, tmp_path: Path) -> None:
+    program = (BROKEN, "NanAlexNet")
+    log = train_ranks(data, tmp_path / "run", 2, program=program, **COMMON, on_nan="rollback")
+    assert log.count("going back to the newest checkpoint") == 1
     events = [line["event"] for line in read_record(tmp_path / "run")]
     assert events.count("not_finite") == 1
     assert events.count("validation") == 2
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("collective", ["asa", "hierarchical"])
+@pytest.mark.usefixtures("starter")
 def test_ranks_that_roll_back_leave_nothing_on_gpus(
     data: Path, tmp_path: Path, collective: str
 ) -> None:
-    gpus = {"devices": ["cuda:0", "cuda:1", "cuda:2"], "compile": False, "collective": collective}
-    arguments = settings(data, tmp_path / "run", **COMMON, **gpus, on_nan="rollback")
-    broken = ["--network", "tests.support.broken_network:NanAlexNet", *arguments]
-    result = run_ranks(3, "tests/support/simulated_train.py", broken)
-    assert result.returncode == 0, result.stderr
-    assert result.stderr.count("going back to the newest checkpoint") == 1
-    assert result.stderr.count("left on GPUs: 0, shared: 0\n") == 3
+    program = (SIMULATED, "--network", "tests.support.broken_network:NanAlexNet")
+    changes = {**COMMON, **GPUS, "collective": collective, "on_nan": "rollback"}
+    log = train_ranks(data, tmp_path / "run", 3, program=program, **changes)
+    assert log.count("going back to the newest checkpoint") == 1
+    assert log.count("left on GPUs: 0, shared: 0\n") == 3

@@ -582,9 +582,7 @@ def wait_for_record(run: Path, process: Any, lines: int) -> None:
 
 
 @needs_proc
-def test_a_run_can_be_reached_by_nobody(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_can_be_reached_by_nobody(data: Path, tmp_path: Path, monkeypatch) -> None:
     """No socket listens, no memory has a name, and the temporary folder stays as it was."""
     temporary, run, before = tmp_path / "tmp", tmp_path / "run", shared_memory()
     temporary.mkdir()

@@ -23,13 +23,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from tests.artifacts.test_tensorboard import TRAIN, VALIDATION, curve, read, write
-from tests.support.tiny import (
-    read_record,
-    run_program,
-    settings,
-    start_program,
-    without_times,
-)
+from tests.support.tiny import read_record, run_program, settings, start_program, without_times
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-sync --no-first-run"
@@ -91,9 +85,8 @@ def test_an_event_file_that_cannot_be_written_changes_nothing(data: Path, tmp_pa
     assert errors.count("nothing more is written for TensorBoard: OSError: [Errno 27]") == 1
     ours, theirs = (tmp_path / name for name in ("run", "plain"))
     left, right = (load_file(run / "epoch-0004.safetensors") for run in (ours, theirs))
-    assert {name: value.tobytes() for name, value in left.items()} == {
-        name: value.tobytes() for name, value in right.items()
-    }
+    assert left.keys() == right.keys()
+    assert all(value.tobytes() == right[name].tobytes() for name, value in left.items())
     lines = [[without_times(line) for line in read_record(run)] for run in (ours, theirs)]
     assert lines[0] == lines[1]
     shown = curve(ours, "loss/training")
@@ -129,12 +122,8 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        address = None
-        for line in process.stderr:
-            if address := re.search(r"at (http://\S+)", line):
-                break
-        assert address is not None
-        yield Server(address[1])
+        found = (re.search(r"at (http://\S+)", line) for line in process.stderr)
+        yield Server(next(filter(None, found))[1])
     finally:
         process.terminate()
         process.communicate()
@@ -184,12 +173,10 @@ def test_the_server_tells_of_a_run_that_goes_on(watched: Watched) -> None:
     assert watched.goes_on
     expected = recorded(watched.run, "train", "loss")[: len(later)]
     np.testing.assert_allclose(later, expected, rtol=1e-6)
-    pictures = eventually(lambda: "filters" in server.get("images/tags").get("one", {}))
-    assert pictures
+    eventually(lambda: "filters" in server.get("images/tags").get("one", {}))
     answer = server.get("images/images", run="one", tag="predictions", sample="0")
-    content = server.get(
-        "images/individualImage", **dict(urllib.parse.parse_qsl(answer[0]["query"]))
-    )
+    query = dict(urllib.parse.parse_qsl(answer[0]["query"]))
+    content = server.get("images/individualImage", **query)
     with Image.open(io.BytesIO(content)) as sheet:
         assert sheet.format == "JPEG"
     histogram = server.get("histograms/histograms", run="one", tag="weights/conv1.weight")

@@ -119,7 +119,7 @@ def test_a_killed_program_leaves_the_terminal_sane(data: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_where_lines_are_wanted_there_are_lines(data: Path, short_path: Path) -> None:
+def test_without_a_live_view_there_are_lines(data: Path, short_path: Path) -> None:
     arguments = settings(data, short_path / "run", batch_size=7, live_view=False)
     with Terminal("train.py", arguments, columns=150) as terminal:
         assert terminal.wait() == 0
@@ -149,7 +149,7 @@ class Stream(io.StringIO):
         (False, "xterm", False),
     ],
 )
-def test_a_view_is_shown_where_it_can_be(
+def test_a_view_needs_a_terminal(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool, term: str | None, can: bool
 ) -> None:
     monkeypatch.setattr(sys, "stderr", Stream(is_terminal))
@@ -159,7 +159,7 @@ def test_a_view_is_shown_where_it_can_be(
 
 
 @pytest.mark.slow
-def test_without_a_terminal_a_run_is_told_in_lines(data: Path, tmp_path: Path) -> None:
+def test_without_a_terminal_a_run_is_reported_in_lines(data: Path, tmp_path: Path) -> None:
     result = run_program("train.py", settings(data, tmp_path / "run", batch_size=7))
     assert result.returncode == 0
     assert "\x1b" not in result.stderr

@@ -12,14 +12,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from tandem.artifacts.run_folder import list_checkpoints
 from tests.support.machines import CABLE, Machines, missing_for_two_machines, two_machines
-from tests.support.ranks import assert_same_bits, missing, starter
-from tests.support.tiny import ROOT, prepare, read_record, run_program, settings
+from tests.support.ranks import missing, starter
+from tests.support.runs import assert_close, assert_same_bits, train
+from tests.support.tiny import ROOT, prepare, settings
 
 if reason := missing() or missing_for_two_machines():
     pytest.skip(reason, allow_module_level=True)
@@ -72,18 +71,12 @@ def test_two_machines_compute_what_one_trainer_does(
 ) -> None:
     data, double = prepare(tmp_path / "data"), collective != "asa16"
     common = {"n_epochs": 2, "precision": "float64" if double else "float32"}
-    result = run_program("train.py", settings(data, tmp_path / "alone", **common, batch_size=4))
-    assert result.returncode == 0, result.stderr
+    alone = train(data, tmp_path / "alone", **common, batch_size=4)
     changes = {**common, "batch_size": 4 // (2 * each), "collective": collective}
     arguments = settings(data, tmp_path / "run", **changes, check_every=1)
     result = run(pair, "train.py", *arguments, each=each)
     assert result.returncode == 0, result.stderr
-    ours, theirs = (load_file(list_checkpoints(tmp_path / n)[-1]) for n in ("run", "alone"))
-    for name, value in ours.items():
-        scale = np.abs(theirs[name]).max()
-        np.testing.assert_allclose(value, theirs[name], atol=(1e-9 if double else 0.05) * scale)
-    counted = [x["images"] for x in read_record(tmp_path / "run") if x["event"] == "validation"]
-    assert counted == [7, 7]
+    assert_close(tmp_path / "run", alone, 1e-9 if double else 0.05)
 
 
 @pytest.mark.slow

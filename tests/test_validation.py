@@ -1,6 +1,5 @@
 """Outside data: what is plain, what is refused, and in which words."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +10,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from tandem.errors import InputError
 from tandem.registry import setting
 from tandem.validation import (
-    nearest,
     parse_json,
     parse_yaml,
     read_json,
@@ -114,9 +112,6 @@ def test_a_dataclass_is_a_model_too() -> None:
         validated(Plain, {"step": 1, "rate": 0})
 
 
-ANSWERS: Mapping[str, str] = {"lr": "learning_rate", "gpu": "use devices"}
-
-
 @pytest.mark.parametrize(
     ("key", "option", "message"),
     [
@@ -130,11 +125,12 @@ ANSWERS: Mapping[str, str] = {"lr": "learning_rate", "gpu": "use devices"}
     ],
 )
 def test_an_unknown_key_is_answered(key: str, option: bool, message: str) -> None:
-    assert unknown(key, ["learning_rate"], ANSWERS, option) == message
+    answers = {"lr": "learning_rate", "gpu": "use devices"}
+    assert unknown(key, ["learning_rate"], answers, option) == message
 
 
 def test_the_nearest_word() -> None:
-    assert nearest("Convl", ["conv1", "fc8"]) == "conv1"
+    assert suggestion("Convl", ["conv1", "fc8"]) == "; did you mean conv1?"
     assert suggestion("convl", ["conv1", "fc8"]) == "; did you mean conv1?"
     assert suggestion("zzz", ["conv1"]) == ""
 
@@ -169,11 +165,13 @@ def test_files(tmp_path: Path) -> None:
         "[&a 1, *a]",
         "a: [",
         "!!python/object/apply:os.getcwd []",
+        "? [a, b]\n: 1\n",
         "2024-99-99",
+        b"\x00\x01",
         "[" * 9999,
     ],
 )
-def test_yaml_that_is_not_plain(text: str) -> None:
+def test_yaml_that_is_not_plain(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"^not YAML: [^\n]+$"):
         parse_yaml(text)
 

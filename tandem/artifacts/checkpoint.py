@@ -9,7 +9,7 @@ the key ``sha256`` holds a checksum of it all. Reading a file executes nothing i
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -47,76 +47,40 @@ _Described = dict[str, tuple[np.dtype | str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class RunState:
-    """The position of a run. With the configuration it determines everything that follows.
+    """The position of a run. With the configuration it determines everything that follows."""
 
-    Attributes
-    ----------
-    epoch : int
-        Whole epochs done.
-    step_in_epoch : int
-        Steps done since.
-    step : int
-        Steps done in all.
-    validation_errors : tuple of float
-        Top-1 error after each whole epoch, as a fraction; ``lr_policy: auto`` depends on it.
-    global_batch, train_pictures : int or None
-        Pictures per step over all trainers, and of an epoch; compared when an epoch continues. None
-        is unknown.
-    pending : Pending
-        Metrics since the last line about training in the record.
-    skipped : tuple of (int, int)
-        Epoch and number of each global minibatch, both from 0, that is passed over: it made the
-        loss or a gradient not finite, and the run went back to a checkpoint.
-    """
-
-    epoch: _Count = 0
-    step_in_epoch: _Count = 0
-    step: _Count = 0
+    epoch: _Count = 0  # whole epochs done
+    step_in_epoch: _Count = 0  # steps done since
+    step: _Count = 0  # steps done in all
+    # Top-1 error after each whole epoch, as a fraction; lr_policy: auto depends on it.
     validation_errors: tuple[_Error, ...] = ()
+    # Pictures per step over all trainers, and of an epoch, compared when an epoch continues; None:
+    # unknown.
     global_batch: Annotated[int, Field(ge=1)] | None = None
     train_pictures: Annotated[int, Field(ge=1)] | None = None
     pending: Pending = field(default_factory=Pending)
+    # Epoch and number, from 0, of each global minibatch that is passed over: it made the loss or a
+    # gradient not finite, and the run went back to a checkpoint.
     skipped: tuple[tuple[_Count, _Count], ...] = ()
 
 
 @dataclass(frozen=True)
 class CheckpointHeader:
-    """Everything in a checkpoint but its tensors.
-
-    Attributes
-    ----------
-    network : NetworkDescription
-    state : RunState
-    config : dict
-        The run's resolved configuration, as ``Config.model_dump(mode="json")`` gives it; empty
-        in converted weights.
-    conditions : dict of str to str
-        What else the bits depend on, see `tandem.artifacts.reproducibility`.
-    """
+    """Everything in a checkpoint but its tensors."""
 
     network: NetworkDescription
     state: RunState = RunState()
-    config: dict[str, Any] = field(default_factory=dict)
-    conditions: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)  # resolved; empty in converted weights
+    conditions: dict[str, str] = field(default_factory=dict)  # what else the bits depend on
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """Everything in a checkpoint file.
 
-    Attributes
-    ----------
-    weights : dict of str to ndarray
-        float32 or float64, each in its logical layout.
-    states : dict of str to dict of str to ndarray
-        Each state of the optimizer: an array for each trained weight, of its shape and dtype. Empty
-        if there is no training to continue, as in converted weights.
-    network : NetworkDescription
-    state : RunState
-    config, conditions
-        As in `CheckpointHeader`.
-    untrained : tuple of str
-        Names of the weights that have no optimizer state, such as running averages.
+    Weights are float32 or float64, each in its logical layout. Each state of the optimizer has an
+    array for each trained weight, of its shape and dtype; without training to continue, as in
+    converted weights, there are none.
     """
 
     weights: dict[str, np.ndarray]
@@ -125,7 +89,7 @@ class Checkpoint:
     state: RunState = RunState()
     config: dict[str, Any] = field(default_factory=dict)
     conditions: dict[str, str] = field(default_factory=dict)
-    untrained: tuple[str, ...] = ()
+    untrained: tuple[str, ...] = ()  # weights without optimizer states, such as running averages
 
     @property
     def trained(self) -> list[str]:
@@ -134,15 +98,11 @@ class Checkpoint:
 
 
 class _Metadata(BaseModel):
-    """The JSON beside the tensors, checked when it is read.
-
-    `momentum` is whether there is a state of that name; `states` and `untrained` are left out of
-    files that need neither.
-    """
+    """The JSON beside the tensors, checked when it is read."""
 
     format: Literal[1]
-    momentum: bool
-    states: tuple[str, ...] | None = None
+    momentum: bool  # whether there is a state of that name
+    states: tuple[str, ...] | None = None  # as untrained, left out of files that do not need it
     untrained: tuple[str, ...] = ()
     network: NetworkDescription
     state: RunState
@@ -157,12 +117,7 @@ class _Metadata(BaseModel):
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint to `path`, whole or not at all.
 
-    Raises
-    ------
-    InputError
-        The folder is missing, full or not writable.
-    ValueError
-        A state does not fit the weights, or a tensor is neither float32 nor float64.
+    Raises ValueError if a state does not fit the weights, or a tensor is of another type.
     """
     tensors = dict(checkpoint.weights)
     for state, values in checkpoint.states.items():
@@ -182,29 +137,15 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(path: str | Path, shapes: Shapes | None = None) -> Checkpoint:
-    """Read a checkpoint.
+    """Read a checkpoint; its arrays are copies in memory.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    shapes : mapping of str to sequence of int, optional
-        The name and shape of every parameter of the network that is to take the weights.
-
-    Returns
-    -------
-    Checkpoint
-        Its arrays are copies in memory.
-
-    Raises
-    ------
-    InputError
-        The file is missing, is not a checkpoint or is damaged, or is of another network.
+    Raises `InputError` if the file is missing, not a checkpoint, damaged, or of another network
+    than that whose parameters have `shapes`.
     """
     path = Path(path)
     with _opened(path) as (file, metadata, described):
         states = metadata.optimizer_states
-        names = _weight_names(described)
+        names = [name for name in described if "/" not in name]
         if shapes is not None:
             found = {name: described[name][1] for name in names}
             _check_shapes(path, found, metadata.network, shapes)
@@ -222,24 +163,12 @@ def read_checkpoint(path: str | Path, shapes: Shapes | None = None) -> Checkpoin
 
 
 def verify_checkpoint(path: str | Path) -> None:
-    """Read a checkpoint to its end and compare it with its checksum.
-
-    Raises
-    ------
-    InputError
-        The file is missing, is not a checkpoint or is damaged.
-    """
+    """Read a checkpoint to its end and compare it with its checksum."""
     read_checkpoint(path)
 
 
 def read_header(path: str | Path) -> CheckpointHeader:
-    """Read everything in a checkpoint but its tensors.
-
-    Raises
-    ------
-    InputError
-        As `read_checkpoint`.
-    """
+    """Read everything in a checkpoint but its tensors, which are not compared with the checksum."""
     with _opened(Path(path)) as (_, metadata, _):
         return CheckpointHeader(
             metadata.network, metadata.state, metadata.config, metadata.conditions
@@ -251,24 +180,8 @@ def initial_weights(
 ) -> dict[str, np.ndarray]:
     """Read the initial weights of a run from a checkpoint of a network that may differ.
 
-    Parameters
-    ----------
-    path : Path
-        The checkpoint.
-    shapes : mapping of str to sequence of int
-        The name and shape of every parameter of the network to be trained.
-    skip : sequence of str
-        Layers of it that keep their random initial values.
-
-    Returns
-    -------
-    dict of str to ndarray
-        The parameters of all other layers.
-
-    Raises
-    ------
-    InputError
-        The file is not a checkpoint, or a layer is not in it or has another shape there.
+    `shapes` are those of the network to be trained. All its layers must be in the checkpoint,
+    except those of `skip`, which keep their random initial values.
     """
     path = Path(path)
     wanted = {n: tuple(shape) for n, shape in shapes.items() if layer_of(n) not in skip}
@@ -296,11 +209,11 @@ def _opened(path: Path) -> Iterator[tuple[Any, _Metadata, _Described]]:
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = _parse_metadata(path, file.metadata())
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            described: _Described = {
-                name: (_dtype(part.get_dtype()), tuple(part.get_shape()))
-                for name, part in slices.items()
-            }
+            described: _Described = {}
+            for name in file.keys():  # noqa: SIM118
+                part = file.get_slice(name)
+                dtype = _DTYPES.get(part.get_dtype(), part.get_dtype())
+                described[name] = dtype, tuple(part.get_shape())
             if fault := _fault(described, metadata.optimizer_states, metadata.untrained):
                 raise Damaged(f"{path}: not a whole checkpoint: {fault}")
             yield file, metadata, described
@@ -348,7 +261,7 @@ def _parse_metadata(path: Path, metadata: Mapping[str, str] | None) -> _Metadata
     try:
         return _Metadata.model_validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         newer = f" (this program reads format {FORMAT})" if place == "format" else ""
         # A file of a newer version is whole.
@@ -381,16 +294,12 @@ def _metadata_text(checkpoint: Checkpoint) -> str:
     return json.dumps(values, allow_nan=False)
 
 
-def _weight_names(described: Iterable[str]) -> list[str]:
-    return [name for name in described if "/" not in name]
-
-
 def _fault(described: _Described, states: Sequence[str], untrained: Collection[str]) -> str | None:
     """What is wrong with the tensors of a checkpoint among themselves."""
     for name, (dtype, _) in described.items():
         if dtype not in _DTYPES.values():
             return f"{name} is of type {dtype}, expected float32 or float64"
-    weights = _weight_names(described)
+    weights = [name for name in described if "/" not in name]
     if not weights:
         return "it has no weights"
     pairs = {
@@ -420,7 +329,3 @@ def _check_shapes(path: Path, found: Shapes, network: NetworkDescription, expect
     for name in found:
         if name not in expected:
             raise InputError(f"{whole}: {name} is unknown to the network that is configured")
-
-
-def _dtype(name: str) -> np.dtype | str:
-    return _DTYPES.get(name, name)

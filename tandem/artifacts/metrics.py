@@ -1,6 +1,7 @@
 """Sums of losses, errors and seconds between two lines of the record."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from typing import Annotated
 
 from pydantic import Field
@@ -11,67 +12,33 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class MetricSums:
-    """Sums over pictures, which add up over trainers.
+    """Sums over pictures, which add up over trainers."""
 
-    Attributes
-    ----------
-    loss : float
-        Sum of the cross-entropies, in nats.
-    top1_errors, top5_errors, images : int
-        Pictures whose label is not ranked first, not among the first five; all pictures.
-    """
-
-    loss: _Finite = 0.0
-    top1_errors: _Count = 0
-    top5_errors: _Count = 0
+    loss: _Finite = 0.0  # cross-entropies, in nats
+    top1_errors: _Count = 0  # pictures whose label is not ranked first
+    top5_errors: _Count = 0  # nor among the first five
     images: _Count = 0
 
     def __add__(self, other: "MetricSums") -> "MetricSums":
-        return MetricSums(
-            self.loss + other.loss,
-            self.top1_errors + other.top1_errors,
-            self.top5_errors + other.top5_errors,
-            self.images + other.images,
-        )
+        return MetricSums(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of one trainer, by what it did.
-
-    Attributes
-    ----------
-    compute, load_wait, exchange : float
-        Seconds of each.
-    steps : float
-        Seconds of whole training steps, the others included.
-    """
+    """Seconds of one trainer, by what it did."""
 
     compute: _Finite = 0.0
     load_wait: _Finite = 0.0
     exchange: _Finite = 0.0
-    steps: _Finite = 0.0
+    steps: _Finite = 0.0  # whole training steps, the others included
 
     def __add__(self, other: "Seconds") -> "Seconds":
-        return Seconds(
-            self.compute + other.compute,
-            self.load_wait + other.load_wait,
-            self.exchange + other.exchange,
-            self.steps + other.steps,
-        )
+        return Seconds(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
 class Pending:
-    """Metrics since the last line about training, when a checkpoint is written.
+    """Metrics since the last line about training, when a checkpoint is written."""
 
-    Attributes
-    ----------
-    sums : tuple of MetricSums
-        Each trainer's, by rank: added in another order they would give other last bits.
-    seconds : Seconds
-        Of trainer 0.
-    """
-
-    sums: tuple[MetricSums, ...] = ()
-    seconds: Seconds = Seconds()
+    sums: tuple[MetricSums, ...] = ()  # by rank: another order would give other last bits
+    seconds: Seconds = Seconds()  # of trainer 0

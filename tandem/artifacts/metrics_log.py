@@ -35,51 +35,23 @@ class _Strict:
 
 @dataclass(frozen=True)
 class TrainRecord(_Strict):
-    """Means over all trainers since the last such record.
-
-    Attributes
-    ----------
-    epoch, step : int
-        From 1.
-    loss : float
-        Mean cross-entropy of the training pictures, in nats.
-    top1_error : float or None
-        A fraction; None with ``print_train_error: false``.
-    learning_rate : float
-        Of the last step.
-    images_per_second : float
-        Of all trainers together.
-    compute_seconds, load_wait_seconds, exchange_seconds : float
-        Time of trainer 0.
-    """
+    """Means over all trainers since the last such record."""
 
     event: ClassVar[str] = "train"
     epoch: Count
     step: Count
-    loss: Loss
-    top1_error: Real | None
-    learning_rate: Loss
-    images_per_second: Loss
-    compute_seconds: Loss
+    loss: Loss  # mean cross-entropy, in nats
+    top1_error: Real | None  # None with print_train_error: false
+    learning_rate: Loss  # of the last step
+    images_per_second: Loss  # of all trainers together
+    compute_seconds: Loss  # this and the next two of trainer 0
     load_wait_seconds: Loss
     exchange_seconds: Loss
 
 
 @dataclass(frozen=True)
 class ValidationRecord(_Strict):
-    """Loss and errors over all validation pictures.
-
-    Attributes
-    ----------
-    epoch, step : int
-        Whole epochs and steps done.
-    loss : float
-        Mean cross-entropy, in nats.
-    top1_error, top5_error : float
-        Fractions.
-    images : int
-        Number of pictures.
-    """
+    """Loss and errors over all validation pictures."""
 
     event: ClassVar[str] = "validation"
     epoch: Count
@@ -92,26 +64,14 @@ class ValidationRecord(_Strict):
 
 @dataclass(frozen=True)
 class NotFiniteRecord(_Strict):
-    """A minibatch whose loss or gradient is infinite or not a number.
-
-    Attributes
-    ----------
-    epoch, step : int
-        From 1; the number of the step if it had been done.
-    minibatch : int
-        Its number in the epoch, from 1.
-    action : str
-        ``stop``, ``skip`` or ``rollback``.
-    pictures : tuple of str
-        Names in the manifest of the pictures of the trainers concerned.
-    """
+    """A minibatch whose loss or gradient is infinite or not a number."""
 
     event: ClassVar[str] = "not_finite"
     epoch: Count
-    step: Count
-    minibatch: Count
-    action: str
-    pictures: tuple[str, ...]
+    step: Count  # its number if it had been done
+    minibatch: Count  # in the epoch, from 1
+    action: str  # stop, skip or rollback
+    pictures: tuple[str, ...]  # names in the manifest, of the trainers concerned
 
 
 Record = TrainRecord | ValidationRecord | NotFiniteRecord
@@ -175,7 +135,6 @@ class MetricsLog:
             raise InputError(f"{self._path}: cannot be written ({error.strerror})") from error
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def __enter__(self) -> Self:

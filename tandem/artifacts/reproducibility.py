@@ -29,19 +29,9 @@ Conditions = dict[str, str]
 
 
 def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
-    """Collect what the bits of a run depend on, beside its settings of training.
+    """Collect what the bits of a run depend on: marked settings, data, hardware and software.
 
-    Parameters
-    ----------
-    config : Config
-        With every ``auto`` resolved. Its manifest and mean image exist.
-    ranks : sequence of RankInfo
-        By rank, where the trainers are ranks.
-
-    Returns
-    -------
-    dict of str to str
-        Each condition by its name: settings that affect bits, data, hardware and software.
+    `config` has every ``auto`` resolved, and its manifest and mean image exist.
     """
     settings = dict(config)
     found = {"trainers": str(len(config.devices))}
@@ -81,19 +71,9 @@ def processor() -> str:
 
 
 def check_exact(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    """Refuse to continue where the same bits cannot be expected.
+    """Refuse to continue a checkpoint where the same bits cannot be expected.
 
-    Parameters
-    ----------
-    path : Path
-        The checkpoint.
-    theirs, ours : mapping of str to str
-        Its `conditions`, and those of the run that continues.
-
-    Raises
-    ------
-    InputError
-        Names every condition that differs, what it was and what it is.
+    `theirs` are its `conditions`, `ours` those of the run that continues.
     """
     differing = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
     if not differing:

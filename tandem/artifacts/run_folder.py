@@ -68,11 +68,6 @@ def find_checkpoint(folder: str | Path, load_epoch: int | Literal["latest"]) -> 
 
     That is the one after `load_epoch` whole epochs, or the latest that is not damaged; damaged ones
     are reported. None is the latest of a run that ended before its first.
-
-    Raises
-    ------
-    InputError
-        It does not exist, and the message lists those that do; or all are damaged.
     """
     folder = Path(folder)
     found = list_checkpoints(folder)
@@ -114,22 +109,8 @@ def superseded(
 class RunFolder:
     """Files that trainer 0 writes. A thread writes checkpoints during training.
 
-    Creating an instance starts a run: the configuration is saved, damaged checkpoints are renamed,
-    and lines of the record after `state` are removed.
-
-    Parameters
-    ----------
-    config : Config
-        Resolved. Its ``weights_dir`` is the folder, which exists.
-    state : RunState
-        Where the run starts.
-    resumed : Path or None
-        The checkpoint that it continues.
-
-    Raises
-    ------
-    InputError
-        The folder can't be written, or its record can't be read.
+    Creating an instance starts a run in a folder that exists: the configuration is saved, the
+    damaged checkpoints after `resumed` are renamed, and lines of the record after `state` removed.
     """
 
     def __init__(self, config: Config, state: RunState, resumed: Path | None) -> None:
@@ -164,7 +145,6 @@ class RunFolder:
         return self._reserved is not None and self._reserved.done()
 
     def append(self, record: Record) -> None:
-        """Append a line to the record; raises InputError where it can't be written."""
         self._record.append(record)
         if self._events is not None:
             self._events.add(record)
@@ -181,12 +161,8 @@ class RunFolder:
     def save(self, checkpoint: Checkpoint) -> None:
         """Start writing a checkpoint; return when its arrays have been copied.
 
-        Without memory from `prepare`, page faults take longer than the copy.
-
-        Raises
-        ------
-        RuntimeError
-            The previous one has not been collected, see `written`.
+        Without memory from `prepare`, page faults take longer than the copy. The previous one must
+        have been collected by `written`.
         """
         if self._writing is not None:
             raise RuntimeError("a checkpoint is to be written while another one is")

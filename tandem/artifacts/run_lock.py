@@ -28,15 +28,12 @@ class FolderLock:
     A `multiprocessing` process of the "spawn" method that gets the lock as an argument holds it
     too. A folder therefore stays locked as long as a trainer whose launcher was killed still
     writes to it.
-
-    Use `locked` to take one.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def close(self) -> None:
-        """Release it in this process."""
         os.close(self._descriptor)
 
     def __reduce__(self) -> tuple[Callable[..., "FolderLock"], tuple[Any]]:

@@ -43,13 +43,6 @@ class EventLog:
 
     A run needs its record and its checkpoints; this is for watching only. When the file cannot be
     written, this is reported once and the run continues without it.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the run.
-    step : int
-        Steps that are done.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -62,7 +55,6 @@ class EventLog:
         self._submit(lambda: self._open(folder, step))
 
     def add(self, record: Record) -> None:
-        """Show a line of the record. Returns at once."""
         self._submit(lambda: self._write(record.step, of_record(record)))
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -85,7 +77,6 @@ class EventLog:
         return trouble
 
     def close(self) -> None:
-        """Finish writing."""
         self._thread.shutdown(wait=True)
         if self._file is not None:
             with contextlib.suppress(OSError):

@@ -19,39 +19,18 @@ from tandem.layers.network import (
 
 @dataclass(frozen=True)
 class LoadedNetwork:
-    """A network with weights, and the mean image that belongs to them.
+    """A network with weights, and the mean image that belongs to them."""
 
-    Attributes
-    ----------
-    network : Network
-        In float32, with the weights of the checkpoint.
-    description : NetworkDescription
-        Its description.
-    mean : float32 (3, S, S)
-        The mean image that belongs to the weights.
-    """
-
-    network: Network
+    network: Network  # in float32
     description: NetworkDescription
-    mean: np.ndarray
+    mean: np.ndarray  # float32 (3, S, S)
 
 
 def load_network(weights: Path, mean: Path | None, network: str = ALEXNET) -> LoadedNetwork:
     """Build the network of a checkpoint, and read its mean image.
 
-    Parameters
-    ----------
-    weights : Path
-        The checkpoint.
-    mean : Path or None
-        The mean image, .npy; None is the one of the run's data set.
-    network : str
-        "module:class" that the checkpoint is to be of; it imports PyTensor.
-
-    Raises
-    ------
-    InputError
-        A file is missing or damaged or of another network, or no mean image is known.
+    With None that is the mean image of the run's data set. `network` is the ``module:class`` that
+    the checkpoint is to be of; importing it imports PyTensor.
     """
     description = read_header(weights).network
     check_network(weights, description, network)

@@ -23,19 +23,9 @@ PYTORCH = (
 
 
 def describe_unsupported(path: Path) -> str | None:
-    """Describe a weight file of a known kind that cannot be used.
+    """Describe a weight file of a known kind that cannot be used, without executing it.
 
-    Nothing in it is executed.
-
-    Parameters
-    ----------
-    path : Path
-        A file.
-
-    Returns
-    -------
-    str or None
-        "a state dict ...", to follow the file's name; None for any other file.
+    The text, "a state dict ...", is to follow the file's name; None for any other file.
     """
     try:
         if zipfile.is_zipfile(path):

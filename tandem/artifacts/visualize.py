@@ -36,10 +36,6 @@ def filter_grid(filters: npt.NDArray, scale: int = 1, gap: int = 1) -> npt.NDArr
         Pixels of the grid for one of a filter, in each direction.
     gap : int
         White pixels between two filters.
-
-    Returns
-    -------
-    uint8 (row, column, RGB)
     """
     n, _, rows, columns = filters.shape
     largest = np.abs(filters).max(axis=(1, 2, 3), keepdims=True)
@@ -65,24 +61,18 @@ def prediction_sheet(
     names: Sequence[str],
     across: int = 4,
 ) -> Image.Image:
-    """Draw pictures with their true classes and the network's predictions.
+    """Draw pictures with their true classes and the network's predictions, `across` in a row.
+
+    A frame is blue if the first prediction is right, otherwise orange.
 
     Parameters
     ----------
-    crops : uint8 (n, S, S, 3)
-        (picture, row, column, RGB).
+    crops : uint8 (n, S, S, RGB)
     labels : sequence of int
         True classes.
     probabilities : float (n, classes)
     names : sequence of str
         Of the classes.
-    across : int
-        Pictures in a row.
-
-    Returns
-    -------
-    Image
-        RGB. A frame is blue if the first prediction is right, otherwise orange.
     """
     width, height = _TILE + 2 * _FRAME, _TILE + 2 * _FRAME + (1 + _SHOWN) * _LINE + _FRAME
     down = -(-len(crops) // across)

@@ -82,33 +82,17 @@ class _WithWeights(Config):
 
 
 def load_config(arguments: Sequence[str] | None = None, description: str | None = None) -> Config:
-    """Read the configuration of a program that has no options of its own.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        The command line; by default that of this process.
-    description : str, optional
-        Stands above the options in ``--help``.
-
-    Raises
-    ------
-    InputError
-        An argument, the file, a key or a value cannot be used.
-    SystemExit
-        With status 0, after ``--help`` and ``--version``.
-    """
-    line = CommandLine(arguments, description, answers=ANSWERS, once=True)
-    return line.read(Config, DEFAULT_FILE)
+    """Read the configuration of a program that has no options of its own."""
+    return _line(arguments, description).read(Config, DEFAULT_FILE)
 
 
 def load_weights_and_config(
     arguments: Sequence[str] | None = None, description: str | None = None
 ) -> tuple[Path, Config]:
-    """Read ``--weights FILE`` and the configuration, for a program that reads one checkpoint.
-
-    Parameters and errors are those of `load_config`.
-    """
-    line = CommandLine(arguments, description, answers=ANSWERS, once=True)
-    settings = line.read(_WithWeights, DEFAULT_FILE)
+    """Read ``--weights FILE`` and the configuration, for a program that reads one checkpoint."""
+    settings = _line(arguments, description).read(_WithWeights, DEFAULT_FILE)
     return settings.weights, Config(**settings.model_dump(exclude={"weights"}))
+
+
+def _line(arguments: Sequence[str] | None, description: str | None) -> CommandLine:
+    return CommandLine(arguments, description, answers=ANSWERS, once=True)

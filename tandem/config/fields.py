@@ -39,7 +39,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def _number(value: Any) -> Any:
-    """Read text such as ``5e-4`` as a number: YAML 1.1 takes it for text, as it has no dot."""
+    """Read text such as ``5e-4`` as a number, which YAML 1.1, for lack of a dot, does not."""
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
@@ -83,23 +83,9 @@ def key(
 ) -> Any:
     """Make a field of a section, with what `tandem.cli.option` records.
 
-    Parameters
-    ----------
-    default
-        In its own type.
-    meaning : str
-        Unit and meaning, one line: its description in ``--help`` and in ``config.yaml``.
-    allowed : str
-        What a value must be; by default derived from type and bounds.
-    unit : str
-        What is counted, plural, for the derived text.
-    affects_bits : bool
-        Whether a resumed run needs the same value to compute the same bits.
-    omit_default : bool
-        Whether the default is left out where a configuration is saved, as in files of runs from
-        before the key existed.
-    **bounds
-        As pydantic's ``Field`` takes them, such as ``gt=0``.
+    `allowed` is by default derived from type, bounds and `unit`, which is what is counted, plural.
+    With `omit_default` the default is left out where a configuration is saved, as in files of runs
+    from before the key existed.
     """
     extra: dict[str, Any] = {"allowed": allowed, "unit": unit}
     extra |= {"affects_bits": affects_bits, "omit_default": omit_default}
@@ -107,15 +93,9 @@ def key(
 
 
 class Section(Options):
-    """Base of the configuration's sections.
+    """Base of the configuration's sections."""
 
-    Attributes
-    ----------
-    heading : str
-        Under which ``--help`` and ``config.yaml`` list the keys.
-    """
-
-    heading: ClassVar[str] = ""
+    heading: ClassVar[str] = ""  # in --help and config.yaml
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -153,20 +133,8 @@ def with_choices(
 ) -> Callable[[type[S]], type[S]]:
     """Class decorator: append the settings of registered choices to a section.
 
-    A field of the section that chooses takes its words from its registry. ``{words}`` in its
-    description becomes their list, without "auto".
-
-    Parameters
-    ----------
-    registries : Registry
-        Their choices' settings are appended, in order.
-    words_only : sequence of Registry
-        These only give a field of the section its words.
-
-    Raises
-    ------
-    TypeError
-        Two choices declare one setting, and do not inherit it from a common base.
+    A field of the section that chooses takes its words from its registry, also from those of
+    `words_only`. ``{words}`` in its description becomes their list, without "auto".
     """
 
     def extend(section: type[S]) -> type[S]:

@@ -18,32 +18,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A rank's machine, and what it offers the rank.
+    """A rank's machine, and what it offers the rank."""
 
-    Attributes
-    ----------
-    machine : int
-        The same for the ranks of one machine.
-    cores : tuple of int
-        On which the rank may run.
-    gpus : tuple of str
-        Names of those that it sees.
-    identities : tuple of str
-        Unique to each of these GPUs: each rank may see its own, as number 0.
-    processor : str
-        Model and vector instructions.
-    software : tuple of str
-        Packages with their versions.
-    starter : "mpirun" or "torchrun"
-        What started the rank.
-    """
-
-    machine: int
-    cores: tuple[int, ...]
-    gpus: tuple[str, ...]
-    identities: tuple[str, ...]
-    processor: str
-    software: tuple[str, ...]
+    machine: int  # the same for the ranks of one machine
+    cores: tuple[int, ...]  # on which the rank may run
+    gpus: tuple[str, ...]  # names of those that it sees
+    identities: tuple[str, ...]  # unique to each of these: each rank may see its own, as number 0
+    processor: str  # model and vector instructions
+    software: tuple[str, ...]  # packages with their versions
     starter: Starter
 
     @classmethod
@@ -74,17 +56,8 @@ def threads_of(ranks: Sequence[RankInfo]) -> int:
 def place_devices(devices: str | Sequence[str], ranks: Sequence[RankInfo]) -> tuple[str, ...]:
     """Turn the setting ``devices`` into one device per rank, by its number on its machine.
 
-    Parameters
-    ----------
-    devices : "auto" or sequence of str
-        The devices of each machine for its ranks, in order; "auto" is all GPUs, or the CPU. Ranks
-        that see other GPUs than their neighbours are counted separately.
-    ranks : sequence of RankInfo
-
-    Raises
-    ------
-    InputError
-        A machine has more ranks than devices, or a device does not exist or is unusable.
+    The setting lists the devices of each machine for its ranks, in order; "auto" is all GPUs, or
+    the CPU. Ranks that see other GPUs than their neighbours are counted separately.
     """
     if isinstance(devices, str):
         counts = {len(rank.gpus) for rank in ranks}
@@ -123,16 +96,8 @@ def have_own_gpus(devices: Sequence[str], ranks: Sequence[RankInfo]) -> bool:
 def resolve_devices(devices: str | Sequence[str]) -> tuple[str, ...]:
     """Turn the setting ``devices`` into one device per trainer.
 
-    Parameters
-    ----------
-    devices : "auto" or sequence of str
-        "auto" is one trainer on each GPU, if there are GPUs and the packages that they need; else
-        one on the CPU. A list names each trainer's device; one named twice has two trainers.
-
-    Raises
-    ------
-    InputError
-        A device does not exist, or a package is missing that a GPU needs.
+    "auto" is one trainer on each GPU, if there are GPUs and the packages that they need; else one
+    on the CPU. A device that a list names twice has two trainers.
     """
     gpus = cuda_device_count()
     if isinstance(devices, str):

@@ -19,22 +19,8 @@ from tandem.registry import check
 def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
     """Check how settings fit together, and replace every ``auto``.
 
-    Parameters
-    ----------
-    config : Config
-        As the user gave it.
-    ranks : sequence of RankInfo, optional
-        By rank, where the trainers are ranks that were started together.
-
-    Returns
-    -------
-    Config
-        With one device for each trainer.
-
-    Raises
-    ------
-    InputError
-        Settings contradict each other, or require what the trainers do not have.
+    `ranks` has the trainers if they are ranks that were started together. Raises `InputError` if
+    settings contradict each other, or require what the trainers do not have.
     """
     check_settings(config)
     if ranks:
@@ -61,15 +47,7 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
 
 
 def run_facts(config: Config, ranks: Sequence[RankInfo] = ()) -> RunFacts:
-    """Collect what the requirements of choices look at.
-
-    Parameters
-    ----------
-    config : Config
-        With its devices resolved.
-    ranks : sequence of RankInfo, optional
-        As in `resolve`.
-    """
+    """Collect what the requirements of choices look at; `config` has its devices resolved."""
     return RunFacts(
         ranks[0].starter if ranks else None,
         tuple(config.devices),
@@ -81,13 +59,7 @@ def run_facts(config: Config, ranks: Sequence[RankInfo] = ()) -> RunFacts:
 
 
 def check_settings(config: Config) -> None:
-    """Refuse settings that contradict each other.
-
-    Raises
-    ------
-    InputError
-        Names the settings and what to change.
-    """
+    """Refuse settings that contradict each other."""
     settings = dict(config)
     if settings["error_feedback"] and config.collective != "asa16":
         raise InputError(

@@ -14,16 +14,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from tandem.config.fields import (
-    Float,
-    Layers,
-    PathText,
-    Section,
-    flag,
-    key,
-    listed,
-    with_choices,
-)
+from tandem.config.fields import Float, Layers, PathText, Section, flag, key, listed, with_choices
 from tandem.distributed import ALL_REDUCES, EXCHANGES, RULES
 from tandem.errors import InputError
 from tandem.files import write_text
@@ -121,7 +112,6 @@ class FineTuning(Section):
 
     @property
     def init_weights_path(self) -> Path | None:
-        """The checkpoint to take the initial weights from."""
         return None if self.init_weights is None else Path(self.init_weights)
 
 
@@ -164,32 +154,26 @@ class Data(Section):
 
     @property
     def data_path(self) -> Path:
-        """The folder of the manifest."""
         return Path(self.data_folder)
 
     @property
     def manifest_path(self) -> Path:
-        """The manifest that preprocessing wrote."""
         return self.data_path / "manifest.json"
 
     @property
     def train_path(self) -> Path:
-        """The folder of training batches."""
         return self.data_path / self.train_folder
 
     @property
     def val_path(self) -> Path:
-        """The folder of validation batches."""
         return self.data_path / self.val_folder
 
     @property
     def label_path(self) -> Path:
-        """The folder of label files."""
         return self.data_path / self.label_folder
 
     @property
     def mean_path(self) -> Path:
-        """The mean image."""
         return self.data_path / self.mean_file
 
 
@@ -311,7 +295,6 @@ class Output(Section):
 
     @property
     def weights_path(self) -> Path:
-        """The folder of everything that a run writes."""
         return Path(self.weights_dir)
 
 
@@ -353,10 +336,7 @@ def affecting_bits(config: Config) -> list[str]:
 def make_config(values: Mapping[str, Any]) -> Config:
     """Check values, as YAML reads them, and complete them with the defaults.
 
-    Raises
-    ------
-    InputError
-        Names every setting that cannot be used, its value, and what is allowed.
+    An `InputError` names every setting that cannot be used, its value, and what is allowed.
     """
     return validated(Config, values)
 
@@ -373,13 +353,7 @@ def dump_config(config: Config) -> str:
 
 
 def save_config(config: Config, folder: Path) -> Path:
-    """Write the resolved configuration to ``folder/config.yaml``, whole or not at all.
-
-    Raises
-    ------
-    InputError
-        The folder is missing or cannot be written.
-    """
+    """Write the resolved configuration to ``folder/config.yaml``, whole or not at all."""
     path = folder / "config.yaml"
     try:
         write_text(path, dump_config(config))

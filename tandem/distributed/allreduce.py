@@ -6,7 +6,7 @@ them; the arithmetic follows from which they are.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,13 +33,13 @@ class AllReduce(ABC):
     def average(self, vector: Any, shares: Sequence[float]) -> None:
         """Replace every rank's vector by the weighted sum of all, the same bits at every rank.
 
-        Parameters
-        ----------
-        vector : float (n,)
-            This rank's, always the same memory.
-        shares : sequence of float
-            Weights by rank; of an average they add up to 1. A vector of weight 0 is not read.
+        The vector, float (n,), is always the same memory. Of an average, the shares, which are
+        weights by rank, add up to 1. A vector of weight 0 is not read.
         """
+
+    def average_into_first(self, vector: Any, shares: Sequence[float]) -> None:
+        """Do this for the first rank's vector at least; the others' hold anything afterwards."""
+        self.average(vector, shares)
 
 
 class SharedMemoryAllReduce(AllReduce):
@@ -48,12 +48,6 @@ class SharedMemoryAllReduce(AllReduce):
     Between two barriers, rank i averages shard i of all vectors, in rank order, and writes it into
     all of them. No other rank touches shard i; each element is computed once, so all vectors hold
     the same bits afterwards.
-
-    Parameters
-    ----------
-    group : Group
-    vectors : sequence of float (n,)
-        Every rank's vector, by rank, in shared memory.
     """
 
     def __init__(self, group: Group, vectors: Sequence[np.ndarray]) -> None:
@@ -62,12 +56,20 @@ class SharedMemoryAllReduce(AllReduce):
         self._parts = [vector[part] for vector in vectors]
 
     def average(self, vector: np.ndarray, shares: Sequence[float]) -> None:
-        if self._group.size == 1 and shares[0] == 1:
-            return
         from tandem.distributed import kernels
 
+        self._run(kernels.average_into_all, shares)
+
+    def average_into_first(self, vector: np.ndarray, shares: Sequence[float]) -> None:
+        from tandem.distributed import kernels
+
+        self._run(kernels.average_into_first, shares)
+
+    def _run(self, kernel: Callable[..., None], shares: Sequence[float]) -> None:
+        if self._group.size == 1 and shares[0] == 1:
+            return
         self._group.barrier()
-        kernels.average_into_all(self._parts, shares)
+        kernel(self._parts, shares)
         self._group.barrier()
 
 
@@ -94,20 +96,13 @@ class ShardedAllReduce(AllReduce):
 
     The terms are added in rank order, so the bits are always the same, and those of
     `SharedMemoryAllReduce`. A rank sends and receives ``2 n (N - 1) / N`` elements.
-
-    Parameters
-    ----------
-    group : Group
-    vector : float (n,)
-        Of the size and kind that is to be averaged.
     """
 
     def __init__(self, group: Group, vector: Any) -> None:
         self._group = group
         self._parts = [shard(len(vector), group.size, rank) for rank in range(group.size)]
         self._own = self._parts[group.rank]
-        shape = group.size, self._own.stop - self._own.start
-        self._received = zeros_like(vector, shape)
+        self._received = zeros_like(vector, (group.size, self._own.stop - self._own.start))
 
     def average(self, vector: Any, shares: Sequence[float]) -> None:
         if self._group.size == 1:
@@ -120,20 +115,11 @@ class ShardedAllReduce(AllReduce):
 class HierarchicalAllReduce(AllReduce):
     """Within each machine by memory that its ranks reach, between machines by one rank of each.
 
-    The first rank of a machine is its leader. All vectors of a machine become their weighted sum;
-    the leaders average theirs with each other; then every rank takes its leader's. Terms are added
-    in rank order within a machine, then over machines in the order of their leaders.
-
-    Parameters
-    ----------
-    within : AllReduce
-        Over the ranks of this machine.
-    machines : sequence of sequence of int
-        The ranks of each machine, by their numbers among all.
-    here : int
-        Which of them is this machine.
-    between : AllReduce or None
-        Over the leaders; None for a rank that is no leader.
+    The first rank of a machine is its leader, the only one with a `between`. The leader's vector
+    becomes the weighted sum of its machine; the leaders average theirs with each other; then every
+    rank takes its leader's. Terms are added in rank order within a machine, then over machines in
+    the order of their leaders. `machines` are the ranks of each, by their numbers among all, and
+    `here` is which of them this machine is.
     """
 
     def __init__(
@@ -146,7 +132,7 @@ class HierarchicalAllReduce(AllReduce):
         parts = [[shares[rank] for rank in ranks] for ranks in self._machines]
         own = parts[self._here]
         if any(own):
-            self._within.average(vector, own)
+            self._within.average_into_first(vector, own)
         if self._between is not None:
             self._between.average(vector, [float(any(part)) for part in parts])
         self._within.average(vector, [1.0] + [0.0] * (len(own) - 1))
@@ -157,21 +143,13 @@ class DeltaAllReduce(AllReduce):
 
     For weights in 16 bits: float16's spacing near 0.01 is 2**-17, as large as an update. What a
     step changes is small and is rounded finely. All ranks begin with the same bits, and add the
-    same average to them, so they stay the same.
-
-    Parameters
-    ----------
-    all_reduce : AllReduce
-        Averages the differences.
-    vector : float (n,)
-        Every rank's, the same bits at all of them.
+    same average to them, so they stay the same. Shares must add up to 1.
     """
 
     def __init__(self, all_reduce: AllReduce, vector: Any) -> None:
         self._all_reduce, self._common = all_reduce, vector * 1
 
     def average(self, vector: Any, shares: Sequence[float]) -> None:
-        """Average the differences. The shares must add up to 1."""
         vector -= self._common
         self._all_reduce.average(vector, shares)
         self._common += vector
@@ -182,20 +160,10 @@ class DeltaAllReduce(AllReduce):
 
 
 def shard(size: int, shards: int, number: int) -> slice:
-    """The part of a vector that one trainer averages.
+    """The part of a vector that trainer `number` of `shards` averages.
 
-    Parameters
-    ----------
-    size : int
-        Elements of the vector.
-    shards, number : int
-        How many parts, and which of them, from 0.
-
-    Returns
-    -------
-    slice
-        Parts are disjoint, cover the vector, and start on multiples of 1,024 elements, so no two
-        trainers write to one cache line or page of float32.
+    Parts are disjoint, cover the vector, and start on multiples of 1,024 elements, so no two
+    trainers write to one cache line or page of float32.
     """
     blocks = -(-size // 1024)
     return slice(*(min(size, blocks * i // shards * 1024) for i in (number, number + 1)))
@@ -237,16 +205,8 @@ def weigh(vector: Any, share: float) -> None:
 def add_weighted(target: Any, terms: Any, shares: Sequence[float]) -> None:
     """Write the weighted sum of vectors, added in their order, into one that may be a term.
 
+    An array may be the first of the terms, a tensor any of them; terms of weight 0 are not read.
     Products and sums are rounded one by one, so arrays and tensors give the same bits.
-
-    Parameters
-    ----------
-    target : float (n,)
-        An array may be the first of the terms, a tensor any of them.
-    terms : sequence of float (n,)
-        A term of weight 0 is not read.
-    shares : sequence of float
-        The weights.
     """
     weighted = [(term, share) for term, share in zip(terms, shares, strict=True) if share > 0]
     if not weighted:

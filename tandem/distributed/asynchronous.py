@@ -1,8 +1,8 @@
 """Rules by which ranks need not wait for one another: elastic averaging, and gossip.
 
 Every rank trains weights of its own, with optimizer state of its own, on its part of each
-minibatch, and now and then draws them towards the others'. The order in which ranks meet is that of
-real time, so no two runs have the same bits.
+minibatch, and now and then draws them towards the others'. The order in which weights are
+exchanged is that of real time, so no two runs have the same bits.
 """
 
 import contextlib
@@ -32,14 +32,7 @@ _MOVING_SECONDS = 2e-5  # a look that takes so long has moved bytes
 class AsynchronousExchange(Exchange):
     """An exchange after which ranks do not hold the same weights.
 
-    Parameters
-    ----------
-    group : MpiGroup
-        All ranks.
-    vector : RankVector
-        This rank's parameters.
-    size : int
-        How many of its elements, from the first, are weights.
+    Weights are the first `size` elements of this rank's vector of parameters.
     """
 
     is_synchronous = False
@@ -84,14 +77,7 @@ class AsynchronousExchange(Exchange):
 
 
 def elastic_step(weights: np.ndarray, other: np.ndarray, alpha: float) -> None:
-    """Draw weights towards others: ``w <- w - alpha (w - other)``, in place.
-
-    Parameters
-    ----------
-    weights, other : float (n,)
-    alpha : float
-        By what part of the difference.
-    """
+    """Draw weights towards others: ``w <- w - alpha (w - other)``, in place."""
     kind = weights.dtype.type
     for block in blocks(weights):
         weights[block] -= kind(alpha) * (weights[block] - other[block])
@@ -101,16 +87,8 @@ class ElasticServer(threading.Thread):
     """Thread that holds the center, and answers ranks that send weights, one after another.
 
     ``g <- g + alpha (w - g)``; the answer is g as it was before (Zhang, Choromanska, LeCun 2015,
-    arXiv 1412.6651, section 3.1, algorithm 1).
-
-    Parameters
-    ----------
-    center : float (n,)
-        At first the weights that all ranks begin with.
-    asks, answers : MpiGroup
-        By which weights come and the center goes.
-    alpha : float
-        The moving rate.
+    arXiv 1412.6651, section 3.1, algorithm 1). The center is at first the weights that all ranks
+    begin with.
     """
 
     def __init__(self, center: np.ndarray, asks: MpiGroup, answers: MpiGroup, alpha: float) -> None:
@@ -120,7 +98,6 @@ class ElasticServer(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Answer until `stop`."""
         came, answer = np.empty_like(self.center), np.empty_like(self.center)
         while not self._stopped.is_set():
             rank = self._asks.receive(came)
@@ -142,15 +119,7 @@ class ElasticAveraging(AsynchronousExchange):
     """EASGD: every `tau` steps, weights and a center are drawn towards each other.
 
     ``w <- w - alpha (w - g)`` here, with the center g as the answer of the server on rank 0 has it.
-
-    Parameters
-    ----------
-    group, vector, size
-        As of `AsynchronousExchange`. The weights are the same at all ranks at first.
-    alpha : float
-        The moving rate.
-    tau : int
-        Steps between visits.
+    The weights are the same at all ranks at first.
     """
 
     def __init__(
@@ -167,7 +136,6 @@ class ElasticAveraging(AsynchronousExchange):
             self.server.start()
 
     def after_update(self, shares: Sequence[float]) -> None:
-        """Visit the server when it is time."""
         self._steps += 1
         if self._steps % self._tau:
             return
@@ -183,9 +151,8 @@ class ElasticAveraging(AsynchronousExchange):
     def _load_consensus(self) -> None:
         if self.server is not None:
             np.copyto(self._weights, self.server.center)
-        whole = slice(0, self._weights.size)
-        nothing = slice(self._weights.size, self._weights.size)
-        parts = [whole, *[nothing] * (self._group.size - 1)]
+        size = self._weights.size
+        parts = [slice(0, size), *[slice(size, size)] * (self._group.size - 1)]
         self._group.all_gather(self._weights, parts)
 
     def leave(self) -> None:
@@ -205,15 +172,6 @@ class GossipAveraging(AsynchronousExchange):
 
     Sends do not block; at most two are in flight. A rank that receives waits for the bytes, and MPI
     may move those of a large message only while its sender is in MPI too: up to a step of it.
-
-    Parameters
-    ----------
-    group, vector, size
-        As of `AsynchronousExchange`.
-    probability : float
-        Of sending, after each step.
-    seed : int
-        Random seed: whether and to whom a rank sends is a function of it, the rank and the step.
     """
 
     def __init__(
@@ -228,7 +186,6 @@ class GossipAveraging(AsynchronousExchange):
         self._sum = ShardedAllReduce(group, self._weights)
 
     def after_update(self, shares: Sequence[float]) -> None:
-        """Mix in what has come, and perhaps send."""
         self._mix()
         target = gossip_target(
             self._seed, self._steps, self._group.rank, self._group.size, self._probability
@@ -285,14 +242,7 @@ class GossipAveraging(AsynchronousExchange):
 def gossip_target(seed: int, step: int, rank: int, ranks: int, probability: float) -> int | None:
     """The rank that another sends to after a step, all others as likely; None for none.
 
-    Parameters
-    ----------
-    seed, step, rank : int
-        Of which it is a function.
-    ranks : int
-        How many there are.
-    probability : float
-        Of sending at all.
+    It is a function of the seed, the step and the rank.
     """
     if ranks == 1:
         return None
@@ -347,8 +297,7 @@ class Elastic(RuleChoice):
     requires = (NEEDS_MPI,)
 
     def make(self, seed: int, memory: HostMemory | CudaMemory, group: Group) -> Exchange:
-        vector, size = rank_vector(memory, "parameters", group), memory.layout.size
-        return ElasticAveraging(_mpi(group), vector, size, self.easgd_alpha, self.easgd_tau)
+        return ElasticAveraging(*_weights(memory, group), self.easgd_alpha, self.easgd_tau)
 
 
 @RULES.register("gosgd")
@@ -367,11 +316,11 @@ class Gossip(RuleChoice):
     requires = (NEEDS_MPI,)
 
     def make(self, seed: int, memory: HostMemory | CudaMemory, group: Group) -> Exchange:
-        vector, size = rank_vector(memory, "parameters", group), memory.layout.size
-        return GossipAveraging(_mpi(group), vector, size, self.gosgd_p, seed)
+        return GossipAveraging(*_weights(memory, group), self.gosgd_p, seed)
 
 
-def _mpi(group: Group) -> MpiGroup:
+def _weights(memory: HostMemory | CudaMemory, group: Group) -> tuple[MpiGroup, RankVector, int]:
+    """What an `AsynchronousExchange` is made of."""
     if not isinstance(group, MpiGroup):
         raise TypeError(f"ranks that are not in step need MPI, not {type(group).__name__}")
-    return group
+    return group, rank_vector(memory, "parameters", group), memory.layout.size

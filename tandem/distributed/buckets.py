@@ -18,36 +18,17 @@ from tandem.distributed.rank_vector import RankVector, Wait
 
 @dataclass(frozen=True)
 class Bucket:
-    """Neighbours in the vector of gradients, which are averaged together.
+    """Neighbours in the vector of gradients, which are averaged together."""
 
-    Attributes
-    ----------
-    names : frozenset of str
-        Of the parameters.
-    extent : slice
-        Their elements of the vector, padding included.
-    """
-
-    names: frozenset[str]
-    extent: slice
+    names: frozenset[str]  # of the parameters
+    extent: slice  # their elements of the vector, padding included
 
 
 def divide(offsets: Mapping[str, int], size: int, most: int) -> list[Bucket]:
-    """Divide a vector into buckets, the last parameters first.
+    """Divide a vector into buckets of at most `most` elements, the last parameters first.
 
-    Parameters
-    ----------
-    offsets : mapping of str to int
-        First element of each parameter, ascending.
-    size : int
-        Elements of the vector.
-    most : int
-        Elements that a bucket may have; a parameter that alone has more is a bucket by itself.
-
-    Returns
-    -------
-    list of Bucket
-        From the end of the vector to its beginning.
+    `offsets` are the first element of each parameter, ascending, and `size` the vector's elements.
+    A parameter that alone has more than `most` is a bucket by itself.
     """
     buckets: list[Bucket] = []
     names: list[str] = []
@@ -66,15 +47,6 @@ class BucketedGradients(Exchange):
 
     A thread of each step does so, while the trainer's thread computes. The buckets are averaged in
     their order at every rank, whatever the order in which they get ready.
-
-    Parameters
-    ----------
-    buckets : sequence of Bucket
-        The same at all ranks.
-    vector : RankVector
-        This rank's gradients.
-    all_reduces : sequence of AllReduce
-        What averages each bucket. They are used by one thread after another.
     """
 
     def __init__(
@@ -98,7 +70,6 @@ class BucketedGradients(Exchange):
             self._round.arrivals.put((name, self._gradients.mark()))
 
     def before_update(self, shares: Sequence[float]) -> None:
-        """Wait until all buckets are averaged."""
         self._end_round()
 
     def leave(self) -> None:
@@ -112,13 +83,7 @@ class BucketedGradients(Exchange):
 
 
 class _Round(threading.Thread):
-    """The buckets of one step, averaged one after another.
-
-    Attributes
-    ----------
-    arrivals : queue of (str, callable)
-        Names of gradients that are reported ready, and what waits until they are computed.
-    """
+    """The buckets of one step, averaged one after another."""
 
     def __init__(
         self,
@@ -129,10 +94,10 @@ class _Round(threading.Thread):
         super().__init__(name="buckets", daemon=True)
         self._vector, self._work, self._shares = vector, work, shares
         self._error: BaseException | None = None
+        # Names of ready gradients, each with what waits until it is computed.
         self.arrivals: queue.SimpleQueue[tuple[str, Wait]] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Wait for each bucket, and average it."""
         arrived: set[str] = set()
         try:
             for names, all_reduce, part in self._work:

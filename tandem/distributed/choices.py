@@ -20,39 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What choices look at in a run.
+    """What choices look at in a run."""
 
-    Attributes
-    ----------
-    starter : "mpirun", "torchrun" or None
-        What started the trainers as ranks; None where one launcher starts them.
-    devices : tuple of str
-        One for each trainer, by rank, such as "cpu" or "cuda:0".
-    machines : tuple
-        By rank, what identifies the machine of a rank; empty without ranks.
-    has_own_gpus : bool
-        Whether each trainer has a GPU to itself.
-    bucket_mb : float
-        Megabytes of a bucket of gradients; 0 for none.
-    precision : str
-        Of products, as the setting; "float64" is that of weights too.
-    """
-
-    starter: "Starter | None"
-    devices: tuple[str, ...]
-    machines: tuple[object, ...] = ()
-    has_own_gpus: bool = False
-    bucket_mb: float = 0.0
-    precision: str = "float32"
+    starter: "Starter | None"  # of ranks; None where one launcher starts the trainers
+    devices: tuple[str, ...]  # of each trainer, by rank, such as "cpu" or "cuda:0"
+    machines: tuple[object, ...] = ()  # by rank, what identifies its machine; empty without ranks
+    has_own_gpus: bool = False  # whether each trainer has a GPU to itself
+    bucket_mb: float = 0.0  # of gradients; 0 for none
+    precision: str = "float32"  # of products, as the setting; "float64" is that of weights too
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the trainers work on GPUs."""
         return self.devices[0] != "cpu"
 
     @property
     def listed_devices(self) -> str:
-        """The devices, for messages."""
         return ", ".join(self.devices)
 
 
@@ -62,21 +44,11 @@ class AllReduceChoice(Choice):
     def make(
         self, vector: "RankVector", parts: Sequence[slice], group: "Group"
     ) -> "list[AllReduce]":
-        """Make what averages each part of a vector. All ranks call it together.
-
-        Parameters
-        ----------
-        vector : RankVector
-            This rank's; parameters are the same at all ranks now.
-        parts : sequence of slice
-            Of the vector.
-        group : Group
-            Those who average.
-        """
+        """Make what averages each part of a vector over a group. Collective."""
         raise NotImplementedError
 
     def sharing(self, group: "Group") -> "Group | None":
-        """Give the ranks that see each other's vectors in host memory, if any need to."""
+        """Return the ranks that see each other's vectors in host memory, if any need to."""
         return None
 
     def condition(self, facts: RunFacts) -> str:
@@ -85,14 +57,9 @@ class AllReduceChoice(Choice):
 
 
 class ExchangeChoice(Choice):
-    """What the trainers exchange around the update.
+    """What the trainers exchange around the update."""
 
-    Attributes
-    ----------
-    shares_parameters : bool
-        Whether there is one copy of the parameters, of which each trainer updates a part.
-    """
-
+    # Whether there is one copy of the parameters, of which each trainer updates a part.
     shares_parameters: ClassVar[bool] = False
 
     @property
@@ -103,23 +70,18 @@ class ExchangeChoice(Choice):
     def make(
         self, collective: AllReduceChoice, memory: "HostMemory | CudaMemory", group: "Group"
     ) -> "Exchange":
-        """Make the exchange of trainers that are in step. All ranks call it together."""
+        """Make the exchange of trainers that are in step. Collective."""
         raise NotImplementedError
 
 
 class RuleChoice(Choice):
-    """Whether trainers stay in step, and what draws them together if they don't.
+    """Whether trainers stay in step, and what draws them together if they don't."""
 
-    Attributes
-    ----------
-    is_synchronous : bool
-        Whether all trainers hold the same weights after a step.
-    """
-
+    # Whether all trainers hold the same weights after a step.
     is_synchronous: ClassVar[bool] = False
 
     def make(self, seed: int, memory: "HostMemory | CudaMemory", group: "Group") -> "Exchange":
-        """Make the exchange of trainers that are not in step. All ranks call it together."""
+        """Make the exchange of trainers that are not in step. Collective."""
         raise NotImplementedError
 
 

@@ -19,22 +19,14 @@ from tandem.distributed.group import Group
 class TransferFormat:
     """A floating-point format of 16 bits, by PyTorch's conversions, for arrays and for tensors.
 
-    Parameters
-    ----------
-    name : "float16" or "bfloat16"
-        float16 has 11 significant bits and reaches from 6e-5 to 65504; bfloat16 has 8, and
-        float32's range.
-
-    Attributes
-    ----------
-    largest_exponent : int or None
-        Vectors are scaled so that their largest element is below two to this power; None where the
-        format has float32's range.
+    float16 has 11 significant bits and reaches from 6e-5 to 65504; bfloat16 has 8, and float32's
+    range.
     """
 
     def __init__(self, name: Format) -> None:
         self._name = name
-        # Below 2**15, rounding up included, nothing overflows float16.
+        # Vectors are scaled so that their largest element is below two to this power: rounding up
+        # included, nothing overflows float16.
         self.largest_exponent = 15 if name == "float16" else None
 
     def narrow(self, source: Any, target: Any) -> None:
@@ -73,15 +65,6 @@ class CompressedAllReduce(AllReduce):
     With error feedback, what a rounding has lost is added to what is sent in the next step (Seide
     et al. 2014, section 3; on both ways as Tang et al. 2019, "DoubleSqueeze"): the sums over many
     steps are then off by no more than one step's rounding. What is kept so is in no checkpoint.
-
-    Parameters
-    ----------
-    group : Group
-    vector : float32 (n,)
-        Of the size and kind that is to be averaged.
-    transfer : TransferFormat
-    feedback : bool
-        Whether errors are fed back.
     """
 
     def __init__(self, group: Group, vector: Any, transfer: TransferFormat, feedback: bool) -> None:
@@ -116,7 +99,7 @@ class CompressedAllReduce(AllReduce):
             self._add(self._packed[part], scale, vector[part])
 
     def _pack(self, values: Any, packed: Any, lost: Any | None) -> float:
-        """Round values, with what was lost before, into 16 bits; give the scale that they have.
+        """Round values and what was lost before into 16 bits; return their scale.
 
         `values` are overwritten, `lost` becomes what this rounding has lost.
         """

@@ -18,17 +18,10 @@ class Exchange:
     """What trainers do together around the update. The base class does nothing: one trainer.
 
     A trainer calls these methods in every step, in this order, and a strategy overrides those that
-    it needs. After gradients that are not finite there is no update.
+    it needs. After gradients that are not finite there is no update. `leave` closes the vector.
 
-    Parameters
-    ----------
-    vector : RankVector, optional
-        What is exchanged; closed by `leave`.
-
-    Attributes
-    ----------
-    is_synchronous : bool
-        Whether all trainers hold the same weights after a step, and so make each together.
+    `is_synchronous` is whether all trainers hold the same weights after a step, and so make each
+    together.
     """
 
     is_synchronous = True
@@ -39,32 +32,24 @@ class Exchange:
     def before_gradients(self, shares: Sequence[float]) -> None:
         """Get ready: the gradients of a step are about to be computed.
 
-        Parameters
-        ----------
-        shares : sequence of float
-            Each trainer's part of the global minibatch, by rank; they add up to 1.
+        Shares are each trainer's part of the global minibatch, by rank; they add up to 1.
         """
 
     def on_gradient_ready(self, name: str) -> None:
         """Called when a parameter's gradient is ready, during the backward pass."""
 
     def votes_after(self, step: int, every: int) -> bool:
-        """Whether all trainers vote on a step together.
+        """Whether all trainers vote on step number `step`, from 1, together.
 
-        Parameters
-        ----------
-        step : int
-            Steps that have been made, this one included.
-        every : int
-            Steps between two reports, for which the trainers exchange messages in any case.
+        Every `every` steps they exchange messages for a report in any case.
         """
         return self.is_synchronous or step % every == 0
 
     def before_update(self, shares: Sequence[float]) -> None:
-        """Exchange gradients. Parameters as in `before_gradients`."""
+        """Exchange gradients."""
 
     def after_update(self, shares: Sequence[float]) -> None:
-        """Exchange parameters. Parameters as in `before_gradients`."""
+        """Exchange parameters."""
 
     def consensus_weights(self) -> AbstractContextManager[None]:
         """Context manager: swap in the consensus weights. Collective."""
@@ -81,12 +66,6 @@ class ExchangeParameters(Exchange):
 
     The update is linear in the gradient, so this equals averaging gradients before it, in exact
     arithmetic, at twice the bytes (Ding et al. 2014, arXiv 1412.2302, section 2.2).
-
-    Parameters
-    ----------
-    all_reduce : AllReduce
-    vector : RankVector
-        This trainer's parameters.
     """
 
     def __init__(self, all_reduce: AllReduce, vector: RankVector) -> None:
@@ -98,14 +77,7 @@ class ExchangeParameters(Exchange):
 
 
 class ExchangeGradients(Exchange):
-    """Average the gradients, then let every trainer make the same update: half the bytes.
-
-    Parameters
-    ----------
-    all_reduce : AllReduce
-    vector : RankVector
-        This trainer's gradients.
-    """
+    """Average the gradients, then let every trainer make the same update: half the bytes."""
 
     def __init__(self, all_reduce: AllReduce, vector: RankVector) -> None:
         super().__init__(vector)
@@ -122,12 +94,6 @@ class ExchangeShared(Exchange):
     i of the gradients, in rank order, into trainer 0's vector, and then updates shard i of the
     parameters from there. So nothing is averaged twice, and nothing updated twice. The result is
     that of `ExchangeGradients`.
-
-    Parameters
-    ----------
-    group : Group
-    gradients : sequence of float (n,)
-        Every trainer's, by rank, in shared memory.
     """
 
     def __init__(self, group: Group, gradients: Sequence[np.ndarray]) -> None:
@@ -150,16 +116,9 @@ class ExchangeShared(Exchange):
 def rank_vector(
     memory: HostMemory | CudaMemory, name: FlatName, group: Group, is_apart: bool = False
 ) -> RankVector:
-    """Give a vector of a trainer's memory as a group reaches it. Collective.
+    """Return a vector of a trainer's memory as a group reaches it. Collective.
 
-    Parameters
-    ----------
-    memory : HostMemory or CudaMemory
-    name : "parameters" or "gradients"
-    group : Group
-        Those who average it.
-    is_apart : bool
-        Whether another thread averages while the trainer computes.
+    One that is apart is averaged by another thread while the trainer computes.
     """
     if isinstance(memory, HostMemory):
         return HostVector(memory.flat[name], memory.rank, name == "parameters")

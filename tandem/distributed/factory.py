@@ -24,16 +24,7 @@ from tandem.memory.parameters import CudaMemory, HostMemory
 
 @dataclass(frozen=True)
 class ExchangeSettings:
-    """What trainers exchange, how they average it, and whether they stay in step.
-
-    Attributes
-    ----------
-    exchange : ExchangeChoice
-    collective : AllReduceChoice
-    rule : RuleChoice
-    seed : int
-        Random seed.
-    """
+    """What trainers exchange, how they average it, and whether they stay in step."""
 
     exchange: ExchangeChoice
     collective: AllReduceChoice
@@ -42,13 +33,7 @@ class ExchangeSettings:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
-        """Take the settings of the exchange from all settings of a run, by key.
-
-        Parameters
-        ----------
-        settings : mapping of str to Any
-            A setting that is not there has its default.
-        """
+        """Take the settings of the exchange from those of a run, or their defaults."""
         return cls(
             EXCHANGES.chosen(settings),
             ALL_REDUCES.chosen(settings),
@@ -62,13 +47,7 @@ def make_exchange(
 ) -> Exchange:
     """Make a trainer's exchange. Collective, when all trainers have the same parameters.
 
-    Parameters
-    ----------
-    settings : ExchangeSettings
-    memory : HostMemory or CudaMemory
-        Of this trainer; on the host as `open_host_memory` makes it from the same settings.
-    group : Group
-        All trainers.
+    On the host, `open_host_memory` makes the memory, from the same settings.
     """
     if group.size == 1:
         return Exchange()

@@ -1,10 +1,10 @@
 """Ranks that are started by torchrun and joined by gloo, without MPI; NCCL for vectors on GPUs.
 
-PyTorch is imported only when ranks join, since that takes seconds. Of
-`torch.distributed` the groups of processes are used, and nothing that is global to a process.
+PyTorch is imported only when ranks join, since that takes seconds. Of `torch.distributed` the
+process groups are used, and nothing that is global to a process.
 
-gloo waits without taking a core, but can't be asked whether something has come. So signs of life go
-by the store at which torchrun's ranks find each other.
+gloo waits without taking a core, but can't be asked whether something has come. So heartbeats go by
+the store at which torchrun's ranks find each other.
 """
 
 import os
@@ -23,6 +23,7 @@ import numpy as np
 
 from tandem.distributed.group import PeerLost, RankGroup, Starter
 from tandem.errors import InputError
+from tandem.memory import HostBuffer
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables in which torchrun passes a rank the address of the others."""
@@ -30,7 +31,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _AGENT = "TORCHELASTIC_RUN_ID"  # that torchrun itself is the starter
 _JOIN_TIMEOUT = timedelta(minutes=5)
 _PAUSE_SECONDS = 0.02  # between looks at the store
-_TIMEOUT = timedelta(days=365)  # no step is too slow; dead ranks are found by signs of life
+_TIMEOUT = timedelta(days=365)  # no step is too slow; dead ranks are found by heartbeats
 
 
 def is_started_by_torchrun() -> bool:
@@ -41,10 +42,7 @@ def is_started_by_torchrun() -> bool:
 def join() -> "GlooGroup":
     """Become a rank among all that were started together.
 
-    Raises
-    ------
-    InputError
-        PyTorch is missing or has no gloo, or the others are not to be found.
+    Raises InputError if PyTorch is missing or has no gloo, or the others are not to be found.
     """
     try:
         import torch.distributed as dist
@@ -70,24 +68,8 @@ def agree(store: Any, rank: int, size: int) -> str:
     """Find a name that these ranks have, and none that have used the store before.
 
     torchrun's agents keep the store when they start all ranks again, and each counts restarts by
-    itself. So every rank calls out a number of its own, and is given the name under that number.
-
-    Parameters
-    ----------
-    store : torch.distributed.Store
-        It may hold what earlier ranks have left.
-    rank, size : int
-        This rank's number and how many there are.
-
-    Returns
-    -------
-    str
-        The same at all of them.
-
-    Raises
-    ------
-    RuntimeError
-        Not all have come in five minutes.
+    itself. So every rank calls with a number of its own, and finds the name under that number.
+    Raises RuntimeError if not all have come in five minutes.
     """
     own = uuid.uuid4().hex
     if rank > 0:
@@ -110,16 +92,9 @@ def agree(store: Any, rank: int, size: int) -> str:
 
 
 class GlooGroup(RankGroup):
-    """Ranks joined by gloo. Use `join` to get one.
+    """Ranks joined by gloo, which find each other at a store. Use `join` to get one.
 
-    Parameters
-    ----------
-    store : torch.distributed.Store
-        Where all ranks of it find each other. Only a copy of it is used.
-    rank, size : int
-        This rank's number and how many there are.
-    prefix : str
-        Of the names in the store: this group's alone.
+    `prefix`, of the names in the store, is this group's alone.
     """
 
     starter: Starter = "torchrun"
@@ -131,7 +106,6 @@ class GlooGroup(RankGroup):
         self._store: Any = store.clone()
         self._prefix = prefix
         self._groups = 0
-        self._made: list[GlooGroup] = []
         self._nccl: Any = None
         names = dist.PrefixStore(f"{prefix}/gloo", self._store)
         self._gloo: Any = dist.ProcessGroupGloo(names, rank, size, _TIMEOUT)
@@ -148,18 +122,13 @@ class GlooGroup(RankGroup):
         self._groups += 1
         rank, size = colors[: self.rank].count(color), colors.count(color)
         prefix = f"{self._prefix}/{self._groups}-{color}"
-        self._made.append(GlooGroup(self._store, rank, size, prefix))
-        return self._made[-1]
+        return self._keep(GlooGroup(self._store, rank, size, prefix))
 
     def open_nccl(self) -> None:
         """Join the ranks by NCCL too: from now on `all_reduce` takes tensors on GPUs. Collective.
 
         NCCL's work is put on the stream on which PyTorch works in this thread, and nobody waits.
-
-        Raises
-        ------
-        InputError
-            PyTorch is built without NCCL.
+        Raises InputError if PyTorch is built without NCCL.
         """
         import torch.distributed as dist
 
@@ -174,11 +143,10 @@ class GlooGroup(RankGroup):
         self._nccl = dist.ProcessGroupNCCL(names, self.rank, self.size, options)
 
     def close(self) -> None:
-        for made in self._made:
-            made.close()
+        super().close()
         if self._nccl is not None:
             self._nccl.shutdown()
-        self._made, self._nccl = [], None
+            self._nccl = None
         self._gloo = self._store = None  # which closes their connections
 
     def all_reduce(self, vector: Any) -> None:
@@ -198,14 +166,24 @@ class GlooGroup(RankGroup):
         others, own = self._others(), vector[parts[self.rank]]
         self._move({r: vector[parts[r]] for r in others}, dict.fromkeys(others, own))
 
+    def shared_memory(self, nbytes: int) -> list[np.ndarray]:
+        own = HostBuffer.create(nbytes, f"rank {self.rank}")
+        buffers = [
+            own if rank == self.rank else HostBuffer.open(path, f"rank {rank}")
+            for rank, path in enumerate(self.all_gather_object(own.path))
+        ]
+        arrays = [buffer.array(nbytes, np.uint8) for buffer in buffers]
+        self.barrier()  # the paths are valid until the descriptors here are closed
+        return arrays
+
     def beat(self, rank: int) -> None:
         if self._heartbeat is None:
-            prefix = f"{self._prefix}/signs"
+            prefix = f"{self._prefix}/heartbeats"
             self._heartbeat = StoreHeartbeat(self._store.clone(), prefix, self.rank)
             self._heartbeat.start()
         self._heartbeat.swap(rank)
 
-    def heard(self) -> set[int]:
+    def beats(self) -> set[int]:
         # Without torchrun nobody ends the ranks of this machine when one of another fails.
         if _AGENT in os.environ and os.getppid() != self._parent:
             raise PeerLost("torchrun, which has started this rank, is gone: has it been killed?")
@@ -237,22 +215,14 @@ class GlooGroup(RankGroup):
 
 
 class StoreHeartbeat(threading.Thread):
-    """Thread that leaves signs of life at the store, and fetches those of others.
+    """Thread that counts this rank's heartbeats at the store, and fetches the counts of others.
 
-    It is a thread because the store's machine may have vanished, and then no call returns.
-
-    Parameters
-    ----------
-    store : torch.distributed.Store
-        For this thread alone.
-    prefix : str
-        Of the names in the store.
-    rank : int
-        Whose signs are left.
+    It is a thread because the store's machine may have vanished, and then no call returns. The
+    store is for this thread alone.
     """
 
     def __init__(self, store: Any, prefix: str, rank: int) -> None:
-        super().__init__(name="signs", daemon=True)
+        super().__init__(name="store heartbeat", daemon=True)
         self._store, self._prefix, self._rank = store, prefix, rank
         self._requests: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._counts: dict[int, int] = {}
@@ -260,7 +230,6 @@ class StoreHeartbeat(threading.Thread):
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Leave and fetch signs on request, until the store is gone."""
         try:
             while True:
                 other = self._requests.get()
@@ -270,13 +239,13 @@ class StoreHeartbeat(threading.Thread):
             self._error = error
 
     def swap(self, rank: int) -> None:
-        """Leave a sign for a rank, and look for one of it. Returns at once."""
+        """Count a heartbeat for a rank, and ask for its own. Returns at once."""
         if self._error is not None:
             raise PeerLost("the store of torchrun is gone: has torchrun been killed?")
         self._requests.put(rank)
 
     def new(self) -> set[int]:
-        """Of whom there was a new sign since the last call."""
+        """Whose count has grown since the last call."""
         counts = dict(self._counts)
         found = {rank for rank, count in counts.items() if count > self._known.get(rank, 0)}
         self._known = counts

@@ -16,21 +16,11 @@ from tandem.memory.parameters import CudaMemory
 
 
 class GpuVector(RankVector):
-    """A vector on a GPU.
+    """A vector on a GPU: of a trainer's memory, its parameters or gradients.
 
     Ranks of one machine copy from GPU to GPU. Messages go from GPU to GPU where the MPI of all
-    ranks takes GPU memory, or NCCL does, and by page-locked host memory elsewhere.
-
-    Parameters
-    ----------
-    memory : CudaMemory
-        Of this rank.
-    name : "parameters" or "gradients"
-        Which of its vectors.
-    group : Group
-        Those who average it.
-    is_apart : bool
-        Whether another thread averages while the trainer computes, on a stream of its own.
+    ranks takes GPU memory, or NCCL does, and by page-locked host memory elsewhere. One that is
+    apart is averaged by another thread while the trainer computes, on a stream of its own.
     """
 
     def __init__(
@@ -78,15 +68,9 @@ class GpuVector(RankVector):
 
     @contextlib.contextmanager
     def staged(self, copy: np.ndarray, start: int = 0) -> Iterator[None]:
-        """Context in which a page-locked copy stands for elements of the vector.
+        """Context in which a page-locked copy stands for elements of the vector, from `start`.
 
         It is copied both ways, also for those who only read or only write.
-
-        Parameters
-        ----------
-        copy : float (n,)
-        start : int
-            The first element.
         """
         address = self._buffer.address + start * self._dtype.itemsize
         self._driver.download(copy, address, self.stream)
@@ -97,7 +81,6 @@ class GpuVector(RankVector):
         self.wait()
 
     def wait(self) -> None:
-        """Wait for all work so far on the stream."""
         self.stream.synchronize()
 
     def mark(self) -> Wait:
@@ -136,18 +119,7 @@ class GpuVector(RankVector):
 
 
 class StagedAllReduce(AllReduce):
-    """Average part of a vector on a GPU by way of a copy on the host.
-
-    Parameters
-    ----------
-    vector : GpuVector
-    copy : float (n,)
-        Page-locked.
-    start : int
-        The part's first element.
-    all_reduce : AllReduce
-        Averages the copies.
-    """
+    """Average part of a vector on a GPU, from `start`, by way of a page-locked copy on the host."""
 
     def __init__(
         self, vector: GpuVector, copy: np.ndarray, start: int, all_reduce: AllReduce

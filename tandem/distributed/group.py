@@ -11,9 +11,8 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 
-from tandem.memory import HostBuffer
-
 Message = TypeVar("Message")
+Made = TypeVar("Made", bound="Group")
 Starter = Literal["mpirun", "torchrun"]
 
 _FRAME = 512  # bytes; a message that fits takes one exchange
@@ -28,44 +27,24 @@ class Group(ABC):
     """The trainers of a run, or a part of them, as one of them uses it.
 
     All ranks of a group call its methods together, with vectors of one size and dtype, and by one
-    thread at a time. Each method raises `PeerLost` where another rank is known to have ended.
+    thread at a time. Each method raises `PeerLost` where another rank is known to have ended. Ranks
+    count from 0.
 
     Vectors are NumPy arrays. A group that can move GPU memory takes PyTorch tensors as well.
-
-    Parameters
-    ----------
-    rank, size : int
-        This rank's number in the group, from 0, and how many ranks there are.
-
-    Attributes
-    ----------
-    rank, size : int
-    starter : "mpirun", "torchrun" or None
-        What started the ranks; None where they are processes of one launcher.
     """
 
-    starter: Starter | None = None
+    starter: Starter | None = None  # None where the ranks are processes of one launcher
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+        self._made: list[Group] = []
 
     def barrier(self) -> None:
         """Return when every rank has called this, however long they take."""
         self.all_gather_object(None)
 
     def all_gather_object(self, message: Message) -> tuple[Message, ...]:
-        """Pass a small message to every rank.
-
-        Parameters
-        ----------
-        message : picklable
-            From this rank.
-
-        Returns
-        -------
-        tuple
-            The messages of all ranks by rank, the same at every rank.
-        """
+        """Pass a small picklable message to every rank; return those of all, by rank."""
         data, frames = pickle.dumps(message), self._frames
         head = len(data).to_bytes(_LENGTH, "little") + data[: _FRAME - _LENGTH]
         frames[self.rank, : len(head)] = np.frombuffer(head, np.uint8)
@@ -80,38 +59,18 @@ class Group(ABC):
 
     @abstractmethod
     def all_reduce(self, vector: Any) -> None:
-        """Replace every rank's vector by the sum of all, in the order that the library chooses.
-
-        Parameters
-        ----------
-        vector : float (n,)
-        """
+        """Replace every rank's float (n,) by the sum of all, in the library's own order."""
 
     @abstractmethod
     def all_to_all(self, vector: Any, received: Any, parts: Sequence[slice]) -> None:
-        """Give each rank its part of every vector.
+        """Give each rank its part of every vector; `parts` are by rank.
 
-        Parameters
-        ----------
-        vector : (n,)
-            This rank's.
-        received : (size, m)
-            Row r becomes this rank's part of the vector of rank r.
-        parts : sequence of slice
-            The parts of a vector, by rank.
+        Row r of `received`, (size, m), becomes this rank's part of the vector, (n,), of rank r.
         """
 
     @abstractmethod
     def all_gather(self, vector: Any, parts: Sequence[slice]) -> None:
-        """Give every rank the parts of all.
-
-        Parameters
-        ----------
-        vector : (n,)
-            Holds this rank's part; the others' parts are filled in.
-        parts : sequence of slice
-            As in `all_to_all`.
-        """
+        """Fill in the others' parts of a vector, (n,), by rank; it holds this rank's."""
 
     @abstractmethod
     def split(self, color: int) -> "Group":
@@ -125,45 +84,36 @@ class Group(ABC):
     def local(self) -> "Group":
         """The ranks of this machine, in the same order."""
 
+    @abstractmethod
     def shared_memory(self, nbytes: int) -> list[np.ndarray]:
         """Make memory that the ranks of one machine share, zero at first.
 
-        Parameters
-        ----------
-        nbytes : int
-            Of each rank's part, the same at all. Pages that nobody touches take no memory.
-
-        Returns
-        -------
-        list of uint8 (nbytes,)
-            Every rank's part, by rank.
+        Returns every rank's part, uint8 (nbytes,), by rank. Pages that nobody touches take no
+        memory.
         """
-        own = HostBuffer.create(nbytes, f"rank {self.rank}")
-        paths = self.all_gather_object(own.path)
-        buffers = [
-            own if rank == self.rank else HostBuffer.open(path, f"rank {rank}")
-            for rank, path in enumerate(paths)
-        ]
-        arrays = [buffer.array(nbytes, np.uint8) for buffer in buffers]
-        self.barrier()  # the paths are valid until the descriptors here are closed
-        return arrays
 
     def takes_gpu_memory(self) -> bool:
         """Whether vectors may be tensors on GPUs for all operations. Not collective."""
         return False
 
-    @abstractmethod
     def close(self) -> None:
         """Give up this group, the groups split from it, and the memory that they share.
 
         A rank that ends need not call it.
         """
+        while self._made:
+            self._made.pop(0).close()
 
     def abort(self, status: int) -> NoReturn:
         """End this rank at once, and with it all others. Not collective."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+    def _keep(self, made: Made) -> Made:
+        """Remember a group that was split from this one, to be closed with it."""
+        self._made.append(made)
+        return made
 
     @cached_property
     def _frames(self) -> np.ndarray:
@@ -182,7 +132,7 @@ class Group(ABC):
 
 
 class RankGroup(Group):
-    """Ranks that mpirun or torchrun started, which send each other signs of life."""
+    """Ranks that mpirun or torchrun started, which send each other heartbeats."""
 
     starter: Starter
 
@@ -191,14 +141,11 @@ class RankGroup(Group):
 
     @abstractmethod
     def beat(self, rank: int) -> None:
-        """Send another rank a sign of life, and expect its own. Returns at once.
+        """Send another rank a heartbeat, and expect its own. Returns at once.
 
-        Raises
-        ------
-        PeerLost
-            What started the ranks has ended.
+        Raises PeerLost if what started the ranks has ended.
         """
 
     @abstractmethod
-    def heard(self) -> set[int]:
-        """Give the ranks whose signs of life have come since the last call. Raises as `beat`."""
+    def beats(self) -> set[int]:
+        """Return the ranks whose heartbeats have come since the last call. Raises as `beat`."""

@@ -19,16 +19,10 @@ Loop = Callable[[tuple[np.ndarray, ...], tuple[np.floating, ...]], None]
 
 
 def average_into_all(vectors: Sequence[np.ndarray], shares: Sequence[float]) -> None:
-    """Replace every vector by their weighted average.
+    """Replace every vector by their weighted average, without the interpreter's lock.
 
-    The interpreter's lock is not held meanwhile.
-
-    Parameters
-    ----------
-    vectors : sequence of float arrays (n,)
-        Of one dtype, each in one piece. They are added in this order.
-    shares : sequence of float
-        Weights that add up to 1. A vector of weight 0 is not read.
+    Vectors are float (n,) of one dtype, each in one piece, and are added in this order. Weights add
+    up to 1; a vector of weight 0 is not read.
     """
     _run(_into_all, vectors, shares, vectors)
 
@@ -44,16 +38,9 @@ def average_into_first(vectors: Sequence[np.ndarray], shares: Sequence[float]) -
 def add_into(
     target: np.ndarray, terms: Sequence[np.ndarray], weights: Sequence[np.floating]
 ) -> None:
-    """Replace a vector by the weighted sum of others, added in their order.
+    """Replace a vector by the weighted sum of others of its dtype, added in their order.
 
-    Parameters
-    ----------
-    target : float (n,)
-        It may be the first of them too.
-    terms : sequence of float (n,)
-        Of the target's dtype.
-    weights : sequence of scalars
-        Of that dtype, none left out.
+    It may be the first of them too. No weight may be 0.
     """
     loop = _compiled(_into_other, target.dtype, 1 + len(terms))
     loop((target, *terms), (target.dtype.type(0), *weights))

@@ -1,5 +1,7 @@
 """The trainers of one launcher as a group: messages by pipes, vectors by shared memory."""
 
+import mmap
+import os
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context, reduction
 from multiprocessing.connection import Connection, wait
@@ -8,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tandem.distributed.group import Group, Message, PeerLost
+from tandem.memory import HostBuffer
 
 
 class LocalGroup(Group):
@@ -18,19 +21,13 @@ class LocalGroup(Group):
     living one takes is not limited: a step or a compilation may take minutes. A group can be sent
     to a child only while that child is being started.
 
-    Parameters
-    ----------
-    rank, size : int
-        This trainer's number, from 0, and how many there are.
-    links : sequence of Connection
-        For trainer 0 one to each other trainer, by rank; for the others one, to trainer 0.
+    Trainer 0 has a link to each other trainer, by rank; the others have one, to trainer 0.
     """
 
     def __init__(self, rank: int, size: int, links: Sequence[Connection]) -> None:
         super().__init__(rank, size)
         self._links = links
         self._scratch: list[np.ndarray] = []
-        self._made: list[LocalGroup] = []
 
     @property
     def local(self) -> "LocalGroup":
@@ -89,10 +86,8 @@ class LocalGroup(Group):
             links = self._send_links(colors)
         else:
             count = len(ranks) - 1 if ranks[0] == self.rank else 1
-            receive = (reduction.recv_handle, self._links[0])
-            links = [Connection(self._watch(0, *receive)) for _ in range(count)]
-        self._made.append(LocalGroup(ranks.index(self.rank), len(ranks), links))
-        return self._made[-1]
+            links = [Connection(self._receive_descriptor()) for _ in range(count)]
+        return self._keep(LocalGroup(ranks.index(self.rank), len(ranks), links))
 
     def _send_links(self, colors: Sequence[int]) -> Sequence[Connection]:
         """Make the pipes of all new groups; send the others theirs, give this trainer's."""
@@ -104,15 +99,31 @@ class LocalGroup(Group):
                     own = links
                     continue
                 for link in links:
-                    to = self._links[rank - 1]
-                    self._watch(rank, reduction.send_handle, to, link.fileno(), None)
+                    self._send_descriptor(rank, link.fileno())
                     link.close()
         return own
 
+    def shared_memory(self, nbytes: int) -> list[np.ndarray]:
+        # Trainer 0 makes it and passes its descriptor, which needs no /proc.
+        step = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self.rank == 0:
+            buffer = HostBuffer.create(self.size * step, "trainers")
+            for rank in range(1, self.size):
+                self._send_descriptor(rank, buffer.fileno())
+        else:
+            buffer = HostBuffer(self._receive_descriptor(), "trainers")
+        return [buffer.array(nbytes, np.uint8, rank * step) for rank in range(self.size)]
+
+    def _send_descriptor(self, rank: int, descriptor: int) -> None:
+        self._watch(rank, reduction.send_handle, self._links[rank - 1], descriptor, None)
+
+    def _receive_descriptor(self) -> int:
+        descriptor = self._watch(0, reduction.recv_handle, self._links[0])
+        os.set_inheritable(descriptor, False)
+        return descriptor
+
     def close(self) -> None:
-        """Give up the group: the others learn of it when they next wait for this trainer."""
-        for made in self._made:
-            made.close()
+        super().close()
         for link in self._links:
             link.close()
 

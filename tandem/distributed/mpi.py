@@ -47,11 +47,8 @@ def _started() -> int:
 def join() -> "MpiGroup":
     """Become a rank among all that were started together.
 
-    Raises
-    ------
-    InputError
-        mpi4py is missing, or its MPI is not the one that started this process, or that can't serve
-        several threads.
+    Raises InputError if mpi4py is missing, or its MPI is not the one that started this process, or
+    that can't serve several threads.
     """
     mpi = _import_mpi()
     world = mpi.COMM_WORLD
@@ -64,8 +61,8 @@ def join() -> "MpiGroup":
         )
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         raise InputError(
-            "this MPI lets one thread only use it (MPI_THREAD_MULTIPLE is needed, for signs of "
-            "life beside the training); use another build of it"
+            "this MPI lets one thread only use it (MPI_THREAD_MULTIPLE is needed, for "
+            "heartbeats beside the training); use another build of it"
         )
     group = MpiGroup(world.Dup())
     group.local.barrier()
@@ -96,40 +93,28 @@ def _forget_names() -> None:
 
 
 class MpiGroup(RankGroup):
-    """The ranks of a communicator. Use `join` to get one.
-
-    Parameters
-    ----------
-    communicator : mpi4py.MPI.Intracomm
-        Of this group alone.
-    """
+    """The ranks of a communicator, of this group alone. Use `join` to get one."""
 
     starter: Starter = "mpirun"
 
     def __init__(self, communicator: Any) -> None:
         super().__init__(communicator.rank, communicator.size)
         self._comm, self._mpi = communicator, _import_mpi()
-        self._made: list[MpiGroup] = []
         self._windows: list[Any] = []
 
     @cached_property
     def local(self) -> "MpiGroup":
-        return self._make(self._comm.Split_type(self._mpi.COMM_TYPE_SHARED, self.rank))
+        communicator = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED, self.rank)
+        return self._keep(MpiGroup(communicator))
 
     def split(self, color: int) -> "MpiGroup":
-        return self._make(self._comm.Split(color, self.rank))
-
-    def _make(self, communicator: Any) -> "MpiGroup":
-        self._made.append(MpiGroup(communicator))
-        return self._made[-1]
+        return self._keep(MpiGroup(self._comm.Split(color, self.rank)))
 
     def close(self) -> None:
-        """Free the communicators and windows: MPI has a few thousand of them."""
         if not self._comm:  # closed before the group that it was split from
             return
-        for made in self._made:
-            made.close()
-        for window in self._windows:
+        super().close()
+        for window in self._windows:  # MPI has a few thousand of them, and of communicators
             window.Free()
         self._comm.Free()
 
@@ -143,7 +128,6 @@ class MpiGroup(RankGroup):
         self._move("allgatherv", vector, self._mpi.IN_PLACE, [vector, _extents(parts)])
 
     def takes_gpu_memory(self) -> bool:
-        """Whether this MPI reports that it is CUDA-aware."""
         try:
             return bool(ctypes.CDLL(self._mpi.__file__).MPIX_Query_cuda_support())
         except (AttributeError, OSError):  # the function is no part of the standard
@@ -173,17 +157,14 @@ class MpiGroup(RankGroup):
     # From one rank to another, at any time
 
     def send(self, vector: np.ndarray, rank: int) -> Any:
-        """Begin to send a vector to a rank.
+        """Begin to send a vector to a rank; return an mpi4py.MPI.Request.
 
-        Returns
-        -------
-        mpi4py.MPI.Request
-            Its ``Test()`` is true when the vector may be changed again.
+        Its ``Test()`` is true when the vector may be changed again.
         """
         return self._comm.Isend(vector, rank)
 
     def receive(self, vector: np.ndarray) -> int | None:
-        """Receive a vector that a rank has begun to send, if any; give that rank."""
+        """Receive a vector that a rank has begun to send, if any; return that rank."""
         status = self._mpi.Status()
         if not self._comm.Iprobe(status=status):
             return None
@@ -193,7 +174,7 @@ class MpiGroup(RankGroup):
     def beat(self, rank: int) -> None:
         self._comm.Isend([None, 0, self._mpi.BYTE], rank).Free()
 
-    def heard(self) -> set[int]:
+    def beats(self) -> set[int]:
         status, ranks = self._mpi.Status(), set()
         while self._comm.Iprobe(status=status):
             ranks.add(status.source)

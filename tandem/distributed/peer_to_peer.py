@@ -26,31 +26,15 @@ Kernel = Callable[[int, Sequence[tuple[int, float]], int, np.dtype, Stream], Non
 
 
 class PeerVectors:
-    """A flat vector of every trainer, in device memory that the others have opened.
+    """A flat vector of every trainer of a machine, in device memory that the others have opened.
 
     Making and closing it is collective: a trainer that opened a vector closes it before its owner
-    does.
+    does, which is the caller, after `close`.
 
     Two GPUs that can't reach each other pass a shard through page-locked host memory, to which both
     have access: the owner copies it there and back, since the other can't open its memory.
 
-    Parameters
-    ----------
-    group : Group
-        The trainers, on one machine.
-    driver : CudaDriver
-        Of this trainer's device.
-    own : CudaBuffer
-        Its vector, which the caller closes, after `close`.
-    dtype : str
-        Of every vector, "float32" or "float64".
-
-    Raises
-    ------
-    InputError
-        The system does not permit processes to share device memory.
-    PeerLost
-        Another trainer has ended.
+    Raises InputError if the system does not permit processes to share device memory.
     """
 
     def __init__(self, group: Group, driver: CudaDriver, own: CudaBuffer, dtype: str) -> None:
@@ -68,12 +52,10 @@ class PeerVectors:
 
     @property
     def size(self) -> int:
-        """Elements of each vector."""
         return self.own.nbytes // self.dtype.itemsize
 
     @property
     def is_any_apart(self) -> bool:
-        """Whether any two trainers can't reach each other."""
         return any(any(row) for row in self._apart)
 
     def is_apart(self, rank: int) -> bool:
@@ -81,12 +63,11 @@ class PeerVectors:
         return self._apart[self.group.rank][rank]
 
     def is_here(self, rank: int) -> bool:
-        """Whether a trainer's vector can be read where it is: it lies on this trainer's device."""
+        """Whether a trainer's vector lies on this trainer's device, and can be read there."""
         return self._devices[rank] == self.driver.identity and not self.is_apart(rank)
 
     @property
     def are_all_here(self) -> bool:
-        """Whether every vector lies on this trainer's device."""
         return all(self.is_here(rank) for rank in range(self.group.size))
 
     def address(self, rank: int, element: int) -> int:
@@ -147,10 +128,6 @@ class _Track:
     stream: Stream
     scratch: CudaBuffer
 
-    def address(self, rank: int) -> int:
-        """Where the block of a trainer's vector is copied to."""
-        return self.scratch.address + rank * BLOCK
-
 
 class PeerToPeerAllReduce(AllReduce):
     """Average flat vectors in device memory, by copies between the GPUs of one machine.
@@ -160,21 +137,10 @@ class PeerToPeerAllReduce(AllReduce):
     the same bits afterwards. No other trainer touches shard i, so there is no further barrier.
 
     Copies between devices don't make the host wait. So a trainer lets its device finish before it
-    enters a barrier: its step before the first, its copies before the others.
+    enters a barrier: its step, on stream `step`, before the first, its copies before the others.
 
-    Parameters
-    ----------
-    vectors : PeerVectors
-        Every trainer's vector, all of which is averaged.
-    step : Stream
-        On which this trainer computes, before and after the exchange.
-    kernel : callable, optional
-        See `Kernel`; by default it is compiled, which needs nvcc.
-
-    Raises
-    ------
-    InputError
-        The device has too little memory for blocks of all vectors, or the kernel can't be compiled.
+    Raises InputError if the device has too little memory for blocks of all vectors, or the kernel,
+    which by default needs nvcc, can't be compiled.
     """
 
     def __init__(self, vectors: PeerVectors, step: Stream, kernel: Kernel | None = None) -> None:
@@ -238,29 +204,24 @@ class PeerToPeerAllReduce(AllReduce):
 
     def _stage(self, shares: Sequence[float], shards: Sequence[slice]) -> None:
         """Copy to the host the shards of those who can't reach this vector."""
-        vectors, own = self._vectors, self._vectors.group.rank
-        if shares[own] > 0:
-            for part in self._apart(shards):
-                address = vectors.address(own, part.start)
-                target = vectors.staging(own, part)
-                self._driver.download(target, address, self._tracks[0].stream)
+        if shares[self._vectors.group.rank] > 0:
+            for address, pages in self._apart(shards):
+                self._driver.download(pages, address, self._tracks[0].stream)
         self._finish()
 
     def _take_back(self, shards: Sequence[slice]) -> None:
         """Copy back from the host what they averaged."""
-        vectors, own = self._vectors, self._vectors.group.rank
-        for part in self._apart(shards):
-            address = vectors.address(own, part.start)
-            source = vectors.staging(own, part)
-            self._driver.upload(address, source, self._tracks[0].stream)
+        for address, pages in self._apart(shards):
+            self._driver.upload(address, pages, self._tracks[0].stream)
         self._finish()
 
-    def _apart(self, shards: Sequence[slice]) -> list[slice]:
-        """The shards of those who can't reach this vector."""
+    def _apart(self, shards: Sequence[slice]) -> list[tuple[int, np.ndarray]]:
+        """Where the shards lie, and pass, of those who can't reach this vector."""
+        vectors, own = self._vectors, self._vectors.group.rank
         return [
-            part
+            (vectors.address(own, part.start), vectors.staging(own, part))
             for rank, part in enumerate(shards)
-            if self._vectors.is_apart(rank) and part.start < part.stop
+            if vectors.is_apart(rank) and part.start < part.stop
         ]
 
     def _average_block(self, track: _Track, block: slice, shares: Sequence[float]) -> None:
@@ -274,20 +235,18 @@ class PeerToPeerAllReduce(AllReduce):
         target = vectors.address(group.rank, block.start)
         self._add(target, terms, count, vectors.dtype, track.stream)
         for rank in range(group.size):
-            if rank == group.rank:
-                continue
             if vectors.is_apart(rank):
                 driver.download(vectors.staging(rank, block), target, track.stream)
-            else:
+            elif rank != group.rank:
                 there = vectors.address(rank, block.start)
                 driver.copy(there, target, count * vectors.dtype.itemsize, track.stream)
 
     def _fetch(self, track: _Track, rank: int, block: slice) -> int:
-        """Give the address, on this device, of a block of a trainer's vector."""
+        """Return the address, on this device, of a block of a trainer's vector."""
         vectors, driver = self._vectors, self._driver
         if vectors.is_here(rank):
             return vectors.address(rank, block.start)
-        target = track.address(rank)
+        target = track.scratch.address + rank * BLOCK
         if vectors.is_apart(rank):
             driver.upload(target, vectors.staging(rank, block), track.stream)
         else:
@@ -308,26 +267,11 @@ def _blocks(part: slice, vectors: PeerVectors) -> list[slice]:
 
 
 def compile_average(dtype: str, most_terms: int) -> Kernel:
-    """Compile the kernels that add weighted blocks, for the device of the present context.
+    """Compile the kernels that add 1 to `most_terms` weighted blocks, for the present context.
 
     Every product and every sum is rounded by itself, never fused: the result has the bits of
-    `tandem.distributed.kernels.average_into_all`.
-
-    Parameters
-    ----------
-    dtype : "float32" or "float64"
-    most_terms : int
-        How many vectors are added at most; PyCUDA keeps the compiled kernels on disk.
-
-    Returns
-    -------
-    callable
-        See `Kernel`.
-
-    Raises
-    ------
-    InputError
-        PyCUDA or nvcc is missing, or the place on disk can't be written.
+    `tandem.distributed.kernels.average_into_all`. PyCUDA keeps the compiled kernels on disk. Raises
+    InputError if PyCUDA or nvcc is missing, or the folder on disk can't be written.
     """
     cuda = import_pycuda()
     kernels = {n: _compile(cuda, average_source(dtype, n)) for n in range(1, most_terms + 1)}
@@ -362,14 +306,7 @@ def _compile(cuda: Any, source: str) -> Any:
 
 
 def average_source(dtype: str, terms: int) -> str:
-    """The kernel's CUDA source.
-
-    Parameters
-    ----------
-    dtype : "float32" or "float64"
-    terms : int
-        How many vectors it adds, at least 1.
-    """
+    """The CUDA source of the kernel that adds `terms` vectors, at least 1."""
     real, letter = {"float32": ("float", "f"), "float64": ("double", "d")}[dtype]
     arguments = "".join(f", const {real} *x{k}, {real} s{k}" for k in range(terms))
     products = [f"__{letter}mul_rn(x{k}[i], s{k})" for k in range(terms)]

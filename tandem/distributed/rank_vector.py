@@ -15,22 +15,14 @@ Wait = Callable[[], None]
 
 
 class RankVector(ABC):
-    """A flat vector of this rank, and how it is averaged with those of other ranks.
+    """A flat vector of this rank, and how it is averaged with those of other ranks."""
 
-    Attributes
-    ----------
-    own : float (n,)
-        The vector, an array or a tensor.
-    is_common : bool
-        Whether all ranks hold the same bits between steps, as parameters do and gradients don't.
-    """
-
-    own: Any
-    is_common: bool
+    own: Any  # float (n,), an array or a tensor
+    is_common: bool  # whether all ranks hold the same bits between steps, as of parameters
 
     @abstractmethod
     def by_memory(self, parts: Sequence[slice], group: Group) -> list[AllReduce]:
-        """Make what averages each part over ranks of one machine. They call it together."""
+        """Make what averages each part over ranks of one machine. Collective."""
 
     @abstractmethod
     def by_messages(
@@ -38,19 +30,15 @@ class RankVector(ABC):
     ) -> list[AllReduce]:
         """Make what averages each part by messages.
 
-        Parameters
-        ----------
-        parts : sequence of slice
-        make : callable
-            Makes the all-reduce of a part that it is given, on the host or where it lies.
+        `make` makes the all-reduce of a part that it is given, on the host or where it lies.
         """
 
     @abstractmethod
     def on_host(self, size: int) -> tuple[np.ndarray, Access]:
-        """Give the first elements as an array, and the context in which they may be used."""
+        """Return the first elements as an array, and the context in which they may be used."""
 
     def mark(self) -> Wait:
-        """Give what waits for all that this thread has begun to compute."""
+        """Return what waits for all that this thread has begun to compute."""
         return lambda: None
 
     def working(self) -> AbstractContextManager[Any]:
@@ -62,17 +50,7 @@ class RankVector(ABC):
 
 
 class HostVector(RankVector):
-    """A vector in host memory.
-
-    Parameters
-    ----------
-    vectors : sequence of float (n,)
-        By rank those that are shared, or this rank's alone.
-    rank : int
-        Which of them is this rank's.
-    is_common : bool
-        As the attribute.
-    """
+    """A vector in host memory, which is one of those that are shared, or this rank's alone."""
 
     def __init__(
         self, vectors: Sequence[np.ndarray], rank: int = 0, is_common: bool = True

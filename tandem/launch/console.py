@@ -15,18 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class TerminalReporter(ProgressReporter):
-    """Shows the live view of a run, if stderr is a terminal that can show one.
-
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-
-    Attributes
-    ----------
-    is_live : bool
-        Whether there is a live view.
-    """
+    """Shows the live view of a run, if stderr is a terminal that can show one."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.is_live = spec.config.live_view and can_show()
@@ -82,7 +71,6 @@ def can_show() -> bool:
 
 
 def describe_training(record: TrainRecord) -> str:
-    """Describe training since the last report, in one line."""
     figures = [f"loss {record.loss:.4f}", f"images/s {record.images_per_second:.1f}"]
     if record.top1_error is not None:
         figures.append(f"error {100 * record.top1_error:.1f}%")
@@ -94,7 +82,6 @@ def describe_training(record: TrainRecord) -> str:
 
 
 def describe_validation(record: ValidationRecord) -> str:
-    """Describe a validation in one line."""
     return (
         f"epoch {record.epoch} validation: loss {record.loss:.4f}, "
         f"top-1 error {100 * record.top1_error:.2f} %, top-5 error {100 * record.top5_error:.2f} % "

@@ -43,8 +43,6 @@ _LABELS = {
     Activity.IDLE: ("slot filled", "dim"),
 }
 
-Clock = Callable[[], float]
-
 
 class Pace:
     """Mean seconds per step: of up to a hundred steps, then exponentially weighted."""
@@ -54,24 +52,15 @@ class Pace:
         self._count = 0
 
     def add(self, seconds: float) -> None:
-        """Add the duration of a step."""
         self._count += 1
         before = seconds if self.seconds is None else self.seconds
         self.seconds = before + max(1 / self._count, 0.01) * (seconds - before)
 
 
 class Status:
-    """The latest reports of a run, and estimates from them.
+    """The latest reports of a run, and estimates from them."""
 
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-    clock : callable
-        Monotonic seconds.
-    """
-
-    def __init__(self, spec: RunSpec, clock: Clock = time.monotonic) -> None:
+    def __init__(self, spec: RunSpec, clock: Callable[[], float] = time.monotonic) -> None:
         self.spec = spec
         self.progress: Progress | None = None
         self.train: TrainRecord | None = None
@@ -83,7 +72,11 @@ class Status:
     def update(self, message: object) -> None:
         """Add a report of trainer 0."""
         if isinstance(message, Progress):
-            self._update_progress(message)
+            now, old = self._clock(), self.progress
+            # The very first step compiles; between the parts of an epoch lies other work.
+            if old is not None and replace(old, step=old.step + 1) == message:
+                self._paces[message.mode].add(now - self._since)
+            self._since, self.progress = now, message
         elif isinstance(message, TrainRecord):
             self.train = message
         elif isinstance(message, ValidationRecord):
@@ -91,33 +84,27 @@ class Status:
         elif isinstance(message, CheckpointBegun | CheckpointWritten):
             self.saving = isinstance(message, CheckpointBegun)
 
-    def _update_progress(self, new: Progress) -> None:
-        now, old = self._clock(), self.progress
-        # The very first step compiles; between the parts of an epoch lies other work.
-        if old is not None and replace(old, step=old.step + 1) == new:
-            self._paces[new.mode].add(now - self._since)
-        self._since, self.progress = now, new
-
     @property
     def done(self) -> float:
         """Fraction of the run that is done."""
-        now, epochs = self.progress, self.spec.config.n_epochs
+        now = self.progress
         if now is None:
             return 0.0
         if self.spec.job == "validate":
             return now.step / now.steps
         within = now.step / now.steps if now.mode == "train" else 1.0
-        return (now.epoch - 1 + within) / epochs
+        return (now.epoch - 1 + within) / self.spec.config.n_epochs
 
     @property
     def seconds_left(self) -> float | None:
         """Estimated seconds until the end of the run; None where unknown."""
         now, spec = self.progress, self.spec
         train, validation = (self._paces[mode].seconds for mode in ("train", "validation"))
-        if now is None or (train is None and validation is None):
+        if now is None:
             return None
+        left = now.steps - now.step
         if spec.job == "validate":
-            return None if validation is None else validation * (now.steps - now.step)
+            return None if validation is None else validation * left
         if train is None:
             return None
         to_train = minibatch_count(spec.train.size, spec.global_batch)
@@ -125,9 +112,9 @@ class Status:
         epochs = spec.config.n_epochs - now.epoch
         steps, checks = epochs * to_train, epochs * to_validate
         if now.mode == "train":
-            steps, checks = steps + now.steps - now.step, checks + to_validate
+            steps, checks = steps + left, checks + to_validate
         else:
-            checks += now.steps - now.step
+            checks += left
         return steps * train + checks * (train if validation is None else validation)
 
 
@@ -136,11 +123,6 @@ class LiveView(ProgressReporter):
 
     The cursor is never hidden, and no setting of the terminal is changed: however the program ends,
     by SIGKILL too, the terminal is as it was.
-
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -206,10 +188,9 @@ def _bars(status: Status, width: int) -> RenderableType:
     now, spec = status.progress, status.spec
     if now is None:
         return Text(f"{spec.config.weights_dir}: starting")
-    part = {"train": "training", "validation": "validation"}[now.mode]
-    title = f"{spec.config.weights_dir}: {part}"
-    if spec.job == "train":
-        title = f"{spec.config.weights_dir}: epoch {now.epoch} of {spec.config.n_epochs}, {part}"
+    epoch = f"epoch {now.epoch} of {spec.config.n_epochs}, " if spec.job == "train" else ""
+    part = "training" if now.mode == "train" else "validation"
+    title = f"{spec.config.weights_dir}: {epoch}{part}"
     left = status.seconds_left
     table = Table.grid(padding=(0, 2))
     table.width = width

@@ -20,15 +20,9 @@ from tandem.training.run_spec import RunSpec
 
 
 class Launcher(ABC):
-    """Starts the processes of a run.
+    """Starts the processes of a run."""
 
-    Attributes
-    ----------
-    ranks : sequence of RankInfo
-        Hardware and software of each rank; empty where the launcher starts all trainers itself.
-    """
-
-    ranks: Sequence[RankInfo] = ()
+    ranks: Sequence[RankInfo] = ()  # empty where the launcher starts all trainers itself
 
     @abstractmethod
     def launch(
@@ -36,14 +30,8 @@ class Launcher(ABC):
     ) -> Outcome:
         """Execute a run, and log why it failed if it does.
 
-        Parameters
-        ----------
-        spec : RunSpec
-            The run.
-        reporter : ProgressReporter
-            Receives the reports of trainer 0. It is closed at the end.
-        lock : FolderLock, optional
-            On the run folder; the trainers hold it as well.
+        The `reporter` receives the reports of trainer 0 and is closed at the end. The trainers hold
+        the `lock` on the run folder as well.
         """
 
 

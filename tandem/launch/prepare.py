@@ -13,8 +13,8 @@ from tandem.artifacts.run_folder import CONFIGURATION, RECORD, find_checkpoint, 
 from tandem.config.hardware import RankInfo
 from tandem.config.resolve import resolve
 from tandem.config.schema import Config
-from tandem.data.dataset import Dataset, open_split
-from tandem.data.manifest import Manifest, read_manifest
+from tandem.data.dataset import open_split
+from tandem.data.manifest import read_manifest
 from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
 from tandem.layers.network import NetworkDescription, check_network
@@ -30,22 +30,9 @@ def prepare_run(
     skipped: tuple[tuple[int, int], ...] = (),
     ranks: Sequence[RankInfo] = (),
 ) -> RunSpec:
-    """Check everything that a run needs, and resolve every ``auto``.
+    """Check everything that a run needs, and resolve every ``auto``. Nothing is written.
 
-    Nothing is written.
-
-    Parameters
-    ----------
-    config : Config
-        As the user gave it.
-    job : "train" or "validate"
-        What the run does.
-    weights : Path, optional
-        The checkpoint to validate.
-    skipped : tuple of (int, int), optional
-        Minibatches to skip, see `RunSpec`.
-    ranks : sequence of RankInfo, optional
-        By rank, where the trainers are ranks that were started together.
+    A validation needs `weights`, and trainers that were started together as ranks need `ranks`.
 
     Raises
     ------
@@ -54,7 +41,10 @@ def prepare_run(
     """
     config = resolve(config, ranks)
     manifest = read_manifest(config.manifest_path)
-    train, validation = _open_splits(config, manifest, job)
+    folder, labels = config.data_path, config.label_path
+    train = validation = open_split(manifest, folder, "val", labels, config.val_path)
+    if job == "train":
+        train = open_split(manifest, folder, "train", labels, config.train_path)
     if config.crop_size > manifest.image_size:
         raise InputError(
             f"crop_size is {config.crop_size}, but the pictures of {config.manifest_path} are "
@@ -83,14 +73,6 @@ def prepare_run(
     return spec
 
 
-def _open_splits(config: Config, manifest: Manifest, job: Job) -> tuple[Dataset, Dataset]:
-    folder, labels = config.data_path, config.label_path
-    validation = open_split(manifest, folder, "val", labels, config.val_path)
-    if job == "validate":
-        return validation, validation
-    return open_split(manifest, folder, "train", labels, config.train_path), validation
-
-
 def _checkpoint_to_resume(config: Config) -> Path | None:
     if not config.resume_train:
         return None
@@ -111,10 +93,19 @@ def _check_run_folder(config: Config, resumed: Path | None) -> None:
         raise InputError(f"weights_dir {folder}: {existing} is a file, not a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"weights_dir {folder}: {existing} is not writable")
+    checkpoints = list_checkpoints(folder)
     if config.resume_train:
-        _check_resumed_folder(config, resumed)
+        # Those after the latest sound one are damaged; the run will set them aside.
+        later = checkpoints[checkpoints.index(resumed) + 1 :] if resumed else []
+        if resumed and later and config.load_epoch != "latest":
+            raise InputError(
+                f"weights_dir {folder}: {later[0].name} is later than {resumed.name}, from which "
+                "the run is to continue; move all later ones away, or use --load_epoch latest"
+            )
+        if (folder / RECORD).exists():
+            read_records(folder / RECORD)
         return
-    if checkpoints := list_checkpoints(folder):
+    if checkpoints:
         raise InputError(
             f"weights_dir {folder} holds a run already, up to {checkpoints[-1].name}: continue it "
             "with --resume_train true, or choose another folder"
@@ -126,22 +117,7 @@ def _check_run_folder(config: Config, resumed: Path | None) -> None:
         )
 
 
-def _check_resumed_folder(config: Config, resumed: Path | None) -> None:
-    folder = config.weights_path
-    checkpoints = list_checkpoints(folder)
-    # Those after the latest sound one are damaged; the run will set them aside.
-    later = checkpoints[checkpoints.index(resumed) + 1 :] if resumed else []
-    if resumed and later and config.load_epoch != "latest":
-        raise InputError(
-            f"weights_dir {folder}: {later[0].name} is later than {resumed.name}, from which "
-            "the run is to continue; move all later ones away, or use --load_epoch latest"
-        )
-    if (folder / RECORD).exists():
-        read_records(folder / RECORD)
-
-
 def _check_weights(spec: RunSpec) -> None:
-    """Refuse weights that do not fit the run."""
     path, header = spec.resumed or spec.weights, spec.header
     if path is None or header is None:
         return
@@ -182,11 +158,6 @@ def check_continues(spec: RunSpec) -> None:
     """Refuse to continue an epoch with settings that change its minibatches.
 
     Between epochs these settings may change; inside one, pictures would be left out or seen twice.
-
-    Raises
-    ------
-    InputError
-        Names the setting, its value in the checkpoint and its value now.
     """
     if spec.header is None or not spec.header.state.step_in_epoch:
         return

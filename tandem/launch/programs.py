@@ -24,20 +24,7 @@ MOST_ROLLBACKS = 10  # from one checkpoint
 
 
 def run_training(arguments: Sequence[str] | None, description: str | None) -> int:
-    """Train as the configuration and the command line say.
-
-    Parameters
-    ----------
-    arguments : sequence of str or None
-        The command line; None is the process's own.
-    description : str or None
-        For ``--help``.
-
-    Returns
-    -------
-    int
-        Exit status, see `tandem.processes.supervisor.Outcome`.
-    """
+    """Train with the settings of a command line, None the process's own; return the exit status."""
 
     def work(launcher: Launcher) -> int:
         config = load_config(arguments, description)
@@ -89,15 +76,7 @@ class Rollbacks:
         self._count = 0
 
     def note(self, failure: Diverged, resumed: Path | None) -> bool:
-        """Remember a minibatch; return whether to go back once more.
-
-        Parameters
-        ----------
-        failure : Diverged
-            Names the minibatch.
-        resumed : Path or None
-            The checkpoint from which the failed run started.
-        """
+        """Remember the minibatch of a run from `resumed`; return whether to go back once more."""
         self._count = self._count + 1 if resumed == self._from else 1
         self._from = resumed
         self.minibatches += ((failure.epoch, failure.minibatch),)
@@ -112,7 +91,7 @@ class Rollbacks:
 
 
 def run_validation(arguments: Sequence[str] | None, description: str | None) -> int:
-    """Validate one checkpoint and print its loss and errors. Parameters as in `run_training`."""
+    """Validate one checkpoint and print its loss and errors; return the exit status."""
 
     def work(launcher: Launcher) -> int:
         weights, config = load_weights_and_config(arguments, description)

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,42 +45,21 @@ END_SECONDS = 10.0  # for a trainer to end, once all have agreed to
 TURN_SECONDS = 0.5  # head start of rank 0 in reporting, where all ranks fail alike
 
 
-@dataclass(frozen=True)
-class End:
-    """From rank 0 to all: the program ends with exit status `status`."""
-
-    status: int
-
-
 def is_rank() -> bool:
     """Whether this process has been started as a rank."""
     return gloo.is_started_by_torchrun() or mpi.is_started_by_mpi()
 
 
 def join() -> RankGroup:
-    """Join the ranks that were started together, by whatever started them.
-
-    Raises
-    ------
-    InputError
-        They can't be joined.
-    """
+    """Join the ranks that were started together; raise `InputError` where that is impossible."""
     # Slurm's srun may have started torchrun, and then its variables are there too.
     return gloo.join() if gloo.is_started_by_torchrun() else mpi.join()
 
 
 def work_on_ranks(work: Callable[[Launcher], int]) -> int:
-    """Do a program's work on rank 0, and on the others what it requests.
+    """Do a program's `work` on rank 0, and on the others what it requests.
 
-    Parameters
-    ----------
-    work : callable
-        Called on rank 0 with a launcher; returns the exit status.
-
-    Returns
-    -------
-    int
-        Exit status, the same at all ranks.
+    The exit status that `work` returns is returned at all ranks.
     """
     configure_logging()
     try:
@@ -111,20 +89,12 @@ def _lead(launcher: "RankLauncher", work: Callable[[Launcher], int]) -> int:
         status = work(launcher)
     except SystemExit as end:  # after --help
         status = end.code if isinstance(end.code, int) else 0
-    launcher.world.all_gather_object(End(status))
+    launcher.world.all_gather_object(status)
     return status
 
 
 class RankLauncher(Launcher):
-    """Executes runs in which every rank is a trainer.
-
-    Parameters
-    ----------
-    world : RankGroup
-        All ranks.
-    heartbeat : RankHeartbeat
-        Their heartbeats.
-    """
+    """Executes runs in which every rank is a trainer."""
 
     def __init__(self, world: RankGroup, heartbeat: "RankHeartbeat") -> None:
         self.world, self._heartbeat = world, heartbeat
@@ -142,11 +112,11 @@ class RankLauncher(Launcher):
         return self._execute(spec, reporter)
 
     def follow(self) -> int:
-        """Execute the runs that rank 0 launches; return the program's exit status."""
+        """Execute the runs that rank 0 launches, until it sends the program's exit status."""
         while True:
             message: Any = self.world.all_gather_object(None)[0]
-            if isinstance(message, End):
-                return message.status
+            if isinstance(message, int):
+                return message
             self._execute(message, ProgressReporter())
 
     def _execute(self, spec: RunSpec, reporter: ProgressReporter) -> Outcome:
@@ -215,12 +185,8 @@ class RankLauncher(Launcher):
 class RankHeartbeat(threading.Thread):
     """Sends heartbeats to other ranks, and aborts the job when one of them sends none.
 
-    Rank 0 exchanges heartbeats with all others, and they with rank 0 only.
-
-    Parameters
-    ----------
-    group : RankGroup
-        The ranks, for this thread alone.
+    Rank 0 exchanges heartbeats with all others, and they with rank 0 only. The `group` is for this
+    thread alone.
     """
 
     def __init__(self, group: RankGroup) -> None:
@@ -236,12 +202,11 @@ class RankHeartbeat(threading.Thread):
         self._monitor = HeartbeatMonitor(self._counters, timeout, self._partners)
 
     def run(self) -> None:
-        """Send and receive until `stop`, or until another rank is silent."""
         while not self._stopped.wait(BEAT_SECONDS):
             try:
                 for rank in self._partners:
                     self._group.beat(rank)
-                for rank in self._group.heard():
+                for rank in self._group.beats():
                     self._counters[rank] += 1
             except PeerLost as error:
                 self._abort(str(error))
@@ -256,6 +221,5 @@ class RankHeartbeat(threading.Thread):
         self._group.abort(1)
 
     def stop(self) -> None:
-        """Stop sending and receiving."""
         self._stopped.set()
         self.join()

@@ -94,6 +94,11 @@ class HostBuffer(Buffer):
         self._check_open()
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
+    def fileno(self) -> int:
+        """Descriptor of the memory, which can be passed to another process."""
+        self._check_open()
+        return self._descriptor
+
     @property
     def nbytes(self) -> int:
         """Size in bytes, whichever process has set it."""

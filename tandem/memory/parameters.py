@@ -18,39 +18,13 @@ FlatName = Literal["parameters", "gradients"]
 class HostMemory:
     """A trainer's memory on the host.
 
-    Parameters
-    ----------
-    slots : HostSlots
-    layout : FlatLayout
-        Of the parameters.
-    parameters, gradients : sequence of uint8 (n,)
-        The flat vectors by rank of all trainers that see each other's, or this trainer's alone.
-        The parameters of all may be one.
-    rank : int
-        Which of them are this trainer's.
-    updated_part : slice, optional
-        The elements that this trainer updates of parameters that all share, from the gradients of
-        the first; by default it updates its own.
-
-    Attributes
-    ----------
-    device : str
-        Where PyTorch computes.
-    records : bool
-        Whether functions are recorded over the slots, which are on a GPU.
-    vectors : Vectors
-        This trainer's parameters and gradients, by name.
-    updated : Vectors or None
-        The part that this trainer updates of what all share; None where it updates its own.
-    flat : dict of str to list of float (n,)
-        "parameters" and "gradients", by rank.
-    slots : list of Slot
-        By number.
-    nbytes : int
-        Of weights and optimizer state.
+    The flat vectors, uint8 (n,), are by rank those of all trainers that see each other's, or this
+    trainer's alone; the parameters of all may be one. Then this trainer updates `updated_part`,
+    elements of them, from the gradients of the first.
     """
 
-    device, records = "cpu", False
+    device = "cpu"  # where PyTorch computes
+    records = False  # whether functions are recorded over the slots, which are on a GPU
 
     def __init__(
         self,
@@ -62,18 +36,18 @@ class HostMemory:
         updated_part: slice | None = None,
     ) -> None:
         self.layout, self.rank, self.area = layout, rank, slots
-        self.flat: dict[FlatName, list[np.ndarray]] = {
+        self.flat: dict[FlatName, list[np.ndarray]] = {  # float (n,), by rank
             "parameters": [vector.view(layout.dtype) for vector in parameters],
             "gradients": [vector.view(layout.dtype) for vector in gradients],
         }
         own = ArrayBuffer(parameters[rank])
         self.vectors = Vectors.on(layout, own, ArrayBuffer(gradients[rank]))
-        self.updated: Vectors | None = None
+        self.updated: Vectors | None = None  # None where it updates its own parameters
         if updated_part is not None:
             first = ArrayBuffer(gradients[0])
             self.updated = Vectors.within(layout, own, first, updated_part)
         self.slots = slots.arrays
-        self.nbytes = layout.parameters_nbytes
+        self.nbytes = layout.parameters_nbytes  # of weights and optimizer state
 
     def wait(self) -> None:
         """Wait for all work on it so far: on the host it is done when calls return."""
@@ -89,32 +63,12 @@ class HostMemory:
 class CudaMemory:
     """A trainer's memory on its GPU. From now on PyTorch's work in this process is on one stream.
 
-    Parameters
-    ----------
-    slots : CudaSlots
-    layout : FlatLayout
-        Of the parameters.
-    driver : CudaDriver
-        Of the GPU.
-    use : callable
-        Gives the context in which PyTorch works on a stream.
-
-    Attributes
-    ----------
-    device, records, vectors, updated, slots, nbytes
-        As those of `HostMemory`. Each GPU has parameters of its own.
-    buffers : dict of str to CudaBuffer
-        "parameters" and "gradients".
-    flat : dict of str to array (n,)
-        The whole of each, as PyTorch takes it.
-    stream : Stream
-        On which the trainer computes.
-    kernel : callable or None
-        What adds vectors in the exchange; None has it compiled.
+    Each GPU has parameters of its own. `use` returns the context in which PyTorch works on a
+    stream.
     """
 
     records, updated = True, None
-    kernel: Any = None
+    kernel: Any = None  # adds vectors in the exchange; None has it compiled
 
     def __init__(
         self,

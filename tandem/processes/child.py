@@ -19,44 +19,21 @@ from tandem.processes.heartbeat import HeartbeatTable, HeartbeatThread
 
 @dataclass(frozen=True)
 class ChildContext:
-    """What a child process gets from its pool.
-
-    Attributes
-    ----------
-    table : HeartbeatTable
-        Of the pool.
-    index : int
-        Of this process in the table.
-    folder : Path or None
-        Where it writes, if it does. Partly written files there are removed when it must end at
-        once.
-    tracker : int or None
-        Process id of the resource tracker of Python's multiprocessing.
-    stderr : Connection or None
-        Replaces a terminal that this process would write to.
-    """
+    """What a child process gets from its pool."""
 
     table: HeartbeatTable
-    index: int
-    folder: Path | None = None
-    tracker: int | None = None
-    stderr: Connection | None = None
+    index: int  # of this process in the table
+    folder: Path | None = None  # partly written files in it are removed at an early end
+    tracker: int | None = None  # process id of multiprocessing's resource tracker
+    stderr: Connection | None = None  # replaces a terminal that the process would write to
 
 
 def enter(context: ChildContext, target: Callable[..., None], *arguments: Any) -> None:
     """Set up this process, then do its work: the target of every child process.
 
     Ctrl-C reaches the whole group of processes, and a cluster's SIGTERM all of a job, but the
-    launcher alone decides what follows: both are ignored here.
-
-    Parameters
-    ----------
-    context : ChildContext
-        What the pool gives it.
-    target : callable
-        The work, called with the first message of the launcher and then `arguments`.
-    *arguments
-        The last is the connection to the launcher.
+    launcher alone decides what follows: both are ignored here. `target` is called with the first
+    message of the launcher, then `arguments`, of which the last is the connection to it.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

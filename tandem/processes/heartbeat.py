@@ -2,7 +2,7 @@
 
 A pipe shows at once that a process has ended, but not that it was stopped (SIGSTOP). So a thread of
 each process counts up, four times a second, whatever its main thread does: a long step, a
-compilation or a disk that does not answer is no sign of death. The launcher watches all others;
+compilation or a disk that does not answer stops no heartbeat. The launcher watches all others;
 they watch the launcher, and end by themselves when it is gone.
 
 Ctrl-Z stops all of them together. A process that finds that it was itself suspended restarts its
@@ -34,64 +34,38 @@ PATIENCE_SECONDS = 5.0  # for a child to end in good order when the launcher is 
 LAUNCHER = 0  # its index in the table
 ORPHANED = 75  # exit status of a child that ended itself because the launcher is gone
 
-Clock = Callable[[], float]
-
 
 @dataclass(frozen=True)
 class HeartbeatTable:
-    """A counter and an activity of each process of a pool, in shared memory.
+    """A counter and an activity of each process of a pool, in shared memory."""
 
-    Parameters
-    ----------
-    buffer : HostBuffer
-        Holds the numbers, int64.
-    names : tuple of str
-        Of the processes, the launcher's first.
-    timeout : float
-        Seconds without a beat after which a process is taken for dead.
-    """
-
-    buffer: HostBuffer
-    names: tuple[str, ...]
-    timeout: float
+    buffer: HostBuffer  # int64 (2, processes)
+    names: tuple[str, ...]  # of the processes, the launcher's first
+    timeout: float  # seconds without a beat after which a process is taken for dead
 
     @classmethod
     def create(cls, names: tuple[str, ...], timeout: float) -> "HeartbeatTable":
-        """Create a table, all numbers 0."""
         return cls(HostBuffer.create(2 * 8 * len(names), "heartbeats"), names, timeout)
 
     @property
     def counters(self) -> npt.NDArray[np.int64]:
         """(processes,), in the order of `names`; shared."""
-        return self._numbers[0]
+        return self.buffer.array((2, len(self.names)), np.int64)[0]
 
     @property
     def activities(self) -> npt.NDArray[np.int64]:
         """(processes,), in the order of `names`; shared."""
-        return self._numbers[1]
-
-    @property
-    def _numbers(self) -> npt.NDArray[np.int64]:
-        return self.buffer.array((2, len(self.names)), np.int64)
+        return self.buffer.array((2, len(self.names)), np.int64)[1]
 
 
 @dataclass(frozen=True)
 class StatusSlot:
-    """Where one process shows its activity.
-
-    Parameters
-    ----------
-    table : HeartbeatTable
-        Of the pool.
-    index : int
-        Of the process in the table.
-    """
+    """Where one process shows its activity."""
 
     table: HeartbeatTable
-    index: int
+    index: int  # of the process in the table
 
     def show(self, activity: int) -> None:
-        """Set the current activity."""
         self._activities[self.index] = activity
 
     @cached_property
@@ -100,26 +74,14 @@ class StatusSlot:
 
 
 class HeartbeatMonitor:
-    """Finds processes whose counters have stopped.
-
-    Parameters
-    ----------
-    counters : int64 (processes,)
-        The heartbeats, changed by others.
-    timeout : float
-        Seconds without a beat after which a process is taken for dead.
-    watched : sequence of int
-        Indices of the processes to watch.
-    clock : callable
-        Monotonic seconds.
-    """
+    """Finds processes whose `counters`, changed by others, have stopped for `timeout` seconds."""
 
     def __init__(
         self,
         counters: npt.NDArray[np.int64],
         timeout: float,
         watched: Sequence[int],
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._counters, self._timeout, self._clock = counters, timeout, clock
         self._looked = clock()
@@ -146,14 +108,7 @@ class HeartbeatMonitor:
 class HeartbeatThread(threading.Thread):
     """Counts for this process; in a child, ends it when the launcher is gone.
 
-    Parameters
-    ----------
-    table : HeartbeatTable
-        Where to count.
-    index : int
-        Of this process in the table.
-    before_exit : callable, optional
-        In a child: called before this thread ends the process.
+    A child gives `before_exit`, called before this thread ends the process.
     """
 
     def __init__(
@@ -165,7 +120,6 @@ class HeartbeatThread(threading.Thread):
         table.counters[index] += 1
 
     def run(self) -> None:
-        """Count until `stop`, or until the launcher is gone."""
         counters = self._table.counters
         if self._index == LAUNCHER:
             while not self._stopped.wait(BEAT_SECONDS):

@@ -28,23 +28,14 @@ class Finished:
 class Failed:
     """A worker cannot go on.
 
-    Attributes
-    ----------
-    who : str
-        Name of the worker, such as "trainer 0".
-    kind : "input", "agreed", "fault", "death" or "consequence"
-        Bad input; a failure on which all workers have agreed, so that each ends in good order; a
-        fault of the program; an end seen from outside; a mere consequence of another worker's end.
-    message : str
-        One sentence.
-    traceback : str
-        The worker's own; empty where there is none.
+    The kinds: bad input; a failure on which all workers have agreed, so that each ends in good
+    order; a fault of the program; an end seen from outside; a consequence of another worker's end.
     """
 
-    who: str
+    who: str  # such as "trainer 0"
     kind: Kind
-    message: str
-    traceback: str
+    message: str  # one sentence
+    traceback: str  # the worker's own, or ""
 
     @classmethod
     def of(cls, who: str, error: BaseException, kind: Kind | None = None) -> Self:

@@ -18,14 +18,8 @@ class StopSignals:
 
     The main thread enters and leaves it. Any thread may `poll`, also while the main thread is
     inside a long call: Python runs its handlers only between instructions of the main thread, but
-    writes the number of a signal to a pipe as soon as it arrives.
-
-    Attributes
-    ----------
-    count : int
-        Requests until the last `poll`.
-    last : signal.Signals
-        The last signal.
+    writes the number of a signal to a pipe as soon as it arrives. `count` is of the requests until
+    the last `poll`, `last` the last signal.
     """
 
     def __init__(self) -> None:

@@ -18,26 +18,12 @@ GRACE_SECONDS = 1.0  # to receive the root cause after one of its consequences
 
 
 class ProgressReporter:
-    """Receives all that the workers of a pool report. This base class shows nothing.
+    """Receives all that the workers of a pool report. This base class shows nothing."""
 
-    Attributes
-    ----------
-    stderr : Connection or None
-        Where the workers write instead of to the terminal; None is the launcher's own stderr.
-    """
-
-    stderr: Connection | None = None
+    stderr: Connection | None = None  # where the workers write instead of to the terminal
 
     def begin(self, table: HeartbeatTable, pids: Mapping[str, int]) -> None:
-        """Called when all workers have been started.
-
-        Parameters
-        ----------
-        table : HeartbeatTable
-            With their activities.
-        pids : mapping of str to int
-            Process ids by name.
-        """
+        """Called when all workers have been started, with their process ids by name."""
 
     def report(self, message: object) -> None:
         """Called with every message of a worker, but those of `tandem.processes.messages`."""
@@ -48,25 +34,14 @@ class ProgressReporter:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the work of a pool ended.
+    """How the work of a pool ended."""
 
-    Attributes
-    ----------
-    status : int
-        Exit status: 0; 1 after a fault; 2 after bad input; 130 after Ctrl-C, 143 after SIGTERM.
-    failure : Failed or None
-        The root cause, where something failed.
-    stopped : bool
-        Whether it was asked to stop.
-    """
-
-    status: int
-    failure: Failed | None = None
-    stopped: bool = False
+    status: int  # 0; 1 after a fault; 2 after bad input; 130 after Ctrl-C, 143 after SIGTERM
+    failure: Failed | None = None  # the root cause
+    stopped: bool = False  # whether a signal asked it to stop
 
     @classmethod
     def of(cls, failure: Failed | None, signals: StopSignals) -> "Outcome":
-        """Combine the root cause of a failure, if any, with the signals received."""
         if failure is not None:
             return cls(2 if failure.kind == "input" else 1, failure, signals.count > 0)
         return cls(signals.exit_status if signals.count else 0, None, signals.count > 0)
@@ -88,24 +63,10 @@ class Outcome:
 def supervise(
     pool: WorkerPool, reporter: ProgressReporter, signals: StopSignals, saves: bool = False
 ) -> Failed | None:
-    """Pass reports on until all workers have finished.
+    """Pass reports on until all workers have finished; return the root cause of a failure.
 
-    Parameters
-    ----------
-    pool : WorkerPool
-        Its workers have been started.
-    reporter : ProgressReporter
-        Receives their reports.
-    signals : StopSignals
-        The first request to stop goes to the workers, the second ends the call.
-    saves : bool
-        Whether a worker that is `Ready` saves its work when it is asked to stop. Where there is
-        nothing to save, the first request ends the call.
-
-    Returns
-    -------
-    Failed or None
-        The root cause of a failure; None when all have finished, or on a request to end at once.
+    The first request to stop goes to the workers; the second ends the call, as does the first
+    where there is nothing to save: with `saves`, workers that are `Ready` save their work.
     """
     reporter.begin(pool.table, pool.pids)
     others = [pool.table.names.index(h.name) for h in pool.handles if h.process]
@@ -149,7 +110,7 @@ def _deaths(pool: WorkerPool) -> list[Failed]:
 
 
 def _silences(pool: WorkerPool, monitor: HeartbeatMonitor) -> list[Failed]:
-    """Describe each worker that is alive and gives no sign of life."""
+    """Describe each worker that is alive and sends no heartbeats."""
     silent = {pool.table.names[index]: seconds for index, seconds in monitor.silent().items()}
     return [
         Failed(

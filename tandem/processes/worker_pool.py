@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -29,33 +29,18 @@ KILL_SECONDS = 5.0  # for the system to end a process that was killed
 class WorkerHandle:
     """A worker, as its launcher sees it.
 
-    Attributes
-    ----------
-    name : str
-        Unique in the pool.
-    connection : Connection
-        The launcher's end of the pipe.
-    process : BaseProcess or None
-        None: the main thread of the launcher's own process.
-    reports : bool
-        Whether it must report `Ready`, and `Finished` before it ends. Others may end with exit
-        status 0 at any time.
-    folder : Path or None
-        Where it writes.
-    ready, finished : bool
-        Whether it has reported so.
-    closed : bool
-        Whether its end of the pipe is closed, with all messages read.
+    One that `reports` must report `Ready`, and `Finished` before it ends; others may end with exit
+    status 0 at any time.
     """
 
     name: str
     connection: Connection
-    process: BaseProcess | None
+    process: BaseProcess | None  # None: the main thread of the launcher's own process
     reports: bool = True
-    folder: Path | None = None
+    folder: Path | None = None  # where it writes
     ready: bool = False
     finished: bool = False
-    closed: bool = False
+    closed: bool = False  # its end of the pipe is, and all messages are read
 
     @property
     def exit_status(self) -> int | None:
@@ -68,21 +53,7 @@ class WorkerHandle:
 class WorkerPool:
     """All workers of a launcher; a context manager that leaves no process behind.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Of the workers that will be started.
-    timeout : float
-        Seconds without a heartbeat after which a worker is taken for dead.
-    stderr : Connection or None
-        Where the workers write instead of to the terminal.
-
-    Attributes
-    ----------
-    table : HeartbeatTable
-        Their heartbeats.
-    handles : list of WorkerHandle
-        In the order in which they were started.
+    They write to `stderr`, where it is given, instead of to the terminal.
     """
 
     def __init__(
@@ -104,17 +75,14 @@ class WorkerPool:
 
     @property
     def reporting(self) -> list[WorkerHandle]:
-        """The workers that must report."""
         return [handle for handle in self.handles if handle.reports]
 
     @property
     def finished(self) -> bool:
-        """Whether all that must have reported so."""
         return all(handle.finished for handle in self.reporting)
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by name."""
         return {h.name: (h.process and h.process.pid) or os.getpid() for h in self.handles}
 
     def status(self, name: str) -> StatusSlot:
@@ -130,22 +98,11 @@ class WorkerPool:
         reports: bool = True,
         folder: Path | None = None,
     ) -> None:
-        """Start a worker process.
+        """Start a process that calls `target` with `message`, `arguments` and a connection.
 
-        Parameters
-        ----------
-        name : str
-            One of the pool's.
-        target : callable
-            Called with `message`, `arguments` and a connection to the launcher.
-        message : object
-            Its first message, of any size.
-        *arguments
-            What can be passed only while a process is started. They must be small: the launcher
-            writes them to a pipe of which it holds both ends, and would wait for ever for a process
-            that dies before it has read more than fits in.
-        reports, folder
-            As in `WorkerHandle`.
+        The `arguments`, which can be passed only while a process is started, must be small: the
+        launcher writes them to a pipe of which it holds both ends, and would wait for ever for a
+        process that dies before it has read more than fits in. The `message` may be of any size.
         """
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe(duplex=True)
@@ -157,23 +114,19 @@ class WorkerPool:
         process = context.Process(
             target=enter, args=(child, target, *arguments, there), name=name, daemon=True
         )
-        with _signals_held():
+        held = {signal.SIGINT, signal.SIGTERM}  # none may reach a child before it ignores them
+        signal.pthread_sigmask(signal.SIG_BLOCK, held)
+        try:
             process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
         # A pipe shows the end of a process only when nobody else holds that end of it.
         there.close()
         self.handles.append(WorkerHandle(name, here, process, reports, folder))
         threading.Thread(target=_send, args=(here, message), daemon=True).start()
 
     def attach(self, name: str, folder: Path | None = None) -> Connection:
-        """Add the main thread of this process as a worker; return its connection.
-
-        Parameters
-        ----------
-        name : str
-            One of the pool's.
-        folder : Path or None
-            As in `WorkerHandle`.
-        """
+        """Add the main thread of this process as a worker; return its connection."""
         here, there = multiprocessing.Pipe(duplex=True)
         self.handles.append(WorkerHandle(name, here, None, folder=folder))
         return there
@@ -198,10 +151,7 @@ class WorkerPool:
         return messages
 
     def _end(self, patience: float) -> None:
-        """Wait for all processes to end; kill the rest after `patience` seconds.
-
-        What a killed process has is in memory without a name, or written whole or not at all.
-        """
+        """Wait for all processes to end; kill the rest after `patience` seconds."""
         processes = [handle.process for handle in self.handles if handle.process]
         _join(processes, patience)
         for process in processes:
@@ -224,17 +174,6 @@ def _join(processes: Sequence[BaseProcess], seconds: float) -> None:
 
 
 def _send(connection: Connection, message: object) -> None:
-    """Send to a worker that may have ended."""
+    """Send a message to a worker that may have ended."""
     with contextlib.suppress(OSError):
         connection.send(message)
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Hold back the signals to stop, so that none reaches a child before it ignores them."""
-    held = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, held)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)

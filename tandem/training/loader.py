@@ -21,8 +21,6 @@ from tandem.processes.heartbeat import StatusSlot
 from tandem.processes.messages import Failed, Stop
 from tandem.training.messages import Activity, MinibatchReady
 
-LOOK_SECONDS = 1.0  # the longest wait before checking again whether the others are alive
-
 
 def serve(
     builder: MinibatchBuilder,
@@ -33,24 +31,8 @@ def serve(
 ) -> None:
     """Fill slots until asked to stop; the target of a loader process.
 
-    Parameters
-    ----------
-    builder : MinibatchBuilder
-        Fills a slot.
-    trainer : Connection
-        Requests and answers. Its other end must be open in the trainer alone, so that the
-        trainer's death shows.
-    slots : HostSlots or CudaSlots
-        Where minibatches go.
-    status : StatusSlot
-        Where it shows its `Activity`.
-    launcher : Connection
-        Where it reports a failure, at once, however long the trainer's step is.
-
-    Raises
-    ------
-    SystemExit
-        With status 1, after a failure that has been reported.
+    The other end of `trainer` must be open in the trainer alone, so that the trainer's death shows.
+    A failure is reported to the launcher at once, however long the trainer's step is.
     """
     try:
         area = slots.open(trainer.recv)
@@ -75,9 +57,7 @@ def _receive(trainer: Connection) -> MinibatchRequest | None:
     """Return the next request, or None when it is time to end."""
     parent = multiprocessing.parent_process()
     watched: list[Any] = [trainer] if parent is None else [trainer, parent.sentinel]
-    while not (ready := wait(watched, LOOK_SECONDS)):
-        continue
-    if trainer not in ready:
+    if trainer not in wait(watched):
         return None
     try:
         message = trainer.recv()

@@ -13,14 +13,7 @@ from tandem.training.run_spec import RunSpec
 
 
 def make_slots(spec: RunSpec, rank: int) -> HostSlots | CudaSlots:
-    """Make the slots of a trainer, to be sent to its process and to its loader's.
-
-    Parameters
-    ----------
-    spec : RunSpec
-    rank : int
-        Which trainer, from 0.
-    """
+    """Make the slots of a trainer, to be sent to its process and to its loader's."""
     layout = SlotLayout(spec.config.batch_size, spec.picture_size)
     kind, _, number = spec.devices[rank].partition(":")
     return HostSlots.create(layout, rank) if kind == "cpu" else CudaSlots(int(number), layout)
@@ -32,16 +25,6 @@ def open_memory(
     """Make a trainer's memory, in its process. Collective.
 
     On a GPU, from now on PyTorch's work in this process goes to one stream of it.
-
-    Parameters
-    ----------
-    spec : RunSpec
-    slots : HostSlots or CudaSlots
-        As `make_slots` made them.
-    group : Group
-        All trainers.
-    layout : FlatLayout
-        Of the parameters.
     """
     if isinstance(slots, HostSlots):
         settings = ExchangeSettings.of(dict(spec.config))
@@ -58,16 +41,7 @@ def open_memory(
 def open_loader(
     memory: HostMemory | CudaMemory, connection: Connection | None, builder: MinibatchBuilder
 ) -> Loader:
-    """Give what fills the slots: the process at the other end, or the trainer itself.
-
-    Parameters
-    ----------
-    memory : HostMemory or CudaMemory
-    connection : Connection or None
-        To the loader's process.
-    builder : MinibatchBuilder
-        Fills the slots without one.
-    """
+    """Return what fills the slots: the process at the other end, or the trainer itself."""
     if isinstance(memory, HostMemory):
         if connection is None:
             return InProcessLoader(builder, memory.area)

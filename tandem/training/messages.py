@@ -26,13 +26,7 @@ class Activity(IntEnum):
 
 @dataclass(frozen=True)
 class MinibatchReady:
-    """From a loader to its trainer: a request has been carried out.
-
-    Attributes
-    ----------
-    slot : int
-        Number of the filled slot.
-    """
+    """From a loader to its trainer: the slot of this number has been filled."""
 
     slot: int
 
@@ -42,19 +36,11 @@ class StepVote:
     """From a trainer to all: its part in the decision on a step, before any weight changes.
 
     Every trainer receives the votes of all, and acts on them alike.
-
-    Attributes
-    ----------
-    stop : bool
-        It has been asked to stop.
-    snapshot : bool
-        A checkpoint is due.
-    not_finite : tuple of int
-        Dataset indices of its pictures, where its loss or a gradient is not finite.
     """
 
-    stop: bool = False
-    snapshot: bool = False
+    stop: bool = False  # it has been asked to
+    snapshot: bool = False  # a checkpoint is due
+    # Dataset indices of its pictures, where its loss or a gradient is not finite:
     not_finite: tuple[int, ...] = ()
 
 
@@ -78,7 +64,7 @@ class CheckpointBegun:
 
 @dataclass(frozen=True)
 class CheckpointWritten:
-    """A checkpoint has been written to `path`."""
+    """A checkpoint has been written."""
 
     path: str
 
@@ -92,13 +78,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Diverged(Failed):
-    """A loss or a gradient is not finite; all trainers have agreed to end.
+    """A loss or a gradient is not finite; all trainers have agreed to end."""
 
-    Attributes
-    ----------
-    epoch, minibatch : int
-        Where it happened, both from 0.
-    """
-
-    epoch: int
-    minibatch: int
+    epoch: int  # from 0
+    minibatch: int  # from 0, within the epoch

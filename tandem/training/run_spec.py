@@ -20,15 +20,15 @@ class RunSpec:
     """A checked run. Small, and sent to every process when it starts."""
 
     job: Job
-    config: Config  # with every ``auto`` resolved
+    config: Config  # every ``auto`` is resolved
     wnids: tuple[str, ...]  # the classes, in order
-    train: Dataset  # a validation has its dataset here too
-    validation: Dataset
+    train: Dataset
+    validation: Dataset  # the same as `train` in a validation
     conditions: Conditions  # what else the bits depend on
     resumed: Path | None = None  # the checkpoint to continue
     weights: Path | None = None  # otherwise the checkpoint to start from, or to validate
     header: CheckpointHeader | None = None  # of `resumed` or `weights`
-    # Epoch and global minibatch, from 0, of minibatches to skip, beside the checkpoint's own.
+    # Epoch and global minibatch, from 0, of minibatches to skip, beside the checkpoint's own:
     skipped: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -96,5 +96,6 @@ class RunSpec:
             batch_crop_mirror=config.batch_crop_mirror,
             seed=config.seed,
         )
-        crop_here = not self.device_crops
-        return MinibatchBuilder(self.train, self.validation, augmentation, crop_here)
+        return MinibatchBuilder(
+            self.train, self.validation, augmentation, crop_here=not self.device_crops
+        )

@@ -27,49 +27,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WorkerArguments:
-    """What a trainer is given when it starts.
-
-    Attributes
-    ----------
-    rank : int
-        Number of the trainer, from 0.
-    group : Group
-        All trainers.
-    loader : Connection or None
-        To its loader process; None where the trainer loads by itself.
-    slots : HostSlots or CudaSlots
-        For minibatches; its loader has them too.
-    status : StatusSlot
-        Where it shows its `tandem.training.messages.Activity`.
-    lock : FolderLock or None
-        On the run folder, which stays locked while a trainer is alive.
-    """
+    """What a trainer is given when it starts."""
 
     rank: int
-    group: Group
-    loader: Connection | None
-    slots: HostSlots | CudaSlots
-    status: StatusSlot
-    lock: FolderLock | None = None
+    group: Group  # all trainers
+    loader: Connection | None  # None where the trainer loads by itself
+    slots: HostSlots | CudaSlots  # for minibatches; its loader has them too
+    status: StatusSlot  # shows a `tandem.training.messages.Activity`
+    lock: FolderLock | None = None  # the run folder stays locked while a trainer is alive
 
 
 def serve(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> None:
-    """Work as a trainer, then report `Finished` or `Failed`.
-
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-    arguments : WorkerArguments
-        What this trainer is given.
-    launcher : Connection
-        For reports, and for a request to stop.
-
-    Raises
-    ------
-    SystemExit
-        With status 1: it failed, or the launcher is gone.
-    """
+    """Work as a trainer, then report `Finished` or `Failed`; exit after a failure."""
     os.environ["OMP_NUM_THREADS"] = str(spec.threads)
     try:
         _train(spec, arguments, launcher)

@@ -18,13 +18,8 @@ PATH = Path("runs/a/epoch-0001.safetensors")
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     folder = prepare(tmp_path_factory.mktemp("data"))
-    return Config(
-        data_folder=str(folder),
-        devices=("cpu", "cpu"),
-        threads=1,
-        compile=False,
-        use_data_layer=False,
-    )
+    resolved = {"devices": ("cpu", "cpu"), "threads": 1, "compile": False, "use_data_layer": False}
+    return Config(data_folder=str(folder), **resolved)
 
 
 def refusal(theirs: dict[str, str], ours: dict[str, str]) -> str:
@@ -40,10 +35,6 @@ def test_all_conditions_are_named(config: Config) -> None:
     assert found["compile"] == "false"
     assert found["numpy"] == numpy.__version__
     assert {"processor", "python", "torch", "pytensor", "exchange", "precision"} <= found.keys()
-
-
-def test_equal_conditions_pass(config: Config) -> None:
-    check_exact(PATH, conditions(config), conditions(config))
 
 
 @pytest.mark.parametrize(
@@ -85,10 +76,9 @@ def test_every_difference_is_named_at_once(config: Config) -> None:
 
 
 def test_a_condition_that_one_side_does_not_know(config: Config) -> None:
-    ours = conditions(config)
-    assert "threads unknown in the checkpoint, now 1" in refusal(
-        {key: value for key, value in ours.items() if key != "threads"}, ours
-    )
+    theirs = conditions(config)
+    del theirs["threads"]
+    assert "threads unknown in the checkpoint, now 1" in refusal(theirs, conditions(config))
 
 
 def test_of_a_processor_only_what_differs_is_shown() -> None:

@@ -12,12 +12,7 @@ import numpy as np
 import pytest
 
 from tandem.artifacts import run_folder as folder_module
-from tandem.artifacts.checkpoint import (
-    Checkpoint,
-    RunState,
-    read_checkpoint,
-    save_checkpoint,
-)
+from tandem.artifacts.checkpoint import Checkpoint, RunState, read_checkpoint, save_checkpoint
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
 from tandem.artifacts.run_folder import (
     RunFolder,
@@ -64,12 +59,6 @@ def open_folder(
 # Names
 
 
-def test_names_say_how_far_training_is() -> None:
-    assert checkpoint_name(RunState(epoch=3)) == "epoch-0003.safetensors"
-    middle = RunState(epoch=3, step_in_epoch=120)
-    assert checkpoint_name(middle) == "epoch-0003-step-000120.safetensors"
-
-
 @pytest.fixture
 def names(tmp_path: Path) -> Path:
     """Checkpoints by name only, and other files."""
@@ -102,28 +91,24 @@ def test_checkpoints_in_the_order_of_training(names: Path) -> None:
 
 def test_find_checkpoint(names: Path) -> None:
     (latest,) = write(names, RunState(epoch=9, step_in_epoch=120))
+    assert latest.name == "epoch-0009-step-000120.safetensors"
     assert find_checkpoint(names, "latest") == latest
     assert find_checkpoint(names, 9) == names / "epoch-0009.safetensors"
     assert find_checkpoint(names, 2) == names / "epoch-0002.safetensors"
 
 
 def test_a_checkpoint_that_is_not_there(names: Path) -> None:
-    with pytest.raises(InputError) as caught:
+    listed = "epoch-0001.safetensors, epoch-0002.safetensors, epoch-0009.safetensors"
+    message = rf"{names}: no checkpoint epoch-0004.* \(load_epoch 4\); there are: {listed}"
+    with pytest.raises(InputError, match=message):
         find_checkpoint(names, 4)
-    message = str(caught.value)
-    assert f"{names}: no checkpoint epoch-0004.safetensors (load_epoch 4)" in message
-    assert "epoch-0001.safetensors, epoch-0002.safetensors, epoch-0009.safetensors" in message
 
 
 def test_a_long_list_of_checkpoints_is_cut(tmp_path: Path) -> None:
     for epoch in range(1, 61):
         (tmp_path / f"epoch-{epoch:04d}.safetensors").touch()
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"epoch-0001.* 52 more.*epoch-0060"):
         find_checkpoint(tmp_path, 61)
-    message = str(caught.value)
-    assert "epoch-0001" in message
-    assert "epoch-0060" in message
-    assert len(message) < 600
 
 
 def test_no_checkpoint_at_all(tmp_path: Path) -> None:
@@ -177,10 +162,8 @@ def test_a_damaged_checkpoint_is_set_aside_and_supersedes_nothing(tmp_path: Path
         damage(path)
     run = open_folder(tmp_path, EPOCHS[0], resumed=sound, keep_snapshots=1)
     assert list_checkpoints(tmp_path) == [sound]
-    assert [path.name for path in sorted(tmp_path.glob("*.damaged"))] == [
-        "epoch-0002.safetensors.damaged",
-        "epoch-0003.safetensors.damaged",
-    ]
+    renamed = {path.with_name(f"{path.name}.damaged") for path in damaged}
+    assert set(tmp_path.glob("*.damaged")) == renamed
     run.save(make(replace(EPOCHS[0], step_in_epoch=2)))
     run.close()
     # The first is the best, the other the last.
@@ -271,10 +254,9 @@ def test_the_copy_is_the_checkpoint_bit_for_bit(tmp_path: Path, nbytes: int | No
     run.close()
     found = read_checkpoint(tmp_path / "epoch-0002.safetensors")
     for name, array in written.weights.items():
+        momentum, expected = (made.states["momentum"][name] for made in (found, written))
         assert found.weights[name].tobytes() == array.tobytes()
-        assert (
-            found.states["momentum"][name].tobytes() == written.states["momentum"][name].tobytes()
-        )
+        assert momentum.tobytes() == expected.tobytes()
 
 
 def test_the_record_is_on_the_disk_before_the_checkpoint(
@@ -288,8 +270,6 @@ def test_the_record_is_on_the_disk_before_the_checkpoint(
         flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
         fsync(descriptor)
 
-    if not Path("/proc/self/fd").exists():
-        pytest.skip("needs /proc")
     run = open_folder(tmp_path)
     run.append(TRAIN)
     monkeypatch.setattr(os, "fsync", noted)
@@ -316,17 +296,13 @@ def test_a_full_disk_is_told_at_the_next_look(
     assert list_checkpoints(tmp_path) == []
 
 
-def test_what_a_killed_run_left_half_written_is_removed(tmp_path: Path) -> None:
+def test_the_configuration_is_saved_and_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     left = tmp_path / ".epoch-0001.abc.partial.safetensors"
     left.touch()
-    open_folder(tmp_path).close()
-    assert not left.exists()
-
-
-def test_the_configuration_is_saved(tmp_path: Path) -> None:
     open_folder(tmp_path, devices=("cpu", "cpu"), threads=1, seed=5).close()
     saved = load_config(["--config", str(tmp_path / "config.yaml")])
     assert (saved.devices, saved.threads, saved.seed) == (("cpu", "cpu"), 1, 5)
+    assert not left.exists()
 
 
 def test_a_record_goes_on_where_the_checkpoint_stands(tmp_path: Path) -> None:
@@ -339,8 +315,6 @@ def test_a_record_goes_on_where_the_checkpoint_stands(tmp_path: Path) -> None:
     run = open_folder(tmp_path, RunState(epoch=0, step_in_epoch=40, step=40))
     run.append(VALIDATION)
     run.close()
-    assert read_records(tmp_path / "record.jsonl") == [TRAIN, later, VALIDATION]
-    open_folder(tmp_path, RunState(epoch=1, step=40)).close()
-    assert read_records(tmp_path / "record.jsonl") == [TRAIN, later, VALIDATION]
-    open_folder(tmp_path).close()
-    assert read_records(tmp_path / "record.jsonl") == []
+    for state, expected in ((RunState(epoch=1, step=40), [TRAIN, later, VALIDATION]), (None, [])):
+        open_folder(tmp_path, state).close()
+        assert read_records(tmp_path / "record.jsonl") == expected

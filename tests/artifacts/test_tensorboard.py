@@ -103,13 +103,9 @@ def test_a_checkpoint_shows_weights_updates_and_filters(tmp_path: Path) -> None:
 def test_weights_that_are_not_finite_have_no_histogram(tmp_path: Path) -> None:
     broken = checkpoint(1, a=np.array([1.0, np.inf]), b=np.ones((2, 2)), c=np.zeros((2, 2)))
     write(tmp_path, 0, broken)
-    assert read(tmp_path).Tags()["histograms"] == [
-        "weights/b",
-        "updates/b",
-        "weights/c",
-        "updates/c",
-    ]
-    assert read(tmp_path).Tags()["scalars"] == ["update_ratio/b"]
+    tags = read(tmp_path).Tags()
+    assert tags["histograms"] == ["weights/b", "updates/b", "weights/c", "updates/c"]
+    assert tags["scalars"] == ["update_ratio/b"]
 
 
 def test_a_resumed_run_continues_its_curves_without_doubling(tmp_path: Path) -> None:
@@ -171,11 +167,8 @@ def test_a_fault_is_told_once_and_ends_nothing_else(tmp_path: Path) -> None:
     assert [log.take_trouble(), log.take_trouble()] == [expected, None]
     assert curve(tmp_path, "loss/training") == [(20, 2.5)]
     assert "loss/validation" not in read(tmp_path).Tags()["scalars"]
-
-
-def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
-    log = write(tmp_path / "missing", 0, TRAIN)
-    assert "No such file or directory" in str(log.take_trouble())
+    gone = write(tmp_path / "missing", 0, TRAIN)
+    assert "No such file or directory" in str(gone.take_trouble())
 
 
 @pytest.fixture

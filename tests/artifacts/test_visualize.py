@@ -63,8 +63,4 @@ def test_a_sheet_shows_each_picture_framed_by_whether_it_is_recognised() -> None
         assert sheet.getpixel((x + 90, y + 90)) == (0, 50 * number, 0)
         text = np.asarray(sheet)[y + width : y + height - 4, x : x + width - 4]
         assert (text < 100).all(axis=-1).sum() > 50  # letters
-
-
-def test_a_sheet_names_few_classes() -> None:
-    crops = np.zeros((1, 20, 20, 3), np.uint8)
-    prediction_sheet(crops, [1], np.array([[0.25, 0.75]]), ["a", "b"])
+    prediction_sheet(crops[:1], [1], np.array([[0.25, 0.75]]), ["a", "b"])  # few classes

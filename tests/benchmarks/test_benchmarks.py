@@ -1,4 +1,4 @@
-"""The benchmarks of the CPU at tiny sizes: that they answer what they ask, by no clock."""
+"""The benchmarks of the CPU at tiny sizes: their answers, but no times."""
 
 import json
 import os
@@ -29,6 +29,9 @@ def no_compiling(monkeypatch: pytest.MonkeyPatch) -> Any:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+FIGURES = {"little": 1.23412, "much": 3.0}
 
 
 def measured(name: str, *seconds: float) -> Measured:
@@ -80,7 +83,7 @@ def test_a_start_is_timed_until_the_first_step() -> None:
     assert 1 < found.value < 300
 
 
-def test_a_run_that_does_not_start_is_told(tmp_path: Path) -> None:
+def test_a_run_that_does_not_start_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"made no step:\nerror: .*nothing"):
         start.seconds_to_first_step(tmp_path / "nothing", tmp_path / "run", ())
 
@@ -134,7 +137,10 @@ def test_a_benchmark_that_fails_ends_all(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_tables_have_a_block_for_each_question() -> None:
     comparison = Comparison("why", "a", "b", "time", 0.5, 0.4, 0.6, None, 1.0, 2.0, 3)
-    lines = table([row(comparison), row(Figure("how", "c", 1.0, "s", 2.0))]).splitlines()
+    figures = [row(Figure("how", name, value, "MB", 2.0)) for name, value in FIGURES.items()]
+    lines = table([row(comparison), *figures]).splitlines()
     assert lines[0] == "why"
     assert lines[1].split() == ["a", "0.50", "x", "the", "time", "of", "b", "(0.40", "to", "0.60)"]
     assert lines[2] == "how"
+    assert lines[3].split() == ["little", "1.234", "MB", "at", "most", "2", "MB:", "yes"]
+    assert lines[4].split() == ["much", "3", "MB", "at", "most", "2", "MB:", "NO"]

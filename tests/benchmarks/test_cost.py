@@ -1,4 +1,4 @@
-"""The model of an exchange's cost, against rates that are known and figures that are told."""
+"""The model of an exchange's cost, against known rates and published figures."""
 
 import math
 from dataclasses import astuple
@@ -43,7 +43,6 @@ def test_what_was_not_measured_is_not_known() -> None:
     found = fit(here, [seconds(TRUE, each) for each in here])
     assert math.isnan(found.bytes_between)
     assert math.isnan(found.steps_between)
-    # It is no obstacle to what does not ask for it.
     assert seconds(found, here[0]) == pytest.approx(seconds(TRUE, here[0]))
     assert math.isnan(seconds(found, load("asa", 1000, Layout(2, 1))))
 
@@ -94,7 +93,7 @@ def test_bytes_that_leave_a_machine() -> None:
     assert [out(name, 2) for name in STRATEGIES] == [1, 1.75, 0.875, 1]
 
 
-def test_a_rank_alone_on_each_machine_sends_what_the_formula_of_the_paper_says() -> None:
+def test_a_rank_alone_on_each_machine_sends_as_by_the_papers_formula() -> None:
     for ranks in (2, 3, 8, 512):
         expected = 2 * 4 * 1000 * (ranks - 1) / ranks
         assert load("asa", 1000, Layout(ranks, 1)).bytes_between == pytest.approx(expected)
@@ -109,10 +108,14 @@ def test_speed_up() -> None:
 
 def test_the_papers_seconds_of_computing_agree_with_its_speed_ups() -> None:
     """Background: AlexNet 5.3, 6.7, 7.1; GoogLeNet 7.1 to 7.3; VGG 4.3, 6.7, 7.2."""
-    told = {"AlexNet": (5.3, 6.7, 7.1), "GoogLeNet": (7.1, 7.2, 7.3), "VGG-16": (4.3, 6.7, 7.2)}
+    published = {
+        "AlexNet": (5.3, 6.7, 7.1),
+        "GoogLeNet": (7.1, 7.2, 7.3),
+        "VGG-16": (4.3, 6.7, 7.2),
+    }
     for network in THEANO_MPI:
         found = [
             speedup(8, network.compute, exchange / network.steps)
             for exchange in network.exchange.values()
         ]
-        np.testing.assert_allclose(found, told[network.name], atol=0.11)
+        np.testing.assert_allclose(found, published[network.name], atol=0.11)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.loader import Epoch, RawPictures, Sizes, answer, data_loader, mean_image, opened
-from benchmarks.measure import Comparison, Figure, row, table
+from benchmarks.measure import Comparison, Figure
 from benchmarks.pictures import write_batches
 from tandem.data.dataset import Dataset
 
@@ -79,17 +79,3 @@ def test_pytorch_loads_every_picture(dataset: Dataset) -> None:
     batches = list(data_loader(RawPictures(dataset, mean, SIZES.crop), SIZES.batch))
     assert [tuple(batch.shape) for batch in batches] == [(n, 3, 16, 16) for n in (4, 4, 2)]
     assert all(batch.is_contiguous() for batch in batches)
-
-
-def test_a_figure_is_a_line_of_the_table() -> None:
-    rows = [row(Figure("memory", name, value, "MB", 400.0)) for name, value in FIGURES.items()]
-    assert [r["reached"] for r in rows] == [True, False]
-    lines = table(rows).splitlines()
-    assert [line.split() for line in lines] == [
-        ["memory"],
-        ["little", "74.42", "MB", "at", "most", "400", "MB:", "yes"],
-        ["much", "401", "MB", "at", "most", "400", "MB:", "NO"],
-    ]
-
-
-FIGURES = {"little": 74.4199, "much": 401.0}

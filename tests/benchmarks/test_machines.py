@@ -12,7 +12,7 @@ from benchmarks.cost import Layout, load
 from benchmarks.ranks import Job, run
 from tests.support.machines import Machines, missing_for_two_machines, two_machines
 from tests.support.ranks import missing, starter
-from tests.support.tiny import ROOT, prepare, settings
+from tests.support.tiny import ROOT, prepare, settings, wait_for_steps
 
 if reason := missing() or missing_for_two_machines():
     pytest.skip(reason, allow_module_level=True)
@@ -84,16 +84,12 @@ def test_what_goes_by_the_cable_is_what_the_model_says(each: int) -> None:
 
 @pytest.mark.slow
 def test_a_cable_that_is_cut_ends_both_machines(pair: Machines, tmp_path: Path) -> None:
-    data, record = prepare(tmp_path / "data"), tmp_path / "run" / "record.jsonl"
+    data, run_folder = prepare(tmp_path / "data"), tmp_path / "run"
     changes = {"n_epochs": 10_000, "peer_timeout_seconds": TIMEOUT}
     command = [*pair.mpirun(str(starter()), 1), sys.executable, "train.py"]
-    command += settings(data, tmp_path / "run", **changes)
+    command += settings(data, run_folder, **changes)
     job = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not record.exists() or record.read_bytes().count(b"\n") < 3:
-        assert job.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_steps(run_folder, job, 3)
     pair.cut()
     _, errors = job.communicate(timeout=TIMEOUT + 20)
     assert job.returncode == 1

@@ -1,6 +1,6 @@
-"""The benchmark of exchanges over ranks: that it counts bytes rightly, and tells all that it found.
+"""The benchmark of exchanges over ranks: that it counts bytes rightly and reports all results.
 
-What it finds of seconds is not checked; the model that is fitted to them is, in `test_cost`.
+Seconds are not checked; the model that is fitted to them is, in `test_cost`.
 """
 
 import json
@@ -75,7 +75,7 @@ def test_a_prediction_by_hand() -> None:
     assert max(map(abs, model.errors)) < 1e-6
 
 
-def test_the_report_tells_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_has_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ranks.jsonl"
     path.write_text("\n".join(map(json.dumps, [{"system": "Linux"}, *synthetic()])))
     assert main([str(path)]) == 0
@@ -124,13 +124,13 @@ def test_what_does_not_fit_into_memory_is_left_out(
         (1000, 3_000_000),
         (1000,),
     ]
-    told = capsys.readouterr().err
-    assert "left out: 3,000,000 parameters at 4 ranks" in told
-    assert "left out: two machines: not permitted" in told
+    errors = capsys.readouterr().err
+    assert "left out: 3,000,000 parameters at 4 ranks" in errors
+    assert "left out: two machines: not permitted" in errors
 
 
 @pytest.mark.slow
-def test_what_buckets_bring_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gain_of_buckets_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["--machines", "1", "--batch", "2", "--crop", "67", "--rounds", "1"]
     assert overlap.main(settings) == 0
     names = [re.split(r"  +", line)[0] for line in capsys.readouterr().out.splitlines()]

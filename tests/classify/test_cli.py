@@ -38,9 +38,7 @@ def run(folder: Path, *arguments: str) -> int:
     return classify.main([*common, *arguments])
 
 
-def test_pictures_are_named_in_order_and_the_bad_one_is_reported(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pictures_are_named_in_order_and_the_bad_one_is_reported(folder: Path, capsys) -> None:
     pictures = folder / "pictures"
     # Two at a time, so that the bad one stands among others.
     assert run(folder, str(folder / "loose"), "--batch_size", "2", str(pictures)) == 1
@@ -69,9 +67,7 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ten_crops["probability"] != first["guesses"][0]["probability"]
 
 
-def test_the_standard_input(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_standard_input(folder: Path, capsys, monkeypatch) -> None:
     class Input:
         buffer = io.BytesIO((folder / "loose").read_bytes())
 
@@ -85,9 +81,7 @@ def test_the_standard_input(
     assert "error: standard input: the file is empty" in capsys.readouterr().err
 
 
-def test_what_is_missing_is_said_and_the_rest_goes_on(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_missing_is_said_and_the_rest_goes_on(folder: Path, tmp_path: Path, capsys) -> None:
     assert run(folder, str(tmp_path), str(folder / "none.png"), str(folder / "loose")) == 1
     output, errors = capsys.readouterr()
     assert output.splitlines()[0] == str(folder / "loose")

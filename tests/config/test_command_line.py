@@ -1,7 +1,6 @@
 """Settings of a run from files and command lines: which wins, and what is refused."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,24 +8,7 @@ import pytest
 from tandem.config.command_line import ANSWERS, RETIRED, load_config, load_weights_and_config
 from tandem.config.schema import Config, make_config
 from tandem.errors import InputError
-
-
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No config.yaml lies in the current folder, unless a test puts one there."""
-    monkeypatch.chdir(tmp_path)
-
-
-def refusal(argv: Sequence[str]) -> str:
-    with pytest.raises(InputError) as caught:
-        load_config(argv)
-    return str(caught.value)
-
-
-def file_refusal(text: str | bytes) -> str:
-    path = Path("mine.yaml")
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return refusal(["--config", "mine.yaml"])
+from tests.support.refusals import file_refusal, refusal
 
 
 def test_help_lists_every_key_with_meaning_and_default(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,6 +29,8 @@ def test_help_lists_every_key_with_meaning_and_default(capsys: pytest.CaptureFix
 
 def test_the_defaults_hold_where_nothing_is_given() -> None:
     assert load_config([]) == Config()
+    Path("mine.yaml").write_text("# nothing yet\n")
+    assert load_config(["--config", "mine.yaml"]) == Config()
 
 
 def test_config_yaml_of_the_current_folder_is_read() -> None:
@@ -57,44 +41,10 @@ def test_config_yaml_of_the_current_folder_is_read() -> None:
     assert (config.seed, config.n_epochs) == (1, 3)
 
 
-def test_the_command_line_wins_over_the_file() -> None:
-    Path("mine.yaml").write_text("batch_size: 8\nseed: 9\ndevices: [cpu]\n")
+def test_the_command_line_wins_over_the_file_even_over_a_wrong_value() -> None:
+    Path("mine.yaml").write_text("batch_size: many\nseed: 9\ndevices: [cpu]\n")
     config = load_config(["--batch_size", "4", "--config", "mine.yaml", "--devices", "cpu", "cpu"])
     assert (config.batch_size, config.seed, config.devices) == (4, 9, ("cpu", "cpu"))
-
-
-def test_a_wrong_value_in_the_file_does_not_matter_once_replaced() -> None:
-    Path("mine.yaml").write_text("batch_size: many\n")
-    assert load_config(["--config", "mine.yaml", "--batch_size=4"]).batch_size == 4
-
-
-def test_an_empty_file_changes_nothing() -> None:
-    Path("mine.yaml").write_text("# nothing yet\n")
-    assert load_config(["--config", "mine.yaml"]) == Config()
-
-
-@pytest.mark.parametrize(
-    ("tokens", "devices"),
-    [
-        (["cpu", "cpu"], ("cpu", "cpu")),
-        (["[cpu,cpu]"], ("cpu", "cpu")),
-        (["[cpu, cpu]"], ("cpu", "cpu")),
-        (["[cpu,", "cpu]"], ("cpu", "cpu")),
-        (["cpu"], ("cpu",)),
-        (["cuda:0", "cuda:11"], ("cuda:0", "cuda:11")),
-        (["auto"], "auto"),
-    ],
-)
-def test_both_forms_of_a_list(tokens: list[str], devices: object) -> None:
-    assert load_config(["--devices", *tokens]).devices == devices
-
-
-@pytest.mark.parametrize(
-    ("tokens", "epochs"),
-    [(["20", "40"], (20, 40)), (["[5,6,7]"], (5, 6, 7)), (["30"], (30,)), (["[]"], ())],
-)
-def test_lists_of_numbers(tokens: list[str], epochs: tuple[int, ...]) -> None:
-    assert load_config(["--lr_step", *tokens]).lr_step == epochs
 
 
 @pytest.mark.parametrize(
@@ -113,6 +63,17 @@ def test_numbers_with_an_exponent_and_no_dot(text: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("argv", "key", "value"),
     [
+        (["--devices", "cpu", "cpu"], "devices", ("cpu", "cpu")),
+        (["--devices", "[cpu,cpu]"], "devices", ("cpu", "cpu")),
+        (["--devices", "[cpu, cpu]"], "devices", ("cpu", "cpu")),
+        (["--devices", "[cpu,", "cpu]"], "devices", ("cpu", "cpu")),
+        (["--devices", "cpu"], "devices", ("cpu",)),
+        (["--devices", "cuda:0", "cuda:11"], "devices", ("cuda:0", "cuda:11")),
+        (["--devices", "auto"], "devices", "auto"),
+        (["--lr_step", "20", "40"], "lr_step", (20, 40)),
+        (["--lr_step", "[5,6,7]"], "lr_step", (5, 6, 7)),
+        (["--lr_step", "30"], "lr_step", (30,)),
+        (["--lr_step", "[]"], "lr_step", ()),
         (["--resume_train", "true"], "resume_train", True),
         (["--resume_train"], "resume_train", True),
         (["--resume-train", "--batch-size=3"], "batch_size", 3),
@@ -135,19 +96,12 @@ def test_numbers_with_an_exponent_and_no_dot(text: str, value: float) -> None:
             {"fc8": 10, "conv1": 0.5},
         ),
         (["--lr_multipliers", "{fc8:", "10}"], "lr_multipliers", {"fc8": 10}),
-        (["--freeze", "[]"], "freeze", ()),
     ],
 )
 def test_values_of_every_kind(argv: list[str], key: str, value: object) -> None:
     found = getattr(load_config(argv), key)
     assert found == value
     assert type(found) is type(value)
-
-
-def test_what_was_probably_meant_is_named() -> None:
-    assert refusal(["--lr_policy", "Cosin"]).endswith("did you mean cosine?")
-    assert refusal(["--load_epoch", "last"]).endswith("did you mean latest?")
-    assert refusal(["--shuffle", "image"]).endswith("did you mean images?")
 
 
 def test_several_wrong_values_are_all_named() -> None:
@@ -169,6 +123,9 @@ def test_several_wrong_values_are_all_named() -> None:
         (["--confg", "x"], "unknown option --confg; did you mean --config?"),
         (["--lerning_rate=1"], "did you mean --learning_rate?"),
         (["-seeds", "1"], "did you mean --seed?"),
+        (["--lr_policy", "Cosin"], "did you mean cosine?"),
+        (["--load_epoch", "last"], "did you mean latest?"),
+        (["--shuffle", "image"], "did you mean images?"),
         (["--zzzzzz", "1"], "unknown option --zzzzzz; --help lists all of them"),
         (["mine.yaml"], "unexpected argument 'mine.yaml'"),
         (["--batch_size", "1", "2"], "--batch_size takes one value; 2 were given: 1 2"),
@@ -189,9 +146,6 @@ def test_arguments_that_cannot_be_used(argv: list[str], expected: str) -> None:
 def test_unknown_keys_in_a_file() -> None:
     message = file_refusal("seed: 1\nlerning_rate: 0.1\n")
     assert message == "mine.yaml: unknown key lerning_rate; did you mean learning_rate?"
-    assert "mine.yaml: unknown key 3" in file_refusal("3: 4\n")
-    with pytest.raises(InputError, match="unknown key sed; did you mean seed"):
-        make_config({"sed": 1})
 
 
 @pytest.mark.parametrize("key", RETIRED)
@@ -203,49 +157,21 @@ def test_keys_of_the_original_that_are_gone(key: str) -> None:
 
 
 def test_keys_of_the_original_that_are_still_there() -> None:
-    original = [
-        "resume_train",
-        "load_epoch",
-        "n_epochs",
-        "learning_rate",
-        "lr_policy",
-        "lr_step",
-        "lr_adapt_threshold",
-        "use_momentum",
-        "momentum",
-        "use_nesterov_momentum",
-        "weight_decay",
-        "para_load",
-        "shuffle",
-        "rand_crop",
-        "batch_crop_mirror",
-        "use_data_layer",
-        "train_folder",
-        "val_folder",
-        "label_folder",
-        "mean_file",
-        "weights_dir",
-        "snapshot_freq",
-        "print_freq",
-        "print_train_error",
-        "batch_size",
-    ]
-    assert set(original) <= Config.model_fields.keys()
+    original = """
+        resume_train load_epoch n_epochs learning_rate lr_policy lr_step lr_adapt_threshold
+        use_momentum momentum use_nesterov_momentum weight_decay para_load shuffle rand_crop
+        batch_crop_mirror use_data_layer train_folder val_folder label_folder mean_file weights_dir
+        snapshot_freq print_freq print_train_error batch_size
+    """
+    assert set(original.split()) <= Config.model_fields.keys()
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("seed: 1\nbatch_size: 2\nseed: 3\n", "'seed' stands twice"),
-        ("- seed\n", "expected lines of the form 'key: value'"),
         ("just text", "expected lines of the form 'key: value'"),
-        ("seed: [1", "not YAML"),
-        ("seed: !!python/object/apply:os.system [true]\n", "not YAML"),
-        ("? [a, b]\n: 1\n", "not YAML"),
-        ("seed: 2024-99-99\n", "not YAML"),
         (b"seed: \xff\xfe\n", "not YAML"),
-        (b"\x00\x01", "not YAML"),
-        ("[" * 5000, "not YAML"),
     ],
 )
 def test_files_that_cannot_be_used(text: str | bytes, expected: str) -> None:
@@ -261,13 +187,6 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         load_config(["--config", str(tmp_path)])
 
 
-def test_weights_are_taken_from_the_arguments() -> None:
-    argv = ["--batch_size", "4", "--weights", "w.safetensors", "--devices", "cpu", "cpu"]
-    weights, config = load_weights_and_config(argv)
-    assert weights == Path("w.safetensors")
-    assert config == make_config({"batch_size": 4, "devices": ["cpu", "cpu"]})
-
-
 def test_weights_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match="--weights is missing; it must be a file"):
         load_weights_and_config(["--seed", "1"])
@@ -281,9 +200,10 @@ def test_weights_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", "--weights", "w", "--seed", "5"])
-    weights, config = load_weights_and_config()
-    assert (weights, config.seed) == (Path("w"), 5)
+    argv = ["train.py", "--seed", "5", "--weights", "w", "--devices", "cpu", "cpu"]
+    monkeypatch.setattr(sys, "argv", argv)
+    expected = make_config({"seed": 5, "devices": ["cpu", "cpu"]})
+    assert load_weights_and_config() == (Path("w"), expected)
     monkeypatch.setattr(sys, "argv", ["train.py", "--seed", "5"])
     assert load_config().seed == 5
 

@@ -57,15 +57,7 @@ def house(**values: Any) -> House:
 
 
 def test_settings_of_choices_follow_the_key_that_chooses() -> None:
-    assert list(House.model_fields) == [
-        "brush",
-        "colour",
-        "depth",
-        "names",
-        "height",
-        "slope",
-        "dry",
-    ]
+    assert [*House.model_fields] == ["brush", "colour", "depth", "names", "height", "slope", "dry"]
     sections = [declared(field, "section") for field in House.model_fields.values()]
     assert sections == ["Paint"] * 4 + ["Wall"] * 3
 
@@ -112,9 +104,8 @@ def test_a_default_may_be_omitted_where_settings_are_saved() -> None:
 
 
 def test_flags_are_kept() -> None:
-    assert [name for name, field in House.model_fields.items() if flag(field, "affects_bits")] == [
-        "brush"
-    ]
+    fields = House.model_fields.items()
+    assert [name for name, field in fields if flag(field, "affects_bits")] == ["brush"]
 
 
 def test_a_setting_of_two_choices_comes_from_a_common_base() -> None:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,26 +12,9 @@ from tandem.cli import sections
 from tandem.config.command_line import load_config
 from tandem.config.schema import Config, dump_config, make_config, save_config
 from tandem.errors import InputError
+from tests.support.refusals import file_refusal, refusal
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No config.yaml lies in the current folder, unless a test puts one there."""
-    monkeypatch.chdir(tmp_path)
-
-
-def refusal(argv: Sequence[str]) -> str:
-    with pytest.raises(InputError) as caught:
-        load_config(argv)
-    return str(caught.value)
-
-
-def file_refusal(text: str | bytes) -> str:
-    path = Path("mine.yaml")
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return refusal(["--config", "mine.yaml"])
 
 
 # What config.yaml and --help say
@@ -68,10 +50,6 @@ def test_the_demo_can_be_read() -> None:
     assert config.weights_dir == "runs/demo"
 
 
-def test_every_default_passes_its_own_check() -> None:
-    assert make_config(Config().model_dump(mode="json")) == Config()
-
-
 def test_reading_a_configuration_imports_nothing_heavy() -> None:
     heavy = ["torch", "pytensor", "matplotlib", "h5py", "numba", "scipy"]
     code = (
@@ -83,8 +61,8 @@ def test_reading_a_configuration_imports_nothing_heavy() -> None:
 
 
 def test_a_scalar_in_a_file_becomes_a_list_of_one() -> None:
-    assert make_config({"lr_step": 30, "devices": "cuda:1"}).lr_step == (30,)
-    assert make_config({"lr_step": 30, "devices": "cuda:1"}).devices == ("cuda:1",)
+    config = make_config({"lr_step": 30, "devices": "cuda:1"})
+    assert (config.lr_step, config.devices) == ((30,), ("cuda:1",))
 
 
 def test_data_paths_are_below_the_data_folder_unless_absolute(tmp_path: Path) -> None:
@@ -115,36 +93,25 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("batch_size", "'3'", '"3"', "a whole number of images of at least 1"),
         ("batch_size", "3.5", "3.5", "a whole number"),
-        ("batch_size", "3.0", "3.0", "a whole number"),
         ("batch_size", "true", "true", "a whole number"),
         ("batch_size", "0", "0", "at least 1"),
         ("batch_size", "[3]", "[3]", "a whole number"),
         ("batch_size", "null", "null", "a whole number"),
         ("batch_size", "2024-01-01", '"2024-01-01"', "a whole number"),
-        ("n_epochs", "0", "0", "at least 1"),
-        ("snapshot_freq", "0", "0", "at least 1"),
-        ("print_freq", "0", "0", "at least 1"),
         ("check_every", "-1", "-1", "at least 0"),
-        ("crop_size", "0", "0", "at least 1"),
         ("seed", "-1", "-1", "2**63"),
         ("seed", str(2**63), str(2**63), "2**63"),
         ("learning_rate", "0", "0", "a number above 0"),
-        ("learning_rate", "-0.1", "-0.1", "a number above 0"),
         ("learning_rate", "true", "true", "a number above 0"),
         ("learning_rate", ".nan", "NaN", "a number above 0"),
         ("learning_rate", ".inf", "Infinity", "a number above 0"),
         ("learning_rate", "1e999", '"1e999"', "a number above 0"),
         ("learning_rate", "fast", '"fast"', "a number above 0"),
-        ("width", "0", "0", "a number above 0"),
         ("lr_power", "0", "0", "a number above 0"),
         ("momentum", "1", "1", "below 1"),
-        ("momentum", "-0.5", "-0.5", "at least 0"),
         ("weight_decay", "-0.5", "-0.5", "at least 0"),
-        ("lr_adapt_threshold", "-0.5", "-0.5", "at least 0"),
-        ("warmup_epochs", "-1", "-1", "at least 0"),
         ("resume_train", "1", "1", "true or false"),
         ("resume_train", "'yes'", '"yes"', "true or false"),
-        ("para_load", "sometimes", '"sometimes"', "true or false"),
         ("use_data_layer", "0", "0", "true, false or auto"),
         ("compile", "always", '"always"', "true, false or auto"),
         ("load_epoch", "-1", "-1", "at least 0, or latest"),
@@ -154,7 +121,6 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("exchange", "gossip", '"gossip"', "average, gradients or shared"),
         ("lr_policy", "stairs", '"stairs"', "step, auto, poly, cosine or constant"),
         ("lr_step", "[40, 20]", "[40, 20]", "must increase"),
-        ("lr_step", "[20, 20]", "[20, 20]", "must increase"),
         ("lr_step", "[0, 20]", "[0, 20]", "at least 1"),
         ("lr_step", "[20.5]", "[20.5]", "whole numbers"),
         ("lr_step", "soon", '"soon"', "whole numbers"),
@@ -194,6 +160,16 @@ def test_a_value_is_refused_with_key_value_and_what_is_allowed(
     assert "\n" not in message
 
 
+def test_each_number_has_its_bound() -> None:
+    for keys, value, allowed in (
+        ("n_epochs snapshot_freq print_freq crop_size", 0, "at least 1"),
+        ("momentum lr_adapt_threshold warmup_epochs", -1, "at least 0"),
+        ("width", 0, "a number above 0"),
+    ):
+        for key in keys.split():
+            assert allowed in file_refusal(f"{key}: {value}")
+
+
 def test_paths_must_be_text() -> None:
     message = file_refusal("weights_dir: 2024\n")
     assert message == "mine.yaml: weights_dir is 2024; it must be a path; put it in quotes"
@@ -206,9 +182,8 @@ def test_a_long_value_is_cut() -> None:
 
 
 def test_a_configuration_does_not_change() -> None:
-    config = Config()
     with pytest.raises(ValidationError):
-        config.seed = 2  # type: ignore[misc]
+        Config().seed = 2  # type: ignore[misc]
 
 
 # What is saved

@@ -129,9 +129,7 @@ TORCHVISION = {
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
-def test_torchvisions_network_is_told_by_its_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
-) -> None:
+def test_torchvisions_network_is_told_by_its_names(tmp_path: Path, capsys, form: str) -> None:
     path = tmp_path / f"alexnet.{'safetensors' if form == 'safetensors' else 'pth'}"
     tensors = {name: torch.from_numpy(value) for name, value in TORCHVISION.items()}
     if form == "safetensors":
@@ -146,9 +144,7 @@ def test_torchvisions_network_is_told_by_its_names(
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_other_files_of_pytorch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], legacy: bool
-) -> None:
+def test_other_files_of_pytorch(tmp_path: Path, capsys, legacy: bool) -> None:
     path = tmp_path / "resnet.pt"
     torch.save({"fc.weight": torch.zeros(2)}, path, _use_new_zipfile_serialization=not legacy)
     assert "a PyTorch file, and reading it would execute" in refusal(capsys, path, "x")
@@ -168,9 +164,7 @@ def test_what_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_the_published_archive_at_its_full_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_published_archive_at_its_full_size(tmp_path: Path, monkeypatch) -> None:
     """A synthetic release: the true one has not been seen, only its names and shapes are known."""
     folder = tmp_path / "release"
     folder.mkdir()
@@ -190,9 +184,7 @@ def test_the_published_archive_at_its_full_size(
     assert (filters[0, 0, 10, 10], filters[95, 2, 0, 0], filters.sum()) == (1, 2, 3)
 
 
-def test_fetching_a_file_that_is_another(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fetching_a_file_that_is_another(folder: Path, tmp_path: Path, capsys) -> None:
     archive = zipped(folder, tmp_path / "mine.zip")
     output = tmp_path / "x.safetensors"
     assert cli.run_fetch(["--file", str(archive), "--output", str(output)], None) == 2

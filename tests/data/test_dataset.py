@@ -41,9 +41,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("layout", ["b01c", "c01b"])
-def test_it_says_where_everything_is(
-    data: Path, layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_says_where_everything_is(data: Path, layout: str, monkeypatch) -> None:
     write_files(data / "train_hkl", layout)
     monkeypatch.chdir(data)
     dataset = open_split(make_manifest(layout), Path(), "train", Path("labels"))

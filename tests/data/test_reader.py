@@ -57,9 +57,7 @@ def test_neighbours_are_read_with_one_call(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("layout", ["b01c", "c01b"])
 @pytest.mark.parametrize("most", [1, 7, PICTURE, PICTURE + 1])
-def test_short_reads_are_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, most: int
-) -> None:
+def test_short_reads_are_continued(tmp_path: Path, monkeypatch, layout: str, most: int) -> None:
     preadv = os.preadv
 
     def short(descriptor: int, views: list[memoryview], offset: int) -> int:
@@ -93,9 +91,7 @@ def test_bands_come_in_the_order_of_the_files(tmp_path: Path) -> None:
     assert places == [1, 2, 0]
 
 
-def test_more_neighbours_than_one_call_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_neighbours_than_one_call_takes(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("tandem.data.reader._MOST_BUFFERS", 3)
     check_pictures(PictureReader(write_coded(tmp_path, (13,))), list(range(13)))
 

@@ -61,18 +61,23 @@ def test_every_all_reduce_averages_and_leaves_the_same_bits(
 
 
 @pytest.mark.parametrize("trainers", [1, 2, 3, 4])
+@pytest.mark.parametrize("kernel", ["average_into_all", "average_into_first"])
 def test_every_element_is_averaged_by_one_trainer(
-    trainers: int, monkeypatch: pytest.MonkeyPatch
+    trainers: int, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a step moves: a trainer is given one part of each vector, of as many as there are."""
     size = 100_000
     vectors = [np.zeros(size, np.float32) for _ in range(trainers)]
     given: list[Sequence[np.ndarray]] = []
-    monkeypatch.setattr(kernels, "average_into_all", lambda parts, shares: given.append(parts))
+    monkeypatch.setattr(kernels, kernel, lambda parts, shares: given.append(parts))
     shares = [1 / trainers] * trainers
 
     def average(group: LocalGroup) -> None:
-        SharedMemoryAllReduce(group, vectors).average(vectors[group.rank], shares)
+        within = SharedMemoryAllReduce(group, vectors)
+        if kernel == "average_into_all":
+            within.average(vectors[group.rank], shares)
+        else:
+            within.average_into_first(vectors[group.rank], shares)
 
     run_threads([lambda group=group: average(group) for group in local_groups(trainers)])
     assert len(given) == (trainers if trainers > 1 else 0)

@@ -38,7 +38,7 @@ class QueueGroup:
         return source
 
 
-def test_gossip_does_what_its_equations_say() -> None:
+def test_gossip_follows_its_equations() -> None:
     """Blot et al. 2016, algorithms 3 and 4, with local steps that add a constant."""
     ranks, p, seed, rng = 4, 0.6, 11, np.random.default_rng(0)
     queues: list[deque[tuple[int, np.ndarray]]] = [deque() for _ in range(ranks)]
@@ -85,17 +85,17 @@ class OneVisit(QueueGroup):
 
     def __init__(self, server: list[ElasticServer], came: np.ndarray) -> None:
         self.server, self.came, self.seen = server, came, np.empty_like(came)
-        self.is_told = threading.Event()
+        self.is_answered = threading.Event()
 
     def receive(self, vector: np.ndarray) -> int | None:
-        if self.is_told.is_set():
+        if self.is_answered.is_set():
             return None
         vector[:] = self.came
         return 1
 
     def send(self, vector: np.ndarray, rank: int) -> Delivered:
         self.answer, self.seen = vector.copy(), self.server[0].center.copy()
-        self.is_told.set()
+        self.is_answered.set()
         return Delivered()
 
 
@@ -103,13 +103,13 @@ def test_a_rank_with_the_servers_answer_may_read_the_center() -> None:
     """Zhang, Choromanska, LeCun 2015, algorithm 1: the answer is the center before the visit."""
     center, came = np.zeros(1000, np.float32), np.ones(1000, np.float32)
     servers: list[ElasticServer] = []
-    post = OneVisit(servers, came)
-    servers.append(ElasticServer(center, post, post, alpha=0.25))
+    group = OneVisit(servers, came)
+    servers.append(ElasticServer(center, group, group, alpha=0.25))
     servers[0].start()
-    assert post.is_told.wait(10)
+    assert group.is_answered.wait(10)
     servers[0].stop()
-    np.testing.assert_array_equal(post.answer, 0)
-    np.testing.assert_array_equal(post.seen, np.float32(0.25))
+    np.testing.assert_array_equal(group.answer, 0)
+    np.testing.assert_array_equal(group.seen, np.float32(0.25))
 
 
 @pytest.mark.parametrize(("look_seconds", "pauses"), [(1e-6, 4), (1e-3, 0)])

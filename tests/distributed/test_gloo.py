@@ -1,4 +1,4 @@
-"""The engine of torchrun's ranks, by real ones; `check_ranks` says what each checks."""
+"""The group of torchrun's ranks, by real ones, which run `check_ranks`."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -42,13 +42,13 @@ def test_every_collective_agrees_with_numpy(ranks: int) -> None:
     assert shared_memory() <= before
 
 
-def test_a_machine_is_told_by_more_than_its_name() -> None:
+def test_a_machine_is_identified_by_more_than_its_name() -> None:
     assert machine() == machine()
     assert all(machine())
 
 
-def test_ranks_that_are_started_again_do_not_meet_those_before() -> None:
-    """At a store that keeps everything, of which one has called out and come no further."""
+def test_ranks_that_are_started_again_do_not_join_those_before() -> None:
+    """At a store that keeps everything, of which one has called and come no further."""
     store, names = HashStore(), []
     store.set("tandem/call/2", "of a rank that was killed")
     for _ in range(2):

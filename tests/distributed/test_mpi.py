@@ -1,4 +1,4 @@
-"""The engine and the collectives, by real ranks; `check_ranks` says what each checks."""
+"""The group of MPI's ranks and its collectives, by real ones, which run `check_ranks`."""
 
 import os
 import subprocess

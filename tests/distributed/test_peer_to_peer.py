@@ -4,8 +4,6 @@ import copy
 import logging
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from tandem.distributed.gpu_staging import GpuVector
 from tandem.distributed.kernels import average_into_all
 from tandem.distributed.peer_to_peer import PeerToPeerAllReduce, PeerVectors, average_source
 from tandem.memory.cuda import CudaBuffer
-from tests.support.fake_cuda import FakeDriver, FakeMachine, FakeStream
+from tests.support.fake_cuda import FakeDriver, FakeMachine, FakeStream, fake_memory
 from tests.support.threads import run_threads
 
 BLOCK = 1024  # bytes, so that small vectors have several blocks
@@ -220,19 +218,11 @@ def over_machines(machines: Sequence[FakeMachine], shares: Sequence[float]) -> l
     def rank(machine: int, group: LocalGroup) -> None:
         number, device = MACHINES[machine][group.rank], group.rank
         driver = FakeDriver(machines[machine], device, bound=True)
-        vector = CudaBuffer.create(driver, 4 * 3000)
-        array, stream = vector.array(3000, "float32"), driver.stream()
-        memory: Any = SimpleNamespace(
-            driver=driver,
-            stream=stream,
-            use=lambda stream: nullcontext(),
-            buffers={"gradients": vector},
-            layout=SimpleNamespace(dtype="float32"),
-            kernel=driver.average,
-        )
+        memory = fake_memory(driver, 3000)
+        array = memory.flat["gradients"]
         on_gpu = GpuVector(memory, "gradients", group)
         values = np.full(3000, 2.0**number if shares[number] else np.nan, np.float32)
-        stream.work.append(lambda: driver.write(array, values))
+        memory.stream.work.append(lambda: driver.write(array, values))
         staged = on_gpu.by_messages(parts, lambda part: between.of(machine))
         for within, sent in zip(on_gpu.by_memory(parts, group), staged, strict=True):
             all_reduce = HierarchicalAllReduce(

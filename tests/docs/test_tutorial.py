@@ -23,7 +23,7 @@ def test_from_an_empty_folder_to_a_named_picture(tmp_path: Path) -> None:
     printed = {}
     for block in code_blocks(DOCS / "tutorial.md"):
         first = block.split(" --")[0].splitlines()[0]
-        printed[first] = look_at(project, block) if first == "tensorboard" else run(project, block)
+        printed[first] = (look_at if first == "tensorboard" else in_shell)(project, block)
     (code,) = code_blocks(DOCS / "tutorial.md", "python")
     by_python = in_shell(project, f"python - <<'END'\n{code}\nEND")
 
@@ -45,7 +45,7 @@ def test_from_an_empty_folder_to_a_named_picture(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_another_network(tmp_path: Path) -> None:
     project = copy_project(tmp_path)
-    outputs = [run(project, block) for block in code_blocks(DOCS / "another-network.md")]
+    outputs = [in_shell(project, block) for block in code_blocks(DOCS / "another-network.md")]
     record = read_record(project / "runs" / "le_net")
     losses = [float(str(line["loss"])) for line in record if line["event"] == "train"]
     assert losses[-1] < losses[0] / 4
@@ -55,12 +55,8 @@ def test_another_network(tmp_path: Path) -> None:
     assert (project / "le_net.onnx").exists()
 
 
-def run(project: Path, block: str) -> str:
-    return in_shell(project, block)
-
-
 def look_at(project: Path, command: str) -> str:
-    """Start TensorBoard as the page says, look whether it answers, and end it."""
+    """Start TensorBoard as the page does, check that it answers, and end it."""
     program = Path(sys.executable).parent / "tensorboard"
     with subprocess.Popen(
         [program, *command.split()[1:]], cwd=project, stderr=subprocess.PIPE, text=True
@@ -79,4 +75,4 @@ def look_at(project: Path, command: str) -> str:
                         raise
                     time.sleep(0.5)
         finally:
-            server.terminate()  # a shell's background jobs, and so theirs, do not hear Ctrl-C
+            server.terminate()  # background jobs of a shell ignore Ctrl-C

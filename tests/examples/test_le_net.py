@@ -17,6 +17,7 @@ from tandem.config.command_line import load_config
 from tandem.errors import InputError
 from tandem.export.cli import main as export
 from tandem.launch.prepare import prepare_run
+from tests.support.runs import train
 from tests.support.tiny import prepare, read_record, run_program, settings
 
 NAME = "examples.le_net:LeNet"
@@ -27,19 +28,18 @@ def correlate(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray
     size = weight.shape[-1]
     side = x.shape[-1] - size + 1
     result = np.empty((len(weight), side, side))
-    for place in np.ndindex(result.shape):
-        f, row, column = place
+    for f, row, column in np.ndindex(result.shape):
         window = x[:, row : row + size, column : column + size]
-        result[place] = (window * weight[f]).sum() + bias[f]
+        result[f, row, column] = (window * weight[f]).sum() + bias[f]
     return result
 
 
 def pool(x: np.ndarray) -> np.ndarray:
     side = x.shape[-1] // 2
     result = np.empty((len(x), side, side))
-    for place in np.ndindex(result.shape):
-        f, row, column = place
-        result[place] = x[f, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2].max()
+    for f, row, column in np.ndindex(result.shape):
+        window = x[f, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+        result[f, row, column] = window.max()
     return result
 
 
@@ -83,8 +83,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     data, run = prepare(folder / "data", train=32, image_size=20), folder / "run"
     changes = {"network": NAME, "crop_size": 18, "width": 0.5, "learning_rate": 0.0003}
     trainers = {"batch_size": 4, "devices": ["cpu", "cpu"], "n_epochs": 6}
-    result = run_program("train.py", settings(data, run, **changes, **trainers))
-    assert result.returncode == 0, result.stderr
+    train(data, run, **changes, **trainers)
     return data, run / "epoch-0006.safetensors"
 
 
@@ -94,7 +93,7 @@ def test_it_learns_with_two_trainers(trained: tuple[Path, Path]) -> None:
     assert np.mean(losses[-8:]) < 0.8 * np.mean(losses[:4])
 
 
-def test_validation_takes_it_when_it_is_meant(trained: tuple[Path, Path], tmp_path: Path) -> None:
+def test_validation_takes_it_by_name(trained: tuple[Path, Path], tmp_path: Path) -> None:
     data, weights = trained
     arguments = settings(data, tmp_path / "run", crop_size=18, width=0.5)
     result = run_program("validate.py", [*arguments, "--network", NAME, "--weights", str(weights)])
@@ -105,7 +104,7 @@ def test_validation_takes_it_when_it_is_meant(trained: tuple[Path, Path], tmp_pa
         prepare_run(load_config(arguments), "validate", weights)
 
 
-def test_classification_and_export_take_it_when_it_is_meant(
+def test_classification_and_export_take_it_by_name(
     trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture, target = tmp_path / "grey.png", tmp_path / "le_net.onnx"
@@ -120,7 +119,7 @@ def test_classification_and_export_take_it_when_it_is_meant(
     assert onnx.load(target).graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8
 
 
-def test_a_network_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
+def test_a_missing_network_is_bad_input(tmp_path: Path) -> None:
     data = prepare(tmp_path / "data", image_size=70)
     result = run_program("train.py", settings(data, tmp_path / "run", network="nowhere:Net"))
     assert result.returncode == 2

@@ -2,7 +2,7 @@
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -32,20 +32,7 @@ def receive(pipe: Any) -> Any:
 
 
 def run_all(target: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Run processes side by side; give what each one sends."""
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in arguments]
-    children = [
-        context.Process(target=target, args=(*given, there), daemon=True)
-        for given, (_, there) in zip(arguments, pipes, strict=True)
-    ]
-    for child, (_, there) in zip(children, pipes, strict=True):
-        child.start()
-        there.close()
-    try:
-        return [receive(here) for here, _ in pipes]
-    finally:
-        for child in children:
-            child.join(20)
-            child.kill()
-            child.join()
+    """Run processes side by side; return what each sends."""
+    with ExitStack() as stack:
+        pipes = [stack.enter_context(process(target, *given))[1] for given in arguments]
+        return [receive(pipe) for pipe in pipes]

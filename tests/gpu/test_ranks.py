@@ -4,11 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
-from tandem.artifacts.run_folder import list_checkpoints
 from tests.support.ranks import Starter, missing, run_ranks
-from tests.support.tiny import read_record, run_program, settings
+from tests.support.runs import train, weights
+from tests.support.tiny import read_record, settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -19,9 +18,7 @@ GRADIENTS = {"exchange": "gradients", "bucket_mb": 0.1}
 @pytest.fixture(scope="module")
 def on_host(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("host") / "run"
-    result = run_program("train.py", settings(data, run, **COMMON, devices=["cpu"], batch_size=4))
-    assert result.returncode == 0, result.stderr
-    return run
+    return train(data, run, **COMMON, devices=["cpu"], batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +47,7 @@ def test_ranks_on_a_gpu_compute_what_one_trainer_does_on_the_host(
     arguments = settings(data, run, **COMMON, **changes, devices=devices, batch_size=4 // ranks)
     result = run_ranks(ranks, "train.py", arguments, by=starter, timeout=400)
     assert result.returncode == 0, result.stderr
-    ours, theirs = (load_file(list_checkpoints(folder)[-1]) for folder in (run, on_host))
+    ours, theirs = weights(run), weights(on_host)
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-7, atol=1e-10, err_msg=name)
     for line, expected in zip(read_record(run), read_record(on_host), strict=True):

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 
-from tandem.artifacts.run_folder import list_checkpoints
+from tests.support.runs import assert_same_weights, weights
+from tests.support.runs import train as train_tiny
 from tests.support.tiny import (
     find_process,
     is_gone,
@@ -30,17 +30,12 @@ SECONDS = 400  # a first compilation takes minutes
 
 
 def train(data: Path, run: Path, **changes: object) -> Path:
-    """Train, check that it went well, and give the last checkpoint."""
-    result = run_program("train.py", settings(data, run, **{**COMMON, **changes}), SECONDS)
-    assert result.returncode == 0, result.stderr
-    return list_checkpoints(run)[-1]
+    return train_tiny(data, run, SECONDS, **{**COMMON, **changes})
 
 
 @pytest.fixture(scope="module")
 def on_host(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("host") / "run"
-    train(data, run, devices=["cpu"], batch_size=4)
-    return run
+    return train(data, tmp_path_factory.mktemp("host") / "run", devices=["cpu"], batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +52,8 @@ def on_host(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_trainers_on_a_gpu_compute_what_one_does_on_the_host(
     data: Path, tmp_path: Path, on_host: Path, changes: dict[str, object]
 ) -> None:
-    run = tmp_path / "run"
-    ours, theirs = load_file(train(data, run, **changes)), load_file(list_checkpoints(on_host)[-1])
+    run = train(data, tmp_path / "run", **changes)
+    ours, theirs = weights(run), weights(on_host)
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-7, atol=1e-10, err_msg=name)
     for line, expected in zip(read_record(run), read_record(on_host), strict=True):
@@ -69,8 +64,8 @@ def test_trainers_on_a_gpu_compute_what_one_does_on_the_host(
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
 def test_each_precision_learns(data: Path, tmp_path: Path, precision: str) -> None:
     changes = {"devices": ["cuda:0"], "compile": False, "n_epochs": 20, "width": 0.25}
-    train(data, tmp_path / "run", **changes, precision=precision)
-    losses = [line["loss"] for line in read_record(tmp_path / "run") if line["event"] == "train"]
+    run = train(data, tmp_path / "run", **changes, precision=precision)
+    losses = [line["loss"] for line in read_record(run) if line["event"] == "train"]
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
 
 
@@ -80,8 +75,7 @@ def test_a_resumed_run_has_the_same_bits(data: Path, tmp_path: Path, devices: li
     whole = train(data, tmp_path / "whole", **common)
     train(data, tmp_path / "parts", **{**common, "n_epochs": 1})
     parts = train(data, tmp_path / "parts", **common, resume_train=True)
-    ours, theirs = load_file(parts), load_file(whole)
-    assert all(ours[name].tobytes() == value.tobytes() for name, value in theirs.items())
+    assert_same_weights(parts, whole)
 
 
 def free_memory() -> int:

@@ -1,5 +1,6 @@
 """The live view: what it shows of a run, and how it fits its window."""
 
+import contextlib
 import io
 import logging
 import os
@@ -24,7 +25,7 @@ TRAIN = TrainRecord(1, 20, 2.5, 0.75, 0.01, 130.5, 18.0, 0.5, 1.5)
 VALIDATION = ValidationRecord(1, 40, 2.25, 0.5, 0.125, 360)
 
 
-def plan_of(folder: Path, job: Job = "train", trainers: int = 2, **changes: object) -> RunSpec:
+def spec_of(folder: Path, job: Job = "train", trainers: int = 2, **changes: object) -> RunSpec:
     """13 pictures to train and 7 to validate: with two trainers 7 and 4 steps an epoch."""
     data = folder / "data"
     config = Config(
@@ -48,20 +49,16 @@ class Time:
         return self.now
 
 
-@pytest.mark.parametrize("values", [[3.0], [1.0, 2, 6, 3]])
-def test_a_pace_is_the_mean_at_first(values: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("values", "expected"), [([3.0], 3), ([1.0, 2, 6, 3], 3), ([*[1.0] * 1000, 11], 1.1)]
+)
+def test_a_pace_is_the_mean_at_first_and_follows_slowly_later(
+    values: list[float], expected: float
+) -> None:
     pace = Pace()
     for value in values:
         pace.add(value)
-    assert pace.seconds == pytest.approx(sum(values) / len(values))
-
-
-def test_a_pace_follows_slowly_later() -> None:
-    pace = Pace()
-    for _ in range(1000):
-        pace.add(1.0)
-    pace.add(11.0)
-    assert pace.seconds == pytest.approx(1.1)
+    assert pace.seconds == pytest.approx(expected)
 
 
 def advance(status: Status, clock: Time, mode: str, epoch: int, seconds: float) -> None:
@@ -74,7 +71,7 @@ def advance(status: Status, clock: Time, mode: str, epoch: int, seconds: float) 
 
 def test_the_time_left_counts_the_validations_too(tmp_path: Path) -> None:
     clock = Time()
-    status = Status(plan_of(tmp_path), clock)
+    status = Status(spec_of(tmp_path), clock)
     assert (status.done, status.seconds_left) == (0, None)
     clock.now += 1000  # of compiling
     status.update(Progress("train", 1, 1, 7))
@@ -83,7 +80,7 @@ def test_the_time_left_counts_the_validations_too(tmp_path: Path) -> None:
     status.update(Progress("train", 1, 2, 7))
     assert status.done == pytest.approx(2 / 21)
     assert status.seconds_left == pytest.approx((19 + 12) * 10)  # a validation step as one of these
-    status = Status(plan_of(tmp_path), clock)
+    status = Status(spec_of(tmp_path), clock)
     advance(status, clock, "train", 1, 10)
     advance(status, clock, "validation", 1, 2)
     assert status.done == pytest.approx(1 / 3)
@@ -99,26 +96,17 @@ def test_the_time_left_counts_the_validations_too(tmp_path: Path) -> None:
 
 def test_the_time_left_of_a_validation(tmp_path: Path) -> None:
     clock = Time()
-    status = Status(plan_of(tmp_path, "validate"), clock)
+    status = Status(spec_of(tmp_path, "validate"), clock)
     for step in (1, 2):
         clock.now += 5
         status.update(Progress("validation", 3, step, 4))
     assert (status.done, status.seconds_left) == (0.5, 10)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0:00"),
-        (59.6, "1:00"),
-        (307, "5:07"),
-        (11565, "3:12:45"),
-        (184365, "2 d 03:12:45"),
-        (86400, "1 d 00:00:00"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_durations() -> None:
+    seconds = (0, 59.6, 307, 11565, 184365, 86400)
+    texts = ["0:00", "1:00", "5:07", "3:12:45", "2 d 03:12:45", "1 d 00:00:00"]
+    assert list(map(duration, seconds)) == texts
 
 
 def test_memory_is_the_systems_number() -> None:
@@ -145,22 +133,17 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_the_view_of_a_run(tmp_path: Path) -> None:
-    view = LiveView(plan_of(tmp_path))
-    table = HeartbeatTable.create(
-        ("launcher", "loader 0", "trainer 0", "loader 1", "trainer 1"), 60
-    )
-    try:
+    names = ("launcher", "loader 0", "trainer 0", "loader 1", "trainer 1")
+    table = HeartbeatTable.create(names, 60)
+    with contextlib.closing(LiveView(spec_of(tmp_path))) as view:
         assert shown(view) == "runs/one: starting\n"
         view.begin(table, dict.fromkeys(table.names[1:], os.getpid()))
         assert shown(view).count("starting") == 5
-        for index, activity in enumerate(
-            (Activity.READING, Activity.WAITING, Activity.IDLE, Activity.SAVING), 1
-        ):
+        activities = (Activity.READING, Activity.WAITING, Activity.IDLE, Activity.SAVING)
+        for index, activity in enumerate(activities, 1):
             StatusSlot(table, index).show(activity)
-        view.report(TRAIN)
-        view.report(VALIDATION)
-        view.report(Progress("train", 2, 3, 7))
-        view.report(CheckpointBegun())
+        for message in (TRAIN, VALIDATION, Progress("train", 2, 3, 7), CheckpointBegun()):
+            view.report(message)
         lines = [re.sub(" +", " ", line).strip() for line in shown(view).splitlines()]
         mine = memory(os.getpid())
         assert lines[0] == "runs/one: epoch 2 of 3, training"
@@ -182,20 +165,16 @@ def test_the_view_of_a_run(tmp_path: Path) -> None:
             rendered = shown(view, width).splitlines()
             assert len(rendered) == 9
             assert all(len(line) <= min(width, live_view.WIDEST) for line in rendered)
-    finally:
-        view.close()
 
 
 @pytest.mark.usefixtures("quiet")
 def test_the_view_of_trainers_that_load_by_themselves(tmp_path: Path) -> None:
-    view = LiveView(plan_of(tmp_path, trainers=3, para_load=False, print_train_error=False))
-    try:
+    spec = spec_of(tmp_path, trainers=3, para_load=False, print_train_error=False)
+    with contextlib.closing(LiveView(spec)) as view:
         table = HeartbeatTable.create(("launcher", "trainer 0", "trainer 1", "trainer 2"), 60)
         view.begin(table, dict.fromkeys(table.names[1:], os.getpid()))
         view.report(TrainRecord(1, 20, 2.5, None, 0.01, 130.5, 0.0, 0.0, 0.0))
         text = shown(view)
-    finally:
-        view.close()
     assert "loader" not in text.replace("waiting for loader", "")
     assert "error" not in text
     assert "computing 0 %" in text
@@ -209,7 +188,7 @@ def test_log_lines_go_above_the_view_and_then_where_they_went(
     stream = io.StringIO()
     monkeypatch.setattr(sys, name, stream)
     monkeypatch.setattr(sys, "stderr", stream)
-    spec, root = plan_of(tmp_path), logging.getLogger()
+    spec, root = spec_of(tmp_path), logging.getLogger()
     handler = logging.StreamHandler(stream)
     root.addHandler(handler)
     try:
@@ -228,7 +207,7 @@ def test_log_lines_go_above_the_view_and_then_where_they_went(
 def test_what_processes_write_is_printed_line_by_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view = LiveView(plan_of(tmp_path))
+    view = LiveView(spec_of(tmp_path))
     printed: list[str] = []
     monkeypatch.setattr(view, "print", printed.append)
     for part in (b"one\ntw", b"o\n\xff\n\n", b"the rest"):

@@ -62,19 +62,21 @@ def test_after_a_fault_a_run_is_started_again_so_often(
     assert all(spec.config.resume_train for spec in launcher.specs[1:])
 
 
-@pytest.mark.parametrize("outcome", [Outcome(2, BAD), Outcome(130), Outcome(1, NOT_FINITE)])
+@pytest.mark.parametrize(
+    ("outcome", "changes"),
+    [
+        (Outcome(2, BAD), {}),
+        (Outcome(130), {}),
+        (Outcome(1, NOT_FINITE), {}),
+        (Outcome(1, DEATH, stopped=True), {"on_nan": "rollback"}),
+        (Outcome(1, NOT_FINITE, stopped=True), {"on_nan": "rollback"}),
+    ],
+)
 def test_what_would_recur_or_was_requested_is_not_started_again(
-    config: Config, outcome: Outcome
+    config: Config, outcome: Outcome, changes: dict[str, Any]
 ) -> None:
     launcher = FakeLauncher(outcome)
-    assert train(launcher, config, restarts=5) == outcome.status
-    assert len(launcher.specs) == 1
-
-
-@pytest.mark.parametrize("failure", [DEATH, NOT_FINITE])
-def test_a_run_that_was_asked_to_stop_is_not_started_again(config: Config, failure: Failed) -> None:
-    launcher = FakeLauncher(Outcome(1, failure, stopped=True))
-    assert train(launcher, config, restarts=5, on_nan="rollback") == 1
+    assert train(launcher, config, restarts=5, **changes) == outcome.status
     assert len(launcher.specs) == 1
 
 
@@ -91,5 +93,5 @@ def test_going_back_again_and_again_has_an_end(
     with caplog.at_level(logging.INFO):
         assert train(launcher, config, on_nan="rollback") == 1
     assert len(launcher.specs) == programs.MOST_ROLLBACKS + 1
-    last = caplog.records[-1].getMessage()
-    assert last.startswith("error: going back did not help: 10 minibatches after the beginning")
+    expected = "error: going back did not help: 10 minibatches after the beginning"
+    assert caplog.messages[-1].startswith(expected)

@@ -50,9 +50,7 @@ def test_a_second_run_leaves_them_alone(folder: Path, monkeypatch: pytest.Monkey
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-def test_another_folder_is_not_overwritten(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_another_folder_is_not_overwritten(folder: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "precious").touch()
     assert make_digits.main(["--out", str(tmp_path)]) == 2
     assert f"error: {tmp_path}: found other files" in capsys.readouterr().err

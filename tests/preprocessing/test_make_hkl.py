@@ -223,9 +223,7 @@ def test_validation_pictures_are_decoded_while_the_last_training_file_is_written
     check_arrival(out, pictures, set())
 
 
-def test_a_finished_run_is_left_alone(
-    pictures: Pictures, out: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_finished_run_is_left_alone(pictures: Pictures, out: Path, capsys) -> None:
     pictures.spoil(("train", "n03", 1))
     make_hkl.main(pictures.options(out))
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}

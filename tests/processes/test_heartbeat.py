@@ -4,7 +4,9 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -67,32 +69,27 @@ def test_after_its_own_suspension_a_monitor_restarts_its_clocks() -> None:
     """Ctrl-Z stops all processes of the group; those that continue last are not dead."""
     world = World()
     world.pass_time(5, beating=(1, 2))
+    world.pass_time(TIMEOUT - 1, beating=(2,))
     world.now += 1000
     assert world.monitor.silent() == {}
     assert world.pass_time(TIMEOUT - STEP, beating=(2,)) == []
     assert world.pass_time(2 * STEP, beating=(2,)) == [1]
 
 
-def test_a_process_that_was_stopped_together_with_the_monitor_is_silent_later() -> None:
-    world = World()
-    world.pass_time(5, beating=(1, 2))
-    world.pass_time(TIMEOUT - 1, beating=(2,))
-    world.now += 1000
-    assert world.monitor.silent() == {}
-    assert world.pass_time(TIMEOUT + STEP, beating=(2,)) == [1]
+def start_child(
+    table: HeartbeatTable, target: Callable[..., None], folder: Path | None = None
+) -> tuple[BaseProcess, Connection]:
+    here, there = CONTEXT.Pipe()
+    arguments = (ChildContext(table, 1, folder), target, there)
+    process = CONTEXT.Process(target=enter, args=arguments, name="worker", daemon=True)
+    process.start()
+    there.close()
+    return process, here
 
 
 def test_the_counters_are_seen_by_other_processes() -> None:
     table = HeartbeatTable.create(("launcher", "worker"), timeout=60)
-    here, there = CONTEXT.Pipe()
-    process = CONTEXT.Process(
-        target=enter,
-        args=(ChildContext(table, 1), wait_for_message, there),
-        name="worker",
-        daemon=True,
-    )
-    process.start()
-    there.close()
+    process, here = start_child(table, wait_for_message)
     deadline = time.monotonic() + 60
     while table.counters[1] < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -112,15 +109,7 @@ def child_of(folder: Path, started: Connection) -> None:
     """Start a child as a launcher does, and send its process id."""
     table = HeartbeatTable.create(("launcher", "worker"), timeout=1.0)
     HeartbeatThread(table, LAUNCHER).start()
-    here, there = CONTEXT.Pipe()
-    process = CONTEXT.Process(
-        target=enter,
-        args=(ChildContext(table, 1, folder), stubborn, there),
-        name="worker",
-        daemon=True,
-    )
-    process.start()
-    there.close()
+    process, here = start_child(table, stubborn, folder)
     here.send(None)
     assert here.recv() == "begun"
     started.send(process.pid)
@@ -134,8 +123,7 @@ def stubborn(message: None, connection: Connection) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "child_is_stopped"),
-    [(signal.SIGKILL, True), (signal.SIGSTOP, False)],
+    ("fault", "child_is_stopped"), [(signal.SIGKILL, True), (signal.SIGSTOP, False)]
 )
 def test_a_child_ends_by_itself_when_its_launcher_is_gone(
     tmp_path: Path, fault: signal.Signals, child_is_stopped: bool
@@ -152,19 +140,18 @@ def test_a_child_ends_by_itself_when_its_launcher_is_gone(
     assert launcher.pid is not None
     os.kill(launcher.pid, fault)
     try:
-        limit = heartbeat.PATIENCE_SECONDS + 1.0 + 10.0
-        deadline = time.monotonic() + limit
-        while is_there(child) and time.monotonic() < deadline:
+        deadline = time.monotonic() + heartbeat.PATIENCE_SECONDS + 1.0 + 10.0
+        while is_running(child) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not is_there(child)
+        assert not is_running(child)
         assert not partial.exists()
     finally:
         launcher.kill()
         launcher.join()
 
 
-def is_there(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -4,7 +4,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,8 +18,6 @@ from tandem.processes.messages import Failed, Finished, Ready, Stop
 from tandem.processes.signals import StopSignals
 from tandem.processes.supervisor import Outcome, ProgressReporter, _root_cause, supervise
 from tandem.processes.worker_pool import WorkerPool
-
-BUSY, IDLE = 1, 2
 
 
 class Sums(ProgressReporter):
@@ -97,15 +94,12 @@ def run(
 def interrupt(*delays: float) -> Callable[[dict[str, int]], None]:
     """Send Ctrl-C to this process after each of the delays, in seconds."""
 
-    def send(pids: dict[str, int]) -> None:
-        def later() -> None:
-            for delay in delays:
-                time.sleep(delay)
-                os.kill(os.getpid(), signal.SIGINT)
+    def later() -> None:
+        for delay in delays:
+            time.sleep(delay)
+            os.kill(os.getpid(), signal.SIGINT)
 
-        threading.Thread(target=later).start()
-
-    return send
+    return lambda pids: threading.Thread(target=later).start()
 
 
 def test_two_workers_report_and_finish() -> None:
@@ -114,26 +108,23 @@ def test_two_workers_report_and_finish() -> None:
     assert sorted(sums) == [3, 7]  # type: ignore[type-var]
 
 
-def test_a_killed_worker_is_named() -> None:
+@pytest.mark.parametrize(
+    ("number", "who", "timeout", "message"),
+    [
+        (signal.SIGKILL, "adder 1", 60, "was killed by SIGKILL; the system does that when"),
+        (signal.SIGSTOP, "adder 0", 1, "has given no sign of life for 1 s: was it stopped?"),
+    ],
+)
+def test_a_killed_or_stopped_worker_is_named(
+    number: signal.Signals, who: str, timeout: float, message: str
+) -> None:
     outcome, _ = run(
-        (add, [1]), (add, [2]), act=lambda pids: os.kill(pids["adder 1"], signal.SIGKILL)
+        (add, [1]), (add, [2]), act=lambda pids: os.kill(pids[who], number), timeout=timeout
     )
     assert outcome.status == 1
     assert outcome.failure is not None
-    assert outcome.failure.who == "adder 1"
-    assert outcome.failure.message.startswith("was killed by SIGKILL; the system does that when")
-
-
-def test_a_stopped_worker_is_named() -> None:
-    outcome, _ = run(
-        (add, [1]),
-        (add, [2]),
-        act=lambda pids: os.kill(pids["adder 0"], signal.SIGSTOP),
-        timeout=1.0,
-    )
-    assert outcome.failure is not None
-    assert outcome.failure.who == "adder 0"
-    assert outcome.failure.message == "has given no sign of life for 1 s: was it stopped?"
+    assert outcome.failure.who == who
+    assert outcome.failure.message.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -191,34 +182,6 @@ def test_where_nothing_is_saved_the_first_request_ends_at_once() -> None:
     outcome, sums = run((add, [1]), (add, [2]), act=interrupt(0.0), saves=False)
     assert outcome == Outcome(130, stopped=True)
     assert "saved" not in sums
-
-
-def launch_adders(started: Connection) -> None:
-    """Be a launcher of two adders, and send their process ids."""
-    run((add, [1]), (add, [2]), act=started.send)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_workers_end_when_the_launcher_is_gone() -> None:
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    launcher = context.Process(target=launch_adders, args=(there,))
-    launcher.start()
-    assert here.poll(60)
-    pids = here.recv()
-    launcher.kill()
-    launcher.join()
-    deadline = time.monotonic() + 20
-    while any(is_adder(pid) for pid in pids.values()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def is_adder(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().startswith("adder-")
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("finishes", [True, False])

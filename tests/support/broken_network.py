@@ -49,7 +49,7 @@ class Explode(Op):
 
 
 def explode(x: Any, epoch: Any, indices: Any) -> Any:
-    if int(epoch) == 2 and PICTURE in indices.tolist() and "MENDED" not in os.environ:
+    if int(epoch) == 2 and PICTURE in indices.tolist() and "FIXED" not in os.environ:
         raise ZeroDivisionError("broken late on purpose")
     return x
 
@@ -59,7 +59,7 @@ def lower_explode(op: Explode, node: Apply, device: Any, compiled: bool) -> Lowe
 
 
 class LateAlexNet(AlexNet):
-    """Fails in the third epoch, in the trainer that has the picture, until MENDED is set."""
+    """Fails in the third epoch, in the trainer that has the picture, until FIXED is set."""
 
     def logits(self, images: Any, keys: DropoutKeys | None) -> Any:
         logits = super().logits(images, keys)

@@ -11,11 +11,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from tandem.errors import InputError
+from tandem.memory.cuda import CudaBuffer
 
 
 @dataclass
@@ -29,20 +31,11 @@ class Allocation:
 
 @dataclass
 class FakeMachine:
-    """What all processes of a test share.
-
-    Parameters
-    ----------
-    devices : int
-    capacity : int
-        Bytes of each device.
-    apart : set of frozenset of int
-        Pairs of devices that can't reach each other.
-    """
+    """What all processes of a test share."""
 
     devices: int = 1
-    capacity: int = 1 << 30
-    apart: frozenset[frozenset[int]] = frozenset()
+    capacity: int = 1 << 30  # bytes of each device
+    apart: frozenset[frozenset[int]] = frozenset()  # pairs that can't reach each other
     handles: dict[bytes, Any] = field(default_factory=dict)
     allocations: list[Allocation] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -59,7 +52,7 @@ class FakeMachine:
 
 @dataclass
 class Mark:
-    """What an event has recorded: a place in a stream's work."""
+    """What an event has recorded: a point in a stream's work."""
 
     stream: "FakeStream"
     reached: bool = False
@@ -90,7 +83,7 @@ class FakeStream:
 
 
 class FakeEvent:
-    """A place in a stream; shared by the processes that have opened it."""
+    """A point in a stream; shared by the processes that have opened it."""
 
     def __init__(self, machine: FakeMachine, device: int, shared: bool) -> None:
         self.machine, self.device, self.shared = machine, device, shared
@@ -141,6 +134,11 @@ class FakeDriver:
     def _check_thread(self) -> None:
         here = threading.get_ident()
         assert self._threads is None or here in self._threads, "another thread's context"
+
+    def _begin(self, entry: str, stream: FakeStream, work: Callable[[], None]) -> None:
+        self._check_thread()
+        self.log.append(entry)
+        stream.work.append(work)
 
     def _map(self, allocation: Allocation) -> int:
         address = (next(self.machine.numbers) << 32) | 0x100
@@ -221,31 +219,22 @@ class FakeDriver:
         self.locked.remove(array.ctypes.data)
 
     def upload(self, address: int, source: np.ndarray, stream: FakeStream) -> None:
-        self._check_thread()
-        self.log.append(f"upload {source.nbytes}")
-
         def work() -> None:
             self.at(address, source.nbytes)[:] = source.reshape(-1).view(np.uint8)
 
-        stream.work.append(work)
+        self._begin(f"upload {source.nbytes}", stream, work)
 
     def download(self, target: np.ndarray, address: int, stream: FakeStream) -> None:
-        self._check_thread()
-        self.log.append(f"download {target.nbytes}")
-
         def work() -> None:
             target.reshape(-1).view(np.uint8)[:] = self.at(address, target.nbytes)
 
-        stream.work.append(work)
+        self._begin(f"download {target.nbytes}", stream, work)
 
     def copy(self, target: int, source: int, nbytes: int, stream: FakeStream) -> None:
-        self._check_thread()
-        self.log.append(f"copy {nbytes}")
-
         def work() -> None:
             self.at(target, nbytes)[:] = self.at(source, nbytes)
 
-        stream.work.append(work)
+        self._begin(f"copy {nbytes}", stream, work)
 
     def average(
         self,
@@ -256,8 +245,6 @@ class FakeDriver:
         stream: FakeStream,
     ) -> None:
         """The exchange's kernel: the weighted sum of `terms`, in their order."""
-        self._check_thread()
-        self.log.append(f"average {len(terms)}")
 
         def work() -> None:
             nbytes = count * dtype.itemsize
@@ -266,4 +253,18 @@ class FakeDriver:
             )
             self.at(target, nbytes)[:] = np.asarray(total, dtype).view(np.uint8)
 
-        stream.work.append(work)
+        self._begin(f"average {len(terms)}", stream, work)
+
+
+def fake_memory(driver: FakeDriver, size: int, dtype: str = "float32") -> Any:
+    """What an exchange needs of a `CudaMemory`, with a vector of gradients."""
+    buffer = CudaBuffer.create(driver, size * np.dtype(dtype).itemsize)  # type: ignore[arg-type]
+    return SimpleNamespace(
+        driver=driver,
+        stream=driver.stream(),
+        use=lambda stream: contextlib.nullcontext(),
+        buffers={"gradients": buffer},
+        flat={"gradients": buffer.array(size, dtype)},
+        layout=SimpleNamespace(dtype=dtype),
+        kernel=driver.average,
+    )

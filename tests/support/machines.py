@@ -26,32 +26,14 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Machines:
-    """Two machines; made by `two_machines`.
+    """Two machines; made by `two_machines`."""
 
-    Attributes
-    ----------
-    names : tuple of str
-        The names of the namespaces.
-    addresses : tuple of str
-        Their addresses on the cable.
-    login : Path
-        A program that mpirun calls like ssh to run a command on one of them.
-    """
-
-    names: tuple[str, ...]
-    addresses: tuple[str, ...]
-    login: Path
+    names: tuple[str, ...]  # of the namespaces
+    addresses: tuple[str, ...]  # on the cable
+    login: Path  # a program that mpirun calls like ssh to run a command on one of them
 
     def mpirun(self, starter: str, ranks: int) -> list[str]:
-        """Return the beginning of a command line that starts ranks on each machine.
-
-        Parameters
-        ----------
-        starter : str
-            MPICH's mpirun.
-        ranks : int
-            Number of ranks on each machine.
-        """
+        """Begin a command line that starts so many ranks on each machine by MPICH's mpirun."""
         hosts = ",".join(f"{address}:{ranks}" for address in self.addresses)
         reach = ["-launcher", "ssh", "-launcher-exec", str(self.login), "-iface", CABLE]
         count = ["-hosts", hosts, "-n", str(ranks * len(self.names))]
@@ -80,13 +62,7 @@ class Machines:
 
 @contextlib.contextmanager
 def two_machines() -> Iterator[Machines]:
-    """Make two machines; remove them afterwards with every process on them.
-
-    Raises
-    ------
-    PermissionError
-        This user may not create network namespaces here; the message has the reason.
-    """
+    """Make two machines, or raise PermissionError with the reason; kill all on them afterwards."""
     number = f"{os.getpid()}-{next(_numbers)}"
     names = tuple(f"tandem-{number}-{place}" for place in range(MACHINES))
     addresses = tuple(f"10.213.0.{place + 1}" for place in range(MACHINES))

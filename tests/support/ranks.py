@@ -14,12 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
-from tandem.artifacts.run_folder import list_checkpoints
-from tests.support.tiny import ROOT, read_record, settings, without_times
+from tests.support.tiny import ROOT, settings
 
 Starter = Literal["mpirun", "torchrun"]
 
@@ -131,21 +128,6 @@ def run_ranks(
 ) -> "subprocess.CompletedProcess[str]":
     """Run a program as ranks, from the project's top folder."""
     return Job(ranks, program, arguments, by).finish(timeout)
-
-
-def weights(run: Path) -> dict[str, np.ndarray]:
-    """Weights and momenta of a run's last checkpoint."""
-    return load_file(list_checkpoints(run)[-1])
-
-
-def assert_same_bits(ours: Path, theirs: Path) -> None:
-    """Check that two runs have the same last checkpoint and the same record."""
-    left, right = weights(ours), weights(theirs)
-    assert {name: value.tobytes() for name, value in left.items()} == {
-        name: value.tobytes() for name, value in right.items()
-    }
-    records = [[without_times(line) for line in read_record(run)] for run in (ours, theirs)]
-    assert records[0] == records[1]
 
 
 def job(

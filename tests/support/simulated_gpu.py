@@ -27,33 +27,22 @@ in_use: set[int] = set()
 
 
 class SimulatedStream:
-    """Work is done when it is asked for."""
+    """A stream, or an event in one: work is done when it is asked for."""
 
     handle = 0
 
-    def wait_for_event(self, event: Any) -> None:
-        """Nothing is under way."""
+    def wait_for_event(self, event: Any) -> None: ...
 
-    def synchronize(self) -> None:
-        """Nothing is under way."""
+    def record(self, stream: Any) -> None: ...
 
-
-class SimulatedEvent:
-    """A place in a stream that is always reached."""
-
-    def record(self, stream: Any) -> None:
-        """Reached already."""
-
-    def synchronize(self) -> None:
-        """Reached already."""
+    def synchronize(self) -> None: ...
 
     def ipc_handle(self) -> bytes:
-        """Nothing is needed to open it."""
         return b"event"
 
 
 class SimulatedDriver:
-    """One process's use of a simulated GPU. See `tandem.memory.cuda.CudaDriver`."""
+    """One process's use of a simulated GPU."""
 
     def __init__(self, device: int) -> None:
         self.device, self.process = device, os.getpid()
@@ -95,11 +84,11 @@ class SimulatedDriver:
     def stream(self) -> SimulatedStream:
         return SimulatedStream()
 
-    def event(self, shared: bool = False) -> SimulatedEvent:
-        return SimulatedEvent()
+    def event(self, shared: bool = False) -> SimulatedStream:
+        return SimulatedStream()
 
-    def open_event(self, data: bytes) -> SimulatedEvent:
-        return SimulatedEvent()
+    def open_event(self, data: bytes) -> SimulatedStream:
+        return SimulatedStream()
 
     def page_locked(self, nbytes: int) -> np.ndarray:
         return np.zeros(nbytes, np.uint8)
@@ -148,7 +137,6 @@ def on_host(array: CudaArray) -> np.ndarray:
 
 
 def all_on_host(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """What a kernel of the CPU sees of each."""
     return {name: on_host(array) for name, array in arrays.items()}
 
 
@@ -169,11 +157,8 @@ class SimulatedMemory(CudaMemory):
             {name: all_on_host(state) for name, state in own.states.items()},
             all_on_host(own.gradients),
         )
-        self.flat = {name: on_host(array) for name, array in self.flat.items()}
-        self.slots = [
-            Slot(**{name: on_host(array) for name, array in vars(slot).items()})
-            for slot in self.slots
-        ]
+        self.flat = all_on_host(self.flat)
+        self.slots = [Slot(**all_on_host(vars(slot))) for slot in self.slots]
         self.kernel = driver.average
 
 

@@ -10,7 +10,6 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Self
 
 import pyte
@@ -19,17 +18,7 @@ from tests.support.tiny import ROOT, group_members
 
 
 class Terminal:
-    """Runs a program of the project in a terminal of its own; use it in a ``with`` statement.
-
-    Parameters
-    ----------
-    program : str
-        Relative to the project's top folder.
-    arguments : iterable of str
-    term : str
-        Value of the variable TERM.
-    rows, columns : int
-    """
+    """Runs a program of the project in a terminal of its own; use it in a ``with`` statement."""
 
     def __init__(
         self,
@@ -54,19 +43,13 @@ class Terminal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for process in group_members(self.pid):
             os.kill(process, signal.SIGKILL)
         os.close(self._fd)
 
     @property
     def lines(self) -> list[str]:
-        """Lines on the screen."""
         return [line.rstrip() for line in self.screen.display]
 
     @property
@@ -82,11 +65,9 @@ class Terminal:
         return "".join(parts)
 
     def type(self, keys: bytes) -> None:
-        """Press keys."""
         os.write(self._fd, keys)
 
     def resize(self, rows: int, columns: int) -> None:
-        """Resize the window."""
         # pyte takes rows away at the top, and leaves the cursor where it is on the screen.
         row = self.screen.cursor.y - max(0, self.screen.lines - rows)
         self.screen.resize(rows, columns)
@@ -94,13 +75,7 @@ class Terminal:
         self._set_size(rows, columns)
 
     def wait_for(self, seen: Callable[[], bool], seconds: float = 90) -> None:
-        """Wait until the screen shows something.
-
-        Raises
-        ------
-        AssertionError
-            The program ends before, or it takes too long.
-        """
+        """Wait until the screen shows something; fail if the program ends before."""
         deadline = time.monotonic() + seconds
         while not seen():
             if not self._read(deadline):

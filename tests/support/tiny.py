@@ -72,10 +72,9 @@ def save_weights(
     value: float | None = None,
     **fields: Any,
 ) -> Path:
-    """Write a checkpoint of weights that nobody has trained; return `path`.
+    """Write a checkpoint of untrained weights; return `path`.
 
-    They are of a size at which every layer's output varies with the picture, or all of one
-    `value`. The file may claim another width than it has.
+    Every layer's output varies with the picture, unless all weights have one `value`.
     """
     from alex_net import AlexNet
 
@@ -176,7 +175,7 @@ _OF_OTHERS = ("sem.", ".org.chromium.", ".com.google.", "mpich_shm")  # ours mak
 
 
 def shared_memory() -> set[str]:
-    """Names in the machine's shared memory folder, but those of programs beside this test."""
+    """Names in the machine's shared memory folder, except those of other programs."""
     folder = Path("/dev/shm")
     if not folder.is_dir():
         return set()
@@ -184,13 +183,7 @@ def shared_memory() -> set[str]:
 
 
 def find_process(group: int, name: str) -> int:
-    """The process of a run by its name, which each process gives itself.
-
-    Raises
-    ------
-    LookupError
-        There is none.
-    """
+    """Find a process of a run by the name that it has given itself, or raise LookupError."""
     wanted = name.replace(" ", "-")
     for member in group_members(group):
         with contextlib.suppress(OSError):
@@ -202,24 +195,17 @@ def find_process(group: int, name: str) -> int:
 def wait_for_steps(
     run: Path, process: "subprocess.Popen[str]", steps: int, seconds: float = 60
 ) -> None:
-    """Return when the record has that many lines."""
+    """Wait until the record has that many lines."""
     path, deadline = run / "record.jsonl", time.monotonic() + seconds
     while not path.exists() or path.read_bytes().count(b"\n") < steps:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            raise AssertionError(f"the run has not come so far: {process.communicate()}")
+            raise AssertionError(f"the run did not reach these steps: {process.communicate()}")
         time.sleep(0.05)
 
 
-def start_run(data: Path, run: Path, steps: int, **changes: Any) -> subprocess.Popen[str]:
-    """Start a training run; return when its record has that many lines."""
-    process = start_program("train.py", settings(data, run, **changes))
-    wait_for_steps(run, process, steps)
-    return process
-
-
 def read_record(run: Path) -> list[dict[str, object]]:
-    """The lines of a record as they stand there."""
+    """The lines of a record, unchecked."""
     return [json.loads(line) for line in (run / "record.jsonl").read_text().splitlines()]
 
 

@@ -27,7 +27,7 @@ TRAINERS = 3
 SHARES = ([1 / 3] * 3, [0.4, 0.4, 0.2], [2 / 3, 1 / 3, 0.0])
 
 
-def plan_of(data: Path, run: Path, **changes: object) -> RunSpec:
+def spec_of(data: Path, run: Path, **changes: object) -> RunSpec:
     arguments = settings(data, run, devices=["cpu"] * TRAINERS, weight_decay=0.01, **changes)
     return prepare_run(load_config(arguments))
 
@@ -52,10 +52,8 @@ def open_all(spec: RunSpec) -> tuple[AlexNet, dict[int, HostMemory]]:
 def train(spec: RunSpec) -> list[dict[str, np.ndarray]]:
     """Weights and momenta of every trainer after three steps with gradients of noise."""
     net, memories = open_all(spec)
-    models = [
-        CompiledNetwork(net, spec.config, SGD(), np.zeros((3, 70, 70)), memories[rank])
-        for rank in range(TRAINERS)
-    ]
+    mean, memory = np.zeros((3, 70, 70)), [memories[rank] for rank in range(TRAINERS)]
+    models = [CompiledNetwork(net, spec.config, SGD(), mean, own) for own in memory]
     settings = ExchangeSettings.of(vars(spec.config))
     exchanges = [
         make_exchange(settings, memories[group.rank], group) for group in local_groups(TRAINERS)
@@ -98,7 +96,7 @@ def test_sharing_weights_gives_the_bits_of_exchanging_gradients(
     data: Path, tmp_path: Path, changes: dict[str, object]
 ) -> None:
     results = [
-        train(plan_of(data, tmp_path / "run", exchange=exchange, **changes))
+        train(spec_of(data, tmp_path / "run", exchange=exchange, **changes))
         for exchange in ("gradients", "shared")
     ]
     expected = results[0][0]
@@ -110,7 +108,7 @@ def test_sharing_weights_gives_the_bits_of_exchanging_gradients(
 
 def test_what_is_shared_is_there_once(data: Path, tmp_path: Path) -> None:
     for exchange, copies in (("shared", 1), ("gradients", TRAINERS)):
-        _, memories = open_all(plan_of(data, tmp_path / "run", exchange=exchange))
+        _, memories = open_all(spec_of(data, tmp_path / "run", exchange=exchange))
         for rank, memory in memories.items():
             weights = next(iter(memory.vectors.weights.values()))
             gradients = next(iter(memory.vectors.gradients.values()))
@@ -121,7 +119,7 @@ def test_what_is_shared_is_there_once(data: Path, tmp_path: Path) -> None:
 
 
 def test_each_trainer_updates_its_part_of_what_is_shared(data: Path, tmp_path: Path) -> None:
-    _, memories = open_all(plan_of(data, tmp_path / "run", exchange="shared"))
+    _, memories = open_all(spec_of(data, tmp_path / "run", exchange="shared"))
     for memory in memories.values():
         part = memory.updated
         assert part is not None
@@ -148,6 +146,6 @@ def test_memory_of_an_earlier_trainer_is_given_back_before_the_gpu_is_used(
             done.append("memory")
 
     monkeypatch.setattr("tandem.backend.give_back_memory", lambda: done.append("given back"))
-    spec, layout = plan_of(data, tmp_path / "run"), FlatLayout.of({}, "float32")
+    spec, layout = spec_of(data, tmp_path / "run"), FlatLayout.of({}, "float32")
     open_memory(spec, Slots(0, SlotLayout(1, 8)), local_groups(1)[0], layout)
     assert done == ["given back", "driver", "memory"]
