@@ -20,14 +20,12 @@ from tandem.layers import DropoutKeys, Network
 from tandem.memory.flat import Vectors
 from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.memory.slot import Slot
-from tandem.ops import crop_mirror
 from tandem.optim import Optimizer
 from tandem.optim.parameter_groups import learned_rates, running_averages
 from tandem.training.functions import DeviceFunctions
 from tandem.training.graphs import (
     GRADIENT,
     FunctionGraph,
-    Tensors,
     added,
     are_finite,
     count_minibatch,
@@ -78,7 +76,7 @@ class CompiledNetwork:
         self._updated = placed
         if memory.updated is not None:
             self._updated = _place_vectors(memory.updated, memory.device, "part of ")
-        self._mean, self._mean_size = self._shared(mean.astype(config.dtype), "mean"), len(mean[0])
+        self._mean = self._shared(mean.astype(config.dtype), "mean")
         self._sums = {mode: self._zero_sums(mode) for mode in ("train", "validation")}
         self._last = self._zero_sums("last")
         self._scores: DeviceSharedVariable | None = None
@@ -190,25 +188,9 @@ class CompiledNetwork:
         for name, variable in self._sums[mode].items():
             variable.set_value(np.asarray(getattr(sums, name), variable.dtype))
 
-    def _minibatch(self) -> tuple[Tensors, TensorVariable]:
-        """The arrays of a slot, and the network's input that follows from them."""
-        config, whole = self._config, self._config.use_data_layer is True
-        side = self._mean_size if whole else config.crop_size
-        minibatch = minibatch_inputs(config.batch_size, side)
-        images = crop_mirror(
-            minibatch["pictures"],
-            self._mean,
-            minibatch["origins"],
-            minibatch["mirrored"],
-            crop_size=config.crop_size,
-            cropped=not whole,
-            dtype=config.dtype,
-        )
-        return minibatch, images
-
     def _gradient_graph(self) -> FunctionGraph:
         network, config = self._network, self._config
-        minibatch, images = self._minibatch()
+        minibatch, images = minibatch_inputs(config, self._mean)
         minibatch["indices"] = pt.tensor(
             "indices", dtype="int64", shape=minibatch["labels"].type.shape
         )
@@ -250,7 +232,7 @@ class CompiledNetwork:
         return FunctionGraph({}, {"learning_rate": rate}, updates)
 
     def _validation_graph(self) -> FunctionGraph:
-        minibatch, images = self._minibatch()
+        minibatch, images = minibatch_inputs(self._config, self._mean)
         logits = self._network.logits(images, None)
         cost = self._network.cost(logits, minibatch["labels"], minibatch["valid"])
         counts = count_minibatch(cost, logits, minibatch, errors=True)

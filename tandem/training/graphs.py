@@ -9,7 +9,9 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.backend import DeviceSharedVariable
+from tandem.config.schema import Config
 from tandem.layers import label_rank
+from tandem.ops import crop_mirror
 
 Tensors = dict[str, TensorVariable]
 GRADIENT = "gradient/"  # begins the name of every gradient's shared variable
@@ -24,15 +26,30 @@ class FunctionGraph:
     updates: list[Any]  # pairs of shared variable and new value
 
 
-def minibatch_inputs(batch: int, side: int) -> Tensors:
-    """The arrays of a slot as symbolic variables, with pictures of `side` rows and columns."""
-    return {
+def minibatch_inputs(config: Config, mean: DeviceSharedVariable) -> tuple[Tensors, TensorVariable]:
+    """The arrays of a slot as symbolic variables, and the network's input that follows from them.
+
+    A slot holds whole pictures, of the mean's size, with `use_data_layer`, and crops without.
+    """
+    batch, whole = config.batch_size, config.use_data_layer is True
+    side = mean.type.shape[1] if whole else config.crop_size
+    minibatch = {
         "pictures": pt.tensor("pictures", dtype="uint8", shape=(batch, side, side, 3)),
         "labels": pt.tensor("labels", dtype="int64", shape=(batch,)),
         "origins": pt.tensor("origins", dtype="int64", shape=(batch, 2)),
         "mirrored": pt.tensor("mirrored", dtype="uint8", shape=(batch,)),
         "valid": pt.tensor("valid", dtype="int64", shape=()),
     }
+    images = crop_mirror(
+        minibatch["pictures"],
+        mean,
+        minibatch["origins"],
+        minibatch["mirrored"],
+        crop_size=config.crop_size,
+        cropped=not whole,
+        dtype=config.dtype,
+    )
+    return minibatch, images
 
 
 def count_minibatch(

@@ -20,6 +20,7 @@ from tandem.layers import DropoutKeys, Network, Parameter
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.memory.host import ArrayBuffer
 from tandem.optim import OPTIMIZERS, Optimizer
+from tandem.registry import setting
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.memory import make_slots
 from tandem.training.trainer import Trainer
@@ -36,8 +37,8 @@ class TwoStates(Optimizer):
     """Momentum and a running mean of the weights: a step that is easy to repeat in NumPy."""
 
     states = ("momentum", "mean_weight")
-    momentum: float = 0.5
-    weight_decay: float = DECAY
+    momentum: float = setting(0.5, "fraction of the velocity kept", "a number")
+    weight_decay: float = setting(DECAY, "decay of weights", "a number")
 
     def step(
         self, weight: Any, states: Sequence[Any], gradient: Any, rate: Any, decay: float
@@ -129,9 +130,9 @@ def test_parts_of_the_vectors_are_updated_as_the_whole_is() -> None:
 
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the toy optimizer the one that runs choose."""
+    """Makes the toy optimizer the one that runs choose, under the name of the default."""
     monkeypatch.setattr(OPTIMIZERS, "_choices", {})
-    OPTIMIZERS.register("two-states")(TwoStates)
+    OPTIMIZERS.register("sgd")(TwoStates)
 
 
 @pytest.mark.usefixtures("chosen")
@@ -165,11 +166,16 @@ def test_a_run_and_its_checkpoints_carry_them_and_resuming_gives_the_same_bits(
 
 def run_here(data: Path, run: Path, **changes: Any) -> FlatLayout:
     """Train in this process, as its only trainer; return the layout of its memory."""
+    run.mkdir(exist_ok=True)
     network = f"{__name__}:Centred"
     arguments = settings(
         data, run, network=network, crop_size=CROP, width=1, learning_rate=1e-7, **changes
     )
-    spec = prepare_run(load_config([*arguments, "--para_load", "false"]))
+    spec = prepare_run(
+        load_config(
+            [*arguments, "--para_load", "false", "--tensorboard", "false", "--precision", "float64"]
+        )
+    )
     (group,) = local_groups(1)
     status: Any = SimpleNamespace(show=lambda activity: None)
     launcher, end = Pipe()
@@ -190,5 +196,6 @@ def test_a_frozen_layer_keeps_its_running_average() -> None:
 
 @pytest.mark.usefixtures("chosen")
 def test_an_optimizer_is_registered_by_name() -> None:
+    OPTIMIZERS.register("two-states")(TwoStates)
     made = OPTIMIZERS.make("two-states", dict(Config(momentum=0.25)))
     assert made == TwoStates(0.25, 0.0005)
