@@ -15,6 +15,10 @@ from tandem.ops import max_pool2d as max_pool
 from tandem.ops import relu
 
 __all__ = [
+    "NORM_ALPHA",
+    "NORM_BETA",
+    "NORM_K",
+    "NORM_SIZE",
     "convolution",
     "dropout",
     "flatten",

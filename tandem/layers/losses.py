@@ -6,6 +6,8 @@ from pytensor.tensor.variable import TensorVariable
 
 from tandem.ops import FLOATS
 
+__all__ = ["mean_over_valid", "negative_log_likelihood"]
+
 
 def negative_log_likelihood(logits: TensorVariable, labels: TensorVariable) -> TensorVariable:
     """Softmax cross-entropy of each row: ``log(sum over j of exp(logit_j)) - logit_label``.

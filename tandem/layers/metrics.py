@@ -3,6 +3,8 @@
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
+__all__ = ["label_rank"]
+
 
 def label_rank(logits: TensorVariable, labels: TensorVariable) -> TensorVariable:
     """Number of classes that beat the true one: the row is a top-k error if that is k or more.

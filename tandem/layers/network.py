@@ -19,6 +19,8 @@ from tandem.validation import nearest, suggestion
 if TYPE_CHECKING:
     from pytensor.tensor.variable import TensorVariable
 
+__all__ = ["Network", "NetworkDescription", "build_network"]
+
 COLOURS = 3
 _ALIAS = "norm_before_pool"
 _ARGUMENTS = ("crop_size", "classes", "width", "dtype")

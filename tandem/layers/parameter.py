@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from pytensor.tensor.sharedvar import TensorSharedVariable
     from pytensor.tensor.variable import TensorVariable
 
+__all__ = ["DropoutKeys", "Parameter", "Parameters", "bias", "weight"]
+
 
 @dataclass(frozen=True)
 class Parameter:
