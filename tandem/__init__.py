@@ -1,9 +1,11 @@
-"""The library under the training programs. One room each:
+"""The library under the training programs, one package for each subject.
 
-``ops`` the Ops that PyTensor lacks, ``layers`` graph builders over them, ``device`` the PyTensor
-mode that runs a graph with PyTorch's kernels, ``memory`` buffers that two processes see,
-``exchange`` how trainers agree on parameters, ``data`` batch files and the order of an epoch,
-``run`` configuration, processes, checkpoints, schedules and records.
+For networks: ``ops`` (the Ops that PyTensor lacks), ``layers`` (graph builders over them),
+``optim`` (optimizers and schedules), ``backend`` (the PyTensor mode that runs a graph with
+PyTorch's kernels). For runs: ``memory`` (buffers that two processes share), ``data`` (batch files
+and the order of an epoch), ``preprocessing``, ``processes`` (workers and their supervision),
+``distributed`` (how trainers exchange), ``config``, ``artifacts`` (what a run writes),
+``training``, ``launch``. For weights: ``classify``, ``export``, ``convert``, ``plot``.
 
 Importing ``tandem`` imports nothing else: a loader starts without PyTensor and PyTorch.
 """

@@ -1,4 +1,4 @@
-"""What a user can put right, told apart from what is a fault of the program."""
+"""Errors that a user can put right, as opposed to faults of the program."""
 
 
 class InputError(Exception):

@@ -1,4 +1,4 @@
-"""Write saved weights as an ONNX file that classifies squashed pictures.
+"""Write saved weights as an ONNX file that classifies resized pictures.
 
 A run's weights:       python -m tandem.export runs/alexnet/epoch-0060.safetensors alexnet.onnx
 Converted weights:     python -m tandem.export caffe.safetensors alexnet.onnx --mean caffe_mean.npy
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def export(weights: Path, target: Path, mean: Path | None = None, network: str = ALEXNET) -> None:
     """Write an ONNX file of a network in validation, from pictures to probabilities.
 
-    Its input ``pictures`` is uint8 (batch, S, S, 3), (row, column, RGB): pictures squashed to the
+    Its input ``pictures`` is uint8 (batch, S, S, 3), (row, column, RGB): pictures resized to the
     size of the mean image. The centre crop and the mean image are in the file. Its outputs are
     ``logits`` and ``probabilities``, float32 (batch, class); its metadata name the classes.
 
@@ -91,7 +91,7 @@ def export(weights: Path, target: Path, mean: Path | None = None, network: str =
 
 
 def make_model(loaded: LoadedNetwork) -> "ModelProto":
-    """A checked ONNX model of a network, from squashed pictures to probabilities."""
+    """A checked ONNX model of a network, from resized pictures to probabilities."""
     import pytensor.tensor as pt
     from onnx import TensorProto, checker, helper
 

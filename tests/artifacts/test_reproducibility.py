@@ -1,4 +1,4 @@
-"""A resumed run that could not compute the same bits is refused, and is told why."""
+"""A resumed run that could not compute the same bits is refused, with the reason."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The programs in pretrained/: what each kind of file becomes, and what is told of others."""
+"""The programs in pretrained/: what each kind of file becomes, and the messages for others."""
 
 import hashlib
 import json

@@ -24,7 +24,7 @@ def file_of(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
 
 
 def exact(content: bytes) -> np.ndarray:
-    """Squash to the picture's own size, which changes no pixel."""
+    """Resize to the picture's own size, which changes no pixel."""
     return decode_picture(content, SIZE)
 
 
