@@ -23,7 +23,7 @@ from PIL import Image
 from benchmarks.measure import Comparison, Measured, compare, measure, run
 from benchmarks.pictures import write_jpegs
 
-PROGRAM = Path(__file__).parents[1] / "preprocessing" / "make_hkl.py"
+PROGRAMS = Path(__file__).parents[1] / "preprocessing"
 TARGET = 0.9
 CHUNK = 16  # pictures per task of a process
 
@@ -57,9 +57,10 @@ def write_pictures(folder: Path, sizes: Sizes) -> list[Path]:
     return paths
 
 
-def preprocess(folder: Path, out: str, size: int) -> None:
-    """Preprocess the pictures of `folder` into `out`."""
-    command = [sys.executable, str(PROGRAM), "--image-size", str(size), "--tar-root-dir", out]
+def preprocess(folder: Path, out: str, size: int, program: str = "make_hkl.py") -> None:
+    """Preprocess the pictures of `folder` into `out`, by one of the programs."""
+    command = [sys.executable, str(PROGRAMS / program), "--image-size", str(size)]
+    command += ["--tar-root-dir", out]
     command += ["--train-img-dir", str(folder / "train"), "--val-img-dir", str(folder / "val")]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
 

@@ -56,7 +56,8 @@ def answer(rounds: int, stored: int = 256, settings: Sequence[str] = FULL) -> It
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_pictures(folder, Sizes(pictures=320, different=20))
-        preprocess(folder, str(folder / "data"), stored)
+        for program in ("make_hkl.py", "make_labels.py"):
+            preprocess(folder, str(folder / "data"), stored, program)
         seconds = [
             seconds_to_first_step(folder / "data", folder / f"run{number}", settings)
             for number in range(rounds + 1)
