@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from tandem.distributed.rank_vector import RankVector
 from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.philox import Purpose, words
 from tandem.registry import setting
+
+if TYPE_CHECKING:
+    from tandem.distributed.factory import ExchangeSettings
 
 _PAUSE_SECONDS = 0.0005
 _MOVING_SECONDS = 2e-5  # a look that takes so long has moved bytes
@@ -267,14 +270,6 @@ def _wait(done: Callable[[], Any]) -> None:
             time.sleep(_PAUSE_SECONDS)
 
 
-@RULES.register("bsp")
-@dataclass(frozen=True)
-class InStep(RuleChoice):
-    """All trainers in step: the exchange and the collective are what make it."""
-
-    is_synchronous = True
-
-
 @RULES.register("easgd")
 @dataclass(frozen=True)
 class Elastic(RuleChoice):
@@ -296,7 +291,9 @@ class Elastic(RuleChoice):
 
     requires = (NEEDS_MPI,)
 
-    def make(self, seed: int, memory: HostMemory | CudaMemory, group: Group) -> Exchange:
+    def make(
+        self, settings: "ExchangeSettings", memory: HostMemory | CudaMemory, group: Group
+    ) -> Exchange:
         return ElasticAveraging(*_weights(memory, group), self.easgd_alpha, self.easgd_tau)
 
 
@@ -315,8 +312,10 @@ class Gossip(RuleChoice):
 
     requires = (NEEDS_MPI,)
 
-    def make(self, seed: int, memory: HostMemory | CudaMemory, group: Group) -> Exchange:
-        return GossipAveraging(*_weights(memory, group), self.gosgd_p, seed)
+    def make(
+        self, settings: "ExchangeSettings", memory: HostMemory | CudaMemory, group: Group
+    ) -> Exchange:
+        return GossipAveraging(*_weights(memory, group), self.gosgd_p, settings.seed)
 
 
 def _weights(memory: HostMemory | CudaMemory, group: Group) -> tuple[MpiGroup, RankVector, int]:

@@ -4,6 +4,7 @@
 stay in step. The classes that are chosen from stand beside what they make.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -13,6 +14,7 @@ from tandem.registry import Choice, Registry, Requirement
 if TYPE_CHECKING:
     from tandem.distributed.allreduce import AllReduce
     from tandem.distributed.exchange import Exchange
+    from tandem.distributed.factory import ExchangeSettings
     from tandem.distributed.group import Group, Starter
     from tandem.distributed.rank_vector import RankVector
     from tandem.memory.parameters import CudaMemory, HostMemory
@@ -38,14 +40,14 @@ class RunFacts:
         return ", ".join(self.devices)
 
 
-class AllReduceChoice(Choice):
+class AllReduceChoice(Choice, ABC):
     """A way to average vectors over trainers."""
 
+    @abstractmethod
     def make(
         self, vector: "RankVector", parts: Sequence[slice], group: "Group"
     ) -> "list[AllReduce]":
         """Make what averages each part of a vector over a group. Collective."""
-        raise NotImplementedError
 
     def sharing(self, group: "Group") -> "Group | None":
         """Return the ranks that see each other's vectors in host memory, if any need to."""
@@ -56,7 +58,7 @@ class AllReduceChoice(Choice):
         return self.name
 
 
-class ExchangeChoice(Choice):
+class ExchangeChoice(Choice, ABC):
     """What the trainers exchange around the update."""
 
     # Whether there is one copy of the parameters, of which each trainer updates a part.
@@ -67,22 +69,24 @@ class ExchangeChoice(Choice):
         """Whether gradients are sent during the backward pass, as each is ready."""
         return False
 
+    @abstractmethod
     def make(
         self, collective: AllReduceChoice, memory: "HostMemory | CudaMemory", group: "Group"
     ) -> "Exchange":
         """Make the exchange of trainers that are in step. Collective."""
-        raise NotImplementedError
 
 
-class RuleChoice(Choice):
+class RuleChoice(Choice, ABC):
     """Whether trainers stay in step, and what draws them together if they don't."""
 
     # Whether all trainers hold the same weights after a step.
     is_synchronous: ClassVar[bool] = False
 
-    def make(self, seed: int, memory: "HostMemory | CudaMemory", group: "Group") -> "Exchange":
-        """Make the exchange of trainers that are not in step. Collective."""
-        raise NotImplementedError
+    @abstractmethod
+    def make(
+        self, settings: "ExchangeSettings", memory: "HostMemory | CudaMemory", group: "Group"
+    ) -> "Exchange":
+        """Make the exchange of several trainers. Collective."""
 
 
 ALL_REDUCES: Registry[AllReduceChoice] = Registry("collective")

@@ -3,15 +3,25 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tandem.distributed.allreduce import AllReduce, shard
-from tandem.distributed.choices import EXCHANGES, AllReduceChoice, ExchangeChoice
+from tandem.distributed.choices import (
+    EXCHANGES,
+    RULES,
+    AllReduceChoice,
+    ExchangeChoice,
+    RuleChoice,
+)
 from tandem.distributed.group import Group
 from tandem.distributed.rank_vector import HostVector, RankVector
 from tandem.memory.parameters import CudaMemory, FlatName, HostMemory
 from tandem.registry import Requirement, setting
+
+if TYPE_CHECKING:
+    from tandem.distributed.factory import ExchangeSettings
 
 
 class Exchange:
@@ -125,6 +135,19 @@ def rank_vector(
     from tandem.distributed.gpu_staging import GpuVector
 
     return GpuVector(memory, name, group, is_apart)
+
+
+@RULES.register("bsp")
+@dataclass(frozen=True)
+class InStep(RuleChoice):
+    """Bulk synchronous: all trainers in step, by the settings `exchange` and `collective`."""
+
+    is_synchronous = True
+
+    def make(
+        self, settings: "ExchangeSettings", memory: HostMemory | CudaMemory, group: Group
+    ) -> Exchange:
+        return settings.exchange.make(settings.collective, memory, group)
 
 
 @EXCHANGES.register("average")

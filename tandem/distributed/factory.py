@@ -51,9 +51,7 @@ def make_exchange(
     """
     if group.size == 1:
         return Exchange()
-    if settings.rule.is_synchronous:
-        return settings.exchange.make(settings.collective, memory, group)
-    return settings.rule.make(settings.seed, memory, group)
+    return settings.rule.make(settings, memory, group)
 
 
 def open_host_memory(
