@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytensor
+import pytensor.scalar as ps
 import pytensor.tensor as pt
 import pytest
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.basic import Choose, PermuteRowElements
 from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.extra_ops import FillDiagonal, SearchsortedOp
 from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
 from pytensor.tensor.linalg.decomposition.lu import LU, LUFactor
@@ -23,7 +25,7 @@ from pytensor.tensor.linalg.summary import Det
 from tandem.backend import device_mode
 from tandem.backend.lowering import lower
 from tandem.backend.lowering.blockwise import core_lowering
-from tests.support.check_function import DEVICE, PYTHON
+from tests.support.check_function import DEVICE, PLAIN_DEVICE, PYTHON
 from tests.support.linalg_cases import LINALG_CASES
 from tests.support.op_checks import symbols
 from tests.support.selection_cases import GPU_CASES
@@ -150,3 +152,10 @@ def _ancestors(outputs: list[Any]) -> list[Any]:
         and isinstance(v.owner.op, Blockwise)
         and v.owner.op.batch_ndim(v.owner) > 0
     ]
+
+
+def test_the_conjugate_of_real_numbers_is_a_copy() -> None:
+    x = pt.dvector("x")
+    value = np.ones(3)
+    result = pytensor.function([x], Elemwise(ps.conj)(x), mode=PLAIN_DEVICE)(value)
+    assert not np.shares_memory(result, value)

@@ -32,6 +32,10 @@ def _imaginary(x: Tensor) -> Tensor:
     return x.imag.clone() if x.is_complex() else torch.zeros_like(x)
 
 
+def _conjugate(x: Tensor) -> Tensor:
+    return torch.conj_physical(x) if x.is_complex() else x.clone()
+
+
 def _angle(x: Tensor) -> Tensor:
     if x.is_complex():
         return torch.angle(x)
@@ -59,7 +63,7 @@ _CALLS: dict[type, tuple[Callable[[torch.dtype], torch.dtype] | None, Callable[.
     ps.Real: (None, _real),
     ps.Imag: (None, _imaginary),
     ps.Angle: (None, _angle),
-    ps.Conj: (None, torch.conj_physical),
+    ps.Conj: (None, _conjugate),
     ps.Complex: (lambda result: result.to_real(), torch.complex),
     ps.ComplexFromPolar: (lambda result: result.to_real(), _polar),
 }
