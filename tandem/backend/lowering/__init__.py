@@ -1,5 +1,7 @@
 """Lowerings: the PyTorch call of each Op, one module for each kind of Op."""
 
+from pytensor.scalar.basic import ScalarOp
+
 from tandem.backend.lowering import (
     blockwise,
     control_flow,
@@ -21,8 +23,12 @@ from tandem.backend.lowering.scalars import covered_scalar_ops
 
 
 def covered_ops() -> frozenset[type]:
-    """Return the classes of Ops, scalar ones included, that have a kernel for some case."""
-    return frozenset(lower.registry) - {object} | covered_scalar_ops()
+    """Return the classes of Ops, scalar ones included, that have a kernel for some case.
+
+    Rules for numbers on the host count: no kernel is needed there.
+    """
+    found = frozenset(lower.registry) | frozenset(host_rule.registry) | covered_scalar_ops()
+    return found - {object, ScalarOp}
 
 
 __all__ = [
