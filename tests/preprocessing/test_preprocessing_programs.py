@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import termios
 from pathlib import Path
 
@@ -140,10 +139,10 @@ def test_a_folder_that_may_not_be_written_is_named(
 ) -> None:
     assert make_hkl.main(pictures.options(out)) == 0
 
-    def mkstemp(prefix: str, suffix: str, dir: Path) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(dir / (prefix + suffix)))
+    def touch(path: Path, exist_ok: bool) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    monkeypatch.setattr(Path, "touch", touch)
     path = out / "labels" / "train_labels.npy"
     assert refusal(program=make_labels) == f"error: {path}: Permission denied\n"
 
