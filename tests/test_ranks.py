@@ -341,6 +341,16 @@ def test_a_rank_that_raises_reports_its_traceback(
 
 
 @slow
+@pytest.mark.usefixtures("starter")
+def test_a_server_of_elastic_averaging_that_raises_ends_the_run(data: Path, tmp_path: Path) -> None:
+    arguments = settings(data, tmp_path / "run", **{**COMMON, "check_every": 0}, rule="easgd")
+    result = run_ranks(2, BROKEN, ["BrokenServerAlexNet", *arguments], timeout=60)
+    assert result.returncode == 1, result.stderr
+    assert "[0] error: the run has ended: the server of elastic averaging failed" in result.stderr
+    assert "ZeroDivisionError: broken on purpose" in result.stderr
+
+
+@slow
 @starters("mpirun", "torchrun")
 @pytest.mark.parametrize("victim", ["trainer 0", "trainer 1"])
 def test_a_stopped_rank_is_dead_after_its_timeout(
