@@ -524,11 +524,14 @@ def test_all_ranks_skip_a_bad_minibatch(data: Path, tmp_path: Path) -> None:
 @slow
 @pytest.mark.parametrize("collective", ["asa", "hierarchical"])
 @pytest.mark.usefixtures("starter")
-def test_ranks_that_roll_back_leave_nothing_on_gpus(
+def test_ranks_that_roll_back_leave_nothing_on_gpus_and_no_pipes(
     data: Path, tmp_path: Path, collective: str
 ) -> None:
-    program = (SIMULATED, "--network", "tests.support.broken_network:NanAlexNet")
+    program = (SIMULATED, "--network", "tests.support.broken_network:OftenNanAlexNet")
     changes = {**COMMON, **GPUS, "collective": collective, "on_nan": "rollback"}
     log = train_ranks(data, tmp_path / "run", 3, program=program, **changes)
-    assert log.count("going back to the newest checkpoint") == 1
+    assert log.count("going back to the newest checkpoint") == 3
     assert log.count("left on GPUs: 0, shared: 0\n") == 3
+    files = re.findall(r"files of 4 runs: \[(\d+)\] then \[(\d+)\]\n", log)
+    assert len(files) == 3
+    assert all(last == second for second, last in files)

@@ -95,6 +95,16 @@ class NanAlexNet(AlexNet):
         return logits * pt.switch(here, np.float32(np.nan), np.float32(1))
 
 
+class OftenNanAlexNet(AlexNet):
+    """Has a loss that is NaN for every minibatch of the second epoch."""
+
+    def logits(self, images: Any, keys: DropoutKeys | None) -> Any:
+        logits = super().logits(images, keys)
+        if keys is None:
+            return logits
+        return logits * pt.switch(pt.eq(keys.epoch, 1), np.float32(np.nan), np.float32(1))
+
+
 class SlowlyRecordedNanAlexNet(NanAlexNet):
     """The same, and trainer 0 records it slowly."""
 
