@@ -10,10 +10,13 @@ import json
 import logging
 import secrets
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.errors import InputError

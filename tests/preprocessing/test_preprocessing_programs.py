@@ -16,6 +16,7 @@ import pytest
 
 from tandem.data.dataset import open_split
 from tandem.data.manifest import read_manifest
+from tests.support.pages import uninstalled
 from tests.support.picture_files import (
     WNID_OF_ID,
     Pictures,
@@ -27,18 +28,22 @@ from tests.support.picture_files import (
 )
 
 FOLDER = Path(make_hkl.__file__).parent
-ENVIRONMENT = os.environ | {"PYTHON": sys.executable}
 
 
-def run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+def run(
+    *command: str, cwd: Path | None = None, python: str | Path = sys.executable
+) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHON": str(python)}
     return subprocess.run(
-        command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
     )
 
 
 def test_generate_data_runs_all_three(pictures: Pictures, out: Path, tmp_path: Path) -> None:
+    """Also where the project is a clone that nobody has installed."""
     pictures.spoil(("train", "n03", 1))
-    ended = run(str(FOLDER / "generate_data.sh"), *pictures.options(out), cwd=tmp_path)
+    program, python = str(FOLDER / "generate_data.sh"), uninstalled(tmp_path)
+    ended = run(program, *pictures.options(out, "--workers", "2"), cwd=tmp_path, python=python)
     assert ended.returncode == 0, ended.stderr
     assert "train/n03/001.JPEG" in (out / "misc" / "skipped.txt").read_text()
     manifest = read_manifest(out)
