@@ -444,6 +444,19 @@ def test_ranks_that_find_no_others_report_it(data: Path, tmp_path: Path) -> None
     assert "error: the ranks can't be joined" in result.stderr
 
 
+@pytest.mark.usefixtures("starter")
+def test_ranks_of_tests_find_the_project_and_what_else_is_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, program = tmp_path / "modules", tmp_path / "program.py"
+    folder.mkdir()
+    (folder / "mine.py").write_text("NAME = 'mine'\n")
+    program.write_text("import mine, tandem\nprint(mine.NAME, tandem.__file__)\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    result = run_ranks(1, str(program))
+    assert result.stdout == f"mine {ROOT / 'tandem' / '__init__.py'}\n", result.stderr
+
+
 @slow
 @pytest.mark.usefixtures("starter")
 def test_help_is_shown_once() -> None:

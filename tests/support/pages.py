@@ -11,7 +11,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from tests.support.tiny import ROOT
+from tests.support.tiny import ROOT, python_path
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 EVERY_PAGE = [*PAGES, ROOT / "README.md", *sorted((ROOT / "pretrained").glob("*.md"))]
@@ -182,7 +182,7 @@ def in_shell(folder: Path, command: str, timeout: float = 600) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         timeout=timeout,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(folder)},
+        env={**os.environ, "PATH": path, "PYTHONPATH": python_path(folder)},
     )
     assert result.returncode == 0, f"{command}\n{result.stdout}"
     return result.stdout
