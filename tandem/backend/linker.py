@@ -1,6 +1,7 @@
 """The PyTensor linker whose functions run PyTorch's kernels."""
 
 import copy
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
@@ -11,8 +12,10 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.link.basic import JITLinker
 from pytensor.link.utils import raise_with_op
 
+from tandem.backend import perform
 from tandem.backend.codegen import Program, build_program
-from tandem.backend.lowering.registry import is_host_type
+from tandem.backend.inner_graphs import INCOMPATIBLE_REWRITES, REQUIRED_REWRITES
+from tandem.backend.lowering.registry import is_host_type, is_tensor
 from tandem.backend.precision import ProductPrecision
 from tandem.backend.runtime import out_of_memory
 from tandem.backend.schedule import Target, update_mapping
@@ -25,19 +28,8 @@ Storage = list[list[Any]]
 class DeviceLinker(JITLinker):
     """Run a graph with PyTorch's kernels; `device_mode` documents the arguments."""
 
-    required_rewrites = ("minimum_compile",)
-    # Rewrites for another backend (C code, BLAS through C, loops in C or Numba), and those that
-    # write over operands or fuse, which the program itself or torch.compile does.
-    incompatible_rewrites = (
-        "cxx_only",
-        "BlasOpt",
-        "fusion",
-        "inplace",
-        "add_mul_fusion",
-        "scan_reduce_trace_prealloc",
-        "reuse_lu_decomposition_multiple_solves",
-        "scan_split_non_sequence_lu_decomposition_solve",
-    )
+    required_rewrites = REQUIRED_REWRITES
+    incompatible_rewrites = INCOMPATIBLE_REWRITES
 
     def __init__(
         self,
@@ -46,11 +38,12 @@ class DeviceLinker(JITLinker):
         precision: ProductPrecision = ProductPrecision(),  # noqa: B008 (it never changes)
         tuned: bool = False,
         on_gradient_ready: Callable[[str], None] | None = None,
+        strict: bool = False,
         allow_gc: bool | None = None,
         scheduler: Callable[[FunctionGraph], list[Apply]] | None = None,
     ) -> None:
         super().__init__(allow_gc=allow_gc, schedule=scheduler)
-        self.target = Target(device, compiled, precision, on_gradient_ready)
+        self.target = Target(device, compiled, precision, on_gradient_ready, strict)
         # A captured step records the kernels itself, so the compiler must not.
         self._compile_mode = "max-autotune-no-cudagraphs" if tuned else None
 
@@ -181,7 +174,7 @@ def _make_thunk(
                 for slot, write, result in zip(own, writers, results):  # noqa: B905
                     slot[0] = write(result)
         except Exception as error:
-            _explain(error, fgraph, program)
+            _explain(error, fgraph, program, target.device)
         outputs = [slot[0] for slot in slots]
         for slot in own:
             slot[0] = None
@@ -194,6 +187,8 @@ def _reader(variable: Variable, device: torch.device) -> Read:
     """Make the conversion from an input's stored value to the program's argument."""
     if is_host_type(variable):
         return lambda value: value.item() if isinstance(value, np.generic) else value
+    if not is_tensor(variable):
+        return lambda value: value
     dtype = variable.type.dtype
     on_host = device.type == "cpu"
 
@@ -208,6 +203,8 @@ def _reader(variable: Variable, device: torch.device) -> Read:
 
 def _writer(variable: Variable) -> Callable[[Any], Any]:
     """Make the conversion from a result of the program to the output's NumPy value."""
+    if not (is_tensor(variable) or is_host_type(variable)):
+        return lambda value: value
     dtype = np.dtype(variable.type.dtype)
 
     def write(value: Any) -> Any:
@@ -218,12 +215,23 @@ def _writer(variable: Variable) -> Callable[[Any], Any]:
     return write
 
 
-def _explain(error: Exception, fgraph: FunctionGraph, program: Program) -> NoReturn:
+def _explain(
+    error: Exception, fgraph: FunctionGraph, program: Program, device: torch.device
+) -> NoReturn:
     """Add the node that failed to an exception, and raise it again."""
     if isinstance(error, torch.OutOfMemoryError):
         raise out_of_memory(error) from error
     node = program.failed_node(error.__traceback__)
     if node is None:
         raise error
+    if type(error) is RuntimeError and device.type == "cpu" and not _is_from_perform(error):
+        # Shapes that do not fit are a ValueError of NumPy's, and so of PyTensor's own linkers. On a
+        # GPU it may be any fault of the device.
+        error = ValueError(*error.args).with_traceback(error.__traceback__)
     error.add_note(f"while PyTorch computed {node} ({type(node.op).__name__})")
-    raise_with_op(fgraph, node)
+    raise_with_op(fgraph, node, exc_info=(type(error), error, error.__traceback__))
+
+
+def _is_from_perform(error: Exception) -> bool:
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code.co_filename == perform.__file__ for frame in frames)
