@@ -1,6 +1,6 @@
 """Runs a graph on PyTensor's own backend and on a device, and compares."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,11 +50,33 @@ def assert_same(got: Any, expected: Any, what: str = "") -> None:
         np.testing.assert_array_equal(got, expected, err_msg=what)
 
 
+def compile_graph(
+    inputs: list[Variable], outputs: list[Variable], mode: Mode, **keywords: Any
+) -> Callable[..., list[np.ndarray]]:
+    """Compile a function, of which some inputs may be unused."""
+    # PyTensor runs the graph inside an Op such as Softmax in its default mode, which compiles.
+    with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
+        return pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore", **keywords)
+
+
 def results(
     inputs: list[Variable], outputs: list[Variable], values: list[Any], mode: Mode
 ) -> list[np.ndarray]:
     """Compile and call."""
-    # PyTensor runs the graph inside an Op such as Softmax in its default mode, which compiles.
     with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
-        function = pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
-        return function(*values)
+        return compile_graph(inputs, outputs, mode)(*values)
+
+
+def check_or_refused(
+    inputs: list[Variable], outputs: list[Variable], *calls: Sequence[Any]
+) -> None:
+    """Compare each output with PyTensor's own backend, unless its compilation is refused."""
+    for output in outputs:
+        reference = compile_graph(inputs, [output], PYTHON)
+        for mode in (PLAIN_DEVICE, DEVICE):
+            try:
+                function = compile_graph(inputs, [output], mode)
+            except NotImplementedError:
+                continue
+            for values in calls:
+                assert_same(function(*values)[0], reference(*values)[0], f"{output} of {values}")

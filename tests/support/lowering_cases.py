@@ -176,7 +176,8 @@ def _unary_cases() -> list[Case]:
         values = sample(dtype, (3, 4)) if discrete else np.r_[sample(dtype, (9,)), -2.5, 0.5, 1.5]
         values = values.astype(dtype)
         for name, op in anywhere.items():
-            if (dtype == "bool" and name in ("sqr", "sign", "abs", "softplus")) or (
+            # PyTensor has no sign of bools, and takes their softplus in half precision.
+            if (dtype == "bool" and name in ("sign", "softplus")) or (
                 discrete and name.startswith("round")
             ):
                 continue

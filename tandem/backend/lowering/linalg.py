@@ -32,6 +32,8 @@ def lower_blockwise(op: Blockwise, node: Apply, device: torch.device, compiled: 
 
 def _product(node: Apply) -> Lowering:
     dtype = torch_dtype(node.outputs[0])
+    if dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
+        raise unsupported(node, f"PyTorch has no matrix product of {dtype}")
     product = partial(computed, certain=isinstance(node.op, Dot), factors=2)
     kernel = {2: torch.mm, 3: torch.bmm}.get(node.outputs[0].type.ndim, torch.matmul)
     if isinstance(node.op, Blockwise):

@@ -1,0 +1,124 @@
+"""Integers, bools, extremes and repeated indices follow NumPy, as PyTensor's own backend does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytensor.scalar as ps
+import pytensor.tensor as pt
+import pytest
+from pytensor.graph.basic import Variable
+from pytensor.scalar.basic import Composite
+from pytensor.tensor.elemwise import Elemwise
+
+from tests.support.check_function import (
+    DEVICE,
+    PLAIN_DEVICE,
+    PYTHON,
+    check_or_refused,
+    compile_graph,
+)
+
+LARGE = np.uint64([0, 1, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 1])
+
+
+def test_float_arange_has_numpys_length() -> None:
+    start, stop, step = pt.dscalars("start", "stop", "step")
+    values = [
+        (0, 6, 0.6),
+        (0, 1, 0.1),
+        (1, 0, -0.3),
+        (0, 6, 7),
+        (2, 2, 1),
+        (5, 0, 0.5),
+        (0.1, 2, 0.3),
+    ]
+    for dtype in ("float64", "float32"):
+        check_or_refused([start, stop, step], [pt.arange(start, stop, step, dtype=dtype)], *values)
+
+
+def test_square_of_a_mask_is_a_mask() -> None:
+    x = pt.dvector("x")
+    mask = pt.vector("mask", dtype="bool")
+    outputs = [mask * mask, mask**2, pt.sqr(mask), x[mask * mask], x[pt.sqr(mask)]]
+    check_or_refused([mask, x], outputs, (np.array([True, False, True, True]), np.arange(4.0)))
+
+
+@pytest.mark.parametrize("name", ["lt", "le", "gt", "ge", "eq", "neq", "maximum", "minimum",
+                                  "int_div", "mod", "true_div", "add", "mul"])  # fmt: skip
+@pytest.mark.parametrize("other", ["uint64", "uint8", "int64", "float64"])
+def test_unsigned_64_bits(name: str, other: str) -> None:
+    x, y = pt.vector(dtype="uint64"), pt.vector(dtype=other)
+    pairs = np.meshgrid(LARGE, LARGE if other == "uint64" else np.array([0, 1, 7]).astype(other))
+    check_or_refused([x, y], [getattr(pt, name)(x, y)], tuple(p.ravel() for p in pairs))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pt.abs, pt.sgn, pt.neg, pt.sqr, pt.max, pt.min, pt.sum, pt.argmax, pt.sort, pt.argsort,
+        pt.cumsum, lambda x: pt.clip(x, np.uint64(3), np.uint64(2**63)),
+        *(lambda x, kind=kind: pt.cast(x, kind) for kind in ("float32", "float64")),
+    ],
+)  # fmt: skip
+def test_functions_of_unsigned_64_bits(function: Callable[[Variable], Variable]) -> None:
+    x = pt.vector(dtype="uint64")
+    check_or_refused([x], [function(x)], (LARGE[::-1].copy(),))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "uint8", "uint32", "bool"])
+@pytest.mark.parametrize("op", [pt.int_div, pt.mod])
+def test_division_of_integers_by_zero_gives_zero(op: Any, dtype: str) -> None:
+    x, y = pt.vector(dtype=dtype), pt.vector(dtype=dtype)
+    values = np.array([7, 0, 1, 100]).astype(dtype), np.array([0, 0, 2, 7]).astype(dtype)
+    check_or_refused([x, y], [op(x, y), op(x, np.zeros(1, dtype))], values)
+
+
+def test_host_numbers_divided_by_an_empty_length_give_zero() -> None:
+    x, y = pt.dvector("x"), pt.dvector("y")
+    n, m = x.shape[0], y.shape[0]
+    check_or_refused([x, y], [n // m, n % m, (n + 1) // m], (np.ones(3), np.ones(0)))
+
+
+def test_host_numbers_wrap_around() -> None:
+    x = pt.dvector("x")
+    n = x.shape[0]
+    check_or_refused([x], [n * 2**62 * 3, n * 2**62 + n * 2**62], (np.ones(3),))
+
+
+def test_an_integer_to_a_negative_power_is_refused() -> None:
+    x, y = pt.lvector("x"), pt.lvector("y")
+    values = np.array([2, 3]), np.array([1, 2])
+    check_or_refused([x, y], [x**y, x**2], values)
+    for power in (y, -1):
+        # PyTensor's rewrites make reciprocals of constant negative powers, without an error.
+        for mode in (PYTHON, PLAIN_DEVICE, *((DEVICE,) if power is y else ())):
+            function = compile_graph([x, y], [x**power], mode)
+            with pytest.raises(ValueError, match="negative integer powers"):
+                function(values[0], np.array([1, -2]))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda b: [b // b, b % b], lambda b: [pt.dot(b, b)], lambda b: [pt.sum(b), pt.prod(b)],
+    ],
+)  # fmt: skip
+def test_bool_arithmetic(build: Callable[[Variable], list[Variable]]) -> None:
+    b = pt.vector(dtype="bool")
+    check_or_refused([b], build(b), (np.array([True, False, True]),))
+
+
+def test_narrow_unsigned_numbers_in_products_and_positions() -> None:
+    for dtype in ("uint16", "uint32", "uint64"):
+        x, m = pt.vector(dtype=dtype), pt.matrix(dtype=dtype)
+        values = np.array([1, 0, 2], dtype), np.array([[1, 0, 2], [0, 3, 0]], dtype)
+        check_or_refused([x, m], [pt.dot(m, x)], values)
+        check_or_refused([x, m], [*pt.nonzero(m), *pt.nonzero(x)], values)
+
+
+def test_a_composite_that_ignores_an_operand_has_the_declared_shape() -> None:
+    a, b = ps.float64("a"), ps.float64("b")
+    op = Elemwise(Composite([a, b], [ps.exp(a), ps.constant(2.0) * ps.constant(1.5)]))
+    x, y = pt.tensor(dtype="float64", shape=(1, 3)), pt.tensor(dtype="float64", shape=(2, 3))
+    check_or_refused([x, y], op(x, y), (np.ones((1, 3)), np.ones((2, 3))))
