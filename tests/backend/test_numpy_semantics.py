@@ -1,16 +1,20 @@
 """Integers, bools, extremes and repeated indices follow NumPy, as PyTensor's own backend does."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pytensor
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 import pytest
+import torch
 from pytensor.graph.basic import Variable
 from pytensor.scalar.basic import Composite
 from pytensor.tensor.elemwise import Elemwise
 
+from tandem.backend.lowering.scatter import add, add_once, put
 from tests.support.check_function import (
     DEVICE,
     PLAIN_DEVICE,
@@ -122,3 +126,104 @@ def test_a_composite_that_ignores_an_operand_has_the_declared_shape() -> None:
     op = Elemwise(Composite([a, b], [ps.exp(a), ps.constant(2.0) * ps.constant(1.5)]))
     x, y = pt.tensor(dtype="float64", shape=(1, 3)), pt.tensor(dtype="float64", shape=(2, 3))
     check_or_refused([x, y], op(x, y), (np.ones((1, 3)), np.ones((2, 3))))
+
+
+REPEATED: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "rows": lambda x, i, j: x[i],
+    "columns": lambda x, i, j: x[:, i],
+    "pairs": lambda x, i, j: x[i, j],
+    "pairs of columns": lambda x, i, j: x[:, i, j],
+    "apart": lambda x, i, j: x[i, :, j],
+    "table of rows": lambda x, i, j: x[i.reshape((-1, 2))],
+    "outer": lambda x, i, j: x[i[:, None], j[None, :7]],
+    "part": lambda x, i, j: x[1::2, i],
+    "backwards": lambda x, i, j: x[::-1, i],
+    "one element": lambda x, i, j: x[3, i],
+    "a mask and rows": lambda x, i, j: x[x[:, 0, 0] > 0, j[0]],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "float64") for name in REPEATED),
+        *(("pairs", d) for d in ("int8", "bool", "uint16")),
+    ],
+)
+def test_repeated_indices(name: str, dtype: str) -> None:
+    """The last value set wins; values added are all added."""
+    rng = np.random.default_rng(0)
+    x, y = pt.tensor(dtype=dtype, shape=(6, 6, 6)), pt.tensor(dtype=dtype, shape=(6,))
+    i, j = pt.lvector("i"), pt.lvector("j")
+    part = REPEATED[name](x, i, j)
+    many = pt.arange(pt.prod(part.shape)).reshape(part.shape)
+    values = (many % 3 if dtype == "bool" else many % 127).astype(dtype)
+    places = [rng.integers(-6, 6, 20) for _ in range(2)]
+    outputs = [
+        pt.set_subtensor(part, values),
+        pt.set_subtensor(part, values[..., :1]),
+        pt.set_subtensor(part, np.array(1, dtype)),
+        pt.inc_subtensor(part, values),
+        pt.inc_subtensor(part, np.array(1, dtype)),
+        pt.inc_subtensor(part, values, ignore_duplicates=True),
+    ]
+    start = rng.integers(-3, 4, (6, 6, 6)) if dtype != "bool" else rng.random((6, 6, 6)) < 0.5
+    check_or_refused([x, y, i, j], outputs, (start.astype(dtype), np.ones(6, dtype), *places))
+
+
+def test_what_torch_compile_reads_gives_the_same() -> None:
+    """Without NumPy, repeated indices are resolved by sorting."""
+    rng = np.random.default_rng(0)
+    i, j = (torch.from_numpy(rng.integers(-4, 4, (3, 5))) for _ in range(2))
+    for tensors in ([None, i], [i, j], [None, i, j], [i, None, j], [i[:, :1], j], [i]):
+        start = rng.normal(size=(4, 4, 4))
+        index = tuple(slice(None) if x is None else x.numpy() for x in tensors)
+        y = rng.normal(size=start[index].shape)
+        for write in (put, add, add_once):
+            found = [torch.from_numpy(start.copy()) for _ in range(2)]
+            for part, traced in zip(found, (False, True), strict=True):
+                write(part, tensors, torch.from_numpy(y), traced)
+            np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_repeated_indices_give_the_same_bits_on_any_number_of_threads(static: bool) -> None:
+    rng = np.random.default_rng(0)
+    kind = partial(pt.tensor, dtype="float32")
+    x = kind(shape=(500, 40) if static else (None, None))
+    y = kind(shape=(40000, 40) if static else (None, None))
+    v, z = kind(shape=(500 if static else None,)), kind(shape=(40000 if static else None,))
+    i = pt.lvector("i")
+    outputs = [
+        pt.set_subtensor(x[i], y), pt.inc_subtensor(x[i], y), pytensor.grad((x[i] * y).sum(), x),
+        pt.set_subtensor(v[i], z), pt.inc_subtensor(v[i], z), pt.inc_subtensor(x[i, i % 40], z),
+    ]  # fmt: skip
+    function = compile_graph([x, y, v, z, i], outputs, DEVICE)
+    values = [rng.normal(size=s).astype("float32") for s in ((500, 40), (40000, 40), 500, 40000)]
+    places = rng.integers(0, 500, 40000)
+    before = torch.get_num_threads()
+    seen = set()
+    try:
+        for threads in (1, 2, 4, 2, 2, 2):
+            torch.set_num_threads(threads)
+            found = function(*values, places)
+            seen.add(b"".join(output.tobytes() for output in found))
+    finally:
+        torch.set_num_threads(before)
+    assert len(seen) == 1
+    last = dict(zip(places.tolist(), range(40000), strict=True))
+    np.testing.assert_array_equal(found[0][list(last)], values[1][list(last.values())])
+    np.testing.assert_array_equal(found[3][list(last)], values[3][list(last.values())])
+    total = values[2].astype("float64")
+    np.add.at(total, places, values[3])
+    np.testing.assert_allclose(found[4], total, atol=1e-4)
+
+
+def test_an_index_out_of_range_is_refused() -> None:
+    x, i = pt.dmatrix("x"), pt.lvector("i")
+    for part in (x[i], x[:, i], x[i, i]):
+        for output in (pt.set_subtensor(part, 1.0), pt.inc_subtensor(part, 1.0)):
+            function = compile_graph([x, i], [output], DEVICE)
+            for index in (3, -4):
+                with pytest.raises(IndexError):
+                    function(np.ones((3, 3)), np.array([0, index]))
