@@ -1,6 +1,7 @@
 """Lowerings: the PyTorch call of each Op, one module for each kind of Op."""
 
 from tandem.backend.lowering import (
+    control_flow,
     convolution,
     elemwise,
     linalg,
@@ -14,6 +15,7 @@ from tandem.backend.lowering.registry import Lowering, lower
 
 __all__ = [
     "Lowering",
+    "control_flow",
     "convolution",
     "elemwise",
     "host_rule",
