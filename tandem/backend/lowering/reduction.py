@@ -92,7 +92,7 @@ def _sum(
 def _flattened(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Bring the reduced axes to the end, as one."""
     kept = [axis for axis in range(x.ndim) if axis not in axes]
-    moved = x.permute(*kept, *axes)
+    moved = x.permute((*kept, *axes))
     return (
         moved.reshape(*(x.shape[axis] for axis in kept), -1)
         if x.numel()

@@ -104,9 +104,10 @@ def lower_subtensor(op: Subtensor, node: Apply, device: torch.device, compiled: 
     places = frozenset(range(1, len(node.inputs)))
     known = _known_index(op, variables)
     if known is None:
-        return Lowering(lambda x, *flat: _view(x, _indices(op, flat)), host=places)
+        select = _signed(lambda x, *flat: _view(x, _indices(op, flat)), node, operands=1)
+        return Lowering(select, host=places)
     if _maybe_backwards(_indices(op, variables)):
-        return Lowering(lambda x: _view(x, known), omit=places)
+        return Lowering(_signed(lambda x: _view(x, known), node, operands=1), omit=places)
     return Lowering(lambda x: x[known], omit=places)
 
 
