@@ -354,9 +354,9 @@ def _shape_number(g: Grower) -> Any:
             lambda: pt.cast(n, "float32") * np.float32(0.5), lambda: pt.cast(n - m, "int8"),
         )
     )()  # fmt: skip
-    if g.chance(0.3):
-        return made + g.pick(lambda t: t.value.ndim == 0).variable
-    return made
+    # The number is used several times, as nodes may write over what they are given.
+    uses = [g.pick(_numeric).variable for _ in range(g.integers(0, 3))]
+    return [made, *(g.choose((pt.add, pt.mul, pt.true_div))(x, made) for x in uses)]
 
 
 def _move(g: Grower) -> Any:

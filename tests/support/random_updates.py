@@ -21,7 +21,8 @@ from tests.support.check_function import PYTHON, compile_graph
 
 SHAPE = (3, 3)
 STRIDES = [(3, 1), (1, 3), (4, 1), (1, 4), (8, 2), (2, 8), (6, 1), (1, 7)]
-ROOM = 64  # elements of the block
+ROOM = 64  # elements of the block in which parts overlap
+OWN = 32  # elements of a part of its own, behind it
 
 Form = Callable[[Any, Any], Any]
 FORMS: list[Form] = [
@@ -82,13 +83,17 @@ class RandomUpdates:
         self.seed = seed
         rng = self.rng = np.random.default_rng(seed)
         self.dtype = ["float32", "float64", "int64"][rng.integers(3)]
-        self.block, self.expected = (np.zeros(ROOM, self.dtype) for _ in range(2))
         count = int(rng.integers(2, 6))
-        self.layouts = [self._layout() for _ in range(count)]
+        self.size = ROOM + count * OWN
+        self.block, self.expected = (np.zeros(self.size, self.dtype) for _ in range(2))
+        self.layouts = [self._layout(place) for place in range(count)]
         self.plan = self._plan(count)
 
-    def _layout(self) -> tuple[int, tuple[int, int]]:
-        strides = STRIDES[self.rng.integers(len(STRIDES))]
+    def _layout(self, place: int) -> tuple[int, tuple[int, int]]:
+        usual = STRIDES[self.seed % len(STRIDES)]
+        strides = usual if self.rng.random() < 0.6 else STRIDES[self.rng.integers(len(STRIDES))]
+        if self.rng.random() < 0.5:
+            return ROOM + place * OWN, strides
         return int(self.rng.integers(0, ROOM - 2 * sum(strides))), strides
 
     def parts(self, block: np.ndarray) -> list[np.ndarray]:
@@ -102,7 +107,7 @@ class RandomUpdates:
     def _plan(self, count: int) -> Plan:
         rng = self.rng
         # Of variables that overlap one is updated: the order of updates is nobody's promise.
-        free, chosen = np.ones(ROOM, bool), []
+        free, chosen = np.ones(self.size, bool), []
         for place in rng.permutation(count).tolist():
             (part,) = [self.parts(free)[place]]
             if part.all() and rng.random() < 0.8:
@@ -110,7 +115,7 @@ class RandomUpdates:
                 chosen.append(place)
         made = count
         step, updated = None, []
-        if len(chosen) >= 2 and self.dtype != "int64" and rng.random() < 0.4:
+        if len(chosen) >= 2 and self.dtype != "int64" and rng.random() < 0.5:
             step = (STEPS[rng.integers(len(STEPS))], chosen[0], chosen[1])
             updated = [(chosen[0], made), (chosen[1], made + 1)]
             chosen, made = chosen[2:], made + 2
@@ -138,7 +143,7 @@ class RandomUpdates:
         function = compile_graph([], outputs, mode, updates=updates)
         returned: list[tuple[np.ndarray, np.ndarray]] = []
         for _ in range(3):
-            self.block[:] = self.expected[:] = self.rng.integers(-4, 5, ROOM)
+            self.block[:] = self.expected[:] = self.rng.integers(-4, 5, self.size)
             parts = self.parts(self.expected)
             computed = [np.array(x) for x in reference(*(part.copy() for part in parts))]
             for (place, _), new in zip(self.plan.updated, computed, strict=False):
