@@ -42,6 +42,11 @@ def check(seed: int, rewritten: bool) -> None:
     except OverflowError:
         # PyTensor's Python linker does not cast numbers that do not fit; its other linkers do.
         return
+    except Exception as error:
+        # A rewrite may have made a graph that cannot be computed.
+        with pytest.raises(type(error)):
+            function(*given)
+        return
     for call in ("first", "second"):
         try:
             found = function(*given)

@@ -79,6 +79,15 @@ def test_division_of_integers_by_zero_gives_zero(op: Any, dtype: str) -> None:
     check_equal([x, y], [op(x, y), op(x, np.zeros(1, dtype))], values)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_remainder_of_a_very_large_quotient(dtype: str) -> None:
+    x, y = pt.vector(dtype=dtype), pt.vector(dtype=dtype)
+    info = np.finfo(dtype)
+    values = np.array([info.max, 5, -info.max, np.inf, np.nan] * 2, dtype), np.full(10, 0.75, dtype)
+    values[1][1], values[1][5:] = info.tiny, -3
+    check_equal([x, y], [x % y, x % np.array(0.75, dtype)], values)
+
+
 def test_host_numbers_divided_by_an_empty_length_give_zero() -> None:
     x, y = pt.dvector("x"), pt.dvector("y")
     n, m = x.shape[0], y.shape[0]

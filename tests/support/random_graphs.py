@@ -356,7 +356,8 @@ def _shape_number(g: Grower) -> Any:
     )()  # fmt: skip
     # The number is used several times, as nodes may write over what they are given.
     uses = [g.pick(_numeric).variable for _ in range(g.integers(0, 3))]
-    return [made, *(g.choose((pt.add, pt.mul, pt.true_div))(x, made) for x in uses)]
+    wide = [made.dimshuffle("x", "x") + np.int64(1)] if made.ndim == 0 and g.chance(0.3) else []
+    return [*wide, *(g.choose((pt.add, pt.mul, pt.true_div))(x, made) for x in uses), made]
 
 
 def _move(g: Grower) -> Any:

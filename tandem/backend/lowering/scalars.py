@@ -85,11 +85,17 @@ def _integer_divide(x: torch.Tensor, y: Any) -> torch.Tensor:
     return quotient.masked_fill_(y == 0, 0)
 
 
-def _remainder(x: torch.Tensor, y: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+def _remainder(x: torch.Tensor, y: Any) -> torch.Tensor:
     if not x.is_floating_point():
-        # NumPy gives 0, as for 1.
-        y = _without_zeros(y) if isinstance(y, torch.Tensor) else y or 1
-    return torch.remainder(x, y, out=out)
+        # NumPy gives 0 for an integer divided by 0, as for one divided by 1.
+        return torch.remainder(x, _without_zeros(y) if isinstance(y, torch.Tensor) else y or 1)
+    found = torch.remainder(x, y)
+    if x.device.type == "cpu" and not torch.compiler.is_compiling() and found.isnan().any():
+        # PyTorch gives NaN also where the quotient is near the dtype's largest number.
+        with np.errstate(all="ignore"):
+            left = x.numpy()
+            return torch.from_numpy(np.asarray(np.remainder(left, np.asarray(y, left.dtype))))
+    return found
 
 
 def _without_zeros(x: torch.Tensor) -> torch.Tensor:
@@ -133,7 +139,7 @@ _KERNELS: dict[type, Kernel] = {
     ps.Sub: Kernel(torch.sub, numbers=(1,), out=True, bits=True),
     ps.TrueDiv: Kernel(torch.div, numbers=(1,), out=True),
     ps.IntDiv: Kernel(_integer_divide, numbers=(1,)),
-    ps.Mod: Kernel(_remainder, numbers=(1,), out=True),
+    ps.Mod: Kernel(_remainder, numbers=(1,)),
     ps.Pow: Kernel(_power, numbers=(1,), out=True),
     ps.ScalarMaximum: Kernel(torch.maximum, out=True, variadic=True),
     ps.ScalarMinimum: Kernel(torch.minimum, out=True, variadic=True),
