@@ -23,7 +23,7 @@ def put(part: Tensor, tensors: Tensors, y: Tensor, traced: bool) -> None:
     given = [x for x in tensors if x is not None]
     if y.ndim and not all(x.dtype == torch.bool for x in given):
         tensors = _without_masks(tensors, part)
-        y = _last_values(_Selection(part, tensors, traced), y)
+        y = _last_values(_Selection(part, tensors), y)
     torch.ops.aten.index_put_(part, list(tensors), y, False)
 
 
@@ -33,7 +33,11 @@ def add(part: Tensor, tensors: Tensors, y: Tensor, traced: bool) -> None:
     if part.device.type != "cpu" or all(x.dtype == torch.bool for x in given):
         torch.ops.aten.index_put_(part, list(tensors), y, True)
         return
-    selection = _Selection(part, _without_masks(tensors, part), traced)
+    if len(given) == 1 and not traced:
+        axis = next(axis for axis, x in enumerate(tensors) if x is not None)
+        _add_along(part, axis, given[0], y)
+        return
+    selection = _Selection(part, _without_masks(tensors, part))
     values = selection.rows_of(y)
     rows = selection.elements.reshape(selection.count, *values.shape[1:])
     places = selection.places.flatten()
@@ -45,6 +49,17 @@ def add(part: Tensor, tensors: Tensors, y: Tensor, traced: bool) -> None:
     if len(selection.axes) > 1:
         # `rows` may be a copy.
         selection.elements.copy_(rows.view(selection.elements.shape))
+
+
+def _add_along(part: Tensor, axis: int, index: Tensor, y: Tensor) -> None:
+    before, after = part.shape[:axis], part.shape[axis + 1 :]
+    values = y.expand(*before, *index.shape, *after).reshape(*before, index.numel(), *after)
+    # PyTorch's call takes the values in their order, and no negative index.
+    positive = torch.where(index < 0, index + part.shape[axis], index)
+    try:
+        part.index_add_(axis, positive.flatten(), values)
+    except RuntimeError as error:
+        raise (IndexError(str(error)) if "out of bounds" in str(error) else error) from error
 
 
 def add_once(part: Tensor, tensors: Tensors, y: Tensor, traced: bool) -> None:
@@ -74,14 +89,15 @@ def _without_masks(tensors: Tensors, part: Tensor) -> list[Tensor | None]:
 class _Selection:
     """The elements of a tensor that index tensors select, each by one number."""
 
-    def __init__(self, part: Tensor, tensors: Tensors, traced: bool) -> None:
+    def __init__(self, part: Tensor, tensors: Tensors) -> None:
         self.axes = [axis for axis, x in enumerate(tensors) if x is not None]
         indices = [x for x in tensors if x is not None]
         sizes = [part.shape[axis] for axis in self.axes]
         self.count = math.prod(sizes)
         # The indexed axes, then the others.
         self.elements = part.movedim(self.axes, list(range(len(self.axes))))
-        self.places = _places(sizes, indices, traced)
+        numbers = torch.arange(self.count, device=part.device).view(*sizes)
+        self.places = numbers[tuple(indices)]
         adjacent = self.axes[-1] - self.axes[0] == len(self.axes) - 1
         # Where the axes of `places` are among those of the selected elements.
         self.first = self.axes[0] if adjacent else 0
@@ -94,20 +110,6 @@ class _Selection:
         found = y.expand(self.shape)
         found = found.movedim(list(range(self.first, self.first + ndim)), list(range(ndim)))
         return found.reshape(self.places.numel(), *found.shape[ndim:])
-
-
-def _places(sizes: Sequence[int], indices: Sequence[Tensor], traced: bool) -> Tensor:
-    """Number the selected elements along the indexed axes."""
-    if len(sizes) > 1 or traced:
-        device = indices[0].device
-        return torch.arange(math.prod(sizes), device=device).view(*sizes)[tuple(indices)]
-    (index,), (size,) = indices, sizes
-    if index.numel():
-        low, high = (bound.item() for bound in index.aminmax())
-        if low < -size or high >= size:
-            wrong = high if high >= size else low
-            raise IndexError(f"index {wrong} is out of bounds for an axis of length {size}")
-    return torch.where(index < 0, index + size, index)
 
 
 def _last_values(selection: _Selection, y: Tensor) -> Tensor:
