@@ -13,6 +13,7 @@ import torch
 from pytensor.graph.basic import Variable
 from pytensor.scalar.basic import Composite
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.subtensor import AdvancedIncSubtensor1
 
 from tandem.backend import device_mode
 from tandem.backend.lowering.scatter import add, add_once, put
@@ -243,6 +244,23 @@ def test_repeated_indices_give_the_same_bits_on_any_number_of_threads(static: bo
     total = values[2].astype("float64")
     np.add.at(total, places, values[3])
     np.testing.assert_allclose(found[4], total, atol=1e-4)
+
+
+def test_values_are_added_to_a_transposed_row() -> None:
+    """Its axes can be joined without a copy, though their strides are unusual."""
+    part = torch.zeros(4, 1).T
+    index = torch.tensor([0, 0, 0])
+    add(part, [index, torch.tensor([3, 1, 3])], torch.ones(3), False)
+    np.testing.assert_array_equal(part.numpy(), [[0, 1, 0, 2]])
+
+
+def test_a_value_for_rows_is_not_repeated_unless_its_type_says_so() -> None:
+    x, y, i = pt.dmatrix("x"), pt.dmatrix("y"), pt.lvector("i")
+    values = np.zeros((3, 2)), np.ones((1, 2)), np.array([0, 1])
+    for mode in (PYTHON, PLAIN_DEVICE):
+        function = compile_graph([x, y, i], [AdvancedIncSubtensor1()(x, y, i)], mode)
+        with pytest.raises(ValueError, match="Runtime broadcasting not allowed"):
+            function(*values)
 
 
 def test_an_index_out_of_range_is_refused() -> None:

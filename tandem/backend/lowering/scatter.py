@@ -46,8 +46,8 @@ def add(part: Tensor, tensors: Tensors, y: Tensor, traced: bool) -> None:
         rows.scatter_reduce_(0, expanded, values, "amax")
     else:
         rows.scatter_add_(0, expanded, values)
-    if len(selection.axes) > 1:
-        # `rows` may be a copy.
+    if traced or rows.data_ptr() != selection.elements.data_ptr():
+        # The indexed axes could not be joined without a copy.
         selection.elements.copy_(rows.view(selection.elements.shape))
 
 

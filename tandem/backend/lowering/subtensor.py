@@ -236,6 +236,8 @@ def lower_advanced_inc_subtensor(
     index = _AdvancedIndex(op, node, first=2)
     setting = op.set_instead_of_inc
     accumulate = not getattr(op, "ignore_duplicates", False)
+    # Of one Op PyTensor promises that it repeats nothing whose type does not say so.
+    check = getattr(op, "_check_runtime_broadcasting", None)
 
     def write(part: Tensor, tensors: Sequence[Tensor | None], y: Tensor) -> None:
         if setting:
@@ -248,6 +250,8 @@ def lower_advanced_inc_subtensor(
     def written(own: bool) -> Callable[..., Tensor]:
         def call(x: Tensor, y: Tensor, *flat: Any) -> Tensor:
             slices, tensors = index.split(flat)
+            if check is not None:
+                check(node, x, y, tensors[0])
             y = y.to(x.dtype)
             return _write(x, slices, lambda part: write(part, tensors, y), own)
 
