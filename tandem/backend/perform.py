@@ -1,5 +1,6 @@
 """Ops without a kernel: their own `perform`, in NumPy on the host."""
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,9 +10,8 @@ import torch
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import _NoPythonOp
 from pytensor.link.c.op import _NoPythonCOp, _NoPythonExternalCOp
-from pytensor.tensor.type import TensorType
 
-from tandem.backend.lowering.registry import Lowering, is_host_type
+from tandem.backend.lowering.registry import Lowering, is_host_type, is_tensor
 from tandem.backend.shared import tensor_over
 
 Convert = Callable[[Any], Any]
@@ -45,7 +45,7 @@ def by_perform(node: Apply, device: torch.device, refusal: NotImplementedError) 
     def perform(*operands: Any) -> Any:
         values = [convert(value) for convert, value in zip(to_host, operands, strict=True)]
         for index in written:
-            values[index] = node.inputs[index].type.filter(np.copy(values[index]))
+            values[index] = copy.deepcopy(values[index])
         cells: list[list[Any]] = [[None] for _ in from_host]
         op.perform(node, values, cells)
         results = _separate([cell[0] for cell in cells], values)
@@ -60,7 +60,7 @@ def _to_host(variable: Variable) -> Convert:
     """Make the conversion from a program's value to what `perform` takes."""
     if is_host_type(variable):
         return np.dtype(variable.type.dtype).type
-    if not isinstance(variable.type, TensorType):
+    if not is_tensor(variable):
         return lambda value: value
     if variable.type.dtype.startswith("complex"):
         return lambda tensor: tensor.resolve_conj().cpu().numpy()
@@ -71,7 +71,7 @@ def _from_host(variable: Variable, device: torch.device) -> Convert:
     if is_host_type(variable):
         kind = np.dtype(variable.type.dtype).type
         return lambda value: kind(value).item()
-    if not isinstance(variable.type, TensorType):
+    if not is_tensor(variable):
         return lambda value: value
     dtype = variable.type.dtype
     return lambda value: tensor_over(np.asarray(value, dtype)).to(device)

@@ -146,3 +146,16 @@ def test_a_generator_as_a_result_is_a_copy() -> None:
     function = pytensor.function([], rng, mode=DEVICE)
     first = function().random()
     assert function().random() == first == np.random.default_rng(3).random()
+
+
+def test_sparse_values_pass_as_they_are() -> None:
+    import pytensor.sparse as ps
+    import scipy.sparse
+
+    x, y = ps.csr_matrix("x", dtype="float64"), pt.dmatrix("y")
+    matrix = scipy.sparse.csr_matrix(np.diag([1.0, 2, 0]))
+    function = pytensor.function([x, y], [ps.structured_dot(x, y * 2), x, x.T], mode=DEVICE)
+    product, same, transposed = function(matrix, np.ones((3, 2)))
+    np.testing.assert_array_equal(product, [[2, 2], [4, 4], [0, 0]])
+    for one in (same, transposed):
+        np.testing.assert_array_equal(one.toarray(), matrix.toarray())

@@ -56,23 +56,20 @@ def lower_branches(op: Branches, node: Apply, device: torch.device, compiled: bo
 class _Trace:
     """What a Scan records of one state: where a step reads it, and where it writes the next."""
 
+    history: int  # states before the first step's, which are given
     taps: tuple[int, ...]  # of the states that a step reads, relative to the position
-    written: tuple[int, ...]  # of the results
-    keeps_all: bool  # the trace has a place for every state, and starts with sums to add to
-
-    @property
-    def history(self) -> int:
-        """How many states before the first step's are given."""
-        return -min(self.taps, default=0)
+    written: tuple[int, ...] = (0,)  # of the results
+    keeps_all: bool = False  # the trace has a place for every state
 
 
 def _traces(op: Scan) -> list[_Trace]:
     info = op.info
     several = zip(info.mit_mot_in_slices, info.mit_mot_out_slices, strict=True)
+    single = info.mit_sot_in_slices + info.sit_sot_in_slices
     return [
-        *(_Trace(tuple(taps), tuple(written), True) for taps, written in several),
-        *(_Trace(tuple(t), (0,), False) for t in info.mit_sot_in_slices + info.sit_sot_in_slices),
-        *[_Trace((), (0,), False)] * info.n_nit_sot,
+        *(_Trace(-min(taps), tuple(taps), tuple(written), True) for taps, written in several),
+        *(_Trace(-min(taps), tuple(taps)) for taps in single),
+        *[_Trace(0, ())] * info.n_nit_sot,
     ]
 
 

@@ -11,7 +11,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.scalar.basic import ScalarType
-from pytensor.tensor.type import TensorType
+from pytensor.tensor.type import DenseTensorType, TensorType
 
 _NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}
@@ -114,8 +114,8 @@ def is_host_type(variable: Variable) -> bool:
 
 
 def is_tensor(variable: Variable) -> bool:
-    """Whether values of the variable are tensors."""
-    return isinstance(variable.type, TensorType)
+    """Whether values of the variable are tensors, which those of a sparse type are not."""
+    return isinstance(variable.type, DenseTensorType)
 
 
 def static_shape(variable: Variable) -> tuple[int, ...] | None:
