@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.check_function import DEVICE, PLAIN_DEVICE, PYTHON, compile_graph
+from tests.support.graph_forms import FORMS
 from tests.support.random_graphs import RandomGraph, Term, grow
 from tests.support.random_updates import RandomUpdates
 
@@ -20,7 +21,7 @@ GROUP = 25  # graphs of one test
 
 def check(seed: int, rewritten: bool) -> None:
     """Compare a random graph on the device with the same graph on the Python linker."""
-    graph = grow(seed)
+    graph = grow(seed, FORMS)
     if not graph.outputs:
         return
     variables = [term.variable for term in graph.outputs]

@@ -62,7 +62,7 @@ def test_unsigned_64_bits(name: str, other: str) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        pt.abs, pt.sgn, pt.neg, pt.sqr, pt.max, pt.min, pt.sum, pt.argmax, pt.sort, pt.argsort,
+        pt.abs, pt.sign, pt.neg, pt.sqr, pt.max, pt.min, pt.sum, pt.argmax, pt.sort, pt.argsort,
         pt.cumsum, lambda x: pt.clip(x, np.uint64(3), np.uint64(2**63)),
         *(lambda x, kind=kind: pt.cast(x, kind) for kind in ("float32", "float64")),
     ],
