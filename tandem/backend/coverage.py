@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 from pytensor.graph.op import Op, _NoPythonOp
@@ -48,9 +49,7 @@ def _all_ops() -> set[type[Op]]:
     for module in _MODULES:
         importlib.import_module(f"pytensor.{module}")
     for package in _PACKAGES:
-        parent = importlib.import_module(f"pytensor.{package}")
-        for info in pkgutil.walk_packages(parent.__path__, f"{parent.__name__}."):
-            importlib.import_module(info.name)
+        _import_below(importlib.import_module(f"pytensor.{package}"))
     prefixes = tuple(f"pytensor.{name}" for name in (*_MODULES, *_PACKAGES))
     return {
         op for op in _subclasses(Op) if op.__module__.startswith(prefixes) and not _is_abstract(op)
@@ -59,6 +58,15 @@ def _all_ops() -> set[type[Op]]:
 
 def _is_abstract(op: type[Op]) -> bool:
     return inspect.isabstract(op) or getattr(op, "impl", None) is ScalarOp.impl
+
+
+def _import_below(package: ModuleType) -> None:
+    """Import all modules of a package but those that would hide a function of their name."""
+    for info in pkgutil.iter_modules(package.__path__):
+        if isinstance(getattr(package, info.name, package), ModuleType):
+            module = importlib.import_module(f"{package.__name__}.{info.name}")
+            if info.ispkg:
+                _import_below(module)
 
 
 def _subclasses(op: Any) -> Iterable[Any]:

@@ -68,8 +68,11 @@ def deterministic(wanted: bool) -> None:
 
 def fit(lowering: Lowering, node: Apply, precision: ProductPrecision) -> Lowering:
     """Return the lowering of a node in a precision and a layout, if it has factors."""
-    float32 = all(v.type.dtype == "float32" for v in (*node.inputs, *node.outputs))
-    narrow = precision.precision == "bfloat16" and lowering.factors > 0 and float32
+    narrow = (
+        precision.precision == "bfloat16"
+        and lowering.factors > 0
+        and all(v.type.dtype == "float32" for v in (*node.inputs, *node.outputs))
+    )
     channels_last = precision.channels_last and lowering.images
     if not (narrow or channels_last):
         return lowering

@@ -1,5 +1,6 @@
 """Shared variables whose values stay on the device, at an address that never changes."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,14 @@ class DeviceContainer(Container):
         if value is not self.storage[0]:
             write(self.storage[0], value, self.type, self.name)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DeviceContainer":
+        """Copy the value into memory of its own."""
+        buffer = self.storage[0]
+        if id(buffer) not in memo:
+            memo[id(buffer)] = buffer.clone()
+        storage = copy.deepcopy(self.storage, memo)
+        return type(self)(copy.deepcopy(self.type, memo), storage, name=self.name)
+
     data = property(__get__, __set__)
     value = property(__get__, __set__)
 
@@ -41,7 +50,10 @@ def write(buffer: torch.Tensor, value: Any, kind: TensorType, name: str | None) 
             f"{label} holds {kind.dtype} of shape {kind.shape}; got {dtype} of shape {shape}: "
             f"{error}"
         ) from error
-    if array.ndim or buffer.device.type == "cpu":
+    on_host = buffer.device.type == "cpu"
+    if on_host and np.may_share_memory(array, buffer.numpy()):
+        array = array.copy()
+    if array.ndim or on_host:
         buffer.copy_(tensor_over(array))
     else:
         # A fill, unlike a copy from the host, makes nothing wait.

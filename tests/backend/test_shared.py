@@ -1,6 +1,7 @@
 """Variables that stay on the device."""
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytensor
@@ -115,7 +116,7 @@ def test_set_value_converts_where_nothing_is_lost(value: object) -> None:
         (None, np.zeros(3)[::-1], "strides"),
         (None, np.zeros(3, ">f8"), "dtype"),
         (None, np.frombuffer(bytes(24)), "writable"),
-        (np.zeros(3, "complex64"), None, "complex64"),
+        (np.zeros(3, "datetime64[s]"), None, "datetime64"),
     ],
 )
 def test_bad_memory_is_refused(value: object, memory: object, message: str) -> None:
@@ -142,3 +143,47 @@ def test_updates_need_the_variable_s_type() -> None:
     variable = device_shared(np.zeros((2, 3), "float32"))
     with pytest.raises(TypeError):
         pytensor.function([], updates=[(variable, pt.zeros((2, 3), "float64"))], mode=DEVICE)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: x.T, lambda x: x[::-1], lambda x: x[:, ::-1], lambda x: x, np.copy]
+)
+def test_set_value_takes_a_view_of_the_variables_own_memory(change: Callable) -> None:
+    start = np.arange(9.0).reshape(3, 3)
+    a = device_shared(start)
+    view = change(a.get_value(borrow=True))
+    for value in (view, torch.from_numpy(view) if min(view.strides) > 0 else view):
+        a.set_value(start)
+        a.set_value(value)
+        np.testing.assert_array_equal(a.get_value(), change(start))
+
+
+def test_set_value_takes_a_view_of_another_variables_overlapping_memory() -> None:
+    block = np.arange(6.0)
+    first, second = (device_shared(None, memory=part) for part in (block[:5], block[1:]))
+    second.set_value(first.get_value(borrow=True))
+    np.testing.assert_array_equal(block, [0, 0, 1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("value", [np.arange(6.0).reshape(2, 3), np.float32(3)])
+def test_a_deep_copy_has_memory_of_its_own(value: np.ndarray) -> None:
+    a = device_shared(value, "a")
+    copied = copy.deepcopy(a)
+    assert type(copied) is type(a)
+    assert copied.name == "a"
+    copied.set_value(value + 1)
+    np.testing.assert_array_equal(a.get_value(), value)
+    np.testing.assert_array_equal(copied.get_value(), value + 1)
+
+
+def test_a_deep_copy_of_a_function_updates_variables_of_its_own() -> None:
+    """As PyTensor's own shared variables do."""
+    for make in (device_shared, pytensor.shared):
+        a = make(np.zeros(3), "a")
+        step = pytensor.function([], a.sum(), updates=[(a, a + 1)], mode=DEVICE)
+        copied = copy.deepcopy(step)
+        assert [copied(), copied(), copied(), step()] == [0, 3, 6, 0]
+        np.testing.assert_array_equal(a.get_value(), 1)
+        both = copy.deepcopy([a, step])
+        both[1]()
+        np.testing.assert_array_equal(a.get_value(), 1)

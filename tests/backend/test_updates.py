@@ -10,6 +10,7 @@ from pytensor.compile.io import Out
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
 from tandem.backend import device_shared
+from tandem.ops import momentum_step
 from tests.support.check_function import DEVICE, VIEWS_AND_EXPRESSIONS
 
 START = np.arange(6.0).reshape(2, 3)
@@ -277,3 +278,42 @@ def test_random_walk_of_updates_equals_pytensor() -> None:
             np.testing.assert_allclose(other, one, rtol=1e-12)
         for one, other in zip(expected, found, strict=True):
             np.testing.assert_allclose(other.get_value(), one.get_value(), rtol=1e-12)
+
+
+LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "whole": lambda block: block[:3].reshape(-1)[:12].reshape(3, 4),
+    "columns": lambda block: block[:3, ::2],
+    "rows": lambda block: block[::2, :4],
+    "transposed": lambda block: block.reshape(-1)[:12].reshape(4, 3).T,
+    "transposed columns": lambda block: block[:4, :3].T,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_momentum_step_on_parts_of_memory(layout: str, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    blocks = [rng.normal(size=(6, 8)).astype(dtype) for _ in range(3)]
+    before = [block.copy() for block in blocks]
+    w, v, g = (device_shared(None, memory=LAYOUTS[layout](block)) for block in blocks)
+    rate = np.dtype(dtype).type(0.1)
+    new_w, new_v = momentum_step(w, v, g, rate, 0.9, 0.01, False)
+    pytensor.function([], updates=[(w, new_w), (v, new_v)], mode=DEVICE)()
+    weight, velocity, gradient = (LAYOUTS[layout](block) for block in before)
+    velocity[:] = 0.9 * velocity - 0.1 * (gradient + 0.01 * weight)
+    weight += velocity
+    for block, expected in zip(blocks, before, strict=True):
+        np.testing.assert_allclose(block, expected, rtol=1e-5)
+        outside = np.ones((6, 8), bool)
+        LAYOUTS[layout](outside)[:] = False
+        np.testing.assert_array_equal(block[outside], expected[outside])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rate", [0.0, 1e-12, 1e-10, 1.5e-9, 1e-3, 3.0])
+def test_momentum_step_keeps_every_bit_of_the_rate(rate: float, dtype: str) -> None:
+    rate = np.dtype(dtype).type(rate)
+    w, v = (device_shared(np.zeros(4, dtype)) for _ in range(2))
+    new_w, new_v = momentum_step(w, v, np.ones(4, dtype), rate, 0.9, 0.0, False)
+    pytensor.function([], updates=[(w, new_w), (v, new_v)], mode=DEVICE)()
+    np.testing.assert_array_equal(v.get_value(), -rate)

@@ -1,6 +1,6 @@
 """Runs a graph on PyTensor's own backend and on a device, and compares."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,11 +50,29 @@ def assert_same(got: Any, expected: Any, what: str = "") -> None:
         np.testing.assert_array_equal(got, expected, err_msg=what)
 
 
+def compile_graph(
+    inputs: list[Variable], outputs: list[Variable], mode: Mode, **keywords: Any
+) -> Callable[..., list[np.ndarray]]:
+    """Compile a function, of which some inputs may be unused."""
+    # PyTensor runs the graph inside an Op such as Softmax in its default mode, which compiles.
+    with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
+        return pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore", **keywords)
+
+
 def results(
     inputs: list[Variable], outputs: list[Variable], values: list[Any], mode: Mode
 ) -> list[np.ndarray]:
     """Compile and call."""
-    # PyTensor runs the graph inside an Op such as Softmax in its default mode, which compiles.
     with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
-        function = pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")
-        return function(*values)
+        return compile_graph(inputs, outputs, mode)(*values)
+
+
+def check_equal(inputs: list[Variable], outputs: list[Variable], *calls: Sequence[Any]) -> None:
+    """Compare the device with PyTensor's own backend on the values of each call."""
+    reference = compile_graph(inputs, outputs, PYTHON)
+    expected = [reference(*values) for values in calls]
+    for mode in (PLAIN_DEVICE, DEVICE):
+        function = compile_graph(inputs, outputs, mode)
+        for values, wanted in zip(calls, expected, strict=True):
+            for output, one, other in zip(outputs, function(*values), wanted, strict=True):
+                assert_same(one, other, f"{output} of {values}")

@@ -176,9 +176,9 @@ def _unary_cases() -> list[Case]:
         values = sample(dtype, (3, 4)) if discrete else np.r_[sample(dtype, (9,)), -2.5, 0.5, 1.5]
         values = values.astype(dtype)
         for name, op in anywhere.items():
-            if (dtype == "bool" and name in ("sqr", "sign", "abs", "softplus")) or (
-                discrete and name.startswith("round")
-            ):
+            # PyTensor has no sign of bools, and takes their softplus in half precision.
+            missing = dtype == "bool" and name in ("sign", "softplus")
+            if missing or (discrete and name.startswith("round")):
                 continue
             cases.append(case(f"{name}-{dtype}", op, values))
         if dtype not in ("uint8", "bool"):

@@ -26,8 +26,9 @@ from pytensor.tensor.type import TensorType
 
 Rule = Callable[..., Any]
 
-# Python's integers do not wrap around, so only results in the widest type are computed here.
+# Only results in the widest type, which seldom wrap around, are computed here.
 _EXACT = ("bool", "int64")
+_LIMIT = 1 << 63
 
 
 def _invert(x: int) -> int:
@@ -42,8 +43,9 @@ _SCALAR_RULES: dict[type, Rule] = {
     ps.Add: lambda *xs: sum(xs),
     ps.Mul: lambda *xs: math.prod(xs),
     ps.Sub: operator.sub,
-    ps.IntDiv: operator.floordiv,
-    ps.Mod: operator.mod,
+    # As NumPy, which gives 0 for an integer divided by 0.
+    ps.IntDiv: lambda x, y: x // y if y else 0,
+    ps.Mod: lambda x, y: x % y if y else 0,
     ps.ScalarMaximum: max,
     ps.ScalarMinimum: min,
     ps.EQ: operator.eq,
@@ -114,9 +116,15 @@ def _(op: ScalarOp, node: Apply) -> Rule | None:
 
 
 def _typed(rule: Rule, node: Apply) -> Rule:
-    """Make the result what its dtype says: a bool or an int."""
-    kind = bool if node.outputs[0].type.dtype == "bool" else int
-    return lambda *numbers: kind(rule(*numbers))
+    """Make the result what its dtype says: a bool, or an int of 64 bits that wraps around."""
+    if node.outputs[0].type.dtype == "bool":
+        return lambda *numbers: bool(rule(*numbers))
+
+    def compute(*numbers: Any) -> int:
+        value = int(rule(*numbers))
+        return value if -_LIMIT <= value < _LIMIT else (value + _LIMIT) % (2 * _LIMIT) - _LIMIT
+
+    return compute
 
 
 def _by_numpy(op: ScalarOp, node: Apply) -> Rule:

@@ -13,6 +13,7 @@ from tandem.backend.lowering.registry import (
     computed,
     lower,
     torch_dtype,
+    unsupported,
 )
 
 
@@ -25,6 +26,8 @@ def lower_dot(op: Dot | BatchedDot, node: Apply, device: torch.device, compiled:
 def product(node: Apply) -> Lowering:
     """Lower a node that multiplies matrices, also many of them."""
     dtype = torch_dtype(node.outputs[0])
+    if dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
+        raise unsupported(node, f"PyTorch has no matrix product of {dtype}")
     lowering = partial(computed, certain=isinstance(node.op, Dot), factors=2)
     kernel = {2: torch.mm, 3: torch.bmm}.get(node.outputs[0].type.ndim, torch.matmul)
     if isinstance(node.op, Blockwise):

@@ -167,7 +167,7 @@ def lower_momentum_step(
     def into(
         new_w: Tensor, new_v: Tensor, w: Tensor, v: Tensor, g: Tensor, rate: Tensor
     ) -> tuple[Tensor, Tensor]:
-        if new_w is not w or new_v is not v or w.stride() != v.stride() or nesterov or not m:
+        if not (new_w is w and new_v is v and m and not nesterov and _fusible(w, v, rate)):
             found = step(w, v, g, rate)
             return new_w.copy_(found[0]), new_v.copy_(found[1])
         # One pass over memory. PyTorch's kernel computes v <- m v + (1 - dampening) (g + decay w)
@@ -189,6 +189,23 @@ def lower_momentum_step(
         return w, v
 
     return computed(step, into=None if device.type != "cpu" else into, in_place=True)
+
+
+def _fusible(w: Tensor, v: Tensor, rate: Tensor) -> bool:
+    """Whether PyTorch's kernel for a step may be used: it takes 1 + rate, and whole memory."""
+    number = rate.item()
+    # Below 2**-29, 1 + rate has lost bits of a float32 rate.
+    return w.stride() == v.stride() and (1 + number) - 1 == number and _is_dense(w)
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether the elements fill their memory, in any order of axes, without gaps or overlaps."""
+    length = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size != 1 and stride != length:
+            return False
+        length *= size
+    return True
 
 
 @lower.register(DropoutMask)

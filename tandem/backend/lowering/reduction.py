@@ -12,6 +12,7 @@ from pytensor.tensor.sort import ArgSortOp, SortOp
 from pytensor.tensor.special import LogSoftmax, Softmax
 
 from tandem.backend.lowering.registry import (
+    SIGNED_ONLY,
     TORCH_DTYPES,
     Lowering,
     computed,
@@ -38,6 +39,8 @@ def lower_reduce(op: CAReduce, node: Apply, device: torch.device, compiled: bool
     if not axes:
         return computed(lambda x: x.to(result), views={0: (0,)})
     kind = type(op.scalar_op)
+    if x.type.dtype == "uint64" and kind in (ps.ScalarMaximum, ps.ScalarMinimum):
+        raise unsupported(node, SIGNED_ONLY)
     reducers: dict[type, Callable[[], Callable[[Tensor], Tensor]]] = {
         # On a CPU torch.compile adds one after another; on CUDA a tree of threads, as PyTorch does,
         # and float64 is slow there.
@@ -90,7 +93,7 @@ def _sum(
 def _flattened(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Bring the reduced axes to the end, as one."""
     kept = [axis for axis in range(x.ndim) if axis not in axes]
-    moved = x.permute(*kept, *axes)
+    moved = x.permute((*kept, *axes))
     return (
         moved.reshape(*(x.shape[axis] for axis in kept), -1)
         if x.numel()
@@ -123,6 +126,8 @@ def _refuse_complex(node: Apply) -> None:
 def lower_argmax(op: Argmax, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     _refuse_complex(node)
     axes = tuple(range(node.inputs[0].type.ndim)) if op.axis is None else tuple(op.axis)
+    if node.inputs[0].type.dtype == "uint64":
+        raise unsupported(node, SIGNED_ONLY)
 
     def argmax(x: Tensor) -> Tensor:
         x = x.to(torch.uint8) if x.dtype == torch.bool else _computable(x)
@@ -168,6 +173,8 @@ def lower_sort(
 ) -> Lowering:
     _refuse_complex(node)
     which = int(isinstance(op, ArgSortOp))
+    if node.inputs[0].type.dtype in ("uint16", "uint32", "uint64"):
+        raise unsupported(node, "PyTorch does not sort this dtype")
     return Lowering(
         lambda x, axis: torch.sort(x, dim=axis, stable=True)[which], host=frozenset((1,))
     )

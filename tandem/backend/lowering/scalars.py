@@ -16,6 +16,7 @@ import pytensor.scalar as ps
 import pytensor.scalar.math as psm
 import torch
 from pytensor.graph.basic import Apply, Constant
+from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Composite
 
 from tandem.backend.lowering.complex_scalars import (
@@ -25,6 +26,7 @@ from tandem.backend.lowering.complex_scalars import (
     is_complex,
 )
 from tandem.backend.lowering.registry import (
+    SIGNED_ONLY,
     TORCH_DTYPES,
     constant_number,
     torch_dtype,
@@ -33,8 +35,9 @@ from tandem.backend.lowering.registry import (
 
 Call = Callable[..., Any]
 
-# PyTorch stores these but computes nothing in them. int64 holds every value of the first two, and
-# the bits of the third; results wrap around when they are converted back.
+# PyTorch stores these but computes little in them. int64 holds every value of the first two, and
+# the bits of the third, which are all that `Kernel.bits` needs; results wrap around when they are
+# converted back.
 _COMPUTED_AS_INT64 = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -48,6 +51,7 @@ class Kernel:
     variadic: bool = False  # more than two operands are combined from the left
     compare: bool = False  # operands have their common dtype, not that of the result
     condition: bool = False  # the first operand is always bool, and always a tensor
+    bits: bool = False  # of integers, it gives the same bits whether these are signed or not
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,42 @@ def _round_half_away(x: torch.Tensor) -> torch.Tensor:
 
 
 def _integer_divide(x: torch.Tensor, y: Any) -> torch.Tensor:
-    return torch.div(x, y, rounding_mode="floor")
+    if x.is_floating_point() or (y if isinstance(y, int) else False):
+        return torch.div(x, y, rounding_mode="floor")
+    # NumPy gives 0 for an integer divided by 0; PyTorch fails.
+    y = torch.as_tensor(y, device=x.device)
+    quotient = torch.div(x, _without_zeros(y), rounding_mode="floor")
+    return quotient.masked_fill_(y == 0, 0)
+
+
+def _remainder(x: torch.Tensor, y: Any) -> torch.Tensor:
+    if not x.is_floating_point():
+        # NumPy gives 0 for an integer divided by 0, as for one divided by 1.
+        return torch.remainder(x, _without_zeros(y) if isinstance(y, torch.Tensor) else y or 1)
+    found = torch.remainder(x, y)
+    if x.device.type == "cpu" and not torch.compiler.is_compiling() and found.isnan().any():
+        # PyTorch gives NaN also where the quotient is near the dtype's largest number.
+        with np.errstate(all="ignore"):
+            left = x.numpy()
+            return torch.from_numpy(np.asarray(np.remainder(left, np.asarray(y, left.dtype))))
+    return found
+
+
+def _without_zeros(x: torch.Tensor) -> torch.Tensor:
+    return x.masked_fill(x == 0, 1)
+
+
+def _power(x: torch.Tensor, y: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+    if not x.is_floating_point():
+        # PyTorch gives 0 or 1.
+        negative = bool((y < 0).any()) if isinstance(y, torch.Tensor) else y < 0
+        if negative:
+            raise ValueError("Integers to negative integer powers are not allowed.")
+    return torch.pow(x, y, out=out)
+
+
+def _lgamma(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x == -math.inf, x, torch.lgamma(x))
 
 
 def _clip(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
@@ -104,7 +143,7 @@ def _trigamma(x: torch.Tensor) -> torch.Tensor:
 # PyTorch has these under the same name in lower case, with ``out=``.
 _SAME_NAME = """
 Abs ArcCos ArcCosh ArcSin ArcSinh ArcTan ArcTan2 ArcTanh Ceil Cos Cosh Deg2Rad Exp Exp2 Expm1 Floor
-Log Log10 Log1p Log2 Neg Rad2Deg Reciprocal Sin Sinh Sqrt Tan Tanh Trunc Erf Erfc Erfinv Sigmoid
+Log Log10 Log1p Log2 Rad2Deg Reciprocal Sin Sinh Sqrt Tan Tanh Trunc Erf Erfc Erfinv Sigmoid
 """
 
 _KERNELS: dict[type, Kernel] = {
@@ -114,46 +153,49 @@ _KERNELS: dict[type, Kernel] = {
         )
         for name in _SAME_NAME.split()
     },
-    ps.Add: Kernel(torch.add, numbers=(1,), out=True, variadic=True),
-    ps.Mul: Kernel(torch.mul, numbers=(1,), out=True, variadic=True),
-    ps.Sub: Kernel(torch.sub, numbers=(1,), out=True),
+    ps.Neg: Kernel(torch.neg, out=True, bits=True),
+    ps.Add: Kernel(torch.add, numbers=(1,), out=True, variadic=True, bits=True),
+    ps.Mul: Kernel(torch.mul, numbers=(1,), out=True, variadic=True, bits=True),
+    ps.Sub: Kernel(torch.sub, numbers=(1,), out=True, bits=True),
     ps.TrueDiv: Kernel(torch.div, numbers=(1,), out=True),
     ps.IntDiv: Kernel(_integer_divide, numbers=(1,)),
-    ps.Mod: Kernel(torch.remainder, numbers=(1,), out=True),
-    ps.Pow: Kernel(torch.pow, numbers=(1,), out=True),
+    ps.Mod: Kernel(_remainder, numbers=(1,)),
+    ps.Pow: Kernel(_power, numbers=(1,), out=True),
     ps.ScalarMaximum: Kernel(torch.maximum, out=True, variadic=True),
     ps.ScalarMinimum: Kernel(torch.minimum, out=True, variadic=True),
-    ps.EQ: Kernel(torch.eq, numbers=(1,), compare=True),
-    ps.NEQ: Kernel(torch.ne, numbers=(1,), compare=True),
+    ps.EQ: Kernel(torch.eq, numbers=(1,), compare=True, bits=True),
+    ps.NEQ: Kernel(torch.ne, numbers=(1,), compare=True, bits=True),
     ps.LT: Kernel(torch.lt, numbers=(1,), compare=True),
     ps.GT: Kernel(torch.gt, numbers=(1,), compare=True),
     ps.LE: Kernel(torch.le, numbers=(1,), compare=True),
     ps.GE: Kernel(torch.ge, numbers=(1,), compare=True),
     ps.IsNan: Kernel(torch.isnan, compare=True),
     ps.IsInf: Kernel(torch.isinf, compare=True),
-    ps.OR: Kernel(torch.bitwise_or, out=True, variadic=True),
-    ps.AND: Kernel(torch.bitwise_and, out=True, variadic=True),
-    ps.XOR: Kernel(torch.bitwise_xor, out=True, variadic=True),
-    ps.Invert: Kernel(torch.bitwise_not, out=True),
+    ps.OR: Kernel(torch.bitwise_or, out=True, variadic=True, bits=True),
+    ps.AND: Kernel(torch.bitwise_and, out=True, variadic=True, bits=True),
+    ps.XOR: Kernel(torch.bitwise_xor, out=True, variadic=True, bits=True),
+    ps.Invert: Kernel(torch.bitwise_not, out=True, bits=True),
     ps.Clip: Kernel(_clip),
     ps.Sign: Kernel(_sign),
-    ps.Sqr: Kernel(torch.square, out=True),
+    ps.Sqr: Kernel(torch.square, out=True, bits=True),
     ps.RoundHalfToEven: Kernel(torch.round, out=True),
     ps.RoundHalfAwayFromZero: Kernel(_round_half_away),
     psm.Softplus: Kernel(_softplus),
     psm.Log1mexp: Kernel(_log1mexp),
-    psm.GammaLn: Kernel(torch.lgamma, out=True),
+    psm.GammaLn: Kernel(_lgamma),
     psm.Psi: Kernel(torch.digamma, out=True),
     psm.TriGamma: Kernel(_in_float64(_trigamma)),
     psm.Erfcx: Kernel(_in_float64(torch.special.erfcx)),
     psm.Erfcinv: Kernel(_in_float64(_erfcinv)),
     psm.I0: Kernel(_in_float64(torch.special.i0)),
     psm.I1: Kernel(_in_float64(torch.special.i1)),
-    ps.Switch: Kernel(torch.where, numbers=(1, 2), condition=True),
+    ps.Switch: Kernel(torch.where, numbers=(1, 2), condition=True, bits=True),
 }
 
-# These leave a bool as it is; PyTorch refuses it.
-_IDENTITIES_ON_BOOL = (ps.Abs, ps.Sign, ps.Ceil, ps.Floor, ps.Trunc, ps.RoundHalfToEven)
+# These leave a bool as it is; PyTorch refuses it, or gives an integer.
+_IDENTITIES_ON_BOOL = (ps.Abs, ps.Sign, ps.Sqr, ps.Ceil, ps.Floor, ps.Trunc, ps.RoundHalfToEven)
+# PyTorch computes these with integers only.
+_NOT_OF_BOOL = (ps.IntDiv, ps.Mod, ps.Pow)
 
 
 def covered_scalar_ops() -> frozenset[type]:
@@ -179,9 +221,31 @@ def scalar_call(op: ps.ScalarOp, node: Apply) -> ScalarCall:
         return ScalarCall(_second, returns=(1,))
     if type(op) not in _KERNELS:
         raise unsupported(node, f"scalar Op {type(op).__name__} has no PyTorch call")
-    if type(op) in _IDENTITIES_ON_BOOL and node.inputs[0].type.dtype == "bool":
+    dtype = node.outputs[0].type.dtype
+    unsigned = isinstance(op, ps.Abs) and dtype.startswith("uint")
+    if unsigned or (type(op) in _IDENTITIES_ON_BOOL and node.inputs[0].type.dtype == "bool"):
         return _cast(node)
-    return _clamp(op, node) or _prepare(node, _KERNELS[type(op)])
+    if type(op) in _NOT_OF_BOOL and dtype == "bool":
+        raise unsupported(node, f"no PyTorch call for {type(op).__name__} of bools")
+    kernel = _KERNELS[type(op)]
+    _check_unsigned(op, node, kernel)
+    return _clamp(op, node) or _prepare(node, kernel)
+
+
+def _check_unsigned(op: ps.ScalarOp, node: Apply, kernel: Kernel) -> None:
+    """Refuse what cannot be computed from the bits of 64-bit unsigned integers alone."""
+    given = {x.type.dtype for x in node.inputs}
+    if "uint64" not in given | {node.outputs[0].type.dtype}:
+        return
+    if kernel.compare or isinstance(op, ps.Clip):
+        # NumPy compares a signed with an unsigned number by value, though their common dtype is
+        # float64.
+        exact = kernel.bits and not any(name.startswith("int") for name in given)
+        exact |= any(name.startswith("float") for name in given)
+    else:
+        exact = kernel.bits or node.outputs[0].type.dtype.startswith("float")
+    if not exact:
+        raise unsupported(node, SIGNED_ONLY)
 
 
 def _computing_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -341,11 +405,17 @@ def _composite(op: Composite) -> ScalarCall:
     # A 0-d tensor on the host combines with tensors on any device.
     data = [torch.from_numpy(np.array(constant.data)) for constant in constants]
     results = [places[output] for output in graph.outputs]
+    # An output that does not depend on an operand has the shape of all operands nevertheless.
+    all_used = len(results) == 1 and set(graph.inputs) <= set(ancestors(graph.outputs))
 
     def run(*operands: torch.Tensor) -> Any:
         values = [*operands, *data]
         for call, kept in steps:
             values.append(call(*[values[place] for place in kept]))
-        return values[results[0]] if len(results) == 1 else tuple(values[r] for r in results)
+        found = [values[place] for place in results]
+        if any(x.shape != found[0].shape for x in found) or not all_used:
+            shape = torch.broadcast_shapes(*(x.shape for x in operands))
+            found = [x.expand(shape) for x in found]
+        return found[0] if len(found) == 1 else tuple(found)
 
     return ScalarCall(run, returns=tuple(range(len(graph.inputs))))

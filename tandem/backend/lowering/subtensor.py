@@ -20,7 +20,8 @@ from pytensor.tensor.subtensor import (
 )
 from pytensor.tensor.type_other import NoneTypeT
 
-from tandem.backend.lowering.registry import Lowering, constant_number, lower
+from tandem.backend.lowering.registry import Lowering, constant_number, lower, torch_dtype
+from tandem.backend.lowering.scatter import add, add_once, put
 
 Tensor = torch.Tensor
 Index = Sequence[Any]
@@ -68,6 +69,24 @@ def _maybe_backwards(index: Index) -> bool:
     return any(number is None or number < 0 for number in numbers)
 
 
+# PyTorch computes nothing in these. What is moved or added has the bits of signed integers.
+_AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _signed(call: Callable[..., Tensor], node: Apply, operands: int) -> Callable[..., Tensor]:
+    """Let a call see its first operands, which have the result's dtype, as signed integers."""
+    dtype = torch_dtype(node.outputs[0])
+    if dtype not in _AS_SIGNED:
+        return call
+    signed = _AS_SIGNED[dtype]
+
+    def seen(*inputs: Any) -> Tensor:
+        views = [x.to(dtype).view(signed) for x in inputs[:operands]]
+        return call(*views, *inputs[operands:]).view(dtype)
+
+    return seen
+
+
 def _indices(op: Any, values: Sequence[Any]) -> tuple[Any, ...]:
     return unflatten_index_variables(values, op.idx_list)
 
@@ -85,9 +104,10 @@ def lower_subtensor(op: Subtensor, node: Apply, device: torch.device, compiled: 
     places = frozenset(range(1, len(node.inputs)))
     known = _known_index(op, variables)
     if known is None:
-        return Lowering(lambda x, *flat: _view(x, _indices(op, flat)), host=places)
+        select = _signed(lambda x, *flat: _view(x, _indices(op, flat)), node, operands=1)
+        return Lowering(select, host=places)
     if _maybe_backwards(_indices(op, variables)):
-        return Lowering(lambda x: _view(x, known), omit=places)
+        return Lowering(_signed(lambda x: _view(x, known), node, operands=1), omit=places)
     return Lowering(lambda x: x[known], omit=places)
 
 
@@ -107,7 +127,7 @@ def lower_inc_subtensor(
                 own,
             )
 
-        return call
+        return _signed(call, node, operands=2)
 
     return Lowering(
         written(own=False),
@@ -192,15 +212,6 @@ def _select(x: Tensor, tensors: Sequence[Tensor | None]) -> Tensor:
     return x[tuple(slice(None) if index is None else index for index in tensors)]
 
 
-def _put(
-    part: Tensor, tensors: Sequence[Tensor | None], y: Tensor, setting: bool, accumulate: bool
-) -> None:
-    if setting or accumulate:
-        torch.ops.aten.index_put_(part, list(tensors), y, accumulate and not setting)
-    else:
-        torch.ops.aten.index_put_(part, list(tensors), _select(part, tensors) + y, False)
-
-
 @lower.register(AdvancedSubtensor1)
 @lower.register(AdvancedSubtensor)
 def lower_advanced_subtensor(
@@ -213,6 +224,7 @@ def lower_advanced_subtensor(
         return _select(_view(x, slices) if slices else x, tensors)
 
     views = {} if index.copies else {0: (0,)}
+    select = _signed(select, node, operands=1)
     return Lowering(select, host=index.host, omit=index.absent, views=views, counts=index.masks)
 
 
@@ -224,14 +236,26 @@ def lower_advanced_inc_subtensor(
     index = _AdvancedIndex(op, node, first=2)
     setting = op.set_instead_of_inc
     accumulate = not getattr(op, "ignore_duplicates", False)
+    # Of one Op PyTensor promises that it repeats nothing whose type does not say so.
+    check = getattr(op, "_check_runtime_broadcasting", None)
+
+    def write(part: Tensor, tensors: Sequence[Tensor | None], y: Tensor) -> None:
+        if setting:
+            put(part, tensors, y, compiled)
+        elif accumulate:
+            add(part, tensors, y, compiled)
+        else:
+            add_once(part, tensors, y, compiled)
 
     def written(own: bool) -> Callable[..., Tensor]:
         def call(x: Tensor, y: Tensor, *flat: Any) -> Tensor:
             slices, tensors = index.split(flat)
+            if check is not None:
+                check(node, x, y, tensors[0])
             y = y.to(x.dtype)
-            return _write(x, slices, lambda part: _put(part, tensors, y, setting, accumulate), own)
+            return _write(x, slices, lambda part: write(part, tensors, y), own)
 
-        return call
+        return _signed(call, node, operands=2)
 
     return Lowering(
         written(own=False),

@@ -92,15 +92,29 @@ def lower_alloc_empty(
 @lower.register(ARange)
 def lower_arange(op: ARange, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     dtype = torch_dtype(node.outputs[0])
-    counting = torch.float64 if dtype.is_floating_point else torch.int64
+    if dtype == torch.uint64:
+        raise unsupported(node, "PyTorch counts no further than 2**63")
 
-    def arange(start: float, stop: float, step: float) -> Tensor:
-        length = max(0, -int((start - stop) // step))
-        counted = torch.arange(length, dtype=counting, device=device)
-        # As NumPy: the step is the difference of the first two elements.
-        return counted.mul_((start + step) - start).add_(start).to(dtype)
+    # As NumPy: the step is the difference of the first two elements, in their dtype.
+    def integers(start: float, stop: float, step: float) -> Tensor:
+        counted = torch.arange(_count(start, stop, step), device=device)
+        return counted.mul_(int(start + step) - int(start)).add_(int(start)).to(dtype)
 
-    return Lowering(arange, host=frozenset((0, 1, 2)))
+    def floats(start: float, stop: float, step: float) -> Tensor:
+        wide = torch.float32 if dtype == torch.float16 else dtype
+        first, second = (
+            torch.full((), number, dtype=dtype, device=device).to(wide)
+            for number in (start, start + step)
+        )
+        counted = torch.arange(_count(start, stop, step), dtype=wide, device=device)
+        return counted.mul_(second - first).add_(first).to(dtype)
+
+    return Lowering(floats if dtype.is_floating_point else integers, host=frozenset((0, 1, 2)))
+
+
+def _count(start: float, stop: float, step: float) -> int:
+    """Return the number of steps from `start` that lie before `stop`, with NumPy's rounding."""
+    return max(0, math.ceil((stop - start) / step))
 
 
 @lower.register(Eye)
@@ -230,8 +244,8 @@ def lower_diagonal(op: ExtractDiag, node: Apply, device: torch.device, compiled:
 @lower.register(Nonzero)
 def lower_nonzero(op: Nonzero, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     if node.inputs[0].type.ndim == 1:
-        return Lowering(lambda x: torch.nonzero(x, as_tuple=True)[0], counts=True)
-    return Lowering(lambda x: torch.nonzero(x, as_tuple=True), counts=True)
+        return Lowering(lambda x: torch.nonzero(x.to(torch.bool), as_tuple=True)[0], counts=True)
+    return Lowering(lambda x: torch.nonzero(x.to(torch.bool), as_tuple=True), counts=True)
 
 
 @lower.register(CpuContiguous)
