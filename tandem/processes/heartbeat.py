@@ -2,8 +2,9 @@
 
 A pipe shows at once that a process has ended, but not that it was stopped (SIGSTOP). So a thread of
 each process counts up, four times a second, whatever its main thread does: a long step, a
-compilation or a disk that does not answer stops no heartbeat. The launcher watches all others;
-they watch the launcher, and end by themselves when it is gone.
+compilation or a disk that does not answer stops no heartbeat. A call that keeps the interpreter's
+lock does; so before a process is taken for dead, the kernel is asked whether it works. The launcher
+watches all others; they watch the launcher, and end by themselves when it is gone.
 
 Ctrl-Z stops all of them together. A process that finds that it was itself suspended restarts its
 clocks, instead of taking the silence of the others meanwhile for death.
@@ -16,7 +17,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.connection import wait
@@ -25,9 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.memory import HostBuffer
+from tandem.processes.activity import ProcessSnapshot, has_worked, take_snapshot
 
 BEAT_SECONDS = 0.25
 SUSPENDED_SECONDS = 2.0  # between two looks: a longer gap means that the watcher was suspended
+ASKED_PER_TIMEOUT = 4  # how often the kernel is asked about a silent process
 START_SECONDS = 120.0  # for a process to begin to count
 PATIENCE_SECONDS = 5.0  # for a child to end in good order when the launcher is gone
 
@@ -41,7 +44,7 @@ class HeartbeatTable:
 
     buffer: HostBuffer  # int64 (2, processes)
     names: tuple[str, ...]  # of the processes, the launcher's first
-    timeout: float  # seconds without a beat after which a process is taken for dead
+    timeout: float  # seconds without a sign of life after which a process is taken for dead
 
     @classmethod
     def create(cls, names: tuple[str, ...], timeout: float) -> "HeartbeatTable":
@@ -73,35 +76,62 @@ class StatusSlot:
         return self.table.activities
 
 
+@dataclass
+class _Watched:
+    """What a monitor knows of one process."""
+
+    pid: int | None
+    count: int
+    since: float  # when it last gave a sign of life
+    asked: float = 0.0  # when the kernel was last asked about it
+    snapshot: ProcessSnapshot | None = None
+
+    def restart(self, count: int, now: float) -> None:
+        self.count, self.since, self.asked, self.snapshot = count, now, now, None
+
+    def ask_kernel(self, now: float) -> None:
+        """Take work that the kernel has seen since it was last asked for a sign of life."""
+        before, self.snapshot = self.snapshot, take_snapshot(self.pid) if self.pid else None
+        if before and self.snapshot and has_worked(before, self.snapshot, now - self.asked):
+            self.since = now
+        self.asked = now
+
+
 class HeartbeatMonitor:
-    """Finds processes whose `counters`, changed by others, have stopped for `timeout` seconds."""
+    """Finds processes whose `counters`, changed by others, have stopped for `timeout` seconds.
+
+    `watched` are their indices, each with its process id, or None where the kernel of this machine
+    does not know it. With an id, a process that counts no more but works is alive.
+    """
 
     def __init__(
         self,
         counters: npt.NDArray[np.int64],
         timeout: float,
-        watched: Sequence[int],
+        watched: Mapping[int, int | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._counters, self._timeout, self._clock = counters, timeout, clock
-        self._looked = clock()
-        self._seen = dict.fromkeys(watched, (0, self._looked))
+        self._looked = now = clock()
+        self._watched = {index: _Watched(pid, 0, now, now) for index, pid in watched.items()}
 
     def silent(self) -> dict[int, float]:
-        """Find the processes to be taken for dead: index -> seconds since the last beat."""
+        """Find the processes to be taken for dead: index -> seconds since the last sign of life."""
         now = self._clock()
         suspended = now - self._looked > SUSPENDED_SECONDS
         self._looked = now
         found = {}
-        for index, (count, since) in self._seen.items():
+        for index, process in self._watched.items():
             current = int(self._counters[index])
-            if suspended or current != count:
-                self._seen[index] = (current, now)
+            if suspended or current != process.count:
+                process.restart(current, now)
                 continue
+            if now - process.asked >= self._timeout / ASKED_PER_TIMEOUT:
+                process.ask_kernel(now)
             # A process that has just been started imports first; it dies visibly if it dies.
-            limit = self._timeout if count else max(self._timeout, START_SECONDS)
-            if now - since > limit:
-                found[index] = now - since
+            limit = self._timeout if process.count else max(self._timeout, START_SECONDS)
+            if now - process.since > limit:
+                found[index] = now - process.since
         return found
 
 
@@ -126,7 +156,9 @@ class HeartbeatThread(threading.Thread):
             while not self._stopped.wait(BEAT_SECONDS):
                 counters[LAUNCHER] += 1
             return
-        launcher = HeartbeatMonitor(counters, self._timeout, [LAUNCHER])
+        parent = multiprocessing.parent_process()
+        watched = {LAUNCHER: None if parent is None else parent.pid}
+        launcher = HeartbeatMonitor(counters, self._timeout, watched)
         while not (_parent_ended(BEAT_SECONDS) or launcher.silent()):
             counters[self._index] += 1
         # The main thread sees a broken pipe, unless it waits for something else.

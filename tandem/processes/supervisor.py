@@ -69,7 +69,7 @@ def supervise(
     where there is nothing to save: with `saves`, workers that are `Ready` save their work.
     """
     reporter.begin(pool.table, pool.pids)
-    others = [pool.table.names.index(h.name) for h in pool.handles if h.process]
+    others = {pool.table.names.index(h.name): h.process.pid for h in pool.handles if h.process}
     monitor = HeartbeatMonitor(pool.table.counters, pool.table.timeout, others)
     asked = False
     while not pool.finished:

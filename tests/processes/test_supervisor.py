@@ -1,5 +1,6 @@
 """A pool of workers that add numbers: their reports, faults and ends."""
 
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -18,6 +19,10 @@ from tandem.processes.messages import Failed, Finished, Ready, Stop
 from tandem.processes.signals import StopSignals
 from tandem.processes.supervisor import Outcome, ProgressReporter, _root_cause, supervise
 from tandem.processes.worker_pool import WorkerPool
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="only Linux shows what a process does"
+)
 
 
 class Sums(ProgressReporter):
@@ -61,6 +66,19 @@ def fail(error: Exception, launcher: Connection) -> None:
 
 def exit_with(status: int, launcher: Connection) -> None:
     raise SystemExit(status)
+
+
+def compute_with_lock(seconds: float, launcher: Connection) -> None:
+    """Compute in one call that does not release the interpreter's lock."""
+    begin = time.process_time()
+    sum(range(2_000_000))
+    speed = 2_000_000 / (time.process_time() - begin)
+    launcher.send(sum(range(int(seconds * speed))) > 0)
+    launcher.send(Finished())
+
+
+def sleep_with_lock(seconds: int, launcher: Connection) -> None:
+    ctypes.PyDLL(None).sleep(seconds)
 
 
 def write_and_wait(folder: Path, launcher: Connection) -> None:
@@ -125,6 +143,19 @@ def test_a_killed_or_stopped_worker_is_named(
     assert outcome.failure is not None
     assert outcome.failure.who == who
     assert outcome.failure.message.startswith(message)
+
+
+@needs_proc
+def test_a_worker_that_computes_without_a_heartbeat_is_alive() -> None:
+    assert run((compute_with_lock, 2.5), timeout=1) == (Outcome(0), [True])
+
+
+def test_a_worker_that_sleeps_without_a_heartbeat_is_dead() -> None:
+    """It looks as alive to its launcher as one that computes: both hold the interpreter's lock."""
+    outcome, _ = run((sleep_with_lock, 600), (add, [1]), timeout=1)
+    assert outcome.failure is not None
+    assert outcome.failure.who == "adder 0"
+    assert outcome.failure.message.startswith("has given no sign of life for 1 s")
 
 
 @pytest.mark.parametrize(
