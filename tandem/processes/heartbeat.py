@@ -10,7 +10,8 @@ Ctrl-Z stops all of them together. A process that finds that it was itself suspe
 clocks, instead of taking the silence of the others meanwhile for death.
 
 Beside its counter each process shows its current activity, a number that costs nothing to set; its
-meaning is the program's.
+meaning is the program's. It also shows whether it writes a file that should not be lost: whoever
+ends it waits for that, though not for ever.
 """
 
 import multiprocessing
@@ -33,6 +34,7 @@ SUSPENDED_SECONDS = 2.0  # between two looks: a longer gap means that the watche
 ASKED_PER_TIMEOUT = 4  # how often the kernel is asked about a silent process
 START_SECONDS = 120.0  # for a process to begin to count
 PATIENCE_SECONDS = 5.0  # for a child to end in good order when the launcher is gone
+WRITE_SECONDS = 60.0  # for a process to finish what it writes before it is ended
 
 LAUNCHER = 0  # its index in the table
 ORPHANED = 75  # exit status of a child that ended itself because the launcher is gone
@@ -40,30 +42,39 @@ ORPHANED = 75  # exit status of a child that ended itself because the launcher i
 
 @dataclass(frozen=True)
 class HeartbeatTable:
-    """A counter and an activity of each process of a pool, in shared memory."""
+    """A counter, an activity and a mark of each process of a pool, in shared memory."""
 
-    buffer: HostBuffer  # int64 (2, processes)
+    buffer: HostBuffer  # int64 (3, processes)
     names: tuple[str, ...]  # of the processes, the launcher's first
     timeout: float  # seconds without a sign of life after which a process is taken for dead
 
     @classmethod
     def create(cls, names: tuple[str, ...], timeout: float) -> "HeartbeatTable":
-        return cls(HostBuffer.create(2 * 8 * len(names), "heartbeats"), names, timeout)
+        return cls(HostBuffer.create(3 * 8 * len(names), "heartbeats"), names, timeout)
 
     @property
     def counters(self) -> npt.NDArray[np.int64]:
         """(processes,), in the order of `names`; shared."""
-        return self.buffer.array((2, len(self.names)), np.int64)[0]
+        return self._rows[0]
 
     @property
     def activities(self) -> npt.NDArray[np.int64]:
         """(processes,), in the order of `names`; shared."""
-        return self.buffer.array((2, len(self.names)), np.int64)[1]
+        return self._rows[1]
+
+    @property
+    def writing(self) -> npt.NDArray[np.int64]:
+        """(processes,), in the order of `names`; shared. 1 while a process writes, else 0."""
+        return self._rows[2]
+
+    @property
+    def _rows(self) -> npt.NDArray[np.int64]:
+        return self.buffer.array((3, len(self.names)), np.int64)
 
 
 @dataclass(frozen=True)
 class StatusSlot:
-    """Where one process shows its activity."""
+    """Where one process shows its activity, and whether it writes."""
 
     table: HeartbeatTable
     index: int  # of the process in the table
@@ -71,9 +82,17 @@ class StatusSlot:
     def show(self, activity: int) -> None:
         self._activities[self.index] = activity
 
+    def show_writing(self, writes: bool) -> None:
+        """Ask for time to finish what is being written from now on, or no longer; any thread."""
+        self._writing[self.index] = writes
+
     @cached_property
     def _activities(self) -> npt.NDArray[np.int64]:
         return self.table.activities
+
+    @cached_property
+    def _writing(self) -> npt.NDArray[np.int64]:
+        return self.table.writing
 
 
 @dataclass
@@ -147,7 +166,8 @@ class HeartbeatThread(threading.Thread):
         super().__init__(name="heartbeat", daemon=True)
         self._index, self._timeout, self._before_exit = index, table.timeout, before_exit
         self._stopped = threading.Event()
-        self._counters = table.counters  # now: the table may be closed before the thread runs
+        # Now: the table may be closed before the thread runs.
+        self._counters, self._writing = table.counters, table.writing
         self._counters[index] += 1
 
     def run(self) -> None:
@@ -163,6 +183,9 @@ class HeartbeatThread(threading.Thread):
             counters[self._index] += 1
         # The main thread sees a broken pipe, unless it waits for something else.
         time.sleep(PATIENCE_SECONDS)
+        deadline = time.monotonic() + WRITE_SECONDS
+        while self._writing[self._index] and time.monotonic() < deadline:
+            time.sleep(BEAT_SECONDS)
         if self._before_exit is not None:
             self._before_exit()
         os._exit(ORPHANED)

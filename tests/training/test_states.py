@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from tandem.layers import DropoutKeys, Network, Parameter
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.memory.host import ArrayBuffer
 from tandem.optim import OPTIMIZERS, Optimizer
+from tandem.processes.heartbeat import HeartbeatTable, StatusSlot
 from tandem.registry import setting
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.memory import make_slots
@@ -177,7 +177,7 @@ def run_here(data: Path, run: Path, **changes: Any) -> FlatLayout:
         )
     )
     (group,) = local_groups(1)
-    status: Any = SimpleNamespace(show=lambda activity: None)
+    status = StatusSlot(HeartbeatTable.create(("launcher", "trainer 0"), timeout=60), index=1)
     launcher, end = Pipe()
     trainer = Trainer(spec, WorkerArguments(0, group, None, make_slots(spec, 0), status), end)
     trainer.train()
