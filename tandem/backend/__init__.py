@@ -1,11 +1,13 @@
 """A PyTensor mode that runs a graph with PyTorch's kernels, and variables that stay on a device.
 
 PyTensor builds the graph and its gradients; PyTorch is a library of kernels here (oneDNN on a CPU,
-cuDNN on CUDA). ``lowering/`` maps each Op to a call, ``aliasing.py`` finds what shares memory,
-``schedule.py`` decides the order and the memory of results, ``codegen.py`` writes a graph as a
-Python function, ``linker.py`` and ``mode.py`` make it a PyTensor mode, ``shared.py`` holds the
-variables, ``precision.py`` chooses precision and layout, ``capture.py`` records a step for a GPU,
-and ``runtime.py`` sets devices, streams, threads and memory.
+cuDNN on CUDA). ``lowering/`` maps each Op to a call, ``perform.py`` computes an Op without a kernel
+by its own NumPy code, ``inner_graphs.py`` prepares the graphs of loops and branches,
+``aliasing.py`` finds what shares memory, ``schedule.py`` decides the order and the memory of
+results, ``codegen.py`` writes a graph as a Python function, ``linker.py`` and ``mode.py`` make it a
+PyTensor mode, ``shared.py`` holds the variables, ``precision.py`` chooses precision and layout,
+``capture.py`` records a step for a GPU, and ``runtime.py`` sets devices, streams, threads and
+memory.
 """
 
 from tandem.backend.capture import Captured, capture

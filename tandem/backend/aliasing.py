@@ -15,7 +15,8 @@ class Aliases:
     """The memory that each variable of a schedule may be a view of.
 
     The *roots* of a variable are the inputs, constants and fresh results in whose memory its value
-    may lie. A fresh result is its own only root. Numbers on the host have none.
+    may lie. A fresh result is its own only root. So is a number on the host: it is converted to a
+    tensor once, of which there may be views.
 
     With `compiled`, whatever only moves numbers counts as a view: ``torch.compile`` (2.13) leaves
     out copies that it considers needless, also one that protects a value from being overwritten.
@@ -44,12 +45,9 @@ class Aliases:
 
     def compute(self, node: Apply, lowering: Lowering) -> None:
         """Record the memory of a node's outputs."""
-        if lowering.numbers:
-            return
         for index, output in enumerate(node.outputs):
-            viewed = self._viewed(node, lowering, index)
+            viewed = [] if lowering.numbers else self._viewed(node, lowering, index)
             roots = frozenset().union(*(self.roots(variable) for variable in viewed))
-            # A view of a number on the host is a new tensor.
             self._roots[output] = roots or frozenset((output,))
             if lowering.repeats or any(variable in self._repeated for variable in viewed):
                 self._repeated.add(output)

@@ -95,7 +95,8 @@ def check_capturable(function: Function) -> None:
         raise ValueError(f"{name} can't be recorded: it calls on_gradient_ready when it runs")
     if program.breaks:
         raise ValueError(
-            f"{name} can't be recorded: it reads values from the device to decide what to compute\n"
+            f"{name} can't be recorded: it computes on the host, or reads values from the device "
+            "to decide what to compute\n"
             f"{program.source}"
         )
 

@@ -5,11 +5,12 @@ in the line after its last use. What it returns shares no memory with anything t
 call.
 """
 
+import copy
 import itertools
 import linecache
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +20,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 
 from tandem.backend.lowering import Lowering
-from tandem.backend.lowering.registry import is_host_type, torch_dtype
+from tandem.backend.lowering.registry import is_host_type, is_tensor, torch_dtype
 from tandem.backend.schedule import Schedule, Target
 
 _serial = itertools.count()
@@ -57,10 +58,14 @@ def build_program(
     order: Sequence[Apply],
     buffers: Mapping[Variable, torch.Tensor],
     target: Target,
+    inside: bool = False,
 ) -> Program:
-    """Make a program of a graph, given the tensors of its inputs that live on the device."""
+    """Make a program of a graph, given the tensors of its inputs that live on the device.
+
+    One `inside` another program returns tensors where the other's outputs may be numbers.
+    """
     schedule = Schedule(fgraph, order, buffers, target)
-    writer = _Writer(fgraph, schedule, target)
+    writer = _Writer(fgraph, schedule, target, inside)
     for node in schedule.order:
         writer.compute(node)
     return writer.program(writer.finish())
@@ -69,8 +74,10 @@ def build_program(
 class _Writer:
     """Writes the source of a program line by line."""
 
-    def __init__(self, fgraph: FunctionGraph, schedule: Schedule, target: Target) -> None:
-        self.fgraph, self.schedule, self.target = fgraph, schedule, target
+    def __init__(
+        self, fgraph: FunctionGraph, schedule: Schedule, target: Target, inside: bool
+    ) -> None:
+        self.fgraph, self.schedule, self.target, self.inside = fgraph, schedule, target, inside
         self.names = {v: f"i{index}" for index, v in enumerate(fgraph.inputs)}
         self.converted: dict[Variable, str] = {}
         self.forms: dict[Variable, dict[Callable[..., Any], str]] = {}
@@ -79,7 +86,7 @@ class _Writer:
         self.lines = [f"def step({', '.join(self.names.values())}):"]
         self.as_vectors = self._unpack_scalars() if target.compiled else frozenset()
         self.nodes: dict[int, Apply] = {}
-        self.breaks = any(lowering.counts for lowering in schedule.lowerings.values())
+        self.breaks = any(x.counts or x.opaque for x in schedule.lowerings.values())
 
     def _unpack_scalars(self) -> frozenset[int]:
         """Take each number that is updated in place as a vector of one element.
@@ -104,7 +111,11 @@ class _Writer:
             for index, variable in enumerate(node.inputs)
             if index not in lowering.omit
         ]
-        call = self.bind("f", self.schedule.call(node))
+        arguments[:0] = [self._inner(graph, lowering.opaque) for graph in lowering.graphs]
+        function = self.schedule.call(node)
+        if lowering.opaque and self.target.compiled:
+            function = torch.compiler.disable(function)
+        call = self.bind("f", function)
         targets = [self.names[variable] for _, variable in self.schedule.direct.get(node, ())]
         if lowering.into is not None:
             arguments[:0] = targets
@@ -117,6 +128,17 @@ class _Writer:
                 self.write(f"{self.names[output]} = {target}.copy_({self.names[output]})")
         self._free(self.schedule.dying.get(node, ()))
         self._call_back(self.schedule.ready.get(node, ()))
+
+    def _inner(self, graph: FunctionGraph, opaque: bool) -> str:
+        """Name the program of a graph inside an Op."""
+        target = replace(self.target, on_gradient_ready=None)
+        program = build_program(graph, graph.toposort(), {}, target, inside=True)
+        self.breaks |= program.breaks
+        run = program.run
+        if opaque and target.compiled:
+            # What calls it is not compiled, so it is by itself.
+            run = torch.compile(run, fullgraph=not program.breaks, dynamic=False)
+        return self.bind("g", run)
 
     def _argument(self, lowering: Lowering, index: int, variable: Variable) -> str:
         if index in lowering.host:
@@ -219,7 +241,7 @@ class _Writer:
             if index in stores:
                 if output is not stores[index]:
                     results[index] = self.tensor(output)
-            elif output in self.schedule.on_host or is_host_type(output):
+            elif is_host_type(output) or (output in self.schedule.on_host and not self.inside):
                 results[index] = self.number(output)
             else:
                 results[index] = self.tensor(output)
@@ -235,12 +257,15 @@ class _Writer:
     def _copy_shared(self, results: dict[int, str], endangered: set[int]) -> None:
         """Copy results that will be overwritten, or that are returned and share memory."""
         returned: set[Variable] = set()
-        on_host = self.target.device.type == "cpu"
+        on_host = self.inside or self.target.device.type == "cpu"
         for index, name in results.items():
             output = self.fgraph.outputs[index]
             exposed = index not in self.schedule.stores and on_host
             if index in endangered or (exposed and self._is_shared(output, returned)):
-                self.write(f"r{index} = {name}.clone()")
+                if is_tensor(output):
+                    self.write(f"r{index} = {name}.clone()")
+                else:
+                    self.write(f"r{index} = {self.bind('f', copy.deepcopy)}({name})")
                 results[index] = f"r{index}"
             elif exposed:
                 returned |= self.schedule.aliases.roots(output)
@@ -265,7 +290,9 @@ class _Writer:
     def program(self, returned: tuple[int, ...]) -> Program:
         """Compile the source, whose results are the outputs at `returned`."""
         source = "\n".join(self.lines) + "\n"
-        file = f"<device function {next(_serial)}: {self.fgraph.name or 'unnamed'}>"
+        file = (
+            f"<device function {next(_serial)}: {getattr(self.fgraph, 'name', None) or 'unnamed'}>"
+        )
         namespace: dict[str, Any] = {}
         exec(compile(source, file, "exec"), self.globals, namespace)
         run = namespace["step"]
@@ -293,7 +320,7 @@ def _constant_number(variable: Constant) -> Any:
 
 
 def _constant_tensor(variable: Constant, device: torch.device) -> Any:
-    if not hasattr(variable.type, "dtype"):
+    if not is_tensor(variable) and not is_host_type(variable):
         return variable.data
     return torch.from_numpy(np.array(variable.data)).to(device, torch_dtype(variable))
 

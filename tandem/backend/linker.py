@@ -12,7 +12,8 @@ from pytensor.link.basic import JITLinker
 from pytensor.link.utils import raise_with_op
 
 from tandem.backend.codegen import Program, build_program
-from tandem.backend.lowering.registry import is_host_type
+from tandem.backend.inner_graphs import INCOMPATIBLE_REWRITES, REQUIRED_REWRITES
+from tandem.backend.lowering.registry import is_host_type, is_tensor
 from tandem.backend.precision import ProductPrecision
 from tandem.backend.runtime import out_of_memory
 from tandem.backend.schedule import Target, update_mapping
@@ -25,19 +26,8 @@ Storage = list[list[Any]]
 class DeviceLinker(JITLinker):
     """Run a graph with PyTorch's kernels; `device_mode` documents the arguments."""
 
-    required_rewrites = ("minimum_compile",)
-    # Rewrites for another backend (C code, BLAS through C, loops in C or Numba), and those that
-    # write over operands or fuse, which the program itself or torch.compile does.
-    incompatible_rewrites = (
-        "cxx_only",
-        "BlasOpt",
-        "fusion",
-        "inplace",
-        "add_mul_fusion",
-        "scan_reduce_trace_prealloc",
-        "reuse_lu_decomposition_multiple_solves",
-        "scan_split_non_sequence_lu_decomposition_solve",
-    )
+    required_rewrites = REQUIRED_REWRITES
+    incompatible_rewrites = INCOMPATIBLE_REWRITES
 
     def __init__(
         self,
@@ -46,11 +36,12 @@ class DeviceLinker(JITLinker):
         precision: ProductPrecision = ProductPrecision(),  # noqa: B008 (it never changes)
         tuned: bool = False,
         on_gradient_ready: Callable[[str], None] | None = None,
+        strict: bool = False,
         allow_gc: bool | None = None,
         scheduler: Callable[[FunctionGraph], list[Apply]] | None = None,
     ) -> None:
         super().__init__(allow_gc=allow_gc, schedule=scheduler)
-        self.target = Target(device, compiled, precision, on_gradient_ready)
+        self.target = Target(device, compiled, precision, on_gradient_ready, strict)
         # A captured step records the kernels itself, so the compiler must not.
         self._compile_mode = "max-autotune-no-cudagraphs" if tuned else None
 
@@ -194,6 +185,8 @@ def _reader(variable: Variable, device: torch.device) -> Read:
     """Make the conversion from an input's stored value to the program's argument."""
     if is_host_type(variable):
         return lambda value: value.item() if isinstance(value, np.generic) else value
+    if not is_tensor(variable):
+        return lambda value: value
     dtype = variable.type.dtype
     on_host = device.type == "cpu"
 
@@ -208,6 +201,8 @@ def _reader(variable: Variable, device: torch.device) -> Read:
 
 def _writer(variable: Variable) -> Callable[[Any], Any]:
     """Make the conversion from a result of the program to the output's NumPy value."""
+    if not (is_tensor(variable) or is_host_type(variable)):
+        return lambda value: value
     dtype = np.dtype(variable.type.dtype)
 
     def write(value: Any) -> Any:

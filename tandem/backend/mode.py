@@ -18,6 +18,7 @@ def device_mode(
     channels_last: bool | None = None,
     tune: bool = False,
     on_gradient_ready: Callable[[str], None] | None = None,
+    strict: bool = False,
 ) -> Mode:
     """Return a PyTensor mode whose functions run PyTorch's kernels on a device.
 
@@ -46,6 +47,10 @@ def device_mode(
         that gradients can be sent while those of earlier layers are being computed. On a GPU it is
         called when the work has been put on the stream, not when it is done. It excludes `compile`
         and `capture`.
+    strict : bool
+        Refuse an Op that has no kernel here, with NotImplementedError. By default it is computed by
+        its own `perform` on the host: on a CPU without a copy, on a CUDA device with one and a
+        warning. ``torch.compile`` breaks the function there.
 
     Raises
     ------
@@ -59,5 +64,5 @@ def device_mode(
     if compile:
         require_compiler(target)
     set_tf32(precision == "tf32")
-    linker = DeviceLinker(target, compile, products, tune, on_gradient_ready)
+    linker = DeviceLinker(target, compile, products, tune, on_gradient_ready, strict)
     return Mode(linker, RewriteDatabaseQuery(include=["fast_run"]))

@@ -18,6 +18,7 @@ from pytensor.tensor.type import TensorType
 from tandem.backend.aliasing import Aliases, Overlaps
 from tandem.backend.lowering import Lowering, host_rule, lower
 from tandem.backend.lowering.registry import is_host_type
+from tandem.backend.perform import by_perform
 from tandem.backend.precision import ProductPrecision, fit
 
 
@@ -29,6 +30,7 @@ class Target:
     compiled: bool  # torch.compile will read the program
     precision: ProductPrecision = field(default_factory=ProductPrecision)
     on_gradient_ready: Callable[[str], None] | None = None
+    strict: bool = False  # refuse an Op without a kernel
 
     def __post_init__(self) -> None:
         if self.compiled and self.on_gradient_ready is not None:
@@ -36,13 +38,18 @@ class Target:
 
 
 def plan_node(node: Apply, on_host: Collection[Variable], target: Target) -> Lowering:
-    """Choose between arithmetic on the host and a call on the device."""
+    """Choose between arithmetic on the host, a kernel, and the Op's own `perform`."""
     known = all(isinstance(v, Constant) or v in on_host for v in node.inputs)
     if known or is_host_type(node.outputs[0]):
         rule = host_rule(node.op, node)
         if rule is not None:
             return Lowering(rule, host=frozenset(range(len(node.inputs))), numbers=True)
-    lowering = lower(node.op, node, device=target.device, compiled=target.compiled)
+    try:
+        lowering = lower(node.op, node, device=target.device, compiled=target.compiled)
+    except NotImplementedError as refusal:
+        if target.strict:
+            raise
+        return by_perform(node, target.device, refusal)
     return fit(lowering, node, target.precision)
 
 
@@ -66,8 +73,8 @@ class Schedule:
         self.lowerings: dict[Apply, Lowering] = {}
         for node in order:
             self.lowerings[node] = plan_node(node, self.on_host, target)
-            if self.lowerings[node].numbers:
-                self.on_host.update(node.outputs)
+            numbers = self.lowerings[node].numbers
+            self.on_host.update(v for v in node.outputs if numbers or is_host_type(v))
         if self.stores and not target.compiled:
             order = self._numbers_at_once(self._uncertain_first(order))
         self.order = order
@@ -136,7 +143,7 @@ class Schedule:
         last: dict[Apply, Apply] = {}
         for node in order:
             owners = [variable.owner for variable in node.inputs if variable.owner is not None]
-            small = all(variable.type.ndim == 0 for variable in node.outputs)
+            small = all(getattr(variable.type, "ndim", None) == 0 for variable in node.outputs)
             if small and owners and self._is_certain(node):
                 last[node] = max((last.get(o, o) for o in owners), key=positions.__getitem__)
                 followers.setdefault(last[node], []).append(node)

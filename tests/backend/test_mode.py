@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.backend import as_device, as_tensor, device_mode, device_shared, set_threads
 from tandem.errors import InputError
-from tests.support.check_function import DEVICE
+from tests.support.check_function import DEVICE, PLAIN_DEVICE
 
 
 def test_is_a_mode() -> None:
@@ -147,6 +147,18 @@ def test_no_input_is_written() -> None:
     np.testing.assert_array_equal(value, np.arange(6.0).reshape(2, 3))
     for one, other in zip(first, function(value), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_number_on_the_host_is_not_written_over() -> None:
+    """It becomes a tensor once, and a view of that is no memory of its own."""
+    x, y = pt.dmatrices("x", "y")
+    outputs = [x.sum() / x.shape[0], y * (x.shape[0] + 1)]
+    for mode in (DEVICE, PLAIN_DEVICE):
+        mean, scaled = pytensor.function([x, y], outputs, mode=mode)(
+            np.ones((3, 4)), np.ones((2, 2))
+        )
+        assert mean == 4
+        np.testing.assert_array_equal(scaled, [[4, 4], [4, 4]])
 
 
 def test_dead_intermediates_are_written_over() -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.scalar.basic import ScalarType
-from pytensor.tensor.type import TensorType
+from pytensor.tensor.type import DenseTensorType, TensorType
 
 _NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}
@@ -31,6 +32,10 @@ class Lowering:
     repeats: bool = False  # a view may map several elements to one address
     numbers: bool = False  # outputs are Python numbers or tuples of them, not tensors
     counts: bool = False  # the shape depends on values, as with a mask: unknown to torch.compile
+    opaque: bool = False  # torch.compile cannot read the call
+    # Graphs of which `call` takes the programs, before the inputs. Each takes the graph's inputs
+    # and returns a tuple of its outputs, in memory of their own.
+    graphs: tuple[FunctionGraph, ...] = ()
     # Variants of `call` that overwrite and return an input, after the last other use of it.
     reuse: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
     # Conversions of inputs to another layout or precision. Nodes that name the same function for
@@ -105,6 +110,11 @@ def constant_integers(variable: Variable) -> tuple[int, ...] | None:
 def is_host_type(variable: Variable) -> bool:
     """Whether values of the variable are Python numbers wherever they are computed."""
     return isinstance(variable.type, ScalarType)
+
+
+def is_tensor(variable: Variable) -> bool:
+    """Whether values of the variable are tensors, which those of a sparse type are not."""
+    return isinstance(variable.type, DenseTensorType)
 
 
 def static_shape(variable: Variable) -> tuple[int, ...] | None:

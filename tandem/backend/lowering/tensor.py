@@ -27,9 +27,11 @@ from tandem.backend.lowering.registry import (
     Lowering,
     constant_integers,
     constant_number,
+    is_tensor,
     lower,
     static_shape,
     torch_dtype,
+    unsupported,
 )
 
 Tensor = torch.Tensor
@@ -241,6 +243,8 @@ def lower_contiguous(
 
 @lower.register(DeepCopyOp)
 def lower_deep_copy(op: DeepCopyOp, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    if not is_tensor(node.inputs[0]):
+        raise unsupported(node, "the value is no tensor")
     return Lowering(lambda x: x.clone())
 
 
