@@ -1,12 +1,17 @@
 """Lowerings: the PyTorch call of each Op, one module for each kind of Op."""
 
 from tandem.backend.lowering import (
+    blockwise,
     control_flow,
     convolution,
+    decompositions,
     elemwise,
     linalg,
+    matrix_functions,
     network,
     reduction,
+    selection,
+    signal,
     subtensor,
     tensor,
 )
@@ -22,15 +27,20 @@ def covered_ops() -> frozenset[type]:
 
 __all__ = [
     "Lowering",
+    "blockwise",
     "control_flow",
     "convolution",
     "covered_ops",
+    "decompositions",
     "elemwise",
     "host_rule",
     "linalg",
     "lower",
+    "matrix_functions",
     "network",
     "reduction",
+    "selection",
+    "signal",
     "subtensor",
     "tensor",
 ]
