@@ -104,6 +104,11 @@ def shown(value: Any, quoted: bool = True) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
+def printable(name: str) -> str:
+    """A name as it is, or, where not every character prints, in quotes and escaped."""
+    return name if name.isprintable() else ascii(name)
+
+
 def listed(names: Sequence[str], most: int = 8) -> str:
     """Names with commas between them, without the middle of many; "nothing" without any."""
     if len(names) > most:

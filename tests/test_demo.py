@@ -5,11 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.support.tiny import ROOT
+from tests.support.tiny import ROOT, read_record
 
 
 @pytest.mark.slow
@@ -25,5 +26,9 @@ def test_the_demo_learns_digits() -> None:
     found = re.fullmatch(r"demo: top-1 error ([\d.]+) %, top-5 error ([\d.]+) % of 360 .*", last)
     assert found, last
     assert float(found[1]) <= 5
+    record = read_record(ROOT / "runs" / "demo")
+    errors = [line["top1_error"] for line in record if line["event"] == "validation"]
+    # In the last quarter nothing is unlearned; a hundredth is four pictures.
+    assert max(after - before for before, after in pairwise(errors[11:])) <= 0.02, errors
     names = {path.name for path in (ROOT / "runs" / "demo").iterdir()}
     assert {"record.jsonl", "curves.png", "config.yaml", "epoch-0016.safetensors"} <= names

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import train as program
-from tandem.artifacts.checkpoint import read_header
+from tandem.artifacts.checkpoint import read_header, verify_checkpoint
 from tandem.artifacts.run_folder import list_checkpoints
 from tandem.artifacts.run_lock import locked
 from tandem.data.order import epoch_order
@@ -322,7 +322,7 @@ def test_a_loss_that_is_nan_stops_the_run_before_any_weight_changes(
     data: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    errors = train_broken(data, run, "SlowlyRecordedNanAlexNet")
+    errors = train_broken(data, run, "SlowNanAlexNet")
     assert errors.startswith("1\n")
     (line,) = not_finite(run)
     assert line["action"] == "stop"
@@ -333,7 +333,10 @@ def test_a_loss_that_is_nan_stops_the_run_before_any_weight_changes(
     assert "5.JPEG" in errors
     assert "Traceback" not in errors
     assert "starting again" not in errors
-    assert list_checkpoints(run)[-1].name == "epoch-0001.safetensors"
+    # It was being written while the run ended.
+    (checkpoint,) = list_checkpoints(run)
+    assert checkpoint.name == "epoch-0001.safetensors"
+    verify_checkpoint(checkpoint)
 
 
 @pytest.mark.slow

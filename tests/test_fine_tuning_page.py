@@ -40,7 +40,7 @@ def test_the_worked_example_learns_from_a_hundred_pictures(tmp_path: Path) -> No
     copy = copy_project(tmp_path)
     demo, pictures, training, classification = BLOCKS[:4]
     assert demo == "make demo"
-    short = "--n_epochs 6 --lr_step 4 --snapshot_freq 6"
+    short = "--n_epochs 6 --learning_rate 0.02 --lr_policy step --lr_step 4 --snapshot_freq 6"
     demo = f"demo/prepare.sh && python train.py --config demo/config.yaml {short}"
     results = [in_shell(copy, command) for command in (demo, pictures, training, classification)]
     record = read_record(copy / "runs" / "parity")

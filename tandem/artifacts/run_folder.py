@@ -158,8 +158,8 @@ class RunFolder:
         """Why nothing more is written to the event file; returned once."""
         return None if self._events is None else self._events.take_trouble()
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Start writing a checkpoint; return when its arrays have been copied.
+    def save(self, checkpoint: Checkpoint) -> Future[Path]:
+        """Start writing a checkpoint; return its path to come when its arrays have been copied.
 
         Without memory from `prepare`, page faults take longer than the copy. The previous one must
         have been collected by `written`.
@@ -169,6 +169,7 @@ class RunFolder:
         reserved, self._reserved = self._reserved, None
         copy = _copied(checkpoint, None if reserved is None else reserved.result())
         self._writing = self._writer.submit(self._write, copy)
+        return self._writing
 
     def written(self, wait: bool = False) -> Path | None:
         """Collect the checkpoint that has been written since the last call, if any.

@@ -78,6 +78,11 @@ def _checkpoint_to_resume(config: Config) -> Path | None:
         return None
     found = find_checkpoint(config.weights_path, config.load_epoch)
     if found is None:
+        if config.freeze and config.init_weights is None:
+            raise InputError(
+                f"{config.weights_path}: there is no checkpoint to resume from, and init_weights "
+                "names none: the layers of freeze would keep random weights"
+            )
         log.info(
             "%s: there is no checkpoint to resume from: the run starts from the beginning",
             config.weights_path,

@@ -12,9 +12,10 @@ it may not notice its end.
 import contextlib
 import logging
 import multiprocessing
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -70,7 +71,8 @@ def work_on_ranks(work: Callable[[Launcher], int]) -> int:
     configure_logging(f"[{world.rank}] ")
     multiprocessing.current_process().name = f"trainer {world.rank}"
     show_name(f"trainer {world.rank}")
-    heartbeat = RankHeartbeat(world.split(0))
+    here = dict(world.local.all_gather_object((world.rank, os.getpid())))
+    heartbeat = RankHeartbeat(world.split(0), here)
     heartbeat.start()
     launcher = RankLauncher(world, heartbeat)
     try:
@@ -186,13 +188,14 @@ class RankHeartbeat(threading.Thread):
     """Sends heartbeats to other ranks, and aborts the job when one of them sends none.
 
     Rank 0 exchanges heartbeats with all others, and they with rank 0 only. The `group` is for this
-    thread alone.
+    thread alone; `pids` are the process ids of the ranks on this machine, by rank.
     """
 
-    def __init__(self, group: RankGroup) -> None:
+    def __init__(self, group: RankGroup, pids: Mapping[int, int]) -> None:
         super().__init__(name="rank heartbeat", daemon=True)
         self._group = group
-        self._partners = range(1, group.size) if group.rank == 0 else range(1)
+        ranks = range(1, group.size) if group.rank == 0 else range(1)
+        self._partners = {rank: pids.get(rank) for rank in ranks}
         self._counters = np.zeros(group.size, np.int64)
         self._stopped = threading.Event()
         self.expect(FIRST_TIMEOUT)

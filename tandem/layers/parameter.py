@@ -1,10 +1,13 @@
 """Declarations of a network's parameters: shapes, initial values, and tags for the optimizer."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from tandem.errors import InputError
 
 if TYPE_CHECKING:
     from pytensor.tensor.sharedvar import TensorSharedVariable
@@ -34,6 +37,11 @@ class Parameter:
     keep : float
         Of an array that is not trained: the fraction of the old value that a step keeps. The rest
         comes from the statistic that the network reports in `DropoutKeys.statistics`.
+
+    Raises
+    ------
+    InputError
+        A tag means nothing, or contradicts another.
     """
 
     name: str
@@ -44,6 +52,26 @@ class Parameter:
     decay: bool = True
     rate: float = 1.0
     keep: float = 0.0
+
+    def __post_init__(self) -> None:
+        fault = None
+        if "/" in self.name:
+            fault = "a parameter's name must not contain a slash"
+        for tag in ("trainable", "decay"):
+            if not isinstance(value := getattr(self, tag), bool):
+                fault = f"{tag} is {value}; it must be true or false"
+        for tag in ("mean", "std", "rate"):
+            value = getattr(self, tag)
+            if not math.isfinite(value):
+                fault = f"{tag} is {value}; it must be finite"
+            elif value < 0 and tag != "mean":
+                fault = f"{tag} is {value}; it must not be negative"
+        if not 0 <= self.keep <= 1:
+            fault = f"keep is {self.keep}; it must be a fraction from 0 to 1"
+        if self.keep and self.trainable:
+            fault = f"keep is {self.keep}, but only an array that is not trained keeps a part"
+        if fault:
+            raise InputError(f"network: {self.name}: {fault}")
 
     def shared(self, dtype: str) -> "TensorSharedVariable":
         """A shared variable of this name and static shape, all zeros.
@@ -107,10 +135,10 @@ class Parameters(Mapping[str, "TensorSharedVariable"]):
         return len(self._variables)
 
     def add(self, *declared: Parameter) -> None:
-        """Declare more parameters, behind the earlier ones."""
+        """Declare more parameters, behind the earlier ones; InputError if a name is taken."""
         for parameter in declared:
-            if "/" in parameter.name:
-                raise ValueError(f"{parameter.name}: a parameter's name must not contain a slash")
+            if parameter.name in self.declared:
+                raise InputError(f"network: {parameter.name} is declared twice")
             self.declared[parameter.name] = parameter
             self._variables[parameter.name] = parameter.shared(self._dtype)
 

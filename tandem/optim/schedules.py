@@ -54,6 +54,11 @@ class Step(Schedule):
     """Divide the rate by 10 at each listed epoch.
 
     With 20, the first twenty epochs have the whole rate and the twenty-first a tenth of it.
+
+    Velocities are in units of weights, so after a drop they are those of the higher rate, and for
+    about 2 / (1 - momentum) steps weights overshoot ("momentum correction", Goyal et al. 2017,
+    arXiv 1706.02677, section 3). Where an epoch has as few steps, its error may rise: a smooth
+    schedule does not do that.
     """
 
     lr_step: Annotated[tuple[_Epoch, ...], AfterValidator(_increasing)] = setting(

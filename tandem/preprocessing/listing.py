@@ -11,6 +11,7 @@ from tandem.errors import InputError
 from tandem.philox import Purpose, permutation
 from tandem.preprocessing.settings import Settings
 from tandem.preprocessing.sources import SOURCES, Folder
+from tandem.validation import printable
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +57,10 @@ def list_pictures(settings: Settings) -> Listing:
         folder = _folder(settings, split)
         if foreign := sorted(set(classes) - set(wnids)):
             others = f" (and {len(foreign) - 1} more classes)" if len(foreign) > 1 else ""
+            example = printable(names[classes.index(foreign[0])])
             raise InputError(
                 f"{folder} ({split}_img_dir): found class {foreign[0]}{others}, for example"
-                f" {names[classes.index(foreign[0])]}, which {settings.train_img_dir} lacks;"
+                f" {example}, which {settings.train_img_dir} lacks;"
                 " expected only classes of the training pictures"
             )
         labels = np.array([numbers[wnid] for wnid in classes], np.int64)

@@ -111,6 +111,8 @@ def _decode_all(pictures: np.ndarray, task: Task) -> list[str | None]:
 
 
 def _decode(picture: np.ndarray, path: str) -> str | None:
+    if not Path(path).name.isprintable():  # a line of the manifest's lists is one name, in UTF-8
+        return "its name is not printable in UTF-8"
     try:
         content = Path(path).read_bytes()
     except OSError as error:

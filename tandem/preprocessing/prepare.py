@@ -31,7 +31,7 @@ from tandem.preprocessing.batches import BatchWriter, SplitWriter, batch_name
 from tandem.preprocessing.listing import Listed, Listing, list_pictures
 from tandem.preprocessing.pool import CHUNK, DecodePool
 from tandem.preprocessing.progress import PROGRESS_NAME, Progress, load_progress, save_progress
-from tandem.preprocessing.report import SKIPPED_NAME, Report, read_skipped
+from tandem.preprocessing.report import SKIPPED_NAME, Report, line_name, read_skipped
 from tandem.preprocessing.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ def _check_finished(settings: Settings, listing: Listing) -> None:
     skipped = read_skipped(settings.misc_folder / SKIPPED_NAME)
     for name in SPLITS:
         listed = listing.splits[name]
-        bad = {i for i, p in enumerate(listed.pictures) if f"{name}/{p}" in skipped}
+        bad = {i for i, p in enumerate(listed.pictures) if line_name(name, p) in skipped}
         kept, found_split = _kept(listed, bad), manifest.splits[name]
         if kept.pictures != found_split.pictures or (kept.labels != found_split.labels).any():
             raise InputError(

@@ -15,6 +15,7 @@ from tandem.preprocessing.listing import Listing
 from tandem.preprocessing.progress import Progress, Skipped
 from tandem.preprocessing.settings import Settings
 from tandem.progress_bar import progress_bar
+from tandem.validation import printable
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Report:
         return {skipped.position for skipped in self._skipped[split]}
 
     def write_skipped(self) -> None:
-        """Write skipped.txt: a line for each picture left out, ``split/picture``, tab, reason."""
+        """Write skipped.txt: a line for each picture left out, its `line_name`, tab, reason."""
         lines = [
             f"{self._name(split, bad)}\t{bad.reason}\n"
             for split in SPLITS
@@ -104,11 +105,16 @@ class Report:
             )
 
     def _name(self, split: str, skipped: Skipped) -> str:
-        return f"{split}/{self._listing.splits[split].pictures[skipped.position]}"
+        return line_name(split, self._listing.splits[split].pictures[skipped.position])
+
+
+def line_name(split: str, picture: str) -> str:
+    """The name of a picture in a line: ``split/picture``, escaped where it is not printable."""
+    return printable(f"{split}/{picture}")
 
 
 def read_skipped(path: Path) -> dict[str, str]:
-    """Reasons by ``split/picture``, from skipped.txt; empty when there is none."""
+    """Reasons by `line_name`, from skipped.txt; empty when there is none."""
     if not path.exists():
         return {}
     lines = path.read_text(encoding="utf-8").splitlines()

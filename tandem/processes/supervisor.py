@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from tandem.processes.heartbeat import ORPHANED, HeartbeatMonitor, HeartbeatTable
+from tandem.processes.heartbeat import ORPHANED, WRITE_SECONDS, HeartbeatMonitor, HeartbeatTable
 from tandem.processes.messages import Failed, Finished, Kind, Ready, Stop
 from tandem.processes.signals import StopSignals, signal_name
 from tandem.processes.worker_pool import WorkerPool
 
 log = logging.getLogger(__name__)
 
+WRITE_POLL_SECONDS = 0.05
 GRACE_SECONDS = 1.0  # to receive the root cause after one of its consequences
 
 
@@ -65,10 +66,11 @@ def supervise(
     """Pass reports on until all workers have finished; return the root cause of a failure.
 
     The first request to stop goes to the workers; the second ends the call, as does the first
-    where there is nothing to save: with `saves`, workers that are `Ready` save their work.
+    where there is nothing to save: with `saves`, workers that are `Ready` save their work. After a
+    failure the call ends when no worker is writing any more, at most a minute later.
     """
     reporter.begin(pool.table, pool.pids)
-    others = [pool.table.names.index(h.name) for h in pool.handles if h.process]
+    others = {pool.table.names.index(h.name): h.process.pid for h in pool.handles if h.process}
     monitor = HeartbeatMonitor(pool.table.counters, pool.table.timeout, others)
     asked = False
     while not pool.finished:
@@ -91,8 +93,26 @@ def supervise(
         if failures and signals.poll() and not can_save:
             return None  # whatever broke, the user has asked for the end
         if failures:
-            return _root_cause(pool, failures)
+            failure = _root_cause(pool, failures)
+            _await_writers(pool, failure, signals)
+            return failure
     return None
+
+
+def _await_writers(pool: WorkerPool, failure: Failed, signals: StopSignals) -> None:
+    """Let workers finish what they write, until the next request to stop.
+
+    Not one that has died: if it lives, it is stopped.
+    """
+    lost = failure.who if failure.kind == "death" else ""
+    requests, deadline, named = signals.poll(), time.monotonic() + WRITE_SECONDS, ""
+    while writers := [name for name in pool.writing if name != lost]:
+        if signals.poll() > requests or time.monotonic() > deadline:
+            return
+        if writers[0] != named:
+            named = writers[0]
+            log.info("%s: waiting for its file to be written; interrupt to end at once", named)
+        time.sleep(WRITE_POLL_SECONDS)
 
 
 def _deaths(pool: WorkerPool) -> list[Failed]:

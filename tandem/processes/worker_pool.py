@@ -85,8 +85,14 @@ class WorkerPool:
     def pids(self) -> dict[str, int]:
         return {h.name: (h.process and h.process.pid) or os.getpid() for h in self.handles}
 
+    @property
+    def writing(self) -> list[str]:
+        """Names of the workers that are alive and write a file that should not be lost."""
+        marks = dict(zip(self.table.names, self.table.writing, strict=True))
+        return [h.name for h in self.handles if h.exit_status is None and marks[h.name]]
+
     def status(self, name: str) -> StatusSlot:
-        """Return where a worker shows its activity."""
+        """Return where a worker shows what it does."""
         return StatusSlot(self.table, self.table.names.index(name))
 
     def start(

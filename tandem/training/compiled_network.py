@@ -17,6 +17,7 @@ from tandem.backend import DeviceSharedVariable, device_shared
 from tandem.config.schema import Config
 from tandem.data.augment import Mode
 from tandem.layers import DropoutKeys, Network
+from tandem.layers.checks import check_graph
 from tandem.memory.flat import Vectors
 from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.memory.slot import Slot
@@ -199,6 +200,7 @@ class CompiledNetwork:
         keys = DropoutKeys(seed, epoch, minibatch["indices"])
         logits = network.logits(images, keys)
         cost = network.cost(logits, minibatch["labels"], minibatch["valid"])
+        check_graph(network, images, cost, keys.statistics)
         learned = [network.parameters[name] for name in self._rates]
         gradients = cast(list[TensorVariable], pt.grad(cost, learned))
         updates = [(self.gradients[n], g) for n, g in zip(self._rates, gradients, strict=True)]
@@ -235,6 +237,7 @@ class CompiledNetwork:
         minibatch, images = minibatch_inputs(self._config, self._mean)
         logits = self._network.logits(images, None)
         cost = self._network.cost(logits, minibatch["labels"], minibatch["valid"])
+        check_graph(self._network, images, cost)
         counts = count_minibatch(cost, logits, minibatch, errors=True)
         if self._scores is None:
             shape = (self._config.batch_size, self._network.classes)

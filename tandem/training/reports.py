@@ -3,6 +3,7 @@
 import time
 from functools import partial
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 from tandem.artifacts.checkpoint import Checkpoint, RunState
 from tandem.artifacts.metrics_log import Record, ValidationRecord
@@ -12,6 +13,9 @@ from tandem.training.messages import CheckpointBegun, CheckpointWritten, Notice,
 from tandem.training.run_spec import RunSpec
 from tandem.training.sample_predictions import SamplePredictions
 
+if TYPE_CHECKING:
+    from tandem.training.worker import WorkerArguments
+
 
 class Reports:
     """What trainer 0 reports of a run. Those of other trainers do nothing.
@@ -20,8 +24,14 @@ class Reports:
     """
 
     def __init__(
-        self, spec: RunSpec, rank: int, state: RunState, launcher: Connection, nbytes: int
+        self,
+        spec: RunSpec,
+        arguments: "WorkerArguments",
+        state: RunState,
+        launcher: Connection,
+        nbytes: int,
     ) -> None:
+        rank, self._status = arguments.rank, arguments.status
         self._launcher, self._is_first = launcher, rank == 0
         self._every = 60 * spec.config.snapshot_minutes
         self._nbytes = nbytes
@@ -74,10 +84,12 @@ class Reports:
         return due and not self._folder.busy and self.prepare_checkpoint()
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Copy a checkpoint, and write it in the background."""
+        """Copy a checkpoint, and write it in the background; whoever ends this process waits."""
         if self._folder is not None:
             self._launcher.send(CheckpointBegun())
-            self._folder.save(checkpoint)
+            self._status.show_writing(True)
+            writing = self._folder.save(checkpoint)
+            writing.add_done_callback(lambda _: self._status.show_writing(False))
 
     def begin_save(self) -> None:
         """Finish the last checkpoint before another one; the next is due from now."""

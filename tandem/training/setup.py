@@ -8,6 +8,7 @@ from tandem.artifacts.checkpoint import RunState, initial_weights, read_checkpoi
 from tandem.artifacts.metrics import MetricSums
 from tandem.data.mean_image import read_mean
 from tandem.distributed import Exchange, ExchangeSettings, make_exchange
+from tandem.layers.checks import checked_initial_values
 from tandem.layers.network import Network, build_network
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import CudaMemory, HostMemory
@@ -109,7 +110,7 @@ def _load_weights(spec: RunSpec, network: Network, model: "CompiledNetwork") -> 
             train_pictures=begin.train_pictures,
             skipped=tuple(dict.fromkeys((*checkpoint.state.skipped, *spec.skipped))),
         )
-    for name, value in network.initial_values(spec.config.seed):
+    for name, value in checked_initial_values(network, spec.config.seed):
         model.load({name: value})
     if spec.weights is not None:
         skipped = spec.config.init_weights_skip

@@ -45,7 +45,7 @@ class Trainer:
         self.untrained = setup.untrained
         self._seconds = self.state.pending.seconds if self.rank == 0 else Seconds()
         self._check_equal()
-        self.reports = Reports(spec, self.rank, self.state, launcher, setup.checkpoint_nbytes)
+        self.reports = Reports(spec, arguments, self.state, launcher, setup.checkpoint_nbytes)
         self.ballot = Ballot(self.group, launcher, self.reports.snapshot_is_due)
         self.refusals = Refusals(
             self.config, self.rank, self.group, self.reports, self.exchange.is_synchronous

@@ -14,7 +14,7 @@ from tandem.distributed.group import Starter
 from tandem.errors import InputError
 from tandem.launch.prepare import check_continues, prepare_run
 from tandem.training.run_spec import RunSpec
-from tests.support.tiny import settings
+from tests.support.tiny import save_weights, settings
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +95,18 @@ def test_buckets_are_for_ranks(data: Path) -> None:
     config = load_config(settings(data, data.parent / "run", **changes))
     with pytest.raises(InputError, match="bucket_mb: 4 is for trainers that are ranks"):
         prepare_run(config)
+
+
+def test_without_a_checkpoint_nothing_can_be_frozen(data: Path, tmp_path: Path) -> None:
+    """`resume_train` promises the weights of a checkpoint; without one they would be random."""
+    changes = {"freeze": "conv1", "resume_train": True}
+    config = load_config(settings(data, tmp_path / "run", **changes))
+    with pytest.raises(InputError, match=r"run: .* the layers of freeze would keep random weights"):
+        prepare_run(config)
+    weights = save_weights(tmp_path / "w.safetensors", None, 3)
+    prepare_run(config.model_copy(update={"init_weights": str(weights)}))
+    save_weights(tmp_path / "epoch-0001.safetensors", None, 3)
+    prepare_run(config.model_copy(update={"weights_dir": str(tmp_path), "exact": False}))
 
 
 def continued(data: Path, state: RunState, **changes: Any) -> RunSpec:

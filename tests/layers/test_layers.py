@@ -6,6 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 from tandem import layers
+from tandem.errors import InputError
 from tandem.layers import DropoutKeys, Parameter, Parameters
 from tandem.ops import DropoutMask
 from tests.support.op_checks import MODE, check_gradient, evaluate, plain_python
@@ -277,7 +278,25 @@ def test_a_mean_over_rows_leaves_no_shape_in_the_graph():
     assert not names & {"Shape", "Shape_i", "Assert", "SpecifyShape", "ARange"}
 
 
-def test_a_slash_in_a_name_is_refused():
-    """Before it would stand the name of an optimizer's state, in a checkpoint."""
-    with pytest.raises(ValueError, match=r"block/a.weight: .* slash"):
-        Parameters("float32", [layers.weight("block/a", (2, 2), std=1.0)])
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        # Before a slash would stand the name of an optimizer's state, in a checkpoint.
+        (lambda: layers.weight("block/a", (2, 2), std=1.0), "block/a.weight: .* slash"),
+        (lambda: Parameter("a.b", (2,), trainable=False, keep=1.5), "a.b: keep is 1.5"),
+        (lambda: Parameter("a.b", (2,), keep=0.5), "a.b: keep is 0.5, but .* trained"),
+        (lambda: Parameter("a.b", (2,), decay=5e-4), "a.b: decay is 0.0005; .* true or false"),
+        (lambda: Parameter("a.b", (2,), trainable="bias"), "a.b: trainable is bias; .* true or"),
+        (lambda: Parameter("a.b", (2,), rate=-1.0), "a.b: rate is -1.0"),
+        (lambda: Parameter("a.b", (2,), std=float("nan")), "a.b: std is nan"),
+    ],
+)
+def test_a_declaration_that_means_nothing_is_refused(declared, message):
+    with pytest.raises(InputError, match=f"network: {message}"):
+        declared()
+
+
+def test_a_second_parameter_of_a_name_is_refused():
+    parameters = Parameters("float32", [layers.bias("a", 2)])
+    with pytest.raises(InputError, match=r"network: a.bias is declared twice"):
+        parameters.add(layers.bias("a", 2))

@@ -218,10 +218,18 @@ def test_training_folders_that_cannot_be_used(root: Path) -> None:
     assert "(train_img_dir): the folder cannot be read: No such file" in refused(root)
 
 
-@pytest.mark.parametrize("name", ["a\nb.JPEG", "a\tb.JPEG", "a\udcff.JPEG"])
-def test_names_that_do_not_fit_a_line(root: Path, name: str) -> None:
-    (root / "train" / "n03" / name).touch()
-    assert "expected printable characters in UTF-8" in refused(root)
+@pytest.mark.parametrize("name", ["a\nb", "a\tb", "a\u200db", "a\udcff"])
+def test_a_class_whose_name_does_not_fit_a_line(root: Path, name: str) -> None:
+    (root / "train" / name).mkdir()
+    assert f"found the class folder {name!a}, expected printable" in refused(root)
+
+
+def test_pictures_whose_names_are_not_printable_are_listed_and_shown_escaped(root: Path) -> None:
+    (root / "train" / "n03" / "a\nb.JPEG").touch()
+    listed = listing_of(root).splits["train"]
+    assert "n03/a\nb.JPEG" in listed.pictures
+    (root / "train" / "a\x1b[2Jb.JPEG").touch()
+    assert r"found the picture 'a\x1b[2Jb.JPEG' beside" in refused(root)
 
 
 def test_a_new_source_is_one_registered_class(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

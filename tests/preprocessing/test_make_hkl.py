@@ -143,6 +143,23 @@ def test_a_bad_picture_is_left_out_everywhere(
         assert list(manifest.splits[split].pictures) == expected
 
 
+@pytest.mark.parametrize("name", ["a\u200db.JPEG", "a\nb.JPEG", "a\tb.JPEG", "a\udcff.JPEG"])
+def test_a_picture_whose_name_is_not_printable_is_left_out(
+    pictures: Pictures, out: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    folder = pictures.root / "train" / "n03"
+    next(folder.glob("*.JPEG")).rename(folder / name)
+    escaped = ascii(f"train/n03/{name}")
+    assert make_hkl.main(pictures.options(out)) == 0
+    (line,) = (out / "misc" / "skipped.txt").read_text().splitlines()
+    assert line == f"{escaped}\tits name is not printable in UTF-8"
+    assert f"left out {escaped}: its name is not printable in UTF-8\n" in capsys.readouterr().err
+    assert f"n03/{name}" not in read_manifest(out).splits["train"].pictures
+    # The output is recognised as finished.
+    assert make_hkl.main(pictures.options(out)) == 0
+    assert capsys.readouterr().err == f"{out / 'manifest.json'}: everything is there already\n"
+
+
 def test_a_class_whose_pictures_are_all_bad_stays_a_class(pictures: Pictures, out: Path) -> None:
     pictures.spoil(("train", "n10", 0), ("train", "n10", 1))
     assert make_hkl.main(pictures.options(out)) == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tandem.processes import heartbeat
+from tandem.processes.activity import ProcessSnapshot, ThreadSnapshot
 from tandem.processes.child import ChildContext, enter
 from tandem.processes.heartbeat import (
     LAUNCHER,
@@ -21,6 +22,9 @@ from tandem.processes.heartbeat import (
     HeartbeatThread,
 )
 
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="only Linux shows what a process does"
+)
 CONTEXT = multiprocessing.get_context("spawn")
 TIMEOUT = 10.0
 STEP = 0.25
@@ -33,7 +37,7 @@ class World:
         self.now = 1000.0
         self.table = HeartbeatTable.create(("launcher", "reader", "writer"), TIMEOUT)
         counters = self.table.counters
-        self.monitor = HeartbeatMonitor(counters, TIMEOUT, range(1, 3), lambda: self.now)
+        self.monitor = HeartbeatMonitor(counters, TIMEOUT, {1: 101, 2: None}, lambda: self.now)
 
     def pass_time(self, seconds: float, beating: tuple[int, ...]) -> list[int]:
         """Let time pass, looking often; return the processes that are silent at the end."""
@@ -63,6 +67,29 @@ def test_a_process_that_starts_may_take_longer() -> None:
     world = World()
     assert world.pass_time(START_SECONDS, beating=(2,)) == []
     assert world.pass_time(STEP, beating=(2,)) == [1]
+
+
+def test_a_process_that_stops_counting_is_alive_while_the_kernel_sees_it_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    computed = 0.0
+    waits = "D"
+
+    def take_snapshot(pid: int) -> ProcessSnapshot:
+        assert pid == 101
+        return ProcessSnapshot({7: ThreadSnapshot(waits, computed)})
+
+    monkeypatch.setattr(heartbeat, "take_snapshot", take_snapshot)
+    world.pass_time(5, beating=(1, 2))
+    assert world.pass_time(10 * TIMEOUT, beating=(2,)) == []
+    waits = "S"
+    for _ in range(400):
+        computed += STEP / 4
+        assert world.pass_time(STEP, beating=(2,)) == []
+    # What it did before it stopped may count until the kernel is asked once more.
+    assert world.pass_time(TIMEOUT - STEP, beating=(2,)) == []
+    assert world.pass_time(TIMEOUT / 4 + 2 * STEP, beating=(2,)) == [1]
 
 
 def test_after_its_own_suspension_a_monitor_restarts_its_clocks() -> None:
@@ -103,6 +130,23 @@ def test_the_counters_are_seen_by_other_processes() -> None:
 def wait_for_message(message: str, connection: Connection) -> None:
     assert message == "first"
     assert connection.recv() == "go on"
+
+
+@needs_proc
+def test_a_child_goes_on_while_its_launcher_computes_without_a_heartbeat() -> None:
+    table = HeartbeatTable.create(("launcher", "worker"), timeout=1.0)
+    process, here = start_child(table, wait_for_message)
+    table.counters[LAUNCHER] += 1
+    begin = None
+    while begin is None or time.monotonic() < begin + 2.0:
+        if begin is None and table.counters[1] >= 3:
+            begin = time.monotonic()
+    count = table.counters[1]
+    time.sleep(0.6)
+    assert table.counters[1] > count
+    process.kill()
+    process.join()
+    here.close()
 
 
 def child_of(folder: Path, started: Connection) -> None:

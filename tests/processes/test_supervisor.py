@@ -1,5 +1,6 @@
 """A pool of workers that add numbers: their reports, faults and ends."""
 
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -18,6 +19,10 @@ from tandem.processes.messages import Failed, Finished, Ready, Stop
 from tandem.processes.signals import StopSignals
 from tandem.processes.supervisor import Outcome, ProgressReporter, _root_cause, supervise
 from tandem.processes.worker_pool import WorkerPool
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="only Linux shows what a process does"
+)
 
 
 class Sums(ProgressReporter):
@@ -61,6 +66,19 @@ def fail(error: Exception, launcher: Connection) -> None:
 
 def exit_with(status: int, launcher: Connection) -> None:
     raise SystemExit(status)
+
+
+def compute_with_lock(seconds: float, launcher: Connection) -> None:
+    """Compute in one call that does not release the interpreter's lock."""
+    begin = time.process_time()
+    sum(range(2_000_000))
+    speed = 2_000_000 / (time.process_time() - begin)
+    launcher.send(sum(range(int(seconds * speed))) > 0)
+    launcher.send(Finished())
+
+
+def sleep_with_lock(seconds: int, launcher: Connection) -> None:
+    ctypes.PyDLL(None).sleep(seconds)
 
 
 def write_and_wait(folder: Path, launcher: Connection) -> None:
@@ -128,6 +146,19 @@ def test_a_killed_or_stopped_worker_is_named(
     assert outcome.failure.message.startswith(message)
 
 
+@needs_proc
+def test_a_worker_that_computes_without_a_heartbeat_is_alive() -> None:
+    assert run((compute_with_lock, 2.5), timeout=1) == (Outcome(0), [True])
+
+
+def test_a_worker_that_sleeps_without_a_heartbeat_is_dead() -> None:
+    """It looks as alive to its launcher as one that computes: both hold the interpreter's lock."""
+    outcome, _ = run((sleep_with_lock, 600), (add, [1]), timeout=1)
+    assert outcome.failure is not None
+    assert outcome.failure.who == "adder 0"
+    assert outcome.failure.message.startswith("has given no sign of life for 1 s")
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "status", "text"),
     [
@@ -177,6 +208,84 @@ def test_the_second_request_ends_at_once(tmp_path: Path) -> None:
     outcome, _ = run((write_and_wait, tmp_path), act=interrupt(0.0, 1.2), folder=tmp_path)
     assert outcome == Outcome(130, stopped=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def write_slowly(
+    message: tuple[Path, float, bool], status: heartbeat.StatusSlot, launcher: Connection
+) -> None:
+    """Write a file in so many seconds, in a thread, while the main thread hangs."""
+    path, seconds, stops = message
+
+    def write() -> None:
+        status.show_writing(True)
+        launcher.send("begun")
+        if stops:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(seconds)
+        path.touch()
+        status.show_writing(False)
+
+    threading.Thread(target=write).start()
+    time.sleep(600)
+
+
+def run_while_writing(
+    path: Path, seconds: float = 1.5, stops: bool = False, timeout: float = 60.0
+) -> tuple[Failed | None, float]:
+    """Run a pool in which one worker writes when another fails; return the seconds it took."""
+    with StopSignals() as signals, WorkerPool(["writer", "adder"], timeout) as pool:
+        pool.start("writer", write_slowly, (path, seconds, stops), pool.status("writer"))
+        while not pool.receive(timeout=10):
+            pass
+        begin = time.monotonic()
+        if not stops:
+            pool.start("adder", fail, ZeroDivisionError("no sum"))
+        failure = supervise(pool, ProgressReporter(), signals, saves=True)
+    return failure, time.monotonic() - begin
+
+
+def test_a_worker_finishes_what_it_writes_when_another_fails(tmp_path: Path) -> None:
+    failure, seconds = run_while_writing(tmp_path / "sum")
+    assert failure is not None
+    assert failure.who == "adder"
+    assert (tmp_path / "sum").exists()
+    assert seconds < 20
+
+
+def test_time_to_write_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.processes.supervisor.WRITE_SECONDS", 0.3)
+    _, seconds = run_while_writing(tmp_path / "sum", seconds=600)
+    assert not (tmp_path / "sum").exists()
+    assert seconds < 20
+
+
+def test_a_worker_that_is_stopped_gets_no_time_to_write(tmp_path: Path) -> None:
+    failure, seconds = run_while_writing(tmp_path / "sum", stops=True, timeout=1)
+    assert failure is not None
+    assert failure.who == "writer"
+    assert seconds < 20
+
+
+def test_a_request_to_stop_ends_the_time_to_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupt() -> None:
+        deadline = time.monotonic() + 20
+        while not caplog.messages and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with caplog.at_level(logging.INFO):
+        failure, seconds = run_while_writing(tmp_path / "sum", seconds=600)
+    thread.join()
+    assert failure is not None
+    assert failure.who == "adder"
+    assert caplog.messages == [
+        "writer: waiting for its file to be written; interrupt to end at once"
+    ]
+    assert seconds < 20
 
 
 def test_where_nothing_is_saved_the_first_request_ends_at_once() -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
 from alex_net import AlexNet
+from tandem.artifacts import run_folder
+from tandem.artifacts.checkpoint import Checkpoint
 from tandem.artifacts.metrics_log import NotFiniteRecord
 from tandem.artifacts.run_folder import RunFolder
 from tandem.backend import Lowering, lower
@@ -105,18 +108,25 @@ class OftenNanAlexNet(AlexNet):
         return logits * pt.switch(pt.eq(keys.epoch, 1), np.float32(np.nan), np.float32(1))
 
 
-class SlowlyRecordedNanAlexNet(NanAlexNet):
-    """The same, and trainer 0 records it slowly."""
+class SlowNanAlexNet(NanAlexNet):
+    """The same, and trainer 0 records it slowly, while it writes a checkpoint more slowly."""
 
     def logits(self, images: Any, keys: DropoutKeys | None) -> Any:
-        append = RunFolder.append
+        append, save_checkpoint = RunFolder.append, run_folder.save_checkpoint
 
-        def slowly(folder: RunFolder, record: Any) -> None:
+        def append_slowly(folder: RunFolder, record: Any) -> None:
             if isinstance(record, NotFiniteRecord):
                 time.sleep(2)
             append(folder, record)
 
-        RunFolder.append = slowly  # in a trainer's process, which is this test's alone
+        def save_slowly(path: Path, checkpoint: Checkpoint) -> None:
+            time.sleep(4)
+            save_checkpoint(path, checkpoint)
+
+        if not hasattr(append, "is_slow"):  # in a trainer's process, which is this test's alone
+            append_slowly.is_slow = True  # type: ignore[attr-defined]
+            RunFolder.append = append_slowly
+            run_folder.save_checkpoint = save_slowly
         return super().logits(images, keys)
 
 

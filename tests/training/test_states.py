@@ -1,13 +1,13 @@
 """A new optimizer and a network with untrained arrays need no other file than their own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytensor
 import pytest
 
 from tandem import layers
@@ -15,11 +15,13 @@ from tandem.artifacts.checkpoint import read_checkpoint
 from tandem.config.command_line import load_config
 from tandem.config.schema import Config
 from tandem.distributed import local_groups
+from tandem.errors import InputError
 from tandem.launch.prepare import prepare_run
 from tandem.layers import DropoutKeys, Network, Parameter
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.memory.host import ArrayBuffer
 from tandem.optim import OPTIMIZERS, Optimizer
+from tandem.processes.heartbeat import HeartbeatTable, StatusSlot
 from tandem.registry import setting
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.memory import make_slots
@@ -86,6 +88,90 @@ class Run:
         mean = np.full((3, CROP, CROP), 100, np.float32)
         self.model = CompiledNetwork(self.network, config, optimizer, mean, memory)
         self.model.load(dict(self.network.initial_values(1)))
+
+
+class Incomplete(Centred):
+    """Lacks the initial value of a parameter."""
+
+    def initial_values(self, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+        return (pair for pair in super().initial_values(seed) if pair[0] != "fc.weight")
+
+
+class Misnamed(Centred):
+    """Has an initial value of a parameter that it does not declare."""
+
+    def initial_values(self, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+        yield from super().initial_values(seed)
+        yield "fc.wieght", np.zeros(3, np.float32)
+
+
+class Unmeasured(Centred):
+    """Reports no statistic of its running mean."""
+
+    def logits(self, images: Any, dropout: DropoutKeys | None) -> Any:
+        logits = super().logits(images, dropout)
+        if dropout is not None:
+            del dropout.statistics["norm.mean"]
+        return logits
+
+
+class Overmeasured(Centred):
+    """Reports a statistic of a parameter that is trained."""
+
+    def logits(self, images: Any, dropout: DropoutKeys | None) -> Any:
+        logits = super().logits(images, dropout)
+        if dropout is not None:
+            dropout.statistics["fc.bias"] = logits.mean(axis=0)
+        return logits
+
+
+class Unused(Centred):
+    """Has a parameter that its output does not depend on."""
+
+    def __init__(self, crop_size: int, classes: int, width: float, dtype: str) -> None:
+        super().__init__(crop_size, classes, width, dtype)
+        self.parameters.add(layers.bias("gain", classes))
+
+
+class Undeclared(Centred):
+    """Has a shared variable that is no parameter, so that it would never be trained or saved."""
+
+    def logits(self, images: Any, dropout: DropoutKeys | None) -> Any:
+        gain = pytensor.shared(np.ones(CLASSES, self.dtype), name="gain.weight")
+        return super().logits(images, dropout) * gain
+
+
+class Doubled(Centred):
+    """Declares two parameters of one name."""
+
+    def __init__(self, crop_size: int, classes: int, width: float, dtype: str) -> None:
+        super().__init__(crop_size, classes, width, dtype)
+        self.parameters.add(layers.bias("fc", classes))
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (Incomplete, "network: Incomplete has no initial value of fc.weight"),
+        (Misnamed, "network: Misnamed has an initial value of fc.wieght, which it does not decl"),
+        (Unmeasured, "network: Unmeasured reports no statistic of norm.mean, which is not traine"),
+        (Overmeasured, "Overmeasured reports a statistic of fc.bias, which is no array"),
+        (Unused, "network: Unused has a loss that does not depend on gain.bias"),
+        (Undeclared, "network: Undeclared uses gain.weight, a shared variable that is not among"),
+        (Doubled, "network: fc.bias is declared twice"),
+    ],
+)
+def test_a_network_whose_parts_disagree_is_refused(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    network: type[Network],
+    message: str,
+) -> None:
+    monkeypatch.setattr("tandem.backend.set_threads", lambda threads: None)
+    monkeypatch.setattr("tandem.backend.keep_freed_memory", lambda: None)
+    with pytest.raises(InputError, match=message):
+        run_here(data, tmp_path / "run", network=f"{__name__}:{network.__name__}")
 
 
 def train(run: Run, steps: range) -> None:
@@ -164,10 +250,11 @@ def test_a_run_and_its_checkpoints_carry_them_and_resuming_gives_the_same_bits(
         }
 
 
-def run_here(data: Path, run: Path, **changes: Any) -> FlatLayout:
+def run_here(
+    data: Path, run: Path, network: str = f"{__name__}:Centred", **changes: Any
+) -> FlatLayout:
     """Train in this process, as its only trainer; return the layout of its memory."""
     run.mkdir(exist_ok=True)
-    network = f"{__name__}:Centred"
     arguments = settings(
         data, run, network=network, crop_size=CROP, width=1, learning_rate=1e-7, **changes
     )
@@ -177,7 +264,7 @@ def run_here(data: Path, run: Path, **changes: Any) -> FlatLayout:
         )
     )
     (group,) = local_groups(1)
-    status: Any = SimpleNamespace(show=lambda activity: None)
+    status = StatusSlot(HeartbeatTable.create(("launcher", "trainer 0"), timeout=60), index=1)
     launcher, end = Pipe()
     trainer = Trainer(spec, WorkerArguments(0, group, None, make_slots(spec, 0), status), end)
     trainer.train()

@@ -14,6 +14,7 @@ from typing import ClassVar
 from tandem.data.decode import PICTURE_SUFFIXES
 from tandem.errors import InputError
 from tandem.registry import Choice, Registry
+from tandem.validation import printable
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class Folder:
 
     @classmethod
     def scan(cls, path: Path, key: str) -> "Folder":
-        """List a folder; raises InputError where it cannot be read or a name is not printable."""
+        """List a folder; raises InputError where it cannot be read or a class is not printable."""
         folders, pictures, others = [], [], 0
         try:
             for entry in path.iterdir():
@@ -45,11 +46,12 @@ class Folder:
             raise InputError(
                 f"{path} ({key}): the folder cannot be read: {error.strerror}"
             ) from None
-        for name in (*folders, *pictures):
-            # A line of train.txt and of skipped.txt is one name, in UTF-8.
+        for name in folders:
+            # A class stands in the manifest; a picture with such a name is left out later.
             if not name.isprintable():
                 raise InputError(
-                    f"{path}: found the name {name!r}, expected printable characters in UTF-8"
+                    f"{path}: found the class folder {name!a}, expected printable characters in"
+                    " UTF-8"
                 )
         if others:
             log.info("%s: ignored %d files that are not pictures by their names", path, others)
@@ -57,7 +59,8 @@ class Folder:
 
     def __str__(self) -> str:
         found = [f"class folders ({self.folders[0]}, ...)"] if self.folders else []
-        found += [f"pictures side by side ({self.pictures[0]}, ...)"] if self.pictures else []
+        if self.pictures:
+            found.append(f"pictures side by side ({printable(self.pictures[0])}, ...)")
         return " and ".join(found) or "neither pictures nor class folders"
 
 

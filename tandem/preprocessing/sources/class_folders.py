@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tandem.errors import InputError
 from tandem.preprocessing.sources import SOURCES, Folder, Source
+from tandem.validation import printable
 
 
 @SOURCES.register("class_folders")
@@ -22,8 +23,9 @@ class ClassFolders(Source):
     def find(self, folder: Folder) -> tuple[list[str], list[str]]:
         if folder.pictures:
             raise InputError(
-                f"{folder.path} ({folder.key}): found the picture {folder.pictures[0]} beside the"
-                " class folders, expected every picture in the folder of its class"
+                f"{folder.path} ({folder.key}): found the picture"
+                f" {printable(folder.pictures[0])} beside the class folders, expected every"
+                " picture in the folder of its class"
             )
         names: list[str] = []
         wnids: list[str] = []

@@ -14,6 +14,7 @@ import numpy as np
 
 from tandem.errors import InputError
 from tandem.preprocessing.sources import SOURCES, Folder, Source
+from tandem.validation import printable
 
 
 @SOURCES.register("ilsvrc_validation")
@@ -68,14 +69,14 @@ def _by_number(folder: Folder) -> list[str]:
         match = re.search(r"(\d+)\.[^.]*$", name, re.ASCII)
         if match is None:
             raise InputError(
-                f"{where}: found {name}, expected a name that ends in the picture's number, such as"
-                " ILSVRC2012_val_00000001.JPEG"
+                f"{where}: found {printable(name)}, expected a name that ends in the picture's"
+                " number, such as ILSVRC2012_val_00000001.JPEG"
             )
         number = int(match.group(1))
         if number in numbers:
             raise InputError(
-                f"{where}: found {numbers[number]} and {name}, expected one picture of number"
-                f" {number}"
+                f"{where}: found {printable(numbers[number])} and {printable(name)}, expected one"
+                f" picture of number {number}"
             )
         numbers[number] = name
     missing = sorted(set(range(1, len(numbers) + 1)) - set(numbers))

@@ -1,0 +1,81 @@
+"""Whether the parts of a network agree: its declarations, initial values and graphs.
+
+What one part lacks would otherwise be trained from zeros, or not at all, without a word.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tandem.errors import InputError
+from tandem.layers.network import Network
+
+if TYPE_CHECKING:
+    from pytensor.tensor.variable import TensorVariable
+
+
+def checked_initial_values(network: Network, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+    """A network's initial values, one at a time; InputError unless there is one of each parameter.
+
+    A network may compute them by itself.
+    """
+    kind, missing = type(network).__name__, dict.fromkeys(network.parameters.declared)
+    for name, value in network.initial_values(seed):
+        if name not in network.parameters.declared:
+            raise InputError(
+                f"network: {kind} has an initial value of {name}, which it does not declare"
+            )
+        missing.pop(name, None)
+        yield name, value
+    for name in missing:
+        raise InputError(f"network: {kind} has no initial value of {name}")
+
+
+def check_graph(
+    network: Network,
+    images: "TensorVariable",
+    cost: "TensorVariable",
+    statistics: "Collection[str] | None" = None,
+) -> None:
+    """Refuse a graph of a network that does not fit the parameters that it declares.
+
+    Parameters
+    ----------
+    images : dtype (batch, RGB, crop_size, crop_size)
+        What the graph is built on; what they come from is not looked at.
+    cost : dtype scalar
+    statistics : collection of str or None
+        Names of the arrays whose statistics the graph reports; None for validation.
+
+    Raises
+    ------
+    InputError
+        The cost depends on a shared variable that is no parameter, or, in training, not on a
+        parameter that is trained; or the statistics are not those of the arrays that are not.
+    """
+    from pytensor.compile.sharedvalue import SharedVariable
+    from pytensor.graph.traversal import ancestors
+
+    kind, parameters = f"network: {type(network).__name__}", network.parameters
+    used = set(ancestors([cost], blockers=[images]))
+    known = set(parameters.values())
+    for variable in used:
+        if isinstance(variable, SharedVariable) and variable not in known:
+            raise InputError(
+                f"{kind} uses {variable}, a shared variable that is not among its parameters, so "
+                "that it would be neither trained nor saved; declare it, or make it a constant"
+            )
+    if statistics is None:
+        return
+    for name, parameter in parameters.declared.items():
+        if parameter.trainable and parameters[name] not in used:
+            raise InputError(f"{kind} has a loss that does not depend on {name}, which is trained")
+        if not parameter.trainable and name not in statistics:
+            raise InputError(f"{kind} reports no statistic of {name}, which is not trained")
+    for name in statistics:
+        if name not in parameters.declared or parameters.declared[name].trainable:
+            raise InputError(
+                f"{kind} reports a statistic of {name}, which is no array that it declares as not"
+                " trained"
+            )
