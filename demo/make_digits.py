@@ -8,16 +8,19 @@ train/digit_0/0001.JPEG and so on. An existing folder of them is left unchanged.
 
 import json
 import logging
+import secrets
 import shutil
-import tempfile
+import sys
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.errors import InputError
-from tandem.files import umask, write_json
+from tandem.files import write_json
 
 log = logging.getLogger("tandem.demo")
 
@@ -63,13 +66,13 @@ def make_digits(folder: Path, size: int) -> None:
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+        partial.mkdir()
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
     try:
         written = _write_pictures(partial, size)
         write_json(partial / _RECORD, record)
-        partial.chmod(0o777 & ~umask())
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -9,6 +9,11 @@ Files in the original's layout:    python preprocessing/make_hkl.py --layout c01
 The first 2,560 of each split:     python preprocessing/make_hkl.py --subset 2560
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; return its exit status."""

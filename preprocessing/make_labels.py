@@ -4,6 +4,11 @@ As in paths.yaml:    python preprocessing/make_labels.py
 Another data set:    python preprocessing/make_labels.py --tar-root-dir data/small
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from tandem.preprocessing.derive import write_labels
 from tandem.preprocessing.program import run_program
 

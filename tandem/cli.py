@@ -7,7 +7,6 @@ probably meant.
 """
 
 import argparse
-import importlib.metadata
 import logging
 import re
 import sys
@@ -20,6 +19,7 @@ from typing import Annotated, Any, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
+from tandem import __version__
 from tandem.errors import InputError
 from tandem.validation import declared, parse_yaml, read_yaml, shown, unknown, validated
 
@@ -121,7 +121,8 @@ class CommandLine:
                 continue
             name, equals, value = token.partition("=")
             if name in ("-h", "--help", "--version"):
-                sys.stdout.write(_version() if name == "--version" else self._help(fields))
+                version = f"tandem {__version__}\n"
+                sys.stdout.write(version if name == "--version" else self._help(fields))
                 raise SystemExit(0)
             key = name.removeprefix("--").replace("-", "_")
             if key not in fields or key in places:
@@ -246,13 +247,6 @@ def _placed(
         hint += ", a file of settings as --config FILE" * ("config" in fields)
         raise InputError(f"unexpected argument {loose[0]!r}{hint}")
     return values
-
-
-def _version() -> str:
-    try:
-        return f"tandem {importlib.metadata.version('tandem')}\n"
-    except importlib.metadata.PackageNotFoundError:
-        return "tandem, not installed as a package\n"
 
 
 def _documented(key: str, info: FieldInfo) -> tuple[str, dict[str, Any]]:

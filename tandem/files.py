@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,16 @@ def replacing(path: Path) -> Iterator[Path]:
     killed, `path` is unchanged; after an exception the temporary file is removed. An `OSError`
     names `path`.
     """
-    prefix, suffix = f".{path.stem}.", f".partial{path.suffix}"
+    prefix = f".{path.stem}."
+    partial = path.with_name(f"{prefix}{secrets.token_hex(4)}.partial{path.suffix}")
     try:
-        descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=path.parent)
-        os.close(descriptor)
-        partial = Path(name)
+        partial.touch(exist_ok=False)
+        mode = partial.stat().st_mode  # of any new file; a library may replace it by a private one
         try:
             yield partial
             with partial.open("rb+") as file:
                 os.fsync(file.fileno())
-            partial.chmod(0o666 & ~umask())
+            partial.chmod(mode)
             partial.replace(path)
             _flush_folder(path.parent)
         finally:
@@ -74,13 +74,6 @@ def remove_partials(folder: Path) -> None:
     """Remove the temporary files that killed processes have left in `folder`."""
     for partial in folder.glob(".*.partial*"):
         partial.unlink(missing_ok=True)
-
-
-def umask() -> int:
-    """The permission bits that new files and folders of this process lack."""
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 def _flush_folder(folder: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import pytest
 
+from tandem import __version__
 from tandem.cli import CommandLine, Options, PathOption, exit_status, option, run_program
 from tandem.errors import InputError
 
@@ -85,7 +86,7 @@ def test_help_and_version_are_shown(
         assert text in words
     with pytest.raises(SystemExit):
         read("--version")
-    assert capsys.readouterr().out.startswith("tandem")
+    assert capsys.readouterr().out == f"tandem {__version__}\n"
 
 
 def test_a_file_of_settings_is_below_the_command_line(tmp_path: Path) -> None:

@@ -341,6 +341,16 @@ def test_a_rank_that_raises_reports_its_traceback(
 
 
 @slow
+@pytest.mark.usefixtures("starter")
+def test_a_server_of_elastic_averaging_that_raises_ends_the_run(data: Path, tmp_path: Path) -> None:
+    arguments = settings(data, tmp_path / "run", **{**COMMON, "check_every": 0}, rule="easgd")
+    result = run_ranks(2, BROKEN, ["BrokenServerAlexNet", *arguments], timeout=60)
+    assert result.returncode == 1, result.stderr
+    assert "[0] error: the run has ended: the server of elastic averaging failed" in result.stderr
+    assert "ZeroDivisionError: broken on purpose" in result.stderr
+
+
+@slow
 @starters("mpirun", "torchrun")
 @pytest.mark.parametrize("victim", ["trainer 0", "trainer 1"])
 def test_a_stopped_rank_is_dead_after_its_timeout(
@@ -434,6 +444,19 @@ def test_ranks_that_find_no_others_report_it(data: Path, tmp_path: Path) -> None
     assert "error: the ranks can't be joined" in result.stderr
 
 
+@pytest.mark.usefixtures("starter")
+def test_ranks_of_tests_find_the_project_and_what_else_is_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, program = tmp_path / "modules", tmp_path / "program.py"
+    folder.mkdir()
+    (folder / "mine.py").write_text("NAME = 'mine'\n")
+    program.write_text("import mine, tandem\nprint(mine.NAME, tandem.__file__)\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    result = run_ranks(1, str(program))
+    assert result.stdout == f"mine {ROOT / 'tandem' / '__init__.py'}\n", result.stderr
+
+
 @slow
 @pytest.mark.usefixtures("starter")
 def test_help_is_shown_once() -> None:
@@ -514,11 +537,14 @@ def test_all_ranks_skip_a_bad_minibatch(data: Path, tmp_path: Path) -> None:
 @slow
 @pytest.mark.parametrize("collective", ["asa", "hierarchical"])
 @pytest.mark.usefixtures("starter")
-def test_ranks_that_roll_back_leave_nothing_on_gpus(
+def test_ranks_that_roll_back_leave_nothing_on_gpus_and_no_pipes(
     data: Path, tmp_path: Path, collective: str
 ) -> None:
-    program = (SIMULATED, "--network", "tests.support.broken_network:NanAlexNet")
+    program = (SIMULATED, "--network", "tests.support.broken_network:OftenNanAlexNet")
     changes = {**COMMON, **GPUS, "collective": collective, "on_nan": "rollback"}
     log = train_ranks(data, tmp_path / "run", 3, program=program, **changes)
-    assert log.count("going back to the newest checkpoint") == 1
+    assert log.count("going back to the newest checkpoint") == 3
     assert log.count("left on GPUs: 0, shared: 0\n") == 3
+    files = re.findall(r"files of 4 runs: \[(\d+)\] then \[(\d+)\]\n", log)
+    assert len(files) == 3
+    assert all(last == second for second, last in files)

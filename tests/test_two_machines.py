@@ -18,7 +18,7 @@ from tandem.artifacts.run_folder import list_checkpoints
 from tests.support.machines import CABLE, Machines, missing_for_two_machines, two_machines
 from tests.support.ranks import missing, starter
 from tests.support.runs import assert_close, assert_same_bits, train
-from tests.support.tiny import ROOT, prepare, settings
+from tests.support.tiny import ROOT, prepare, python_path, settings
 
 if reason := missing() or missing_for_two_machines():
     pytest.skip(reason, allow_module_level=True)
@@ -46,7 +46,7 @@ def run(pair: Machines, *words: str, each: int = 1) -> "subprocess.CompletedProc
     return subprocess.run(
         [*pair.mpirun(str(starter()), each), sys.executable, *words],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         timeout=120,

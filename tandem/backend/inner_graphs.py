@@ -13,6 +13,9 @@ from pytensor.ifelse import IfElse
 
 REQUIRED_REWRITES = ("minimum_compile", "lazy_branches")
 
+# A trace of a Scan is cut to what is read of it, in a form that no other backend needs.
+REWRITES = RewriteDatabaseQuery(include=["fast_run", "scan_save_mem_no_prealloc"])
+
 # Rewrites for another backend (C code, BLAS through C, loops in C or Numba), and those that write
 # over operands or fuse, which the program itself or torch.compile does.
 INCOMPATIBLE_REWRITES = (
@@ -30,8 +33,8 @@ INCOMPATIBLE_REWRITES = (
 def rewritten(graph: Any) -> FunctionGraph:
     """Return a copy of a graph inside an Op, rewritten as the graph of a function is."""
     inner: FunctionGraph = graph.clone()
-    query = RewriteDatabaseQuery(include=["fast_run", *REQUIRED_REWRITES])
-    optdb.query(query.excluding(*INCOMPATIBLE_REWRITES)).rewrite(inner)
+    query = REWRITES.including(*REQUIRED_REWRITES).excluding(*INCOMPATIBLE_REWRITES)
+    optdb.query(query).rewrite(inner)
     return inner
 
 

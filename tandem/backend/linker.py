@@ -1,6 +1,7 @@
 """The PyTensor linker whose functions run PyTorch's kernels."""
 
 import copy
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
@@ -11,6 +12,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.link.basic import JITLinker
 from pytensor.link.utils import raise_with_op
 
+from tandem.backend import perform
 from tandem.backend.codegen import Program, build_program
 from tandem.backend.inner_graphs import INCOMPATIBLE_REWRITES, REQUIRED_REWRITES
 from tandem.backend.lowering.registry import is_host_type, is_tensor
@@ -172,7 +174,7 @@ def _make_thunk(
                 for slot, write, result in zip(own, writers, results):  # noqa: B905
                     slot[0] = write(result)
         except Exception as error:
-            _explain(error, fgraph, program)
+            _explain(error, fgraph, program, target.device)
         outputs = [slot[0] for slot in slots]
         for slot in own:
             slot[0] = None
@@ -213,12 +215,23 @@ def _writer(variable: Variable) -> Callable[[Any], Any]:
     return write
 
 
-def _explain(error: Exception, fgraph: FunctionGraph, program: Program) -> NoReturn:
+def _explain(
+    error: Exception, fgraph: FunctionGraph, program: Program, device: torch.device
+) -> NoReturn:
     """Add the node that failed to an exception, and raise it again."""
     if isinstance(error, torch.OutOfMemoryError):
         raise out_of_memory(error) from error
     node = program.failed_node(error.__traceback__)
     if node is None:
         raise error
+    if type(error) is RuntimeError and device.type == "cpu" and not _is_from_perform(error):
+        # Shapes that do not fit are a ValueError of NumPy's, and so of PyTensor's own linkers. On a
+        # GPU it may be any fault of the device.
+        error = ValueError(*error.args).with_traceback(error.__traceback__)
     error.add_note(f"while PyTorch computed {node} ({type(node.op).__name__})")
-    raise_with_op(fgraph, node)
+    raise_with_op(fgraph, node, exc_info=(type(error), error, error.__traceback__))
+
+
+def _is_from_perform(error: Exception) -> bool:
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code.co_filename == perform.__file__ for frame in frames)

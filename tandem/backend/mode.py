@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 from pytensor.compile.mode import Mode
-from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
+from tandem.backend.inner_graphs import REWRITES
 from tandem.backend.linker import DeviceLinker
 from tandem.backend.precision import Precision, ProductPrecision, set_tf32
 from tandem.backend.runtime import as_device, require_compiler
@@ -65,4 +65,4 @@ def device_mode(
         require_compiler(target)
     set_tf32(precision == "tf32")
     linker = DeviceLinker(target, compile, products, tune, on_gradient_ready, strict)
-    return Mode(linker, RewriteDatabaseQuery(include=["fast_run"]))
+    return Mode(linker, REWRITES)

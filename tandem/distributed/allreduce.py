@@ -15,6 +15,7 @@ import numpy as np
 from tandem.distributed.choices import ALL_REDUCES, NEEDS_RANKS, AllReduceChoice, RunFacts
 from tandem.distributed.gloo import GlooGroup
 from tandem.distributed.group import Group
+from tandem.distributed.shares import weights_and_divisor
 from tandem.registry import Requirement, setting
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class AllReduce(ABC):
         """Replace every rank's vector by the weighted sum of all, the same bits at every rank.
 
         The vector, float (n,), is always the same memory. Of an average, the shares, which are
-        weights by rank, add up to 1. A vector of weight 0 is not read.
+        weights by rank, add up to 1; then a vector that is the same at all ranks does not grow,
+        but for roundings that cancel. A vector of weight 0 is not read.
         """
 
     def average_into_first(self, vector: Any, shares: Sequence[float]) -> None:
@@ -87,8 +89,10 @@ class LibraryAllReduce(AllReduce):
     def average(self, vector: Any, shares: Sequence[float]) -> None:
         if self._group.size == 1:
             return
-        weigh(vector, shares[self._group.rank])
+        weights, divisor = weights_and_divisor(shares)
+        weigh(vector, weights[self._group.rank])
         self._group.all_reduce(vector)
+        divide(vector, divisor)
 
 
 class ShardedAllReduce(AllReduce):
@@ -116,9 +120,9 @@ class HierarchicalAllReduce(AllReduce):
     """Within each machine by memory that its ranks reach, between machines by one rank of each.
 
     The first rank of a machine is its leader, the only one with a `between`. The leader's vector
-    becomes the weighted sum of its machine; the leaders average theirs with each other; then every
-    rank takes its leader's. Terms are added in rank order within a machine, then over machines in
-    the order of their leaders. `machines` are the ranks of each, by their numbers among all, and
+    becomes the weighted sum of its machine; the leaders add theirs to each other; then every rank
+    takes its leader's, divided. Terms are added in rank order within a machine, then over machines
+    in the order of their leaders. `machines` are the ranks of each, by their numbers among all, and
     `here` is which of them this machine is.
     """
 
@@ -129,13 +133,14 @@ class HierarchicalAllReduce(AllReduce):
         self._between: AllReduce | None = between
 
     def average(self, vector: Any, shares: Sequence[float]) -> None:
-        parts = [[shares[rank] for rank in ranks] for ranks in self._machines]
+        weights, divisor = weights_and_divisor(shares)
+        parts = [[weights[rank] for rank in ranks] for ranks in self._machines]
         own = parts[self._here]
         if any(own):
             self._within.average_into_first(vector, own)
         if self._between is not None:
             self._between.average(vector, [float(any(part)) for part in parts])
-        self._within.average(vector, [1.0] + [0.0] * (len(own) - 1))
+        self._within.average(vector, [1 / divisor] + [0.0] * (len(own) - 1))
 
 
 class DeltaAllReduce(AllReduce):
@@ -202,29 +207,40 @@ def weigh(vector: Any, share: float) -> None:
         vector *= float(share)
 
 
+def divide(vector: Any, divisor: float) -> None:
+    """Divide a vector in place, and round each quotient once."""
+    if divisor == 1:
+        return
+    # A tensor by a tensor: on a GPU a number would be replaced by its reciprocal.
+    vector /= divisor if isinstance(vector, np.ndarray) else vector.new_full((1,), divisor)
+
+
 def add_weighted(target: Any, terms: Any, shares: Sequence[float]) -> None:
     """Write the weighted sum of vectors, added in their order, into one that may be a term.
 
-    An array may be the first of the terms, a tensor any of them; terms of weight 0 are not read.
-    Products and sums are rounded one by one, so arrays and tensors give the same bits.
+    They are multiplied and divided as `weights_and_divisor` has it. An array may be the first of
+    the terms, a tensor any of them; terms of weight 0 are not read. Products, sums and quotients
+    are rounded one by one, so arrays and tensors give the same bits.
     """
-    weighted = [(term, share) for term, share in zip(terms, shares, strict=True) if share > 0]
+    weights, divisor = weights_and_divisor(shares)
+    weighted = [(term, weight) for term, weight in zip(terms, weights, strict=True) if weight > 0]
     if not weighted:
         target[...] = 0
     elif isinstance(target, np.ndarray):
         from tandem.distributed import kernels
 
-        kind = target.dtype.type
         # A few terms at a time: a loop is compiled for each number, and there may be hundreds.
         for first in range(0, len(weighted), _TERMS):
             part = [(target, 1.0)] * (first > 0) + weighted[first : first + _TERMS]
-            vectors, weights = zip(*part, strict=True)
-            kernels.add_into(target, vectors, [kind(weight) for weight in weights])
+            vectors, factors = zip(*part, strict=True)
+            is_last = first + _TERMS >= len(weighted)
+            kernels.add_into(target, vectors, factors, divisor if is_last else 1.0)
     else:
         # Two kernels for each term: one would fuse product and sum, and round once.
         total = weighted[0][0] * weighted[0][1]
-        for term, share in weighted[1:]:
-            total += term * share
+        for term, weight in weighted[1:]:
+            total += term * weight
+        divide(total, divisor)
         target.copy_(total)
 
 

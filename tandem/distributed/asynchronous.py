@@ -6,6 +6,7 @@ exchanged is that of real time, so no two runs have the same bits.
 """
 
 import contextlib
+import logging
 import threading
 import time
 from abc import abstractmethod
@@ -27,6 +28,8 @@ from tandem.registry import setting
 
 if TYPE_CHECKING:
     from tandem.distributed.factory import ExchangeSettings
+
+log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.0005
 _MOVING_SECONDS = 2e-5  # a look that takes so long has moved bytes
@@ -91,7 +94,7 @@ class ElasticServer(threading.Thread):
 
     ``g <- g + alpha (w - g)``; the answer is g as it was before (Zhang, Choromanska, LeCun 2015,
     arXiv 1412.6651, section 3.1, algorithm 1). The center is at first the weights that all ranks
-    begin with.
+    begin with. If it fails, it ends all ranks, which would wait for its answers.
     """
 
     def __init__(self, center: np.ndarray, asks: MpiGroup, answers: MpiGroup, alpha: float) -> None:
@@ -101,6 +104,13 @@ class ElasticServer(threading.Thread):
         self._stopped = threading.Event()
 
     def run(self) -> None:
+        try:
+            self._serve()
+        except BaseException:
+            log.exception("error: the run has ended: the server of elastic averaging failed")
+            self._answers.abort(1)
+
+    def _serve(self) -> None:
         came, answer = np.empty_like(self.center), np.empty_like(self.center)
         while not self._stopped.is_set():
             rank = self._asks.receive(came)

@@ -14,6 +14,7 @@ import numpy as np
 
 from tandem.distributed.allreduce import AllReduce, shard
 from tandem.distributed.group import Group
+from tandem.distributed.shares import weights_and_divisor
 from tandem.errors import InputError
 from tandem.memory.cuda import INSTALL, BufferHandle, CudaBuffer, CudaDriver, Stream, import_pycuda
 
@@ -21,8 +22,9 @@ log = logging.getLogger(__name__)
 
 BLOCK = 16 << 20  # bytes that are copied at once, while those before them are being added
 
-Kernel = Callable[[int, Sequence[tuple[int, float]], int, np.dtype, Stream], None]
-"""Called with a target address, (address, weight) of each term, elements, dtype and a stream."""
+Kernel = Callable[[int, Sequence[tuple[int, float]], float, int, np.dtype, Stream], None]
+"""Called with a target's address, (address, weight) of each term, what their sum is divided by, the
+number of elements, their dtype, and a stream."""
 
 
 class PeerVectors:
@@ -226,14 +228,15 @@ class PeerToPeerAllReduce(AllReduce):
 
     def _average_block(self, track: _Track, block: slice, shares: Sequence[float]) -> None:
         vectors, driver, group = self._vectors, self._driver, self._vectors.group
+        weights, divisor = weights_and_divisor(shares)
         terms = [
-            (self._fetch(track, rank, block), share)
-            for rank, share in enumerate(shares)
-            if share > 0
+            (self._fetch(track, rank, block), weight)
+            for rank, weight in enumerate(weights)
+            if weight > 0
         ]
         count = block.stop - block.start
         target = vectors.address(group.rank, block.start)
-        self._add(target, terms, count, vectors.dtype, track.stream)
+        self._add(target, terms, divisor, count, vectors.dtype, track.stream)
         for rank in range(group.size):
             if vectors.is_apart(rank):
                 driver.download(vectors.staging(rank, block), target, track.stream)
@@ -269,7 +272,7 @@ def _blocks(part: slice, vectors: PeerVectors) -> list[slice]:
 def compile_average(dtype: str, most_terms: int) -> Kernel:
     """Compile the kernels that add 1 to `most_terms` weighted blocks, for the present context.
 
-    Every product and every sum is rounded by itself, never fused: the result has the bits of
+    Products, sums and the quotient are rounded one by one, never fused: the result has the bits of
     `tandem.distributed.kernels.average_into_all`. PyCUDA keeps the compiled kernels on disk. Raises
     InputError if PyCUDA or nvcc is missing, or the folder on disk can't be written.
     """
@@ -280,11 +283,12 @@ def compile_average(dtype: str, most_terms: int) -> Kernel:
     def average(
         target: int,
         terms: Sequence[tuple[int, float]],
+        divisor: float,
         count: int,
         dtype: np.dtype,
         stream: Stream,
     ) -> None:
-        arguments: list[Any] = [np.uintp(target), np.uint64(count)]
+        arguments: list[Any] = [np.uintp(target), np.uint64(count), dtype.type(divisor)]
         for source, share in terms:
             arguments += [np.uintp(source), dtype.type(share)]
         grid = (min(largest_grid, -(-count // threads)), 1)
@@ -314,11 +318,11 @@ def average_source(dtype: str, terms: int) -> str:
     for product in products[1:]:
         total = f"__{letter}add_rn({total}, {product})"
     return f"""
-__global__ void average({real} *target, unsigned long long count{arguments})
+__global__ void average({real} *target, unsigned long long count, {real} divisor{arguments})
 {{
     unsigned long long step = (unsigned long long) gridDim.x * blockDim.x;
     unsigned long long i = (unsigned long long) blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < count; i += step)
-        target[i] = {total};
+        target[i] = __{letter}div_rn({total}, divisor);
 }}
 """

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import features
 
+from tandem import __version__
 from tandem.data.dataset import locate_split
 from tandem.data.manifest import (
     MANIFEST_NAME,
@@ -151,9 +152,10 @@ def _spec(settings: Settings, listing: Listing) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    packages = ("tandem", "numpy", "pillow", "hickle", "h5py")
+    packages = ("numpy", "pillow", "hickle", "h5py")
     return {
         "python": platform.python_version(),
+        "tandem": __version__,  # which a clone has, though it may not be installed
         **{name: importlib.metadata.version(name) for name in packages},
         "libjpeg": str(features.version("libjpeg_turbo") or features.version("jpg")),
     }

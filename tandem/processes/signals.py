@@ -1,4 +1,4 @@
-"""Requests of the user or a cluster to stop: SIGINT and SIGTERM, counted."""
+"""Signals: requests of the user or a cluster to stop, SIGINT and SIGTERM, and names of all."""
 
 import contextlib
 import math
@@ -60,3 +60,12 @@ class StopSignals:
     def exit_status(self) -> int:
         """130 after Ctrl-C, 143 after SIGTERM, as in a shell."""
         return 128 + self.last
+
+
+def signal_name(number: int) -> str:
+    """Name a signal; Python has no names for most real-time signals."""
+    if number in set(signal.Signals):
+        return signal.Signals(number).name
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"signal {number} (SIGRTMIN+{number - signal.SIGRTMIN})"
+    return f"signal {number}"

@@ -1,7 +1,6 @@
 """Supervise the workers of a pool, and find the root cause when one fails."""
 
 import logging
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from multiprocessing.connection import Connection
 
 from tandem.processes.heartbeat import ORPHANED, HeartbeatMonitor, HeartbeatTable
 from tandem.processes.messages import Failed, Finished, Kind, Ready, Stop
-from tandem.processes.signals import StopSignals
+from tandem.processes.signals import StopSignals, signal_name
 from tandem.processes.worker_pool import WorkerPool
 
 log = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ class Outcome:
         failure = self.failure
         if failure is None:
             if self.stopped:
-                log.info("stopped by %s", signal.Signals(self.status - 128).name)
+                log.info("stopped by %s", signal_name(self.status - 128))
         elif failure.kind == "input":
             log.error("error: %s", failure.message)
         else:
@@ -129,7 +128,7 @@ def _describe_exit(status: int) -> str:
         return "ended because this program gave no sign of life: it was stopped, or starved"
     if status >= 0:
         return f"ended with exit status {status}"
-    name = signal.Signals(-status).name
+    name = signal_name(-status)
     hint = "; the system does that when memory runs out" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
 

@@ -176,3 +176,23 @@ def test_missing_compiler_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> 
         require_compiler(as_device("cpu"))
     with pytest.raises(InputError, match=r"compile: false"):
         device_mode("cpu", compile=True)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_linear_algebra_and_complex_numbers(compiled: Mode) -> None:
+    x, z = pt.dtensor3("x"), pt.zmatrix("z")
+    outputs = [
+        pt.linalg.cholesky(x), pt.linalg.inv(x), pt.linalg.svd(x, compute_uv=False),
+        pt.linalg.eigh(x)[0], pt.exp(x) * 2, pt.linalg.solve(x, x[:, 0], b_ndim=1),
+        z * 2 + 1, pt.abs(z), pt.real(z) + 1, pt.fill_diagonal(z, 1j), pt.erfcx(pt.imag(z)),
+    ]  # fmt: skip
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(3, 4, 4)), rng.normal(size=(2, 3, 3))
+    values = a @ a.swapaxes(1, 2) + np.eye(4), b[0] + 1j * b[1]
+    function = pytensor.function([x, z], outputs, mode=compiled)
+    expected = pytensor.function([x, z], outputs, mode=DEVICE)(*values)
+    for got, value in zip(function(*values), expected, strict=True):
+        assert_same(got, value)
+    with pytest.raises(np.linalg.LinAlgError):
+        function(values[0] * 0, values[1])

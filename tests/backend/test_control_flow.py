@@ -13,6 +13,7 @@ from pytensor.graph.basic import Variable
 from pytensor.ifelse import ifelse
 from pytensor.raise_op import Assert
 from pytensor.scan.utils import until
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.backend import device_mode
 from tandem.backend.inner_graphs import Branches
@@ -151,6 +152,30 @@ def test_scan_refuses_short_sequences_and_negative_counts() -> None:
         function(np.ones(3), 4)
     with pytest.raises(IndexError, match="negative number of step"):
         function(np.ones(3), -1)
+
+
+def test_scan_keeps_what_is_read_of_a_trace() -> None:
+    x = pt.dvector("x")
+    trace = pytensor.scan(lambda p: p * 0.5, outputs_info=[x], n_steps=1000, return_updates=False)
+    function = pytensor.function([x], trace[-1], mode=DEVICE)
+    lengths = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, call, types, arguments=(), keywords=None):
+            result = call(*arguments, **(keywords or {}))
+            lengths.append(result.numel())
+            return result
+
+    with Recorder():
+        function(np.ones(8))
+    assert max(lengths) <= 2 * 8
+
+
+def test_a_result_of_another_shape_is_refused() -> None:
+    x = pt.dvector("x")
+    trace = pytensor.scan(lambda p: p[1:], outputs_info=[x], n_steps=2, return_updates=False)
+    with pytest.raises(ValueError, match=r"result of a Scan's step has shape \(2,\)"):
+        pytensor.function([x], trace, mode=PLAIN_DEVICE)(np.ones(3))
 
 
 def random_walk(mode: Mode) -> list[np.ndarray]:

@@ -1,6 +1,7 @@
 """Every lowering gives what PyTensor's own backend gives on the same graph."""
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -11,6 +12,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.scalar.basic import Composite, ScalarOp
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 
 from tandem.backend import device_mode
@@ -18,12 +20,16 @@ from tandem.backend.lowering import Lowering, control_flow, host_rule, lower
 from tandem.backend.lowering.scalars import covered_scalar_ops
 from tandem.backend.schedule import Target, plan_node
 from tests.support.check_function import DEVICE, PLAIN_DEVICE, PYTHON, assert_same, results
+from tests.support.complex_cases import COMPLEX_CASES
+from tests.support.linalg_cases import LINALG_CASES
 from tests.support.lowering_cases import LOWERING_CASES, Case
+from tests.support.selection_cases import GPU_CASES, SELECTION_CASES
 
+CASES = [*LOWERING_CASES, *LINALG_CASES, *COMPLEX_CASES, *SELECTION_CASES]
 HOST = Target(torch.device("cpu"), compiled=False)
 
 
-@pytest.mark.parametrize("case", LOWERING_CASES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_pytensor(case: Case) -> None:
     inputs, outputs, values = case.build()
     expected = results(inputs, outputs, values, PYTHON)
@@ -32,11 +38,32 @@ def test_equals_pytensor(case: Case) -> None:
             assert_same(got, expected[place], f"output {place}: {outputs[place]}")
 
 
+@pytest.mark.parametrize("case", GPU_CASES, ids=str)
+def test_kernels_for_gpus_equal_pytensor(case: Case) -> None:
+    """Their calls take tensors on any device."""
+    inputs, outputs, values = case.build()
+    node = outputs[0].owner
+    lowering = lower(node.op, node, device=torch.device("cuda"), compiled=False)
+    with pytest.raises(NotImplementedError, match="on a CPU"):
+        lower(node.op, node, device=torch.device("cpu"), compiled=False)
+    operands: list[Any] = []
+    for index, operand in enumerate(results(inputs, node.inputs, values, PYTHON)):
+        if index in lowering.host:
+            operands.append(tuple(operand.tolist()) if operand.ndim else operand.item())
+        elif index not in lowering.omit:
+            operands.append(torch.from_numpy(operand))
+    got = lowering.call(*operands)
+    got = got if isinstance(got, tuple) else (got,)
+    expected = results(inputs, outputs, values, PYTHON)
+    for output, value, result in zip(outputs, expected, got, strict=True):
+        assert_same(result.numpy(), value, str(output))
+
+
 @functools.cache
 def planned_nodes() -> tuple[tuple[Apply, bool], ...]:
     """All nodes of all cases, each with whether it is computed on the host."""
     nodes = []
-    for case in LOWERING_CASES:
+    for case in CASES:
         inputs, outputs, _ = case.build()
         graph = FunctionGraph(inputs, outputs, clone=True)
         on_host: set = set()
@@ -58,7 +85,10 @@ def scalar_ops(op: Op) -> set[type[ScalarOp]]:
 
 
 def test_every_lowering_and_scalar_call_and_host_rule_has_a_case() -> None:
-    classes = {type(node.op) for node, _ in planned_nodes()}
+    nodes = [node for node, _ in planned_nodes()]
+    nodes += [case.build()[1][0].owner for case in GPU_CASES]
+    classes = {type(node.op) for node in nodes}
+    classes |= {type(node.op.core_op) for node in nodes if isinstance(node.op, Blockwise)}
     scalars = set().union(
         *(scalar_ops(node.op) for node, on_host in planned_nodes() if not on_host)
     )

@@ -161,6 +161,15 @@ def test_a_number_on_the_host_is_not_written_over() -> None:
         np.testing.assert_array_equal(scaled, [[4, 4], [4, 4]])
 
 
+def test_shapes_that_do_not_fit_are_a_value_error() -> None:
+    x, y = pt.dmatrix("x"), pt.dmatrix("y")
+    for z in (x @ y, pt.join(0, x, y), x + y):
+        function = pytensor.function([x, y], z, mode=DEVICE)
+        with pytest.raises(ValueError, match=r"(?i)size|shape") as error:
+            function(np.ones((2, 3)), np.ones((2, 4)))
+        assert any("PyTorch computed" in note for note in error.value.__notes__)
+
+
 def test_dead_intermediates_are_written_over() -> None:
     x = pt.tensor("x", shape=(2, 3), dtype="float64")
     y = pt.cos(x)

@@ -27,7 +27,7 @@ from safetensors.numpy import save
 
 from tandem.artifacts.checkpoint import Checkpoint, save_checkpoint
 from tandem.layers.network import NetworkDescription
-from tests.support.tiny import ROOT, prepare
+from tests.support.tiny import prepare, python_path
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="measures memory in /proc"
@@ -80,13 +80,12 @@ class Reader:
             self._child.communicate()
 
     def _start(self) -> subprocess.Popen[str]:
-        paths = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
         child = self._child = subprocess.Popen(
             [sys.executable, str(_CHILD), str(self.data)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},
         )
         assert self._answer(child) == "ready\n"
         return child

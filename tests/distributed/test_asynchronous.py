@@ -112,6 +112,30 @@ def test_a_rank_with_the_servers_answer_may_read_the_center() -> None:
     np.testing.assert_array_equal(group.seen, np.float32(0.25))
 
 
+class Broken(QueueGroup):
+    """A group whose messages are lost, and which notes that it is aborted."""
+
+    def __init__(self) -> None:
+        super().__init__([deque()], 0)
+        self.aborted: list[int] = []
+
+    def receive(self, vector: np.ndarray) -> int | None:
+        raise ConnectionError("no message can be received")
+
+    def abort(self, status: int) -> None:
+        self.aborted.append(status)
+
+
+def test_a_server_that_fails_ends_all_ranks(caplog: pytest.LogCaptureFixture) -> None:
+    """They wait for its answers, and send heartbeats."""
+    group = Broken()
+    server = ElasticServer(np.zeros(10), group, group, alpha=0.25)
+    server.start()
+    server.join(10)
+    assert group.aborted == [1]
+    assert "ConnectionError: no message can be received" in caplog.text
+
+
 @pytest.mark.parametrize(("look_seconds", "pauses"), [(1e-6, 4), (1e-3, 0)])
 def test_a_waiting_rank_pauses_only_while_nothing_moves(
     monkeypatch: pytest.MonkeyPatch, look_seconds: float, pauses: int

@@ -11,15 +11,17 @@ import pytest
 
 from tandem.distributed import kernels
 from tandem.distributed.kernels import average_into_all, average_into_first
+from tandem.distributed.shares import weights_and_divisor
 
 
 def rounded_average(vectors: Sequence[np.ndarray], shares: Sequence[float]) -> np.ndarray:
-    """The oracle of the bits: every product rounded, then added, in order of rank."""
-    terms = [v * v.dtype.type(s) for v, s in zip(vectors, shares, strict=True) if s > 0]
+    """The oracle of the bits: every product rounded, then added by rank, then divided."""
+    kind, (weights, divisor) = vectors[0].dtype.type, weights_and_divisor(shares)
+    terms = [v * kind(w) for v, w in zip(vectors, weights, strict=True) if w > 0]
     total = terms[0]
     for term in terms[1:]:
         total = total + term
-    return total
+    return total / kind(divisor)
 
 
 def check_averages(vectors: Sequence[np.ndarray], shares: Sequence[float]) -> None:
@@ -34,7 +36,7 @@ def check_averages(vectors: Sequence[np.ndarray], shares: Sequence[float]) -> No
             assert vector.tobytes() == before.tobytes()
 
 
-@pytest.mark.parametrize("shares", [[1.0], [0.3, 0.7], [0.5, 0.2, 0.3], [0.1, 0.4, 0.3, 0.2]])
+@pytest.mark.parametrize("shares", [[1.0], [1 / 3, 2 / 3], [0.5, 0.2, 0.3], [0.1, 0.4, 0.3, 0.2]])
 @pytest.mark.parametrize("size", [1, 7, 1000, 4097])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_bits_are_those_of_rounded_products_and_sums(

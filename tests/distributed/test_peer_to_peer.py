@@ -15,6 +15,7 @@ from tandem.distributed.gpu_staging import GpuVector
 from tandem.distributed.kernels import average_into_all
 from tandem.distributed.peer_to_peer import PeerToPeerAllReduce, PeerVectors, average_source
 from tandem.memory.cuda import CudaBuffer
+from tests.support.averages import MOST_GROWTH, growth, weights
 from tests.support.fake_cuda import FakeDriver, FakeMachine, FakeStream, fake_memory
 from tests.support.threads import run_threads
 
@@ -122,6 +123,20 @@ def test_a_trainer_without_pictures_is_not_read(apart: frozenset[frozenset[int]]
         assert (trainer.results[0] == 1).all()
 
 
+@pytest.mark.parametrize("apart", [frozenset(), ALL_APART])
+@pytest.mark.parametrize("counts", [(1, 1, 1), (128, 128, 45)])
+def test_an_average_of_equal_vectors_does_not_grow(
+    counts: tuple[int, ...], apart: frozenset[frozenset[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_to_peer, "BLOCK", 1 << 20)
+    machine, before = FakeMachine(3, apart=apart), weights()
+    trainers = [Trainer(g, machine, device, before) for device, g in enumerate(local_groups(3))]
+    shares = [count / sum(counts) for count in counts]
+    run_threads([lambda t=t: t.run(shares, rounds=1) for t in trainers])
+    for trainer in trainers:
+        assert abs(growth(before, trainer.results[0])) < MOST_GROWTH
+
+
 def test_shards_are_read_and_written_in_blocks() -> None:
     trainers, _ = exchange(FakeMachine(2), (0, 1), size=2048)
     # In each of two rounds, four blocks: read the other's, add, write to the other.
@@ -179,10 +194,10 @@ def test_every_single_wait_is_needed(
 def test_the_kernel_adds_in_rank_order_and_fuses_nothing() -> None:
     source = average_source("float32", 3)
     assert (
-        "__fadd_rn(__fadd_rn(__fmul_rn(x0[i], s0), __fmul_rn(x1[i], s1)), __fmul_rn(x2[i], s2))"
-        in source
+        "__fdiv_rn(__fadd_rn(__fadd_rn(__fmul_rn(x0[i], s0), __fmul_rn(x1[i], s1)), "
+        "__fmul_rn(x2[i], s2)), divisor)" in source
     )
-    assert "double *x0, double s0" in average_source("float64", 1)
+    assert "double divisor, const double *x0, double s0" in average_source("float64", 1)
 
 
 class Between(AllReduce):
@@ -200,7 +215,7 @@ class Between(AllReduce):
         self._vectors[self._machine] = vector.copy()
         self._barrier.wait(30)
         pairs = zip(self._vectors, shares, strict=True)
-        vector[:] = sum(v * np.float32(s) for v, s in pairs if s)
+        vector[:] = sum(v * np.float32(s) for v, s in pairs if s)  # ones, or none
         self._barrier.wait(30)
 
 
@@ -248,12 +263,13 @@ EXACT = [0.5, 0.125, 0.125, 0.25, 0.0]  # in float32
     [
         EXACT,
         [0.0, 0.0, 0.0, 0.5, 0.5],  # nobody on two machines
+        [1 / 3, 0.0, 0.0, 1 / 3, 1 / 3],  # divided once, by all
     ],
 )
 def test_machines_of_gpus_average_within_and_then_between(
     shares: list[float], apart: frozenset[frozenset[int]]
 ) -> None:
-    expected = sum(share * 2.0**rank for rank, share in enumerate(shares))
+    expected = np.float32(sum(share * 2.0**rank for rank, share in enumerate(shares)))
     found = over_machines([FakeMachine(2, apart=apart) for _ in MACHINES], shares)
     for vector in found:
         assert (vector == expected).all()

@@ -67,6 +67,7 @@ def average(
         ("float64", [0.3, 0.7]),
         ("float32", [1.0, 0.0]),
         ("float32", [0.5, 0.3, 0.2]),
+        ("float32", [1 / 3, 1 / 3, 1 / 3]),
     ],
 )
 def test_two_processes_on_one_gpu_leave_the_bits_of_numpy(

@@ -1,5 +1,6 @@
 """Ranks on one GPU, by mpirun and torchrun, against one trainer on the host."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -80,14 +81,14 @@ def test_nccl_takes_what_it_is_given() -> None:
     group.close()
 
 
-def test_a_vector_is_added_with_the_same_bits_on_a_gpu() -> None:
+@pytest.mark.parametrize("shares", [[1 / 9] * 9, np.random.default_rng(0).dirichlet(np.ones(9))])
+def test_a_vector_is_added_with_the_same_bits_on_a_gpu(shares: Sequence[float]) -> None:
     import torch
 
     from tandem.distributed.allreduce import add_weighted
 
     rng = np.random.default_rng(0)
     terms = rng.normal(size=(9, 10_007)).astype(np.float32)
-    shares = rng.dirichlet(np.ones(9)).tolist()
     found, expected = torch.empty(10_007, device="cuda:0"), np.empty(10_007, np.float32)
     add_weighted(found, torch.from_numpy(terms).cuda(), shares)
     add_weighted(expected, terms, shares)

@@ -43,6 +43,10 @@ def test_a_picture_shows_its_digit(folder: Path) -> None:
         assert distances[number] < 16
 
 
+def test_the_folder_has_the_permissions_of_any_other(folder: Path) -> None:
+    assert folder.stat().st_mode == folder.parent.stat().st_mode
+
+
 def test_a_second_run_leaves_them_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     monkeypatch.setattr(make_digits, "_write_pictures", None)

@@ -13,6 +13,7 @@ import make_hkl
 import numpy as np
 import pytest
 
+from tandem import __version__
 from tandem.data.dataset import locate_split
 from tandem.data.manifest import Manifest, read_manifest
 from tandem.preprocessing import batches, report
@@ -74,7 +75,8 @@ def test_the_manifest_says_how_it_was_made(pictures: Pictures, out: Path) -> Non
     assert (manifest.image_size, manifest.layout, manifest.seed) == (SIDE, "c01b", 5)
     assert manifest.pictures_per_file == PER_FILE
     assert manifest.wnids == ("n03", "n10", "n20")
-    for name in ("tandem", "numpy", "pillow", "hickle", "h5py"):
+    assert manifest.versions["tandem"] == __version__
+    for name in ("numpy", "pillow", "hickle", "h5py"):
         assert manifest.versions[name] == importlib.metadata.version(name)
     assert "python" in manifest.versions
 

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import termios
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 
 from tandem.data.dataset import open_split
 from tandem.data.manifest import read_manifest
+from tests.support.pages import uninstalled
 from tests.support.picture_files import (
     WNID_OF_ID,
     Pictures,
@@ -28,18 +28,22 @@ from tests.support.picture_files import (
 )
 
 FOLDER = Path(make_hkl.__file__).parent
-ENVIRONMENT = os.environ | {"PYTHON": sys.executable}
 
 
-def run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+def run(
+    *command: str, cwd: Path | None = None, python: str | Path = sys.executable
+) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHON": str(python)}
     return subprocess.run(
-        command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
     )
 
 
 def test_generate_data_runs_all_three(pictures: Pictures, out: Path, tmp_path: Path) -> None:
+    """Also where the project is a clone that nobody has installed."""
     pictures.spoil(("train", "n03", 1))
-    ended = run(str(FOLDER / "generate_data.sh"), *pictures.options(out), cwd=tmp_path)
+    program, python = str(FOLDER / "generate_data.sh"), uninstalled(tmp_path)
+    ended = run(program, *pictures.options(out, "--workers", "2"), cwd=tmp_path, python=python)
     assert ended.returncode == 0, ended.stderr
     assert "train/n03/001.JPEG" in (out / "misc" / "skipped.txt").read_text()
     manifest = read_manifest(out)
@@ -140,10 +144,10 @@ def test_a_folder_that_may_not_be_written_is_named(
 ) -> None:
     assert make_hkl.main(pictures.options(out)) == 0
 
-    def mkstemp(prefix: str, suffix: str, dir: Path) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(dir / (prefix + suffix)))
+    def touch(path: Path, exist_ok: bool) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    monkeypatch.setattr(Path, "touch", touch)
     path = out / "labels" / "train_labels.npy"
     assert refusal(program=make_labels) == f"error: {path}: Permission denied\n"
 

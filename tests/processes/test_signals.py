@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tandem.processes import signals as module
-from tandem.processes.signals import StopSignals
+from tandem.processes.signals import StopSignals, signal_name
 
 
 def test_another_thread_sees_a_signal_during_a_long_call_of_the_main_thread() -> None:
@@ -41,6 +41,22 @@ def test_signals_soon_after_each_other_are_one_request(monkeypatch: pytest.Monke
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.poll() == 2
     assert signals.exit_status == 130
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (signal.SIGKILL, "SIGKILL"),
+        (signal.SIGRTMIN, "SIGRTMIN"),
+        (signal.SIGRTMIN + 3, "signal 37 (SIGRTMIN+3)"),
+        (signal.SIGRTMAX - 1, "signal 63 (SIGRTMIN+29)"),
+        (signal.SIGRTMAX, "SIGRTMAX"),
+        (33, "signal 33"),  # of the C library
+        (99, "signal 99"),
+    ],
+)
+def test_every_signal_has_a_name(number: int, expected: str) -> None:
+    assert signal_name(number) == expected
 
 
 def test_the_former_handlers_are_restored() -> None:

@@ -112,11 +112,12 @@ def test_two_workers_report_and_finish() -> None:
     ("number", "who", "timeout", "message"),
     [
         (signal.SIGKILL, "adder 1", 60, "was killed by SIGKILL; the system does that when"),
+        (signal.SIGRTMIN + 3, "adder 1", 60, "was killed by signal 37 (SIGRTMIN+3)"),
         (signal.SIGSTOP, "adder 0", 1, "has given no sign of life for 1 s: was it stopped?"),
     ],
 )
 def test_a_killed_or_stopped_worker_is_named(
-    number: signal.Signals, who: str, timeout: float, message: str
+    number: int, who: str, timeout: float, message: str
 ) -> None:
     outcome, _ = run(
         (add, [1]), (add, [2]), act=lambda pids: os.kill(pids[who], number), timeout=timeout

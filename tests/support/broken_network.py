@@ -6,6 +6,7 @@
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ from alex_net import AlexNet
 from tandem.artifacts.metrics_log import NotFiniteRecord
 from tandem.artifacts.run_folder import RunFolder
 from tandem.backend import Lowering, lower
+from tandem.distributed import asynchronous
 from tandem.layers import DropoutKeys
 
 PICTURE = 5  # the training picture at which something happens
@@ -29,6 +31,21 @@ class BrokenAlexNet(AlexNet):
     def logits(self, *arguments: Any) -> Any:
         if multiprocessing.current_process().name == "trainer 1":
             raise ZeroDivisionError("broken on purpose")
+        return super().logits(*arguments)
+
+
+class BrokenServerAlexNet(AlexNet):
+    """Fails in the thread that answers the ranks by elastic averaging."""
+
+    def logits(self, *arguments: Any) -> Any:
+        step = asynchronous.elastic_step
+
+        def elastic_step(*values: Any) -> None:
+            if threading.current_thread().name == "server":
+                raise ZeroDivisionError("broken on purpose")
+            step(*values)
+
+        asynchronous.elastic_step = elastic_step  # in a rank's process, which is this test's alone
         return super().logits(*arguments)
 
 
@@ -76,6 +93,16 @@ class NanAlexNet(AlexNet):
             return logits
         here = pt.any(pt.eq(keys.indices, PICTURE)) & pt.eq(keys.epoch, 1)
         return logits * pt.switch(here, np.float32(np.nan), np.float32(1))
+
+
+class OftenNanAlexNet(AlexNet):
+    """Has a loss that is NaN for every minibatch of the second epoch."""
+
+    def logits(self, images: Any, keys: DropoutKeys | None) -> Any:
+        logits = super().logits(images, keys)
+        if keys is None:
+            return logits
+        return logits * pt.switch(pt.eq(keys.epoch, 1), np.float32(np.nan), np.float32(1))
 
 
 class SlowlyRecordedNanAlexNet(NanAlexNet):

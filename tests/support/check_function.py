@@ -40,9 +40,9 @@ def assert_same(got: Any, expected: Any, what: str = "") -> None:
     assert isinstance(got, np.ndarray), what
     assert got.dtype == np.asarray(expected).dtype, what
     assert got.shape == np.shape(expected), what
-    if got.dtype.kind == "f":
-        tolerance = {2: 2e-3, 4: 2e-6, 8: 1e-12}[got.dtype.itemsize]
-        finite = np.abs(np.asarray(expected, "float64")[np.isfinite(expected)])
+    if got.dtype.kind in "fc":
+        tolerance = {2: 2e-3, 4: 2e-6, 8: 1e-12}[got.real.dtype.itemsize]
+        finite = np.abs(np.asarray(expected)[np.isfinite(expected)].astype(got.dtype))
         # A sum's rounding error is relative to its largest terms.
         scale = max(1, finite.max(initial=0))
         np.testing.assert_allclose(got, expected, tolerance, tolerance * scale, err_msg=what)

@@ -31,11 +31,13 @@ from tandem.distributed.group import RankGroup
 from tandem.distributed.kernels import average_into_all
 from tandem.distributed.mpi import MpiGroup
 from tandem.distributed.rank_vector import HostVector, RankVector
+from tandem.distributed.shares import weights_and_divisor
 from tandem.launch.ranks import join
 from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import HostMemory
 from tests.support import simulated_gpu as simulated_gpu
+from tests.support.averages import MOST_GROWTH, growth, weights
 from tests.support.fake_cuda import FakeDriver, FakeMachine, fake_memory
 from tests.support.numpy_formats import NumpyTransferFormat
 
@@ -103,6 +105,16 @@ def check_sums(group: RankGroup) -> None:
             found = averaged(group, ShardedAllReduce(group, own), own, shares)
             average_into_all(every, shares)
             assert found.tobytes() == every[0].tobytes()
+
+
+def check_growth(group: RankGroup) -> None:
+    """Vectors that are the same at every rank do not grow, whatever the order of the sum."""
+    counts = [128] * (group.size - 1) + [45]
+    before = weights()
+    for shares in ([1 / group.size] * group.size, [n / sum(counts) for n in counts]):
+        for collective in (LibraryAllReduce(group), ShardedAllReduce(group, before)):
+            collective.average(found := before.copy(), shares)
+            assert abs(growth(before, found)) < MOST_GROWTH
 
 
 def check_rounded(group: RankGroup) -> None:
@@ -382,7 +394,7 @@ def check_direct(group: RankGroup) -> None:
     np.testing.assert_allclose(tensor.numpy(), exact(every, shares), atol=1e-6)
     if group.size > 1:
         (weighed,) = waits  # when it was weighed, not yet summed
-        own = shares[group.rank] * every[group.rank]
+        own = weights_and_divisor(shares)[0][group.rank] * every[group.rank]
         np.testing.assert_allclose(weighed.numpy(), own, rtol=1e-6)
         before = len(waits)
         ShardedAllReduce(group, tensor).average(tensor, shares)
@@ -464,6 +476,7 @@ def check_groups(group: RankGroup) -> None:
 CHECKS: tuple[Callable[[RankGroup], None], ...] = (
     check_gather,
     check_sums,
+    check_growth,
     check_rounded,
     check_feedback,
     check_exchanges,

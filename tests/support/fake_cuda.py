@@ -240,18 +240,19 @@ class FakeDriver:
         self,
         target: int,
         terms: Sequence[tuple[int, float]],
+        divisor: float,
         count: int,
         dtype: np.dtype,
         stream: FakeStream,
     ) -> None:
-        """The exchange's kernel: the weighted sum of `terms`, in their order."""
+        """The exchange's kernel: the weighted sum of `terms`, in their order, divided."""
 
         def work() -> None:
             nbytes = count * dtype.itemsize
             total = sum(
                 self.at(source, nbytes).view(dtype) * dtype.type(share) for source, share in terms
             )
-            self.at(target, nbytes)[:] = np.asarray(total, dtype).view(np.uint8)
+            self.at(target, nbytes)[:] = (total / dtype.type(divisor)).view(np.uint8)
 
         self._begin(f"average {len(terms)}", stream, work)
 

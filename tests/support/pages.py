@@ -7,9 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 
-from tests.support.tiny import ROOT
+from tests.support.tiny import ROOT, python_path
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 EVERY_PAGE = [*PAGES, ROOT / "README.md", *sorted((ROOT / "pretrained").glob("*.md"))]
@@ -123,11 +125,28 @@ for name in json.load(sys.stdin):
 @functools.cache
 def help_of_programs() -> dict[str, tuple[int, str]]:
     """Exit status and output of each of `named_programs` called with ``--help``, as on a clone."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with tempfile.TemporaryDirectory() as folder:
+        return _help_of_programs(uninstalled(Path(folder)))
+
+
+def uninstalled(folder: Path) -> Path:
+    """Make a Python in a folder that has all packages but the project, which a clone lacks too."""
+    packages = folder / "packages"
+    packages.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "tandem" not in path.name:
+            (packages / path.name).symlink_to(path)
+    python = folder / "python"
+    # Without `site`, and so without what the environment's own folder of packages adds.
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def _help_of_programs(python: Path) -> dict[str, tuple[int, str]]:
     result = subprocess.run(
-        [sys.executable, "-c", _HELP],
+        [python, "-c", _HELP],
         cwd=ROOT,
-        env=environment,
         input=json.dumps(sorted(named_programs())),
         stdout=subprocess.PIPE,
         text=True,
@@ -163,7 +182,7 @@ def in_shell(folder: Path, command: str, timeout: float = 600) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         timeout=timeout,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(folder)},
+        env={**os.environ, "PATH": path, "PYTHONPATH": python_path(folder)},
     )
     assert result.returncode == 0, f"{command}\n{result.stdout}"
     return result.stdout

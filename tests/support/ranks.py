@@ -16,7 +16,7 @@ from typing import Literal
 
 import pytest
 
-from tests.support.tiny import ROOT, settings
+from tests.support.tiny import ROOT, python_path, settings
 
 Starter = Literal["mpirun", "torchrun"]
 
@@ -80,7 +80,7 @@ class Job:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, name: value, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, name: value, "PYTHONPATH": python_path()},
         )
 
     def finish(self, timeout: float = 120) -> "subprocess.CompletedProcess[str]":

@@ -115,13 +115,14 @@ class SimulatedDriver:
         self,
         target: int,
         terms: Sequence[tuple[int, float]],
+        divisor: float,
         count: int,
         dtype: np.dtype,
         stream: Any,
     ) -> None:
-        """Add weighted vectors, as the exchange's kernel does."""
+        """Add weighted vectors and divide, as the exchange's kernel does."""
         total = sum(at(address, (count,), dtype) * dtype.type(share) for address, share in terms)
-        at(target, (count,), dtype)[:] = total
+        at(target, (count,), dtype)[:] = total / dtype.type(divisor)
 
 
 def at(address: int, shape: tuple[int, ...], dtype: np.dtype, strides: Any = None) -> np.ndarray:

@@ -21,10 +21,14 @@ GPUS = 3
 shared: list[int] = []
 """Segments of memory that a rank shares with others by MPI, at each start of a trainer."""
 
+files: list[int] = []
+"""Open files, pipes and sockets of a rank, at each start of a trainer."""
+
 
 def make_slots(*arguments: Any) -> Any:
     """Replace `tandem.training.memory.make_slots`."""
     shared.append(Path("/proc/self/maps").read_text().count("/dev/shm/"))
+    files.append(len(list(Path("/proc/self/fd").iterdir())))
     return simulated_gpu.make_slots(*arguments)
 
 
@@ -37,4 +41,6 @@ if __name__ == "__main__":
     status = run_training(sys.argv[1:], None)
     left = len(simulated_gpu.in_use), shared[-1] - shared[0]
     sys.stderr.write(f"left on GPUs: {left[0]}, shared: {left[1]}\n")
+    # The first child process starts one that stays, to which there is a pipe.
+    sys.stderr.write(f"files of {len(files)} runs: {files[1:2]} then {files[-1:]}\n")
     raise SystemExit(status)

@@ -21,6 +21,11 @@ from tandem.layers.network import NetworkDescription
 ROOT = Path(__file__).parents[2]
 
 
+def python_path(project: Path = ROOT) -> str:
+    """PYTHONPATH for a program of the project: its folder, before what is there already."""
+    return os.pathsep.join(filter(None, (str(project), os.environ.get("PYTHONPATH"))))
+
+
 def prepare(
     folder: Path,
     train: int = 13,

@@ -1,12 +1,19 @@
 """Lowerings: the PyTorch call of each Op, one module for each kind of Op."""
 
+from pytensor.scalar.basic import ScalarOp
+
 from tandem.backend.lowering import (
+    blockwise,
     control_flow,
     convolution,
+    decompositions,
     elemwise,
     linalg,
+    matrix_functions,
     network,
     reduction,
+    selection,
+    signal,
     subtensor,
     tensor,
 )
@@ -16,21 +23,30 @@ from tandem.backend.lowering.scalars import covered_scalar_ops
 
 
 def covered_ops() -> frozenset[type]:
-    """Return the classes of Ops, scalar ones included, that have a kernel for some case."""
-    return frozenset(lower.registry) - {object} | covered_scalar_ops()
+    """Return the classes of Ops, scalar ones included, that have a kernel for some case.
+
+    Rules for numbers on the host count: no kernel is needed there.
+    """
+    found = frozenset(lower.registry) | frozenset(host_rule.registry) | covered_scalar_ops()
+    return found - {object, ScalarOp}
 
 
 __all__ = [
     "Lowering",
+    "blockwise",
     "control_flow",
     "convolution",
     "covered_ops",
+    "decompositions",
     "elemwise",
     "host_rule",
     "linalg",
     "lower",
+    "matrix_functions",
     "network",
     "reduction",
+    "selection",
+    "signal",
     "subtensor",
     "tensor",
 ]

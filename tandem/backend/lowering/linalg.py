@@ -20,24 +20,18 @@ from tandem.backend.lowering.registry import (
 @lower.register(Dot)
 @lower.register(BatchedDot)
 def lower_dot(op: Dot | BatchedDot, node: Apply, device: torch.device, compiled: bool) -> Lowering:
-    return _product(node)
+    return product(node)
 
 
-@lower.register(Blockwise)
-def lower_blockwise(op: Blockwise, node: Apply, device: torch.device, compiled: bool) -> Lowering:
-    if not isinstance(op.core_op, Dot):
-        raise unsupported(node, f"no batched PyTorch call for {op.core_op}")
-    return _product(node)
-
-
-def _product(node: Apply) -> Lowering:
+def product(node: Apply) -> Lowering:
+    """Lower a node that multiplies matrices, also many of them."""
     dtype = torch_dtype(node.outputs[0])
     if dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
         raise unsupported(node, f"PyTorch has no matrix product of {dtype}")
-    product = partial(computed, certain=isinstance(node.op, Dot), factors=2)
+    lowering = partial(computed, certain=isinstance(node.op, Dot), factors=2)
     kernel = {2: torch.mm, 3: torch.bmm}.get(node.outputs[0].type.ndim, torch.matmul)
     if isinstance(node.op, Blockwise):
         kernel = torch.matmul
     if all(torch_dtype(x) == dtype for x in node.inputs):
-        return product(kernel, into=lambda out, x, y: kernel(x, y, out=out))
-    return product(lambda x, y: kernel(x.to(dtype), y.to(dtype)))
+        return lowering(kernel, into=lambda out, x, y: kernel(x, y, out=out))
+    return lowering(lambda x, y: kernel(x.to(dtype), y.to(dtype)))

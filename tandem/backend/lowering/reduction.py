@@ -56,7 +56,8 @@ def lower_reduce(op: CAReduce, node: Apply, device: torch.device, compiled: bool
         reducers[ps.AND] = lambda: lambda x: torch.all(x, axes)
         reducers[ps.OR] = lambda: lambda x: torch.any(x, axes)
         reducers[ps.XOR] = lambda: lambda x: torch.sum(x, axes) % 2
-    if kind not in reducers:
+    orders = kind in (ps.ScalarMaximum, ps.ScalarMinimum)
+    if kind not in reducers or (orders and result.is_complex):
         raise unsupported(node, f"no PyTorch reduction for {op.scalar_op} of {x.type.dtype}")
     reducer = reducers[kind]()
     return computed(lambda x: reducer(x).to(result))
@@ -116,8 +117,14 @@ def _product_without_zeros(
     return multiply
 
 
+def _refuse_complex(node: Apply) -> None:
+    if torch_dtype(node.inputs[0]).is_complex:
+        raise unsupported(node, "PyTorch does not order complex numbers")
+
+
 @lower.register(Argmax)
 def lower_argmax(op: Argmax, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    _refuse_complex(node)
     axes = tuple(range(node.inputs[0].type.ndim)) if op.axis is None else tuple(op.axis)
     if node.inputs[0].type.dtype == "uint64":
         raise unsupported(node, SIGNED_ONLY)
@@ -164,6 +171,7 @@ def lower_cumulative(op: CumOp, node: Apply, device: torch.device, compiled: boo
 def lower_sort(
     op: SortOp | ArgSortOp, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
+    _refuse_complex(node)
     which = int(isinstance(op, ArgSortOp))
     if node.inputs[0].type.dtype in ("uint16", "uint32", "uint64"):
         raise unsupported(node, "PyTorch does not sort this dtype")

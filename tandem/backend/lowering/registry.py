@@ -13,7 +13,9 @@ from pytensor.graph.op import Op
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.type import DenseTensorType, TensorType
 
-_NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
+_NAMES = """
+bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128
+"""
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}
 SIGNED_ONLY = "PyTorch computes with signed 64-bit integers only"
 

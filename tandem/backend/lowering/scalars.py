@@ -19,6 +19,12 @@ from pytensor.graph.basic import Apply, Constant
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Composite
 
+from tandem.backend.lowering.complex_scalars import (
+    COMPLEX_ONLY,
+    SAME_AS_REAL,
+    complex_call,
+    is_complex,
+)
 from tandem.backend.lowering.registry import (
     SIGNED_ONLY,
     TORCH_DTYPES,
@@ -120,6 +126,20 @@ def _clip(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tenso
     return torch.where(x < low, low, torch.where(x > high, high, x))
 
 
+def _in_float64(call: Call) -> Call:
+    """Compute as SciPy does, which rounds once; PyTorch's float32 overflows earlier."""
+    return lambda x: call(x.to(torch.float64)).to(x.dtype)
+
+
+def _erfcinv(x: torch.Tensor) -> torch.Tensor:
+    return torch.special.ndtri(x / 2) / -math.sqrt(2)
+
+
+def _trigamma(x: torch.Tensor) -> torch.Tensor:
+    # Not torch.polygamma, which keeps only nine digits.
+    return torch.where(x == torch.inf, 0, torch.special.zeta(2.0, x))
+
+
 # PyTorch has these under the same name in lower case, with ``out=``.
 _SAME_NAME = """
 Abs ArcCos ArcCosh ArcSin ArcSinh ArcTan ArcTan2 ArcTanh Ceil Cos Cosh Deg2Rad Exp Exp2 Expm1 Floor
@@ -164,6 +184,11 @@ _KERNELS: dict[type, Kernel] = {
     psm.Log1mexp: Kernel(_log1mexp),
     psm.GammaLn: Kernel(_lgamma),
     psm.Psi: Kernel(torch.digamma, out=True),
+    psm.TriGamma: Kernel(_in_float64(_trigamma)),
+    psm.Erfcx: Kernel(_in_float64(torch.special.erfcx)),
+    psm.Erfcinv: Kernel(_in_float64(_erfcinv)),
+    psm.I0: Kernel(_in_float64(torch.special.i0)),
+    psm.I1: Kernel(_in_float64(torch.special.i1)),
     ps.Switch: Kernel(torch.where, numbers=(1, 2), condition=True, bits=True),
 }
 
@@ -175,13 +200,19 @@ _NOT_OF_BOOL = (ps.IntDiv, ps.Mod, ps.Pow)
 
 def covered_scalar_ops() -> frozenset[type]:
     """Return the classes of scalar Ops that `scalar_call` supports."""
-    return frozenset(_KERNELS) | {ps.Cast, ps.Second, ps.Identity, Composite}
+    return frozenset(_KERNELS) | COMPLEX_ONLY | {ps.Cast, ps.Second, ps.Identity, Composite}
 
 
 def scalar_call(op: ps.ScalarOp, node: Apply) -> ScalarCall:
     """Make a call on tensors of a scalar Op, with the dtypes of `node`."""
     if isinstance(op, Composite):
         return _composite(op)
+    if type(op) in COMPLEX_ONLY or is_complex(node):
+        special = complex_call(op, node)
+        if special is not None:
+            return ScalarCall(special)
+        if type(op) not in SAME_AS_REAL:
+            raise unsupported(node, f"{type(op).__name__} has no PyTorch call on complex numbers")
     if isinstance(op, ps.Cast):
         return _cast(node)
     if isinstance(op, ps.Identity):

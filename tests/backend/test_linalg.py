@@ -1,0 +1,161 @@
+"""Errors, failed matrices and leading axes of linear algebra and selection on a device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.scalar as ps
+import pytensor.tensor as pt
+import pytest
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.basic import Choose, PermuteRowElements
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.extra_ops import FillDiagonal, SearchsortedOp
+from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
+from pytensor.tensor.linalg.decomposition.lu import LU, LUFactor
+from pytensor.tensor.linalg.decomposition.qr import QR
+from pytensor.tensor.linalg.inverse import MatrixInverse
+from pytensor.tensor.linalg.solvers.general import Solve
+from pytensor.tensor.linalg.solvers.psd import CholeskySolve
+from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
+from pytensor.tensor.linalg.summary import Det
+
+from tandem.backend import device_mode
+from tandem.backend.lowering import lower
+from tandem.backend.lowering.blockwise import core_lowering
+from tests.support.check_function import DEVICE, PLAIN_DEVICE, PYTHON
+from tests.support.linalg_cases import LINALG_CASES
+from tests.support.op_checks import symbols
+from tests.support.selection_cases import GPU_CASES
+
+STRICT = device_mode(strict=True)
+
+NAN, ONES, WIDE = np.full((3, 3), np.nan), np.ones((3, 3)), np.ones((2, 3))
+ERRORS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...], type[Exception]]] = {
+    "singular inverse": (pt.linalg.inv, (ONES,), np.linalg.LinAlgError),
+    "one of many singular": (pt.linalg.inv, (np.stack([ONES, ONES]),), np.linalg.LinAlgError),
+    "svd of nan": (pt.linalg.svd, (NAN,), np.linalg.LinAlgError),
+    "pinv of nan": (pt.linalg.pinv, (NAN,), np.linalg.LinAlgError),
+    "eig of nan": (pt.linalg.eig, (NAN,), np.linalg.LinAlgError),
+    "eigh of nan": (pt.linalg.eigh, (NAN,), ValueError),
+    "eigvalsh of infinity": (pt.linalg.eigvalsh, (ONES * np.inf,), ValueError),
+    "lu of nan": (LU(), (NAN,), ValueError),
+    "wide inverse": (pt.linalg.inv, (WIDE,), np.linalg.LinAlgError),
+    "wide determinant": (Det(), (WIDE,), ValueError),
+    "wide exponential": (pt.linalg.expm, (WIDE,), np.linalg.LinAlgError),
+    "wide cholesky": (Cholesky(), (WIDE,), ValueError),
+    "wide system": (Solve(b_ndim=2), (WIDE, WIDE), ValueError),
+    "wide triangle": (SolveTriangular(b_ndim=1), (WIDE, WIDE[0]), ValueError),
+    "system of two sizes": (Solve(b_ndim=2), (ONES, WIDE), ValueError),
+    "factor of another size": (CholeskySolve(b_ndim=2), (ONES, WIDE), ValueError),
+    "negative radius": (pt.complex_from_polar, (-ONES, ONES), ValueError),
+    "choice": (Choose("raise"), (np.array([0, 2]), ONES[:2]), ValueError),
+    "negative choice": (Choose("raise"), (np.array([0, -1]), ONES[:2]), ValueError),
+    "position": (PermuteRowElements(False), (ONES, np.array([0, 1, 3])), IndexError),
+    "sorter": (SearchsortedOp(), (ONES[0], ONES[0], np.array([0, 1])), ValueError),
+    "diagonal of unequal axes": (FillDiagonal(), (np.ones((2, 3, 2)), np.array(1.0)), ValueError),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_those_of_perform(name: str) -> None:
+    build, values, error = ERRORS[name]
+    inputs = symbols(values, static=False)
+    for mode in (PYTHON, STRICT):
+        function = pytensor.function(inputs, build(*inputs), mode=mode)
+        with pytest.raises(error) as caught:
+            function(*values)
+        assert isinstance(caught.value, error)
+
+
+def test_matrices_that_fail_become_nan_alone() -> None:
+    good, bad = 3 * np.eye(2), np.array([[1.0, 2], [2, 1]])
+    x, b = pt.dtensor3("x"), pt.dmatrix("b")
+    outputs = [
+        pt.linalg.cholesky(x),
+        pt.linalg.solve(x, b, assume_a="pos", b_ndim=2),
+        pt.linalg.solve(x - 1, b, b_ndim=2),
+        pt.linalg.solve_triangular(x - 1, b, b_ndim=2),
+        Blockwise(LUFactor())(x - 1)[0],
+    ]
+    function = pytensor.function([x, b], outputs, mode=STRICT)
+    factor, positive, general, triangular, lu = function(np.stack([good, bad]), np.ones((2, 3)))
+    for result in (factor, positive):
+        assert np.isfinite(result[0]).all()
+        assert np.isnan(result[1]).all()
+    # x - 1 is regular but for the second matrix, which is [[0, 1], [1, 0]], a triangle of zeros.
+    assert np.isfinite(general).all()
+    assert np.isfinite(lu).all()
+    assert np.isnan(triangular[1]).all()
+    singular = Solve(b_ndim=1)(x[0], b[0])
+    value = pytensor.function([x, b], singular, mode=STRICT)(np.ones((1, 2, 2)), np.ones((1, 2)))
+    np.testing.assert_array_equal(value, [np.nan, np.nan])
+
+
+def test_only_lengths_that_are_1_by_type_are_repeated() -> None:
+    a, b = pt.dtensor3("a"), pt.dtensor3("b")
+    solve = Blockwise(Solve(b_ndim=2))
+    function = pytensor.function([a, b], solve(a, b), mode=STRICT)
+    with pytest.raises(ValueError, match="Runtime broadcasting not allowed"):
+        function(np.eye(2)[None], np.ones((3, 2, 2)))
+    with pytest.raises(ValueError, match="lengths"):
+        function(np.stack([np.eye(2)] * 2), np.ones((3, 2, 2)))
+    function = pytensor.function([a, b], solve(a[0], b), mode=STRICT)
+    np.testing.assert_array_equal(function(np.eye(2)[None], np.ones((3, 2, 2))), np.ones((3, 2, 2)))
+
+
+def test_ops_made_from_graphs_compute_many_at_once() -> None:
+    x, y = pt.dtensor4("x"), pt.dmatrix("y")
+    kron = pt.vectorize(pt.linalg.kron, "(a,b),(c,d)->(e,f)")(x, y)
+    lyapunov = pt.linalg.solve_continuous_lyapunov(x, pt.eye(3))
+    values = np.random.default_rng(0).normal(size=(2, 2, 3, 3)), np.arange(4.0).reshape(2, 2)
+    function = pytensor.function([x, y], [kron, lyapunov], mode=DEVICE)
+    products, solutions = function(*values)
+    for place in np.ndindex(2, 2):
+        a, q = values[0][place], solutions[place]
+        np.testing.assert_array_equal(products[place], np.kron(a, values[1]))
+        np.testing.assert_allclose(a @ q + q @ a.T, np.eye(3), atol=1e-10)
+    pytensor.function([x, y], kron, mode=STRICT)
+
+
+@pytest.mark.parametrize("core", [Cholesky(), LU(), QR(), MatrixInverse(), LUFactor()], ids=str)
+def test_no_matrices_give_no_results(core: Any) -> None:
+    x = pt.dtensor4("x")
+    outputs = Blockwise(core)(x, return_list=True)
+    results = pytensor.function([x], outputs, mode=STRICT)(np.ones((2, 0, 3, 3)))
+    for output, result in zip(outputs, results, strict=True):
+        assert result.shape[:2] == (2, 0)
+        assert result.ndim == output.type.ndim
+        assert result.dtype == output.type.dtype
+
+
+def test_every_kernel_of_core_ops_has_a_batched_case() -> None:
+    outputs = [case.build()[1] for case in (*LINALG_CASES, *GPU_CASES)]
+    seen = [v.owner.op.core_op for vs in outputs for v in _ancestors(vs)]
+    missing = [
+        op.__name__
+        for op in core_lowering.registry
+        if op is not object and not any(isinstance(core, op) for core in seen)
+    ]
+    assert not missing
+    assert set(core_lowering.registry) <= set(lower.registry)
+
+
+def _ancestors(outputs: list[Any]) -> list[Any]:
+    """The results of a Blockwise with leading axes, among those that the outputs need."""
+    return [
+        v
+        for v in ancestors(outputs)
+        if v.owner is not None
+        and isinstance(v.owner.op, Blockwise)
+        and v.owner.op.batch_ndim(v.owner) > 0
+    ]
+
+
+def test_the_conjugate_of_real_numbers_is_a_copy() -> None:
+    x = pt.dvector("x")
+    value = np.ones(3)
+    result = pytensor.function([x], Elemwise(ps.conj)(x), mode=PLAIN_DEVICE)(value)
+    assert not np.shares_memory(result, value)

@@ -1,0 +1,42 @@
+"""Files that are written whole or not at all."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tandem.files import replacing, write_array, write_json
+
+
+@pytest.fixture(params=[0o022, 0o027, 0o002])
+def mask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The process's mask, which nobody changes: other threads may create files at any time."""
+    former = os.umask(request.param)
+
+    def umask(mask: int) -> NoReturn:
+        raise AssertionError(f"the mask is {mask:o} for a moment")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "umask", umask)
+        yield request.param
+    os.umask(former)
+
+
+def test_a_file_has_the_permissions_of_any_new_one(tmp_path: Path, mask: int) -> None:
+    write_json(tmp_path / "a.json", 1)
+    write_array(tmp_path / "a.npy", np.zeros(3))
+    with replacing(tmp_path / "a.safetensors") as partial:
+        save_file({"a": np.zeros(3)}, partial)
+    for path in tmp_path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask, path.name
+
+
+def test_a_block_that_raises_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(NotADirectoryError), replacing(tmp_path / "a.json") as partial:
+        (partial / "b").touch()
+    assert list(tmp_path.iterdir()) == []
