@@ -12,6 +12,7 @@ import pytest
 import torch
 from pytensor.graph.basic import Variable
 from pytensor.scalar.basic import Composite
+from pytensor.scalar.loop import ScalarLoop
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedIncSubtensor1
 
@@ -271,3 +272,35 @@ def test_an_index_out_of_range_is_refused() -> None:
             for index in (3, -4):
                 with pytest.raises(IndexError):
                     function(np.ones((3, 3)), np.array([0, index]))
+
+
+def test_sinh_and_cosh_reach_the_largest_number() -> None:
+    """In an array that is long enough for PyTorch's vectorised kernels."""
+    for dtype, limit in (("float32", 89.4), ("float64", 710.4)):
+        x = pt.vector("x", dtype=dtype)
+        values = np.tile([-limit, -limit / 2, -1, -0.0, 0, 1e-3, limit - 1, limit], 8).astype(dtype)
+        check_equal([x], [pt.sinh(x), pt.cosh(x)], (values,), (np.full(40, np.inf, dtype),))
+
+
+def test_a_loop_over_scalars_ends_for_each_element() -> None:
+    state, factor = ps.float64("state"), ps.float64("factor")
+    update = state * factor + 1
+    until = ScalarLoop(init=[state], constant=[factor], update=[update], until=update > 100)
+    counted = ScalarLoop(init=[state], constant=[factor], update=[update])
+    n, x, y = pt.lmatrix("n"), pt.dmatrix("x"), pt.drow("y")
+    outputs = [*Elemwise(until)(n - 2, x, y), Elemwise(counted)(n, x, y)]
+    steps = np.array([[0, 1, 2], [3, 30, 7]])
+    values = np.linspace(-1, 2, 6).reshape(2, 3)
+    check_equal([n, x, y], outputs, (steps, values, np.array([[1.5, 2, 3]])))
+    function = pytensor.function([n, x, y], outputs[-1], mode=DEVICE)
+    with pytest.raises(ValueError, match="termination condition"):
+        function(-steps, values, np.ones((1, 3)))
+
+
+def test_a_loop_of_more_operands_than_a_ufunc_takes() -> None:
+    states = [ps.float64() for _ in range(17)]
+    loop = ScalarLoop(init=states, update=[x + k for k, x in enumerate(states)])
+    n, x = pt.lvector("n"), pt.dvector("x")
+    results = pytensor.function([n, x], Elemwise(loop)(n, *[x] * 17), mode=DEVICE)
+    for k, result in enumerate(results(np.array([2, 0]), np.ones(2))):
+        np.testing.assert_array_equal(result, [1 + 2 * k, 1])

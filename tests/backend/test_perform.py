@@ -121,10 +121,15 @@ def test_an_error_names_the_node() -> None:
 
 def test_the_compiler_breaks_the_function_there() -> None:
     x = pt.tensor("x", dtype="float64", shape=(3,))
+    n = pt.tensor("n", dtype="int64", shape=(3,))
     y = Host(lambda x: [np.sort(x)])(x * 2) + 1
-    function = pytensor.function([x], y, mode=device_mode(compile=True))
+    function = pytensor.function([x, n], [y, n**n], mode=device_mode(compile=True))
     assert function.vm.program.breaks
-    np.testing.assert_array_equal(function(np.array([3.0, 1, 2])), [3, 5, 7])
+    ordered, powers = function(np.array([3.0, 1, 2]), np.array([0, 1, 2]))
+    np.testing.assert_array_equal(ordered, [3, 5, 7])
+    np.testing.assert_array_equal(powers, [1, 1, 4])
+    with pytest.raises(ValueError, match="negative integer powers"):
+        function(np.zeros(3), np.array([1, 2, -1]))
 
 
 def draws(mode: Mode) -> list[np.ndarray]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from pytensor.graph.basic import Apply
-from pytensor.scalar.basic import ComplexFromPolar, Composite, IntDiv, Mod, Pow, Second
+from pytensor.scalar.basic import Composite, IntDiv, Mod, Pow, Second
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.type import discrete_dtypes
 
@@ -22,10 +22,7 @@ def lower_elemwise(op: Elemwise, node: Apply, device: torch.device, compiled: bo
     # These may stretch the operand that they return to the shape of another.
     repeats = bool(views) and isinstance(op.scalar_op, Second | Composite)
     divides = isinstance(op.scalar_op, IntDiv | Mod | Pow | Composite)
-    certain = not (divides and node.outputs[0].type.dtype in discrete_dtypes)
-    # It raises for a negative radius.
-    depends = isinstance(op.scalar_op, ComplexFromPolar)
-    certain = certain and not depends
+    fails = divides and node.outputs[0].type.dtype in discrete_dtypes
     checks = _broadcast_checks(node, prepared.omit)
     if checks:
         call = _checked(checks, call)
@@ -34,8 +31,8 @@ def lower_elemwise(op: Elemwise, node: Apply, device: torch.device, compiled: bo
         omit=prepared.omit,
         views=views,
         repeats=repeats,
-        certain=certain,
-        opaque=depends,
+        certain=not (fails or prepared.opaque),
+        opaque=prepared.opaque,
     )
     if checks:
         return lowering

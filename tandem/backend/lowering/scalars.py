@@ -6,8 +6,8 @@ which PyTensor computes before the call, and the result to PyTensor's output dty
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -15,9 +15,10 @@ import numpy as np
 import pytensor.scalar as ps
 import pytensor.scalar.math as psm
 import torch
-from pytensor.graph.basic import Apply, Constant
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.basic import Apply
 from pytensor.scalar.basic import Composite
+from pytensor.scalar.loop import ScalarLoop
+from pytensor.tensor.type import discrete_dtypes
 
 from tandem.backend.lowering.complex_scalars import (
     COMPLEX_ONLY,
@@ -32,8 +33,7 @@ from tandem.backend.lowering.registry import (
     torch_dtype,
     unsupported,
 )
-
-Call = Callable[..., Any]
+from tandem.backend.lowering.scalar_graphs import Call, ScalarCall, composite_call, loop_call
 
 # PyTorch stores these but computes little in them. int64 holds every value of the first two, and
 # the bits of the third, which are all that `Kernel.bits` needs; results wrap around when they are
@@ -52,16 +52,6 @@ class Kernel:
     compare: bool = False  # operands have their common dtype, not that of the result
     condition: bool = False  # the first operand is always bool, and always a tensor
     bits: bool = False  # of integers, it gives the same bits whether these are signed or not
-
-
-@dataclass(frozen=True)
-class ScalarCall:
-    """A scalar Op as a call on tensors."""
-
-    call: Call
-    omit: frozenset[int] = frozenset()  # operands that `call` already contains as constants
-    into: Call | None = None  # as `call`, but with out=
-    returns: tuple[int, ...] = ()  # operands that `call` may return as they are
 
 
 def _sign(x: torch.Tensor) -> torch.Tensor:
@@ -121,6 +111,24 @@ def _lgamma(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x == -math.inf, x, torch.lgamma(x))
 
 
+def _hyperbolic(call: Call, odd: bool) -> Call:
+    """Compute sinh or cosh, whose vectorised kernels overflow before the result does."""
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        if x.is_complex():
+            return call(x)
+        size = x.abs()
+        half = torch.exp(size / 2)
+        far = half * (half / 2)
+        return torch.where(size > _FAR[x.dtype], far.copysign(x) if odd else far, call(x))
+
+    return compute
+
+
+# Beyond it, exp(-x) is lost in exp(x), and the kernels come near their limits.
+_FAR = {torch.float16: 11.0, torch.float32: 80.0, torch.float64: 700.0}
+
+
 def _clip(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     # Not torch.clamp, which gives `high` where low > high, and NaN where a bound is NaN.
     return torch.where(x < low, low, torch.where(x > high, high, x))
@@ -142,8 +150,8 @@ def _trigamma(x: torch.Tensor) -> torch.Tensor:
 
 # PyTorch has these under the same name in lower case, with ``out=``.
 _SAME_NAME = """
-Abs ArcCos ArcCosh ArcSin ArcSinh ArcTan ArcTan2 ArcTanh Ceil Cos Cosh Deg2Rad Exp Exp2 Expm1 Floor
-Log Log10 Log1p Log2 Rad2Deg Reciprocal Sin Sinh Sqrt Tan Tanh Trunc Erf Erfc Erfinv Sigmoid
+Abs ArcCos ArcCosh ArcSin ArcSinh ArcTan ArcTan2 ArcTanh Ceil Cos Deg2Rad Exp Exp2 Expm1 Floor
+Log Log10 Log1p Log2 Rad2Deg Reciprocal Sin Sqrt Tan Tanh Trunc Erf Erfc Erfinv Sigmoid
 """
 
 _KERNELS: dict[type, Kernel] = {
@@ -180,6 +188,8 @@ _KERNELS: dict[type, Kernel] = {
     ps.Sqr: Kernel(torch.square, out=True, bits=True),
     ps.RoundHalfToEven: Kernel(torch.round, out=True),
     ps.RoundHalfAwayFromZero: Kernel(_round_half_away),
+    ps.Sinh: Kernel(_hyperbolic(torch.sinh, odd=True)),
+    ps.Cosh: Kernel(_hyperbolic(torch.cosh, odd=False)),
     psm.Softplus: Kernel(_softplus),
     psm.Log1mexp: Kernel(_log1mexp),
     psm.GammaLn: Kernel(_lgamma),
@@ -200,17 +210,21 @@ _NOT_OF_BOOL = (ps.IntDiv, ps.Mod, ps.Pow)
 
 def covered_scalar_ops() -> frozenset[type]:
     """Return the classes of scalar Ops that `scalar_call` supports."""
-    return frozenset(_KERNELS) | COMPLEX_ONLY | {ps.Cast, ps.Second, ps.Identity, Composite}
+    others = {ps.Cast, ps.Second, ps.Identity, Composite, ScalarLoop}
+    return frozenset(_KERNELS) | COMPLEX_ONLY | others
 
 
 def scalar_call(op: ps.ScalarOp, node: Apply) -> ScalarCall:
     """Make a call on tensors of a scalar Op, with the dtypes of `node`."""
     if isinstance(op, Composite):
-        return _composite(op)
+        return composite_call(op, scalar_call)
+    if isinstance(op, ScalarLoop):
+        return loop_call(op, scalar_call)
     if type(op) in COMPLEX_ONLY or is_complex(node):
         special = complex_call(op, node)
         if special is not None:
-            return ScalarCall(special)
+            # It raises for a negative radius.
+            return ScalarCall(special, opaque=isinstance(op, ps.ComplexFromPolar))
         if type(op) not in SAME_AS_REAL:
             raise unsupported(node, f"{type(op).__name__} has no PyTorch call on complex numbers")
     if isinstance(op, ps.Cast):
@@ -229,7 +243,10 @@ def scalar_call(op: ps.ScalarOp, node: Apply) -> ScalarCall:
         raise unsupported(node, f"no PyTorch call for {type(op).__name__} of bools")
     kernel = _KERNELS[type(op)]
     _check_unsigned(op, node, kernel)
-    return _clamp(op, node) or _prepare(node, kernel)
+    call = _clamp(op, node) or _prepare(node, kernel)
+    # It raises for a negative exponent.
+    opaque = isinstance(op, ps.Pow) and dtype in discrete_dtypes and 1 not in call.omit
+    return replace(call, opaque=opaque)
 
 
 def _check_unsigned(op: ps.ScalarOp, node: Apply, kernel: Kernel) -> None:
@@ -387,35 +404,3 @@ def _clamp(op: ps.ScalarOp, node: Apply) -> ScalarCall | None:
         permitted = not np.isnan(bounds[0])
     call = _with_number(clamp, *bounds)
     return ScalarCall(call, omit=frozenset(known), into=call) if permitted else None
-
-
-def _composite(op: Composite) -> ScalarCall:
-    """Lower the graph inside a composite scalar Op, node by node."""
-    graph = op.fgraph
-    order = graph.toposort()
-    used = [variable for node in order for variable in node.inputs] + list(graph.outputs)
-    constants = list(dict.fromkeys(v for v in used if isinstance(v, Constant)))
-    places = {variable: place for place, variable in enumerate([*graph.inputs, *constants])}
-    steps: list[tuple[Call, list[int]]] = []
-    for node in order:
-        prepared = scalar_call(node.op, node)
-        kept = [places[v] for at, v in enumerate(node.inputs) if at not in prepared.omit]
-        steps.append((prepared.call, kept))
-        places[node.outputs[0]] = len(places)
-    # A 0-d tensor on the host combines with tensors on any device.
-    data = [torch.from_numpy(np.array(constant.data)) for constant in constants]
-    results = [places[output] for output in graph.outputs]
-    # An output that does not depend on an operand has the shape of all operands nevertheless.
-    all_used = len(results) == 1 and set(graph.inputs) <= set(ancestors(graph.outputs))
-
-    def run(*operands: torch.Tensor) -> Any:
-        values = [*operands, *data]
-        for call, kept in steps:
-            values.append(call(*[values[place] for place in kept]))
-        found = [values[place] for place in results]
-        if any(x.shape != found[0].shape for x in found) or not all_used:
-            shape = torch.broadcast_shapes(*(x.shape for x in operands))
-            found = [x.expand(shape) for x in found]
-        return found[0] if len(found) == 1 else tuple(found)
-
-    return ScalarCall(run, returns=tuple(range(len(graph.inputs))))
