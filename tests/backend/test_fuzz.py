@@ -9,6 +9,7 @@ import numpy as np
 import pytensor
 import pytest
 import torch
+from pytensor.compile.mode import Mode
 
 from tests.support.check_function import DEVICE, PLAIN_DEVICE, PYTHON, compile_graph
 from tests.support.graph_forms import FORMS
@@ -30,6 +31,8 @@ def check(seed: int, rewritten: bool) -> None:
     try:
         function = compile_graph(graph.inputs, variables, DEVICE if rewritten else PLAIN_DEVICE)
     except Exception as error:
+        if rewritten and fails_everywhere(graph, type(error)):
+            return
         raise AssertionError(explained(graph, f"{what}: compilation failed: {error!r}")) from error
     if rewritten:
         # Rewrites may change rounding, and what an error or an overflow gives: the reference is
@@ -40,8 +43,9 @@ def check(seed: int, rewritten: bool) -> None:
         reference = compile_graph(graph.inputs, variables, PYTHON)
     try:
         expected = reference(*given)
-    except OverflowError:
-        # PyTensor's Python linker does not cast numbers that do not fit; its other linkers do.
+    except (OverflowError, NotImplementedError):
+        # PyTensor's Python linker does not cast numbers that do not fit, nor sum some functions of
+        # half precision; its other linkers do.
         return
     except Exception as error:
         # A rewrite may have made a graph that cannot be computed.
@@ -54,7 +58,7 @@ def check(seed: int, rewritten: bool) -> None:
         except Exception as error:
             raise AssertionError(explained(graph, f"{what}, {call} call: {error!r}")) from error
         for term, got, wanted in zip(graph.outputs, found, expected, strict=True):
-            problem = difference(got, np.asarray(wanted), term)
+            problem = difference(got, np.asarray(wanted), term, term.exact and not rewritten)
             if problem:
                 message = f"{what}, {call} call: {problem}\ngot {got!r}\nexpected {wanted!r}"
                 raise AssertionError(explained(graph, message, term))
@@ -64,17 +68,28 @@ def check(seed: int, rewritten: bool) -> None:
         assert value.tobytes() == before.tobytes(), explained(graph, "an input was overwritten")
 
 
-def difference(got: np.ndarray, expected: np.ndarray, term: Term) -> str:
+def fails_everywhere(graph: RandomGraph, error: type[Exception]) -> bool:
+    """Whether PyTensor's own linker cannot compile a graph either, once it is rewritten."""
+    variables = [term.variable for term in graph.outputs]
+    try:
+        compile_graph(graph.inputs, variables, Mode(linker="py", optimizer="fast_run"))
+    except error:
+        return True
+    return False
+
+
+def difference(got: np.ndarray, expected: np.ndarray, term: Term, exact: bool) -> str:
     """Describe how two results differ; empty if they are the same.
 
     Permitted are, and nothing else: any sign and payload of NaN; either sign of zero; for what is
     made by functions, sums and products of floats, rounding errors relative to their operands.
+    Rewrites make such products of quotients and of powers.
     """
     if got.dtype != expected.dtype or got.shape != expected.shape:
         return f"{got.dtype} {got.shape} instead of {expected.dtype} {expected.shape}"
     if expected.dtype.kind != "f":
         return "" if np.array_equal(got, expected) else "values differ"
-    if term.exact:
+    if exact:
         return "" if np.array_equal(got, expected, equal_nan=True) else "values differ"
     relative = {2: 4e-3, 4: 8e-6, 8: 2e-12}[expected.dtype.itemsize]
     same = np.isclose(got, expected, relative, term.error, equal_nan=True)
