@@ -102,6 +102,15 @@ def test_host_numbers_wrap_around() -> None:
     check_equal([x], [n * 2**62 * 3, n * 2**62 + n * 2**62], (np.ones(3),))
 
 
+@pytest.mark.parametrize("choose", [pt.max, pt.min, pt.argmax])
+@pytest.mark.parametrize("mode", [PYTHON, DEVICE, PLAIN_DEVICE], ids=["python", "device", "plain"])
+def test_nothing_has_no_extreme(choose: Callable[..., Any], mode: Any) -> None:
+    x = pt.matrix("x")
+    function = compile_graph([x], [choose(x, axis=0)], mode)
+    with pytest.raises(ValueError):  # noqa: PT011 (each library words it in its own way)
+        function(np.zeros((0, 3), x.dtype))
+
+
 def test_an_integer_to_a_negative_power_is_refused() -> None:
     x, y = pt.lvector("x"), pt.lvector("y")
     values = np.array([2, 3]), np.array([1, 2])
