@@ -306,6 +306,19 @@ def test_a_loop_over_scalars_ends_for_each_element() -> None:
         function(-steps, values, np.ones((1, 3)))
 
 
+def test_what_an_inner_graph_needs_twice_is_computed_once() -> None:
+    """PyTensor lists a node of such a graph once for each of its users."""
+    x, y = ps.float64("x"), ps.float64("y")
+    sums = x + y
+    doubled = sums * sums
+    composite = Elemwise(Composite([x, y], [(doubled - sums) / (doubled + y)]))
+    loop = Elemwise(ScalarLoop(init=[x], constant=[y], update=[(doubled - sums) / (doubled + y)]))
+    v, w = pt.dvectors("v", "w")
+    gradient = pytensor.grad(pt.gammainc(v, w).sum(), v)
+    outputs = [composite(v, w), loop(np.int64(3), v, w), gradient]
+    check_equal([v, w], outputs, (np.array([0.5, 1, 3]), np.array([1.0, 2, 7])))
+
+
 def test_a_loop_of_more_operands_than_a_ufunc_takes() -> None:
     states = [ps.float64() for _ in range(17)]
     loop = ScalarLoop(init=states, update=[x + k for k, x in enumerate(states)])
