@@ -1,5 +1,6 @@
 """A trainer's reports: to the launcher and, from trainer 0, to the run folder."""
 
+import threading
 import time
 from functools import partial
 from multiprocessing.connection import Connection
@@ -41,6 +42,7 @@ class Reports:
             self._folder = RunFolder(spec.config, state, spec.resumed)
             self.samples = SamplePredictions(spec)
         self._last_save = time.monotonic()
+        self._unwritten, self._marking = 0, threading.Lock()
 
     def record(self, record: Record) -> None:
         """Write a line to the log, then show it: the user sees nothing that is not recorded."""
@@ -87,9 +89,15 @@ class Reports:
         """Copy a checkpoint, and write it in the background; whoever ends this process waits."""
         if self._folder is not None:
             self._launcher.send(CheckpointBegun())
-            self._status.show_writing(True)
+            self._mark(1)
             writing = self._folder.save(checkpoint)
-            writing.add_done_callback(lambda _: self._status.show_writing(False))
+            writing.add_done_callback(lambda _: self._mark(-1))
+
+    def _mark(self, begun: int) -> None:
+        """Count checkpoints: one's callback may run when another has already begun."""
+        with self._marking:
+            self._unwritten += begun
+            self._status.show_writing(self._unwritten > 0)
 
     def begin_save(self) -> None:
         """Finish the last checkpoint before another one; the next is due from now."""

@@ -102,6 +102,15 @@ def test_host_numbers_wrap_around() -> None:
     check_equal([x], [n * 2**62 * 3, n * 2**62 + n * 2**62], (np.ones(3),))
 
 
+@pytest.mark.parametrize("choose", [pt.max, pt.min, pt.argmax])
+@pytest.mark.parametrize("mode", [PYTHON, DEVICE, PLAIN_DEVICE], ids=["python", "device", "plain"])
+def test_nothing_has_no_extreme(choose: Callable[..., Any], mode: Any) -> None:
+    x = pt.matrix("x")
+    function = compile_graph([x], [choose(x, axis=0)], mode)
+    with pytest.raises(ValueError):  # noqa: PT011 (each library words it in its own way)
+        function(np.zeros((0, 3), x.dtype))
+
+
 def test_an_integer_to_a_negative_power_is_refused() -> None:
     x, y = pt.lvector("x"), pt.lvector("y")
     values = np.array([2, 3]), np.array([1, 2])
@@ -295,6 +304,19 @@ def test_a_loop_over_scalars_ends_for_each_element() -> None:
     function = pytensor.function([n, x, y], outputs[-1], mode=DEVICE)
     with pytest.raises(ValueError, match="termination condition"):
         function(-steps, values, np.ones((1, 3)))
+
+
+def test_what_an_inner_graph_needs_twice_is_computed_once() -> None:
+    """PyTensor lists a node of such a graph once for each of its users."""
+    x, y = ps.float64("x"), ps.float64("y")
+    sums = x + y
+    doubled = sums * sums
+    composite = Elemwise(Composite([x, y], [(doubled - sums) / (doubled + y)]))
+    loop = Elemwise(ScalarLoop(init=[x], constant=[y], update=[(doubled - sums) / (doubled + y)]))
+    v, w = pt.dvectors("v", "w")
+    gradient = pytensor.grad(pt.gammainc(v, w).sum(), v)
+    outputs = [composite(v, w), loop(np.int64(3), v, w), gradient]
+    check_equal([v, w], outputs, (np.array([0.5, 1, 3]), np.array([1.0, 2, 7])))
 
 
 def test_a_loop_of_more_operands_than_a_ufunc_takes() -> None:

@@ -46,6 +46,8 @@ def _selection_cases() -> list[Case]:
         unsorted = np.array([0, 1, -1, np.nan])
         cases.append(case(f"searchsorted-{side}-sorter", op, unsorted, np.arange(-2.0, 3), order))
         cases.append(case(f"searchsorted-{side}-empty", op, np.zeros(0), np.arange(2.0)))
+        bools = np.array([False, False, True])
+        cases.append(case(f"searchsorted-{side}-bool", op, bools, bools))
     for shape in ((3, 4), (4, 3), (3, 3, 3), (0, 2)):
         x = sample("float32", shape)
         cases.append(case(f"fill-diagonal-{shape}", _filled, x, np.float32(5)))
@@ -66,6 +68,12 @@ def _selection_cases() -> list[Case]:
         cases.append(case(f"choose-{mode}", Choose(mode), places, choices))
         cases.append(case(f"choose-{mode}-vector", Choose(mode), places[0], choices))
         cases.append(case(f"choose-{mode}-rows", Choose(mode), places.astype("int8"), numbers))
+    for dtype in ("uint16", "uint32", "uint64"):
+        x = sample(dtype, (3, 4))
+        cases.append(case(f"choose-{dtype}", Choose("clip"), which[0], x[:, :2]))
+        for inverse in (False, True):
+            op = PermuteRowElements(inverse)
+            cases.append(case(f"permute-{inverse}-{dtype}", op, x, np.int64([3, 0, 2, 1])))
     x = sample("float64", (2, 3, 4))
     for inverse in (False, True):
         op = PermuteRowElements(inverse)

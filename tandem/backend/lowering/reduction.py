@@ -49,8 +49,8 @@ def lower_reduce(op: CAReduce, node: Apply, device: torch.device, compiled: bool
         ),
         ps.Mul: lambda: _product(axes, accumulator),
         MulWithoutZeros: lambda: _product_without_zeros(axes, accumulator),
-        ps.ScalarMaximum: lambda: lambda x: torch.amax(_computable(x), axes),
-        ps.ScalarMinimum: lambda: lambda x: torch.amin(_computable(x), axes),
+        ps.ScalarMaximum: lambda: _extreme(torch.amax, axes, compiled),
+        ps.ScalarMinimum: lambda: _extreme(torch.amin, axes, compiled),
     }
     if x.type.dtype == "bool":
         reducers[ps.AND] = lambda: lambda x: torch.all(x, axes)
@@ -65,6 +65,27 @@ def lower_reduce(op: CAReduce, node: Apply, device: torch.device, compiled: bool
 
 def _computable(x: Tensor) -> Tensor:
     return x.to(_UNSIGNED[x.dtype]) if x.dtype in _UNSIGNED else x
+
+
+def _extreme(
+    kernel: Callable[..., Tensor], axes: tuple[int, ...], compiled: bool
+) -> Callable[[Tensor], Tensor]:
+    def reduce(x: Tensor) -> Tensor:
+        return kernel(_computable(x), axes)
+
+    return reduce if compiled else _nonempty(reduce)
+
+
+def _nonempty(call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Raise NumPy's ValueError where there is nothing to choose from."""
+
+    def raising(x: Tensor) -> Tensor:
+        try:
+            return call(x)
+        except IndexError as error:
+            raise ValueError(str(error)) from error
+
+    return raising
 
 
 def _sum(
@@ -133,7 +154,7 @@ def lower_argmax(op: Argmax, node: Apply, device: torch.device, compiled: bool) 
         x = x.to(torch.uint8) if x.dtype == torch.bool else _computable(x)
         return torch.argmax(_flattened(x, axes), -1)
 
-    return Lowering(argmax)
+    return Lowering(argmax if compiled else _nonempty(argmax))
 
 
 @lower.register(Softmax)

@@ -77,18 +77,21 @@ def _program(
     graph: Any, scalar_call: ScalarCallOf
 ) -> tuple[Callable[..., Sequence[torch.Tensor]], bool]:
     """Make a call of a graph, from tensors to a list of them, and whether it is opaque."""
-    order = graph.toposort()
+    # A frozen graph may list a node once for each of its users.
+    order = list(dict.fromkeys(graph.toposort()))
     used = [variable for node in order for variable in node.inputs] + list(graph.outputs)
     constants = list(dict.fromkeys(v for v in used if isinstance(v, Constant)))
     places = {variable: place for place, variable in enumerate([*graph.inputs, *constants])}
     steps: list[tuple[Call, list[int]]] = []
     opaque = False
+    size = len(places)
     for node in order:
         prepared = scalar_call(node.op, node)
         kept = [places[v] for at, v in enumerate(node.inputs) if at not in prepared.omit]
         steps.append((prepared.call, kept))
         opaque |= prepared.opaque
-        places.update((v, len(places) + at) for at, v in enumerate(node.outputs))
+        places.update((v, size + at) for at, v in enumerate(node.outputs))
+        size += len(node.outputs)
     # A 0-d tensor on the host combines with tensors on any device.
     data = [torch.from_numpy(np.array(constant.data)) for constant in constants]
     results = [places[output] for output in graph.outputs]

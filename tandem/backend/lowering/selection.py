@@ -20,7 +20,7 @@ from tandem.backend.lowering.registry import TORCH_DTYPES, Lowering, lower, unsu
 
 Tensor = torch.Tensor
 
-# PyTorch stores these, but neither orders nor repeats them.
+# PyTorch stores these, but neither orders, gathers nor repeats them.
 _STORED_ONLY = ("uint16", "uint32", "uint64")
 
 
@@ -98,7 +98,7 @@ def lower_searchsorted(
     _require(node, "uint64", "complex")
     x_dtype, v_dtype = (x.type.dtype for x in node.inputs[:2])
     common = np.promote_types(x_dtype, v_dtype).name
-    dtype = torch.int64 if common in _STORED_ONLY else TORCH_DTYPES[common]
+    dtype = torch.int64 if common in ("bool", *_STORED_ONLY) else TORCH_DTYPES[common]
     right = op.side == "right"
 
     def search(x: Tensor, v: Tensor, sorter: Tensor | None = None) -> Tensor:
@@ -163,6 +163,7 @@ def _on_a_copy(write: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def lower_choose(op: Choose, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     if not isinstance(node.inputs[1].type, TensorType):
         raise unsupported(node, "the choices are a list")
+    _require(node, *_STORED_ONLY)
     mode = op.mode
 
     def choose(which: Tensor, choices: Tensor) -> Tensor:
@@ -186,6 +187,7 @@ def lower_choose(op: Choose, node: Apply, device: torch.device, compiled: bool) 
 def lower_permute_row_elements(
     op: PermuteRowElements, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
+    _require(node, *_STORED_ONLY)
     ones = [[axis for axis, n in enumerate(x.type.shape) if n == 1] for x in node.inputs]
 
     def permute(x: Tensor, order: Tensor) -> Tensor:
