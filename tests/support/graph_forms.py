@@ -5,8 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytensor
+import pytensor.scalar as ps
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
+from pytensor.scalar.basic import Composite
+from pytensor.scalar.loop import ScalarLoop
+from pytensor.tensor.elemwise import Elemwise
 
 from tests.support.random_graphs import DTYPES, Form, Grower, Term, largest
 
@@ -300,6 +304,27 @@ def _scan(g: Grower) -> Any:
     )  # fmt: skip
 
 
+def _composite(g: Grower) -> Any:
+    """A graph of scalars, of which one is used twice."""
+    x, y = _pair(g, _numeric)
+    a, b = (ps.get_scalar_type(v.type.dtype)() for v in (x, y))
+    total = ps.add(a, b)
+    output = ps.sub(ps.maximum(total, a), ps.minimum(total, b))
+    return Elemwise(Composite([a, b], [output]))(x, y)
+
+
+def _scalar_loop(g: Grower) -> Any:
+    """A loop over scalars, whose step uses one of them several times."""
+    x = g.pick(lambda t: t.kind in "if").variable
+    steps = g.values("int64", ()) % 5
+    state = ps.get_scalar_type(x.type.dtype)()
+    size = ps.abs(state)
+    update = ps.sub(ps.maximum(size, state), ps.minimum(size, ps.neg(size)))
+    until = ps.gt(update, ps.add(size, size)) if g.chance(0.5) else None
+    loop = ScalarLoop(init=[state], update=[update], until=until)
+    return Elemwise(loop)(pt.constant(steps), x)
+
+
 FORMS: dict[str, Form] = {
     "unary": Form(_unary, 2),
     "binary": Form(_binary, 5),
@@ -327,4 +352,6 @@ FORMS: dict[str, Form] = {
     "nonzero": Form(_nonzero, 0.5),
     "gradient": Form(_gradient, exact=False, scale=_sum_scale),
     "scan": Form(_scan, 0.05),
+    "composite": Form(_composite, 0.5),
+    "loop over scalars": Form(_scalar_loop, 0.3),
 }

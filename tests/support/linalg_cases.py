@@ -125,6 +125,8 @@ def _decomposition_cases() -> list[Case]:
             lambda *a, shape=shape: [normal(*a, *shape)],
         )
         cases.append(case(f"qr-raw-{shape}", QR(mode="raw"), normal("float64", *shape)))
+        for op in (LU(), LU(permute_l=True), LU(p_indices=True)):
+            cases.append(case(f"{op}-{shape}", op, normal("float64", *shape)))
     factors = _all(*modes, LU(), LU(permute_l=True), LU(p_indices=True), LUFactor())
     cases += _everywhere("square", lambda x: [*factors(x), *_eigen(x)], lambda *a: [square(*a)])
     for lower in (True, False):

@@ -51,7 +51,10 @@ def nan_where(failed: Tensor, x: Tensor, core_ndim: int = 2) -> Tensor:
 def _checked(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a matrix that SciPy refuses unless it is square and finite."""
     require_square(x, "Input array")
-    x = x.to(dtype)
+    return _finite(x.to(dtype))
+
+
+def _finite(x: Tensor) -> Tensor:
     if not torch.isfinite(x).all():
         raise ValueError("array must not contain infs or NaNs")
     return x
@@ -97,12 +100,13 @@ def lower_qr(op: QR, node: Apply, device: torch.device) -> Lowering:
     return computed(calls[op.mode])
 
 
-def _permutation(pivots: Tensor) -> Tensor:
+def _permutation(pivots: Tensor, rows: int) -> Tensor:
     """Return the order of rows after the exchanges of rows that `pivots` lists, from 1."""
-    n = pivots.shape[-1]
-    shapes_only = torch.empty((), device=pivots.device).expand(*pivots.shape, n)
-    matrix = torch.lu_unpack(shapes_only, pivots, unpack_data=False)[0]
-    return matrix.argmax(-2) if n else pivots.to(torch.int64)
+    *batch, columns = pivots.shape
+    if not columns:
+        return torch.arange(rows, device=pivots.device).expand(*batch, rows)
+    shapes_only = torch.empty((), device=pivots.device).expand(*batch, rows, columns)
+    return torch.lu_unpack(shapes_only, pivots, unpack_data=False)[0].argmax(-2)
 
 
 @lowers_batched(LU)
@@ -110,9 +114,9 @@ def lower_lu(op: LU, node: Apply, device: torch.device) -> Lowering:
     dtype = torch_dtype(node.outputs[-1])
 
     def factorize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        factors, pivots, _ = torch.linalg.lu_factor_ex(_checked(x, dtype))
+        factors, pivots, _ = torch.linalg.lu_factor_ex(_finite(x.to(dtype)))
         _, lower, upper = torch.lu_unpack(factors, pivots, unpack_pivots=False)
-        return _permutation(pivots).argsort(-1), lower, upper
+        return _permutation(pivots, x.shape[-2]).argsort(-1), lower, upper
 
     def permuted(x: Tensor) -> tuple[Tensor, Tensor]:
         order, lower, upper = factorize(x)
@@ -148,7 +152,7 @@ def lower_lu_factor(op: LUFactor, node: Apply, device: torch.device) -> Lowering
 @lowers_batched(PivotToPermutations)
 def lower_pivots(op: PivotToPermutations, node: Apply, device: torch.device) -> Lowering:
     def permutation(pivots: Tensor) -> Tensor:
-        order = _permutation(pivots.to(torch.int32) + 1)
+        order = _permutation(pivots.to(torch.int32) + 1, pivots.shape[-1])
         return order if op.inverse else order.argsort(-1)
 
     return computed(permutation)
