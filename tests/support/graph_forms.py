@@ -305,21 +305,20 @@ def _scan(g: Grower) -> Any:
 
 
 def _composite(g: Grower) -> Any:
-    """A graph of scalars, of which one is used twice."""
+    """A graph of scalars, one of which is built twice: PyTensor makes both one node."""
     x, y = _pair(g, _numeric)
     a, b = (ps.get_scalar_type(v.type.dtype)() for v in (x, y))
-    total = ps.add(a, b)
-    output = ps.sub(ps.maximum(total, a), ps.minimum(total, b))
+    output = ps.sub(ps.maximum(ps.add(a, b), a), ps.minimum(ps.add(a, b), b))
     return Elemwise(Composite([a, b], [output]))(x, y)
 
 
 def _scalar_loop(g: Grower) -> Any:
-    """A loop over scalars, whose step uses one of them several times."""
+    """A loop over scalars, in whose step one is built twice."""
     x = g.pick(lambda t: t.kind in "if").variable
     steps = g.values("int64", ()) % 5
     state = ps.get_scalar_type(x.type.dtype)()
     size = ps.abs(state)
-    update = ps.sub(ps.maximum(size, state), ps.minimum(size, ps.neg(size)))
+    update = ps.sub(ps.maximum(size, state), ps.minimum(ps.abs(state), ps.neg(size)))
     until = ps.gt(update, ps.add(size, size)) if g.chance(0.5) else None
     loop = ScalarLoop(init=[state], update=[update], until=until)
     return Elemwise(loop)(pt.constant(steps), x)
