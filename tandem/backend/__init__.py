@@ -10,7 +10,7 @@ PyTensor mode, ``shared.py`` holds the variables, ``precision.py`` chooses preci
 memory.
 """
 
-from tandem.backend.capture import Captured, capture
+from tandem.backend.capture import Captured, capture, check_capturable
 from tandem.backend.linker import DeviceLinker
 from tandem.backend.lowering import Lowering, lower
 from tandem.backend.mode import device_mode
@@ -37,6 +37,7 @@ __all__ = [
     "as_device",
     "as_tensor",
     "capture",
+    "check_capturable",
     "cpp_compiler",
     "deterministic",
     "device_mode",

@@ -1,5 +1,6 @@
 """A trainer's functions: compiled when first called, and on a GPU recorded for each slot."""
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -9,11 +10,20 @@ import pytensor
 from pytensor.compile.executor import Function
 from pytensor.tensor.variable import TensorVariable
 
-from tandem.backend import Captured, DeviceSharedVariable, capture, device_mode, device_shared
+from tandem.backend import (
+    Captured,
+    DeviceSharedVariable,
+    capture,
+    check_capturable,
+    device_mode,
+    device_shared,
+)
 from tandem.config.schema import Config
 from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.memory.slot import Slot
 from tandem.training.graphs import GRADIENT, FunctionGraph
+
+log = logging.getLogger(__name__)
 
 
 class DeviceFunctions:
@@ -71,7 +81,11 @@ class DeviceFunctions:
         return self._compiled[name]
 
     def record(self, name: str, slot: Slot | None) -> Callable[[], Any]:
-        """The function over one slot's memory, recorded. The slot holds a minibatch already."""
+        """The function over one slot's memory, recorded. The slot holds a minibatch already.
+
+        One that cannot be recorded, such as that of a network with an Op that runs on the host, is
+        called as it is.
+        """
         graph = self._graphs[name]()
         givens = {
             variable: device_shared(
@@ -81,6 +95,11 @@ class DeviceFunctions:
         } | {v: self._number(key, v.type.dtype) for key, v in graph.numbers.items()}
         function = self._compile(name, graph, [], givens)
         if name == "gradients" and self._reports:
+            return function
+        try:
+            check_capturable(function)
+        except ValueError as reason:
+            log.warning("steps take longer: %s", str(reason).splitlines()[0])
             return function
         # No two of them ever run at a time, so they share what memory they need in between.
         beside = next((f for f in self._recorded.values() if isinstance(f, Captured)), None)

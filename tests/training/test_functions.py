@@ -1,0 +1,39 @@
+"""A trainer's functions, where those of a GPU are recorded."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+import pytest
+
+from tandem.backend import Captured, DeviceSharedVariable, device_shared
+from tandem.config.schema import make_config
+from tandem.training.functions import DeviceFunctions
+from tandem.training.graphs import FunctionGraph
+
+
+def recording(total: DeviceSharedVariable, change: Any) -> DeviceFunctions:
+    """Functions of which one adds to a variable; the device is a CPU that records as a GPU does."""
+    graph = FunctionGraph(minibatch={}, numbers={}, updates=[(total, total + change)])
+    memory: Any = SimpleNamespace(device="cpu", records=True)
+    return DeviceFunctions({"step": lambda: graph}, {}, make_config({}), memory, None)
+
+
+def test_a_step_is_recorded() -> None:
+    total = device_shared(np.zeros((2, 2)))
+    step = recording(total, 1.0).record("step", None)
+    assert isinstance(step, Captured)
+    step()
+    np.testing.assert_array_equal(total.get_value(), np.ones((2, 2)))
+
+
+def test_a_step_that_computes_on_the_host_is_called(caplog: pytest.LogCaptureFixture) -> None:
+    total = device_shared(np.eye(2))
+    with caplog.at_level(logging.WARNING):
+        step = recording(total, pt.linalg.schur(total)[0]).record("step", None)
+    assert not isinstance(step, Captured)
+    assert "steps take longer: step can't be recorded: it computes on the host" in caplog.text
+    step()
+    np.testing.assert_array_equal(total.get_value(), 2 * np.eye(2))
