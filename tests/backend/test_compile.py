@@ -112,6 +112,12 @@ def test_training_step(compiled: Mode) -> None:
 
 
 @needs_compiler
+def test_a_number_on_the_host_is_not_copied(compiled: Mode) -> None:
+    x = pt.dmatrix("x")
+    assert pytensor.function([x], x.shape[1], mode=compiled)(np.ones((2, 3))) == 3
+
+
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(4))
 def test_random_updates(compiled: Mode, number: int) -> None:

@@ -119,6 +119,25 @@ def test_an_error_names_the_node() -> None:
     assert any("Expm" in note for note in error.value.__notes__)
 
 
+def test_a_runtime_error_of_an_op_stays_one() -> None:
+    """One of PyTorch's is a ValueError of NumPy's."""
+
+    def fail(x: np.ndarray) -> list[np.ndarray]:
+        raise RuntimeError("no value")
+
+    x = pt.dvector("x")
+    with pytest.raises(RuntimeError, match="no value"):
+        pytensor.function([x], Host(fail)(x), mode=DEVICE)(np.ones(2))
+
+
+def test_the_compiler_does_not_read_an_op() -> None:
+    """It would compute by PyTorch's rules, which refuse to divide integers by 0."""
+    x = pt.lvector("x")
+    function = pytensor.function([x], Host(lambda x: [x // 0])(x), mode=device_mode(compile=True))
+    with np.errstate(divide="ignore"):
+        np.testing.assert_array_equal(function(np.arange(3)), [0, 0, 0])
+
+
 def test_the_compiler_breaks_the_function_there() -> None:
     x = pt.tensor("x", dtype="float64", shape=(3,))
     n = pt.tensor("n", dtype="int64", shape=(3,))

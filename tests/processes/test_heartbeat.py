@@ -16,10 +16,12 @@ from tandem.processes.activity import ProcessSnapshot, ThreadSnapshot
 from tandem.processes.child import ChildContext, enter
 from tandem.processes.heartbeat import (
     LAUNCHER,
+    ORPHANED,
     START_SECONDS,
     HeartbeatMonitor,
     HeartbeatTable,
     HeartbeatThread,
+    StatusSlot,
 )
 
 needs_proc = pytest.mark.skipif(
@@ -192,6 +194,42 @@ def test_a_child_ends_by_itself_when_its_launcher_is_gone(
     finally:
         launcher.kill()
         launcher.join()
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Exit statuses of this process, a child whose launcher is gone, which does not end."""
+    found: list[int] = []
+    monkeypatch.setattr(heartbeat, "_parent_ended", lambda seconds: True)
+    monkeypatch.setattr(heartbeat, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(os, "_exit", found.append)
+    return found
+
+
+def test_an_orphan_finishes_what_it_writes(exits: list[int]) -> None:
+    table = HeartbeatTable.create(("launcher", "worker"), TIMEOUT)
+    status = StatusSlot(table, 1)
+    status.show_writing(True)
+    thread = HeartbeatThread(table, 1)
+    thread.start()
+    thread.join(0.1)
+    assert exits == []
+    status.show_writing(False)
+    thread.join(5)
+    assert exits == [ORPHANED]
+
+
+def test_an_orphan_does_not_write_forever(
+    exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "WRITE_SECONDS", 0.05)
+    table = HeartbeatTable.create(("launcher", "worker"), TIMEOUT)
+    StatusSlot(table, 1).show_writing(True)
+    thread = HeartbeatThread(table, 1)
+    thread.start()
+    thread.join(5)
+    assert exits == [ORPHANED]
 
 
 def is_running(pid: int) -> bool:

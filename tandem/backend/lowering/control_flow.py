@@ -119,10 +119,7 @@ def lower_scan(op: Scan, node: Apply, device: torch.device, compiled: bool) -> L
         return _one_or_all([*buffers, *untraced])
 
     host = frozenset((0, *range(first_length, first_fixed)))
-    # Without a step, these are what they were.
-    views = {len(traces) + j: (first_untraced + j,) for j in range(info.n_untraced_sit_sot)}
-    graphs = (rewritten(op.fgraph),)
-    return Lowering(scan, host=host, graphs=graphs, views=views, opaque=True)
+    return Lowering(scan, host=host, graphs=(rewritten(op.fgraph),), opaque=True)
 
 
 def _check_steps(steps: int, sequences: Sequence[Tensor]) -> None:
