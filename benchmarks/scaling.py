@@ -76,7 +76,7 @@ def is_fitted(row: Row) -> bool:
 def predict(network: Network, strategy: str, ranks: int, rates: Rates) -> tuple[float, float]:
     """Predict the seconds of an exchange and the speed-up, with a core per rank.
 
-    Up to `RANKS_EACH` ranks are on one machine, more are so many on each.
+    Each machine has `RANKS_EACH` ranks, or all of them if they are fewer.
     """
     each = min(ranks, RANKS_EACH)
     exchange = seconds(rates, load(strategy, network.parameters, Layout(ranks // each, each)))

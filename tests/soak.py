@@ -134,8 +134,8 @@ class Soak:
     arguments: Sequence[str]  # of train.py
     random: random.Random  # decides on the moments
     log: Callable[[str], None] = print
-    # It strikes before the record has grown by so many lines: a measure of time that is the same on
-    # every machine.
+    # A fault comes before the record has grown by this many lines: a measure of time that is the
+    # same on every machine.
     lines: int = 1
     struck: int = field(default=0, init=False)
 

@@ -29,8 +29,8 @@ class LoadedNetwork:
 def load_network(weights: Path, mean: Path | None, network: str = ALEXNET) -> LoadedNetwork:
     """Build the network of a checkpoint, and read its mean image.
 
-    With None that is the mean image of the run's data set. `network` is the ``module:class`` that
-    the checkpoint is to be of; importing it imports PyTensor.
+    If `mean` is None, the mean image is that of the run's data set. `network` is the
+    ``module:class`` of the network that the checkpoint must contain; importing it imports PyTensor.
     """
     description = read_header(weights).network
     check_network(weights, description, network)

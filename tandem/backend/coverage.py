@@ -11,19 +11,18 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from pytensor.graph.op import Op, _NoPythonOp
-from pytensor.link.c.op import _NoPythonCOp, _NoPythonExternalCOp
+from pytensor.graph.op import Op
 from pytensor.scalar.basic import ScalarOp
 from pytensor.tensor.random.op import RandomVariable
 
 from tandem.backend.lowering import covered_ops
+from tandem.backend.perform import WITHOUT_PERFORM
 
 # With one Op for each distribution, statistic or special function.
 _MODULES = ("breakpoint", "ifelse", "printing", "raise_op", "scan.op", "typed_list.basic")
 _PACKAGES = ("compile", "scalar", "tensor")
 # What no user's graph has: made by rewrites for other backends, or by PyTensor's debugging.
 _INTERNAL = ("compile.debug", "tensor.blas_c", "tensor.rewriting")
-_WITHOUT_CODE = (_NoPythonOp, _NoPythonCOp, _NoPythonExternalCOp)
 
 
 def coverage() -> dict[str, tuple[list[str], list[str]]]:
@@ -36,9 +35,7 @@ def coverage() -> dict[str, tuple[list[str], list[str]]]:
     for op in sorted(_all_ops(), key=lambda op: (op.__module__, op.__name__)):
         module = op.__module__.removeprefix("pytensor.")
         has_kernel = any(base in covered for base in op.__mro__)
-        if module.startswith(_INTERNAL):
-            continue
-        if issubclass(op, (RandomVariable, *_WITHOUT_CODE)) and not has_kernel:
+        if issubclass(op, (RandomVariable, *WITHOUT_PERFORM)) and not has_kernel:
             continue
         found.setdefault(module, ([], []))[not has_kernel].append(op.__name__)
     return found
@@ -50,14 +47,28 @@ def _all_ops() -> set[type[Op]]:
         importlib.import_module(f"pytensor.{module}")
     for package in _PACKAGES:
         _import_below(importlib.import_module(f"pytensor.{package}"))
-    prefixes = tuple(f"pytensor.{name}" for name in (*_MODULES, *_PACKAGES))
+    public, internal = (
+        tuple(f"pytensor.{name}" for name in names)
+        for names in ((*_MODULES, *_PACKAGES), _INTERNAL)
+    )
+    found = {
+        op
+        for op in _subclasses(Op)
+        if op.__module__.startswith(public)
+        and not op.__module__.startswith(internal)
+        and not _is_abstract(op)
+    }
+    # One between two others is only a common base of the lower ones.
     return {
-        op for op in _subclasses(Op) if op.__module__.startswith(prefixes) and not _is_abstract(op)
+        op
+        for op in found
+        if found.isdisjoint(op.__bases__) or found.isdisjoint(op.__subclasses__())
     }
 
 
 def _is_abstract(op: type[Op]) -> bool:
-    return inspect.isabstract(op) or getattr(op, "impl", None) is ScalarOp.impl
+    named = op.__name__.startswith("Abstract") or op.__name__.endswith("Base")
+    return named or inspect.isabstract(op) or getattr(op, "impl", None) is ScalarOp.impl
 
 
 def _import_below(package: ModuleType) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import _NoPythonOp
+from pytensor.graph.op import Op, _NoPythonOp
 from pytensor.link.c.op import _NoPythonCOp, _NoPythonExternalCOp
 
 from tandem.backend.lowering.registry import Lowering, is_host_type, is_tensor
 from tandem.backend.shared import tensor_over
+
+WITHOUT_PERFORM: tuple[type[Op], ...] = (_NoPythonOp, _NoPythonCOp, _NoPythonExternalCOp)
 
 Convert = Callable[[Any], Any]
 
@@ -20,16 +22,15 @@ Convert = Callable[[Any], Any]
 def by_perform(node: Apply, device: torch.device, refusal: NotImplementedError) -> Lowering:
     """Compute a node by its Op's `perform`: on a CPU without a copy of its operands.
 
-    On another device the operands are copied to the host and the results back, about which a
-    warning tells.
+    On another device the operands are copied to the host and the results back, with a warning.
 
     Raises
     ------
     NotImplementedError
-        The Op has no `perform`; `refusal` tells why it has no kernel.
+        The Op has no `perform`. This is `refusal`, which explains why it has no kernel.
     """
     op: Any = node.op
-    if isinstance(op, _NoPythonOp | _NoPythonCOp | _NoPythonExternalCOp):
+    if isinstance(op, WITHOUT_PERFORM):
         raise refusal
     if device.type != "cpu":
         warnings.warn(

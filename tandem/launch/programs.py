@@ -68,7 +68,7 @@ def _train(config: Config, lock: FolderLock, launcher: Launcher) -> int:
 
 
 class Rollbacks:
-    """The minibatches that a run went back for, up to a limit."""
+    """The minibatches that made a run go back to a checkpoint, up to a limit."""
 
     def __init__(self) -> None:
         self.minibatches: tuple[tuple[int, int], ...] = ()

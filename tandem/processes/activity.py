@@ -1,4 +1,4 @@
-"""Whether a process works, as the kernel sees it: for one whose own threads cannot say so.
+"""Whether a process works, as the kernel sees it: for one whose own threads cannot report it.
 
 A call that keeps the interpreter's lock, such as the loading of a library or a page fault of a
 mapped file, keeps every other thread of its process from running, the heartbeat too. Linux only.
@@ -34,7 +34,7 @@ class ProcessSnapshot:
 
 
 def take_snapshot(pid: int, proc: Path = Path("/proc")) -> ProcessSnapshot | None:
-    """Ask the kernel about a process; None where it does not tell, or there is no such process."""
+    """Ask the kernel about a process; None if it does not exist or may not be inspected."""
     folder = proc / str(pid)
     try:
         threads = dict(_threads(folder / "task"))
@@ -70,7 +70,7 @@ def _threads(folder: Path) -> Iterator[tuple[int, ThreadSnapshot]]:
 
 
 def _disk_bytes(path: Path) -> int:
-    """Bytes that a process has read from disks and written to them; 0 where that is secret."""
+    """Bytes that a process has read from disks and written to them; 0 if that may not be read."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -10,8 +10,8 @@ Ctrl-Z stops all of them together. A process that finds that it was itself suspe
 clocks, instead of taking the silence of the others meanwhile for death.
 
 Beside its counter each process shows its current activity, a number that costs nothing to set; its
-meaning is the program's. It also shows whether it writes a file that should not be lost: whoever
-ends it waits for that, though not for ever.
+meaning is the program's. It also shows whether it is writing a file that should not be lost. Before
+a process is ended, it gets up to `WRITE_SECONDS` to finish such a file.
 """
 
 import multiprocessing

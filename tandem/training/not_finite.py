@@ -54,9 +54,9 @@ class Refusals:
         Raises
         ------
         NotFinite
-            Unless the minibatch is to be skipped.
+            The run must end, and all trainers find this in the same step.
         ArithmeticError
-            Likewise, where the other trainers do not know of it.
+            The run must end, and the other trainers do not know of it.
         """
         self.in_a_row += 1
         action = self._config.on_nan

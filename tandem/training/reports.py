@@ -86,7 +86,7 @@ class Reports:
         return due and not self._folder.busy and self.prepare_checkpoint()
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Copy a checkpoint, and write it in the background; whoever ends this process waits."""
+        """Copy a checkpoint and write it in the background; the process is not ended meanwhile."""
         if self._folder is not None:
             self._launcher.send(CheckpointBegun())
             self._mark(1)

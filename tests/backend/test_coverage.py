@@ -7,7 +7,9 @@ from pytensor.graph.op import Op
 from pytensor.scan.op import Scan
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.linalg.decomposition.schur import Schur
-from pytensor.tensor.math import Dot
+from pytensor.tensor.linalg.solvers.core import SolveBase
+from pytensor.tensor.math import Dot, FixedOpCAReduce
+from pytensor.tensor.symbolic import TensorSymbolicOp
 
 from tandem.backend import coverage, device_mode
 from tests.support.tiny import ROOT
@@ -29,6 +31,9 @@ def test_every_op_is_in_one_column() -> None:
 
     assert {place(op) for op in (Dot, Elemwise, Scan)} <= kernels
     assert place(Schur) in others
+    assert {place(op) for op in (FixedOpCAReduce, SolveBase, TensorSymbolicOp)}.isdisjoint(
+        kernels | others
+    )
 
 
 def test_a_strict_mode_refuses_what_the_table_gives_to_perform() -> None:

@@ -89,7 +89,7 @@ def test_a_process_that_stops_counting_is_alive_while_the_kernel_sees_it_work(
     for _ in range(400):
         computed += STEP / 4
         assert world.pass_time(STEP, beating=(2,)) == []
-    # What it did before it stopped may count until the kernel is asked once more.
+    # Its work before it stopped may count as life until the kernel is asked again.
     assert world.pass_time(TIMEOUT - STEP, beating=(2,)) == []
     assert world.pass_time(TIMEOUT / 4 + 2 * STEP, beating=(2,)) == [1]
 

@@ -213,7 +213,7 @@ def test_the_second_request_ends_at_once(tmp_path: Path) -> None:
 def write_slowly(
     message: tuple[Path, float, bool], status: heartbeat.StatusSlot, launcher: Connection
 ) -> None:
-    """Write a file in so many seconds, in a thread, while the main thread hangs."""
+    """Write a file for the given seconds, in a thread, while the main thread hangs."""
     path, seconds, stops = message
 
     def write() -> None:

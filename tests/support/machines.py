@@ -33,7 +33,7 @@ class Machines:
     login: Path  # a program that mpirun calls like ssh to run a command on one of them
 
     def mpirun(self, starter: str, ranks: int) -> list[str]:
-        """Begin a command line that starts so many ranks on each machine by MPICH's mpirun."""
+        """Return the beginning of a command line by which MPICH starts `ranks` on each machine."""
         hosts = ",".join(f"{address}:{ranks}" for address in self.addresses)
         reach = ["-launcher", "ssh", "-launcher-exec", str(self.login), "-iface", CABLE]
         count = ["-hosts", hosts, "-n", str(ranks * len(self.names))]

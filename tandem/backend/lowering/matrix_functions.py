@@ -1,9 +1,11 @@
 """Linear systems, inverses, determinants and exponentials, of one matrix or of many."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
 from pytensor.tensor.linalg.constructors import BlockDiagonal
 from pytensor.tensor.linalg.inverse import MatrixInverse, MatrixPinv, TensorInv
 from pytensor.tensor.linalg.products import Expm
@@ -92,11 +94,20 @@ def lower_cholesky_solve(op: CholeskySolve, node: Apply, device: torch.device) -
     return _system(op, node, solve)
 
 
-@lowers_batched(MatrixInverse)
-def lower_inverse(op: MatrixInverse, node: Apply, device: torch.device) -> Lowering:
-    dtype = torch_dtype(node.outputs[0])
-    inverse = as_linalg_error(lambda x: torch.linalg.inv(x.to(dtype)))
-    return Lowering(inverse, computes=True, opaque=True)
+# NumPy's LinAlgError is a ValueError too, which is what Det raises for a single matrix.
+_FUNCTIONS: dict[type[Op], Callable[[Tensor], Any]] = {
+    MatrixInverse: torch.linalg.inv,
+    Det: torch.linalg.det,
+    SLogDet: torch.linalg.slogdet,
+    Expm: torch.linalg.matrix_exp,
+}
+
+
+@lowers_batched(*_FUNCTIONS)
+def lower_function(op: Op, node: Apply, device: torch.device) -> Lowering:
+    function, dtype = _FUNCTIONS[type(op)], torch_dtype(node.outputs[0])
+    call = as_linalg_error(lambda x: function(x.to(dtype)))
+    return Lowering(call, computes=True, opaque=True)
 
 
 @lowers_batched(MatrixPinv)
@@ -132,28 +143,6 @@ def lower_tensor_solve(
         lambda a, b: torch.linalg.tensorsolve(a.to(dtype), b.to(dtype), dims=op.axes)
     )
     return Lowering(call, computes=True, opaque=True)
-
-
-@lowers_batched(Det)
-def lower_det(op: Det, node: Apply, device: torch.device) -> Lowering:
-    dtype = torch_dtype(node.outputs[0])
-    # NumPy's LinAlgError is a ValueError too, which is what the Op raises for a single matrix.
-    det = as_linalg_error(lambda x: torch.linalg.det(x.to(dtype)))
-    return Lowering(det, computes=True, opaque=True)
-
-
-@lowers_batched(SLogDet)
-def lower_slogdet(op: SLogDet, node: Apply, device: torch.device) -> Lowering:
-    dtype = torch_dtype(node.outputs[0])
-    slogdet = as_linalg_error(lambda x: tuple(torch.linalg.slogdet(x.to(dtype))))
-    return Lowering(slogdet, computes=True, opaque=True)
-
-
-@lowers_batched(Expm)
-def lower_expm(op: Expm, node: Apply, device: torch.device) -> Lowering:
-    dtype = torch_dtype(node.outputs[0])
-    expm = as_linalg_error(lambda x: torch.linalg.matrix_exp(x.to(dtype)))
-    return Lowering(expm, computes=True, opaque=True)
 
 
 @lowers_batched(BlockDiagonal)

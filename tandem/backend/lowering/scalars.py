@@ -227,10 +227,8 @@ def scalar_call(op: ps.ScalarOp, node: Apply) -> ScalarCall:
             return ScalarCall(special, opaque=isinstance(op, ps.ComplexFromPolar))
         if type(op) not in SAME_AS_REAL:
             raise unsupported(node, f"{type(op).__name__} has no PyTorch call on complex numbers")
-    if isinstance(op, ps.Cast):
+    if isinstance(op, ps.Cast | ps.Identity):
         return _cast(node)
-    if isinstance(op, ps.Identity):
-        return ScalarCall(lambda x: x, returns=(0,))
     if isinstance(op, ps.Second):
         return ScalarCall(_second, returns=(1,))
     if type(op) not in _KERNELS:
@@ -265,17 +263,13 @@ def _check_unsigned(op: ps.ScalarOp, node: Apply, kernel: Kernel) -> None:
         raise unsupported(node, SIGNED_ONLY)
 
 
-def _computing_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.int64 if dtype in _COMPUTED_AS_INT64 else dtype
-
-
 def _operand_dtypes(node: Apply, kernel: Kernel) -> list[torch.dtype]:
     """Return the dtype to which each operand is converted before the call."""
     if kernel.compare:
         group = TORCH_DTYPES[ps.upcast(*(x.type.dtype for x in node.inputs))]
     else:
         group = torch_dtype(node.outputs[0])
-    dtypes = [_computing_dtype(group)] * len(node.inputs)
+    dtypes = [torch.int64 if group in _COMPUTED_AS_INT64 else group] * len(node.inputs)
     return [torch.bool, *dtypes[1:]] if kernel.condition else dtypes
 
 
