@@ -9,10 +9,12 @@ demo/prepare.sh
 if [ -e runs/demo/config.yaml ]; then
     python train.py --config demo/config.yaml --resume_train true
 else
+    echo "demo: 16 epochs in a few minutes; in the first three or four the network only guesses"
     python train.py --config demo/config.yaml
 fi
 python -m tandem.plot runs/demo
 weights=$(ls runs/demo/epoch-*.safetensors | tail -n 1)
+echo "demo: validating $weights once more, by validate.py"
 python validate.py --config demo/config.yaml --weights "$weights" > runs/demo/validation.json
 python - <<'PYTHON'
 import json

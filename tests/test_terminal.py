@@ -163,5 +163,7 @@ def test_without_a_terminal_a_run_is_reported_in_lines(data: Path, tmp_path: Pat
     result = run_program("train.py", settings(data, tmp_path / "run", batch_size=7))
     assert result.returncode == 0
     assert "\x1b" not in result.stderr
-    lines = re.findall(r"^epoch 1 step \d: loss \d\.\d+, images/s", result.stderr, re.MULTILINE)
+    lines = re.findall(
+        r"^epoch 1 step \d: loss \d\.\d+, top-1 error .* images/s,", result.stderr, re.MULTILINE
+    )
     assert len(lines) == 2

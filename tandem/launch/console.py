@@ -71,12 +71,11 @@ def can_show() -> bool:
 
 
 def describe_training(record: TrainRecord) -> str:
-    figures = [f"loss {record.loss:.4f}", f"images/s {record.images_per_second:.1f}"]
-    if record.top1_error is not None:
-        figures.append(f"error {100 * record.top1_error:.1f}%")
+    error = "" if record.top1_error is None else f"top-1 error {100 * record.top1_error:.1f} %, "
     return (
-        f"epoch {record.epoch} step {record.step}: {', '.join(figures)}, "
-        f"rate {record.learning_rate:.3g}; seconds: compute {record.compute_seconds:.2f}, "
+        f"epoch {record.epoch} step {record.step}: loss {record.loss:.4f}, {error}"
+        f"{record.images_per_second:.1f} images/s, rate {record.learning_rate:.3g}; "
+        f"seconds: compute {record.compute_seconds:.2f}, "
         f"load {record.load_wait_seconds:.2f}, exchange {record.exchange_seconds:.2f}"
     )
 
