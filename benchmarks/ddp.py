@@ -58,6 +58,11 @@ class TrainingRun:
         The data folder, and a new folder for the run.
     settings : sequence of str
         Further settings of the command line.
+
+    Attributes
+    ----------
+    group : int
+        Process group of the run.
     """
 
     def __init__(self, data: Path, folder: Path, settings: Sequence[str]) -> None:
@@ -71,13 +76,14 @@ class TrainingRun:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
             )
+        self.group = self._process.pid
 
     def seconds_per_step(self, steps: int) -> float:
         """Continue, make a step that does not count, then these; stop, and return their time."""
-        os.killpg(self._process.pid, signal.SIGCONT)
+        os.killpg(self.group, signal.SIGCONT)
         first, begun = self._wait(self._steps() + 1)
         last, ended = self._wait(first + steps)
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        os.killpg(self.group, signal.SIGSTOP)
         return (ended - begun) / (last - first)
 
     def _wait(self, steps: int) -> tuple[int, float]:
@@ -97,7 +103,7 @@ class TrainingRun:
 
     def __exit__(self, *exception: object) -> None:
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.group, signal.SIGKILL)
         self._process.wait()
 
 
@@ -113,9 +119,9 @@ def answer(rounds: int, sizes: Sizes = Sizes(), steps: int = 3) -> Iterator[Comp
         team = stack.enter_context(ddp_team(folder / "store", sizes, steps))
         runs = []
         for exchange in EXCHANGES:
-            settings = [*_settings(sizes), "--exchange", exchange]
-            runs.append(stack.enter_context(TrainingRun(data, folder / exchange, settings)))
-            runs[-1].seconds_per_step(1)
+            program = TrainingRun(data, folder / exchange, settings(sizes, exchange))
+            runs.append(stack.enter_context(program))
+            program.seconds_per_step(1)
         for _ in range(1 + rounds):
             for label, one in zip(ours, runs, strict=True):
                 seconds[label].append(one.seconds_per_step(steps))
@@ -130,9 +136,11 @@ def answer(rounds: int, sizes: Sizes = Sizes(), steps: int = 3) -> Iterator[Comp
             yield compare(question, found[label], found[peer], "speed", wanted)
 
 
-def _settings(sizes: Sizes) -> list[str]:
-    words = f"--devices {'cpu ' * PROCESSES}--threads 1 --batch_size {sizes.batch}"
-    return f"{words} --crop_size {sizes.crop} --width {sizes.width}".split()
+def settings(sizes: Sizes, exchange: str) -> list[str]:
+    """Return a run's settings for the command line."""
+    words = f"--devices {'cpu ' * PROCESSES}--threads 1 --exchange {exchange}"
+    words += f" --batch_size {sizes.batch} --crop_size {sizes.crop} --width {sizes.width}"
+    return words.split()
 
 
 def ddp_team(store: Path, sizes: Sizes, steps: int) -> Team:
