@@ -9,12 +9,11 @@ from tandem.data.batch_file import locate_batch, write_batch
 from tandem.data.dataset import Dataset
 from tandem.data.manifest import Manifest, Split, write_manifest
 
-
 PER_FILE = 256  # pictures
 
 
 def write_data_folder(folder: Path, count: int, side: int, classes: int) -> Path:
-    """Write all that a run reads: training pictures of noise, one for validation; return `folder`."""
+    """Write all that a run reads, with one picture for validation; return `folder`."""
     for name in ("train_hkl", "val_hkl", "labels", "misc"):
         (folder / name).mkdir(parents=True)
     splits = {}
