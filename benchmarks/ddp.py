@@ -5,7 +5,7 @@
 Both have two processes of one thread, 32 pictures of 227 pixels each, and the whole network. Ours
 is the program as users start it: loaders read, crop and mirror pictures from batch files. DDP's
 minibatches are in memory, already cropped and converted. All processes stay alive, six of them with
-a network; whoever is not measured stands still. Takes about three minutes and 12 GB.
+a network, and those that are not measured stand still.
 """
 
 import os
