@@ -20,7 +20,7 @@ soak: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/prepare.sh
 	$(BIN)/python -m tests.soak --faults 50
 
-# Each part against its peer, on a CPU that should be otherwise idle; about sixteen minutes.
+# Each part against its peer, on a CPU that should be otherwise idle; about twenty minutes.
 bench: .venv/installed
 	$(BIN)/python -m benchmarks $(if $(BENCH),--only $(BENCH))
 

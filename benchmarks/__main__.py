@@ -3,7 +3,7 @@
     make bench                                 or python -m benchmarks
     python -m benchmarks --only step exchange  some of them
 
-Each runs in its own process, on a machine that should be otherwise idle; all take about sixteen
+Each runs in its own process, on a machine that should be otherwise idle; all take about twenty
 minutes. Results go to `benchmarks/results/`: `TIME.jsonl`, whose first line has hardware and
 versions, and `TIME.png`.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.draw import draw
-from benchmarks.measure import setting, table
+from benchmarks.measure import machine, setting, table
 
 QUESTIONS = (
     "step",
@@ -25,6 +25,7 @@ QUESTIONS = (
     "loader",
     "exchange",
     "trainers",
+    "ddp",
     "preprocessing",
     "start",
     "memory",
@@ -59,6 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     lines = [json.dumps(item) for item in (setting(), *rows)]
     path.write_text("\n".join(lines) + "\n")
     draw(rows, path.with_suffix(".png"))
+    print(machine())
     print(table(rows))
     print(f"\n{path} and {path.with_suffix('.png').name}")
     return 0

@@ -53,7 +53,7 @@ def _two_trainers(rounds: int, parameters: int, copies: dict) -> Iterator[Compar
         found = {m.name: m for m in measure({**steps, **copies}, rounds)}
     question = f"exchange of two trainers, {parameters / 1e6:.0f} M weights and momenta"
     copy, quick, both = (found[name] for name in (*copies, "both copy at once"))
-    yield compare(question, found["average"], copy, "time", target=0.7)
+    yield compare(question, found["average"], copy, "time", target=0.6)
     yield compare(question, found["average"], quick, "time")
     yield compare(question, found["average"], both, "time")
     for name in ("gradients", "shared", "plain NumPy"):

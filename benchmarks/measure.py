@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tandem.artifacts.reproducibility import STEERING
+
 Step = Callable[[], Any]
 Kind = Literal["speed", "time"]
 
@@ -207,17 +209,31 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def setting() -> dict[str, Any]:
-    """Return the hardware and versions of a measurement."""
+    """Return the hardware, versions and steering environment of a measurement."""
     import importlib.metadata as metadata
+
+    import torch
 
     packages = ("torch", "pytensor", "numpy", "numba", "pillow", "h5py")
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "steering": {name: os.environ[name] for name in STEERING if name in os.environ},
         "system": platform.platform(),
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in packages},
     }
+
+
+def machine() -> str:
+    """Return the line above a table: processor, cores, vector instructions and what limits them."""
+    now = setting()
+    parts = [now["processor"], f"{now['cores']} cores", now["capability"]]
+    if now["steering"]:
+        limits = " ".join(f"{name}={value}" for name, value in now["steering"].items())
+        parts.append(f"emulated by {limits}")
+    return ", ".join(parts)
 
 
 def _processor() -> str:
@@ -254,5 +270,5 @@ def run(
     for found in answer(**options):
         rows.append(row(found))
         print(json.dumps(rows[-1]), flush=True)
-    sys.stderr.write(table(rows) + "\n")
+    sys.stderr.write(f"{machine()}\n{table(rows)}\n")
     return 0

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from alex_net import AlexNet
 
@@ -77,18 +78,34 @@ def plain_step(
     """
     model, images = _on(net, batch, device, norm, tuned)
     labels = torch.randint(0, net.classes, (batch,), device=device)
-    fused = True if tuned else None
-    sgd = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=5e-4, fused=fused)
 
     def loss_of(images: Tensor, labels: Tensor) -> Tensor:
         with _autocast(device, precision):
             return F.cross_entropy(model(images), labels)
 
     call: Any = loss_of if compile_mode is None else torch.compile(loss_of, mode=compile_mode)
+    return _sgd_step(model, lambda: call(images, labels), tuned)
+
+
+def ddp_step(net: AlexNet, batch: int, tuned: bool) -> Callable[[], None]:
+    """Make a training step of one rank of DistributedDataParallel on the CPU, as `plain_step`.
+
+    All ranks of the process group make it together.
+    """
+    model, images = _on(net, batch, "cpu", "module", tuned)
+    labels = torch.randint(0, net.classes, (batch,))
+    ranks = DistributedDataParallel(model)
+    return _sgd_step(ranks, lambda: F.cross_entropy(ranks(images), labels), tuned)
+
+
+def _sgd_step(model: nn.Module, loss: Callable[[], Tensor], tuned: bool) -> Callable[[], None]:
+    """Make a step of SGD with momentum and weight decay."""
+    fused = True if tuned else None
+    sgd = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=5e-4, fused=fused)
 
     def step() -> None:
         sgd.zero_grad(set_to_none=True)
-        call(images, labels).backward()
+        loss().backward()
         sgd.step()
 
     return step

@@ -13,9 +13,11 @@ from pytensor.tensor.math import Dot
 import benchmarks.__main__ as everything
 import benchmarks.step as step
 from benchmarks import draw, memory, profile, run, start
-from benchmarks.measure import Comparison, Figure, Measured, compare, row, table
+from benchmarks.measure import Comparison, Figure, Measured, compare, row, setting, table
+from benchmarks.measure import run as run_benchmark
 from benchmarks.plain_alexnet import step_flops
 from examples.resident_step import ResidentStep, Sizes
+from tandem.artifacts.reproducibility import STEERING
 from tandem.backend import device_mode
 from tandem.errors import InputError
 from tandem.ops import Conv2d, Conv2dInputGrad, Conv2dWeightGrad
@@ -52,8 +54,25 @@ def test_steps_are_compared_with_every_way_of_writing_them(part: Any) -> None:
     found = list(part(1, TINY))
     assert [c.peer.split(",")[0] for c in found] == ["PyTorch"] * len(found)
     assert found[0].peer == "PyTorch, eager"
-    assert found[0].target is not None
     assert all(c.ratio > 0 for c in found)
+
+
+@pytest.mark.parametrize(
+    ("capability", "part", "targets"),
+    [
+        ("AVX512", step.training, [1.40, 1.25]),
+        ("AVX512", step.inference, [1.70, 1.30]),
+        ("AVX2", step.inference, [1.50, 1.35]),
+        ("DEFAULT", step.training, [1.30, 1.25]),
+        ("AVX512", step.small, [1.30, 1.20]),
+    ],
+)
+def test_targets_depend_on_vector_instructions(
+    capability: str, part: Any, targets: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(step, "measure", lambda steps, rounds: [measured(n, 1.0) for n in steps])
+    assert [c.target for c in part(1, TINY) if c.peer.startswith("PyTorch")] == targets
 
 
 def test_batches_are_compared_by_image() -> None:
@@ -117,17 +136,39 @@ def test_everything_is_written_down_and_drawn(
     ]
     monkeypatch.setattr(everything, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(everything, "ask", lambda question: rows)
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     assert everything.main(["--only", "step"]) == 0
     printed = capsys.readouterr().out
+    heading = printed.splitlines()[0]
+    limits = "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2"
+    assert heading.endswith(f" cores, AVX2, emulated by {limits}")
     assert "ours  2.00 x the speed of  peer" in printed
     assert "at most 0.4: NO" in printed
     assert "390 MB" in printed
     (lines,), (picture,) = (list((tmp_path / "results").glob(f"*{s}")) for s in (".jsonl", ".png"))
     first, *others = map(json.loads, lines.read_text().splitlines())
     assert first["cores"] == len(os.sched_getaffinity(0))
+    assert first["capability"] == "AVX2"
+    assert first["steering"] == {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
     assert others == rows
     assert picture.stat().st_size > 10_000
     assert draw.main([str(lines), str(tmp_path / "again.svg")]) == 0
+
+
+def test_a_benchmark_names_the_machine_above_its_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in STEERING:
+        monkeypatch.delenv(name, raising=False)
+    found = Figure("m", "size", 390.0, "MB", 400.0)
+    assert run_benchmark("about", lambda rounds: iter([found]), 1, []) == 0
+    printed, table = capsys.readouterr()
+    assert json.loads(printed) == row(found)
+    now = setting()
+    line = f"{now['processor']}, {now['cores']} cores, {now['capability']}"
+    assert table.splitlines()[:2] == [line, "m"]
 
 
 def test_a_benchmark_that_fails_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def test_it_compares_what_it_says() -> None:
     strategies = [f"exchange: {name}" for name in ("average", "gradients", "shared")]
     assert [(r["name"], r["peer"], r["target"]) for r in rows] == [
         ("gradients alone", f"{one}, gradients alone", 0.95),
-        *((name, one, None) for name in strategies),
+        *zip(strategies, [one] * 3, [1.0, None, None], strict=True),
         *((name, "update of one trainer", None) for name in strategies),
     ]
     assert {r["rounds"] for r in rows} == {2}
