@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tandem.artifacts.reproducibility import STEERING
+from tandem.processor import STEERING
 
 Step = Callable[[], Any]
 Kind = Literal["speed", "time"]

@@ -24,7 +24,7 @@ ALLOWED = {
     "h5py": ("tandem/data/",),
     "hickle": ("tandem/data/", "tandem/preprocessing/", "preprocessing/"),
     "mpi4py": ("tandem/distributed/mpi.py",),
-    "numba": ("tandem/distributed/kernels.py",),
+    "numba": ("tandem/loops.py", "tandem/backend/image_loops.py"),
     "tensorboard": ("tandem/artifacts/tensorboard.py",),
     "rich": ("tandem/launch/live_view.py", "tandem/progress_bar.py"),
     "onnx": ("tandem/export/",),
@@ -44,7 +44,17 @@ ALLOWED = {
 # A package of the library imports only from the rows above its own and, without a circle, from its
 # own row.
 ROWS = (
-    ("errors", "files", "philox", "progress_bar", "registry", "validation", "cli"),
+    (
+        "errors",
+        "files",
+        "philox",
+        "loops",
+        "processor",
+        "progress_bar",
+        "registry",
+        "validation",
+        "cli",
+    ),
     ("ops", "memory"),
     ("layers", "data", "distributed", "processes"),
     ("optim", "backend", "config"),

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.metadata
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,18 +11,10 @@ from tandem.config.resolve import run_facts
 from tandem.config.schema import Config, affecting_bits
 from tandem.distributed import ALL_REDUCES, RULES
 from tandem.errors import InputError
+from tandem.processor import describe_processor
 
-PACKAGES = ("tandem", "numpy", "pytensor", "torch")
+PACKAGES = ("tandem", "numba", "numpy", "pytensor", "torch")
 """Packages whose code computes, or decides what is computed."""
-
-STEERING = (
-    "ATEN_CPU_CAPABILITY",
-    "ONEDNN_MAX_CPU_ISA",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "MKL_CBWR",
-    "MKL_ENABLE_INSTRUCTIONS",
-)
-"""Environment variables by which PyTorch's libraries choose other instructions."""
 
 Conditions = dict[str, str]
 
@@ -39,7 +30,8 @@ def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
     found |= {
         "devices": ", ".join(dict.fromkeys(_devices(config.devices, ranks))),
         "data": _digest(config.manifest_path, config.mean_path),
-        "processor": ", ".join(dict.fromkeys(rank.processor for rank in ranks)) or processor(),
+        "processor": ", ".join(dict.fromkeys(rank.processor for rank in ranks))
+        or describe_processor(),
         "python": platform.python_version(),
     }
     if collective := _collective(config, ranks):
@@ -56,18 +48,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def processor() -> str:
-    """Return the processor's model and vector instructions, by which kernels are chosen."""
-    parts = [platform.machine()]
-    fields = _cpuinfo()
-    if model := fields.get("model name") or fields.get("CPU part"):
-        parts.append(model)
-    flags = (fields.get("flags") or fields.get("Features") or "").split()
-    parts += sorted(flag for flag in flags if flag.startswith(_VECTOR_FLAGS))
-    parts += [f"{name}={os.environ[name]}" for name in STEERING if name in os.environ]
-    return " ".join(parts)
 
 
 def check_exact(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
@@ -110,21 +90,9 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm", "neon")
-
-
 def _digest(*paths: Path) -> str:
     """A short checksum of the content of files."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
-
-
-def _cpuinfo() -> dict[str, str]:
-    """The fields of the first processor; empty where the system has no such file."""
-    path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return {}
-    pairs = (line.partition(":") for line in path.read_text().split("\n\n")[0].splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def _shown(value: str | None, other: str | None) -> str:

@@ -1,21 +1,27 @@
 """The PyTensor mode of a device."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from pytensor.compile.mode import Mode
 
 from tandem.backend.inner_graphs import REWRITES
 from tandem.backend.linker import DeviceLinker
+from tandem.backend.lowering.convolution import has_transforms
 from tandem.backend.precision import Precision, ProductPrecision, set_tf32
 from tandem.backend.runtime import as_device, require_compiler
+from tandem.processor import describe_processor, prefers_transforms
+
+Convolutions = Literal["auto", "sums", "transforms"]
 
 
 def device_mode(
     device: str | torch.device = "cpu",
     compile: bool = False,
     precision: Precision = "float32",
-    channels_last: bool | None = None,
+    channels_last: bool = True,
+    convolutions: Convolutions = "auto",
     tune: bool = False,
     on_gradient_ready: Callable[[str], None] | None = None,
     strict: bool = False,
@@ -37,8 +43,12 @@ def device_mode(
     precision : "float32", "tf32" or "bfloat16"
         Of the operands of convolutions and matrix products. Whether float32 means
         tf32 on CUDA is PyTorch's setting for the whole process, and this sets it.
-    channels_last : bool, optional
-        Whether convolutions take the channels of a pixel side by side; by default on CUDA devices.
+    channels_last : bool
+        Whether convolutions take the channels of a pixel side by side.
+    convolutions : "auto", "sums" or "transforms"
+        Whether convolutions of stride 1 on a CPU may go by Fourier transforms where a count of
+        operations predicts a gain; "auto": if this processor gains, with the threads that
+        PyTorch has now.
     tune : bool
         With `compile`, try several kernels for each convolution and product, which takes minutes.
     on_gradient_ready : callable, optional
@@ -59,8 +69,12 @@ def device_mode(
         compiler is found.
     """
     target = as_device(device)
-    last = target.type == "cuda" if channels_last is None else channels_last
-    products = ProductPrecision(precision, last)
+    transforms = target.type == "cpu" and (
+        prefers_transforms(describe_processor(), torch.get_num_threads())
+        if convolutions == "auto"
+        else convolutions == "transforms"
+    )
+    products = ProductPrecision(precision, channels_last, transforms and has_transforms())
     if compile:
         require_compiler(target)
     set_tf32(precision == "tf32")

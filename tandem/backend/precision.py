@@ -33,6 +33,7 @@ class ProductPrecision:
 
     precision: Precision = "float32"  # of the operands of convolutions and matrix products
     channels_last: bool = False  # of images and filters; values are the same to rounding
+    transforms: bool = False  # convolutions of float32 by Fourier transforms, where they pay
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -73,6 +74,8 @@ def fit(lowering: Lowering, node: Apply, precision: ProductPrecision) -> Lowerin
         and lowering.factors > 0
         and all(v.type.dtype == "float32" for v in (*node.inputs, *node.outputs))
     )
+    if precision.transforms and not narrow and lowering.transformed is not None:
+        return replace(lowering, call=lowering.transformed)
     channels_last = precision.channels_last and lowering.images
     if not (narrow or channels_last):
         return lowering

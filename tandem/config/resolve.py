@@ -13,6 +13,7 @@ from tandem.config.hardware import (
 from tandem.config.schema import CHOICES, Config
 from tandem.distributed import RULES, RunFacts
 from tandem.errors import InputError
+from tandem.processor import describe_processor, prefers_transforms
 from tandem.registry import check
 
 
@@ -35,10 +36,14 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
         check(registry.setting, registry.chosen(settings), facts)
     if config.precision == "tf32" and not facts.on_gpu:
         raise InputError("precision: tf32 is a format of GPUs; on cpu use float32 or bfloat16")
+    threads = settings["threads"]
+    if threads == "auto":
+        threads = threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1
     found = {
-        "threads": threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1,
+        "threads": threads,
         "collective": _collective(config, facts),
         "compile": facts.on_gpu and not facts.bucket_mb,
+        "convolutions": _convolutions(facts, ranks, threads),
         "use_data_layer": facts.on_gpu,
     }
     return config.model_copy(
@@ -136,6 +141,13 @@ def _check_ranks(config: Config, ranks: Sequence[RankInfo]) -> None:
                 f"the ranks have different software: rank 0 {', '.join(first)}; rank {number} "
                 f"{', '.join(rank.software)}; use the same environment on every machine"
             )
+
+
+def _convolutions(facts: RunFacts, ranks: Sequence[RankInfo], threads: int) -> str:
+    """What ``convolutions: auto`` stands for, the same for trainers on different processors."""
+    processors = [rank.processor for rank in ranks] or [describe_processor()]
+    transform = not facts.on_gpu and all(prefers_transforms(name, threads) for name in processors)
+    return "transforms" if transform else "sums"
 
 
 def _collective(config: Config, facts: RunFacts) -> str:

@@ -242,6 +242,11 @@ class Trainers(Section):
     compile: bool | Literal["auto"] = key(
         "auto", "torch.compile the graph, about a minute; auto: on GPUs only", affects_bits=True
     )
+    convolutions: Literal["auto", "sums", "transforms"] = key(
+        "auto",
+        "on CPUs: sums by oneDNN, or Fourier transforms by NNPACK; auto: the faster",
+        affects_bits=True,
+    )
     exchange: str = key(
         "average",
         "average weights after a step or gradients before; shared: one copy",

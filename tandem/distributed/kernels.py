@@ -6,15 +6,12 @@ operation, so the bits are those of NumPy's expressions.
 """
 
 import functools
-import logging
 from collections.abc import Callable, Sequence
 
-import numba
 import numpy as np
 
 from tandem.distributed.shares import weights_and_divisor
-
-log = logging.getLogger(__name__)
+from tandem.loops import compile_loop
 
 Loop = Callable[[tuple[np.ndarray, ...], tuple[np.floating, ...], np.floating], None]
 """Called with vectors, the weight of each, and what their sum is divided by."""
@@ -66,18 +63,8 @@ def _run(
 
 @functools.cache
 def _compiled(loop: Loop, dtype: np.dtype, terms: int) -> Loop:
-    """The loop in machine code, which numba keeps on disk for the next run if it can."""
     sample = (np.zeros(1, dtype),) * terms, (dtype.type(1),) * terms, dtype.type(1)
-    # Divided as NumPy does it: a check for 0 would let no loop be vectorised.
-    options = {"nogil": True, "error_model": "numpy"}
-    try:
-        compiled = numba.njit(loop, cache=True, **options)
-        compiled(*sample)
-    except Exception as error:  # no folder, a full disk, or whatever a damaged file leads to
-        log.debug("numba's cache can't be used: %s", error)
-        compiled = numba.njit(loop, **options)
-        compiled(*sample)
-    return compiled
+    return compile_loop(loop, *sample)
 
 
 def _into_all(

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.artifacts.reproducibility import processor, versions
+from tandem.artifacts.reproducibility import versions
 from tandem.artifacts.run_lock import FolderLock
 from tandem.cli import configure_logging
 from tandem.config.hardware import RankInfo
@@ -34,6 +34,7 @@ from tandem.processes.heartbeat import HeartbeatMonitor
 from tandem.processes.signals import StopSignals
 from tandem.processes.supervisor import Outcome, ProgressReporter, supervise
 from tandem.processes.worker_pool import WorkerPool
+from tandem.processor import describe_processor
 from tandem.training import worker
 from tandem.training.memory import make_slots
 from tandem.training.run_spec import RunSpec
@@ -103,7 +104,7 @@ class RankLauncher(Launcher):
         leader = world.local.all_gather_object(world.rank)[0]
         software = tuple(f"{name} {version}" for name, version in versions().items())
         self.ranks = world.all_gather_object(
-            RankInfo.here(leader, processor(), software, world.starter)
+            RankInfo.here(leader, describe_processor(), software, world.starter)
         )
 
     def launch(

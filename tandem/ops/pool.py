@@ -98,8 +98,9 @@ class MaxPool2dGrad(_PoolingOp):
         planes = x.shape[0] * x.shape[1]
         gradient = np.zeros((planes, x.shape[2] * x.shape[3]), x.dtype)
         plane = np.arange(planes)[:, np.newaxis]
+        pooled = planes, g.shape[2] * g.shape[3]
         # Windows overlap, so a pixel may occur more than once; `+=` would count it only once.
-        np.add.at(gradient, (plane, argmax.reshape(planes, -1)), g.reshape(planes, -1))
+        np.add.at(gradient, (plane, argmax.reshape(pooled)), g.reshape(pooled))
         output_storage[0][0] = gradient.reshape(x.shape)
 
     def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:

@@ -46,7 +46,11 @@ class DeviceFunctions:
         self._reports = on_gradient_ready is not None
         products = "float32" if config.precision == "float64" else config.precision
         make_mode = partial(
-            device_mode, self._device, compile=config.compile is True, precision=products
+            device_mode,
+            self._device,
+            compile=config.compile is True,
+            precision=products,
+            convolutions=config.convolutions,
         )
         self._modes = dict.fromkeys(graphs, make_mode())
         if on_gradient_ready is not None:

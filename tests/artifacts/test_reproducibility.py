@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from tandem.artifacts import reproducibility
-from tandem.artifacts.reproducibility import check_exact, conditions, processor
+from tandem.artifacts.reproducibility import check_exact, conditions
 from tandem.config.schema import Config
 from tandem.errors import InputError
 from tests.support.tiny import prepare
@@ -18,7 +17,13 @@ PATH = Path("runs/a/epoch-0001.safetensors")
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     folder = prepare(tmp_path_factory.mktemp("data"))
-    resolved = {"devices": ("cpu", "cpu"), "threads": 1, "compile": False, "use_data_layer": False}
+    resolved = {
+        "devices": ("cpu", "cpu"),
+        "threads": 1,
+        "compile": False,
+        "convolutions": "transforms",
+        "use_data_layer": False,
+    }
     return Config(data_folder=str(folder), **resolved)
 
 
@@ -43,6 +48,7 @@ def test_all_conditions_are_named(config: Config) -> None:
         ({"devices": ("cpu",)}, "trainers 2 in the checkpoint, now 1"),
         ({"threads": 2}, "threads 1 in the checkpoint, now 2"),
         ({"compile": True}, "compile false in the checkpoint, now true"),
+        ({"convolutions": "sums"}, "convolutions transforms in the checkpoint, now sums"),
         ({"exchange": "gradients"}, "exchange average in the checkpoint, now gradients"),
         ({"precision": "float64"}, "precision float32 in the checkpoint, now float64"),
     ],
@@ -85,21 +91,3 @@ def test_of_a_processor_only_what_differs_is_shown() -> None:
     common = "x86_64 Some CompiledNetwork " + " ".join(f"avx512{i}" for i in range(30))
     message = refusal({"processor": f"{common} amx_tile"}, {"processor": common})
     assert "processor amx_tile in the checkpoint, now less" in message
-
-
-def test_steering_of_the_instruction_set_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = processor()
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    assert processor() == f"{before} ATEN_CPU_CAPABILITY=default"
-
-
-def test_other_flags_of_the_processor_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fields = {"model name": "M", "flags": "avx2 fma rdrand sse4_2"}
-    monkeypatch.setattr(reproducibility, "_cpuinfo", lambda: fields)
-    before = processor()
-    fields["flags"] += " hypervisor"
-    assert processor() == before
-    fields["flags"] += " avx512f"
-    assert processor() != before

@@ -1,5 +1,6 @@
 """Which convolutions go by transforms, and that these round no more coarsely than sums do."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,23 +12,27 @@ import torch
 from examples.resident_step import ResidentStep, Sizes
 from tandem.backend import device_mode
 from tandem.backend.lowering import lower
-from tandem.ops.conv import Conv2d, Conv2dInputGrad, conv2d
-from tests.support.check_function import DEVICE
+from tandem.backend.mode import Convolutions
+from tandem.ops.conv import conv2d
+from tests.support.check_function import PYTHON, results
+from tests.support.lowering_cases import LOWERING_CASES, Case
 
 needs_nnpack = pytest.mark.skipif(
     not torch.backends.nnpack.is_available(), reason="this PyTorch has no NNPACK"
 )
 
 
-def transformed_layers(sizes: Sizes) -> list[str]:
+def transformed_layers(sizes: Sizes, convolutions: Convolutions) -> list[str]:
     """The convolutions of a training step, forward and of the images, that go by transforms."""
-    program: Any = ResidentStep(device_mode("cpu"), sizes).functions[0].vm
+    step = ResidentStep(device_mode("cpu", convolutions=convolutions), sizes)
+    program: Any = step.functions[0].vm
+    lines = program.program.source.splitlines()
     found = []
-    for node in program.program.nodes.values():
-        if isinstance(node.op, Conv2d | Conv2dInputGrad):
-            call = lower(node.op, node, device=torch.device("cpu"), compiled=False).call
-            if "Transformed" in repr(call):
-                found.append(f"{type(node.op).__name__} {node.inputs[1].type.shape}")
+    for number, node in program.program.nodes.items():
+        function = re.search(r"= (f\d+)\(", lines[number - 1])
+        call = program.program.run.__globals__[function[1]] if function else None
+        if "transformed" in getattr(call, "__qualname__", ""):
+            found.append(type(node.op).__name__)
     return found
 
 
@@ -39,7 +44,8 @@ def computed(dtype: str, batch: int, channels: int, side: int, length: int) -> l
     y = conv2d(x, w, b, pad=side // 2)
     g = rng.normal(size=y.type.shape).astype("float32").astype(dtype)
     outputs = [y, pytensor.grad((y * g).sum(), x)]
-    return pytensor.function([x, w, b], outputs, mode=DEVICE)(*values)
+    mode = device_mode(convolutions="transforms")
+    return pytensor.function([x, w, b], outputs, mode=mode)(*values)
 
 
 @needs_nnpack
@@ -56,9 +62,24 @@ def test_transforms_round_no_more_coarsely_than_sums(side: int, length: int) -> 
 
 @needs_nnpack
 def test_the_papers_network_takes_transforms_for_all_but_the_first_layer() -> None:
-    found = transformed_layers(Sizes(16, 227, 256, 10, 1.0))
-    assert sorted(name.split()[0] for name in found) == ["Conv2d"] * 4 + ["Conv2dInputGrad"] * 4
-    assert transformed_layers(Sizes(64, 67, 76, 10, 1.0)) == []
+    paper, demo = Sizes(16, 227, 256, 10, 1.0), Sizes(64, 67, 76, 10, 1.0)
+    found = transformed_layers(paper, "transforms")
+    assert sorted(found) == ["Conv2d"] * 4 + ["Conv2dInputGrad"] * 4
+    assert transformed_layers(paper, "sums") == []
+    assert transformed_layers(demo, "transforms") == []
+
+
+@needs_nnpack
+@pytest.mark.parametrize(
+    "case", [case for case in LOWERING_CASES if "transformed" in str(case)], ids=str
+)
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_transforms_equal_pytensor(case: Case, compiled: bool) -> None:
+    inputs, outputs, values = case.build()
+    expected = results(inputs, outputs, values, PYTHON)
+    mode = device_mode(compile=compiled, convolutions="transforms")
+    (got,) = results(inputs, outputs, values, mode)
+    np.testing.assert_allclose(got, expected[0], 1e-4, 1e-5 * np.abs(expected[0]).max())
 
 
 @needs_nnpack
@@ -74,5 +95,5 @@ def test_where_transforms_do_not_pay_the_sum_is_computed(
     w = pt.tensor(dtype="float32", shape=(32, 32, side, side))
     b = pt.tensor(dtype="float32", shape=(32,))
     node = conv2d(x, w, b, stride=stride, pad=pad).owner
-    call = lower(node.op, node, device=torch.device("cpu"), compiled=False).call
-    assert "Transformed" not in repr(call)
+    lowering = lower(node.op, node, device=torch.device("cpu"), compiled=False)
+    assert lowering.transformed is None

@@ -8,6 +8,7 @@ import pytensor
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 import pytest
+import torch
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.basic import Choose, PermuteRowElements
 from pytensor.tensor.blockwise import Blockwise
@@ -23,7 +24,7 @@ from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.linalg.summary import Det
 
 from tandem.backend import device_mode
-from tandem.backend.lowering import lower
+from tandem.backend.lowering import linalg, lower
 from tandem.backend.lowering.blockwise import core_lowering
 from tests.support.check_function import DEVICE, PLAIN_DEVICE, PYTHON
 from tests.support.linalg_cases import LINALG_CASES
@@ -159,3 +160,70 @@ def test_the_conjugate_of_real_numbers_is_a_copy() -> None:
     value = np.ones(3)
     result = pytensor.function([x], Elemwise(ps.conj)(x), mode=PLAIN_DEVICE)(value)
     assert not np.shares_memory(result, value)
+
+
+def product(x: np.ndarray, y: np.ndarray, **types: Any) -> np.ndarray:
+    a, b = (pt.tensor(dtype=v.dtype.name, shape=types.get("shape", v.shape)) for v in (x, y))
+    found: np.ndarray = pytensor.function([a, b], a @ b, mode=DEVICE)(x, y)
+    return found
+
+
+def strided(rows: int, columns: int, layout: str) -> np.ndarray:
+    rng = np.random.default_rng(rows)
+    if layout == "transposed":
+        return rng.normal(size=(columns, rows)).astype("float32").T
+    if layout == "rows of a transposed matrix":
+        return rng.normal(size=(columns, 2 * rows)).astype("float32").T[:rows]
+    if layout == "every other column":
+        return rng.normal(size=(rows, 2 * columns)).astype("float32")[:, ::2]
+    return rng.normal(size=(rows, columns)).astype("float32")
+
+
+STRIDES = ["whole", "transposed", "rows of a transposed matrix", "every other column"]
+
+
+@pytest.mark.parametrize("of_x", STRIDES)
+@pytest.mark.parametrize("of_y", STRIDES)
+@pytest.mark.parametrize("sizes", [(64, 300, 260), (1, 300, 260), (3, 5, 2)])
+def test_a_product_of_any_layouts(
+    sizes: tuple[int, int, int], of_x: str, of_y: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN gets those it is fast with: the whole first factor, the second or its transpose."""
+    layouts = []
+    operator = linalg._onednn()
+    assert operator is not None
+    linear = torch.ops.mkldnn._linear_pointwise
+
+    def recorded(x: Any, y: Any, *rest: Any) -> Any:
+        layouts.append((x.is_contiguous(), y.is_contiguous() or y.t().is_contiguous()))
+        return linear(x, y, *rest)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", recorded)
+    linalg._onednn.cache_clear()
+    m, k, n = sizes
+    x, y = strided(m, k, of_x), strided(k, n, of_y)
+    got = product(x, y, shape=(None, None))
+    monkeypatch.undo()
+    linalg._onednn.cache_clear()
+    exact = x.astype("float64") @ y.astype("float64")
+    np.testing.assert_allclose(got, exact, 1e-4, 1e-6 * k)
+    calls = layouts[1:]  # the first is a trial
+    assert calls == ([(True, True)] if m == 64 else [])
+
+
+def fails(*arguments: Any) -> Any:
+    raise RuntimeError("other arguments are expected")
+
+
+@pytest.mark.parametrize("changed", [fails, lambda x, y, *rest: x.new_zeros((2, 2))])
+def test_without_the_operator_the_product_is_the_ordinary_one(
+    changed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", changed)
+    linalg._onednn.cache_clear()
+    x, y = strided(64, 300, "whole"), strided(300, 260, "whole")
+    got = product(x, y)
+    assert linalg._onednn() is None
+    monkeypatch.undo()
+    linalg._onednn.cache_clear()
+    np.testing.assert_array_equal(got, torch.mm(torch.from_numpy(x), torch.from_numpy(y)))

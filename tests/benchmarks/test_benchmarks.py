@@ -17,10 +17,10 @@ from benchmarks.measure import Comparison, Figure, Measured, compare, row, setti
 from benchmarks.measure import run as run_benchmark
 from benchmarks.plain_alexnet import step_flops
 from examples.resident_step import ResidentStep, Sizes
-from tandem.artifacts.reproducibility import STEERING
 from tandem.backend import device_mode
 from tandem.errors import InputError
 from tandem.ops import Conv2d, Conv2dInputGrad, Conv2dWeightGrad
+from tandem.processor import STEERING
 
 TINY = Sizes(batch=2)
 

@@ -108,7 +108,33 @@ def test_bits_depend_on_the_marked_settings(collective: str) -> None:
     assert set(affecting_bits(make_config({"collective": collective}))) == {
         "threads",
         "compile",
+        "convolutions",
         "exchange",
         "precision",
         "deterministic",
     }
+
+
+ZEN_3 = "x86_64 AMD EPYC AuthenticAMD family 25 avx2 fma"
+ZEN_5 = "x86_64 AMD EPYC AuthenticAMD family 26 avx2 avx512bw fma"
+
+
+@pytest.mark.parametrize(
+    ("processors", "expected"),
+    [((ZEN_3, ZEN_3), "transforms"), ((ZEN_5, ZEN_5), "sums"), ((ZEN_3, ZEN_5), "sums")],
+)
+def test_all_trainers_compute_convolutions_alike(
+    processors: tuple[str, ...], expected: str
+) -> None:
+    ranks = [
+        RankInfo(number, (0,), (), (), name, (), "mpirun") for number, name in enumerate(processors)
+    ]
+    assert resolve(make_config({"devices": ["cpu"]}), ranks).convolutions == expected
+    given = resolve(make_config({"devices": ["cpu"], "convolutions": "transforms"}), ranks)
+    assert given.convolutions == "transforms"
+
+
+def test_on_gpus_convolutions_are_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = RankInfo(0, (0,), ("A GPU",), ("id",), ZEN_3, (), "torchrun")
+    monkeypatch.setattr("tandem.config.hardware.missing_for_gpus", lambda: None)
+    assert resolve(make_config({"devices": ["cuda:0"]}), [here]).convolutions == "sums"

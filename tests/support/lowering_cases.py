@@ -619,7 +619,7 @@ def _network_cases() -> list[Case]:
         cases += _crop_cases(dtype)
     cases += _transformed_cases()
     large = sample("float32", (3, 96, 55, 55))
-    cases.append(case("lrn-in-parts", LRN(5, 1e-4, 0.75, 2.0), large))
+    cases.append(case("lrn-large", LRN(5, 1e-4, 0.75, 2.0), large))
     return cases
 
 

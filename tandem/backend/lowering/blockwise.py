@@ -47,7 +47,7 @@ def _lower_alone(op: Op, node: Apply, device: torch.device, compiled: bool) -> L
 @lower.register(Blockwise)
 def lower_blockwise(op: Blockwise, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     if isinstance(op.core_op, Dot):
-        return product(node)
+        return product(node, device, compiled)
     if op.batch_ndim(node) == 0:
         alone = op.core_op.make_node(*node.inputs)
         return lower(op.core_op, alone, device, compiled)

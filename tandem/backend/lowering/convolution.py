@@ -3,10 +3,10 @@
 On a CPU PyTorch has two libraries for them: oneDNN, which multiplies each pixel with each tap, and
 NNPACK, which multiplies Fourier transforms of tiles, with three to five times fewer products and
 less rounding (Mathieu, Henaff, LeCun 2014, section 2). PyTorch by default uses oneDNN if available.
+Which is faster depends on the processor: `tandem.processor.prefers_transforms`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -27,24 +27,28 @@ def lower_conv2d(op: Conv2d, node: Apply, device: torch.device, compiled: bool) 
     def direct(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         return F.conv2d(x, w, b, stride, pad, 1, groups)
 
+    def transformed(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return _transformed_convolution(x, w, b, pad, groups)
+
     x, w, _ = node.inputs
-    if _has_transforms(device) and _pays(stride, x, w, node.outputs[0]):
-        return computed(_Transformed(pad, groups, direct), factors=2, images=True)
-    return computed(direct, factors=2, images=True)
+    pays = _pays(stride, x, w, node.outputs[0])
+    variant = transformed if pays and device.type == "cpu" else None
+    return computed(direct, factors=2, images=True, transformed=variant)
 
 
 @lower.register(Conv2dInputGrad)
 def lower_conv2d_input_grad(
     op: Conv2dInputGrad, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
-    direct = _gradient(op, 0)
     x, w, g = node.inputs
-    size = static_shape(w)
-    if not (_has_transforms(device) and _pays(op.stride, g, w, x)) or size is None:
-        return computed(direct, factors=3, images=True)
-    pad = size[2] - 1 - op.pad
-    call = _TransformedGradient(pad, op.groups, direct) if pad >= 0 else direct
-    return computed(call, factors=3, images=True)
+    size, groups = w.type.shape[2], op.groups
+
+    def transformed(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
+        return _transformed_convolution(g, _turned(w, groups), None, size - 1 - op.pad, groups)
+
+    pays = _pays(op.stride, g, w, x) and op.pad < size
+    variant = transformed if pays and device.type == "cpu" else None
+    return computed(_gradient(op, 0), factors=3, images=True, transformed=variant)
 
 
 @lower.register(Conv2dWeightGrad)
@@ -75,61 +79,51 @@ def _transformed_convolution(
 ) -> Tensor:
     """A convolution of stride 1 by NNPACK, which has no groups; an operator of our own, since
     ``torch.compile`` can't read PyTorch's."""
-    biases = [None] * groups if b is None else b.chunk(groups)
-    results = [
-        aten._nnpack_spatial_convolution(
-            x_part.contiguous(), w_part.contiguous(), b_part, [pad, pad], [1, 1]
+    from tandem.backend.image_loops import from_planes, to_planes
+
+    y = _transformed_like(x, w, pad)
+    inputs, filters = w.shape[1], w.shape[0] // groups
+    for group in range(groups):
+        rows = slice(group * filters, (group + 1) * filters)
+        part = aten._nnpack_spatial_convolution(
+            to_planes(x, slice(group * inputs, (group + 1) * inputs)),
+            w[rows].contiguous(),
+            None if b is None else b[rows],
+            [pad, pad],
+            [1, 1],
         )
-        for x_part, w_part, b_part in zip(x.chunk(groups, 1), w.chunk(groups), biases, strict=True)
-    ]
-    return results[0] if groups == 1 else torch.cat(results, dim=1)
+        from_planes(part, y, rows)
+    return y
 
 
 @_transformed_convolution.register_fake
 def _(x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: int) -> Tensor:
+    return _transformed_like(x, w, pad)
+
+
+def _transformed_like(x: Tensor, w: Tensor, pad: int) -> Tensor:
+    """Memory for the result, whose channels lie last: the kernels around it are faster so."""
     rows, columns = (n + 2 * pad - w.shape[2] + 1 for n in x.shape[2:])
-    return x.new_empty((x.shape[0], w.shape[0], rows, columns))
+    shape = (x.shape[0], w.shape[0], rows, columns)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
-@dataclass(frozen=True)
-class _Transformed:
-    """A convolution of stride 1 by NNPACK; operands that aren't float32 go to `direct`."""
+def _turned(w: Tensor, groups: int) -> Tensor:
+    """Filters whose convolution with g is the gradient of a convolution's images, at stride 1.
 
-    pad: int
-    groups: int
-    direct: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
-    def __call__(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        if x.dtype != torch.float32:
-            return self.direct(x, w, b)
-        return _transformed_convolution(x, w, b, self.pad, self.groups)
-
-
-@dataclass(frozen=True)
-class _TransformedGradient:
-    """The gradient of a convolution of stride 1 with respect to its images, by NNPACK.
-
-    It is the convolution of g with each filter turned by 180 degrees, inputs and outputs exchanged,
-    and padded so that it has x's size again.
+    Each is turned by 180 degrees, and inputs and outputs are exchanged. With the padding ``size - 1
+    - pad`` the result has the images' size again.
     """
-
-    pad: int
-    groups: int
-    direct: Callable[[Tensor, Tensor, Tensor], Tensor]
-
-    def __call__(self, x: Tensor, w: Tensor, g: Tensor) -> Tensor:
-        if g.dtype != torch.float32:
-            return self.direct(x, w, g)
-        filters, channels, *window = w.shape
-        by_group = w.reshape(self.groups, filters // self.groups, channels, *window)
-        turned = by_group.transpose(1, 2).flip(3, 4)
-        turned = turned.reshape(self.groups * channels, filters // self.groups, *window)
-        return _transformed_convolution(g, turned, None, self.pad, self.groups)
+    filters, channels, *window = w.shape
+    by_group = w.reshape(groups, filters // groups, channels, *window)
+    turned = by_group.transpose(1, 2).flip(3, 4)
+    return turned.reshape(groups * channels, filters // groups, *window)
 
 
-def _has_transforms(device: torch.device) -> bool:
-    # The query also sets NNPACK up, which its operator doesn't do by itself (PyTorch 2.13).
-    return device.type == "cpu" and torch.backends.nnpack.is_available()
+def has_transforms() -> bool:
+    """Whether this PyTorch has NNPACK."""
+    # The query also sets it up, which its operator doesn't do by itself (PyTorch 2.13).
+    return torch.backends.nnpack.is_available()
 
 
 _LEAST_TILES = 16  # in a minibatch, to make up for transforming the filters

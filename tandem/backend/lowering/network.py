@@ -18,47 +18,42 @@ from tandem.philox import philox4x32
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-# Elements that fit in a cache together with their temporaries: LRN passes over memory about ten
-# times, part by part.
-_CACHED = 1 << 19
-
 
 @lower.register(MaxPool2d)
 def lower_max_pool2d(op: MaxPool2d, node: Apply, device: torch.device, compiled: bool) -> Lowering:
-    size, stride = [op.size] * 2, [op.stride] * 2
+    size, stride = op.size, op.stride
 
-    def pool(x: Tensor) -> tuple[Tensor, Tensor]:
-        return aten.max_pool2d_with_indices(x, size, stride)
+    def by_loop(x: Tensor) -> tuple[Tensor, Tensor]:
+        from tandem.backend.image_loops import max_pool
 
-    def in_parts(x: Tensor) -> tuple[Tensor, Tensor]:
-        # With the channels of a pixel side by side PyTorch's kernel is vectorised and takes a
-        # fifteenth of the time, which pays for both conversions within the cache.
-        if x.is_contiguous(memory_format=torch.channels_last):
-            return pool(x)
-        shape = (*x.shape[:2], *((n - op.size) // op.stride + 1 for n in x.shape[2:]))
-        y, places = torch.empty(shape, dtype=x.dtype), torch.empty(shape, dtype=torch.int64)
-        for part in _in_parts(x):
-            y[part], places[part] = pool(x[part].contiguous(memory_format=torch.channels_last))
-        return y, places
+        return max_pool(x, size, stride)
 
-    return computed(pool if compiled or device.type != "cpu" else in_parts)
+    def by_kernel(x: Tensor) -> tuple[Tensor, Tensor]:
+        return aten.max_pool2d_with_indices(x, [size] * 2, [stride] * 2)
+
+    return computed(by_kernel if compiled or device.type != "cpu" else by_loop)
 
 
 @lower.register(MaxPool2dGrad)
 def lower_max_pool2d_grad(
     op: MaxPool2dGrad, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
-    size, stride = [op.size] * 2, [op.stride] * 2
+    size, stride = op.size, op.stride
 
-    def gradient(x: Tensor, argmax: Tensor, g: Tensor) -> Tensor:
+    def by_loop(x: Tensor, argmax: Tensor, g: Tensor) -> Tensor:
+        from tandem.backend.image_loops import max_pool_gradient
+
+        return max_pool_gradient(x, argmax, g, size, stride)
+
+    def by_kernel(x: Tensor, argmax: Tensor, g: Tensor) -> Tensor:
         if argmax.is_contiguous(memory_format=torch.channels_last):
             # With different layouts PyTorch's kernel takes five times as long.
             g = g.contiguous(memory_format=torch.channels_last)
         return aten.max_pool2d_with_indices_backward(
-            g, x, size, stride, [0, 0], [1, 1], False, argmax
+            g, x, [size] * 2, [stride] * 2, [0, 0], [1, 1], False, argmax
         )
 
-    return computed(gradient)
+    return computed(by_kernel if compiled or device.type != "cpu" else by_loop)
 
 
 @lower.register(Relu)
@@ -74,23 +69,15 @@ def lower_relu_grad(op: ReluGrad, node: Apply, device: torch.device, compiled: b
     return computed(lambda y, g: aten.threshold_backward(g, y, 0), reuse={1: over_g})
 
 
-def _inverse_power(scale: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
+def _inverse_power(scale: Tensor, beta: float) -> Tensor:
     """Compute ``scale ** -beta``.
 
     For beta = 0.75 by two square roots, which agrees to rounding and takes a third of the time.
     """
     if beta != 0.75:
-        return torch.pow(scale, -beta, out=out)
-    root = torch.rsqrt(scale, out=out)
-    return torch.mul(root, torch.sqrt(root), out=out)
-
-
-def _add_neighbours(out: Tensor, x: Tensor, size: int) -> Tensor:
-    """Add to each channel of `out` the channels of `x` beside it within a window of `size`."""
-    for distance in range(1, size // 2 + 1):
-        out[:, distance:] += x[:, :-distance]
-        out[:, :-distance] += x[:, distance:]
-    return out
+        return torch.pow(scale, -beta)
+    root = torch.rsqrt(scale)
+    return root * torch.sqrt(root)
 
 
 def _window_sums(x: Tensor, size: int) -> Tensor:
@@ -103,54 +90,40 @@ def _window_sums(x: Tensor, size: int) -> Tensor:
     return total
 
 
-def _in_parts(x: Tensor) -> list[slice]:
-    """Divide a batch into parts that a processor's cache holds; on a GPU it is one part."""
-    images = x.shape[0]
-    part = images if x.device.type != "cpu" else max(1, _CACHED * images // max(1, x.numel()))
-    return [slice(first, first + part) for first in range(0, images, max(1, part))]
+def _has_loop(op: LRN | LRNGrad, device: torch.device, compiled: bool) -> bool:
+    return device.type == "cpu" and not compiled and op.beta == 0.75
 
 
 @lower.register(LRN)
 def lower_lrn(op: LRN, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     size, alpha, beta, k = op.size, op.alpha, op.beta, op.k
 
-    def fused(x: Tensor) -> tuple[Tensor, Tensor]:
+    def by_loop(x: Tensor) -> tuple[Tensor, Tensor]:
+        from tandem.backend.image_loops import normalize
+
+        return normalize(x, size, alpha, k)
+
+    def by_kernels(x: Tensor) -> tuple[Tensor, Tensor]:
         scale = k + alpha * _window_sums(x * x, size)
         return x * _inverse_power(scale, beta), scale
 
-    def in_parts(x: Tensor) -> tuple[Tensor, Tensor]:
-        x = x.contiguous()
-        y, scale = torch.empty_like(x), torch.empty_like(x)
-        for part in _in_parts(x):
-            x_part, y_part, scale_part = x[part], y[part], scale[part]
-            squares = torch.mul(x_part, x_part, out=y_part)
-            _add_neighbours(scale_part.copy_(squares), squares, size).mul_(alpha).add_(k)
-            _inverse_power(scale_part, beta, out=y_part).mul_(x_part)
-        return y, scale
-
-    return computed(fused if compiled else in_parts)
+    return computed(by_loop if _has_loop(op, device, compiled) else by_kernels)
 
 
 @lower.register(LRNGrad)
 def lower_lrn_grad(op: LRNGrad, node: Apply, device: torch.device, compiled: bool) -> Lowering:
-    size, beta = op.size, op.beta
-    factor = -2 * op.alpha * beta
+    size, alpha, beta = op.size, op.alpha, op.beta
 
-    def fused(x: Tensor, scale: Tensor, g: Tensor) -> Tensor:
+    def by_loop(x: Tensor, scale: Tensor, g: Tensor) -> Tensor:
+        from tandem.backend.image_loops import normalize_gradient
+
+        return normalize_gradient(x, scale, g, size, alpha)
+
+    def by_kernels(x: Tensor, scale: Tensor, g: Tensor) -> Tensor:
         scaled = g * _inverse_power(scale, beta)
-        return scaled + factor * x * _window_sums(scaled * x / scale, size)
+        return scaled - 2 * alpha * beta * x * _window_sums(scaled * x / scale, size)
 
-    def in_parts(x: Tensor, scale: Tensor, g: Tensor) -> Tensor:
-        x, scale, g = x.contiguous(), scale.contiguous(), g.contiguous()
-        gradient = torch.empty_like(x)
-        for part in _in_parts(x):
-            x_part, scale_part, out = x[part], scale[part], gradient[part]
-            _inverse_power(scale_part, beta, out=out).mul_(g[part])
-            terms = torch.mul(out, x_part).div_(scale_part)
-            out.addcmul_(x_part, _add_neighbours(terms.clone(), terms, size), value=factor)
-        return gradient
-
-    return computed(fused if compiled else in_parts)
+    return computed(by_loop if _has_loop(op, device, compiled) else by_kernels)
 
 
 @lower.register(MomentumStep)

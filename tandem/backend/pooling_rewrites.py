@@ -1,0 +1,76 @@
+"""Rewrites of graphs that make work on images cheaper by doing it after their max pooling."""
+
+from typing import Any, cast
+
+from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.tensor.math import Sum
+
+from tandem.ops import MaxPool2d, MaxPool2dGrad, Relu, ReluGrad
+
+Replacements = dict[Variable, Variable]
+
+
+@node_rewriter([MaxPool2d])
+def pool_before_relu(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
+    """Replace the maximum of ReLUs by the ReLU of the maximum, which has fewer elements.
+
+    So it is with the gradient: what a window passes on goes to the place of its maximum, if this is
+    above 0. Values and gradients are the same; places differ in windows where nothing is above 0.
+    """
+    (relu,) = node.inputs
+    if relu.owner is None or not isinstance(relu.owner.op, Relu):
+        return None
+    clients = [client for client, _ in fgraph.clients[relu] if client is not node]
+    scatters = [client for client, _ in fgraph.clients[node.outputs[1]]]
+    gates = [_only_client(fgraph, s.outputs[0]) for s in scatters if _is_scatter(s, node)]
+    known = [*scatters, *gates]
+    if len(gates) < len(scatters) or any(client not in known for client in clients):
+        return None
+    if any(gate is None or not _is_gate(gate, relu) for gate in gates):
+        return None
+    (before,) = relu.owner.inputs
+    pooled, places = cast(list[Variable], node.op(before, return_list=True))
+    y = cast(Variable, Relu()(pooled))
+    found = {node.outputs[0]: y}
+    for scatter, gate in zip(scatters, gates, strict=True):
+        assert gate is not None
+        g = ReluGrad()(y, scatter.inputs[2])
+        found[gate.outputs[0]] = cast(Variable, scatter.op(before, places, g))
+    return found
+
+
+def _only_client(fgraph: FunctionGraph, variable: Variable) -> Apply | None:
+    clients = fgraph.clients[variable]
+    return clients[0][0] if len(clients) == 1 else None
+
+
+def _is_scatter(node: Any, pool: Apply) -> bool:
+    """Whether a node is the gradient of `pool`, and takes its places as such."""
+    return isinstance(node.op, MaxPool2dGrad) and node.inputs[1] is pool.outputs[1]
+
+
+def _is_gate(node: Any, relu: Variable) -> bool:
+    """Whether a node is the gradient of the ReLU of which `relu` is the output."""
+    return isinstance(node.op, ReluGrad) and node.inputs[0] is relu
+
+
+@node_rewriter([Sum])
+def sum_before_scatter(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
+    """Replace the sum over whole images of a pooling's gradient by the sum of what it scatters."""
+    (x,) = node.inputs
+    axes = node.op.axis
+    if x.owner is None or not isinstance(x.owner.op, MaxPool2dGrad):
+        return None
+    if axes is not None and not {2, 3} <= set(axes):
+        return None
+    return {node.outputs[0]: cast(Variable, node.op(x.owner.inputs[2]))}
+
+
+POOLING = "work_after_pooling"
+"""Tag of these rewrites, which work in the graph that the general ones have left."""
+
+for _position, _rewriter in enumerate((pool_before_relu, sum_before_scatter), start=40):
+    optdb.register(str(_rewriter), dfs_rewriter(_rewriter), POOLING, position=_position)
