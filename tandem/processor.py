@@ -15,9 +15,6 @@ STEERING = (
 
 _VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm", "neon")
 
-# Processors with instructions for vectors of 512 bits of which they multiply 256 at a time: Zen 4.
-_HALF_RATE = "AuthenticAMD family 25"
-
 
 def describe_processor() -> str:
     """Return model, vector instructions and steering variables, by which kernels are chosen."""
@@ -25,27 +22,19 @@ def describe_processor() -> str:
     fields = _cpuinfo()
     if model := fields.get("model name") or fields.get("CPU part"):
         parts.append(model)
-    if "cpu family" in fields:
-        parts.append(f"{fields.get('vendor_id')} family {fields['cpu family']}")
     flags = (fields.get("flags") or fields.get("Features") or "").split()
     parts += sorted(flag for flag in flags if flag.startswith(_VECTOR_FLAGS))
     parts += [f"{name}={os.environ[name]}" for name in STEERING if name in os.environ]
     return " ".join(parts)
 
 
-def prefers_transforms(processor: str, threads: int) -> bool:
+def prefers_transforms(processor: str) -> bool:
     """Whether NNPACK's convolutions are faster than oneDNN's on a described processor.
 
-    They are code for AVX2 and need fewer multiplications. oneDNN makes up for it where it can
-    multiply twice as many numbers at a time. Where it has AVX-512 at half the rate, one thread
-    gains by NNPACK; several do not, since NNPACK's threads and PyTorch's take turns.
+    They are code for AVX2 and need fewer multiplications, which oneDNN makes up for with AVX-512.
     """
     words = processor.split()
-    if "avx2" not in words:
-        return False
-    if "avx512bw" not in words or "ATEN_CPU_CAPABILITY=avx2" in words:
-        return True
-    return threads == 1 and _HALF_RATE in processor
+    return "avx2" in words and ("avx512bw" not in words or "ATEN_CPU_CAPABILITY=avx2" in words)
 
 
 def _cpuinfo() -> dict[str, str]:

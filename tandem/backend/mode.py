@@ -47,8 +47,7 @@ def device_mode(
         Whether convolutions take the channels of a pixel side by side.
     convolutions : "auto", "sums" or "transforms"
         Whether convolutions of stride 1 on a CPU may go by Fourier transforms where a count of
-        operations predicts a gain; "auto": if this processor gains, with the threads that
-        PyTorch has now.
+        operations predicts a gain; "auto": if this processor gains.
     tune : bool
         With `compile`, try several kernels for each convolution and product, which takes minutes.
     on_gradient_ready : callable, optional
@@ -70,7 +69,7 @@ def device_mode(
     """
     target = as_device(device)
     transforms = target.type == "cpu" and (
-        prefers_transforms(describe_processor(), torch.get_num_threads())
+        prefers_transforms(describe_processor())
         if convolutions == "auto"
         else convolutions == "transforms"
     )

@@ -36,14 +36,11 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
         check(registry.setting, registry.chosen(settings), facts)
     if config.precision == "tf32" and not facts.on_gpu:
         raise InputError("precision: tf32 is a format of GPUs; on cpu use float32 or bfloat16")
-    threads = settings["threads"]
-    if threads == "auto":
-        threads = threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1
     found = {
-        "threads": threads,
+        "threads": threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1,
         "collective": _collective(config, facts),
         "compile": facts.on_gpu and not facts.bucket_mb,
-        "convolutions": _convolutions(facts, ranks, threads),
+        "convolutions": _convolutions(facts, ranks),
         "use_data_layer": facts.on_gpu,
     }
     return config.model_copy(
@@ -143,10 +140,10 @@ def _check_ranks(config: Config, ranks: Sequence[RankInfo]) -> None:
             )
 
 
-def _convolutions(facts: RunFacts, ranks: Sequence[RankInfo], threads: int) -> str:
+def _convolutions(facts: RunFacts, ranks: Sequence[RankInfo]) -> str:
     """What ``convolutions: auto`` stands for, the same for trainers on different processors."""
     processors = [rank.processor for rank in ranks] or [describe_processor()]
-    transform = not facts.on_gpu and all(prefers_transforms(name, threads) for name in processors)
+    transform = not facts.on_gpu and all(prefers_transforms(name) for name in processors)
     return "transforms" if transform else "sums"
 
 

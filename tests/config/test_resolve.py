@@ -115,13 +115,13 @@ def test_bits_depend_on_the_marked_settings(collective: str) -> None:
     }
 
 
-ZEN_3 = "x86_64 AMD EPYC AuthenticAMD family 25 avx2 fma"
-ZEN_5 = "x86_64 AMD EPYC AuthenticAMD family 26 avx2 avx512bw fma"
+AVX2 = "x86_64 AMD EPYC avx2 fma"
+AVX_512 = "x86_64 AMD EPYC avx2 avx512bw fma"
 
 
 @pytest.mark.parametrize(
     ("processors", "expected"),
-    [((ZEN_3, ZEN_3), "transforms"), ((ZEN_5, ZEN_5), "sums"), ((ZEN_3, ZEN_5), "sums")],
+    [((AVX2, AVX2), "transforms"), ((AVX_512, AVX_512), "sums"), ((AVX2, AVX_512), "sums")],
 )
 def test_all_trainers_compute_convolutions_alike(
     processors: tuple[str, ...], expected: str
@@ -135,6 +135,6 @@ def test_all_trainers_compute_convolutions_alike(
 
 
 def test_on_gpus_convolutions_are_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = RankInfo(0, (0,), ("A GPU",), ("id",), ZEN_3, (), "torchrun")
+    here = RankInfo(0, (0,), ("A GPU",), ("id",), AVX2, (), "torchrun")
     monkeypatch.setattr("tandem.config.hardware.missing_for_gpus", lambda: None)
     assert resolve(make_config({"devices": ["cuda:0"]}), [here]).convolutions == "sums"
