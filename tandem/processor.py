@@ -3,6 +3,10 @@
 import os
 import platform
 from pathlib import Path
+from typing import Literal
+
+Convolutions = Literal["auto", "direct", "fft"]
+"""How a CPU computes convolutions: by oneDNN, by NNPACK, or by what its processor prefers."""
 
 STEERING = (
     "ATEN_CPU_CAPABILITY",
@@ -10,8 +14,12 @@ STEERING = (
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS",
+    "NUMBA_CPU_NAME",
+    "NUMBA_CPU_FEATURES",
+    "NUMBA_ENABLE_AVX",
+    "NUMBA_OPT",
 )
-"""Environment variables by which PyTorch's libraries choose other instructions."""
+"""Environment variables by which PyTorch's libraries and numba choose other instructions."""
 
 _VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm", "neon")
 
@@ -28,13 +36,16 @@ def describe_processor() -> str:
     return " ".join(parts)
 
 
-def prefers_transforms(processor: str) -> bool:
+def prefers_fft(processor: str) -> bool:
     """Whether NNPACK's convolutions are faster than oneDNN's on a described processor.
 
-    They are code for AVX2 and need fewer multiplications, which oneDNN makes up for with AVX-512.
+    NNPACK multiplies less, and has code for AVX2 only; with AVX-512 oneDNN is as fast or faster.
     """
     words = processor.split()
-    return "avx2" in words and ("avx512bw" not in words or "ATEN_CPU_CAPABILITY=avx2" in words)
+    steered = [word for word in words if word.startswith("ATEN_CPU_CAPABILITY=")]
+    if steered:
+        return "avx2" in words and steered == ["ATEN_CPU_CAPABILITY=avx2"]
+    return "avx2" in words and "avx512bw" not in words
 
 
 def _cpuinfo() -> dict[str, str]:

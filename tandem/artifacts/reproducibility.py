@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import tandem
 from tandem.config.hardware import RankInfo, device_names
 from tandem.config.resolve import run_facts
 from tandem.config.schema import Config, affecting_bits
@@ -13,7 +14,7 @@ from tandem.distributed import ALL_REDUCES, RULES
 from tandem.errors import InputError
 from tandem.processor import describe_processor
 
-PACKAGES = ("tandem", "numba", "numpy", "pytensor", "torch")
+PACKAGES = ("llvmlite", "numba", "numpy", "pytensor", "torch")
 """Packages whose code computes, or decides what is computed."""
 
 Conditions = dict[str, str]
@@ -41,7 +42,7 @@ def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that compute."""
-    found = {}
+    found = {"tandem": tandem.__version__}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)

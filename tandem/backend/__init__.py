@@ -1,13 +1,14 @@
 """A PyTensor mode that runs a graph with PyTorch's kernels, and variables that stay on a device.
 
-PyTensor builds the graph and its gradients; PyTorch is a library of kernels here (oneDNN on a CPU,
-cuDNN on CUDA). ``lowering/`` maps each Op to a call, ``perform.py`` computes an Op without a kernel
-by its own NumPy code, ``inner_graphs.py`` prepares the graphs of loops and branches,
-``aliasing.py`` finds what shares memory, ``schedule.py`` decides the order and the memory of
+PyTensor builds the graph and its gradients; PyTorch is a library of kernels here (oneDNN and NNPACK
+on a CPU, cuDNN on CUDA). ``pooling_rewrites.py`` moves work behind pooling, ``inner_graphs.py``
+prepares the graphs of loops and branches, ``lowering/`` maps each Op to a call, ``image_loops.py``
+has kernels of our own for a CPU, ``perform.py`` computes an Op without a kernel by its own NumPy
+code, ``aliasing.py`` finds what shares memory, ``schedule.py`` decides the order and the memory of
 results, ``codegen.py`` writes a graph as a Python function, ``linker.py`` and ``mode.py`` make it a
-PyTensor mode, ``shared.py`` holds the variables, ``precision.py`` chooses precision and layout,
-``capture.py`` records a step for a GPU, and ``runtime.py`` sets devices, streams, threads and
-memory.
+PyTensor mode, ``shared.py`` holds the variables, ``precision.py`` chooses precision, layout and
+algorithm, ``capture.py`` records a step for a GPU, and ``runtime.py`` sets devices, streams,
+threads and memory.
 """
 
 from tandem.backend.capture import Captured, capture, check_capturable

@@ -1,25 +1,25 @@
 """The PyTensor mode of a device."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import get_args
 
 import torch
 from pytensor.compile.mode import Mode
 
 from tandem.backend.inner_graphs import REWRITES
 from tandem.backend.linker import DeviceLinker
-from tandem.backend.lowering.convolution import has_transforms
+from tandem.backend.lowering.convolution import has_nnpack
 from tandem.backend.precision import Precision, ProductPrecision, set_tf32
 from tandem.backend.runtime import as_device, require_compiler
-from tandem.processor import describe_processor, prefers_transforms
-
-Convolutions = Literal["auto", "sums", "transforms"]
+from tandem.errors import InputError
+from tandem.processor import Convolutions, describe_processor, prefers_fft
 
 
 def device_mode(
     device: str | torch.device = "cpu",
     compile: bool = False,
     precision: Precision = "float32",
+    *,
     channels_last: bool = True,
     convolutions: Convolutions = "auto",
     tune: bool = False,
@@ -45,9 +45,9 @@ def device_mode(
         tf32 on CUDA is PyTorch's setting for the whole process, and this sets it.
     channels_last : bool
         Whether convolutions take the channels of a pixel side by side.
-    convolutions : "auto", "sums" or "transforms"
-        Whether convolutions of stride 1 on a CPU may go by Fourier transforms where a count of
-        operations predicts a gain; "auto": if this processor gains.
+    convolutions : "auto", "direct" or "fft"
+        On a CPU, "fft": by FFT where a count of operations predicts a gain, if PyTorch has NNPACK;
+        "auto" decides by the processor.
     tune : bool
         With `compile`, try several kernels for each convolution and product, which takes minutes.
     on_gradient_ready : callable, optional
@@ -64,16 +64,17 @@ def device_mode(
     Raises
     ------
     InputError
-        The device does not exist, the precision is unknown, or `compile` is set and no C++
+        The device does not exist, a word is unknown, or `compile` is set and no C++
         compiler is found.
     """
     target = as_device(device)
-    transforms = target.type == "cpu" and (
-        prefers_transforms(describe_processor())
-        if convolutions == "auto"
-        else convolutions == "transforms"
-    )
-    products = ProductPrecision(precision, channels_last, transforms and has_transforms())
+    if convolutions not in get_args(Convolutions):
+        allowed = ", ".join(get_args(Convolutions))
+        raise InputError(f"convolutions is {convolutions!r}; allowed are {allowed}")
+    if convolutions == "auto":
+        convolutions = "fft" if prefers_fft(describe_processor()) else "direct"
+    by_fft = convolutions == "fft" and target.type == "cpu" and has_nnpack()
+    products = ProductPrecision(precision, channels_last, by_fft)
     if compile:
         require_compiler(target)
     set_tf32(precision == "tf32")

@@ -1,4 +1,4 @@
-"""Rewrites of graphs that make work on images cheaper by doing it after their max pooling."""
+"""Rewrites that move ReLU and sums behind max pooling, where there are fewer elements."""
 
 from typing import Any, cast
 
@@ -17,38 +17,37 @@ Replacements = dict[Variable, Variable]
 def pool_before_relu(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
     """Replace the maximum of ReLUs by the ReLU of the maximum, which has fewer elements.
 
-    So it is with the gradient: what a window passes on goes to the place of its maximum, if this is
-    above 0. Values and gradients are the same; places differ in windows where nothing is above 0.
+    The gradient of a window goes to its maximum if that is above 0, so it can be gated before it is
+    scattered. Values and gradients are the same; argmax differs in windows where nothing is above
+    0.
     """
     (relu,) = node.inputs
     if relu.owner is None or not isinstance(relu.owner.op, Relu):
         return None
-    clients = [client for client, _ in fgraph.clients[relu] if client is not node]
-    scatters = [client for client, _ in fgraph.clients[node.outputs[1]]]
-    gates = [_only_client(fgraph, s.outputs[0]) for s in scatters if _is_scatter(s, node)]
-    known = [*scatters, *gates]
-    if len(gates) < len(scatters) or any(client not in known for client in clients):
-        return None
-    if any(gate is None or not _is_gate(gate, relu) for gate in gates):
+    scatters = {client for client, _ in fgraph.clients[node.outputs[1]]}
+    gates: dict[Apply, Apply] = {}
+    for scatter in scatters:
+        if not _is_scatter(scatter, node):
+            return None
+        clients = [client for client, _ in fgraph.clients[scatter.outputs[0]]]
+        if len(clients) != 1 or not _is_gate(clients[0], relu):
+            return None
+        gates[scatter] = clients[0]
+    known = {node, *scatters, *gates.values()}
+    if any(client not in known for client, _ in fgraph.clients[relu]):
         return None
     (before,) = relu.owner.inputs
-    pooled, places = cast(list[Variable], node.op(before, return_list=True))
+    pooled, argmax = cast(list[Variable], node.op(before, return_list=True))
     y = cast(Variable, Relu()(pooled))
     found = {node.outputs[0]: y}
-    for scatter, gate in zip(scatters, gates, strict=True):
-        assert gate is not None
+    for scatter, gate in gates.items():
         g = ReluGrad()(y, scatter.inputs[2])
-        found[gate.outputs[0]] = cast(Variable, scatter.op(before, places, g))
+        found[gate.outputs[0]] = cast(Variable, scatter.op(before, argmax, g))
     return found
 
 
-def _only_client(fgraph: FunctionGraph, variable: Variable) -> Apply | None:
-    clients = fgraph.clients[variable]
-    return clients[0][0] if len(clients) == 1 else None
-
-
 def _is_scatter(node: Any, pool: Apply) -> bool:
-    """Whether a node is the gradient of `pool`, and takes its places as such."""
+    """Whether a node is the gradient of `pool`, and takes its argmax as such."""
     return isinstance(node.op, MaxPool2dGrad) and node.inputs[1] is pool.outputs[1]
 
 

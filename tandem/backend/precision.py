@@ -1,6 +1,6 @@
-"""Precision and layout in which convolutions and matrix products are computed.
+"""Precision, layout and algorithm by which convolutions and matrix products are computed.
 
-Both concern the kernels alone. The graph's dtypes and shapes, the weights and the optimizer's
+They concern the kernels alone. The graph's dtypes and shapes, the weights and the optimizer's
 states, sums, normalisation and softmax stay as they are.
 """
 
@@ -33,7 +33,7 @@ class ProductPrecision:
 
     precision: Precision = "float32"  # of the operands of convolutions and matrix products
     channels_last: bool = False  # of images and filters; values are the same to rounding
-    transforms: bool = False  # convolutions of float32 by Fourier transforms, where they pay
+    by_fft: bool = False  # convolutions of float32, where a count of operations predicts a gain
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -68,14 +68,14 @@ def deterministic(wanted: bool) -> None:
 
 
 def fit(lowering: Lowering, node: Apply, precision: ProductPrecision) -> Lowering:
-    """Return the lowering of a node in a precision and a layout, if it has factors."""
+    """Return the lowering of a node as `precision` has it, if it has factors."""
     narrow = (
         precision.precision == "bfloat16"
         and lowering.factors > 0
         and all(v.type.dtype == "float32" for v in (*node.inputs, *node.outputs))
     )
-    if precision.transforms and not narrow and lowering.transformed is not None:
-        return replace(lowering, call=lowering.transformed)
+    if precision.by_fft and not narrow and lowering.fft is not None:
+        return replace(lowering, call=lowering.fft)
     channels_last = precision.channels_last and lowering.images
     if not (narrow or channels_last):
         return lowering

@@ -13,7 +13,7 @@ from tandem.config.hardware import (
 from tandem.config.schema import CHOICES, Config
 from tandem.distributed import RULES, RunFacts
 from tandem.errors import InputError
-from tandem.processor import describe_processor, prefers_transforms
+from tandem.processor import describe_processor, prefers_fft
 from tandem.registry import check
 
 
@@ -36,6 +36,8 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
         check(registry.setting, registry.chosen(settings), facts)
     if config.precision == "tf32" and not facts.on_gpu:
         raise InputError("precision: tf32 is a format of GPUs; on cpu use float32 or bfloat16")
+    if config.convolutions == "fft" and facts.on_gpu:
+        raise InputError("convolutions: fft is for CPUs; on GPUs cuDNN chooses")
     found = {
         "threads": threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1,
         "collective": _collective(config, facts),
@@ -141,10 +143,10 @@ def _check_ranks(config: Config, ranks: Sequence[RankInfo]) -> None:
 
 
 def _convolutions(facts: RunFacts, ranks: Sequence[RankInfo]) -> str:
-    """What ``convolutions: auto`` stands for, the same for trainers on different processors."""
+    """Resolve ``convolutions: auto``, alike for trainers on different processors."""
     processors = [rank.processor for rank in ranks] or [describe_processor()]
-    transform = not facts.on_gpu and all(prefers_transforms(name) for name in processors)
-    return "transforms" if transform else "sums"
+    by_fft = not facts.on_gpu and all(prefers_fft(name) for name in processors)
+    return "fft" if by_fft else "direct"
 
 
 def _collective(config: Config, facts: RunFacts) -> str:

@@ -20,6 +20,7 @@ from tandem.errors import InputError
 from tandem.files import write_text
 from tandem.layers.network import ALEXNET
 from tandem.optim import OPTIMIZERS, SCHEDULES
+from tandem.processor import Convolutions
 from tandem.registry import Registry
 from tandem.validation import validated
 
@@ -242,9 +243,9 @@ class Trainers(Section):
     compile: bool | Literal["auto"] = key(
         "auto", "torch.compile the graph, about a minute; auto: on GPUs only", affects_bits=True
     )
-    convolutions: Literal["auto", "sums", "transforms"] = key(
+    convolutions: Convolutions = key(
         "auto",
-        "on CPUs: sums by oneDNN, or Fourier transforms by NNPACK; auto: the faster",
+        "on CPUs: direct, by oneDNN, or fft, by NNPACK; auto: by the processor",
         affects_bits=True,
     )
     exchange: str = key(

@@ -1,8 +1,8 @@
 """Weighted averages of vectors, in one pass over memory, by loops that numba compiles.
 
-Importing this module imports numba, which takes time and memory: a trainer does so in its
-first exchange. Products, sums and quotients are rounded one by one and never fused into one
-operation, so the bits are those of NumPy's expressions.
+Importing this module imports numba, which takes time and memory: a trainer does so in its first
+exchange, if not before. Products, sums and quotients are rounded one by one and never fused into
+one operation, so the bits are those of NumPy's expressions.
 """
 
 import functools

@@ -21,7 +21,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
         "devices": ("cpu", "cpu"),
         "threads": 1,
         "compile": False,
-        "convolutions": "transforms",
+        "convolutions": "fft",
         "use_data_layer": False,
     }
     return Config(data_folder=str(folder), **resolved)
@@ -48,7 +48,7 @@ def test_all_conditions_are_named(config: Config) -> None:
         ({"devices": ("cpu",)}, "trainers 2 in the checkpoint, now 1"),
         ({"threads": 2}, "threads 1 in the checkpoint, now 2"),
         ({"compile": True}, "compile false in the checkpoint, now true"),
-        ({"convolutions": "sums"}, "convolutions transforms in the checkpoint, now sums"),
+        ({"convolutions": "direct"}, "convolutions fft in the checkpoint, now direct"),
         ({"exchange": "gradients"}, "exchange average in the checkpoint, now gradients"),
         ({"precision": "float64"}, "precision float32 in the checkpoint, now float64"),
     ],

@@ -1,6 +1,8 @@
-"""Which convolutions go by transforms, and that these round no more coarsely than sums do."""
+"""Which convolutions are computed by FFT, and that it rounds no more coarsely than sums do."""
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,15 +17,15 @@ from tandem.backend.lowering import lower
 from tandem.backend.mode import Convolutions
 from tandem.ops.conv import conv2d
 from tests.support.check_function import PYTHON, results
-from tests.support.lowering_cases import LOWERING_CASES, Case
+from tests.support.lowering_cases import Case, large_convolutions
 
 needs_nnpack = pytest.mark.skipif(
     not torch.backends.nnpack.is_available(), reason="this PyTorch has no NNPACK"
 )
 
 
-def transformed_layers(sizes: Sizes, convolutions: Convolutions) -> list[str]:
-    """The convolutions of a training step, forward and of the images, that go by transforms."""
+def fft_layers(sizes: Sizes, convolutions: Convolutions) -> list[str]:
+    """The convolutions of a training step, forward and of the images, that are computed by FFT."""
     step = ResidentStep(device_mode("cpu", convolutions=convolutions), sizes)
     program: Any = step.functions[0].vm
     lines = program.program.source.splitlines()
@@ -31,7 +33,7 @@ def transformed_layers(sizes: Sizes, convolutions: Convolutions) -> list[str]:
     for number, node in program.program.nodes.items():
         function = re.search(r"= (f\d+)\(", lines[number - 1])
         call = program.program.run.__globals__[function[1]] if function else None
-        if "transformed" in getattr(call, "__qualname__", ""):
+        if "by_fft" in getattr(call, "__qualname__", ""):
             found.append(type(node.op).__name__)
     return found
 
@@ -44,13 +46,13 @@ def computed(dtype: str, batch: int, channels: int, side: int, length: int) -> l
     y = conv2d(x, w, b, pad=side // 2)
     g = rng.normal(size=y.type.shape).astype("float32").astype(dtype)
     outputs = [y, pytensor.grad((y * g).sum(), x)]
-    mode = device_mode(convolutions="transforms")
+    mode = device_mode(convolutions="fft")
     return pytensor.function([x, w, b], outputs, mode=mode)(*values)
 
 
 @needs_nnpack
 @pytest.mark.parametrize(("side", "length"), [(3, 13), (5, 27), (7, 9)])
-def test_transforms_round_no_more_coarsely_than_sums(side: int, length: int) -> None:
+def test_fft_rounds_no_more_coarsely_than_sums(side: int, length: int) -> None:
     """Sums of n random terms are off by some sqrt(n) roundings, of 6e-8 each."""
     exact = computed("float64", 16, 32, side, length)
     rounded = computed("float32", 16, 32, side, length)
@@ -61,23 +63,21 @@ def test_transforms_round_no_more_coarsely_than_sums(side: int, length: int) -> 
 
 
 @needs_nnpack
-def test_the_papers_network_takes_transforms_for_all_but_the_first_layer() -> None:
+def test_the_papers_network_takes_fft_for_all_but_the_first_layer() -> None:
     paper, demo = Sizes(16, 227, 256, 10, 1.0), Sizes(64, 67, 76, 10, 1.0)
-    found = transformed_layers(paper, "transforms")
+    found = fft_layers(paper, "fft")
     assert sorted(found) == ["Conv2d"] * 4 + ["Conv2dInputGrad"] * 4
-    assert transformed_layers(paper, "sums") == []
-    assert transformed_layers(demo, "transforms") == []
+    assert fft_layers(paper, "direct") == []
+    assert fft_layers(demo, "fft") == []
 
 
 @needs_nnpack
-@pytest.mark.parametrize(
-    "case", [case for case in LOWERING_CASES if "transformed" in str(case)], ids=str
-)
+@pytest.mark.parametrize("case", large_convolutions(), ids=str)
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_transforms_equal_pytensor(case: Case, compiled: bool) -> None:
+def test_fft_equals_pytensor(case: Case, compiled: bool) -> None:
     inputs, outputs, values = case.build()
     expected = results(inputs, outputs, values, PYTHON)
-    mode = device_mode(compile=compiled, convolutions="transforms")
+    mode = device_mode(compile=compiled, convolutions="fft")
     (got,) = results(inputs, outputs, values, mode)
     np.testing.assert_allclose(got, expected[0], 1e-4, 1e-5 * np.abs(expected[0]).max())
 
@@ -88,7 +88,7 @@ def test_transforms_equal_pytensor(case: Case, compiled: bool) -> None:
     [(2, 1, 3, 13, 64), (1, 1, 3, 12, 64), (1, 1, 3, 13, 15), (1, 0, 1, 13, 64)],
     ids=["stride", "Winograd's tiles", "few pictures", "one tap"],
 )
-def test_where_transforms_do_not_pay_the_sum_is_computed(
+def test_where_fft_does_not_pay_the_sum_is_computed(
     stride: int, pad: int, side: int, length: int, batch: int
 ) -> None:
     x = pt.tensor(dtype="float32", shape=(batch, 32, length, length))
@@ -96,4 +96,32 @@ def test_where_transforms_do_not_pay_the_sum_is_computed(
     b = pt.tensor(dtype="float32", shape=(32,))
     node = conv2d(x, w, b, stride=stride, pad=pad).owner
     lowering = lower(node.op, node, device=torch.device("cpu"), compiled=False)
-    assert lowering.transformed is None
+    assert lowering.fft is None
+
+
+_STEPS = """
+import hashlib
+from examples.resident_step import ResidentStep, Sizes
+from tandem.backend import device_mode, set_threads
+set_threads(2)
+for convolutions in ("direct", "fft"):
+    step = ResidentStep(device_mode(convolutions=convolutions), Sizes(16, 227, 256, 10, 0.25))
+    for _ in range(2):
+        step.run()
+    digest = hashlib.sha256()
+    for name, value in sorted(step.state().items()):
+        digest.update(value.tobytes())
+    print(digest.hexdigest())
+"""
+
+
+def test_two_processes_compute_the_same_bits() -> None:
+    """A step large enough for every kernel, with two threads."""
+    command = [sys.executable, "-c", _STEPS]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    found = [process.communicate(timeout=200)[0].split() for process in processes]
+    assert all(process.returncode == 0 for process in processes)
+    assert found[0] == found[1]
+    assert len(found[0]) == 2
+    if torch.backends.nnpack.is_available():
+        assert found[0][0] != found[0][1]

@@ -1,5 +1,6 @@
 """Normalisation and pooling by compiled loops, against their Ops in float64, and their threads."""
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +11,12 @@ import pytest
 import torch
 
 from tandem.backend.image_loops import (
-    from_planes,
+    from_nchw,
+    lrn,
+    lrn_gradient,
     max_pool,
     max_pool_gradient,
-    normalize,
-    normalize_gradient,
-    to_planes,
+    to_nchw,
 )
 from tandem.ops import LRN, LRNGrad, MaxPool2d, MaxPool2dGrad
 
@@ -39,26 +40,31 @@ def by_op(op: Any, *arrays: torch.Tensor) -> list[np.ndarray]:
     return [cell[0] for cell in storage if cell[0] is not None]
 
 
+def assert_channels_last(*images: torch.Tensor) -> None:
+    for x in images:
+        assert x.is_contiguous(memory_format=torch.channels_last)
+
+
 def assert_close(got: torch.Tensor, exact: np.ndarray) -> None:
     tolerance = 3e-7 if got.dtype == torch.float32 else 1e-14
-    np.testing.assert_allclose(got.double(), exact, 0, tolerance * np.abs(exact).max())
+    np.testing.assert_allclose(got.double(), exact, 0, tolerance * np.abs(exact).max(initial=0))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("channels", "size"), [(96, 5), (7, 3), (2, 5), (1, 1)])
+@pytest.mark.parametrize(("channels", "size"), [(96, 5), (7, 3), (2, 5), (1, 1), (0, 3)])
 def test_normalisation_and_its_gradient(
     channels: int, size: int, dtype: torch.dtype, layout: str
 ) -> None:
     x, g = (LAYOUTS[layout](30 * images(dtype, 3, channels, 5, n)) for n in (7, 7))
     g = g.flip(0)
-    y, scale = normalize(x, size, 1e-4, 2.0)
+    y, scale = lrn(x, size, 1e-4, 2.0)
     exact_y, exact_scale = by_op(LRN(size, 1e-4, 0.75, 2.0), x)
     assert_close(y, exact_y)
     assert_close(scale, exact_scale)
-    gradient = normalize_gradient(x, scale, g, size, 1e-4)
+    gradient = lrn_gradient(x, scale, g, size, 1e-4)
     assert_close(gradient, *by_op(LRNGrad(size, 1e-4, 0.75, 2.0), x, scale, g))
-    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert_channels_last(y, scale, gradient)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -78,74 +84,109 @@ def test_pooling_and_its_gradient_are_exact(
     shape: tuple[int, ...], size: int, stride: int, dtype: torch.dtype, layout: str
 ) -> None:
     x = LAYOUTS[layout](images(dtype, *shape).mul(3).round())  # with equal maxima
-    y, places = max_pool(x, size, stride)
+    y, argmax = max_pool(x, size, stride)
     exact_y, exact_places = by_op(MaxPool2d(size, stride), x)
     np.testing.assert_array_equal(y, exact_y)
-    np.testing.assert_array_equal(places, exact_places)
+    np.testing.assert_array_equal(argmax, exact_places)
     g = LAYOUTS[layout](images(dtype, *y.shape).mul(3).round())
-    gradient = max_pool_gradient(x, places, g, size, stride)
-    np.testing.assert_array_equal(gradient, *by_op(MaxPool2dGrad(size, stride), x, places, g))
+    gradient = max_pool_gradient(x, argmax, g, size, stride)
+    np.testing.assert_array_equal(gradient, *by_op(MaxPool2dGrad(size, stride), x, argmax, g))
+    assert_channels_last(y, argmax, gradient)
 
 
 def test_a_nan_is_the_maximum_of_its_windows() -> None:
     x = torch.zeros((1, 1, 5, 5))
     x[0, 0, 1, 2] = torch.nan
-    y, places = max_pool(x, 3, 2)
+    y, argmax = max_pool(x, 3, 2)
     np.testing.assert_array_equal(torch.isnan(y)[0, 0], [[True, True], [False, False]])
-    assert places[0, 0, 0].tolist() == [7, 7]
+    assert argmax[0, 0, 0].tolist() == [7, 7]
 
 
 @pytest.mark.parametrize("shape", [(2, 40, 5, 7), (1, 3, 1, 1), (3, 33, 4, 4)])
 def test_planes_hold_the_channels_asked_for(shape: tuple[int, ...]) -> None:
     x = images(torch.float32, *shape).contiguous(memory_format=torch.channels_last)
     part = slice(1, shape[1] - 1)
-    planes = to_planes(x, part)
+    planes = to_nchw(x, part)
     assert planes.is_contiguous()
     np.testing.assert_array_equal(planes, x[:, part])
     before = x.clone()
-    from_planes(-planes, x, part)
+    from_nchw(-planes, x, part)
     before[:, part] *= -1
     np.testing.assert_array_equal(x, before)
 
 
 def results() -> list[bytes]:
     x, g = images(torch.float32, 8, 96, 13, 13), images(torch.float32, 8, 96, 6, 6)
-    y, scale = normalize(x, 5, 1e-4, 2.0)
-    pooled, places = max_pool(x, 3, 2)
-    found = [y, scale, normalize_gradient(x, scale, y, 5, 1e-4), pooled, places]
-    found += [max_pool_gradient(x, places, g, 3, 2), to_planes(x, slice(0, 96))]
+    y, scale = lrn(x, 5, 1e-4, 2.0)
+    pooled, argmax = max_pool(x, 3, 2)
+    found = [y, scale, lrn_gradient(x, scale, y, 5, 1e-4), pooled, argmax]
+    found += [max_pool_gradient(x, argmax, g, 3, 2), to_nchw(x, slice(0, 96))]
     return [tensor.numpy().tobytes() for tensor in found]
 
 
-def test_the_number_of_threads_changes_no_bit() -> None:
-    before = torch.get_num_threads()
-    found = []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        found.append(results())
-        assert torch.get_num_threads() == threads
-    torch.set_num_threads(before)
-    assert found[0] == found[1] == found[2]
-
+_BITS = """
+import torch
+from tests.backend.test_image_loops import results
+found = []
+for threads in (1, 2, 3):
+    torch.set_num_threads(threads)
+    found.append(results())
+assert found[0] == found[1] == found[2]
+"""
 
 _THREADS = """
-import torch
+import numba, torch
 from tandem.backend.image_loops import max_pool
 for threads in (1, 2, 1):
     torch.set_num_threads(threads)
     for _ in range(2):
         max_pool(torch.randn(4, 4, 9, 9), 3, 2)
         assert torch.get_num_threads() == threads, (torch.get_num_threads(), threads)
+        assert numba.get_num_threads() == threads, (numba.get_num_threads(), threads)
+print(numba.threading_layer())
 """
 
 
-@pytest.mark.parametrize("layer", ["default", "workqueue"])
-def test_pytorch_keeps_its_number_of_threads_from_the_first_loop_on(layer: str) -> None:
-    """A process of its own: numba begins with as many threads as there are cores."""
-    command = [sys.executable, "-c", f"import os; os.environ['NUMBA_THREADING_LAYER']={layer!r}"]
-    command[-1] += _THREADS
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+def run_with_threads(program: str, **environment: str) -> str:
+    """Run a program in a process of its own, where numba begins with three threads."""
+    env = os.environ | {"NUMBA_NUM_THREADS": "3"} | environment
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=env
+    )
     assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    run_with_threads(_BITS)
+
+
+@pytest.mark.parametrize("layer", ["omp", "workqueue"])
+def test_pytorch_keeps_its_number_of_threads_from_the_first_loop_on(layer: str) -> None:
+    try:
+        assert run_with_threads(_THREADS, NUMBA_THREADING_LAYER=layer) == layer
+    except AssertionError as error:
+        if "No threading layer could be loaded" in str(error):
+            pytest.skip(f"numba finds no library for {layer} here")
+        raise
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """A loop checks no bounds."""
+    x, g = images(torch.float32, 2, 3, 9, 9), images(torch.float32, 2, 3, 4, 4)
+    _, argmax = max_pool(x, 3, 2)
+    with pytest.raises(
+        ValueError, match=r"a window of 3 x 3 does not fit into images of \(2, 3, 2"
+    ):
+        max_pool(x[:, :, :2], 3, 2)
+    with pytest.raises(ValueError, match=r"g has shape \(2, 3, 4, 3\), expected \(2, 3, 4, 4\)"):
+        max_pool_gradient(x, argmax, g[..., :3], 3, 2)
+    with pytest.raises(ValueError, match=r"argmax has shape \(1, 3, 4, 4\)"):
+        max_pool_gradient(x, argmax[:1], g, 3, 2)
+    with pytest.raises(
+        ValueError, match=r"scale has shape \(2, 2, 9, 9\), expected \(2, 3, 9, 9\)"
+    ):
+        lrn_gradient(x, x[:, :2], x, 5, 1e-4)
 
 
 def test_threads_of_a_program_may_call_loops_at_the_same_time() -> None:

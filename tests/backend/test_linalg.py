@@ -1,6 +1,6 @@
 """Errors, failed matrices and leading axes of linear algebra and selection on a device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from pytensor.tensor.linalg.solvers.psd import CholeskySolve
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.linalg.summary import Det
 
-from tandem.backend import device_mode
+from tandem.backend import device_mode, device_shared
 from tandem.backend.lowering import linalg, lower
 from tandem.backend.lowering.blockwise import core_lowering
 from tests.support.check_function import DEVICE, PLAIN_DEVICE, PYTHON
@@ -162,9 +162,23 @@ def test_the_conjugate_of_real_numbers_is_a_copy() -> None:
     assert not np.shares_memory(result, value)
 
 
-def product(x: np.ndarray, y: np.ndarray, **types: Any) -> np.ndarray:
-    a, b = (pt.tensor(dtype=v.dtype.name, shape=types.get("shape", v.shape)) for v in (x, y))
-    found: np.ndarray = pytensor.function([a, b], a @ b, mode=DEVICE)(x, y)
+@pytest.fixture
+def operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
+    """Replaces PyTorch's operator for a product by oneDNN."""
+
+    def replace(by: Callable[..., Any]) -> None:
+        monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", by)
+        linalg._onednn.cache_clear()
+
+    yield replace
+    monkeypatch.undo()
+    linalg._onednn.cache_clear()
+
+
+def product(x: np.ndarray, y: np.ndarray, precision: Any = "float32") -> np.ndarray:
+    a, b = (pt.tensor(dtype=v.dtype.name, shape=(None, None)) for v in (x, y))
+    mode = device_mode(precision=precision)
+    found: np.ndarray = pytensor.function([a, b], a @ b, mode=mode)(x, y)
     return found
 
 
@@ -186,44 +200,59 @@ STRIDES = ["whole", "transposed", "rows of a transposed matrix", "every other co
 @pytest.mark.parametrize("of_y", STRIDES)
 @pytest.mark.parametrize("sizes", [(64, 300, 260), (1, 300, 260), (3, 5, 2)])
 def test_a_product_of_any_layouts(
-    sizes: tuple[int, int, int], of_x: str, of_y: str, monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, int, int], of_x: str, of_y: str, operator: Callable[[Any], None]
 ) -> None:
     """oneDNN gets those it is fast with: the whole first factor, the second or its transpose."""
     layouts = []
-    operator = linalg._onednn()
-    assert operator is not None
     linear = torch.ops.mkldnn._linear_pointwise
 
     def recorded(x: Any, y: Any, *rest: Any) -> Any:
         layouts.append((x.is_contiguous(), y.is_contiguous() or y.t().is_contiguous()))
         return linear(x, y, *rest)
 
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", recorded)
-    linalg._onednn.cache_clear()
+    operator(recorded)
     m, k, n = sizes
     x, y = strided(m, k, of_x), strided(k, n, of_y)
-    got = product(x, y, shape=(None, None))
-    monkeypatch.undo()
-    linalg._onednn.cache_clear()
+    got = product(x, y)
     exact = x.astype("float64") @ y.astype("float64")
     np.testing.assert_allclose(got, exact, 1e-4, 1e-6 * k)
     calls = layouts[1:]  # the first is a trial
     assert calls == ([(True, True)] if m == 64 else [])
 
 
-def fails(*arguments: Any) -> Any:
+def refuses(*arguments: Any) -> Any:
     raise RuntimeError("other arguments are expected")
 
 
-@pytest.mark.parametrize("changed", [fails, lambda x, y, *rest: x.new_zeros((2, 2))])
+@pytest.mark.parametrize("changed", [refuses, lambda x, y, *rest: x.new_zeros((2, 2))])
 def test_without_the_operator_the_product_is_the_ordinary_one(
-    changed: Any, monkeypatch: pytest.MonkeyPatch
+    changed: Any, operator: Callable[[Any], None]
 ) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", changed)
-    linalg._onednn.cache_clear()
+    operator(changed)
     x, y = strided(64, 300, "whole"), strided(300, 260, "whole")
     got = product(x, y)
     assert linalg._onednn() is None
-    monkeypatch.undo()
-    linalg._onednn.cache_clear()
     np.testing.assert_array_equal(got, torch.mm(torch.from_numpy(x), torch.from_numpy(y)))
+
+
+def test_bfloat16_is_left_to_pytorch(operator: Callable[[Any], None]) -> None:
+    calls = []
+    linear = torch.ops.mkldnn._linear_pointwise
+    operator(lambda *arguments: calls.append(arguments) or linear(*arguments))
+    x, y = strided(64, 300, "whole"), strided(300, 260, "whole")
+    got = product(x, y, precision="bfloat16")
+    np.testing.assert_allclose(got, x @ y, 0.1, 1)
+    assert len(calls) == 1  # the trial
+
+
+def test_a_product_that_is_stored_at_once_is_not_copied(operator: Callable[[Any], None]) -> None:
+    calls = []
+    linear = torch.ops.mkldnn._linear_pointwise
+    operator(lambda *arguments: calls.append(arguments) or linear(*arguments))
+    x, y = strided(64, 300, "whole"), strided(300, 260, "whole")
+    stored = device_shared(np.zeros((64, 260), "float32"), "stored")
+    a, b = (pt.tensor(dtype="float32", shape=v.shape) for v in (x, y))
+    function = pytensor.function([a, b], [], updates=[(stored, a @ b)], mode=DEVICE)
+    function(x, y)
+    np.testing.assert_allclose(stored.get_value(), x @ y, 1e-4, 1e-3)
+    assert len(calls) <= 1

@@ -11,7 +11,7 @@ from pytensor.tensor.math import Sum
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.ops import MaxPool2d, MaxPool2dGrad, Relu, ReluGrad, max_pool2d, relu
-from tests.support.check_function import DEVICE, PYTHON, compile_graph
+from tests.support.check_function import DEVICE, PLAIN_DEVICE, PYTHON, compile_graph
 
 SHAPE = (2, 3, 9, 9)
 Values = tuple[np.ndarray, ...]
@@ -87,6 +87,26 @@ def relu_is_used_twice(x: TensorVariable, w: TensorVariable) -> list[TensorVaria
 def test_a_relu_that_others_need_stays_before(build: Callable[..., list[Any]]) -> None:
     x, _, w = variables()
     assert (Relu, SHAPE) in compare([x, pt.vector("b"), w], build(x, w))
+
+
+def test_two_poolings_of_a_relu_stay_behind_it() -> None:
+    x, _, w = variables()
+    y = relu(x)
+    cost = (max_pool2d(y, 3, 2) * w).sum() + max_pool2d(y, 2, 2).sum()
+    assert (Relu, SHAPE) in compare([x, pt.vector("b"), w], [cost, pytensor.grad(cost, x)])
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (None,) * 4])
+def test_values_and_gradients_keep_their_bits(shape: tuple[int | None, ...]) -> None:
+    x = pt.tensor(dtype="float32", shape=shape)
+    y = max_pool2d(relu(x), 3, 2)
+    w = pt.tensor(dtype="float32", shape=y.type.shape)
+    outputs = [y, pytensor.grad((y * w).sum(), x)]
+    given, _, weights = (value.astype("float32") for value in values())
+    given[0, 0, 4, 4] = np.nan
+    fast, plain = (compile_graph([x, w], outputs, mode) for mode in (DEVICE, PLAIN_DEVICE))
+    for one, other in zip(fast(given, weights), plain(given, weights), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("axis", [(0,), (0, 2), (0, 1, 3)])

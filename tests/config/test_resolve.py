@@ -121,7 +121,7 @@ AVX_512 = "x86_64 AMD EPYC avx2 avx512bw fma"
 
 @pytest.mark.parametrize(
     ("processors", "expected"),
-    [((AVX2, AVX2), "transforms"), ((AVX_512, AVX_512), "sums"), ((AVX2, AVX_512), "sums")],
+    [((AVX2, AVX2), "fft"), ((AVX_512, AVX_512), "direct"), ((AVX2, AVX_512), "direct")],
 )
 def test_all_trainers_compute_convolutions_alike(
     processors: tuple[str, ...], expected: str
@@ -130,11 +130,13 @@ def test_all_trainers_compute_convolutions_alike(
         RankInfo(number, (0,), (), (), name, (), "mpirun") for number, name in enumerate(processors)
     ]
     assert resolve(make_config({"devices": ["cpu"]}), ranks).convolutions == expected
-    given = resolve(make_config({"devices": ["cpu"], "convolutions": "transforms"}), ranks)
-    assert given.convolutions == "transforms"
+    given = resolve(make_config({"devices": ["cpu"], "convolutions": "fft"}), ranks)
+    assert given.convolutions == "fft"
 
 
 def test_on_gpus_convolutions_are_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     here = RankInfo(0, (0,), ("A GPU",), ("id",), AVX2, (), "torchrun")
     monkeypatch.setattr("tandem.config.hardware.missing_for_gpus", lambda: None)
-    assert resolve(make_config({"devices": ["cuda:0"]}), [here]).convolutions == "sums"
+    assert resolve(make_config({"devices": ["cuda:0"]}), [here]).convolutions == "direct"
+    with pytest.raises(InputError, match="convolutions: fft is for CPUs"):
+        resolve(make_config({"devices": ["cuda:0"], "convolutions": "fft"}), [here])

@@ -617,13 +617,13 @@ def _network_cases() -> list[Case]:
             values = (np.int64(2**62 + 12345), np.int64(3), np.array([0, 7, 2**31 + 5]))
             cases.append(case(f"dropout-{dtype}-{units}", mask, *values))
         cases += _crop_cases(dtype)
-    cases += _transformed_cases()
+    cases += large_convolutions()
     large = sample("float32", (3, 96, 55, 55))
     cases.append(case("lrn-large", LRN(5, 1e-4, 0.75, 2.0), large))
     return cases
 
 
-def _transformed_cases() -> list[Case]:
+def large_convolutions() -> list[Case]:
     """Convolutions large enough for NNPACK."""
     cases = []
     for side, pad, groups, batch, channels, length in (
@@ -637,7 +637,7 @@ def _transformed_cases() -> list[Case]:
         rows = length + 2 * pad - side + 1
         g = sample("float32", (batch, channels, rows, rows))
         props = (1, pad, groups)
-        name = f"transformed-{side}-{pad}-{groups}"
+        name = f"large-{side}-{pad}-{groups}"
         cases += [
             case(f"conv2d-{name}", Conv2d(*props), x, w, sample("float32", (channels,))),
             case(f"conv2d-input-{name}", Conv2dInputGrad(*props), x, w, g),

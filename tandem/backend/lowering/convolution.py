@@ -3,7 +3,7 @@
 On a CPU PyTorch has two libraries for them: oneDNN, which multiplies each pixel with each tap, and
 NNPACK, which multiplies Fourier transforms of tiles, with three to five times fewer products and
 less rounding (Mathieu, Henaff, LeCun 2014, section 2). PyTorch by default uses oneDNN if available.
-Which is faster depends on the processor: `tandem.processor.prefers_transforms`.
+`tandem.processor.prefers_fft` decides by the processor.
 """
 
 from collections.abc import Callable
@@ -27,13 +27,13 @@ def lower_conv2d(op: Conv2d, node: Apply, device: torch.device, compiled: bool) 
     def direct(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         return F.conv2d(x, w, b, stride, pad, 1, groups)
 
-    def transformed(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return _transformed_convolution(x, w, b, pad, groups)
+    def by_fft(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return _fft_convolution(x, w, b, pad, groups)
 
     x, w, _ = node.inputs
     pays = _pays(stride, x, w, node.outputs[0])
-    variant = transformed if pays and device.type == "cpu" else None
-    return computed(direct, factors=2, images=True, transformed=variant)
+    variant = by_fft if pays and device.type == "cpu" else None
+    return computed(direct, factors=2, images=True, fft=variant)
 
 
 @lower.register(Conv2dInputGrad)
@@ -43,12 +43,12 @@ def lower_conv2d_input_grad(
     x, w, g = node.inputs
     size, groups = w.type.shape[2], op.groups
 
-    def transformed(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
-        return _transformed_convolution(g, _turned(w, groups), None, size - 1 - op.pad, groups)
+    def by_fft(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
+        return _fft_convolution(g, _turned(w, groups), None, size - 1 - op.pad, groups)
 
     pays = _pays(op.stride, g, w, x) and op.pad < size
-    variant = transformed if pays and device.type == "cpu" else None
-    return computed(_gradient(op, 0), factors=3, images=True, transformed=variant)
+    variant = by_fft if pays and device.type == "cpu" else None
+    return computed(_gradient(op, 0), factors=3, images=True, fft=variant)
 
 
 @lower.register(Conv2dWeightGrad)
@@ -73,36 +73,35 @@ def _gradient(
     return gradient
 
 
-@torch.library.custom_op("tandem::transformed_convolution", mutates_args=())
-def _transformed_convolution(
-    x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: int
-) -> Tensor:
+@torch.library.custom_op("tandem::fft_convolution", mutates_args=())
+def _fft_convolution(x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: int) -> Tensor:
     """A convolution of stride 1 by NNPACK, which has no groups; an operator of our own, since
     ``torch.compile`` can't read PyTorch's."""
-    from tandem.backend.image_loops import from_planes, to_planes
+    from tandem.backend.image_loops import from_nchw, to_nchw
 
-    y = _transformed_like(x, w, pad)
+    x = x.contiguous(memory_format=torch.channels_last)
+    y = _empty_result(x, w, pad)
     inputs, filters = w.shape[1], w.shape[0] // groups
     for group in range(groups):
         rows = slice(group * filters, (group + 1) * filters)
         part = aten._nnpack_spatial_convolution(
-            to_planes(x, slice(group * inputs, (group + 1) * inputs)),
+            to_nchw(x, slice(group * inputs, (group + 1) * inputs)),
             w[rows].contiguous(),
             None if b is None else b[rows],
             [pad, pad],
             [1, 1],
         )
-        from_planes(part, y, rows)
+        from_nchw(part, y, rows)
     return y
 
 
-@_transformed_convolution.register_fake
+@_fft_convolution.register_fake
 def _(x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: int) -> Tensor:
-    return _transformed_like(x, w, pad)
+    return _empty_result(x, w, pad)
 
 
-def _transformed_like(x: Tensor, w: Tensor, pad: int) -> Tensor:
-    """Memory for the result, whose channels lie last: the kernels around it are faster so."""
+def _empty_result(x: Tensor, w: Tensor, pad: int) -> Tensor:
+    """Allocate the result channels-last, as the kernels around it expect."""
     rows, columns = (n + 2 * pad - w.shape[2] + 1 for n in x.shape[2:])
     shape = (x.shape[0], w.shape[0], rows, columns)
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
@@ -120,7 +119,7 @@ def _turned(w: Tensor, groups: int) -> Tensor:
     return turned.reshape(groups * channels, filters // groups, *window)
 
 
-def has_transforms() -> bool:
+def has_nnpack() -> bool:
     """Whether this PyTorch has NNPACK."""
     # The query also sets it up, which its operator doesn't do by itself (PyTorch 2.13).
     return torch.backends.nnpack.is_available()

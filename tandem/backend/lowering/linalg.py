@@ -23,7 +23,7 @@ from tandem.backend.lowering.registry import (
 
 Tensor = torch.Tensor
 
-_LEAST_PRODUCTS = 1 << 22  # to make up for oneDNN's preparations
+_LEAST_PRODUCTS = 1 << 22  # multiplications; below, oneDNN's overhead outweighs its gain
 
 
 @lower.register(Dot)
@@ -48,19 +48,19 @@ def product(node: Apply, device: torch.device, compiled: bool) -> Lowering:
         return lowering(kernel, into=lambda out, x, y: kernel(x, y, out=out))
 
     def large_by_onednn(x: Tensor, y: Tensor) -> Tensor:
-        # Of bfloat16, where the precision is that, MKL makes use of what there is.
+        # Operands may be bfloat16, for which PyTorch has kernels of its own.
         large = len(x) > 1 and len(x) * y.numel() >= _LEAST_PRODUCTS
         if not large or x.dtype != torch.float32:
             return torch.mm(x, y)
         return onednn(x, y)
 
-    # oneDNN's would have to be copied, which takes as long as MKL is slower.
+    # oneDNN can't write to `out`, and the copy would cost what it gains.
     return lowering(large_by_onednn, into=lambda out, x, y: torch.mm(x, y, out=out))
 
 
 @cache
 def _onednn() -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Find a matrix product by oneDNN; None if this PyTorch lacks the operator or changed it."""
+    """Find a matrix product by oneDNN; None if this PyTorch has none that works so."""
     try:
         linear = torch.ops.mkldnn._linear_pointwise
 

@@ -19,19 +19,21 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
+def _loops(device: torch.device, compiled: bool) -> Any:
+    """The module of loops for a CPU; None where PyTorch's kernels are used."""
+    if compiled or device.type != "cpu":
+        return None
+    from tandem.backend import image_loops  # imports numba
+
+    return image_loops
+
+
 @lower.register(MaxPool2d)
 def lower_max_pool2d(op: MaxPool2d, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     size, stride = op.size, op.stride
-
-    def by_loop(x: Tensor) -> tuple[Tensor, Tensor]:
-        from tandem.backend.image_loops import max_pool
-
-        return max_pool(x, size, stride)
-
-    def by_kernel(x: Tensor) -> tuple[Tensor, Tensor]:
-        return aten.max_pool2d_with_indices(x, [size] * 2, [stride] * 2)
-
-    return computed(by_kernel if compiled or device.type != "cpu" else by_loop)
+    if loops := _loops(device, compiled):
+        return computed(lambda x: loops.max_pool(x, size, stride))
+    return computed(lambda x: aten.max_pool2d_with_indices(x, [size] * 2, [stride] * 2))
 
 
 @lower.register(MaxPool2dGrad)
@@ -39,13 +41,10 @@ def lower_max_pool2d_grad(
     op: MaxPool2dGrad, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
     size, stride = op.size, op.stride
+    if loops := _loops(device, compiled):
+        return computed(lambda x, argmax, g: loops.max_pool_gradient(x, argmax, g, size, stride))
 
-    def by_loop(x: Tensor, argmax: Tensor, g: Tensor) -> Tensor:
-        from tandem.backend.image_loops import max_pool_gradient
-
-        return max_pool_gradient(x, argmax, g, size, stride)
-
-    def by_kernel(x: Tensor, argmax: Tensor, g: Tensor) -> Tensor:
+    def gradient(x: Tensor, argmax: Tensor, g: Tensor) -> Tensor:
         if argmax.is_contiguous(memory_format=torch.channels_last):
             # With different layouts PyTorch's kernel takes five times as long.
             g = g.contiguous(memory_format=torch.channels_last)
@@ -53,7 +52,7 @@ def lower_max_pool2d_grad(
             g, x, [size] * 2, [stride] * 2, [0, 0], [1, 1], False, argmax
         )
 
-    return computed(by_kernel if compiled or device.type != "cpu" else by_loop)
+    return computed(gradient)
 
 
 @lower.register(Relu)
@@ -90,40 +89,30 @@ def _window_sums(x: Tensor, size: int) -> Tensor:
     return total
 
 
-def _has_loop(op: LRN | LRNGrad, device: torch.device, compiled: bool) -> bool:
-    return device.type == "cpu" and not compiled and op.beta == 0.75
-
-
 @lower.register(LRN)
 def lower_lrn(op: LRN, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     size, alpha, beta, k = op.size, op.alpha, op.beta, op.k
+    if beta == 0.75 and (loops := _loops(device, compiled)):
+        return computed(lambda x: loops.lrn(x, size, alpha, k))
 
-    def by_loop(x: Tensor) -> tuple[Tensor, Tensor]:
-        from tandem.backend.image_loops import normalize
-
-        return normalize(x, size, alpha, k)
-
-    def by_kernels(x: Tensor) -> tuple[Tensor, Tensor]:
+    def lrn(x: Tensor) -> tuple[Tensor, Tensor]:
         scale = k + alpha * _window_sums(x * x, size)
         return x * _inverse_power(scale, beta), scale
 
-    return computed(by_loop if _has_loop(op, device, compiled) else by_kernels)
+    return computed(lrn)
 
 
 @lower.register(LRNGrad)
 def lower_lrn_grad(op: LRNGrad, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     size, alpha, beta = op.size, op.alpha, op.beta
+    if beta == 0.75 and (loops := _loops(device, compiled)):
+        return computed(lambda x, scale, g: loops.lrn_gradient(x, scale, g, size, alpha))
 
-    def by_loop(x: Tensor, scale: Tensor, g: Tensor) -> Tensor:
-        from tandem.backend.image_loops import normalize_gradient
-
-        return normalize_gradient(x, scale, g, size, alpha)
-
-    def by_kernels(x: Tensor, scale: Tensor, g: Tensor) -> Tensor:
+    def gradient(x: Tensor, scale: Tensor, g: Tensor) -> Tensor:
         scaled = g * _inverse_power(scale, beta)
         return scaled - 2 * alpha * beta * x * _window_sums(scaled * x / scale, size)
 
-    return computed(by_loop if _has_loop(op, device, compiled) else by_kernels)
+    return computed(gradient)
 
 
 @lower.register(MomentumStep)

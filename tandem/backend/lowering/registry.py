@@ -53,7 +53,7 @@ class Lowering:
     permutes: tuple[int, ...] | None = None  # the order of axes, if the node only transposes
     factors: int = 0  # inputs, from the first, that are factors of a product
     images: bool = False  # they are images and filters, whose channels may lie last
-    transformed: Callable[..., Any] | None = None  # a variant of `call` by Fourier transforms
+    fft: Callable[..., Any] | None = None  # a variant of `call` by FFT, if it may be faster
 
 
 computed = partial(Lowering, computes=True, certain=True)
