@@ -19,7 +19,7 @@ def write_data_folder(folder: Path, count: int, side: int, classes: int) -> Path
     splits = {}
     for name, some in (("train", count), ("val", 1)):
         data = write_batches(folder / f"{name}_hkl", some, side, classes=classes)
-        labels = np.load(data.labels_file)
+        labels = np.load(data.labels_file, allow_pickle=False)
         np.save(folder / "labels" / f"{name}_labels.npy", labels)
         files = tuple(f"{name}_hkl/{Path(path).name}" for path in data.paths)
         splits[name] = Split(files, tuple(map(str, range(some))), labels)
