@@ -88,7 +88,7 @@ class TrainingRun:
         return (ended - begun) / (last - first)
 
     def _wait(self, steps: int) -> tuple[int, float]:
-        """Wait until so many steps are recorded; return their number and the time."""
+        """Wait until at least `steps` steps are recorded; return their number and the time."""
         deadline = time.perf_counter() + PATIENCE
         while (done := self._steps()) < steps:
             if self._process.poll() is not None or time.perf_counter() > deadline:

@@ -73,7 +73,7 @@ def device_mode(
         raise InputError(f"convolutions is {convolutions!r}; allowed are {allowed}")
     if convolutions == "auto":
         convolutions = "fft" if prefers_fft(describe_processor()) else "direct"
-    by_fft = convolutions == "fft" and target.type == "cpu" and has_nnpack()
+    by_fft = convolutions == "fft" and has_nnpack()
     products = ProductPrecision(precision, channels_last, by_fft)
     if compile:
         require_compiler(target)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy
 import pytest
 
+import tandem
 from tandem.artifacts.reproducibility import check_exact, conditions
 from tandem.config.schema import Config
 from tandem.errors import InputError
@@ -38,6 +39,7 @@ def test_all_conditions_are_named(config: Config) -> None:
     assert found["trainers"] == "2"
     assert found["threads"] == "1"
     assert found["compile"] == "false"
+    assert found["tandem"] == tandem.__version__
     assert found["numpy"] == numpy.__version__
     assert {"processor", "python", "torch", "pytensor", "exchange", "precision"} <= found.keys()
 

@@ -15,7 +15,8 @@ from examples.resident_step import ResidentStep, Sizes
 from tandem.backend import device_mode
 from tandem.backend.lowering import lower
 from tandem.backend.mode import Convolutions
-from tandem.ops.conv import conv2d
+from tandem.backend.precision import ProductPrecision, fit
+from tandem.ops.conv import Conv2dInputGrad, conv2d
 from tests.support.check_function import PYTHON, results
 from tests.support.lowering_cases import Case, large_convolutions
 
@@ -97,6 +98,32 @@ def test_where_fft_does_not_pay_the_sum_is_computed(
     node = conv2d(x, w, b, stride=stride, pad=pad).owner
     lowering = lower(node.op, node, device=torch.device("cpu"), compiled=False)
     assert lowering.fft is None
+
+
+def test_a_padding_as_wide_as_the_filters_leaves_the_gradient_direct() -> None:
+    """The gradient would be a convolution that crops g."""
+    x = pt.tensor(dtype="float32", shape=(64, 32, 13, 13))
+    w = pt.tensor(dtype="float32", shape=(32, 32, 3, 3))
+    found = []
+    for pad in (2, 3):
+        length = 13 + 2 * pad - 2
+        g = pt.tensor(dtype="float32", shape=(64, 32, length, length))
+        node = Conv2dInputGrad(1, pad, 1)(x, w, g).owner
+        found.append(lower(node.op, node, device=torch.device("cpu"), compiled=False).fft)
+    assert found[0] is not None
+    assert found[1] is None
+
+
+def test_fft_is_for_float32_on_cpus() -> None:
+    x = pt.tensor(dtype="float32", shape=(64, 32, 13, 13))
+    w = pt.tensor(dtype="float32", shape=(32, 32, 3, 3))
+    node = conv2d(x, w, pt.vector(dtype="float32", shape=(32,)), pad=1).owner
+    cpu, gpu = (
+        lower(node.op, node, device=torch.device(name), compiled=False) for name in ("cpu", "cuda")
+    )
+    assert gpu.fft is None
+    assert fit(cpu, node, ProductPrecision(by_fft=True)).call is cpu.fft
+    assert fit(cpu, node, ProductPrecision("bfloat16", by_fft=True)).call is not cpu.fft
 
 
 _STEPS = """

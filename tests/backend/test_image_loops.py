@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -189,8 +188,18 @@ def test_what_does_not_fit_is_refused() -> None:
         lrn_gradient(x, x[:, :2], x, 5, 1e-4)
 
 
+_AT_ONCE = """
+import numba, torch
+from concurrent.futures import ThreadPoolExecutor
+from tests.backend.test_image_loops import results
+torch.set_num_threads(2)
+expected = results()
+with ThreadPoolExecutor(4) as pool:
+    found = list(pool.map(lambda _: results(), range(40)))
+assert all(one == expected for one in found)
+"""
+
+
 def test_threads_of_a_program_may_call_loops_at_the_same_time() -> None:
-    expected = results()
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: results(), range(8)))
-    assert all(one == expected for one in found)
+    """Also where numba has only its own pool of threads, which aborts when entered twice."""
+    run_with_threads(_AT_ONCE, NUMBA_THREADING_LAYER="workqueue")

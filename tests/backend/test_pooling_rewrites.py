@@ -35,7 +35,8 @@ def values() -> Values:
 def compare(inputs: list[Any], outputs: list[Any]) -> list[tuple[type, tuple[int, ...]]]:
     """Check the device against plain PyTensor; return the Ops of its graph with their sizes."""
     given = values()[: len(inputs)]
-    fast: Any = compile_graph(inputs, outputs, DEVICE)
+    with pytensor.config.change_flags(on_opt_error="raise"):
+        fast: Any = compile_graph(inputs, outputs, DEVICE)
     for got, expected in zip(
         fast(*given), compile_graph(inputs, outputs, PYTHON)(*given), strict=True
     ):
@@ -81,12 +82,25 @@ def relu_is_used_twice(x: TensorVariable, w: TensorVariable) -> list[TensorVaria
     return [cost, pytensor.grad(cost, x)]
 
 
+def gradient_is_of_the_relu_alone(x: TensorVariable, w: TensorVariable) -> list[TensorVariable]:
+    y = relu(x)
+    return [pt.exp(pytensor.grad((max_pool2d(y, 3, 2) * w).sum(), y))]
+
+
 @pytest.mark.parametrize(
-    "build", [relu_is_read, places_are_read, gradient_of_the_relu_is_read, relu_is_used_twice]
+    "build",
+    [
+        relu_is_read,
+        places_are_read,
+        gradient_of_the_relu_is_read,
+        relu_is_used_twice,
+        gradient_is_of_the_relu_alone,
+    ],
 )
 def test_a_relu_that_others_need_stays_before(build: Callable[..., list[Any]]) -> None:
     x, _, w = variables()
-    assert (Relu, SHAPE) in compare([x, pt.vector("b"), w], build(x, w))
+    found = compare([x, pt.vector("b"), w], build(x, w))
+    assert {size for op, size in found if op is Relu} == {SHAPE}
 
 
 def test_two_poolings_of_a_relu_stay_behind_it() -> None:
@@ -111,10 +125,10 @@ def test_values_and_gradients_keep_their_bits(shape: tuple[int | None, ...]) -> 
 
 @pytest.mark.parametrize("axis", [(0,), (0, 2), (0, 1, 3)])
 def test_a_sum_over_a_part_of_an_image_stays(axis: tuple[int, ...]) -> None:
-    x, _, w = variables()
+    x, w = (pt.tensor(name, dtype="float64", shape=(None,) * 4) for name in "xw")
     scattered = MaxPool2dGrad(3, 2)(x, MaxPool2d(3, 2)(x)[1], w)
     found = compare([x, pt.vector("b"), w], [scattered.sum(axis)])
-    assert (Sum, SHAPE) in found
+    assert MaxPool2dGrad in [op for op, _ in found]
 
 
 @pytest.mark.parametrize("axis", [None, (2, 3), (0, 2, 3), (0, 1, 2, 3)])

@@ -10,6 +10,7 @@ import pytest
 
 from tandem.backend import Captured, DeviceSharedVariable, device_shared
 from tandem.config.schema import make_config
+from tandem.training import functions
 from tandem.training.functions import DeviceFunctions
 from tandem.training.graphs import FunctionGraph
 
@@ -37,3 +38,15 @@ def test_a_step_that_computes_on_the_host_is_called(caplog: pytest.LogCaptureFix
     assert "steps take longer: step can't be recorded: it computes on the host" in caplog.text
     step()
     np.testing.assert_array_equal(total.get_value(), 2 * np.eye(2))
+
+
+@pytest.mark.parametrize("convolutions", ["direct", "fft"])
+def test_convolutions_are_those_of_the_run(
+    convolutions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+    monkeypatch.setattr(functions, "device_mode", lambda *_, **options: given.append(options))
+    memory: Any = SimpleNamespace(device="cpu", records=False)
+    config = make_config({"convolutions": convolutions})
+    DeviceFunctions({}, {}, config, memory, lambda name: None)
+    assert [options["convolutions"] for options in given] == [convolutions] * 2
