@@ -28,6 +28,8 @@ def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
     settings = dict(config)
     found = {"trainers": str(len(config.devices))}
     found |= {key: _text(settings[key]) for key in affecting_bits(config)}
+    if config.compile is True and settings["bucket_mb"]:  # each segment is compiled by itself
+        found["compile"] += f" in buckets of {settings['bucket_mb']:g} MB"
     found |= {
         "devices": ", ".join(dict.fromkeys(_devices(config.devices, ranks))),
         "data": _digest(config.manifest_path, config.mean_path),

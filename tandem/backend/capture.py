@@ -1,13 +1,15 @@
 """Recording the work of functions on a GPU, to replay it without the host."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
 from pytensor.compile.executor import Function
 
 from tandem.backend.runtime import as_device
+from tandem.backend.segments import SegmentedRun
 from tandem.backend.shared import DeviceSharedVariable
 
 
@@ -16,18 +18,36 @@ class Captured:
     """Functions as one recording; calling it runs it.
 
     On a GPU it is replayed on the stream that PyTorch uses at the time of the call, and two replays
-    must not overlap.
+    must not overlap. Functions that report variables early are several graphs, between which they
+    report.
     """
 
     functions: tuple[Function, ...]  # kept alive: a recording reads their constants in place
-    graph: Any  # a torch.cuda.CUDAGraph; None on a CPU
+    # CUDA graphs in their order, each with what reports behind it; none on a CPU.
+    graphs: tuple[tuple[torch.cuda.CUDAGraph, Callable[[], None]], ...] = ()
 
     def __call__(self) -> None:
         """Run the functions in their order."""
-        if self.graph is None:
-            _call_all(self.functions)
-        else:
-            self.graph.replay()
+        for graph, report in self.graphs:
+            graph.replay()
+            report()
+        if not self.graphs:
+            for function in self.functions:
+                function()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Work of functions up to a report."""
+
+    calls: list[Callable[[], Any]] = field(default_factory=list)
+    report: Callable[[], None] = lambda: None
+
+    def run(self) -> None:
+        """Do the work, without the report."""
+        with torch.no_grad():
+            for call in self.calls:
+                call()
 
 
 def capture(
@@ -40,10 +60,11 @@ def capture(
 
     A replay costs the host one call. It reads and writes the memory that the functions use: what
     changes from one replay to the next, a learning rate or a minibatch, is a `device_shared`
-    variable, whose address is fixed. On a CPU the functions are called instead.
+    variable, whose address is fixed. On a CPU the functions are called instead. A function in
+    segments, of a mode with `on_gradient_ready`, ends a graph with each.
 
-    The functions are first called a few times, since PyTorch and its compiler choose kernels and
-    set up memory on the first run. All variables then get their former values back.
+    The functions are first run a few times, without reports, since PyTorch and its compiler choose
+    kernels and set up memory on the first run. All variables then get their former values back.
 
     Parameters
     ----------
@@ -70,11 +91,21 @@ def capture(
         check_capturable(function)
     saved = [(tensor, tensor.clone()) for tensor in _written(functions)]
     for _ in range(warmups):
-        _call_all(functions)
+        for part in _divide(functions):
+            part.run()
     for tensor, value in saved:
         tensor.copy_(value)
-    graph = None if target.type == "cpu" else _record(functions, target, beside)
-    return Captured(tuple(functions), graph)
+    if target.type == "cpu":
+        return Captured(tuple(functions))
+    pool = beside.graphs[0][0].pool() if beside is not None and beside.graphs else None
+    graphs = []
+    for part in _divide(functions):
+        graph = _record(part, target, pool)
+        # What one leaves for the next keeps its place in the memory that they share, and what no
+        # later one needs is used again: they are always replayed in this order.
+        pool = graph.pool()
+        graphs.append((graph, part.report))
+    return Captured(tuple(functions), tuple(graphs))
 
 
 def check_capturable(function: Function) -> None:
@@ -91,8 +122,6 @@ def check_capturable(function: Function) -> None:
     if elsewhere:
         raise ValueError(f"{name} can't be recorded: {elsewhere} are not on the device")
     program = cast(Any, function.vm).program
-    if program.calls_back:
-        raise ValueError(f"{name} can't be recorded: it calls on_gradient_ready when it runs")
     if program.breaks:
         raise ValueError(
             f"{name} can't be recorded: it computes on the host, or reads values from the device "
@@ -112,16 +141,24 @@ def _written(functions: Sequence[Function]) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def _call_all(functions: Sequence[Function]) -> None:
+def _divide(functions: Sequence[Function]) -> list[_Part]:
+    """Divide one run of functions into parts, each up to a report; to be run in their order."""
+    parts = [_Part()]
     for function in functions:
-        function()
+        work = cast(Any, function.vm)
+        if not isinstance(work.jit_fn, SegmentedRun):
+            parts[-1].calls.append(function)
+            continue
+        steps = work.steps()
+        for segment in work.jit_fn.segments:
+            report = partial(work.jit_fn.report_all, segment)
+            parts[-1] = _Part([*parts[-1].calls, partial(next, steps)], report)
+            parts.append(_Part())
+    return [part for part in parts if part.calls]
 
 
-def _record(
-    functions: Sequence[Function], device: torch.device, beside: Captured | None
-) -> torch.cuda.CUDAGraph:
+def _record(part: _Part, device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
-    pool = None if beside is None else beside.graph.pool()
     fault: BaseException | None = None
     try:
         with (
@@ -130,7 +167,7 @@ def _record(
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
         ):
             try:
-                _call_all(functions)
+                part.run()
             except BaseException as error:
                 fault = error
                 raise

@@ -2,7 +2,7 @@
 
 The source has a line for each node, in the order of the schedule, and frees an intermediate value
 in the line after its last use. What it returns shares no memory with anything that outlives the
-call.
+call. A program that reports variables early is cut into segments, each a function of its own.
 """
 
 import copy
@@ -21,7 +21,8 @@ from pytensor.graph.fg import FunctionGraph
 
 from tandem.backend.lowering import Lowering
 from tandem.backend.lowering.registry import is_host_type, is_tensor, torch_dtype
-from tandem.backend.schedule import Schedule, Target
+from tandem.backend.schedule import Cut, Schedule, Target
+from tandem.backend.segments import Segment, SegmentedRun, SegmentWriter, returning
 
 _serial = itertools.count()
 
@@ -42,7 +43,6 @@ class Program:
     nodes: Mapping[int, Apply]  # by line of the source
     file: str  # name of the source in tracebacks
     as_vectors: frozenset[int]  # inputs without axes that `run` takes as vectors of one element
-    calls_back: bool  # on_gradient_ready
 
     def failed_node(self, traceback: TracebackType | None) -> Apply | None:
         """Find the node whose computation raised an exception, if it was one."""
@@ -83,25 +83,36 @@ class _Writer:
         self.forms: dict[Variable, dict[Callable[..., Any], str]] = {}
         self.serial = itertools.count()
         self.globals: dict[str, Any] = {"torch": torch}
-        self.lines = [f"def step({', '.join(self.names.values())}):"]
-        self.as_vectors = self._unpack_scalars() if target.compiled else frozenset()
+        self.lines: list[str] = []
         self.nodes: dict[int, Apply] = {}
+        self.segments: SegmentWriter | None = None
+        self.as_vectors = self._updated_numbers() if target.compiled else {}
+        if target.on_gradient_ready is None:
+            self.lines = [f"def step({', '.join(self.names.values())}):"]
+            self.lines += [f"    {name} = {name}.view(())" for name in self.as_vectors.values()]
+        else:
+            self.segments = SegmentWriter(self.lines)
         self.breaks = any(x.counts or x.opaque for x in schedule.lowerings.values())
 
-    def _unpack_scalars(self) -> frozenset[int]:
-        """Take each number that is updated in place as a vector of one element.
+    def _updated_numbers(self) -> dict[int, str]:
+        """Find the numbers that are updated in place, to be taken as vectors of one element.
 
         torch.compile 2.13 takes a float64 tensor without axes for a number of the program's, and
         loses what is written into it.
         """
         written = set(self.schedule.stores.values())
-        found = {
+        return {
             index: self.names[v]
             for index, v in enumerate(self.fgraph.inputs)
             if v in written and v.type.ndim == 0
         }
-        self.lines += [f"    {name} = {name}.view(())" for name in found.values()]
-        return frozenset(found)
+
+    def _cut(self, cut: Cut, segments: SegmentWriter) -> None:
+        """Write what is to be stored here, and begin a segment."""
+        for index, variable in cut.stores:
+            output = self.fgraph.outputs[index]
+            self._store(variable, output, self.tensor(output))
+        segments.cut(cut.ready)
 
     def compute(self, node: Apply) -> None:
         """Write the line that computes `node`, and free what it was the last to use."""
@@ -127,11 +138,12 @@ class _Writer:
             for output, target in zip(node.outputs, targets, strict=False):
                 self.write(f"{self.names[output]} = {target}.copy_({self.names[output]})")
         self._free(self.schedule.dying.get(node, ()))
-        self._call_back(self.schedule.ready.get(node, ()))
+        if self.segments is not None and node in self.schedule.cuts:
+            self._cut(self.schedule.cuts[node], self.segments)
 
     def _inner(self, graph: FunctionGraph, opaque: bool) -> str:
         """Name the program of a graph inside an Op."""
-        target = replace(self.target, on_gradient_ready=None)
+        target = replace(self.target, on_gradient_ready=None, buckets=())
         program = build_program(graph, graph.toposort(), {}, target, inside=True)
         self.breaks |= program.breaks
         run = program.run
@@ -163,11 +175,6 @@ class _Writer:
                 self.write(f"{name} = {call}({self.tensor(variable)})")
             forms[prepare] = name
         return forms[prepare]
-
-    def _call_back(self, variables: Iterable[Variable]) -> None:
-        if self.target.on_gradient_ready is not None:
-            for variable in variables:
-                self.write(f"{self.bind('h', self.target.on_gradient_ready)}({variable.name!r})")
 
     def _free(self, variables: Sequence[Variable]) -> None:
         dead = [self.names[v] for v in variables]
@@ -219,8 +226,6 @@ class _Writer:
         """Write copies of what would be overwritten, then the updates, then the return."""
         stores = self.schedule.stores
         results = self._results()
-        for index, _ in itertools.chain.from_iterable(self.schedule.direct.values()):
-            del results[index]
         outputs = self.fgraph.outputs
         endangered = {i for i in results if self.schedule.is_overwritten(outputs[i])}
         if endangered and self.target.compiled:
@@ -229,17 +234,16 @@ class _Writer:
         for index, variable in stores.items():
             if index in results:
                 self._store(variable, outputs[index], results[index])
-                self._call_back([variable])
         returned = tuple(index for index in results if index not in stores)
         self._return(results[index] for index in returned)
         return returned
 
     def _results(self) -> dict[int, str]:
-        """Name the value of each output, except updates of a variable to itself."""
+        """Name the value of each output that is returned, or stored at the end."""
         stores, results = self.schedule.stores, {}
         for index, output in enumerate(self.fgraph.outputs):
             if index in stores:
-                if output is not stores[index]:
+                if output is not stores[index] and index not in self.schedule.early:
                     results[index] = self.tensor(output)
             elif is_host_type(output) or (output in self.schedule.on_host and not self.inside):
                 results[index] = self.number(output)
@@ -271,7 +275,10 @@ class _Writer:
                 returned |= self.schedule.aliases.roots(output)
 
     def _return(self, names: Iterable[str]) -> None:
-        self.write(f"return ({''.join(f'{name}, ' for name in names)})")
+        self.lines.append(returning(names))
+        if self.segments is not None:
+            early = {v for cut in self.schedule.cuts.values() for v in cut.ready}
+            self.segments.end(v for v in self.schedule.stores.values() if v not in early)
 
     def _is_shared(self, output: Variable, returned: set[Variable]) -> bool:
         """Whether an output's memory is also that of an input, a constant or another result."""
@@ -289,26 +296,34 @@ class _Writer:
 
     def program(self, returned: tuple[int, ...]) -> Program:
         """Compile the source, whose results are the outputs at `returned`."""
+        inputs = tuple(self.names[variable] for variable in self.fgraph.inputs)
+        makers: Sequence[Callable[..., Segment]] = ()
+        if self.segments is not None:
+            vectors = self.as_vectors.values()
+            makers = self.segments.connect(inputs, self.target.compiled, vectors)
         source = "\n".join(self.lines) + "\n"
         file = (
             f"<device function {next(_serial)}: {getattr(self.fgraph, 'name', None) or 'unnamed'}>"
         )
         namespace: dict[str, Any] = {}
         exec(compile(source, file, "exec"), self.globals, namespace)
-        run = namespace["step"]
+        functions = [value for name, value in namespace.items() if name.startswith("step")]
         # Tracebacks and debuggers show the lines until the function is gone.
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-        weakref.finalize(run, linecache.cache.pop, file, None)
+        weakref.finalize(functions[0], linecache.cache.pop, file, None)
+        run, settle = functions[0], namespace.get("settle")
+        if self.target.on_gradient_ready is not None:
+            segments = tuple(make(step) for make, step in zip(makers, functions, strict=True))
+            run = SegmentedRun(inputs, segments, settle, self.target.on_gradient_ready)
         return Program(
             run=run,
-            settle=namespace.get("settle"),
+            settle=None if makers else settle,
             returned=returned,
             source=source,
             breaks=self.breaks,
             nodes=self.nodes,
             file=file,
-            as_vectors=self.as_vectors,
-            calls_back=self.target.on_gradient_ready is not None,
+            as_vectors=frozenset() if makers else frozenset(self.as_vectors),
         )
 
 

@@ -2,7 +2,8 @@
 
 import copy
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from tandem.backend.lowering.registry import is_host_type, is_tensor
 from tandem.backend.precision import ProductPrecision
 from tandem.backend.runtime import out_of_memory
 from tandem.backend.schedule import Target, update_mapping
+from tandem.backend.segments import SegmentedRun
 from tandem.backend.shared import DeviceContainer, is_on_device, tensor_over
 
 Read = Callable[[Any], Any]
@@ -39,11 +41,13 @@ class DeviceLinker(JITLinker):
         tuned: bool = False,
         on_gradient_ready: Callable[[str], None] | None = None,
         strict: bool = False,
+        buckets: Iterable[Iterable[str]] = (),
         allow_gc: bool | None = None,
         scheduler: Callable[[FunctionGraph], list[Apply]] | None = None,
     ) -> None:
         super().__init__(allow_gc=allow_gc, schedule=scheduler)
-        self.target = Target(device, compiled, precision, on_gradient_ready, strict)
+        groups = tuple(frozenset(names) for names in buckets)
+        self.target = Target(device, compiled, precision, on_gradient_ready, groups, strict)
         # A captured step records the kernels itself, so the compiler must not.
         self._compile_mode = "max-autotune-no-cudagraphs" if tuned else None
 
@@ -88,12 +92,15 @@ class DeviceLinker(JITLinker):
         return [storage_map[variable] for variable in self._graph.inputs]
 
     def jit_compile(self, fn: Any) -> Callable[..., tuple[Any, ...]]:
-        """Compile the program with ``torch.compile``, if the target asks for it."""
+        """Compile the program, or each of its segments, if the target asks for it."""
         run, settle = fn.run, fn.settle
         if self.target.compiled:
-            whole = not fn.breaks
-            compiled = torch.compile(run, fullgraph=whole, dynamic=False, mode=self._compile_mode)
-            run = _with_vectors(compiled, fn.as_vectors)
+            compiler = partial(
+                torch.compile, fullgraph=not fn.breaks, dynamic=False, mode=self._compile_mode
+            )
+            if isinstance(run, SegmentedRun):
+                return run.compiled(compiler)
+            run = _with_vectors(compiler(run), fn.as_vectors)
         if settle is None:
             return run
         return lambda *inputs: settle(*inputs, *run(*inputs))
@@ -117,6 +124,8 @@ class DeviceLinker(JITLinker):
         thunk.outputs = [storage_map[variable] for variable in self._graph.outputs]
         thunk.lazy = False
         thunk.program = program
+        if isinstance(run, SegmentedRun):
+            thunk.steps = partial(_steps, self._graph, program, run, cells, self.target)
         return [thunk], [v.owner for v in self._graph.outputs if v.owner is not None][:1], run
 
     def make_all(
@@ -181,6 +190,21 @@ def _make_thunk(
         return outputs
 
     return thunk
+
+
+def _steps(
+    fgraph: FunctionGraph,
+    program: Program,
+    run: SegmentedRun,
+    cells: Storage,
+    target: Target,
+) -> Iterator[tuple[Any, ...]]:
+    """Run a function's segments one after another, without reports; it returns nothing."""
+    readers = [_reader(variable, target.device) for variable in fgraph.inputs]
+    try:
+        yield from run.steps(*[read(cell[0]) for read, cell in zip(readers, cells, strict=True)])
+    except Exception as error:
+        _explain(error, fgraph, program, target.device)
 
 
 def _reader(variable: Variable, device: torch.device) -> Read:

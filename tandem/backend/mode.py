@@ -1,6 +1,6 @@
 """The PyTensor mode of a device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import get_args
 
 import torch
@@ -24,6 +24,7 @@ def device_mode(
     convolutions: Convolutions = "auto",
     tune: bool = False,
     on_gradient_ready: Callable[[str], None] | None = None,
+    buckets: Iterable[Iterable[str]] = (),
     strict: bool = False,
 ) -> Mode:
     """Return a PyTensor mode whose functions run PyTorch's kernels on a device.
@@ -52,10 +53,14 @@ def device_mode(
         With `compile`, try several kernels for each convolution and product, which takes minutes.
     on_gradient_ready : callable, optional
         Called in the middle of a function with the name of each variable of `device_shared` that
-        it updates, as soon as the new value is in place and the function no longer reads it, so
-        that gradients can be sent while those of earlier layers are being computed. On a GPU it is
-        called when the work has been put on the stream, not when it is done. It excludes `compile`
-        and `capture`.
+        it updates, when the new value is in place and the function no longer reads it, so that
+        gradients can be sent while those of earlier layers are being computed. On a GPU it is
+        called when the work has been put on the stream, not when it is done. The function is cut
+        into segments for it, which are compiled and captured one by one.
+    buckets : iterable of iterables of str
+        With `on_gradient_ready`, disjoint groups of names of variables that are reported together,
+        each as early as possible. The function is cut behind each group but the last; variables of
+        no group are reported at its end. By default each variable is a group.
     strict : bool
         Refuse an Op that has no kernel here, with NotImplementedError. By default it is computed by
         its own `perform` on the host: on a CPU without a copy, on a CUDA device with one and a
@@ -78,5 +83,5 @@ def device_mode(
     if compile:
         require_compiler(target)
     set_tf32(precision == "tf32")
-    linker = DeviceLinker(target, compile, products, tune, on_gradient_ready, strict)
+    linker = DeviceLinker(target, compile, products, tune, on_gradient_ready, strict, buckets)
     return Mode(linker, REWRITES)

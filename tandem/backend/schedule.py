@@ -3,11 +3,13 @@
 For each node: how and when it is computed, where its results lie, and after which node they are
 freed. Updates of device-resident variables take effect as if all were written after everything has
 been computed. Most are. One whose old value is no longer needed, in a part of the schedule where
-nothing can fail, is written as soon as it is computed, or computed where it belongs.
+nothing can fail, is written as soon as it is computed, or computed where it belongs; or, if its
+variable is to be reported early, where the program is cut.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -29,12 +31,19 @@ class Target:
     device: torch.device
     compiled: bool  # torch.compile will read the program
     precision: ProductPrecision = field(default_factory=ProductPrecision)
-    on_gradient_ready: Callable[[str], None] | None = None
+    on_gradient_ready: Callable[[str], None] | None = None  # the program is cut to call it
+    # Names of variables that are reported together; without any, each is reported by itself.
+    buckets: tuple[frozenset[str], ...] = ()
     strict: bool = False  # refuse an Op without a kernel
 
-    def __post_init__(self) -> None:
-        if self.compiled and self.on_gradient_ready is not None:
-            raise ValueError("on_gradient_ready can't be called through torch.compile")
+
+@dataclass
+class Cut:
+    """A place in a schedule where the program is cut, since variables have their new values."""
+
+    ready: list[Variable] = field(default_factory=list)
+    # Of these, the ones that are to be stored here, each with its output of the graph.
+    stores: list[tuple[int, Variable]] = field(default_factory=list)
 
 
 def plan_node(node: Apply, on_host: Collection[Variable], target: Target) -> Lowering:
@@ -75,8 +84,9 @@ class Schedule:
             self.lowerings[node] = plan_node(node, self.on_host, target)
             numbers = self.lowerings[node].numbers
             self.on_host.update(v for v in node.outputs if numbers or is_host_type(v))
-        if self.stores and not target.compiled:
-            order = self._numbers_at_once(self._uncertain_first(order))
+        groups = self._groups(order, target)
+        if self.stores and (groups or not target.compiled):
+            order = self._numbers_at_once(self._arranged(order, groups))
         self.order = order
         self._positions = {node: position for position, node in enumerate(order)}
         self.aliases = Aliases(fgraph.inputs, target.compiled)
@@ -89,11 +99,13 @@ class Schedule:
         for node, stores in self.direct.items():
             for output, (_, variable) in zip(node.outputs, stores, strict=True):
                 self.aliases.place(output, variable)
-        self.ready: dict[Apply, list[Variable]] = {}
-        if target.on_gradient_ready is not None:
-            for node, stores in self.direct.items():
-                for _, variable in stores:
-                    self.ready.setdefault(self._last_access(node, variable), []).append(variable)
+        self.cuts = self._cuts(groups)  # by the last node before each
+        # Outputs that are stored before the end.
+        self.early = {
+            index
+            for stores in (*self.direct.values(), *(cut.stores for cut in self.cuts.values()))
+            for index, _ in stores
+        }
 
     def call(self, node: Apply) -> Callable[..., Any]:
         """Choose a variant of a node's call: one that overwrites an operand, where nothing reads it
@@ -123,15 +135,26 @@ class Schedule:
         static = all(isinstance(v.type, TensorType) and None not in v.type.shape for v in variables)
         return static and self.lowerings[node].certain
 
-    def _uncertain_first(self, order: Sequence[Apply]) -> list[Apply]:
-        """Put the nodes that can fail, and what they need, before those that cannot."""
-        needed: set[Variable] = set()
-        first: set[Apply] = set()
-        for node in reversed(order):
-            if not self._is_certain(node) or not needed.isdisjoint(node.outputs):
-                first.add(node)
-                needed.update(node.inputs)
-        return [n for n in order if n in first] + [n for n in order if n not in first]
+    def _groups(self, order: Sequence[Apply], target: Target) -> list[list[int]]:
+        """Find the updates that are reported together, as outputs of the graph, in their order."""
+        if target.on_gradient_ready is None:
+            return []
+        if target.buckets:
+            named = [[i for i, v in self.stores.items() if v.name in b] for b in target.buckets]
+            return [group for group in named if group]
+        places = {output: at for at, node in enumerate(order) for output in node.outputs}
+        return [[i] for i in sorted(self.stores, key=lambda i: places.get(self._outputs[i], -1))]
+
+    def _arranged(self, order: Sequence[Apply], groups: Sequence[Sequence[int]]) -> list[Apply]:
+        """Put the nodes that can fail first, then those for each group but the last, then the rest.
+
+        Each stands behind what it needs.
+        """
+        found, rest = _in_front(order, lambda node: not self._is_certain(node))
+        for group in groups[:-1]:
+            part, rest = _in_front(rest, lambda node: False, [self._outputs[i] for i in group])
+            found += part
+        return found + rest
 
     def _numbers_at_once(self, order: Sequence[Apply]) -> list[Apply]:
         """Put nodes that give a single number, and cannot fail, right behind their last operand.
@@ -169,17 +192,25 @@ class Schedule:
             if intermediate and position < len(self.order):
                 self.dying.setdefault(self.order[position], []).append(variable)
 
-    def _direct_stores(self) -> dict[Apply, list[tuple[int, Variable]]]:
-        certain_from = max(
-            (at + 1 for node, at in self._positions.items() if not self._is_certain(node)),
-            default=0,
+    @cached_property
+    def _certain_from(self) -> int:
+        """The position behind the last node that can fail."""
+        uncertain = (at for node, at in self._positions.items() if not self._is_certain(node))
+        return max(uncertain, default=-1) + 1
+
+    def _fits(self, output: Variable, variable: Variable) -> bool:
+        """Whether storing `output` cannot fail, and changes no other variable."""
+        return (
+            output.type.shape == variable.type.shape
+            and None not in variable.type.shape
+            and self._overlaps.are_alone(variable)
         )
+
+    def _direct_stores(self) -> dict[Apply, list[tuple[int, Variable]]]:
         found: dict[Apply, dict[Variable, tuple[int, Variable]]] = {}
         for index, variable in self.stores.items():
             output = self._outputs[index]
-            if self._positions.get(output.owner, -1) >= certain_from and self._may_store(
-                output, variable
-            ):
+            if self._may_store(output, variable):
                 found.setdefault(output.owner, {})[output] = index, variable
         return {
             node: [stores[output] for output in node.outputs]
@@ -190,17 +221,47 @@ class Schedule:
     def _may_store(self, output: Variable, variable: Variable) -> bool:
         """Whether the old value of `variable` is not read after `output` has been computed."""
         node = output.owner
+        if self._positions.get(node, -1) < self._certain_from:
+            return False
         lowering = self.lowerings[node]
         others = [v for v in node.inputs if variable in self.aliases.roots(v) and v is not variable]
         return (
-            self.aliases.roots(output) == {output}
+            self._fits(output, variable)
+            and self.aliases.roots(output) == {output}
             and self._outputs.count(output) == 1
-            and output.type.shape == variable.type.shape
-            and None not in variable.type.shape
             and self._root_uses.get(variable, -1) <= self._positions[node]
-            and self._overlaps.are_alone(variable)
             and (lowering.into is None or lowering.in_place or variable not in node.inputs)
             and not others
+        )
+
+    def _cuts(self, groups: Sequence[Sequence[int]]) -> dict[Apply, Cut]:
+        """Find where the program is cut: after each group but those that end with the program."""
+        direct = {
+            index: self._positions[self._last_access(node, variable)]
+            for node, stores in self.direct.items()
+            for index, variable in stores
+        }
+        ready = [
+            max(direct[i] if i in direct else self._storable_from(i) for i in group)
+            for group in groups
+        ]
+        found: dict[Apply, Cut] = {}
+        for group, at in zip(groups, ready, strict=True):
+            if at < max(ready):
+                cut = found.setdefault(self.order[at], Cut())
+                cut.ready += [self.stores[index] for index in group]
+                cut.stores += [(i, self.stores[i]) for i in group if i not in direct]
+        return found
+
+    def _storable_from(self, index: int) -> int:
+        """Find after which node an update may be stored; the number of nodes if at the end only."""
+        output, variable = self._outputs[index], self.stores[index]
+        if not self._fits(output, variable):
+            return len(self.order)
+        return max(
+            self._positions.get(output.owner, 0),
+            self._root_uses.get(variable, 0),
+            self._certain_from - 1,
         )
 
     def _last_access(self, writer: Apply, variable: Variable) -> Apply:
@@ -211,6 +272,19 @@ class Schedule:
             if any(variable in self.aliases.roots(v) for v in node.inputs)
         )
         return max((writer, *readers), key=self._positions.__getitem__)
+
+
+def _in_front(
+    order: Sequence[Apply], is_wanted: Callable[[Apply], bool], variables: Iterable[Variable] = ()
+) -> tuple[list[Apply], list[Apply]]:
+    """Divide nodes into those that are wanted, or needed for these or `variables`, and others."""
+    needed = set(variables)
+    first: set[Apply] = set()
+    for node in reversed(order):
+        if is_wanted(node) or not needed.isdisjoint(node.outputs):
+            first.add(node)
+            needed.update(node.inputs)
+    return [n for n in order if n in first], [n for n in order if n not in first]
 
 
 def update_mapping(fgraph: FunctionGraph) -> dict[int, int]:

@@ -41,7 +41,7 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
     found = {
         "threads": threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1,
         "collective": _collective(config, facts),
-        "compile": facts.on_gpu and not facts.bucket_mb,
+        "compile": facts.on_gpu,
         "convolutions": _convolutions(facts, ranks),
         "use_data_layer": facts.on_gpu,
     }
@@ -113,11 +113,6 @@ def _check_buckets(config: Config, given: str, error_feedback: bool) -> None:
         raise InputError(
             f"{given}, error_feedback is true and on_nan is skip: the gradients of a skipped "
             "minibatch would have been sent, and their rounding error kept; change one of the three"
-        )
-    if config.compile is True:
-        raise InputError(
-            f"{given} and compile is true: a compiled function returns all gradients at once, so "
-            "set one of both to 0 or false"
         )
 
 

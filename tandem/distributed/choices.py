@@ -13,10 +13,12 @@ from tandem.registry import Choice, Registry, Requirement
 
 if TYPE_CHECKING:
     from tandem.distributed.allreduce import AllReduce
+    from tandem.distributed.buckets import Bucket
     from tandem.distributed.exchange import Exchange
     from tandem.distributed.factory import ExchangeSettings
     from tandem.distributed.group import Group, Starter
     from tandem.distributed.rank_vector import RankVector
+    from tandem.memory.flat import FlatLayout
     from tandem.memory.parameters import CudaMemory, HostMemory
 
 
@@ -64,10 +66,9 @@ class ExchangeChoice(Choice, ABC):
     # Whether there is one copy of the parameters, of which each trainer updates a part.
     shares_parameters: ClassVar[bool] = False
 
-    @property
-    def sends_early(self) -> bool:
-        """Whether gradients are sent during the backward pass, as each is ready."""
-        return False
+    def buckets(self, layout: "FlatLayout") -> "list[Bucket]":
+        """Divide the gradients into buckets that are sent during the backward pass, if they are."""
+        return []
 
     @abstractmethod
     def make(

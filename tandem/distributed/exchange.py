@@ -21,7 +21,9 @@ from tandem.memory.parameters import CudaMemory, FlatName, HostMemory
 from tandem.registry import Requirement, setting
 
 if TYPE_CHECKING:
+    from tandem.distributed.buckets import Bucket
     from tandem.distributed.factory import ExchangeSettings
+    from tandem.memory.flat import FlatLayout
 
 
 class Exchange:
@@ -184,9 +186,13 @@ class Gradients(ExchangeChoice):
         ),
     )
 
-    @property
-    def sends_early(self) -> bool:
-        return self.bucket_mb > 0
+    def buckets(self, layout: "FlatLayout") -> "list[Bucket]":
+        if not self.bucket_mb:
+            return []
+        from tandem.distributed.buckets import divide
+
+        most = int(self.bucket_mb * 1e6) // np.dtype(layout.dtype).itemsize
+        return divide(layout.offsets, layout.size, most)
 
     def make(
         self, collective: AllReduceChoice, memory: HostMemory | CudaMemory, group: Group
@@ -196,10 +202,9 @@ class Gradients(ExchangeChoice):
             vector = rank_vector(memory, "gradients", group)
             (all_reduce,) = collective.make(vector, [slice(0, layout.size)], group)
             return ExchangeGradients(all_reduce, vector)
-        from tandem.distributed.buckets import BucketedGradients, divide
+        from tandem.distributed.buckets import BucketedGradients
 
-        most = int(self.bucket_mb * 1e6) // np.dtype(layout.dtype).itemsize
-        buckets = divide(layout.offsets, layout.size, most)
+        buckets = self.buckets(layout)
         apart = group.split(0)  # its thread's messages are kept apart from the trainer's
         vector = rank_vector(memory, "gradients", apart, is_apart=True)
         parts = [bucket.extent for bucket in buckets]

@@ -51,8 +51,8 @@ class CompiledNetwork:
     mean : float32 (3, S, S)
         The mean image, of the size of a whole picture.
     on_gradient_ready : callable, optional
-        Called with a parameter's name when its gradient is ready, during the backward pass, see
-        `device_mode`. Gradients are then not recorded.
+        Called with a parameter's name when the gradients of its bucket are ready, during the
+        backward pass, see `device_mode`.
     """
 
     def __init__(

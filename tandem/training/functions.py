@@ -19,6 +19,7 @@ from tandem.backend import (
     device_shared,
 )
 from tandem.config.schema import Config
+from tandem.distributed import ExchangeSettings
 from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.memory.slot import Slot
 from tandem.training.graphs import GRADIENT, FunctionGraph
@@ -43,7 +44,6 @@ class DeviceFunctions:
     ) -> None:
         self._graphs, self._parameters = graphs, parameters
         self._device, self._records = memory.device, memory.records
-        self._reports = on_gradient_ready is not None
         products = "float32" if config.precision == "float64" else config.precision
         make_mode = partial(
             device_mode,
@@ -60,7 +60,9 @@ class DeviceFunctions:
                 if variable.startswith(GRADIENT):
                     ready(variable.removeprefix(GRADIENT))
 
-            self._modes["gradients"] = make_mode(on_gradient_ready=report)
+            buckets = ExchangeSettings.of(dict(config)).exchange.buckets(memory.layout)
+            names = [[GRADIENT + name for name in bucket.names] for bucket in buckets]
+            self._modes["gradients"] = make_mode(on_gradient_ready=report, buckets=names)
         self._numbers: dict[str, DeviceSharedVariable] = {}
         self._compiled: dict[str, tuple[Function, tuple[str, ...]]] = {}
         self._recorded: dict[tuple[str, Slot | None], Callable[[], Any]] = {}
@@ -98,8 +100,6 @@ class DeviceFunctions:
             for part, variable in graph.minibatch.items()
         } | {v: self._number(key, v.type.dtype) for key, v in graph.numbers.items()}
         function = self._compile(name, graph, [], givens)
-        if name == "gradients" and self._reports:
-            return function
         try:
             check_capturable(function)
         except ValueError as reason:

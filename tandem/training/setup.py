@@ -55,7 +55,7 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     optimizer = OPTIMIZERS.chosen(dict(config))
     layout = parameter_layout(network, optimizer, config.freeze, channels_last=spec.on_gpu)
     memory = open_memory(spec, arguments.slots, group, layout)
-    sends_early = settings.exchange.sends_early and spec.trainers > 1
+    sends_early = settings.exchange.buckets(layout) and spec.trainers > 1
     model = CompiledNetwork(
         network,
         config,

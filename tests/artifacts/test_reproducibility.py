@@ -64,6 +64,16 @@ def test_a_setting_that_differs_is_named(
     assert "--exact false" in message
 
 
+def test_compiled_buckets_decide_how_the_step_is_fused(config: Config) -> None:
+    whole = config.model_copy(update={"compile": True})
+    cut = whole.model_copy(update={"bucket_mb": 25.0})
+    assert "compile true in buckets of 25 MB in the checkpoint, now true" in refusal(
+        conditions(cut), conditions(whole)
+    )
+    # Without it the bits are the same.
+    check_exact(PATH, conditions(config), conditions(config.model_copy(update={"bucket_mb": 1.0})))
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "misc/img_mean.npy"])
 def test_other_data_are_noticed_wherever_they_lie(
     config: Config, tmp_path: Path, name: str

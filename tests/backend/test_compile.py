@@ -13,6 +13,7 @@ from tandem.backend.runtime import require_compiler
 from tandem.errors import InputError
 from tandem.ops import conv2d, crop_mirror, dropout_mask, lrn, max_pool2d, relu
 from tests.support.check_function import DEVICE, VIEWS_AND_EXPRESSIONS, assert_same
+from tests.support.random_updates import RandomUpdates
 
 needs_compiler = pytest.mark.skipif(
     cpp_compiler() is None, reason="torch.compile needs a C++ compiler ($CXX, g++ or clang++)"
@@ -202,3 +203,11 @@ def test_linear_algebra_and_complex_numbers(compiled: Mode) -> None:
         assert_same(got, value)
     with pytest.raises(np.linalg.LinAlgError):
         function(values[0] * 0, values[1])
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_random_updates_in_segments(compiled: Mode, first: int) -> None:
+    counts = [RandomUpdates(seed, cut=True).check(compiled) for seed in range(first, first + 10)]
+    assert max(counts) > 1

@@ -140,10 +140,11 @@ def check_updates(seeds: range, every: int) -> None:
     failures = []
     for seed in seeds:
         for mode in (PLAIN_DEVICE, DEVICE) if seed % every == 0 else (PLAIN_DEVICE,):
-            try:
-                RandomUpdates(seed).check(mode)
-            except Exception as error:
-                failures.append(f"updates of seed {seed}, {mode}: {error!r}")
+            for cut in (False, True):
+                try:
+                    RandomUpdates(seed, cut).check(mode)
+                except Exception as error:
+                    failures.append(f"updates of seed {seed}, {mode}, {cut=}: {error!r}")
     assert not failures, f"{len(failures)} functions\n" + "\n\n".join(failures)
 
 

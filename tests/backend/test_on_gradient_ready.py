@@ -6,7 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 from examples.resident_step import ResidentStep, Sizes
-from tandem.backend import DeviceSharedVariable, capture, device_mode, device_shared
+from tandem.backend import DeviceSharedVariable, device_mode, device_shared
 
 
 class Listener:
@@ -61,17 +61,6 @@ def test_gradients_of_later_layers_are_reported_while_earlier_ones_are_computed(
     assert len(layers) == 16
     order = ["fc8", "fc7", "fc6", "conv5", "conv4", "conv3", "conv2", "conv1"]
     assert list(dict.fromkeys(layers)) == order
-    source = step.functions[0].vm.program.source.splitlines()
-    calls = [number for number, line in enumerate(source) if line.strip().startswith("h")]
-    assert calls[0] < len(source) // 2
-
-
-def test_it_can_be_neither_compiled_nor_recorded() -> None:
-    with pytest.raises(ValueError, match=r"can't be called through torch\.compile"):
-        device_mode(compile=True, on_gradient_ready=print)
-    a = device_shared(np.zeros(2), "a")
-    step = pytensor.function(
-        [], updates=[(a, a + 1)], mode=device_mode(on_gradient_ready=print), name="step"
-    )
-    with pytest.raises(ValueError, match="step can't be recorded: it calls on_gradient_ready"):
-        capture([step], "cpu")
+    # The first is reported before half of the calls are made.
+    source = step.functions[0].vm.program.source
+    assert source.index("def step1") < len(source) / 2

@@ -46,7 +46,7 @@ def test_convolutions_are_those_of_the_run(
 ) -> None:
     given = []
     monkeypatch.setattr(functions, "device_mode", lambda *_, **options: given.append(options))
-    memory: Any = SimpleNamespace(device="cpu", records=False)
+    memory: Any = SimpleNamespace(device="cpu", records=False, layout=None)
     config = make_config({"convolutions": convolutions})
     DeviceFunctions({}, {}, config, memory, lambda name: None)
     assert [options["convolutions"] for options in given] == [convolutions] * 2
