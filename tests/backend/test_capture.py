@@ -1,5 +1,6 @@
 """Recording a step: what may be recorded, and that warming up leaves no trace."""
 
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -13,8 +14,17 @@ from pytensor.compile.mode import Mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from examples.resident_step import ResidentStep
-from tandem.backend import DeviceLinker, ProductPrecision, capture, device_shared, on_stream
+from tandem.backend import (
+    DeviceLinker,
+    ProductPrecision,
+    capture,
+    device_mode,
+    device_shared,
+    on_stream,
+)
 from tests.support.check_function import DEVICE
+from tests.support.simulated_graphs import SimulatedGraph
+from tests.support.simulated_graphs import simulated_graphs as simulated_graphs
 
 # Tensors without values, and a device that is not the CPU: what a GPU program needs to run here.
 AFAR = torch.device("meta")
@@ -137,3 +147,83 @@ def test_a_wait_would_be_seen(fault: str) -> None:
     except (RuntimeError, NotImplementedError) as error:
         found = [str(error)]
     assert any(name in found[0] for name in ("item", "nonzero", "torch.tensor")), found
+
+
+class SmallStep:
+    """A function in two segments and one behind it, with values that are alive at the cut."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[str, float]] = []  # names, and what was in the variable
+        self.x, self.a, self.b, self.sum, self.last = self.variables = [
+            device_shared(np.full(shape, 0.5), name)
+            for name, shape in (("x", 3), ("a", 3), ("b", 3), ("sum", ()), ("last", ()))
+        ]
+        first = pt.exp(self.x)
+        second = pt.sqrt(first) * first
+        sums = self.sum + (second + first).sum()
+        mode = device_mode(on_gradient_ready=self.report, buckets=["a", ["b", "sum"]])
+        self.functions = [
+            pytensor.function([], updates=updates, mode=mode)
+            for updates, mode in (
+                ([(self.a, first * 2), (self.b, second), (self.sum, sums)], mode),
+                ([(self.last, self.sum + self.a.sum()), (self.x, self.x + 1)], DEVICE),
+            )
+        ]
+        (run,) = (f.vm.jit_fn for f in self.functions[:1])
+        assert [segment.gives for segment in run.segments] != [(), ()]
+
+    def report(self, name: str) -> None:
+        variable = {v.name: v for v in self.variables}[name]
+        self.reports.append((name, float(variable.get_value().sum())))
+
+    def state(self) -> list[np.ndarray]:
+        return [variable.get_value() for variable in self.variables]
+
+    def run(self) -> None:
+        for function in self.functions:
+            function()
+
+
+def assert_same_steps(one: SmallStep, run: Callable[[], Any]) -> None:
+    """Check that `run` makes the steps of `one`, with the same reports at the same time."""
+    plain = SmallStep()
+    for _ in range(3):
+        run()
+        plain.run()
+        for value, expected in zip(one.state(), plain.state(), strict=True):
+            np.testing.assert_array_equal(value, expected)
+    assert [name for name, _ in plain.reports] == ["a", "b", "sum"] * 3
+    assert one.reports == plain.reports
+
+
+def test_reports_follow_the_segments_and_not_the_warm_up() -> None:
+    step = SmallStep()
+    replay = capture(step.functions)
+    assert not step.reports
+    assert_same_steps(step, replay)
+
+
+def test_each_segment_is_a_graph_on_one_pool(simulated_graphs: list[SimulatedGraph]) -> None:
+    """Values that are alive at a cut are found again where the graph before has written them."""
+    step = SmallStep()
+    before = step.state()
+    replay = capture(step.functions, "cuda:0")
+    for variable, value in zip(step.variables, before, strict=True):
+        variable.set_value(value)  # unlike a GPU's, a simulated recording also does the work
+    assert not step.reports
+    assert_same_steps(step, replay)
+    # Two segments, and the function behind them.
+    assert [graph.replays for graph in simulated_graphs] == [3, 3, 3]
+    capture(step.functions[::-1], "cuda:0", beside=replay)
+    # A function in front of the segments is in the graph of the first.
+    assert [graph.pool() for graph in simulated_graphs] == [simulated_graphs[0]] * 5
+
+
+def test_functions_without_reports_are_one_graph(simulated_graphs: list[SimulatedGraph]) -> None:
+    a = device_shared(np.zeros(3), "a")
+    functions = [pytensor.function([], updates=[(a, a + n)], mode=DEVICE) for n in (1, 2)]
+    replay = capture(functions, "cuda:0")
+    a.set_value(np.zeros(3))
+    replay()
+    np.testing.assert_array_equal(a.get_value(), 3)
+    assert [graph.replays for graph in simulated_graphs] == [1]

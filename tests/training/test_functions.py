@@ -10,6 +10,7 @@ import pytest
 
 from tandem.backend import Captured, DeviceSharedVariable, device_shared
 from tandem.config.schema import make_config
+from tandem.memory.flat import FlatLayout
 from tandem.training import functions
 from tandem.training.functions import DeviceFunctions
 from tandem.training.graphs import FunctionGraph
@@ -50,3 +51,27 @@ def test_convolutions_are_those_of_the_run(
     config = make_config({"convolutions": convolutions})
     DeviceFunctions({}, {}, config, memory, lambda name: None)
     assert [options["convolutions"] for options in given] == [convolutions] * 2
+
+
+def test_gradients_in_buckets_are_recorded() -> None:
+    layout = FlatLayout.of({"early": (100,), "late": (100,), "bias": (3,)}, "float64")
+    reported: list[str] = []
+    gradients = {
+        name: device_shared(np.zeros(shape), "gradient/" + name) for name, shape in layout.shapes
+    }
+    finite = device_shared(np.zeros((), np.int64), "finite")
+    x, y = device_shared(np.ones(100)), device_shared(np.ones(3))
+    late, bias = pt.exp(x), pt.exp(y)
+    early = pt.sqrt(x) * late.sum()
+    checked = (finite, pt.isfinite(early.sum()).astype("int64"))
+    updates = [checked, *zip(gradients.values(), (early, late, bias), strict=True)]
+    graph = FunctionGraph({}, {}, updates)
+    memory: Any = SimpleNamespace(device="cpu", records=True, layout=layout)
+    config = make_config({"exchange": "gradients", "bucket_mb": 0.0015, "devices": ["cpu"]})
+    functions = DeviceFunctions({"gradients": lambda: graph}, {}, config, memory, reported.append)
+    step = functions.record("gradients", None)
+    assert isinstance(step, Captured)
+    assert not reported
+    step()
+    # The vector is divided from its end; other variables are not the exchange's.
+    assert [set(reported[:2]), reported[2:]] == [{"late", "bias"}, ["early"]]
