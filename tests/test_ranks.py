@@ -137,6 +137,8 @@ def test_ranks_on_gpus_compute_what_they_do_on_the_host(
     is_apart = "cuda:0 and cuda:1 can't reach" in log
     assert is_apart == (changes["collective"] == "hierarchical")
     assert log.count("left on GPUs: 0, shared: 0\n") == 3
+    recorded = [1, 3] if "bucket_mb" in changes else [1]
+    assert log.count(f"segments recorded: {recorded}\n") == 3
     assert_close(tmp_path / "run", alone, 1e-9)
 
 

@@ -11,9 +11,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tandem.backend import capture
 from tandem.config import hardware
 from tandem.launch import ranks
 from tandem.launch.programs import run_training
+from tandem.training import functions
 from tests.support import simulated_gpu
 
 GPUS = 3
@@ -23,6 +25,16 @@ shared: list[int] = []
 
 files: list[int] = []
 """Open files, pipes and sockets of a rank, at each start of a trainer."""
+
+
+segments: set[int] = set()
+"""Numbers of segments of the functions that a rank has recorded."""
+
+
+def record(recorded: Any, *arguments: Any, **options: Any) -> Any:
+    """Replace `tandem.training.functions.capture`."""
+    segments.update(len(getattr(f.vm.jit_fn, "segments", "1")) for f in recorded)
+    return capture(recorded, *arguments, **options)
 
 
 def make_slots(*arguments: Any) -> Any:
@@ -38,9 +50,11 @@ if __name__ == "__main__":
     hardware._gpu_name = lambda number: "simulated"
     hardware.gpu_identity = lambda number: f"GPU {number}"
     ranks.make_slots = make_slots
+    functions.capture = record
     status = run_training(sys.argv[1:], None)
     left = len(simulated_gpu.in_use), shared[-1] - shared[0]
     sys.stderr.write(f"left on GPUs: {left[0]}, shared: {left[1]}\n")
+    sys.stderr.write(f"segments recorded: {sorted(segments)}\n")
     # The first child process starts one that stays, to which there is a pipe.
     sys.stderr.write(f"files of {len(files)} runs: {files[1:2]} then {files[-1:]}\n")
     raise SystemExit(status)
