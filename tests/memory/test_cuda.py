@@ -145,8 +145,11 @@ def expected(count: int) -> list[tuple[int, list[int]]]:
     return [(k, (np.arange(4) + 10 * k).tolist()) for k in range(1, count + 1)]
 
 
-def test_a_trainer_that_loads_by_itself_uses_its_own_slots(trainer: FakeDriver) -> None:
-    slot = CudaSlot.create(trainer, LAYOUT)
+def test_a_trainer_that_loads_by_itself_uses_its_own_slots() -> None:
+    trainer = FakeDriver(FakeMachine(permits_sharing=False))
+    with pytest.raises(InputError, match="events of cuda:0 can't be shared"):
+        CudaSlot.create(trainer, LAYOUT)
+    slot = CudaSlot.create(trainer, LAYOUT, shared=False)
     uploader = SlotUploader(trainer, [slot])
     uploader.fill(0, lambda host: host.labels.fill(7))
     stream = trainer.stream()

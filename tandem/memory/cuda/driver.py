@@ -42,8 +42,9 @@ class CudaDriver:
     ------
     InputError
         PyCUDA is not installed or can't be loaded, or the device doesn't exist or is not available;
-        in `allocate` and `page_locked`, there is too little memory; in `export`, `open` and
-        `open_event`, the system does not permit it, or the owner has ended.
+        in `allocate` and `page_locked`, there is too little memory; in `export`, `open`,
+        `event` if it is shared, `export_event` and `open_event`, the system does not permit
+        processes to share, or the owner has ended.
     """
 
     def __init__(self, device: int) -> None:
@@ -87,14 +88,14 @@ class CudaDriver:
         try:
             return bytes(self._cuda.mem_get_ipc_handle(address))
         except self._cuda.Error as error:
-            raise self._no_sharing("memory", error) from error
+            raise sharing_refused("memory", self.device, error) from error
 
     def open(self, data: bytes) -> int:
         """Map memory of another process; return its address in this one."""
         try:
             memory = self._cuda.IPCMemoryHandle(bytearray(data))
         except self._cuda.Error as error:
-            raise self._no_sharing("memory", error) from error
+            raise sharing_refused("memory", self.device, error) from error
         self._opened[int(memory)] = memory
         return int(memory)
 
@@ -120,14 +121,26 @@ class CudaDriver:
         """Make an event, which other processes can open if it is `shared`."""
         flags = self._cuda.event_flags
         kind = int(flags.DISABLE_TIMING)
-        return self._cuda.Event(kind | int(flags.INTERPROCESS) if shared else kind)
+        if not shared:
+            return self._cuda.Event(kind)
+        try:
+            return self._cuda.Event(kind | int(flags.INTERPROCESS))
+        except self._cuda.Error as error:
+            raise sharing_refused("events", self.device, error) from error
+
+    def export_event(self, event: Event) -> bytes:
+        """Return the bytes by which another process opens a shared event."""
+        try:
+            return bytes(event.ipc_handle())
+        except self._cuda.Error as error:
+            raise sharing_refused("events", self.device, error) from error
 
     def open_event(self, data: bytes) -> Event:
         """Open an event of another process on the same device."""
         try:
             return self._cuda.Event.from_ipc_handle(bytearray(data))
         except self._cuda.Error as error:
-            raise self._no_sharing("events", error) from error
+            raise sharing_refused("events", self.device, error) from error
 
     def page_locked(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Allocate zeros on the host that the device can copy while the host goes on."""
@@ -191,11 +204,14 @@ class CudaDriver:
             "width needs less"
         )
 
-    def _no_sharing(self, what: str, error: Exception) -> InputError:
-        return InputError(
-            f"{what} of cuda:{self.device} can't be shared between processes: {error}; some "
-            "virtual machines and containers forbid CUDA's interprocess handles"
-        )
+
+def sharing_refused(what: str, device: int, error: object) -> InputError:
+    """Return the error of a system that forbids processes to share `what` of a GPU."""
+    return InputError(
+        f"{what} of cuda:{device} can't be shared between processes: {error}; CUDA's interprocess "
+        "handles are not permitted under WSL2 and in some virtual machines and containers. One "
+        "trainer with para_load: false needs none"
+    )
 
 
 def gpu_identity(number: int) -> str:
