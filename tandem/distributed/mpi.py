@@ -6,6 +6,7 @@ a rank waits for the others with pauses, and asks without any only while bytes m
 
 import contextlib
 import ctypes
+import mmap
 import os
 import re
 import sys
@@ -134,12 +135,16 @@ class MpiGroup(RankGroup):
             return False
 
     def shared_memory(self, nbytes: int) -> list[np.ndarray]:
-        window = self._mpi.Win.Allocate_shared(nbytes, 1, comm=self._comm)
+        # Parts lie side by side, from any address on: each gets pages of its own.
+        size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        window = self._mpi.Win.Allocate_shared(size + mmap.PAGESIZE, 1, comm=self._comm)
         self._windows.append(window)
         self.barrier()
         if self.rank == 0:
             _forget_names()
-        parts = [np.asarray(window.Shared_query(rank)[0]) for rank in range(self.size)]
+        areas = [np.asarray(window.Shared_query(rank)[0]) for rank in range(self.size)]
+        starts = [-area.ctypes.data % mmap.PAGESIZE for area in areas]
+        parts = [area[s : s + nbytes] for area, s in zip(areas, starts, strict=True)]
         parts[self.rank].fill(0)
         self.barrier()
         return parts
