@@ -29,7 +29,7 @@ def on_host(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.config.resolve.resolve_devices", tuple)
+    monkeypatch.setattr("tandem.config.resolve.resolve_devices", lambda names, _: tuple(names))
     monkeypatch.setattr("tandem.artifacts.reproducibility.device_names", lambda devices: [*devices])
     monkeypatch.setattr("tandem.launch.local.make_slots", simulated_gpu.make_slots)
 

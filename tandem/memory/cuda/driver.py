@@ -19,8 +19,7 @@ from tandem.errors import InputError
 _GRAIN = 2 << 20
 
 INSTALL = (
-    "install it with `pip install .[gpu]`, which compiles it and needs the CUDA toolkit, with nvcc "
-    "on the PATH"
+    "install it with `make gpu`, which compiles it and needs a C++ compiler, but no CUDA toolkit"
 )
 
 Stream = Any
