@@ -205,7 +205,7 @@ def test_filters_of_any_strides_compute_the_same(channels_last: bool) -> None:
 
 
 def test_deterministic_is_set_and_the_step_has_such_kernels() -> None:
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore
+    torch.utils.deterministic.fill_uninitialized_memory = True
     for wanted in (False, True):
         deterministic(wanted)
         assert torch.are_deterministic_algorithms_enabled() is wanted
