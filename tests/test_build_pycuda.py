@@ -89,7 +89,7 @@ def without_toolkit() -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_pycuda_is_built_without_a_cuda_toolkit(tmp_path: Path) -> None:
     probe = ["-m", "pip", "download", "--quiet", "--no-deps", "-d", str(tmp_path), "wheel"]
     if subprocess.run([sys.executable, *probe], check=False).returncode:
