@@ -135,16 +135,15 @@ class MpiGroup(RankGroup):
             return False
 
     def shared_memory(self, nbytes: int) -> list[np.ndarray]:
-        # Parts lie side by side, from any address on: each gets pages of its own.
-        size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        window = self._mpi.Win.Allocate_shared(size + mmap.PAGESIZE, 1, comm=self._comm)
+        # Parts lie side by side, from any address on: a page more keeps their bytes in pages apart.
+        size = (-(-nbytes // mmap.PAGESIZE) + 1) * mmap.PAGESIZE
+        window = self._mpi.Win.Allocate_shared(size, 1, comm=self._comm)
         self._windows.append(window)
         self.barrier()
         if self.rank == 0:
             _forget_names()
-        areas = [np.asarray(window.Shared_query(rank)[0]) for rank in range(self.size)]
-        starts = [-area.ctypes.data % mmap.PAGESIZE for area in areas]
-        parts = [area[s : s + nbytes] for area, s in zip(areas, starts, strict=True)]
+        areas = (window.Shared_query(rank)[0] for rank in range(self.size))
+        parts = [np.asarray(area)[:nbytes] for area in areas]
         parts[self.rank].fill(0)
         self.barrier()
         return parts

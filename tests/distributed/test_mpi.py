@@ -70,8 +70,8 @@ def test_parts_have_pages_of_their_own_wherever_memory_begins(
     monkeypatch.setattr(mpi, "_import_mpi", lambda: library)
     monkeypatch.setattr(mpi.MpiGroup, "barrier", lambda self: None)
     group, driver = mpi.MpiGroup(SimpleNamespace(rank=1, size=3)), FakeDriver(FakeMachine())
-    for part in group.shared_memory(mmap.PAGESIZE + 1):
-        assert part.nbytes == mmap.PAGESIZE + 1
+    for part in group.shared_memory(mmap.PAGESIZE):
+        assert part.nbytes == mmap.PAGESIZE
         driver.lock_pages(part)
 
 
