@@ -87,14 +87,14 @@ class CudaDriver:
         try:
             return bytes(self._cuda.mem_get_ipc_handle(address))
         except self._cuda.Error as error:
-            raise sharing_refused("memory", self.device, error) from error
+            raise self._no_sharing("memory", error) from error
 
     def open(self, data: bytes) -> int:
         """Map memory of another process; return its address in this one."""
         try:
             memory = self._cuda.IPCMemoryHandle(bytearray(data))
         except self._cuda.Error as error:
-            raise sharing_refused("memory", self.device, error) from error
+            raise self._no_sharing("memory", error) from error
         self._opened[int(memory)] = memory
         return int(memory)
 
@@ -125,21 +125,21 @@ class CudaDriver:
         try:
             return self._cuda.Event(kind | int(flags.INTERPROCESS))
         except self._cuda.Error as error:
-            raise sharing_refused("events", self.device, error) from error
+            raise self._no_sharing("events", error) from error
 
     def export_event(self, event: Event) -> bytes:
         """Return the bytes by which another process opens a shared event."""
         try:
             return bytes(event.ipc_handle())
         except self._cuda.Error as error:
-            raise sharing_refused("events", self.device, error) from error
+            raise self._no_sharing("events", error) from error
 
     def open_event(self, data: bytes) -> Event:
         """Open an event of another process on the same device."""
         try:
             return self._cuda.Event.from_ipc_handle(bytearray(data))
         except self._cuda.Error as error:
-            raise sharing_refused("events", self.device, error) from error
+            raise self._no_sharing("events", error) from error
 
     def page_locked(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Allocate zeros on the host that the device can copy while the host goes on."""
@@ -202,6 +202,9 @@ class CudaDriver:
             f"{free / 2**20:.0f} of its {total / 2**20:.0f} MiB are free; a smaller batch_size or "
             "width needs less"
         )
+
+    def _no_sharing(self, what: str, error: Exception) -> InputError:
+        return sharing_refused(what, self.device, error)
 
 
 def sharing_refused(what: str, device: int, error: object) -> InputError:
