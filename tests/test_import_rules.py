@@ -45,6 +45,7 @@ ALLOWED = {
 # own row.
 ROWS = (
     (
+        "compilers",
         "errors",
         "files",
         "philox",
