@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from benchmarks.plain_alexnet import step_flops
+    from benchmarks.roofline import step_flops
     from examples.resident_step import PAPER, ResidentStep
     from tandem.backend import capture, device_mode, on_stream
     from tandem.memory.cuda import CudaBuffer, CudaDriver
