@@ -1,34 +1,15 @@
 """The training step on a GPU: each precision against float32 on the CPU, and captured."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
-from examples.resident_step import ResidentStep, Sizes
+from examples.resident_step import ResidentStep
 from tandem.backend import capture, deterministic, device_mode
-from tandem.memory.cuda import CudaBuffer, CudaDriver
+from tandem.memory.cuda import CudaDriver
+from tests.support.gpu_steps import SIZES, TOLERANCES, check_captured, losses, on_gpu
 
-pytestmark = pytest.mark.gpu
-
-SIZES = Sizes(batch=16, width=0.5)
-STEPS = 5
-
-
-def on_gpu(driver: CudaDriver, precision: Any = "float32", compile: bool = False) -> ResidentStep:
-    mode = device_mode("cuda:0", compile=compile, precision=precision)
-    return ResidentStep(
-        mode, SIZES, "cuda:0", lambda nbytes: CudaBuffer.create(driver, nbytes), channels_last=True
-    )
-
-
-def losses(step: ResidentStep, run: Any = None) -> np.ndarray:
-    totals = [0.0]
-    for _ in range(STEPS):
-        (run or step.run)()
-        totals.append(float(step.loss.get_value()))
-    return np.diff(totals) / SIZES.batch
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
@@ -36,38 +17,19 @@ def on_cpu() -> np.ndarray:
     return losses(ResidentStep(device_mode("cpu"), SIZES))
 
 
-@pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize(
-    ("precision", "tolerance"),
-    # Eight layers each round operands by at most half of a last place: 24, 11 and 8 bits.
-    [("float32", 1e-3), ("tf32", 8 * 2.0**-11), ("bfloat16", 8 * 2.0**-8)],
-)
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize(("precision", "tolerance"), TOLERANCES)
 def test_a_network_trains_as_on_a_cpu(
-    driver: CudaDriver, on_cpu: np.ndarray, precision: str, tolerance: float, compile: bool
+    driver: CudaDriver, on_cpu: np.ndarray, precision: str, tolerance: float, channels_last: bool
 ) -> None:
-    np.testing.assert_allclose(
-        losses(on_gpu(driver, precision, compile)), on_cpu, rtol=max(tolerance, 1e-3)
-    )
+    found = losses(on_gpu(driver, precision, channels_last))
+    np.testing.assert_allclose(found, on_cpu, rtol=max(tolerance, 1e-3))
 
 
-@pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_captured_step_is_the_plain_one(
-    driver: CudaDriver, precision: str, compile: bool
-) -> None:
+def test_a_captured_step_is_the_plain_one(driver: CudaDriver, precision: str) -> None:
     deterministic(True)
-    plain, captured = (on_gpu(driver, precision, compile) for _ in range(2))
-    before = captured.state()
-    replay = capture(captured.functions, "cuda:0")
-    for name, value in captured.state().items():
-        np.testing.assert_array_equal(value, before[name])
-    for rate in (0.01, 0.02):
-        for step, run in ((plain, plain.run), (captured, replay)):
-            step.rate.set_value(np.float32(rate))
-            losses(step, run)
-    expected = plain.state()
-    for name, value in captured.state().items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    check_captured(*(on_gpu(driver, precision) for _ in range(2)))
 
 
 def test_a_step_never_makes_the_host_wait(driver: CudaDriver) -> None:
@@ -95,15 +57,3 @@ def test_two_recordings_share_their_memory(driver: CudaDriver) -> None:
     for step in steps[:2]:
         for name, value in step.state().items():
             np.testing.assert_array_equal(value, expected[name], err_msg=name)
-
-
-def test_memory_in_use_stays_flat(driver: CudaDriver) -> None:
-    step = on_gpu(driver, "bfloat16", compile=True)
-    replay = capture(step.functions, "cuda:0")
-    used = []
-    for _ in range(3):
-        for _ in range(50):
-            replay()
-        torch.cuda.synchronize()
-        used.append((torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]))
-    assert used[1] == used[2]
