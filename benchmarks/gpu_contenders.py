@@ -46,6 +46,7 @@ class Ours:
     """Our step on a minibatch that stays on the device."""
 
     mode: Mapping[str, bool] = field(default_factory=dict)  # arguments of `device_mode`
+    without: tuple[str, ...] = ()  # names or tags of rewrites
     compile: bool = True
     as_one: bool = True  # gradient and update in one function, as of a single trainer
     captured: bool = True
@@ -54,6 +55,7 @@ class Ours:
 
     def make(self, place: Place) -> Step:
         mode = device_mode(place.device, self.compile, place.precision, **self.mode)
+        mode = mode.excluding(*self.without)
         if place.driver is None:
             step = ResidentStep(mode, place.sizes)
         else:
@@ -106,7 +108,9 @@ CONTENDERS: dict[str, Contender] = {
     "compiled-sliced": Plain("slices", "default", goal=1.0),
     "max-autotune": Plain("module", "max-autotune", seconds=TUNING_SECONDS, goal=1.2),
     "max-autotune-sliced": Plain("slices", "max-autotune", seconds=TUNING_SECONDS, goal=1.0),
+    "ours-unfused": Ours(without=("by_triton",)),
     "ours-channels-first": Ours({"channels_last": False}),
+    "ours-strided": Ours(without=("space_to_depth",)),
     "ours-apart": Ours(as_one=False),
     "channels-last": Plain("module", seconds=20),
     "channels-last-sliced": Plain("slices", seconds=20),
@@ -118,4 +122,8 @@ CONTENDERS: dict[str, Contender] = {
     "ours-uncaptured": Ours(captured=False),
     "ours-tuned": Ours({"tune": True}, seconds=TUNING_SECONDS),
 }
-"""By name, the most telling first. "sliced": LRN by sums of slices, not `LocalResponseNorm`."""
+"""By name, the most telling first.
+
+"unfused" has PyTorch's kernels of pooling and normalisation, "strided" a first layer of strides
+over three colours; "sliced" normalises by sums of slices, not by `LocalResponseNorm`.
+"""

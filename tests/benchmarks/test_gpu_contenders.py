@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from pytensor.compile.mode import optdb
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
 from alex_net import AlexNet
 from benchmarks.gpu_contenders import CONTENDERS, Ours, Place, Plain
@@ -61,18 +63,20 @@ def test_layouts_of_the_filters_follow_the_mode(monkeypatch: pytest.MonkeyPatch)
         raise InterruptedError
 
     monkeypatch.setattr("benchmarks.gpu_contenders.ResidentStep", refuse)
-    monkeypatch.setattr("benchmarks.gpu_contenders.device_mode", lambda *args, **options: None)
+    mode = device_mode("cpu")
+    monkeypatch.setattr("benchmarks.gpu_contenders.device_mode", lambda *args, **options: mode)
     for name in ("ours", "ours-channels-first"):
         with pytest.raises(InterruptedError):
             CONTENDERS[name].make(Place(SMALL, "bfloat16", Driver()))  # type: ignore[arg-type]
     assert asked == [("cuda:0", True), ("cuda:0", False)]
 
 
-def test_arguments_of_modes_exist() -> None:
+def test_arguments_of_modes_and_names_of_rewrites_exist() -> None:
     known = inspect.signature(device_mode).parameters
     for contender in CONTENDERS.values():
         if isinstance(contender, Ours):
             assert contender.mode.keys() <= known.keys()
+            assert all(optdb.query(RewriteDatabaseQuery([tag])) for tag in contender.without)
 
 
 def test_goals_are_against_both_ways_of_normalising() -> None:

@@ -1,5 +1,6 @@
 """Small training steps on a GPU, for the tests that need one."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,16 @@ TOLERANCES = [("float32", 1e-3), ("tf32", 8 * 2.0**-11), ("bfloat16", 8 * 2.0**-
 
 
 def on_gpu(
-    driver: CudaDriver, precision: Any = "float32", channels_last: bool = True, **options: Any
+    driver: CudaDriver,
+    precision: Any = "float32",
+    channels_last: bool = True,
+    compile: bool = False,
+    without: Sequence[str] = (),
 ) -> ResidentStep:
-    """Make a step; `options` are further arguments of `device_mode`."""
-    mode = device_mode("cuda:0", precision=precision, channels_last=channels_last, **options)
+    """Make a step; `without` are rewrites that are left out."""
+    mode = device_mode("cuda:0", compile, precision, channels_last=channels_last)
     return ResidentStep(
-        mode,
+        mode.excluding(*without),
         SIZES,
         "cuda:0",
         lambda nbytes: CudaBuffer.create(driver, nbytes),
