@@ -15,6 +15,7 @@ after warm-up, with its quartiles. Whole runs read prepared data or files of noi
 import argparse
 import json
 import math
+import signal
 import sys
 import tempfile
 import time
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -322,9 +323,9 @@ PARTS = {
 }
 
 
-def run(options: argparse.Namespace) -> Report:
-    """Measure everything and print a line for each result."""
-    report, driver = Report(), CudaDriver(0)
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Measure everything and report each result."""
+    driver = CudaDriver(0)
     report(setting(options))
     place = Place(replace(PAPER, batch=options.batch), options.precision, driver)
     session = Session(options, Budget(options.seconds), report, place)
@@ -334,7 +335,6 @@ def run(options: argparse.Namespace) -> Report:
             PARTS[name](session)
     for name in session.budget.left_out:
         report({"what": "left out", "name": name, "reason": "no time"})
-    return report
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -376,9 +376,18 @@ def main(arguments: list[str] | None = None) -> int:
     if missing:
         sys.stderr.write(f"error: this benchmark needs a GPU: {missing}\n")
         return 2
-    report = run(options)
-    print(table(report.rows))
+    report = Report()
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        run(options, report)
+    finally:
+        print(table(report.rows))
     return 1 if report.failed else 0
+
+
+def _end(number: int, frame: Any) -> NoReturn:
+    """End as after an exception: the table is printed, and no run is left behind."""
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

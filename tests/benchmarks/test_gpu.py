@@ -1,6 +1,7 @@
 """The GPU benchmark's order, time budget and rows, with contenders that take no time."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from benchmarks.gpu import (
     copy_row,
     exchange_part,
     goal_row,
+    main,
     parse,
     peak_flops,
     run_settings,
@@ -158,7 +160,7 @@ def test_the_part_of_the_steps_runs_on_a_cpu_too(
     monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "NVIDIA H200")
     monkeypatch.setattr("benchmarks.gpu.measure_rates", lambda *arguments: RATES)
     limit, benchmark = torch._dynamo.config.recompile_limit, torch.backends.cudnn.benchmark
-    steps_part(session(clock, "--modes", "ours-uncompiled"))
+    steps_part(session(clock, "--modes", "eager"))
     assert torch._dynamo.config.recompile_limit > len(CONTENDERS)
     torch._dynamo.config.recompile_limit, torch.backends.cudnn.benchmark = limit, benchmark
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -246,6 +248,26 @@ def test_the_command_line_chooses_parts_and_contenders() -> None:
     assert run_settings(parse(["--", "--seed", "2"]))[-2:] == ["--seed", "2"]
     with pytest.raises(SystemExit):
         parse(["--modes", "fastest"])
+
+
+def test_what_is_stopped_prints_its_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(options: Any, report: Report) -> None:
+        report(goal_row("speed of compiled", 1.3, 1.2))
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("benchmarks.gpu.run", run)
+    monkeypatch.setattr("benchmarks.gpu.cuda_device_count", lambda: 1)
+    monkeypatch.setattr("benchmarks.gpu.missing_for_gpus", lambda: None)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main([])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert "speed of compiled  1.3    1.2   yes" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
