@@ -4,7 +4,7 @@ import os
 import threading
 from functools import partial
 from multiprocessing import Pipe
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,10 +18,13 @@ PARAMETERS = 4096
 
 
 class Driver(SimulatedDriver):
-    """Two threads stand for two processes."""
+    """Two threads stand for two processes. Their memory is looked at when they have ended."""
+
+    alive: ClassVar[list["Driver"]] = []
 
     def __init__(self, device: int) -> None:
         super().__init__(device)
+        self.alive.append(self)
         self.process = threading.get_ident()
 
     def export(self, address: int) -> bytes:
@@ -67,3 +70,4 @@ def test_averages_and_gradients_are_timed_beside_a_copy(monkeypatch: pytest.Monk
     # Of each trainer, in 3 rounds of 3: half of the gradients, and of weights and momenta.
     assert sorted(asked) == 18 * [PARAMETERS // 2] + 18 * [PARAMETERS]
     np.testing.assert_array_equal(vectors[0], vectors[1])
+    Driver.alive.clear()
