@@ -299,7 +299,7 @@ def runs_part(session: Session) -> None:
                 row = run_row(run, records)
                 rates[run] = row["images_per_second"]
                 session.report(row)
-                if run.parallel_loading:
+                if run.parallel_loading and not run.keeps:
                     hidden = hidden_share(records)
                     session.report(goal_row(f"loading hidden, {run.name}", hidden, HIDDEN_GOAL))
     for row in table_rows(rates):

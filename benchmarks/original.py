@@ -34,27 +34,35 @@ class Run:
 
     parallel_loading: bool
     devices: tuple[str, ...]
+    keeps: bool = False  # whether the GPU keeps all pictures
 
     @property
     def name(self) -> str:
         trainers = "one trainer" if len(self.devices) == 1 else f"{len(self.devices)} trainers"
         gpus = len(set(self.devices))
         shared = "" if gpus == len(self.devices) else f" on {gpus} GPU"
-        return f"{trainers}{shared}, parallel loading {'on' if self.parallel_loading else 'off'}"
+        kept = ", pictures kept on the GPU" if self.keeps else ""
+        return (
+            f"{trainers}{shared}, parallel loading {'on' if self.parallel_loading else 'off'}{kept}"
+        )
 
     def settings(self, batch: int = GLOBAL_BATCH) -> list[str]:
         """Return its settings for the command line; `batch` is the global one."""
-        return [
+        settings = [
             *("--devices", *self.devices),
             *("--para_load", str(self.parallel_loading).lower()),
             *("--batch_size", str(batch // len(self.devices))),
         ]
+        if self.devices[0] != "cpu":
+            settings += ["--data_on_gpu", str(self.keeps).lower()]
+        return settings
 
 
 def table_runs(gpus: int) -> list[Run]:
-    """Return the runs of Table 1; two trainers share the only GPU."""
-    two = ("cuda:0", "cuda:1") if gpus > 1 else ("cuda:0", "cuda:0")
-    return [Run(loading, devices) for devices in (("cuda:0",), two) for loading in (True, False)]
+    """Return the runs of Table 1, and one with pictures on the GPU; two trainers share one GPU."""
+    one, two = ("cuda:0",), ("cuda:0", "cuda:1") if gpus > 1 else ("cuda:0", "cuda:0")
+    runs = [Run(loading, devices) for devices in (one, two) for loading in (True, False)]
+    return [*runs, Run(True, one, keeps=True)]
 
 
 def noise_for_runs(folder: Path, side: int = 256, classes: int = 1000) -> Path:
@@ -135,7 +143,7 @@ def table_rows(rates: Mapping[Run, float]) -> list[dict[str, Any]]:
             found = [
                 images / rate
                 for run, rate in rates.items()
-                if run.parallel_loading == loading and len(run.devices) == trainers
+                if (run.parallel_loading, len(run.devices), run.keeps) == (loading, trainers, False)
             ]
             row[f"seconds, {trainers} trainers"[: None if trainers > 1 else -1]] = (
                 round(found[0], 3) if found else None

@@ -39,18 +39,29 @@ def test_runs_are_one_and_two_trainers_with_and_without_loaders() -> None:
         "one trainer, parallel loading off",
         "2 trainers on 1 GPU, parallel loading on",
         "2 trainers on 1 GPU, parallel loading off",
+        "one trainer, parallel loading on, pictures kept on the GPU",
     ]
     assert table_runs(4)[2].name == "2 trainers, parallel loading on"
     assert table_runs(4)[2].devices == ("cuda:0", "cuda:1")
 
 
 def test_trainers_share_the_global_batch() -> None:
-    assert ONE.settings() == ["--devices", "cuda:0", "--para_load", "true", "--batch_size", "256"]
-    assert TWO.settings()[-1] == "128"
+    words = " ".join(ONE.settings())
+    assert words == "--devices cuda:0 --para_load true --batch_size 256 --data_on_gpu false"
+    assert "--batch_size 128" in " ".join(TWO.settings())
+    assert table_runs(1)[4].settings()[-2:] == ["--data_on_gpu", "true"]
+    assert "--data_on_gpu" not in Run(True, ("cpu",)).settings()
 
 
 def test_the_table_has_seconds_of_5120_images_beside_the_originals() -> None:
-    one, two = table_rows({ONE: 51_200.0, TWO: 40_000.0, Run(False, ONE.devices): 2_560.0})
+    one, two = table_rows(
+        {
+            ONE: 51_200.0,
+            TWO: 40_000.0,
+            Run(False, ONE.devices): 2_560.0,
+            Run(True, ONE.devices, keeps=True): 99_000.0,
+        }
+    )
     assert (one["seconds, 2 trainers"], one["seconds, 1 trainer"]) == (0.128, 0.1)
     assert (two["seconds, 2 trainers"], two["seconds, 1 trainer"]) == (None, 2.0)
     assert list(one.values())[-2:] == [19.72, 32.76]

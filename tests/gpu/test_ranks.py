@@ -12,7 +12,13 @@ from tests.support.tiny import read_record, settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
-COMMON = {"precision": "float64", "n_epochs": 2, "check_every": 1, "compile": False}
+COMMON = {
+    "precision": "float64",
+    "n_epochs": 2,
+    "check_every": 1,
+    "compile": False,
+    "data_on_gpu": False,  # as of data that do not fit
+}
 GRADIENTS = {"exchange": "gradients", "bucket_mb": 0.1}
 
 

@@ -11,8 +11,15 @@ from tests.support.tiny import read_record, run_program, settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
-COMMON = {"precision": "float64", "batch_size": 2, "n_epochs": 2, "check_every": 1}
+COMMON = {
+    "precision": "float64",
+    "batch_size": 2,
+    "n_epochs": 2,
+    "check_every": 1,
+    "data_on_gpu": False,  # as of data that do not fit
+}
 EXACT = {"precision": "float32", "deterministic": True, "compile": False}
+AHEAD = {"check_every": 0, "print_freq": 3}
 PLACE = ("epoch", "step", "minibatch")
 SECONDS = 200  # a first compilation takes minutes
 
@@ -34,8 +41,18 @@ def on_host(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"devices": ["cuda:0", "cuda:0"], "compile": False},
         {"devices": ["cuda:0", "cuda:0"], "compile": False, "exchange": "gradients"},
         {"devices": ["cuda:0", "cuda:0"], "compile": False, "para_load": False},
+        {"devices": ["cuda:0"], "batch_size": 4, "compile": False, "data_on_gpu": True},
+        {"devices": ["cuda:0", "cuda:0"], "compile": False, "data_on_gpu": True},
     ],
-    ids=["one, compiled", "one, loader crops", "average", "gradients", "without loaders"],
+    ids=[
+        "one, compiled",
+        "one, loader crops",
+        "average",
+        "gradients",
+        "without loaders",
+        "pictures on the GPU",
+        "pictures on the GPU, average",
+    ],
 )
 def test_trainers_on_a_gpu_compute_what_one_does_on_the_host(
     data: Path, tmp_path: Path, on_host: Path, changes: dict[str, object]
@@ -66,9 +83,22 @@ def test_a_resumed_run_has_the_same_bits(data: Path, tmp_path: Path, devices: li
     assert_same_weights(parts, whole)
 
 
+@pytest.mark.parametrize("changes", [{}, {"shuffle": "images"}, {"para_load": False}])
+def test_pictures_on_the_gpu_give_the_same_bits(
+    data: Path, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    common = {**EXACT, "devices": ["cuda:0"], **changes}
+    kept = train(data, tmp_path / "kept", **common, data_on_gpu=True)
+    loaded = train(data, tmp_path / "loaded", **common, data_on_gpu=False)
+    assert_same_weights(kept, loaded)
+
+
 def train_nan(data: Path, run: Path, **changes: object) -> list[dict[str, object]]:
-    """Train a network whose loss is once NaN; return the lines about it."""
-    common = {**COMMON, "n_epochs": 3, "compile": False, "on_nan": "skip"}
+    """Train a network whose loss is once NaN; return the lines about it.
+
+    Reports and checks are rare, so that a trainer alone learns of it when the next step has begun.
+    """
+    common = {**COMMON, **AHEAD, "n_epochs": 3, "compile": False, "on_nan": "skip"}
     arguments = settings(data, run, **{**common, **changes})
     program = "tests/support/broken_train.py"
     result = run_program(program, ["NanAlexNet", *arguments], SECONDS)
@@ -111,7 +141,7 @@ def test_a_rate_that_overflows_stops_the_run_at_its_step(
     data: Path, tmp_path: Path, devices: list[str]
 ) -> None:
     """The first update makes weights with which the second loss is not finite."""
-    run, changes = tmp_path / "run", {**COMMON, **EXACT, "devices": devices}
+    run, changes = tmp_path / "run", {**COMMON, **EXACT, **AHEAD, "devices": devices}
     arguments = settings(data, run, **changes, learning_rate=1e30, lr_policy="constant")
     result = run_program("train.py", arguments, SECONDS)
     assert result.returncode == 1, result.stderr
