@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tandem.compilers import has_triton
 from tandem.config.hardware import (
     RankInfo,
     available_cores,
@@ -26,9 +27,9 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
     check_settings(config)
     if ranks:
         _check_ranks(config, ranks)
-        devices = place_devices(config.devices, ranks)
+        devices = place_devices(config.devices, ranks, config.para_load)
     else:
-        devices = resolve_devices(config.devices)
+        devices = resolve_devices(config.devices, config.para_load)
     config = config.model_copy(update={"devices": devices})
     facts = run_facts(config, ranks)
     settings = dict(config)
@@ -41,7 +42,7 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
     found = {
         "threads": threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1,
         "collective": _collective(config, facts),
-        "compile": facts.on_gpu,
+        "compile": facts.on_gpu and has_triton(),
         "convolutions": _convolutions(facts, ranks),
         "use_data_layer": facts.on_gpu,
     }
