@@ -13,7 +13,8 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
 from examples.resident_step import ResidentStep, Sizes
-from tandem.backend import Lowering, cpp_compiler, device_mode, device_shared, lower
+from tandem.backend import Lowering, device_mode, device_shared, lower
+from tandem.compilers import cpp_compiler
 from tests.support.check_function import DEVICE
 
 needs_compiler = pytest.mark.skipif(

@@ -139,3 +139,14 @@ def test_on_gpus_convolutions_are_sums() -> None:
     assert resolve(make_config({"devices": ["cuda:0"]}), [here]).convolutions == "direct"
     with pytest.raises(InputError, match="convolutions: fft is for CPUs"):
         resolve(make_config({"devices": ["cuda:0"], "convolutions": "fft"}), [here])
+
+
+@pytest.mark.parametrize("changes", [{}, BUCKETS])
+def test_on_gpus_functions_are_compiled_where_that_is_possible(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = RankInfo(0, (0,), ("A GPU",), ("id",), AVX2, (), "torchrun")
+    for possible in (True, False):
+        monkeypatch.setattr("tandem.config.resolve.has_triton", lambda found=possible: found)
+        found = resolve(make_config({"devices": ["cuda:0"], **changes}), [here])
+        assert found.compile is possible
