@@ -7,7 +7,14 @@ import torch
 from examples.resident_step import ResidentStep
 from tandem.backend import capture, deterministic, device_mode
 from tandem.memory.cuda import CudaDriver
-from tests.support.gpu_steps import SIZES, TOLERANCES, check_captured, losses, on_gpu
+from tests.support.gpu_steps import (
+    SIZES,
+    TOLERANCES,
+    check_captured,
+    check_segments,
+    losses,
+    on_gpu,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(200)]
 
@@ -54,3 +61,7 @@ def test_memory_in_use_stays_flat(driver: CudaDriver) -> None:
         torch.cuda.synchronize()
         used.append((torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]))
     assert used[1] == used[2]
+
+
+def test_segments_that_are_compiled_are_the_whole_step(driver: CudaDriver) -> None:
+    check_segments(driver, compile=True)

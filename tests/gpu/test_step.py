@@ -13,7 +13,14 @@ from tandem.backend.runtime import has_triton
 from tandem.memory.cuda import CudaDriver
 from tandem.ops import Conv2dBiasGrad, PoolNorm, PoolNormGrad
 from tandem.ops.pool_norm import Norm
-from tests.support.gpu_steps import SIZES, TOLERANCES, check_captured, losses, on_gpu
+from tests.support.gpu_steps import (
+    SIZES,
+    TOLERANCES,
+    check_captured,
+    check_segments,
+    losses,
+    on_gpu,
+)
 from tests.support.interpreted_kernels import images, pool_norm
 from tests.support.op_checks import evaluate
 
@@ -125,3 +132,7 @@ def test_two_recordings_share_their_memory(driver: CudaDriver) -> None:
     for step in steps[:2]:
         for name, value in step.state().items():
             np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_segments_on_one_pool_are_the_whole_step(driver: CudaDriver) -> None:
+    check_segments(driver)

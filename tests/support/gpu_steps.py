@@ -56,3 +56,33 @@ def check_captured(plain: ResidentStep, captured: ResidentStep) -> None:
     expected = plain.state()
     for name, value in captured.state().items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+LAYERS = (("fc8", "fc7"), ("fc6",), ("conv5", "conv4", "conv3", "conv2", "conv1"))
+
+
+def check_segments(driver: CudaDriver, compile: bool = False) -> None:
+    """Compare a step whose gradients are captured in segments with the whole one."""
+    whole, cut = (on_gpu(driver, compile=compile) for _ in range(2))
+    buckets = [
+        {f"gradient/{layer}.{part}" for layer in layers for part in ("weight", "bias")}
+        for layers in LAYERS
+    ]
+    reported: list[str] = []
+    sums: list[float] = []  # of a gradient of the first bucket, when it is reported
+    early = cut.gradients["fc8.bias"]
+
+    def report(name: str) -> None:
+        reported.append(name)
+        if name == early.name:
+            sums.append(float(np.abs(early.get_value()).sum()))
+
+    mode = device_mode("cuda:0", compile, on_gradient_ready=report, buckets=buckets)
+    replay = capture([cut.compile(mode)[0], cut.functions[1]], "cuda:0")
+    assert len(replay.graphs) == len(buckets) + 1
+    assert not reported
+    found = losses(cut, replay)
+    np.testing.assert_allclose(found, losses(whole, capture(whole.functions, "cuda:0")), rtol=1e-4)
+    assert len(sums) == STEPS
+    np.testing.assert_allclose(sums[-1], np.abs(early.get_value()).sum())
+    assert set(reported[: len(buckets[0])]) == buckets[0]
