@@ -180,7 +180,8 @@ class _Writer:
         dead = [self.names[v] for v in variables]
         dead += [self.converted[v] for v in variables if v in self.converted]
         dead += [name for v in variables for name in self.forms.pop(v, {}).values()]
-        if dead:
+        # A compiled segment would be given what it only deletes.
+        if dead and not (self.segments is not None and self.target.compiled):
             self.write(f"del {', '.join(dead)}")
 
     def write(self, line: str, node: Apply | None = None) -> None:

@@ -131,9 +131,11 @@ class Schedule:
 
     def _is_certain(self, node: Apply) -> bool:
         """Whether a node cannot fail: its shapes are known to fit, and no value is out of range."""
-        variables = [*node.inputs, *node.outputs]
+        lowering = self.lowerings[node]
+        given = [v for at, v in enumerate(node.inputs) if at not in lowering.omit]
+        variables = [*given, *node.outputs]
         static = all(isinstance(v.type, TensorType) and None not in v.type.shape for v in variables)
-        return static and self.lowerings[node].certain
+        return static and lowering.certain
 
     def _groups(self, order: Sequence[Apply], target: Target) -> list[list[int]]:
         """Find the updates that are reported together, as outputs of the graph, in their order."""
@@ -166,8 +168,7 @@ class Schedule:
         last: dict[Apply, Apply] = {}
         for node in order:
             owners = [variable.owner for variable in node.inputs if variable.owner is not None]
-            small = all(getattr(variable.type, "ndim", None) == 0 for variable in node.outputs)
-            if small and owners and self._is_certain(node):
+            if _gives_numbers(node) and owners and self._is_certain(node):
                 last[node] = max((last.get(o, o) for o in owners), key=positions.__getitem__)
                 followers.setdefault(last[node], []).append(node)
         found: list[Apply] = []
@@ -242,7 +243,9 @@ class Schedule:
             for index, variable in stores
         }
         ready = [
-            max(direct[i] if i in direct else self._storable_from(i) for i in group)
+            self._behind_numbers(
+                max(direct[i] if i in direct else self._storable_from(i) for i in group)
+            )
             for group in groups
         ]
         found: dict[Apply, Cut] = {}
@@ -252,6 +255,16 @@ class Schedule:
                 cut.ready += [self.stores[index] for index in group]
                 cut.stores += [(i, self.stores[i]) for i in group if i not in direct]
         return found
+
+    def _behind_numbers(self, at: int) -> int:
+        """Find the last of the nodes behind a position that give numbers only.
+
+        What they are made of need not be kept for a later segment, such as a gradient of which it
+        is checked whether it is finite.
+        """
+        while at + 1 < len(self.order) and _gives_numbers(self.order[at + 1]):
+            at += 1
+        return at
 
     def _storable_from(self, index: int) -> int:
         """Find after which node an update may be stored; the number of nodes if at the end only."""
@@ -272,6 +285,10 @@ class Schedule:
             if any(variable in self.aliases.roots(v) for v in node.inputs)
         )
         return max((writer, *readers), key=self._positions.__getitem__)
+
+
+def _gives_numbers(node: Apply) -> bool:
+    return all(getattr(variable.type, "ndim", None) == 0 for variable in node.outputs)
 
 
 def _in_front(

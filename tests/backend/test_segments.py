@@ -9,11 +9,12 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 import torch
+from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
 from examples.resident_step import ResidentStep, Sizes
-from tandem.backend import Lowering, device_mode, device_shared, lower
+from tandem.backend import DeviceLinker, Lowering, device_mode, device_shared, lower
 from tandem.compilers import cpp_compiler
 from tests.support.check_function import DEVICE
 
@@ -177,6 +178,34 @@ def test_an_error_of_a_report_is_raised() -> None:
     step = pytensor.function([x], updates=[(a, pt.exp(x))], mode=mode)
     with pytest.raises(ConnectionError, match="has ended"):
         step(np.ones(3))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_of_a_gradient_that_is_checked_only_the_finding_is_kept(compiled: bool) -> None:
+    """The segments of a trainer's step: reshapes and slices cannot fail, so nothing waits."""
+    a, b = device_shared(np.zeros((2, 6)), "a"), device_shared(np.zeros((3, 3)), "b")
+    finite = device_shared(np.zeros((), bool), "finite")
+    x = pt.tensor("x", shape=(3, 4), dtype="float64")
+    first = pt.exp(x).reshape((2, 6))
+    second = pt.sqrt(pt.exp(x)[:, :3])
+    checks = [pt.isfinite(gradient.sum()) for gradient in (first, second)]
+    mode = Mode(
+        DeviceLinker(
+            torch.device("cpu"),
+            compiled,
+            on_gradient_ready=lambda name: None,
+            buckets=["a", ["b", "finite"]],
+        ),
+        DEVICE.provided_optimizer,
+    )
+    updates = [(finite, checks[0] & checks[1]), (a, first), (b, second)]
+    step = pytensor.function([x], updates=updates, mode=mode)
+    run = step.vm.program.run
+    one, two = run.segments
+    assert (one.ready, two.ready) == (("a",), ("finite", "b"))
+    shapes = [given.variable.type.shape for given in step.maker.inputs]
+    values = {name: torch.ones(s).double() for name, s in zip(run.inputs, shapes, strict=True)}
+    assert [tuple(value.shape) for value in one(values)] == [()]
 
 
 @needs_compiler

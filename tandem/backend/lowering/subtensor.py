@@ -108,7 +108,9 @@ def lower_subtensor(op: Subtensor, node: Apply, device: torch.device, compiled: 
         return Lowering(select, host=places)
     if _maybe_backwards(_indices(op, variables)):
         return Lowering(_signed(lambda x: _view(x, known), node, operands=1), omit=places)
-    return Lowering(lambda x: x[known], omit=places)
+    # A slice selects what there is; an integer may be out of range.
+    certain = all(isinstance(entry, slice) for entry in known)
+    return Lowering(lambda x: x[known], omit=places, certain=certain)
 
 
 @lower.register(IncSubtensor)

@@ -181,7 +181,9 @@ def lower_shape_i(op: Shape_i, node: Apply, device: torch.device, compiled: bool
 def lower_reshape(op: Reshape, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     shape = static_shape(node.outputs[0]) or constant_integers(node.inputs[1])
     if shape is not None:
-        return Lowering(lambda x: x.reshape(shape), omit=frozenset((1,)))
+        fits = static_shape(node.inputs[0])
+        certain = fits is not None and -1 not in shape and math.prod(fits) == math.prod(shape)
+        return Lowering(lambda x: x.reshape(shape), omit=frozenset((1,)), certain=certain)
     return Lowering(lambda x, shape: x.reshape(shape), host=frozenset((1,)))
 
 
