@@ -86,6 +86,24 @@ def test_the_same_request_gives_the_same_slot_from_a_filler_that_travelled(
         np.testing.assert_array_equal(getattr(slots[0], name), getattr(slots[1], name))
 
 
+@pytest.mark.parametrize("crop_here", [True, False])
+def test_threads_make_the_same_slot(
+    tmp_path: Path, crop_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.data.reader._LEAST_BYTES", 1)
+    dataset, slots = write_coded(tmp_path, (4, 1, 4, 4)), []
+    for threads in (1, 3):
+        builder = pickle.loads(
+            pickle.dumps(MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here, threads))
+        )
+        slots.append(new_slot(12, builder.picture_size))
+        request = MinibatchRequest(0, "train", 2, 1, np.array([7, 0, 3, 12, 11, 5, 4, 9, 2, 1]))
+        builder.fill(slots[-1], request)
+        builder.close()
+    for name in vars(slots[0]):
+        np.testing.assert_array_equal(getattr(slots[0], name), getattr(slots[1], name))
+
+
 class Call(NamedTuple):
     """A system call that reads: how many bytes, and where each part of them went."""
 
