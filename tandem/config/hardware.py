@@ -15,6 +15,8 @@ from tandem.memory.cuda import INSTALL, gpu_identity
 
 log = logging.getLogger(__name__)
 
+_CAPABILITY_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+
 
 @dataclass(frozen=True)
 class RankInfo:
@@ -27,6 +29,7 @@ class RankInfo:
     processor: str  # model and vector instructions
     software: tuple[str, ...]  # packages with their versions
     starter: Starter
+    bfloat16: tuple[bool, ...] = ()  # whether each of the GPUs multiplies in it
 
     @classmethod
     def here(
@@ -37,7 +40,8 @@ class RankInfo:
         gpus = tuple(device_names([f"cuda:{number}" for number in numbers]))
         identities = tuple(gpu_identity(number) for number in numbers)
         cores = available_cores()
-        return cls(machine, cores, gpus, identities, processor, software, starter)
+        bfloat16 = tuple(has_bfloat16(number) for number in numbers)
+        return cls(machine, cores, gpus, identities, processor, software, starter, bfloat16)
 
 
 def available_cores() -> tuple[int, ...]:
@@ -141,6 +145,15 @@ def _gpu_name(number: int) -> str:
     if found and driver.cuDeviceGetName(name, 256, handle) == 0:
         return name.value.decode(errors="replace")
     return "unknown"
+
+
+def has_bfloat16(number: int) -> bool:
+    """Whether a GPU multiplies in bfloat16: from compute capability 8.0 on."""
+    driver, handle, major = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
+    if driver.cuDeviceGet(ctypes.byref(handle), number):
+        return False
+    status = driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, handle)
+    return status == 0 and major.value >= 8
 
 
 def missing_for_gpus() -> str | None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from tandem.config.hardware import (
     RankInfo,
     available_cores,
+    has_bfloat16,
     have_own_gpus,
     place_devices,
     resolve_devices,
@@ -15,6 +16,8 @@ from tandem.distributed import RULES, RunFacts
 from tandem.errors import InputError
 from tandem.processor import describe_processor, prefers_fft
 from tandem.registry import check
+
+_MOST_LOADER_THREADS = 8  # for one GPU: more add nothing once the memory's bandwidth is used
 
 
 def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
@@ -38,13 +41,17 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
         raise InputError("precision: tf32 is a format of GPUs; on cpu use float32 or bfloat16")
     if config.convolutions == "fft" and facts.on_gpu:
         raise InputError("convolutions: fft is for CPUs; on GPUs cuDNN chooses")
+    cores = threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1
     found = {
-        "threads": threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1,
+        "threads": cores,
         "collective": _collective(config, facts),
         "compile": facts.on_gpu and not facts.bucket_mb,
         "convolutions": _convolutions(facts, ranks),
+        "loader_threads": min(cores, _MOST_LOADER_THREADS) if facts.on_gpu else 1,
         "use_data_layer": facts.on_gpu,
     }
+    if config.precision == "auto":
+        found["precision"] = _precision(facts, ranks)
     return config.model_copy(
         update={key: value for key, value in found.items() if settings[key] == "auto"}
     )
@@ -147,6 +154,18 @@ def _convolutions(facts: RunFacts, ranks: Sequence[RankInfo]) -> str:
     processors = [rank.processor for rank in ranks] or [describe_processor()]
     by_fft = not facts.on_gpu and all(prefers_fft(name) for name in processors)
     return "fft" if by_fft else "direct"
+
+
+def _precision(facts: RunFacts, ranks: Sequence[RankInfo]) -> str:
+    """Resolve ``precision: auto``, alike for trainers on different devices."""
+    if not facts.on_gpu:
+        return "float32"
+    numbers = [int(device.removeprefix("cuda:")) for device in facts.devices]
+    if ranks:
+        able = all(r.bfloat16[n] for r, n in zip(ranks, numbers, strict=True))
+    else:
+        able = all(has_bfloat16(number) for number in sorted(set(numbers)))
+    return "bfloat16" if able else "float32"
 
 
 def _collective(config: Config, facts: RunFacts) -> str:

@@ -47,7 +47,7 @@ class CompiledNetwork:
     Parameters
     ----------
     config : Config
-        With ``compile`` and ``use_data_layer`` resolved; ``auto`` is taken as false.
+        With ``auto`` resolved; ``compile: auto`` is taken as false, ``precision: auto`` as float32.
     mean : float32 (3, S, S)
         The mean image, of the size of a whole picture.
     on_gradient_ready : callable, optional

@@ -97,5 +97,9 @@ class RunSpec:
             seed=config.seed,
         )
         return MinibatchBuilder(
-            self.train, self.validation, augmentation, crop_here=not self.device_crops
+            self.train,
+            self.validation,
+            augmentation,
+            crop_here=not self.device_crops,
+            threads=int(config.loader_threads),
         )

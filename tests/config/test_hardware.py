@@ -88,6 +88,28 @@ def test_what_is_missing_is_bad_input(
         resolve_devices(["cuda:1"])
 
 
+@pytest.mark.parametrize(("major", "expected"), [(7, False), (8, True), (9, True), (None, False)])
+def test_gpus_multiply_in_bfloat16_from_compute_capability_8_on(
+    monkeypatch: pytest.MonkeyPatch, major: int | None, expected: bool
+) -> None:
+    class Driver:
+        """Of a machine on which number 3 has that capability."""
+
+        def cuDeviceGet(self, handle: Any, number: int) -> int:
+            handle._obj.value = number + 40
+            return 0
+
+        def cuDeviceGetAttribute(self, found: Any, attribute: int, handle: Any) -> int:
+            if major is None:
+                return 101
+            assert (attribute, handle.value) == (75, 43)
+            found._obj.value = major
+            return 0
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
+    assert hardware.has_bfloat16(3) is expected
+
+
 # Ranks
 
 

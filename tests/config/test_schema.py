@@ -117,6 +117,7 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("load_epoch", "-1", "-1", "at least 0, or latest"),
         ("load_epoch", "1.5", "1.5", "at least 0, or latest"),
         ("threads", "0", "0", "at least 1, or auto"),
+        ("loader_threads", "0", "0", "at least 1, or auto"),
         ("precision", "float16", '"float16"', "float32, tf32, bfloat16 or float64"),
         ("exchange", "gossip", '"gossip"', "average, gradients or shared"),
         ("lr_policy", "stairs", '"stairs"', "step, auto, poly, cosine or constant"),

@@ -26,7 +26,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
 def spec(data: Path, starter: Starter, gpus: int = 2, **changes: Any) -> RunSpec:
     """Two ranks of a machine with so many GPUs."""
     ids = tuple(map(str, range(gpus)))
-    rank = RankInfo(0, (0, 1), ("A GPU",) * gpus, ids, "a processor", (), starter)
+    rank = RankInfo(0, (0, 1), ("A GPU",) * gpus, ids, "a processor", (), starter, (True,) * gpus)
     arguments = settings(data, data.parent / "run", **{"devices": ["auto"], **changes})
     return prepare_run(load_config(arguments), ranks=[rank] * 2)
 
