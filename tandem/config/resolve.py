@@ -41,6 +41,7 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
         raise InputError("precision: tf32 is a format of GPUs; on cpu use float32 or bfloat16")
     if config.convolutions == "fft" and facts.on_gpu:
         raise InputError("convolutions: fft is for CPUs; on GPUs cuDNN chooses")
+    keeps = _keeps_data(config, facts)
     cores = threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1
     found = {
         "threads": cores,
@@ -49,6 +50,7 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
         "convolutions": _convolutions(facts, ranks),
         "loader_threads": min(cores, _MOST_LOADER_THREADS) if facts.on_gpu else 1,
         "use_data_layer": facts.on_gpu,
+        "data_on_gpu": "auto" if keeps else False,  # each trainer sees whether they fit
     }
     if config.precision == "auto":
         found["precision"] = _precision(facts, ranks)
@@ -154,6 +156,18 @@ def _convolutions(facts: RunFacts, ranks: Sequence[RankInfo]) -> str:
     processors = [rank.processor for rank in ranks] or [describe_processor()]
     by_fft = not facts.on_gpu and all(prefers_fft(name) for name in processors)
     return "fft" if by_fft else "direct"
+
+
+def _keeps_data(config: Config, facts: RunFacts) -> bool:
+    """Whether pictures can be kept on GPUs; refuse ``data_on_gpu: true`` where they cannot."""
+    if config.data_on_gpu is True and not facts.on_gpu:
+        raise InputError("data_on_gpu: true is for GPUs; on cpu use auto or false")
+    if config.data_on_gpu is True and config.use_data_layer is False:
+        raise InputError(
+            "data_on_gpu is true and use_data_layer is false: a GPU keeps whole pictures, and so "
+            "has to crop them; set use_data_layer to true, or data_on_gpu to auto or false"
+        )
+    return facts.on_gpu and config.use_data_layer is not False
 
 
 def _precision(facts: RunFacts, ranks: Sequence[RankInfo]) -> str:

@@ -283,6 +283,9 @@ class Workers(Section):
     use_data_layer: bool | Literal["auto"] = key(
         "auto", "crop on the device, not in the loader; auto: true on GPUs"
     )
+    data_on_gpu: bool | Literal["auto"] = key(
+        "auto", "keep all pictures on the GPU; auto: if they fit into a third of its free memory"
+    )
     peer_timeout_seconds: Float = key(
         60.0, "seconds without a heartbeat after which a process is dead", unit="seconds", ge=1
     )

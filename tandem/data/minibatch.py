@@ -31,9 +31,9 @@ class MinibatchBuilder:
     """Reads pictures and labels into a slot, with crop origins and mirror flags.
 
     With `crop_here` the slot gets crops, mirrored if flagged, otherwise whole pictures for the
-    device to crop. `threads` read the pictures. A builder can be pickled; the copy opens the files
-    for itself. Raises InputError if the crop is larger than the pictures, or the splits differ in
-    image size.
+    device to crop, or none where the slot is made without: the device then has them all. `threads`
+    read the pictures. A builder can be pickled; the copy opens the files for itself. Raises
+    InputError if the crop is larger than the pictures, or the splits differ in image size.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class MinibatchBuilder:
         index outside the split, and ValueError if the slot is too small.
         """
         n, reader = len(request.indices), self._readers[request.mode]
-        size = self.picture_size
+        size = self.picture_size if self.crop_here or slot.pictures.size else 0
         if n > len(slot.pictures) or slot.pictures.shape[1:] != (size, size, 3):
             raise ValueError(
                 f"a slot with pictures {slot.pictures.shape} can't take {n} pictures of "
@@ -83,7 +83,7 @@ class MinibatchBuilder:
         slot.labels[:n] = reader.labels(request.indices)
         if self.crop_here:
             self._read_crops(slot, reader, request.indices)
-        else:
+        elif size:
             reader.read(request.indices, slot.pictures[:n])
         slot.valid[...] = n
 

@@ -20,7 +20,7 @@ class RunSpec:
     """A checked run. Small, and sent to every process when it starts."""
 
     job: Job
-    config: Config  # every ``auto`` is resolved
+    config: Config  # every ``auto`` is resolved, but for ``data_on_gpu`` on GPUs
     wnids: tuple[str, ...]  # the classes, in order
     train: Dataset
     validation: Dataset  # the same as `train` in a validation

@@ -75,6 +75,7 @@ def test_settings_that_contradict_each_other(values: dict[str, Any], expected: s
     ("values", "ranks", "expected"),
     [
         ({"precision": "tf32"}, 0, "tf32 is a format of GPUs"),
+        ({"data_on_gpu": True}, 0, "data_on_gpu: true is for GPUs; on cpu use auto or false"),
         ({"collective": "ar"}, 0, "collective: ar is for trainers that are ranks"),
         ({"rule": "gosgd"}, 0, "rule: gosgd is for trainers that are joined by MPI"),
         ({"exchange": "shared"}, 2, "ranks have their own"),
@@ -97,6 +98,7 @@ def test_what_auto_stands_for() -> None:
     assert resolved({"threads": 7}, ranks=2).threads == 7
     assert (found.precision, found.loader_threads) == ("float32", 1)
     assert resolved({"precision": "bfloat16"}).precision == "bfloat16"
+    assert found.data_on_gpu is False
     assert resolved({"loader_threads": 3}).loader_threads == 3
 
 
@@ -127,6 +129,27 @@ def test_what_auto_stands_for_on_gpus(
     assert (found.loader_threads, found.precision) == (threads, precision)
     chosen = resolve(make_config({"devices": devices, "precision": "tf32", "loader_threads": 9}))
     assert (chosen.loader_threads, chosen.precision) == (9, "tf32")
+
+
+@pytest.mark.parametrize(
+    ("wish", "crops", "expected"),
+    [
+        ("auto", "auto", "auto"),
+        ("auto", False, False),
+        (True, "auto", True),
+        (False, True, False),
+        (True, False, "data_on_gpu is true and use_data_layer is false: a GPU keeps whole"),
+    ],
+)
+def test_a_gpu_that_crops_can_keep_the_pictures(
+    gpus: None, wish: Any, crops: Any, expected: Any
+) -> None:
+    values = {"devices": ["cuda:0"], "data_on_gpu": wish, "use_data_layer": crops}
+    if isinstance(expected, str) and expected != "auto":
+        with pytest.raises(InputError, match=expected):
+            resolve(make_config(values))
+    else:
+        assert resolve(make_config(values)).data_on_gpu == expected
 
 
 @pytest.mark.parametrize(("second", "precision"), [(True, "bfloat16"), (False, "float32")])

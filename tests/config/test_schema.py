@@ -113,6 +113,7 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("resume_train", "1", "1", "true or false"),
         ("resume_train", "'yes'", '"yes"', "true or false"),
         ("use_data_layer", "0", "0", "true, false or auto"),
+        ("data_on_gpu", "always", '"always"', "true, false or auto"),
         ("compile", "always", '"always"', "true, false or auto"),
         ("load_epoch", "-1", "-1", "at least 0, or latest"),
         ("load_epoch", "1.5", "1.5", "at least 0, or latest"),

@@ -178,6 +178,21 @@ def test_rows_beyond_the_minibatch_are_left_alone(tmp_path: Path, crop_here: boo
         assert (array[:2] != 77).any()
 
 
+def test_without_pictures_a_slot_gets_everything_else(tmp_path: Path, calls: list[Call]) -> None:
+    dataset = write_coded(tmp_path, (4,))
+    builder = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here=False)
+    slots = [new_slot(4, size) for size in (SIZE, 0)]
+    for slot in slots:
+        calls.clear()
+        builder.fill(slot, MinibatchRequest(0, "train", 0, 0, np.array([3, 1])))
+    assert calls == []
+    for name in ("labels", "indices", "origins", "mirrored", "valid"):
+        np.testing.assert_array_equal(getattr(slots[0], name), getattr(slots[1], name))
+    cropping = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here=True)
+    with pytest.raises(ValueError, match="can't take 2 pictures"):
+        cropping.fill(slots[1], MinibatchRequest(0, "train", 0, 0, np.array([3, 1])))
+
+
 def test_an_empty_request_leaves_no_valid_row(tmp_path: Path) -> None:
     dataset = write_coded(tmp_path, (3,))
     builder = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here=True)

@@ -176,6 +176,9 @@ class FakeDriver:
         del self.mapped[address]
         self.machine.allocations = [a for a in self.machine.allocations if a is not allocation]
 
+    def free_memory(self) -> int:
+        return self.machine.capacity - self.machine.used(self.device)
+
     def export(self, address: int) -> bytes:
         return self.machine.publish(self.mapped[address])
 

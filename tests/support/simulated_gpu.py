@@ -44,8 +44,8 @@ class SimulatedStream:
 class SimulatedDriver:
     """One process's use of a simulated GPU."""
 
-    def __init__(self, device: int) -> None:
-        self.device, self.process = device, os.getpid()
+    def __init__(self, device: int, free: int = 1 << 30) -> None:
+        self.device, self.process, self._free = device, os.getpid(), free
         self.identity = f"GPU {device}"
         self._mapped: dict[int, tuple[mmap.mmap, int]] = {}
         self.locked: list[int] = []
@@ -71,6 +71,9 @@ class SimulatedDriver:
         in_use.remove(address)
 
     unmap = free
+
+    def free_memory(self) -> int:
+        return self._free
 
     def export(self, address: int) -> bytes:
         return f"/proc/{self.process}/fd/{self._mapped[address][1]}".encode()
@@ -162,15 +165,20 @@ class SimulatedMemory(CudaMemory):
         self.slots = [Slot(**all_on_host(vars(slot))) for slot in self.slots]
         self.kernel = driver.average
 
+    def keep_pictures(self, split: str, shape: Sequence[int]) -> None:
+        super().keep_pictures(split, shape)
+        self.pictures[split] = on_host(self.pictures[split])
+
 
 @dataclass(frozen=True)
 class SimulatedSlots(CudaSlots):
     """`CudaSlots` of a simulated GPU."""
 
     torch_device = "cpu"
+    free: int = 1 << 30  # bytes of the GPU, at any time
 
     def driver(self) -> Any:
-        return SimulatedDriver(self.device)
+        return SimulatedDriver(self.device, self.free)
 
     def trainer_memory(self, layout: FlatLayout, driver: Any, use: Any) -> CudaMemory:
         return SimulatedMemory(self, layout, driver, use)

@@ -82,6 +82,10 @@ class CudaDriver:
         """Free an allocation, once the device has done all its work."""
         self._owned.pop(address).free()
 
+    def free_memory(self) -> int:
+        """Bytes of the device that nobody has allocated."""
+        return int(self._cuda.mem_get_info()[0])
+
     def export(self, address: int) -> bytes:
         """Return the bytes by which another process opens an allocation."""
         try:
