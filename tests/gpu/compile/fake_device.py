@@ -145,8 +145,12 @@ class FakeBuffer:
         return torch.empty(shape, dtype=kind, device="cuda:0")
 
 
-def build(precision: str, batch: int, crop: int = 227, stored: int = 256) -> dict[str, Any]:
+def build(
+    precision: str, batch: int, crop: int = 227, stored: int = 256, kept: int = 0
+) -> dict[str, Any]:
     """Build a trainer's functions on the simulated GPU, through ``torch.compile``.
+
+    The GPU keeps so many pictures of each split; with 0, slots hold the minibatch's.
 
     Returns
     -------
@@ -198,14 +202,22 @@ def build(precision: str, batch: int, crop: int = 227, stored: int = 256) -> dic
     net = AlexNet(crop, 1000, 1.0, config.dtype)
     shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
     layout = FlatLayout.of(shapes, config.dtype, channels_last=True, states=SGD.states)
-    slots = SlotLayout(batch, stored)
+    slots = SlotLayout(batch, 0 if kept else stored)
     with ExitStack() as stack:
         for target, replacement in zip(REPLACED, replacements, strict=True):
             stack.enter_context(mock.patch(target, replacement))
         stack.enter_context(mock.patch.object(torch.Tensor, "transpose", transpose))
         buffers = FakeBuffer(layout.parameters_nbytes), FakeBuffer(layout.nbytes)
         memory: Any = types.SimpleNamespace(
-            vectors=Vectors.on(layout, *buffers), updated=None, device="cuda:0", records=True
+            vectors=Vectors.on(layout, *buffers),
+            updated=None,
+            device="cuda:0",
+            records=True,
+            pictures={
+                split: torch.empty((kept, stored, stored, 3), dtype=torch.uint8, device="cuda:0")
+                for split in ("train", "validation")
+                if kept
+            },
         )
         mean = np.zeros((3, stored, stored), np.float32)
         network = CompiledNetwork(net, config, SGD(), mean, memory)

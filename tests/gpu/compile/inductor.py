@@ -60,6 +60,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--precision", default="bfloat16", help="float32, tf32 or bfloat16")
     parser.add_argument("--batch", type=int, default=256, help="images of a step (default 256)")
+    parser.add_argument(
+        "--kept", type=int, default=0, help="pictures of each split that the GPU keeps (default 0)"
+    )
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("code"), help="folder (default code)")
     parser.add_argument("--guard", type=Path, help="fakeguard.cpp as a shared library")
@@ -77,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     with FakeTensorMode(allow_non_fake_inputs=True):
         if options.deterministic:
             torch._C._set_deterministic_algorithms(True)
-        for name, function in build(options.precision, options.batch).items():
+        for name, function in build(options.precision, options.batch, kept=options.kept).items():
             path = options.out / f"{options.precision}_{options.batch}_{name}.py"
             path.write_text(generate(function))
             print(path)
