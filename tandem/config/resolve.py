@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tandem.compilers import has_triton
 from tandem.config.hardware import (
     RankInfo,
     available_cores,
@@ -29,9 +30,9 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
     check_settings(config)
     if ranks:
         _check_ranks(config, ranks)
-        devices = place_devices(config.devices, ranks)
+        devices = place_devices(config.devices, ranks, config.para_load)
     else:
-        devices = resolve_devices(config.devices)
+        devices = resolve_devices(config.devices, config.para_load)
     config = config.model_copy(update={"devices": devices})
     facts = run_facts(config, ranks)
     settings = dict(config)
@@ -46,7 +47,7 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
     found = {
         "threads": cores,
         "collective": _collective(config, facts),
-        "compile": facts.on_gpu and not facts.bucket_mb,
+        "compile": facts.on_gpu and has_triton() and not facts.bucket_mb,
         "convolutions": _convolutions(facts, ranks),
         "loader_threads": min(cores, _MOST_LOADER_THREADS) if facts.on_gpu else 1,
         "use_data_layer": facts.on_gpu,

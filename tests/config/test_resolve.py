@@ -155,7 +155,7 @@ def test_a_gpu_that_crops_can_keep_the_pictures(
 @pytest.mark.parametrize(("second", "precision"), [(True, "bfloat16"), (False, "float32")])
 def test_what_auto_stands_for_on_gpus_of_ranks(gpus: None, second: bool, precision: str) -> None:
     ranks = [
-        RankInfo(n, tuple(range(20)), ("A GPU",), (f"{n}",), AVX2, (), "mpirun", (able,))
+        RankInfo(n, tuple(range(20)), ("A GPU",), (f"{n}",), AVX2, (), "mpirun", bfloat16=(able,))
         for n, able in enumerate((True, second))
     ]
     found = resolve(make_config({"devices": ["cuda:0"]}), ranks)
@@ -197,9 +197,8 @@ def test_all_trainers_compute_convolutions_alike(
     assert given.convolutions == "fft"
 
 
-def test_on_gpus_convolutions_are_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = RankInfo(0, (0,), ("A GPU",), ("id",), AVX2, (), "torchrun", (True,))
-    monkeypatch.setattr("tandem.config.hardware.missing_for_gpus", lambda: None)
+def test_on_gpus_convolutions_are_sums() -> None:
+    here = RankInfo(0, (0,), ("A GPU",), ("id",), AVX2, (), "torchrun", bfloat16=(True,))
     assert resolve(make_config({"devices": ["cuda:0"]}), [here]).convolutions == "direct"
     with pytest.raises(InputError, match="convolutions: fft is for CPUs"):
         resolve(make_config({"devices": ["cuda:0"], "convolutions": "fft"}), [here])
