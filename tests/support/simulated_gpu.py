@@ -87,6 +87,9 @@ class SimulatedDriver:
     def event(self, shared: bool = False) -> SimulatedStream:
         return SimulatedStream()
 
+    def export_event(self, event: SimulatedStream) -> bytes:
+        return event.ipc_handle()
+
     def open_event(self, data: bytes) -> SimulatedStream:
         return SimulatedStream()
 
@@ -108,12 +111,9 @@ class SimulatedDriver:
     def download(self, target: np.ndarray, address: int, stream: Any) -> None:
         ctypes.memmove(target.ctypes.data, address, target.nbytes)
 
-    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
-        ctypes.memmove(target, source, nbytes)
-
     def average(
         self,
-        target: int,
+        targets: Sequence[int],
         terms: Sequence[tuple[int, float]],
         divisor: float,
         count: int,
@@ -122,7 +122,8 @@ class SimulatedDriver:
     ) -> None:
         """Add weighted vectors and divide, as the exchange's kernel does."""
         total = sum(at(address, (count,), dtype) * dtype.type(share) for address, share in terms)
-        at(target, (count,), dtype)[:] = total / dtype.type(divisor)
+        for target in targets:
+            at(target, (count,), dtype)[:] = total / dtype.type(divisor)
 
 
 def at(address: int, shape: tuple[int, ...], dtype: np.dtype, strides: Any = None) -> np.ndarray:
