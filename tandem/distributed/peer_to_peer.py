@@ -209,6 +209,9 @@ class PeerToPeerAllReduce(AllReduce):
     all vectors hold the same bits afterwards. No other trainer touches shard i, so there is no
     further barrier. All of it is work on the stream `step`, and the host waits for none.
 
+    The kernel reads and writes other GPUs' memory directly, which is permitted to it where it is to
+    copies (cuDeviceCanAccessPeer). So bytes travel while others are added, and need no memory here.
+
     Where two GPUs can't reach each other, each trainer waits for its device instead: shards pass
     through the host, block by block, and all trainers that are reached take part as before.
 

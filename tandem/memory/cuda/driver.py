@@ -103,7 +103,7 @@ class CudaDriver:
         self._opened.pop(address).close()
 
     def can_reach(self, identity: str) -> bool:
-        """Whether this device can copy to and from the memory of another."""
+        """Whether this device can read and write the memory of another."""
         if identity == self.identity:
             return True
         own = self._cuda.Device(self.device)
