@@ -6,11 +6,12 @@ from typing import get_args
 import torch
 from pytensor.compile.mode import Mode
 
+from tandem.backend.gpu_rewrites import GPU, TRITON
 from tandem.backend.inner_graphs import REWRITES
 from tandem.backend.linker import DeviceLinker
 from tandem.backend.lowering.convolution import has_nnpack
 from tandem.backend.precision import Precision, ProductPrecision, set_tf32
-from tandem.backend.runtime import as_device, require_compiler
+from tandem.backend.runtime import as_device, has_triton, require_compiler
 from tandem.errors import InputError
 from tandem.processor import Convolutions, describe_processor, prefers_fft
 
@@ -79,4 +80,7 @@ def device_mode(
         require_compiler(target)
     set_tf32(precision == "tf32")
     linker = DeviceLinker(target, compile, products, tune, on_gradient_ready, strict)
-    return Mode(linker, REWRITES)
+    rewrites = REWRITES
+    if target.type == "cuda":
+        rewrites = REWRITES.including(GPU, *([TRITON] if has_triton() else []))
+    return Mode(linker, rewrites)

@@ -5,7 +5,7 @@ states, sums, normalisation and softmax stay as they are.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, get_args
@@ -71,20 +71,19 @@ def fit(lowering: Lowering, node: Apply, precision: ProductPrecision) -> Lowerin
     """Return the lowering of a node as `precision` has it, if it has factors."""
     narrow = (
         precision.precision == "bfloat16"
-        and lowering.factors > 0
-        and all(v.type.dtype == "float32" for v in (*node.inputs, *node.outputs))
+        and bool(lowering.factors)
+        and all(v.type.dtype != "float64" for v in (*node.inputs, *node.outputs))
+        and all(node.inputs[index].type.dtype == "float32" for index in lowering.factors)
     )
     if precision.by_fft and not narrow and lowering.fft is not None:
         return replace(lowering, call=lowering.fft)
     channels_last = precision.channels_last and lowering.images
     if not (narrow or channels_last):
         return lowering
-    has_bias = lowering.factors < len(node.inputs)
-    call = _with_wide_bias(lowering.call) if has_bias else lowering.call
     return replace(
         lowering,
-        call=_with_result(call, torch_dtype(node.outputs[0])),
-        prepare=dict.fromkeys(range(lowering.factors), _converter(narrow, channels_last)),
+        call=_with_results(lowering.call, [torch_dtype(output) for output in node.outputs]),
+        prepare=dict.fromkeys(lowering.factors, _converter(narrow, channels_last)),
         into=None,
     )
 
@@ -99,17 +98,9 @@ def _converter(narrow: bool, channels_last: bool) -> Callable[[Tensor], Tensor]:
     return convert
 
 
-def _with_result(call: Callable[..., Tensor], dtype: torch.dtype) -> Callable[..., Tensor]:
-    return lambda *operands: call(*operands).to(dtype)
-
-
-def _with_wide_bias(call: Callable[..., Any]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Add a convolution's bias afterwards where the factors are rounded."""
-
-    def convolve(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        if x.dtype == b.dtype:
-            return call(x, w, b)
-        # torch.compile fuses it with what follows.
-        return call(x, w, None).to(b.dtype) + b[:, None, None]
-
-    return convolve
+def _with_results(call: Callable[..., Any], dtypes: Sequence[torch.dtype]) -> Callable[..., Any]:
+    if len(dtypes) == 1:
+        return lambda *operands: call(*operands).to(dtypes[0])
+    return lambda *operands: tuple(
+        y.to(dtype) for y, dtype in zip(call(*operands), dtypes, strict=True)
+    )

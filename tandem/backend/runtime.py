@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import os
 import shutil
 from contextlib import AbstractContextManager
@@ -155,10 +156,27 @@ def cpp_compiler() -> str | None:
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
+def c_compiler() -> str | None:
+    """Find the C compiler that Triton uses for the host's side; None if there is none."""
+    names = [os.environ.get("CC", ""), "gcc", "clang", "cc"]
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def has_triton() -> bool:
+    """Whether Triton can compile kernels for a GPU here."""
+    return importlib.util.find_spec("triton") is not None and c_compiler() is not None
+
+
 def require_compiler(device: torch.device) -> None:
-    """Raise InputError, before a compilation for the CPU, if no C++ compiler is found."""
+    """Raise InputError, before a compilation, if there is no compiler for what it makes."""
     if device.type == "cpu" and cpp_compiler() is None:
         raise InputError(
             "compile: true needs a C++ compiler for the CPU, and none of $CXX, g++, clang++ and "
             "c++ is found; install one, or set compile: false"
+        )
+    if device.type == "cuda" and not has_triton():
+        raise InputError(
+            "compile: true on a GPU needs Triton, which PyTorch's builds for CUDA bring, and a C "
+            "compiler, one of $CC, gcc, clang and cc; install what is missing, or set compile: "
+            "false"
         )

@@ -204,6 +204,23 @@ class Conv2dWeightGrad(_ConvolutionOp):
         ]
 
 
+class Conv2dBiasGrad(TensorOp):
+    """Gradient of a convolution with respect to its bias: the sum of g over batch and pixels.
+
+    Like the other two gradients it takes g as a factor, so that they share one rounded copy. The
+    gradient of `Conv2d` is an ordinary sum, which a rewrite of graphs for GPUs replaces by this.
+    """
+
+    __props__ = ()
+
+    def make_node(self, g: Any) -> Apply:
+        g = tensor_input(self, "g", g, 4)
+        return Apply(self, [g], [pt.tensor(dtype=g.type.dtype, shape=g.type.shape[1:2])])
+
+    def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
+        output_storage[0][0] = inputs[0].sum(axis=(0, 2, 3))
+
+
 def _no_bias(w: TensorVariable) -> TensorVariable:
     return pt.zeros((w.shape[0],), dtype=w.type.dtype)
 

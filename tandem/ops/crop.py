@@ -18,15 +18,29 @@ _COLOURS = 3
 
 
 class CropMirror(TensorOp):
-    """Crop, mirror and subtract the mean image, as `crop_mirror` defines it."""
+    """Crop, mirror and subtract the mean image, as `crop_mirror` defines it.
 
-    __props__ = ("crop_size", "cropped", "dtype")
+    With `block` above 1 the result is ordered space-to-depth: a square of block x block pixels is
+    one pixel, whose channels are, in this order, row and column in the square and colour. Pixels of
+    squares that reach beyond the crop repeat its last row or column.
+    """
 
-    def __init__(self, crop_size: int, cropped: bool = False, dtype: str = "float32") -> None:
+    __props__ = ("crop_size", "cropped", "dtype", "block")
+
+    def __init__(
+        self, crop_size: int, cropped: bool = False, dtype: str = "float32", block: int = 1
+    ) -> None:
         owner = type(self).__name__
         self.crop_size = positive_int(owner, "crop_size", crop_size)
         self.cropped = bool(cropped)
         self.dtype = float_dtype(owner, dtype)
+        self.block = positive_int(owner, "block", block)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, rows and columns of an image."""
+        side = -(-self.crop_size // self.block)
+        return _COLOURS * self.block**2, side, side
 
     def make_node(self, pictures: Any, mean: Any, origins: Any, mirrored: Any) -> Apply:
         pictures = tensor_input(self, "pictures", pictures, 4, ("uint8",))
@@ -45,7 +59,7 @@ class CropMirror(TensorOp):
             origins.type.shape[0],
             *mirrored.type.shape,
         )
-        shape = (batch, _COLOURS, self.crop_size, self.crop_size)
+        shape = (batch, *self.image_shape)
         return Apply(
             self, [pictures, mean, origins, mirrored], [pt.tensor(dtype=self.dtype, shape=shape)]
         )
@@ -84,11 +98,17 @@ class CropMirror(TensorOp):
             if not self.cropped:
                 pixels = pixels[window][:, :, ::step]
             np.subtract(pixels.astype(self.dtype), mean[window][:, :, ::step], out=image)
-        output_storage[0][0] = images
+        output_storage[0][0] = images if self.block == 1 else self._by_block(images)
+
+    def _by_block(self, images: np.ndarray) -> np.ndarray:
+        channels, side, _ = self.image_shape
+        missing = (0, side * self.block - self.crop_size)
+        padded = np.pad(images, ((0, 0), (0, 0), missing, missing), mode="edge")
+        squares = padded.reshape(len(images), _COLOURS, side, self.block, side, self.block)
+        return squares.transpose(0, 3, 5, 1, 2, 4).reshape(len(images), channels, side, side)
 
     def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
-        colours, side = (pt.constant(n, dtype="int64") for n in (_COLOURS, self.crop_size))
-        return [(shapes[0][0], colours, side, side)]
+        return [(shapes[0][0], *(pt.constant(n, dtype="int64") for n in self.image_shape))]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[False], [True], [False], [False]]

@@ -1,9 +1,11 @@
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from tandem.backend import device_mode
 from tandem.ops import CropMirror, crop_mirror
-from tests.support.op_checks import check_shapes, evaluate
+from tests.support.op_checks import check_shapes, evaluate, symbols
 
 # stored side, crop
 SIZES = [(1, 1), (5, 5), (7, 4), (8, 3)]
@@ -47,6 +49,24 @@ def test_images_are_bit_for_bit_what_loops_compute(side, crop, dtype, static):
     images = evaluate(CropMirror(crop, False, dtype), *inputs, static=static)
     assert images.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(images, images_by_loops(*inputs, crop))
+
+
+@pytest.mark.parametrize("cropped", [False, True])
+@pytest.mark.parametrize(("side", "crop", "block"), [(8, 8, 2), (9, 7, 3), (12, 11, 4), (7, 2, 5)])
+def test_squares_of_pixels_become_channels(side, crop, block, cropped):
+    pictures, *others = minibatch(side, crop)
+    images = images_by_loops(pictures, *others, crop)
+    given = cropped_by_loops(pictures, *others[1:], crop) if cropped else pictures
+    op = CropMirror(crop, cropped, block=block)
+    check_shapes(op, given, *others)
+    found = evaluate(op, given, *others)
+    assert found.shape == (len(pictures), *op.image_shape)
+    inputs = symbols((given, *others))
+    on_device = pytensor.function(inputs, op(*inputs), mode=device_mode())(given, *others)
+    np.testing.assert_array_equal(on_device, found)
+    for n, c, i, j, p, q in np.ndindex(len(images), 3, block, block, *found.shape[2:]):
+        row, column = min(block * p + i, crop - 1), min(block * q + j, crop - 1)
+        assert found[n, 3 * (block * i + j) + c, p, q] == images[n, c, row, column]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -9,12 +9,13 @@ less rounding (Mathieu, Henaff, LeCun 2014, section 2). PyTorch by default uses 
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 
-from tandem.backend.lowering.registry import Lowering, computed, lower, static_shape
-from tandem.ops.conv import Conv2d, Conv2dInputGrad, Conv2dWeightGrad
+from tandem.backend.lowering.registry import Lowering, computed, lower, static_shape, torch_dtype
+from tandem.ops.conv import Conv2d, Conv2dBiasGrad, Conv2dInputGrad, Conv2dWeightGrad
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -24,16 +25,21 @@ aten = torch.ops.aten
 def lower_conv2d(op: Conv2d, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     stride, pad, groups = op.stride, op.pad, op.groups
 
-    def direct(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return F.conv2d(x, w, b, stride, pad, 1, groups)
+    def direct(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        if b is None or b.dtype == x.dtype:
+            return F.conv2d(x, w, b, stride, pad, 1, groups)
+        # Factors are rounded and a bias is not; torch.compile fuses the sum with what follows.
+        return F.conv2d(x, w, None, stride, pad, 1, groups).to(b.dtype) + b[:, None, None]
 
-    def by_fft(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    def by_fft(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         return _fft_convolution(x, w, b, pad, groups)
 
-    x, w, _ = node.inputs
+    x, w, b = node.inputs
     pays = _pays(stride, x, w, node.outputs[0])
     variant = by_fft if pays and device.type == "cpu" else None
-    return computed(direct, factors=2, images=True, fft=variant)
+    without_bias = isinstance(b, Constant) and not np.any(b.data)
+    omit = frozenset([2]) if without_bias else frozenset[int]()
+    return computed(direct, factors=(0, 1), images=True, fft=variant, omit=omit)
 
 
 @lower.register(Conv2dInputGrad)
@@ -48,14 +54,22 @@ def lower_conv2d_input_grad(
 
     pays = _pays(op.stride, g, w, x) and op.pad < size
     variant = by_fft if pays and device.type == "cpu" else None
-    return computed(_gradient(op, 0), factors=3, images=True, fft=variant)
+    return computed(_gradient(op, 0), factors=(0, 1, 2), images=True, fft=variant)
 
 
 @lower.register(Conv2dWeightGrad)
 def lower_conv2d_weight_grad(
     op: Conv2dWeightGrad, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
-    return computed(_gradient(op, 1), factors=3, images=True)
+    return computed(_gradient(op, 1), factors=(0, 1, 2), images=True)
+
+
+@lower.register(Conv2dBiasGrad)
+def lower_conv2d_bias_grad(
+    op: Conv2dBiasGrad, node: Apply, device: torch.device, compiled: bool
+) -> Lowering:
+    dtype = torch_dtype(node.outputs[0])
+    return computed(lambda g: g.sum((0, 2, 3), dtype=dtype), factors=(0,), images=True)
 
 
 def _gradient(

@@ -37,7 +37,7 @@ def product(node: Apply, device: torch.device, compiled: bool) -> Lowering:
     dtype = torch_dtype(node.outputs[0])
     if dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
         raise unsupported(node, f"PyTorch has no matrix product of {dtype}")
-    lowering = partial(computed, certain=isinstance(node.op, Dot), factors=2)
+    lowering = partial(computed, certain=isinstance(node.op, Dot), factors=(0, 1))
     kernel = {2: torch.mm, 3: torch.bmm}.get(node.outputs[0].type.ndim, torch.matmul)
     if isinstance(node.op, Blockwise):
         kernel = torch.matmul

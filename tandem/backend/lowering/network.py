@@ -177,8 +177,10 @@ def lower_dropout_mask(
     dtype = torch_dtype(node.outputs[0])
     units, purpose, threshold = op.units, op.purpose, op.threshold
 
+    # Made outside of `mask`, since torch.compile takes multiples of a range for 32-bit numbers.
+    blocks = torch.arange(-(-units // 4), device=device).unsqueeze(0)
+
     def mask(seed: Tensor, epoch: Tensor, indices: Tensor) -> Tensor:
-        blocks = torch.arange(-(-units // 4), device=device).unsqueeze(0)
         counter: tuple[Any, Any, Any, Any] = (blocks, indices.unsqueeze(1), epoch, purpose)
         words = torch.stack(torch.broadcast_tensors(*philox4x32(counter, seed)), dim=-1)
         kept = words >= threshold
@@ -216,19 +218,25 @@ def lower_crop_mirror(
             torch.sub(part, mean_part, out=out[number])
         return out
 
+    block, (channels, side, _) = op.block, op.image_shape
+
     def by_index(pictures: Tensor, mean: Tensor, origins: Tensor, mirrored: Tensor) -> Tensor:
-        steps = torch.arange(crop, device=device)
-        backwards = mirrored.to(torch.bool).unsqueeze(1)
-        rows = (origins[:, :1] + steps).unsqueeze(2)
-        columns = origins[:, 1:] + torch.where(backwards, crop - 1 - steps, steps)
-        columns = columns.unsqueeze(1)
-        if not cropped:
-            numbers = torch.arange(len(pictures), device=device)[:, None, None]
-            pictures = pictures[numbers, rows, columns]
-        mean_parts = mean[:, rows, columns].permute(1, 0, 2, 3)
-        return pictures.permute(0, 3, 1, 2).to(dtype) - mean_parts
+        # Rows and columns of the crop by square, then within it.
+        steps = torch.arange(side * block, device=device).clamp(max=crop - 1).view(side, block)
+        backwards = mirrored.to(torch.bool)[:, None, None]
+        rows = (origins[:, :1, None] + steps)[:, :, None, :, None]
+        columns = origins[:, 1:, None] + torch.where(backwards, crop - 1 - steps, steps)
+        columns = columns[:, None, :, None, :]
+        if cropped:
+            inside = pictures[:, steps[:, None, :, None], steps[:, None]]
+        else:
+            numbers = torch.arange(len(pictures), device=device)[:, None, None, None, None]
+            inside = pictures[numbers, rows, columns]
+        means = mean.permute(1, 2, 0)[rows, columns]
+        return (inside.to(dtype) - means).reshape(-1, side, side, channels).permute(0, 3, 1, 2)
 
     # Copying picture by picture is fastest, but the host must know each window: it would wait for a
     # GPU, and torch.compile would break the graph.
-    call = by_index if compiled or device.type != "cpu" else by_picture
+    by_gather = compiled or device.type != "cpu" or block > 1
+    call = by_index if by_gather else by_picture
     return computed(call, certain=False)

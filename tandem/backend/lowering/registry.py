@@ -51,7 +51,7 @@ class Lowering:
     # Outputs are new numbers, not moved, copied or joined ones, which torch.compile may leave out.
     computes: bool = False
     permutes: tuple[int, ...] | None = None  # the order of axes, if the node only transposes
-    factors: int = 0  # inputs, from the first, that are factors of a product
+    factors: tuple[int, ...] = ()  # inputs that are factors of a product, or pass as such
     images: bool = False  # they are images and filters, whose channels may lie last
     fft: Callable[..., Any] | None = None  # a variant of `call` by FFT, if it may be faster
 
