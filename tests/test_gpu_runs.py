@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -15,7 +16,7 @@ from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots
 from tandem.training.memory import make_slots
 from tests.support import simulated_gpu as simulated_gpu
-from tests.support.runs import assert_close, assert_same_weights, train
+from tests.support.runs import assert_close, assert_same_weights, train, weights
 from tests.support.tiny import read_record, settings, without_times
 
 COMMON = {"precision": "float64", "batch_size": 2, "n_epochs": 2, "check_every": 1}
@@ -67,6 +68,47 @@ def test_trainers_on_gpus_compute_what_they_do_on_the_host(
     assert_close(run, on_host, 1e-9)
     for line, expected in zip(read_record(run), read_record(on_host), strict=True):
         assert without_times(line).keys() == without_times(expected).keys()
+
+
+@pytest.mark.parametrize(
+    "on_nan",
+    [
+        "skip",
+        pytest.param("stop", marks=pytest.mark.slow),
+        pytest.param("rollback", marks=pytest.mark.slow),
+    ],
+)
+def test_a_trainer_alone_on_a_gpu_leaves_out_the_minibatch_that_one_on_the_host_does(
+    data: Path,
+    tmp_path: Path,
+    simulated: None,
+    on_nan: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It learns only in the next step that a step was not finite, which reports must not show."""
+    alone = {"devices": ["cuda:0"], "n_epochs": 3, "print_freq": 2, "on_nan": on_nan}
+    alone |= {"network": "tests.support.broken_network:NanAlexNet", "snapshot_freq": 1}
+    status = int(on_nan == "stop")
+    assert train_simulated(data, tmp_path / "gpu", **alone) == status
+    errors = capfd.readouterr().err
+    assert train_simulated(data, tmp_path / "host", **alone | {"devices": ["cpu"]}) == status
+    expected = capfd.readouterr().err
+    gpu, host = (read_record(tmp_path / run) for run in ("gpu", "host"))
+    assert [_facts(line) for line in gpu] == [_facts(line) for line in host]
+    assert [line["action"] for line in gpu if line["event"] == "not_finite"] == [on_nan]
+    if on_nan == "stop":
+        assert "not finite in step" in errors
+        assert errors.splitlines()[-1] == expected.splitlines()[-1]
+    assert len(list_checkpoints(tmp_path / "gpu")) == len(list_checkpoints(tmp_path / "host"))
+    ours, theirs = weights(tmp_path / "gpu"), weights(tmp_path / "host")
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, 1e-7, 1e-12, err_msg=name)
+
+
+def _facts(line: dict[str, Any]) -> dict[str, Any]:
+    """What a record holds beside times, rounded as trainers on different devices may differ."""
+    found = without_times(line)
+    return {k: pytest.approx(v, rel=1e-7) if type(v) is float else v for k, v in found.items()}
 
 
 @pytest.mark.slow

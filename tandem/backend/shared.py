@@ -1,6 +1,7 @@
 """Shared variables whose values stay on the device, at an address that never changes."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,22 @@ class DeviceSharedVariable(TensorSharedVariable):
         if self.buffer.device.type != "cpu":
             return self.buffer.cpu().numpy()
         return self.buffer.numpy() if borrow else self.buffer.clone().numpy()
+
+    def read_later(self) -> Callable[[], np.ndarray]:
+        """Copy the value that all work so far leaves; the result waits for it and returns it."""
+        if self.buffer.device.type == "cpu":
+            value = self.get_value()
+            return lambda: value
+        copy = torch.empty_like(self.buffer, device="cpu", pin_memory=True)
+        copy.copy_(self.buffer, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def read() -> np.ndarray:
+            copied.synchronize()
+            return copy.numpy()
+
+        return read
 
     def set_value(self, new_value: ArrayLike | torch.Tensor, borrow: bool = False) -> None:
         """Copy a value into the variable's memory, whose address is fixed; `borrow` has no effect.

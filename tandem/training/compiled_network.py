@@ -26,6 +26,7 @@ from tandem.optim.parameter_groups import learned_rates, running_averages
 from tandem.training.functions import DeviceFunctions
 from tandem.training.graphs import (
     GRADIENT,
+    BackwardPass,
     FunctionGraph,
     added,
     are_finite,
@@ -34,7 +35,7 @@ from tandem.training.graphs import (
 )
 
 _Variables = dict[str, DeviceSharedVariable]
-_Placed = tuple[_Variables, dict[str, _Variables], _Variables]
+_Placed = tuple[_Variables, dict[str, _Variables], Mapping[str, TensorVariable]]
 """Weights, each state of the optimizer, and gradients."""
 
 
@@ -86,6 +87,7 @@ class CompiledNetwork:
             {
                 "gradients": self._gradient_graph,
                 "update": self._update_graph,
+                "step": self._step_graph,
                 "validation": self._validation_graph,
             },
             {network.parameters[name]: variable for name, variable in self.weights.items()},
@@ -164,6 +166,17 @@ class CompiledNetwork:
         rate = np.asarray(learning_rate, self._config.dtype)
         self.functions("update", None, learning_rate=rate)
 
+    def step(self, slot: Slot, epoch: int, learning_rate: float) -> Callable[[], bool]:
+        """Compute gradients and update, in one function that the host need not wait for.
+
+        Where the loss or a gradient is not finite nothing is updated, and nothing counted. The
+        result waits for the step and returns whether all were finite. For a trainer alone.
+        """
+        rate = np.asarray(learning_rate, self._config.dtype)
+        self.functions("step", slot, epoch=np.array(epoch, np.int64), learning_rate=rate)
+        finite = self._finite.read_later()
+        return lambda: bool(finite())
+
     def validate(self, slot: Slot) -> None:
         """Add up loss and errors of the slot's valid pictures, without dropout."""
         self.functions("validation", slot)
@@ -189,7 +202,8 @@ class CompiledNetwork:
         for name, variable in self._sums[mode].items():
             variable.set_value(np.asarray(getattr(sums, name), variable.dtype))
 
-    def _gradient_graph(self) -> FunctionGraph:
+    def _backward(self) -> BackwardPass:
+        """Build the forward and the backward pass."""
         network, config = self._network, self._config
         minibatch, images = minibatch_inputs(config, self._mean)
         minibatch["indices"] = pt.tensor(
@@ -203,22 +217,44 @@ class CompiledNetwork:
         check_graph(network, images, cost, keys.statistics)
         learned = [network.parameters[name] for name in self._rates]
         gradients = cast(list[TensorVariable], pt.grad(cost, learned))
-        updates = [(self.gradients[n], g) for n, g in zip(self._rates, gradients, strict=True)]
-        statistics = [keys.statistics[n] for n in self._averages]
-        updates += [(self.gradients[n], v) for n, v in zip(self._averages, statistics, strict=True)]
+        found = dict(zip(self._rates, gradients, strict=True))
+        found |= {name: keys.statistics[name] for name in self._averages}
         counts = count_minibatch(cost, logits, minibatch, config.print_train_error)
-        updates += [(self._last[name], value) for name, value in counts.items()]
-        updates.append((self._finite, are_finite([cost, *gradients, *statistics]).astype("int64")))
-        return FunctionGraph(minibatch, {"epoch": epoch}, updates)
+        return BackwardPass(minibatch, epoch, found, counts, are_finite([cost, *found.values()]))
+
+    def _gradient_graph(self) -> FunctionGraph:
+        found = self._backward()
+        updates = [(self.gradients[name], value) for name, value in found.gradients.items()]
+        updates += [(self._last[name], value) for name, value in found.counts.items()]
+        updates.append((self._finite, found.finite.astype("int64")))
+        return FunctionGraph(found.minibatch, {"epoch": found.epoch}, updates)
 
     def _update_graph(self) -> FunctionGraph:
-        rate = pt.tensor("learning_rate", dtype=self._config.dtype, shape=())
-        updates = added(self._sums["train"], self._last)
-        weights, states, gradients = self._updated
+        rate = self._rate_input()
+        updates = self._updates(self._updated, self._last, rate)
+        return FunctionGraph({}, {"learning_rate": rate}, updates)
+
+    def _step_graph(self) -> FunctionGraph:
+        found, rate = self._backward(), self._rate_input()
+        updates = self._updates((self.weights, self.states, found.gradients), found.counts, rate)
+        kept = [(v, pt.switch(found.finite, new, v)) for v, new in updates]
+        kept.append((self._finite, found.finite.astype("int64")))
+        numbers = {"epoch": found.epoch, "learning_rate": rate}
+        return FunctionGraph(found.minibatch, numbers, kept)
+
+    def _rate_input(self) -> TensorVariable:
+        return pt.tensor("learning_rate", dtype=self._config.dtype, shape=())
+
+    def _updates(
+        self, placed: _Placed, counts: Mapping[str, TensorVariable], rate: TensorVariable
+    ) -> list[tuple[DeviceSharedVariable, TensorVariable]]:
+        """Pairs of a variable and its value after a step."""
+        updates = added(self._sums["train"], counts)
+        weights, states, gradients = placed
         for name, own in self._rates.items():
             if name not in gradients:  # another trainer updates it
                 continue
-            before = [placed[name] for placed in states.values()]
+            before = [state[name] for state in states.values()]
             weight, after = self._optimizer.step(
                 weights[name],
                 before,
@@ -231,7 +267,7 @@ class CompiledNetwork:
             if name in gradients:
                 kept, rest = (np.asarray(x, rate.dtype) for x in (keep, 1 - keep))
                 updates.append((weights[name], kept * weights[name] + rest * gradients[name]))
-        return FunctionGraph({}, {"learning_rate": rate}, updates)
+        return updates
 
     def _validation_graph(self) -> FunctionGraph:
         minibatch, images = minibatch_inputs(self._config, self._mean)

@@ -26,6 +26,17 @@ class FunctionGraph:
     updates: list[Any]  # pairs of shared variable and new value
 
 
+@dataclass(frozen=True)
+class BackwardPass:
+    """What the forward and the backward pass of a minibatch compute."""
+
+    minibatch: Tensors
+    epoch: TensorVariable
+    gradients: Tensors  # and the statistics of arrays that are not trained
+    counts: Tensors
+    finite: TensorVariable  # whether the loss and all gradients are
+
+
 def minibatch_inputs(config: Config, mean: DeviceSharedVariable) -> tuple[Tensors, TensorVariable]:
     """The arrays of a slot as symbolic variables, and the network's input that follows from them.
 

@@ -13,6 +13,7 @@ from tandem.artifacts.metrics import MetricSums, Pending, Seconds
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
 from tandem.data.augment import Mode
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count
+from tandem.memory import Slot
 from tandem.processes.messages import Ready
 from tandem.training.ballot import Ballot
 from tandem.training.learning_rate import learning_rate
@@ -22,6 +23,7 @@ from tandem.training.reports import Reports
 from tandem.training.run_spec import RunSpec
 from tandem.training.setup import set_up
 from tandem.training.step_timer import StepTimer
+from tandem.training.steps_ahead import StepsAhead
 
 if TYPE_CHECKING:
     from tandem.training.worker import WorkerArguments
@@ -50,6 +52,8 @@ class Trainer:
         self.refusals = Refusals(
             self.config, self.rank, self.group, self.reports, self.exchange.is_synchronous
         )
+        alone = spec.trainers == 1 and self.memory.records
+        self.ahead = StepsAhead(self.model, self.refusals) if alone else None
         launcher.send(Ready())
 
     def train(self) -> None:
@@ -90,21 +94,31 @@ class Trainer:
         self.reports.close()
 
     def _train_step(self, epoch: int, step: int) -> None:
-        timer = self.timer
-        timer.begin(Activity.WAITING)
+        self.timer.begin(Activity.WAITING)
         slot = self.memory.slots[next(self.pipeline)]
-        shares, rate = _shares(self.spec, step), self._rate(epoch, step)
+        at, rate = Position(epoch, step, self.state.step), self._rate(epoch, step)
+        self.timer.enter(Activity.COMPUTING)
+        if self.ahead is not None:
+            self.ahead.start(slot, at, rate, self.pipeline.indices)
+            self._seconds += self.timer.end()
+            votes = self.ballot.vote()
+        else:
+            votes = self._step_together(slot, at, rate)
+        self._finish_step(epoch, step, rate, votes)
+        self.reports.progress("train", epoch, step + 1, self.steps)
 
-        timer.enter(Activity.COMPUTING)
+    def _step_together(self, slot: Slot, at: Position, rate: float) -> Sequence[StepVote]:
+        """Make a step with the other trainers: they agree on it before any weight changes."""
+        timer, shares = self.timer, _shares(self.spec, at.minibatch)
         self.exchange.before_gradients(shares)
-        self.model.compute_gradients(slot, epoch)
+        self.model.compute_gradients(slot, at.epoch)
         bad = () if self.model.is_finite() else tuple(self.pipeline.indices.tolist())
 
         timer.enter(Activity.EXCHANGING)
         votes = self._vote(bad)
         refused = [index for vote in votes for index in vote.not_finite]
         if refused:
-            self.refusals.refuse(Position(epoch, step, self.state.step), rate, refused)
+            self.refusals.refuse(at, rate, refused)
         elif self.exchange.is_synchronous or shares[self.rank] > 0:
             self.refusals.in_a_row = 0
             self.exchange.before_update(shares)
@@ -113,8 +127,7 @@ class Trainer:
             timer.enter(Activity.EXCHANGING)
             self.exchange.after_update(shares)
             self._seconds += timer.end()
-        self._finish_step(epoch, step, rate, votes)
-        self.reports.progress("train", epoch, step + 1, self.steps)
+        return votes
 
     def _pass_over(self, epoch: int, step: int) -> None:
         """Leave out a minibatch for which the run has gone back to a checkpoint."""
@@ -129,12 +142,17 @@ class Trainer:
         """Count a step, check and report when it is time, then act on the votes."""
         self.state = replace(self.state, step_in_epoch=step + 1, step=self.state.step + 1)
         every = self.config.check_every
-        if every and self.state.step % every == 0:
-            self._check_equal()
-        if self.state.step % self.config.print_freq == 0:
-            self._report_training(epoch, rate)
+        checks = every and self.state.step % every == 0
+        reports = self.state.step % self.config.print_freq == 0
         stop = any(vote.stop for vote in votes)
-        if stop or any(vote.snapshot for vote in votes):
+        saves = stop or any(vote.snapshot for vote in votes)
+        if self.ahead is not None and (checks or reports or saves or step + 1 == self.steps):
+            self.ahead.settle()
+        if checks:
+            self._check_equal()
+        if reports:
+            self._report_training(epoch, rate)
+        if saves:
             self._save()
         if stop:
             self._stop()

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from tandem.memory import Slot, SlotLayout
+from tandem.memory import HostSlots, Slot, SlotLayout
 from tandem.memory.cuda import CudaArray, CudaSlots
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.memory.parameters import CudaMemory
+from tandem.training import memory
 from tandem.training.run_spec import RunSpec
 
 _PAGE = mmap.PAGESIZE
@@ -54,9 +55,9 @@ class SimulatedDriver:
         return nullcontext()
 
     def _map(self, descriptor: int) -> int:
-        memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self._mapped[address] = memory, descriptor
+        pages = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        self._mapped[address] = pages, descriptor
         in_use.add(address)
         return address
 
@@ -129,8 +130,8 @@ class SimulatedDriver:
 def at(address: int, shape: tuple[int, ...], dtype: np.dtype, strides: Any = None) -> np.ndarray:
     """The memory at an address as an array."""
     nbytes = int(np.prod(shape)) * dtype.itemsize
-    memory = (ctypes.c_char * nbytes).from_address(address)
-    return np.ndarray(shape, dtype, memory, strides=strides)
+    pages = (ctypes.c_char * nbytes).from_address(address)
+    return np.ndarray(shape, dtype, pages, strides=strides)
 
 
 def on_host(array: CudaArray) -> np.ndarray:
@@ -177,7 +178,9 @@ class SimulatedSlots(CudaSlots):
         return SimulatedMemory(self, layout, driver, use)
 
 
-def make_slots(spec: RunSpec, rank: int) -> CudaSlots:
+def make_slots(spec: RunSpec, rank: int) -> HostSlots | CudaSlots:
     """Stands for `tandem.training.memory.make_slots`."""
+    if spec.devices[rank] == "cpu":
+        return memory.make_slots(spec, rank)
     layout = SlotLayout(spec.config.batch_size, spec.picture_size)
     return SimulatedSlots(int(spec.devices[rank][5:]), layout)

@@ -221,6 +221,47 @@ def test_a_gradient_that_is_not_finite_is_noticed_though_the_loss_is() -> None:
         assert not finite(ones, np.array([bad, -bad, 2, 3]))
 
 
+def test_a_whole_step_is_a_gradient_and_an_update() -> None:
+    apart, whole = build(), build(records=True)
+    slots = [slot_of(3, seed=1), slot_of(2, seed=2)]
+    for step in range(4):
+        slot, rate = slots[step % 2], 0.01 / (step + 1)
+        apart.compute_gradients(slot, epoch=step // 2)
+        apart.update(rate)
+        assert whole.step(slot, step // 2, rate)()
+    for ours, theirs in zip(_groups(whole), _groups(apart), strict=True):
+        for name, value in values_of(theirs).items():
+            found = ours[name].get_value()
+            np.testing.assert_allclose(found, value, 1e-11, 1e-15, err_msg=name)
+    sums, expected = whole.take_sums("train"), apart.take_sums("train")
+    assert sums.loss == pytest.approx(expected.loss, rel=1e-12)
+    assert (sums.images, sums.top1_errors) == (10, expected.top1_errors)
+
+
+def _groups(model: CompiledNetwork) -> tuple[dict[str, Any], ...]:
+    return model.weights, model.states["momentum"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_step_that_is_not_finite_changes_nothing(value: float) -> None:
+    model, slot = build(records=True), slot_of(3)
+    good = model.step(slot, 0, 0.01)
+    bias = model.weights["fc7.bias"]
+    kept = bias.get_value()
+    bias.set_value(np.where(np.arange(len(kept)) == 0, value, kept))
+    before, sums = [values_of(g) for g in _groups(model)], model.read_sums("train")
+    bad = model.step(slot, 0, 0.01)
+    for group, expected in zip(_groups(model), before, strict=True):
+        for name, array in values_of(group).items():
+            np.testing.assert_array_equal(array, expected[name], err_msg=name)
+    assert model.read_sums("train") == sums
+    bias.set_value(kept)
+    after = model.step(slot, 0, 0.01)
+    # Each is asked for later, when others have been started.
+    assert [good(), bad(), after()] == [True, False, True]
+    assert model.take_sums("train").images == 6
+
+
 def test_functions_that_are_recorded_over_slots_compute_the_same() -> None:
     """As on a GPU, where nothing is passed to them; here a recording is just a call."""
     results = []

@@ -1,0 +1,54 @@
+"""Steps of a trainer alone on a GPU, which the host need not wait for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tandem.memory import Slot
+from tandem.training.not_finite import Position, Refusals
+
+if TYPE_CHECKING:
+    from tandem.training.compiled_network import CompiledNetwork
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A step that was started."""
+
+    at: Position
+    rate: float
+    pictures: np.ndarray  # dataset indices of its minibatch
+    is_finite: Callable[[], bool]  # waits for it
+
+
+class StepsAhead:
+    """Starts each step before the host knows whether the one before was finite.
+
+    A step that is not finite updates nothing, so the next may begin: it is what `on_nan: skip`
+    asks for, and otherwise the run ends. Whoever reads or keeps the state settles first.
+    """
+
+    def __init__(self, model: "CompiledNetwork", refusals: Refusals) -> None:
+        self._model, self._refusals = model, refusals
+        self._last: _Started | None = None
+
+    def start(self, slot: Slot, at: Position, rate: float, pictures: np.ndarray) -> None:
+        """Start a step; settle the one before, while the device computes."""
+        is_finite = self._model.step(slot, at.epoch, rate)
+        self.settle()
+        self._last = _Started(at, rate, pictures, is_finite)
+
+    def settle(self) -> None:
+        """Wait for the last step, and do what `on_nan` says if it was refused.
+
+        Exceptions are those of `Refusals.refuse`.
+        """
+        last, self._last = self._last, None
+        if last is None:
+            return
+        if last.is_finite():
+            self._refusals.in_a_row = 0
+        else:
+            self._refusals.refuse(last.at, last.rate, last.pictures.tolist())
