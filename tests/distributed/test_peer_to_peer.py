@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from tandem.distributed import LocalGroup, local_groups, peer_to_peer
 from tandem.distributed.allreduce import AllReduce, HierarchicalAllReduce
+from tandem.distributed.buckets import BucketedGradients, divide
 from tandem.distributed.gpu_staging import GpuVector
 from tandem.distributed.kernels import average_into_all
 from tandem.distributed.peer_to_peer import EventBarrier, PeerToPeerAllReduce, PeerVectors
@@ -384,3 +386,58 @@ def test_a_wait_that_is_left_out_over_machines_shows(
     monkeypatch.setattr(left_out, "synchronize" if left_out is FakeStream else "wait", ignore)
     with pytest.raises(AssertionError):
         test_machines_of_gpus_average_within_and_then_between(EXACT, frozenset())
+
+
+EXTENTS = {"a": (0, 1100), "b": (1100, 2000), "c": (2000, 3000)}
+
+
+def in_buckets(order: Sequence[int]) -> list[list[np.ndarray]]:
+    """What two trainers' gradients hold after three steps of buckets; the hosts wait for no device.
+
+    The devices work at the end: of the streams of steps and of exchanges the first of `order`
+    before the others.
+    """
+    machine, streams, closing = FakeMachine(), [FakeStream(FakeMachine(), 0)] * 4, []
+    found: list[list[np.ndarray]] = [[], []]
+    buckets = divide({name: begin for name, (begin, _) in EXTENTS.items()}, 3000, 1500)
+    hosts = threading.Barrier(3)
+
+    def trainer(group: LocalGroup) -> None:
+        rank, driver = group.rank, FakeDriver(machine, bound=True)
+        memory = fake_memory(driver, 3000)
+        array = memory.flat["gradients"]
+        vector = GpuVector(memory, "gradients", group, is_apart=True)
+        vector.own = np.zeros(3000)  # of which slices are taken
+        streams[2 * rank : 2 * rank + 2] = memory.stream, vector.stream
+        all_reduces = vector.by_memory([bucket.extent for bucket in buckets], group)
+        exchange = BucketedGradients(buckets, vector, all_reduces)
+        for step in range(3):
+            exchange.before_gradients([0.5, 0.5])
+            for name, (begin, end) in reversed(EXTENTS.items()):
+                piece = array.buffer.array(end - begin, "float32", 4 * begin)
+                values = np.full(end - begin, 4.0**step * (rank + 1), np.float32)
+                memory.stream.work.append(partial(driver.write, piece, values))
+                exchange.on_gradient_ready(name)
+            exchange.before_update([0.5, 0.5])
+            memory.stream.work.append(lambda: found[rank].append(driver.read(array)))
+        hosts.wait(30)
+        hosts.wait(30)
+        exchange.leave()
+
+    def devices() -> None:
+        hosts.wait(30)
+        closing.extend(stream.waits for stream in streams)
+        machine.work_off([streams[number] for number in order])
+        hosts.wait(30)
+
+    run_threads([*(partial(trainer, group) for group in local_groups(2)), devices])
+    assert closing == [0, 0, 0, 0]
+    return found
+
+
+def test_buckets_are_averaged_beside_the_step_in_any_order_of_work() -> None:
+    for order in itertools.permutations(range(4)):
+        for vectors in in_buckets(order):
+            assert len(vectors) == 3
+            for step, vector in enumerate(vectors):
+                assert (vector == 1.5 * 4.0**step).all()

@@ -84,8 +84,10 @@ class FakeStream:
         self.work: deque[Callable[[], None]] = deque()
         self.handle = next(machine.numbers)
         self.waits = 0  # of the host for the stream
+        self.check_thread: Callable[[], None] = lambda: None
 
     def wait_for_event(self, event: "FakeEvent") -> None:
+        self.check_thread()
         event.history.append("wait")
         if event.mark is not None:
             self.work.append(Waiting(event.mark))
@@ -226,7 +228,9 @@ class FakeDriver:
         return frozenset((self.device, int(identity[4:]))) not in self.machine.apart
 
     def stream(self) -> FakeStream:
-        return FakeStream(self.machine, self.device)
+        stream = FakeStream(self.machine, self.device)
+        stream.check_thread = self._check_thread
+        return stream
 
     def event(self, shared: bool = False) -> FakeEvent:
         event = FakeEvent(self.machine, self.device, shared)
