@@ -5,8 +5,10 @@
 
 import ctypes
 import itertools
+import subprocess
+import tempfile
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -42,18 +44,14 @@ H200: dict[str, Any] = {
 }
 
 
-def simulate(guard: Path | None) -> None:
+def simulate() -> None:
     """Make PyTorch and Triton believe in an H200; irrevocable.
 
-    Parameters
-    ----------
-    guard : Path or None
-        ``fakeguard.cpp`` as a shared library, which a CPU build of PyTorch needs.
+    A CPU build of PyTorch lacks a guard of devices, which is compiled by g++.
     """
     if torch.version.cuda is None:
-        if guard is None:
-            raise SystemExit("error: this PyTorch is a CPU build; give --guard, see README.md")
-        ctypes.CDLL(str(guard.resolve()))
+        with tempfile.TemporaryDirectory() as folder:
+            ctypes.CDLL(str(_build_guard(Path(folder))))
     torch.set_num_threads(1)
     properties = types.SimpleNamespace(**H200)
     answers: dict[str, Any] = {
@@ -116,6 +114,14 @@ def simulate_triton() -> None:
     )
 
 
+def _build_guard(folder: Path) -> Path:
+    site, library = Path(torch.__file__).parent, folder / "fakeguard.so"
+    command = ["g++", "-shared", "-fPIC", "-O1", "-std=c++20", f"-I{site / 'include'}"]
+    command += [str(Path(__file__).with_name("fakeguard.cpp")), f"-L{site / 'lib'}", "-lc10"]
+    subprocess.run([*command, "-o", str(library)], check=True)
+    return library
+
+
 def _always(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
 
@@ -145,13 +151,23 @@ class FakeBuffer:
         return torch.empty(shape, dtype=kind, device="cuda:0")
 
 
-def build(precision: str, batch: int, crop: int = 227, stored: int = 256) -> dict[str, Any]:
-    """Build a trainer's functions on the simulated GPU, through ``torch.compile``.
+FUNCTIONS = ("gradients", "update", "step", "validation")
+
+
+def build(
+    precision: str, batch: int, names: Sequence[str], crop: int = 227, stored: int = 256
+) -> dict[str, Any]:
+    """Build functions of a trainer on the simulated GPU, for ``torch.compile``.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of `FUNCTIONS`.
 
     Returns
     -------
     dict of str to Function
-        "gradients", "update", "validation". Call within a ``FakeTensorMode``.
+        Call within a ``FakeTensorMode``.
     """
     from alex_net import AlexNet
     from tandem.backend.lowering.registry import torch_dtype
@@ -212,5 +228,5 @@ def build(precision: str, batch: int, crop: int = 227, stored: int = 256) -> dic
         slot = Slot.on(FakeBuffer(slots.nbytes), slots)
         return {
             name: network.functions.record(name, slot if name != "update" else None)[0]
-            for name in ("gradients", "update", "validation")
+            for name in names
         }

@@ -1,13 +1,22 @@
-"""Generate the GPU code of a trainer's functions without a GPU, see README.md.
+"""Generate and compile the GPU code of a trainer's functions without a GPU, see README.md.
 
     python -m tests.gpu.compile.inductor --precision bfloat16 --batch 256 --out code
 
-Writes PRECISION_BATCH_FUNCTION.py for the gradients, the update and the validation.
+Writes PRECISION_BATCH_FUNCTION.py for each function, and compiles every Triton kernel in it for
+sm_90. Exit status 1 if one does not compile.
 """
 
 import argparse
+import re
+import time
 from pathlib import Path
 from typing import Any
+
+from tests.gpu.compile.fake_device import FUNCTIONS, build, simulate, simulate_triton
+
+_KERNEL = re.compile(
+    r"^triton_\w+ = async_compile\.triton\('(\w+)', '''(.*?)''', device_str='cuda'\)", re.M | re.S
+)
 
 
 def generate(function: Any) -> str:
@@ -43,6 +52,7 @@ def configure() -> None:
     import torch._inductor.fx_passes.fuse_attention as attention
     import torch._inductor.fx_passes.misc_patterns as patterns
     import torch._inductor.fx_passes.pad_mm as padding
+    import torch._inductor.runtime.triton_helpers as helpers
 
     settings.compile_threads = 1
     settings.fx_graph_cache = False
@@ -51,6 +61,21 @@ def configure() -> None:
     attention._get_sfdp_patterns = lambda *_: []
     patterns._misc_patterns_init = lambda *_: None
     padding._pad_mm_init = lambda *_: None
+    helpers.set_driver_to_gpu = lambda: None
+
+
+def compile_kernels(code: str) -> list[str]:
+    """Compile every Triton kernel, in its first configuration; return the errors."""
+    from torch._inductor.codecache import PyCodeCache
+
+    found = []
+    for name, source in _KERNEL.findall(code):
+        kernel = getattr(PyCodeCache.load(source), name)
+        try:
+            kernel._precompile_config(kernel.configs[0])
+        except Exception as error:
+            found.append(f"{name}: {type(error).__name__}: {str(error)[:400]}")
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,27 +86,33 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--precision", default="bfloat16", help="float32, tf32 or bfloat16")
     parser.add_argument("--batch", type=int, default=256, help="images of a step (default 256)")
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--functions", nargs="+", default=FUNCTIONS, choices=FUNCTIONS)
     parser.add_argument("--out", type=Path, default=Path("code"), help="folder (default code)")
-    parser.add_argument("--guard", type=Path, help="fakeguard.cpp as a shared library")
     options = parser.parse_args(arguments)
 
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from tests.gpu.compile.fake_device import build, simulate, simulate_triton
-
-    simulate(options.guard)
+    simulate()
     simulate_triton()
     configure()
     options.out.mkdir(parents=True, exist_ok=True)
+    status = 0
     with FakeTensorMode(allow_non_fake_inputs=True):
         if options.deterministic:
             torch._C._set_deterministic_algorithms(True)
-        for name, function in build(options.precision, options.batch).items():
-            path = options.out / f"{options.precision}_{options.batch}_{name}.py"
-            path.write_text(generate(function))
-            print(path)
-    return 0
+        functions = build(options.precision, options.batch, options.functions)
+        generated = {name: generate(function) for name, function in functions.items()}
+    for name, code in generated.items():
+        path, begun = options.out / f"{options.precision}_{options.batch}_{name}.py", time.time()
+        path.write_text(code)
+        errors = compile_kernels(code)
+        status |= bool(errors)
+        kernels = len(_KERNEL.findall(code))
+        print(
+            f"{path}: {kernels} kernels compiled in {time.time() - begun:.0f} s", *errors, sep="\n"
+        )
+    return status
 
 
 if __name__ == "__main__":
