@@ -23,6 +23,7 @@ from tandem.distributed.gpu_kernel import (
 from tandem.distributed.kernels import average_into_all
 from tandem.distributed.shares import weights_and_divisor
 from tandem.errors import InputError
+from tandem.memory.cuda import CudaDriver
 
 DTYPES = [np.dtype("float32"), np.dtype("float64")]
 
@@ -183,6 +184,49 @@ def test_the_parameter_is_laid_out_as_the_kernel_reads_it(host: Any) -> None:
 def test_aligned_vectors_are_read_in_packs(offset: int, packs: int) -> None:
     targets, terms = [256, 512 + offset], [(256, 0.5), (512 + offset, 0.5)]
     assert pack_parameters(targets, terms, 1.0, 1003, np.dtype("float32"))["packs"] == packs
+
+
+class Refused(Exception):
+    """PyCUDA's base of errors."""
+
+
+class FakePyCuda:
+    """What a driver needs of ``pycuda.driver`` to load a kernel for a device."""
+
+    Error = Refused
+
+    def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
+        self.loaded: list[bytes] = []
+        self._capability = capability
+
+    def Device(self, number: int) -> Any:
+        return SimpleNamespace(compute_capability=lambda: self._capability)
+
+    def module_from_buffer(self, code: bytes) -> Any:
+        if not code:
+            raise Refused("device kernel image is invalid")
+        self.loaded.append(code)
+        return SimpleNamespace(get_function=lambda name: f"{name} of {code.decode()}")
+
+
+def driver_of(cuda: FakePyCuda) -> CudaDriver:
+    driver = object.__new__(CudaDriver)
+    vars(driver).update(device=3, _cuda=cuda)
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"), [((8, 0), "sm_80"), ((9, 0), "sm_90"), ((12, 1), "sm_121")]
+)
+def test_the_architecture_is_the_devices(capability: tuple[int, int], name: str) -> None:
+    assert driver_of(FakePyCuda(capability)).architecture == name
+
+
+def test_a_driver_loads_the_kernel_or_reports_why_not() -> None:
+    driver = driver_of(FakePyCuda())
+    assert driver.load_kernel(b"code", "average") == "average of code"
+    with pytest.raises(InputError, match="cuda:3 can't load the kernel 'average': device kernel"):
+        driver.load_kernel(b"", "average")
 
 
 # By NVRTC, for GPUs
