@@ -3,16 +3,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow soak bench bench-ranks gpu-test gpu-bench lint docs clean
+.PHONY: demo test test-slow soak bench bench-ranks gpu gpu-test gpu-bench lint docs clean
 
 demo: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
 
 # Two files at a time: tests mostly wait for processes to start.
-test: .venv/installed
+test: .venv/test
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-test-slow: .venv/docs
+test-slow: .venv/test .venv/docs
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m slow
 
 # About twenty minutes of injected faults on the demo's data; the last line compares every bit.
@@ -28,7 +28,12 @@ bench: .venv/installed
 bench-ranks: .venv/installed
 	$(BIN)/python -m benchmarks.scaling $(BENCH)
 
-# On a machine with a GPU. GPU_PYTHON=python3 uses the packages already installed there.
+# On a machine with a GPU: what it needs, without a CUDA toolkit. PyCUDA takes minutes to compile.
+gpu: .venv/gpu
+	@$(BIN)/python -c 'from tandem.config.hardware import missing_for_gpus as missing; \
+	  print(missing() or "all that GPUs need is installed, but for the driver")'
+
+# Tests and measurements there. GPU_PYTHON=python3 uses the packages already installed there.
 GPU_PYTHON ?= $(BIN)/python
 
 gpu-test: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/gpu)
@@ -56,7 +61,13 @@ clean:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-.venv/gpu: .venv/installed
+# Compilers of GPU code, which need no GPU: tests compile every kernel.
+.venv/test: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[gpu-compile]"
+	touch $@
+
+.venv/gpu: .venv/installed gpu/build_pycuda.py
+	$(BIN)/python gpu/build_pycuda.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[gpu]"
 	touch $@
 

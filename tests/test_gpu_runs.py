@@ -1,6 +1,7 @@
 """Whole runs with trainers and loaders on simulated GPUs; see `simulated_gpu`."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def on_host(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.config.resolve.resolve_devices", tuple)
+    monkeypatch.setattr("tandem.config.resolve.resolve_devices", lambda names, _: tuple(names))
     monkeypatch.setattr("tandem.artifacts.reproducibility.device_names", lambda devices: [*devices])
     monkeypatch.setattr("tandem.launch.local.make_slots", simulated_gpu.make_slots)
 
@@ -135,6 +136,24 @@ def test_a_run_on_gpus_is_resumed_exactly(data: Path, tmp_path: Path, simulated:
     assert_same_weights(parts, whole)
 
 
+@pytest.mark.parametrize("para_load", [False, True])
+def test_one_trainer_without_a_loader_needs_no_sharing(
+    data: Path,
+    tmp_path: Path,
+    simulated: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    para_load: bool,
+) -> None:
+    make = partial(simulated_gpu.make_slots, permits_sharing=False)
+    monkeypatch.setattr("tandem.launch.local.make_slots", make)
+    changes = {"devices": ["cuda:0"], "para_load": para_load, "n_epochs": 1}
+    assert train_simulated(data, tmp_path / "run", **changes) == (2 if para_load else 0)
+    said = capfd.readouterr().err
+    assert ("can't be shared between processes" in said) == para_load
+    assert ("para_load: false needs none" in said) == para_load
+
+
 def test_gpus_have_no_memory_that_all_share(
     data: Path, tmp_path: Path, simulated: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,8 +166,9 @@ def test_gpus_have_no_memory_that_all_share(
 def test_the_device_decides_where_memory_lies(data: Path, tmp_path: Path) -> None:
     spec = prepare_run(load_config(settings(data, tmp_path / "run", devices=["cpu"] * 2)))
     assert [type(make_slots(spec, rank)) for rank in range(2)] == [HostSlots] * 2
-    gpus = spec.config.model_copy(update={"devices": ("cuda:3", "cuda:1")})
+    gpus = spec.config.model_copy(update={"devices": ("cuda:3", "cuda:1"), "para_load": False})
     spec = replace(spec, config=gpus)
     found = [make_slots(spec, rank) for rank in range(2)]
+    assert not any(slots.has_loader for slots in found)
     assert [type(slots) for slots in found] == [CudaSlots] * 2
     assert [slots.device for slots in found] == [3, 1]

@@ -65,6 +65,8 @@ def deterministic(wanted: bool) -> None:
     torch.backends.cudnn.deterministic = wanted
     torch.backends.cudnn.benchmark = not wanted
     torch.use_deterministic_algorithms(wanted)
+    # Nothing here reads memory before writing it: filling it first would only take time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def fit(lowering: Lowering, node: Apply, precision: ProductPrecision) -> Lowering:

@@ -5,15 +5,21 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tandem.distributed.group import Starter
 from tandem.errors import InputError
 from tandem.memory.cuda import INSTALL, gpu_identity
 
 log = logging.getLogger(__name__)
+
+# Of cuda.h: attributes of a device, and values of its compute mode.
+_COMPUTE_MODE, _MPS_ENABLED = 20, 133
+_PROHIBITED, _EXCLUSIVE_PROCESS = 2, 3
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,8 @@ class RankInfo:
     processor: str  # model and vector instructions
     software: tuple[str, ...]  # packages with their versions
     starter: Starter
+    missing: str | None = None  # what its GPUs can't be used without
+    limits: tuple[int | None, ...] = ()  # of each GPU, see `process_limit`; empty: none has one
 
     @classmethod
     def here(
@@ -36,8 +44,9 @@ class RankInfo:
         numbers = range(cuda_device_count())
         gpus = tuple(device_names([f"cuda:{number}" for number in numbers]))
         identities = tuple(gpu_identity(number) for number in numbers)
-        cores = available_cores()
-        return cls(machine, cores, gpus, identities, processor, software, starter)
+        cores, missing = available_cores(), missing_for_gpus()
+        limits = tuple(process_limit(number) for number in numbers)
+        return cls(machine, cores, gpus, identities, processor, software, starter, missing, limits)
 
 
 def available_cores() -> tuple[int, ...]:
@@ -53,23 +62,28 @@ def threads_of(ranks: Sequence[RankInfo]) -> int:
     return max(1, min(len(r.cores) // sharing[r.machine, r.cores] for r in ranks))
 
 
-def place_devices(devices: str | Sequence[str], ranks: Sequence[RankInfo]) -> tuple[str, ...]:
+def place_devices(
+    devices: str | Sequence[str], ranks: Sequence[RankInfo], para_load: bool
+) -> tuple[str, ...]:
     """Turn the setting ``devices`` into one device per rank, by its number on its machine.
 
     The setting lists the devices of each machine for its ranks, in order; "auto" is all GPUs, or
-    the CPU. Ranks that see other GPUs than their neighbours are counted separately.
+    the CPU. Ranks that see other GPUs than their neighbours are counted separately. With
+    `para_load` a process of each rank's loader uses its device too.
     """
     if isinstance(devices, str):
         counts = {len(rank.gpus) for rank in ranks}
         if 0 in counts and len(counts) > 1:
             raise InputError("devices: auto finds GPUs on some machines and none on others")
-        devices = _automatic(min(counts))
+        reasons = (_unusable(rank.missing, rank.limits, para_load) for rank in ranks)
+        devices = _automatic(min(counts), next(filter(None, reasons), None))
         found = [[f"cuda:{n}" for n in range(len(rank.gpus))] for rank in ranks]
     else:
         found = [[*devices] for _ in ranks]
     if set(devices) == {"cpu"}:
         return ("cpu",) * len(ranks)
     before: Counter[tuple[int, tuple[str, ...]]] = Counter()
+    sharing: Counter[str] = Counter()
     chosen = []
     for number, (rank, names) in enumerate(zip(ranks, found, strict=True)):
         here = before[rank.machine, rank.identities]
@@ -80,8 +94,12 @@ def place_devices(devices: str | Sequence[str], ranks: Sequence[RankInfo]) -> tu
                 f"{len(names)} for its ranks: {', '.join(names)}; start fewer ranks on a machine, "
                 "or name a device twice in devices"
             )
-        _check_gpu(names[here], len(rank.gpus))
-        chosen.append(names[here])
+        name, gpu = names[here], int(names[here][5:])
+        _check_gpu(name, len(rank.gpus), rank.missing)
+        sharing[rank.identities[gpu]] += 1
+        limit = rank.limits[gpu] if rank.limits else None
+        _check_limit(name, limit, sharing[rank.identities[gpu]], para_load)
+        chosen.append(name)
     return tuple(chosen)
 
 
@@ -93,40 +111,73 @@ def have_own_gpus(devices: Sequence[str], ranks: Sequence[RankInfo]) -> bool:
     return len({rank.identities[int(name[5:])] for rank, name in pairs}) == len(ranks)
 
 
-def resolve_devices(devices: str | Sequence[str]) -> tuple[str, ...]:
+def resolve_devices(devices: str | Sequence[str], para_load: bool) -> tuple[str, ...]:
     """Turn the setting ``devices`` into one device per trainer.
 
-    "auto" is one trainer on each GPU, if there are GPUs and the packages that they need; else one
-    on the CPU. A device that a list names twice has two trainers.
+    "auto" is one trainer on each GPU, if there are GPUs and they can be used; else one on the CPU.
+    A device that a list names twice has two trainers. With `para_load` a process of each trainer's
+    loader uses its device too.
     """
     gpus = cuda_device_count()
+    missing = missing_for_gpus() if gpus else None
+    limits = [process_limit(number) for number in range(gpus)]
     if isinstance(devices, str):
-        return _automatic(gpus)
-    for device in devices:
+        return _automatic(gpus, _unusable(missing, limits, para_load))
+    for device, trainers in Counter(devices).items():
         if device != "cpu":
-            _check_gpu(device, gpus)
+            _check_gpu(device, gpus, missing)
+            _check_limit(device, limits[int(device[5:])], trainers, para_load)
     return tuple(devices)
 
 
-def _automatic(gpus: int) -> tuple[str, ...]:
+def _automatic(gpus: int, unusable: str | None) -> tuple[str, ...]:
     if not gpus:
         log.info("devices: auto is the CPU: no GPU was found")
         return ("cpu",)
-    if missing := missing_for_gpus():
-        log.info("devices: auto is the CPU, though there are GPUs (%d found): %s", gpus, missing)
+    if unusable:
+        log.info("devices: auto is the CPU, though there are GPUs (%d found): %s", gpus, unusable)
         return ("cpu",)
     names = tuple(f"cuda:{number}" for number in range(gpus))
     log.info("devices: auto is a trainer on each GPU: %s", ", ".join(names))
     return names
 
 
-def _check_gpu(device: str, gpus: int) -> None:
+def _unusable(missing: str | None, limits: Sequence[int | None], para_load: bool) -> str | None:
+    """Say why there can't be a trainer on each GPU; None if there can."""
+    refusals = (_refusal(f"cuda:{n}", limit, 1, para_load) for n, limit in enumerate(limits))
+    return missing or next(filter(None, refusals), None)
+
+
+def _check_gpu(device: str, gpus: int, missing: str | None) -> None:
     if int(device.partition(":")[2]) >= gpus:
         there = {0: "no GPU was found", 1: "found: cuda:0"}
         found = there.get(gpus, f"found: cuda:0 to cuda:{gpus - 1}")
         raise InputError(f"devices: {device} does not exist; {found}")
-    if missing := missing_for_gpus():
+    if missing:
         raise InputError(f"devices: {device} exists but is unusable: {missing}")
+
+
+def _check_limit(device: str, limit: int | None, trainers: int, para_load: bool) -> None:
+    if refusal := _refusal(device, limit, trainers, para_load):
+        raise InputError(f"devices: {refusal}")
+
+
+def _refusal(device: str, limit: int | None, trainers: int, para_load: bool) -> str | None:
+    """Say why a GPU does not permit the processes of so many trainers; None if it does."""
+    processes = trainers * (2 if para_load else 1)
+    if limit is None or processes <= limit:
+        return None
+    if limit == 0:
+        return (
+            f"{device} permits no process to use it (compute mode PROHIBITED); `nvidia-smi -c 0` "
+            "permits all"
+        )
+    loaders = ", of trainers and their loaders," if para_load else ""
+    return (
+        f"{device} permits one process at a time (compute mode EXCLUSIVE_PROCESS), and "
+        f"{processes} processes{loaders} would use it; `nvidia-smi -c 0` permits all, and one "
+        "trainer with para_load: false is one process"
+    )
 
 
 def device_names(devices: Sequence[str]) -> list[str]:
@@ -144,7 +195,7 @@ def _gpu_name(number: int) -> str:
 
 
 def missing_for_gpus() -> str | None:
-    """Name the package that is missing for training on a GPU; None if none is."""
+    """Name what is missing, of packages and driver, for training on a GPU; None if nothing is."""
     if importlib.util.find_spec("pycuda") is None:
         return f"PyCUDA is not installed; {INSTALL}"
     try:
@@ -153,16 +204,66 @@ def missing_for_gpus() -> str | None:
         return "PyTorch is not installed"
     if version.endswith("+cpu"):
         return f"PyTorch {version} is built for the CPU only; install a build for CUDA"
+    driver, needed = driver_cuda(), torch_cuda()
+    # A driver serves every CUDA of its own major version and of those before.
+    if driver and needed and driver[0] < needed[0]:
+        return (
+            f"the NVIDIA driver is made for CUDA {driver[0]}.{driver[1]} and older, PyTorch "
+            f"{version} for CUDA {needed[0]}.{needed[1]}; update the driver, or install a PyTorch "
+            f"for CUDA {driver[0]}"
+        )
     return None
+
+
+def torch_cuda() -> tuple[int, int] | None:
+    """Return the CUDA version that the installed PyTorch is built for; None if it names none."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return None
+    try:
+        text = Path(torch.origin).with_name("version.py").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^cuda\b[^=\n]*= *['\"](\d+)\.(\d+)", text, re.MULTILINE)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """Return the newest CUDA version that the driver supports; None without a driver."""
+    driver, version = _driver(), ctypes.c_int()
+    if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def process_limit(number: int) -> int | None:
+    """Return how many processes may use a GPU at a time: 0, 1, or None for any number."""
+    mode = _attribute(number, _COMPUTE_MODE)
+    if mode == _PROHIBITED:
+        return 0
+    # Through NVIDIA's Multi-Process Service processes share a GPU in exclusive mode.
+    return 1 if mode == _EXCLUSIVE_PROCESS and not _attribute(number, _MPS_ENABLED) else None
+
+
+def _attribute(number: int, attribute: int) -> int:
+    """Return an attribute of a GPU; 0 where the driver does not report it."""
+    driver, handle, value = _driver(), ctypes.c_int(), ctypes.c_int()
+    if driver is None or driver.cuDeviceGet(ctypes.byref(handle), number) != 0:
+        return 0
+    found = driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle) == 0
+    return value.value if found else 0
+
+
+def _driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
 
 
 def cuda_device_count() -> int:
     """Count the CUDA devices of the driver; 0 without a driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    driver, count = _driver(), ctypes.c_int(0)
+    if driver is None or driver.cuInit(0) != 0:
         return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
+    return count.value if driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0

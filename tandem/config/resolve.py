@@ -26,9 +26,9 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
     check_settings(config)
     if ranks:
         _check_ranks(config, ranks)
-        devices = place_devices(config.devices, ranks)
+        devices = place_devices(config.devices, ranks, config.para_load)
     else:
-        devices = resolve_devices(config.devices)
+        devices = resolve_devices(config.devices, config.para_load)
     config = config.model_copy(update={"devices": devices})
     facts = run_facts(config, ranks)
     settings = dict(config)

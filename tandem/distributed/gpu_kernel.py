@@ -15,8 +15,8 @@ Kernel = Callable[[Sequence[int], Sequence[tuple[int, float]], float, int, np.dt
 by, the number of elements, their dtype, and a stream."""
 
 _INSTALL = (
-    "`pip install cuda-bindings nvidia-cuda-nvrtc` of your PyTorch's CUDA version, with which "
-    "PyTorch's own packages for CUDA bring them"
+    "`make gpu` installs both, or `pip install cuda-bindings nvidia-cuda-nvrtc` in the versions of "
+    "PyTorch's CUDA"
 )
 _THREADS, _LARGEST_GRID = 256, 4096
 _PACK = 16  # bytes that a thread loads and stores at once

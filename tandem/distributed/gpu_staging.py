@@ -11,6 +11,7 @@ from tandem.distributed.allreduce import AllReduce
 from tandem.distributed.group import Group
 from tandem.distributed.peer_to_peer import PeerToPeerAllReduce, PeerVectors
 from tandem.distributed.rank_vector import Access, RankVector, Wait
+from tandem.memory import HostBuffer
 from tandem.memory.cuda import Event
 from tandem.memory.parameters import CudaMemory
 
@@ -114,7 +115,9 @@ class GpuVector(RankVector):
 
     def _host_copy(self, size: int) -> np.ndarray:
         """Copy the first elements into page-locked host memory."""
-        copy = np.zeros(size, self._dtype)
+        # A page can be locked once only, so no other memory may lie in one of these.
+        buffer = HostBuffer.create(size * self._dtype.itemsize, "staging")
+        copy = buffer.array(size, self._dtype)
         pages = copy.view(np.uint8)
         self._driver.lock_pages(pages)
         self._closing.callback(self._driver.unlock_pages, pages)

@@ -88,8 +88,8 @@ class Group(ABC):
     def shared_memory(self, nbytes: int) -> list[np.ndarray]:
         """Make memory that the ranks of one machine share, zero at first.
 
-        Returns every rank's part, uint8 (nbytes,), by rank. Pages that nobody touches take no
-        memory.
+        Returns every rank's part, uint8 (nbytes,), by rank. No two lie in one page. Pages that
+        nobody touches take no memory.
         """
 
     def takes_gpu_memory(self) -> bool:

@@ -6,6 +6,7 @@ a rank waits for the others with pauses, and asks without any only while bytes m
 
 import contextlib
 import ctypes
+import mmap
 import os
 import re
 import sys
@@ -134,12 +135,15 @@ class MpiGroup(RankGroup):
             return False
 
     def shared_memory(self, nbytes: int) -> list[np.ndarray]:
-        window = self._mpi.Win.Allocate_shared(nbytes, 1, comm=self._comm)
+        # Parts lie side by side, from any address on: a page more keeps their bytes in pages apart.
+        size = (-(-nbytes // mmap.PAGESIZE) + 1) * mmap.PAGESIZE
+        window = self._mpi.Win.Allocate_shared(size, 1, comm=self._comm)
         self._windows.append(window)
         self.barrier()
         if self.rank == 0:
             _forget_names()
-        parts = [np.asarray(window.Shared_query(rank)[0]) for rank in range(self.size)]
+        areas = (window.Shared_query(rank)[0] for rank in range(self.size))
+        parts = [np.asarray(area)[:nbytes] for area in areas]
         parts[self.rank].fill(0)
         self.barrier()
         return parts

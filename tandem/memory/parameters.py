@@ -92,7 +92,9 @@ class CudaMemory:
             name: buffer.array((buffer.nbytes // itemsize,), layout.dtype)
             for name, buffer in self.buffers.items()
         }
-        self.areas = [CudaSlot.create(driver, slots.layout, f"slot {n}") for n in (0, 1)]
+        self.areas = [
+            CudaSlot.create(driver, slots.layout, f"slot {n}", slots.has_loader) for n in (0, 1)
+        ]
         self.slots = [area.arrays for area in self.areas]
         self.nbytes = layout.parameters_nbytes
 

@@ -16,7 +16,9 @@ def make_slots(spec: RunSpec, rank: int) -> HostSlots | CudaSlots:
     """Make the slots of a trainer, to be sent to its process and to its loader's."""
     layout = SlotLayout(spec.config.batch_size, spec.picture_size)
     kind, _, number = spec.devices[rank].partition(":")
-    return HostSlots.create(layout, rank) if kind == "cpu" else CudaSlots(int(number), layout)
+    if kind == "cpu":
+        return HostSlots.create(layout, rank)
+    return CudaSlots(int(number), layout, spec.config.para_load)
 
 
 def open_memory(

@@ -48,7 +48,8 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     from tandem.training.compiled_network import CompiledNetwork
 
     set_threads(spec.threads)
-    keep_freed_memory()
+    if not spec.on_gpu:
+        keep_freed_memory()  # results of kernels; a GPU's are kept by PyTorch
     config, group = spec.config, arguments.group
     settings = ExchangeSettings.of(dict(config))
     network = build_network(spec.description, config.dtype)

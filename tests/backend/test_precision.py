@@ -205,11 +205,13 @@ def test_filters_of_any_strides_compute_the_same(channels_last: bool) -> None:
 
 
 def test_deterministic_is_set_and_the_step_has_such_kernels() -> None:
+    torch.utils.deterministic.fill_uninitialized_memory = True
     for wanted in (False, True):
         deterministic(wanted)
         assert torch.are_deterministic_algorithms_enabled() is wanted
         assert torch.backends.cudnn.deterministic is wanted
         assert torch.backends.cudnn.benchmark is not wanted
+        assert torch.utils.deterministic.fill_uninitialized_memory is False
     one, other = losses(DEVICE, 2)[1].state(), losses(DEVICE, 2)[1].state()
     for name, value in one.items():
         np.testing.assert_array_equal(other[name], value)

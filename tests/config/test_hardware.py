@@ -3,7 +3,12 @@
 import importlib.metadata
 import importlib.util
 import logging
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +16,13 @@ import pytest
 from tandem.config import hardware
 from tandem.config.hardware import (
     RankInfo,
+    driver_cuda,
     have_own_gpus,
     place_devices,
+    process_limit,
     resolve_devices,
     threads_of,
+    torch_cuda,
 )
 from tandem.errors import InputError
 
@@ -23,7 +31,13 @@ Machine = Callable[..., None]
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    def make(gpus: int, pycuda: bool = True, torch: str | None = "2.13.0+cu130") -> None:
+    def make(
+        gpus: int,
+        pycuda: bool = True,
+        torch: str | None = "2.13.0+cu130",
+        driver: tuple[int, int] | None = (13, 0),
+        limits: Sequence[int | None] = (None, None),
+    ) -> None:
         def version(name: str) -> str:
             if torch is None:
                 raise importlib.metadata.PackageNotFoundError(name)
@@ -33,6 +47,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
             return object() if pycuda else None
 
         monkeypatch.setattr(hardware, "cuda_device_count", lambda: gpus)
+        monkeypatch.setattr(hardware, "driver_cuda", lambda: driver)
+        monkeypatch.setattr(hardware, "torch_cuda", lambda: (13, 0))
+        monkeypatch.setattr(hardware, "process_limit", lambda number: limits[number])
         monkeypatch.setattr(importlib.util, "find_spec", find)
         monkeypatch.setattr(importlib.metadata, "version", version)
 
@@ -49,6 +66,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         ({"gpus": 2, "pycuda": False}, ("cpu",), "(2 found): PyCUDA is not installed"),
         ({"gpus": 1, "torch": "2.13.0+cpu"}, ("cpu",), "2.13.0+cpu is built for the CPU only"),
         ({"gpus": 1, "torch": None}, ("cpu",), "PyTorch is not installed"),
+        ({"gpus": 1, "driver": (12, 8)}, ("cpu",), "driver is made for CUDA 12.8 and older"),
+        ({"gpus": 1, "driver": (13, 4)}, ("cuda:0",), "on each GPU"),
+        ({"gpus": 1, "driver": None}, ("cuda:0",), "on each GPU"),
+        ({"gpus": 2, "limits": [None, 1]}, ("cpu",), "cuda:1 permits one process at a time"),
+        ({"gpus": 2, "limits": [0, None]}, ("cpu",), "cuda:0 permits no process"),
     ],
 )
 def test_auto_takes_the_gpus_if_it_can_and_says_why_not(
@@ -60,7 +82,7 @@ def test_auto_takes_the_gpus_if_it_can_and_says_why_not(
 ) -> None:
     machine(**found)
     with caplog.at_level(logging.INFO):
-        assert resolve_devices("auto") == expected
+        assert resolve_devices("auto", para_load=True) == expected
     (line,) = caplog.messages
     assert reason in line
 
@@ -68,7 +90,7 @@ def test_auto_takes_the_gpus_if_it_can_and_says_why_not(
 @pytest.mark.parametrize("names", [["cpu"], ["cpu", "cpu"], ["cuda:0", "cuda:0"], ["cuda:1"]])
 def test_a_list_is_taken_as_it_is(machine: Machine, names: list[str]) -> None:
     machine(2, pycuda="cpu" not in names)  # a CPU needs no package
-    assert resolve_devices(names) == tuple(names)
+    assert resolve_devices(names, para_load=True) == tuple(names)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +98,17 @@ def test_a_list_is_taken_as_it_is(machine: Machine, names: list[str]) -> None:
     [
         ({"gpus": 0}, "cuda:1 does not exist; no GPU was found"),
         ({"gpus": 1}, "cuda:1 does not exist; found: cuda:0$"),
-        ({"gpus": 2, "pycuda": False}, r"PyCUDA is not installed; .*pip install \.\[gpu\]"),
+        ({"gpus": 2, "pycuda": False}, r"PyCUDA is not installed; .*make gpu"),
         ({"gpus": 2, "torch": "2.13.0+cpu"}, "install a build for CUDA"),
+        (
+            {"gpus": 2, "driver": (12, 8)},
+            r"CUDA 12\.8 and older, PyTorch 2\.13\.0\+cu130 for CUDA 13\.0; update the driver",
+        ),
+        ({"gpus": 2, "limits": [None, 0]}, "cuda:1 permits no process .*PROHIBITED"),
+        (
+            {"gpus": 2, "limits": [None, 1]},
+            "EXCLUSIVE_PROCESS.*2 processes, of trainers and their loaders.*para_load: false",
+        ),
     ],
 )
 def test_what_is_missing_is_bad_input(
@@ -85,7 +116,78 @@ def test_what_is_missing_is_bad_input(
 ) -> None:
     machine(**found)
     with pytest.raises(InputError, match=message):
-        resolve_devices(["cuda:1"])
+        resolve_devices(["cuda:1"], para_load=True)
+
+
+def test_a_gpu_for_one_process_takes_one_trainer_without_a_loader(machine: Machine) -> None:
+    machine(2, limits=[1, 1])
+    assert resolve_devices("auto", para_load=False) == ("cuda:0", "cuda:1")
+    with pytest.raises(InputError, match="and 2 processes would use it"):
+        resolve_devices(["cuda:0", "cuda:0"], para_load=False)
+
+
+class FakeLibrary:
+    """The driver's library, with the attributes that a device reports."""
+
+    def __init__(self, attributes: dict[int, int], version: int = 13000) -> None:
+        self._attributes, self._version = attributes, version
+
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = self._version
+        return 0
+
+    def cuDeviceGet(self, handle: Any, number: int) -> int:
+        handle._obj.value = 70 + number
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, handle: Any) -> int:
+        if handle.value != 73 or attribute not in self._attributes:
+            return 1
+        value._obj.value = self._attributes[attribute]
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({}, None),
+        ({20: 0}, None),
+        ({20: 2}, 0),
+        ({20: 3}, 1),
+        ({20: 3, 133: 0}, 1),
+        ({20: 3, 133: 1}, None),  # MPS
+    ],
+)
+def test_compute_mode_limits_the_processes(
+    monkeypatch: pytest.MonkeyPatch, attributes: dict[int, int], expected: int | None
+) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: FakeLibrary(attributes))
+    assert process_limit(3) == expected
+
+
+def test_versions_of_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: FakeLibrary({}, version=12080))
+    assert driver_cuda() == (12, 8)
+    package = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: package)
+    assert torch_cuda() is None
+    for text, expected in [
+        ("__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\n", (13, 0)),
+        ("cuda = '12.8'\nhip = None\n", (12, 8)),
+        ("cuda: Optional[str] = None\n", None),
+    ]:
+        (tmp_path / "version.py").write_text(text)
+        assert torch_cuda() == expected
+
+
+def test_the_installed_pytorch_names_its_cuda() -> None:
+    program = (
+        "import sys; from tandem.config.hardware import torch_cuda; found = torch_cuda()\n"
+        "assert 'torch' not in sys.modules\n"
+        "import torch; expected = torch.version.cuda\n"
+        "assert expected == (found and '.'.join(map(str, found))), (expected, found)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 # Ranks
@@ -113,12 +215,6 @@ def test_ranks_that_share_a_gpu_are_known(
     assert have_own_gpus(devices, ranks) is expected
 
 
-@pytest.fixture
-def packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if all that GPUs need were installed."""
-    monkeypatch.setattr("tandem.config.hardware.missing_for_gpus", lambda: None)
-
-
 @pytest.mark.parametrize(
     ("setting", "ranks", "expected"),
     [
@@ -134,9 +230,9 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_ranks_get_devices_by_their_number_on_their_machine(
-    packages: None, setting: Any, ranks: list[RankInfo], expected: str
+    setting: Any, ranks: list[RankInfo], expected: str
 ) -> None:
-    found = place_devices(setting, ranks)
+    found = place_devices(setting, ranks, para_load=True)
     assert " ".join(name.removeprefix("cuda:") for name in found) == expected
 
 
@@ -148,11 +244,53 @@ def test_ranks_get_devices_by_their_number_on_their_machine(
         (["cuda:2"], [rank(0, 2)], "cuda:2 does not exist; found: cuda:0 to cuda:1"),
     ],
 )
-def test_ranks_without_a_device_are_refused(
-    packages: None, setting: Any, ranks: list[RankInfo], said: str
-) -> None:
+def test_ranks_without_a_device_are_refused(setting: Any, ranks: list[RankInfo], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        place_devices(setting, ranks)
+        place_devices(setting, ranks, para_load=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "limit", "para_load", "said"),
+    [
+        ("auto", 1, False, None),
+        ("auto", 0, False, "cpu"),
+        ("auto", 1, True, "cpu"),
+        (["cuda:0"], 1, True, "cuda:0 permits one process at a time"),
+        (["cuda:0"], 1, False, None),
+        (["cuda:0", "cuda:0"], 1, False, "and 2 processes would use it"),
+        (["cuda:0"], 0, False, "cuda:0 permits no process"),
+    ],
+)
+def test_ranks_obey_the_limits_of_every_machine(
+    setting: Any, limit: int, para_load: bool, said: str | None
+) -> None:
+    free, limited = rank(0, 1), replace(rank(1, 1), limits=(limit,))
+    ranks = [free, *[limited] * (1 if setting == "auto" else len(setting))]
+    if said in (None, "cpu"):
+        found = place_devices(setting, ranks, para_load)
+        assert found == ((said or "cuda:0"),) * len(ranks)
+    else:
+        with pytest.raises(InputError, match=said):
+            place_devices(setting, ranks, para_load)
+
+
+def test_a_rank_describes_its_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(2, driver=(12, 8), limits=[None, 1])
+    monkeypatch.setattr(hardware, "gpu_identity", "GPU {}".format)
+    monkeypatch.setattr(hardware, "_gpu_name", "name {}".format)
+    here = RankInfo.here(0, "a processor", (), "mpirun")
+    assert (here.gpus, here.identities) == (("name 0", "name 1"), ("GPU 0", "GPU 1"))
+    assert here.limits == (None, 1)
+    assert "update the driver" in (here.missing or "")
+
+
+def test_what_a_machine_of_the_ranks_lacks_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    ranks = [rank(0, 1), replace(rank(1, 1), missing="the driver is too old")]
+    with pytest.raises(InputError, match="cuda:0 exists but is unusable: the driver is too old"):
+        place_devices(["cuda:0"], ranks, para_load=True)
+    with caplog.at_level(logging.INFO):
+        assert place_devices("auto", ranks, para_load=True) == ("cpu", "cpu")
+    assert "the driver is too old" in caplog.text
 
 
 def test_cores_are_divided_by_the_ranks_that_share_them() -> None:

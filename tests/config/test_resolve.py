@@ -134,9 +134,8 @@ def test_all_trainers_compute_convolutions_alike(
     assert given.convolutions == "fft"
 
 
-def test_on_gpus_convolutions_are_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_gpus_convolutions_are_sums() -> None:
     here = RankInfo(0, (0,), ("A GPU",), ("id",), AVX2, (), "torchrun")
-    monkeypatch.setattr("tandem.config.hardware.missing_for_gpus", lambda: None)
     assert resolve(make_config({"devices": ["cuda:0"]}), [here]).convolutions == "direct"
     with pytest.raises(InputError, match="convolutions: fft is for CPUs"):
         resolve(make_config({"devices": ["cuda:0"], "convolutions": "fft"}), [here])

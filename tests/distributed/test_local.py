@@ -11,6 +11,7 @@ import pytest
 
 from tandem.distributed import LocalGroup, PeerLost, local_groups
 from tandem.memory import HostBuffer
+from tests.support.fake_cuda import FakeDriver, FakeMachine
 from tests.support.threads import run_threads
 
 
@@ -57,7 +58,9 @@ def check_operations(group: LocalGroup) -> None:
         assert [set(row.tolist()) for row in received] == [{r} for r in range(size)]
         group.all_gather(vector, parts)
         assert (vector == np.repeat(np.arange(size), 10)).all()
-    shared = group.shared_memory(100)
+    shared, driver = group.shared_memory(100), FakeDriver(FakeMachine())
+    for part in shared:
+        driver.lock_pages(part)
     assert not any(part.any() for part in shared)
     group.barrier()
     shared[rank][:] = rank + 1

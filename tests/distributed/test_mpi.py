@@ -1,12 +1,18 @@
 """The group of MPI's ranks and its collectives, by real ones, which run `check_ranks`."""
 
+import mmap
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from tandem.distributed import mpi
 from tandem.distributed.mpi import is_started_by_mpi
+from tests.support.fake_cuda import FakeDriver, FakeMachine
 from tests.support.ranks import leaves_no_memory, missing, mpich_memory, run_ranks
 from tests.support.tiny import ROOT
 
@@ -46,6 +52,27 @@ def test_every_collective_agrees_with_numpy(ranks: int) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"checked {ranks}\n"
     assert leaves_no_memory(before)
+
+
+def test_parts_have_pages_of_their_own_wherever_memory_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The standard does not say where; MPICH begins with a page."""
+    memory = np.zeros(1 << 16, np.uint8)
+
+    def allocate(size: int, unit: int, comm: Any) -> Any:
+        def part(rank: int) -> tuple[np.ndarray, int]:
+            return memory[100 + rank * size : 100 + (rank + 1) * size], unit
+
+        return SimpleNamespace(Shared_query=part)
+
+    library = SimpleNamespace(Win=SimpleNamespace(Allocate_shared=allocate))
+    monkeypatch.setattr(mpi, "_import_mpi", lambda: library)
+    monkeypatch.setattr(mpi.MpiGroup, "barrier", lambda self: None)
+    group, driver = mpi.MpiGroup(SimpleNamespace(rank=1, size=3)), FakeDriver(FakeMachine())
+    for part in group.shared_memory(mmap.PAGESIZE):
+        assert part.nbytes == mmap.PAGESIZE
+        driver.lock_pages(part)
 
 
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])

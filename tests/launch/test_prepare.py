@@ -17,12 +17,6 @@ from tandem.training.run_spec import RunSpec
 from tests.support.tiny import save_weights, settings
 
 
-@pytest.fixture(autouse=True)
-def packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if all that GPUs need were installed."""
-    monkeypatch.setattr("tandem.config.hardware.missing_for_gpus", lambda: None)
-
-
 def spec(data: Path, starter: Starter, gpus: int = 2, **changes: Any) -> RunSpec:
     """Two ranks of a machine with so many GPUs."""
     ids = tuple(map(str, range(gpus)))

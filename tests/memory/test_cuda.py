@@ -93,7 +93,7 @@ def test_what_is_refused(
         CudaSlot.open(loader, SlotLayout(5, 3), handle)
     monkeypatch.setitem(sys.modules, "pycuda", None)
     monkeypatch.delitem(sys.modules, "pycuda.driver", raising=False)
-    with pytest.raises(InputError, match=r"pip install \.\[gpu\].*nvcc"):
+    with pytest.raises(InputError, match=r"needs PyCUDA: .*make gpu"):
         CudaDriver(0)
 
 
@@ -145,8 +145,11 @@ def expected(count: int) -> list[tuple[int, list[int]]]:
     return [(k, (np.arange(4) + 10 * k).tolist()) for k in range(1, count + 1)]
 
 
-def test_a_trainer_that_loads_by_itself_uses_its_own_slots(trainer: FakeDriver) -> None:
-    slot = CudaSlot.create(trainer, LAYOUT)
+def test_a_trainer_that_loads_by_itself_uses_its_own_slots() -> None:
+    trainer = FakeDriver(FakeMachine(permits_sharing=False))
+    with pytest.raises(InputError, match="events of cuda:0 can't be shared"):
+        CudaSlot.create(trainer, LAYOUT)
+    slot = CudaSlot.create(trainer, LAYOUT, shared=False)
     uploader = SlotUploader(trainer, [slot])
     uploader.fill(0, lambda host: host.labels.fill(7))
     stream = trainer.stream()

@@ -3,6 +3,7 @@
 Prints "checked" on rank 0 when all is well; a failed check ends the job with its traceback.
 """
 
+import mmap
 import sys
 import time
 import traceback
@@ -474,8 +475,24 @@ def check_groups(group: RankGroup) -> None:
     assert [set(part.tolist()) for part in parts] == [{r + 1} for r in range(group.size)]
 
 
+def check_pages(group: RankGroup) -> None:
+    """Every part of shared memory can be page-locked: no other has a page of it."""
+    driver, made = FakeDriver(FakeMachine()), []
+    for nbytes in (1000, 3 * mmap.PAGESIZE, 1):
+        parts = group.local.shared_memory(nbytes)
+        made.append(parts)
+        assert [part.shape for part in parts] == [(nbytes,)] * group.size
+        for part in parts:
+            driver.lock_pages(part)
+        group.barrier()
+        parts[group.rank][:] = group.rank + 1
+        group.barrier()
+        assert [set(part.tolist()) for part in parts] == [{r + 1} for r in range(group.size)]
+
+
 CHECKS: tuple[Callable[[RankGroup], None], ...] = (
     check_gather,
+    check_pages,
     check_sums,
     check_growth,
     check_rounded,

@@ -8,9 +8,10 @@ streams before others, as far as none has to wait.
 
 import contextlib
 import itertools
+import mmap
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tandem.errors import InputError
-from tandem.memory.cuda import CudaBuffer
+from tandem.memory.cuda import CudaBuffer, sharing_refused
 
 
 @dataclass
@@ -37,6 +38,7 @@ class FakeMachine:
     devices: int = 1
     capacity: int = 1 << 30  # bytes of each device
     apart: frozenset[frozenset[int]] = frozenset()  # pairs that can't reach each other
+    permits_sharing: bool = True  # of memory and events between processes
     handles: dict[bytes, Any] = field(default_factory=dict)
     allocations: list[Allocation] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -51,6 +53,10 @@ class FakeMachine:
             ready = next((stream for stream in streams if stream.is_ready), None)
             assert ready is not None, "the streams wait for each other, or for others"
             ready.work.popleft()()
+
+    def check_sharing(self, what: str, device: int) -> None:
+        if not self.permits_sharing:
+            raise sharing_refused(what, device, "operation not supported")
 
     def publish(self, thing: Any) -> bytes:
         handle = next(self.numbers).to_bytes(64, "big")
@@ -148,7 +154,7 @@ class FakeDriver:
     def __init__(self, machine: FakeMachine, device: int = 0, bound: bool = False) -> None:
         self.machine, self.device, self.process = machine, device, next(machine.numbers)
         self.mapped: dict[int, Allocation] = {}
-        self.locked: list[int] = []
+        self.locked: dict[int, range] = {}
         self.log: list[str] = []
         self._threads = [threading.get_ident()] if bound else None
 
@@ -207,6 +213,7 @@ class FakeDriver:
         self.machine.allocations = [a for a in self.machine.allocations if a is not allocation]
 
     def export(self, address: int) -> bytes:
+        self.machine.check_sharing("memory", self.device)
         return self.machine.publish(self.mapped[address])
 
     def open(self, data: bytes) -> int:
@@ -233,6 +240,8 @@ class FakeDriver:
         return stream
 
     def event(self, shared: bool = False) -> FakeEvent:
+        if shared:
+            self.machine.check_sharing("events", self.device)
         event = FakeEvent(self.machine, self.device, shared)
         event.check_thread = self._check_thread
         return event
@@ -247,11 +256,10 @@ class FakeDriver:
         return np.zeros(nbytes, np.uint8)
 
     def lock_pages(self, array: np.ndarray) -> None:
-        assert array.nbytes
-        self.locked.append(array.ctypes.data)
+        self.locked[array.ctypes.data] = unlocked_pages(array, self.locked)
 
     def unlock_pages(self, array: np.ndarray) -> None:
-        self.locked.remove(array.ctypes.data)
+        del self.locked[array.ctypes.data]
 
     def upload(self, address: int, source: np.ndarray, stream: FakeStream) -> None:
         def work() -> None:
@@ -285,6 +293,16 @@ class FakeDriver:
                 self.at(target, nbytes)[:] = (total / dtype.type(divisor)).view(np.uint8)
 
         self._begin(f"average {len(terms)}", stream, work)
+
+
+def unlocked_pages(array: np.ndarray, locked: Mapping[int, range]) -> range:
+    """The numbers of an array's pages, none of which may be among those that are locked."""
+    assert array.nbytes
+    first, last = array.ctypes.data, array.ctypes.data + array.nbytes - 1
+    pages = range(first // mmap.PAGESIZE, last // mmap.PAGESIZE + 1)
+    for other in locked.values():
+        assert pages.stop <= other.start or other.stop <= pages.start, "a page is locked already"
+    return pages
 
 
 def fake_memory(driver: FakeDriver, size: int, dtype: str = "float32") -> Any:

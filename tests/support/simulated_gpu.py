@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from tandem.memory import HostSlots, Slot, SlotLayout
-from tandem.memory.cuda import CudaArray, CudaSlots
+from tandem.memory.cuda import CudaArray, CudaSlots, sharing_refused
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.memory.parameters import CudaMemory
 from tandem.training import memory
 from tandem.training.run_spec import RunSpec
+from tests.support.fake_cuda import unlocked_pages
 
 _PAGE = mmap.PAGESIZE
 
@@ -45,11 +46,12 @@ class SimulatedStream:
 class SimulatedDriver:
     """One process's use of a simulated GPU."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, permits_sharing: bool = True) -> None:
         self.device, self.process = device, os.getpid()
+        self._permits_sharing = permits_sharing
         self.identity = f"GPU {device}"
         self._mapped: dict[int, tuple[mmap.mmap, int]] = {}
-        self.locked: list[int] = []
+        self.locked: dict[int, range] = {}
 
     def borrowed(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -73,7 +75,12 @@ class SimulatedDriver:
 
     unmap = free
 
+    def _check_sharing(self, what: str) -> None:
+        if not self._permits_sharing:
+            raise sharing_refused(what, self.device, "operation not supported")
+
     def export(self, address: int) -> bytes:
+        self._check_sharing("memory")
         return f"/proc/{self.process}/fd/{self._mapped[address][1]}".encode()
 
     def open(self, data: bytes) -> int:
@@ -86,6 +93,8 @@ class SimulatedDriver:
         return SimulatedStream()
 
     def event(self, shared: bool = False) -> SimulatedStream:
+        if shared:
+            self._check_sharing("events")
         return SimulatedStream()
 
     def export_event(self, event: SimulatedStream) -> bytes:
@@ -98,12 +107,11 @@ class SimulatedDriver:
         return np.zeros(nbytes, np.uint8)
 
     def lock_pages(self, array: np.ndarray) -> None:
-        assert array.nbytes
-        self.locked.append(array.ctypes.data)
+        self.locked[array.ctypes.data] = unlocked_pages(array, self.locked)
         in_use.add(array.ctypes.data)
 
     def unlock_pages(self, array: np.ndarray) -> None:
-        self.locked.remove(array.ctypes.data)
+        del self.locked[array.ctypes.data]
         in_use.remove(array.ctypes.data)
 
     def upload(self, address: int, source: np.ndarray, stream: Any) -> None:
@@ -170,17 +178,19 @@ class SimulatedSlots(CudaSlots):
     """`CudaSlots` of a simulated GPU."""
 
     torch_device = "cpu"
+    permits_sharing: bool = True  # of memory and events between processes
 
     def driver(self) -> Any:
-        return SimulatedDriver(self.device)
+        return SimulatedDriver(self.device, self.permits_sharing)
 
     def trainer_memory(self, layout: FlatLayout, driver: Any, use: Any) -> CudaMemory:
         return SimulatedMemory(self, layout, driver, use)
 
 
-def make_slots(spec: RunSpec, rank: int) -> HostSlots | CudaSlots:
+def make_slots(spec: RunSpec, rank: int, permits_sharing: bool = True) -> HostSlots | CudaSlots:
     """Stands for `tandem.training.memory.make_slots`."""
     if spec.devices[rank] == "cpu":
         return memory.make_slots(spec, rank)
     layout = SlotLayout(spec.config.batch_size, spec.picture_size)
-    return SimulatedSlots(int(spec.devices[rank][5:]), layout)
+    device, has_loader = int(spec.devices[rank][5:]), spec.config.para_load
+    return SimulatedSlots(device, layout, has_loader, permits_sharing)

@@ -21,6 +21,7 @@ from tandem.memory.cuda.driver import (
     at_thread_end,
     gpu_identity,
     import_pycuda,
+    sharing_refused,
 )
 from tandem.memory.cuda.slots import CudaSlot, CudaSlots, SlotHandle, SlotUploader
 
@@ -39,4 +40,5 @@ __all__ = [
     "at_thread_end",
     "gpu_identity",
     "import_pycuda",
+    "sharing_refused",
 ]

@@ -19,8 +19,7 @@ from tandem.errors import InputError
 _GRAIN = 2 << 20
 
 INSTALL = (
-    "install it with `pip install .[gpu]`, which compiles it and needs the CUDA toolkit, with nvcc "
-    "on the PATH"
+    "install it with `make gpu`, which compiles it and needs a C++ compiler, but no CUDA toolkit"
 )
 
 Stream = Any
@@ -42,8 +41,9 @@ class CudaDriver:
     ------
     InputError
         PyCUDA is not installed or can't be loaded, or the device doesn't exist or is not available;
-        in `allocate` and `page_locked`, there is too little memory; in `export`, `open` and
-        `open_event`, the system does not permit it, or the owner has ended.
+        in `allocate` and `page_locked`, there is too little memory; in `export`, `open`,
+        `event` if it is shared, `export_event` and `open_event`, the system does not permit
+        processes to share, or the owner has ended.
     """
 
     def __init__(self, device: int) -> None:
@@ -120,7 +120,12 @@ class CudaDriver:
         """Make an event, which other processes can open if it is `shared`."""
         flags = self._cuda.event_flags
         kind = int(flags.DISABLE_TIMING)
-        return self._cuda.Event(kind | int(flags.INTERPROCESS) if shared else kind)
+        if not shared:
+            return self._cuda.Event(kind)
+        try:
+            return self._cuda.Event(kind | int(flags.INTERPROCESS))
+        except self._cuda.Error as error:
+            raise self._no_sharing("events", error) from error
 
     def export_event(self, event: Event) -> bytes:
         """Return the bytes by which another process opens a shared event."""
@@ -210,10 +215,16 @@ class CudaDriver:
         )
 
     def _no_sharing(self, what: str, error: Exception) -> InputError:
-        return InputError(
-            f"{what} of cuda:{self.device} can't be shared between processes: {error}; some "
-            "virtual machines and containers forbid CUDA's interprocess handles"
-        )
+        return sharing_refused(what, self.device, error)
+
+
+def sharing_refused(what: str, device: int, error: object) -> InputError:
+    """Return the error of a system that forbids processes to share `what` of a GPU."""
+    return InputError(
+        f"{what} of cuda:{device} can't be shared between processes: {error}; CUDA's interprocess "
+        "handles are not permitted under WSL2 and in some virtual machines and containers. One "
+        "trainer with para_load: false needs none"
+    )
 
 
 def gpu_identity(number: int) -> str:

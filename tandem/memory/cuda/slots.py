@@ -40,13 +40,22 @@ class CudaSlot:
     def __init__(
         self, driver: CudaDriver, buffer: CudaBuffer, layout: SlotLayout, free: Event, filled: Event
     ) -> None:
-        self.buffer, self.layout, self.free, self.filled = buffer, layout, free, filled
+        self._driver, self.buffer, self.layout = driver, buffer, layout
+        self.free, self.filled = free, filled
 
     @classmethod
-    def create(cls, driver: CudaDriver, layout: SlotLayout, name: str = "slot") -> "CudaSlot":
-        """Allocate a slot on the trainer's device."""
+    def create(
+        cls, driver: CudaDriver, layout: SlotLayout, name: str = "slot", shared: bool = True
+    ) -> "CudaSlot":
+        """Allocate a slot on the trainer's device, which a loader can open if it is `shared`.
+
+        Raises
+        ------
+        InputError
+            There is too little memory, or the system does not permit processes to share events.
+        """
         buffer = CudaBuffer.create(driver, layout.nbytes, name)
-        return cls(driver, buffer, layout, driver.event(shared=True), driver.event(shared=True))
+        return cls(driver, buffer, layout, driver.event(shared), driver.event(shared))
 
     @classmethod
     def open(cls, driver: CudaDriver, layout: SlotLayout, handle: SlotHandle) -> "CudaSlot":
@@ -61,8 +70,8 @@ class CudaSlot:
         return cls(driver, buffer, layout, *events)
 
     def handle(self) -> SlotHandle:
-        """Return a message by which the loader opens the slot."""
-        free, filled = (bytes(event.ipc_handle()) for event in (self.free, self.filled))
+        """Return a message by which the loader opens the slot; InputError as of `CudaDriver`."""
+        free, filled = (self._driver.export_event(event) for event in (self.free, self.filled))
         return SlotHandle(self.buffer.handle(), free, filled)
 
     @property
@@ -133,6 +142,7 @@ class CudaSlots:
 
     device: int
     layout: SlotLayout
+    has_loader: bool = True  # False where the trainer fills them itself: no process shares them
 
     def open(self, receive: Callable[[], Any]) -> SlotUploader:
         """Open the slots in the loader's process; `receive` returns the tuple of `SlotHandle`."""
