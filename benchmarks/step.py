@@ -16,7 +16,8 @@ import torch
 from benchmarks.measure import Comparison, Step, compare, measure, run
 from benchmarks.plain_alexnet import plain_inference, plain_step
 from examples.resident_step import DEMO, ON_CPU, PAPER, ResidentStep, Sizes
-from tandem.backend import cpp_compiler, device_mode, keep_freed_memory, set_threads
+from tandem.backend import device_mode, keep_freed_memory, set_threads
+from tandem.compilers import cpp_compiler
 
 # Targets by vector instructions, against plain PyTorch in the order of its variants.
 TRAINING_TARGETS = {"AVX512": (1.40, 1.25, 1.45), "AVX2": (1.30, 1.25, 1.40)}

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tandem.backend import cpp_compiler
+from tandem.compilers import cpp_compiler
 from tests.support.runs import assert_close, assert_same_weights, train
 from tests.support.tiny import prepare, read_record, run_program, settings
 

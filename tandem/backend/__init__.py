@@ -19,7 +19,6 @@ from tandem.backend.precision import Precision, ProductPrecision, deterministic
 from tandem.backend.runtime import (
     as_device,
     as_tensor,
-    cpp_compiler,
     give_back_memory,
     keep_freed_memory,
     on_stream,
@@ -39,7 +38,6 @@ __all__ = [
     "as_tensor",
     "capture",
     "check_capturable",
-    "cpp_compiler",
     "deterministic",
     "device_mode",
     "device_shared",

@@ -11,7 +11,8 @@ from tandem.backend.inner_graphs import REWRITES
 from tandem.backend.linker import DeviceLinker
 from tandem.backend.lowering.convolution import has_nnpack
 from tandem.backend.precision import Precision, ProductPrecision, set_tf32
-from tandem.backend.runtime import as_device, has_triton, require_compiler
+from tandem.backend.runtime import as_device, require_compiler
+from tandem.compilers import has_triton
 from tandem.errors import InputError
 from tandem.processor import Convolutions, describe_processor, prefers_fft
 

@@ -3,15 +3,13 @@
 import contextlib
 import ctypes
 import gc
-import importlib.util
-import os
-import shutil
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 
+from tandem.compilers import cpp_compiler, has_triton
 from tandem.errors import InputError
 
 
@@ -148,23 +146,6 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, -1))
-
-
-def cpp_compiler() -> str | None:
-    """Find the C++ compiler that ``torch.compile`` would use on a CPU; None if there is none."""
-    names = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
-    return next((path for name in names if name and (path := shutil.which(name))), None)
-
-
-def c_compiler() -> str | None:
-    """Find the C compiler that Triton uses for the host's side; None if there is none."""
-    names = [os.environ.get("CC", ""), "gcc", "clang", "cc"]
-    return next((path for name in names if name and (path := shutil.which(name))), None)
-
-
-def has_triton() -> bool:
-    """Whether Triton can compile kernels for a GPU here."""
-    return importlib.util.find_spec("triton") is not None and c_compiler() is not None
 
 
 def require_compiler(device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tandem.compilers import has_triton
 from tandem.config.hardware import (
     RankInfo,
     available_cores,
@@ -41,7 +42,7 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
     found = {
         "threads": threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1,
         "collective": _collective(config, facts),
-        "compile": facts.on_gpu and not facts.bucket_mb,
+        "compile": facts.on_gpu and has_triton() and not facts.bucket_mb,
         "convolutions": _convolutions(facts, ranks),
         "use_data_layer": facts.on_gpu,
     }

@@ -6,10 +6,12 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+import torch
 from pytensor.compile.mode import Mode
 
-from tandem.backend import as_device, cpp_compiler, device_mode, device_shared
+from tandem.backend import as_device, device_mode, device_shared
 from tandem.backend.runtime import require_compiler
+from tandem.compilers import cpp_compiler, has_triton
 from tandem.errors import InputError
 from tandem.ops import conv2d, crop_mirror, dropout_mask, lrn, max_pool2d, relu
 from tests.support.check_function import DEVICE, VIEWS_AND_EXPRESSIONS, assert_same
@@ -182,6 +184,23 @@ def test_missing_compiler_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> 
         require_compiler(as_device("cpu"))
     with pytest.raises(InputError, match=r"compile: false"):
         device_mode("cpu", compile=True)
+
+
+def test_a_gpu_needs_triton_and_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 0)
+    found = ["triton"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name in found or None)
+    monkeypatch.setattr("shutil.which", lambda name: "/bin/clang" if name == "clang" else None)
+    assert has_triton()
+    require_compiler(gpu)
+    found.clear()
+    with pytest.raises(InputError, match="on a GPU needs Triton"):
+        require_compiler(gpu)
+    found.append("triton")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(InputError, match="on a GPU needs Triton"):
+        require_compiler(gpu)
 
 
 @needs_compiler

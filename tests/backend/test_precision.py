@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from examples.resident_step import ResidentStep, Sizes
-from tandem.backend import cpp_compiler, deterministic, device_mode, device_shared
+from tandem.backend import deterministic, device_mode, device_shared
+from tandem.compilers import cpp_compiler
 from tandem.errors import InputError
 from tandem.ops.conv import conv2d
 from tests.support.check_function import DEVICE
