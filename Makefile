@@ -36,8 +36,14 @@ gpu: .venv/gpu
 # Tests and measurements there. GPU_PYTHON=python3 uses the packages already installed there.
 GPU_PYTHON ?= $(BIN)/python
 
+# Each part ends within ten minutes; PART="step compiled" runs these two.
+PART ?= memory exchange step compiled runs killed ranks
+
 gpu-test: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/gpu)
-	$(GPU_PYTHON) -m pytest -m gpu tests/gpu
+	@for part in $(PART); do \
+	  echo "tests/gpu/test_$$part.py"; \
+	  timeout 600 $(GPU_PYTHON) -m pytest -m gpu tests/gpu/test_$$part.py || failed="$$failed $$part"; \
+	done; test -z "$$failed" || { echo "error: failed or longer than ten minutes:$$failed"; exit 1; }
 
 gpu-bench: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/gpu)
 	$(GPU_PYTHON) -m benchmarks.gpu $(BENCH)

@@ -1,42 +1,50 @@
 """How fast is training on a GPU, against the same network in plain PyTorch?
 
-    python -m benchmarks.gpu                                   a step with its data in memory
-    python -m benchmarks.gpu --precision float32 --batch 128
-    python -m benchmarks.gpu --data data/imagenet              also whole runs, with the loader
-    python -m benchmarks.gpu --quick                           fewer variants of both sides
+    python -m benchmarks.gpu                              steps, copies, exchange and whole runs
+    python -m benchmarks.gpu --parts steps --seconds 280  what can be timed in that time
+    python -m benchmarks.gpu --parts steps --modes ours compiled max-autotune-sliced
+    python -m benchmarks.gpu --parts runs --data data/imagenet -- --crop_size 227
 
-Run it from the project's top folder on a machine with an otherwise idle GPU. Contenders run in
-turn, a few steps of each at a time, so that a GPU that grows warm slows all. A time is the median
-over the rounds after warm-up, with its quartiles. Prints JSON lines, then a table.
+Run it from the project's top folder on a machine with an otherwise idle GPU. Steps have their data
+in memory. Each contender is timed in turn with the first one, a few steps of each at a time, so
+that a GPU that grows warm slows both, and reported at once. A time is the median over the rounds
+after warm-up, with its quartiles. Whole runs read prepared data or files of noise, and end in Table
+1 of the original. Prints JSON lines, then tables.
 """
 
 import argparse
 import json
-import multiprocessing
-import statistics
-import subprocess
+import math
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from multiprocessing.connection import Connection
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
-from benchmarks.measure import Measured, Step, measure
-from benchmarks.plain_alexnet import plain_step, step_flops
-from examples.resident_step import PAPER, ResidentStep, Sizes
-from tandem.artifacts.metrics_log import TrainRecord, read_records
-from tandem.backend import capture, device_mode, on_stream
+from benchmarks.gpu_contenders import CONTENDERS, REFERENCE, Place
+from benchmarks.gpu_copies import exchange_seconds, upload_copies
+from benchmarks.measure import Comparison, Measured, Step, compare, measure
+from benchmarks.original import (
+    hidden_share,
+    noise_for_runs,
+    run_records,
+    run_row,
+    table_rows,
+    table_runs,
+)
+from benchmarks.roofline import Rates, floor_seconds, measure_rates, step_flops
+from examples.resident_step import PAPER, Sizes
+from tandem.backend import give_back_memory, on_stream
+from tandem.backend.precision import set_tf32
 from tandem.config.hardware import cuda_device_count, missing_for_gpus
-from tandem.distributed import LocalGroup, local_groups
-from tandem.distributed.peer_to_peer import PeerToPeerAllReduce, PeerVectors
-from tandem.errors import InputError
-from tandem.memory import Slot, SlotLayout
-from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, SlotUploader
+from tandem.memory.cuda import CudaDriver
 
 PEAK_TFLOPS = {
     # name of the device: dense bfloat16, tf32, float32, from NVIDIA's data sheets
@@ -46,16 +54,69 @@ PEAK_TFLOPS = {
     "A100": (312.0, 156.0, 19.5),
     "L40S": (362.0, 183.0, 91.6),
 }
-PARAMETERS = 60_965_224
-OUR_VARIANTS: dict[str, dict[str, bool]] = {
-    "ours, compiled, fused, captured": {"compile": True},
-    "ours, compiled, captured": {"compile": True},
-    "ours, tuned, fused, captured": {"compile": True, "tune": True},
-    "ours, captured": {},
-    "ours, compiled": {"compile": True},
-    "ours": {},
-}
-"""Arguments of `device_mode`. Fused: gradient and update in one function; captured: CUDA graph."""
+FLOOR_GOAL, HIDDEN_GOAL = 0.5, 0.97
+COPY_SECONDS, EXCHANGE_SECONDS, RUN_SECONDS = 15.0, 45.0, 90.0  # guesses, on the side of too long
+WARM_UP, REPORTS = 5, 15  # reports of a run: those that do not count, and those that do
+
+Row = dict[str, Any]
+
+
+class Budget:
+    """Seconds to spend; what does not fit is left out, and named."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._end = clock, clock() + seconds
+        self.left_out: list[str] = []
+
+    @property
+    def left(self) -> float:
+        return self._end - self._clock()
+
+    def allows(self, name: str, seconds: float) -> bool:
+        """Whether there is time for what takes `seconds`; if not, its name is kept."""
+        fits = seconds <= self.left
+        if not fits:
+            self.left_out.append(name)
+        return fits
+
+
+@dataclass
+class Report:
+    """Rows that are printed as soon as they are found, and all together at the end."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    def __call__(self, row: Row) -> None:
+        self.rows.append(row)
+        print(json.dumps(row), flush=True)
+
+    @contextmanager
+    def failures(self, name: str) -> Iterator[None]:
+        """Context manager: report what fails, and continue with what is next."""
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            self({"what": "failure", "name": name, "error": f"{type(error).__name__}: {error}"})
+
+    @property
+    def failed(self) -> bool:
+        return any(row["what"] == "failure" for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Session:
+    """What all parts share."""
+
+    options: argparse.Namespace
+    budget: Budget
+    report: Report
+    place: Place
+    synchronize: Callable[[], None] = torch.cuda.synchronize
+
+    @property
+    def rounds(self) -> tuple[int, int]:
+        return self.options.rounds, self.options.repeats
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
@@ -66,28 +127,48 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     return None if rates is None else 1e12 * rates[column]
 
 
-def step_row(measured: Measured, sizes: Sizes, peak: float | None) -> dict[str, Any]:
-    """Return the result of a step as printed."""
-    low, high = measured.quartiles
+def step_row(measured: Measured, sizes: Sizes, peak: float | None, floor: float) -> Row:
+    """Return the result of a step as printed, given the device's peak rate and the least time."""
     flops = step_flops(sizes.network(), sizes.batch) / measured.median
     return {
         "what": "step",
         "name": measured.name,
         "images_per_second": round(sizes.batch / measured.median, 1),
-        "milliseconds": round(1e3 * measured.median, 3),
-        "quartiles": [round(1e3 * low, 3), round(1e3 * high, 3)],
-        "rounds": len(measured.seconds),
+        **_milliseconds(measured),
         "share_of_peak": None if peak is None else round(flops / peak, 4),
+        "share_of_floor": round(floor / measured.median, 4),
     }
 
 
-def copy_row(measured: Measured, nbytes: int) -> dict[str, Any]:
+def against(found: Comparison | None) -> Row:
+    """Return how much faster the first contender is, as printed in the row of its peer."""
+    if found is None:
+        return dict.fromkeys(("first is faster by", "in rounds"))
+    return {
+        "first is faster by": round(found.ratio, 3),
+        "in rounds": [round(found.low, 3), round(found.high, 3)],
+    }
+
+
+def goal_row(name: str, value: float, goal: float) -> Row:
+    """Return as printed whether a value is at least its goal."""
+    values = {"value": round(value, 4), "goal": goal, "reached": value >= goal}
+    return {"what": "goal", "name": name, **values}
+
+
+def copy_row(measured: Measured, nbytes: int) -> Row:
     """Return the result of a copy of `nbytes` as printed."""
-    low, high = measured.quartiles
     return {
         "what": "copy",
         "name": measured.name,
         "gigabytes_per_second": round(nbytes / measured.median / 1e9, 2),
+        **_milliseconds(measured),
+    }
+
+
+def _milliseconds(measured: Measured) -> Row:
+    low, high = measured.quartiles
+    return {
         "milliseconds": round(1e3 * measured.median, 3),
         "quartiles": [round(1e3 * low, 3), round(1e3 * high, 3)],
         "rounds": len(measured.seconds),
@@ -113,161 +194,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, list):
         return " to ".join(str(item) for item in value)
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
     return "-" if value is None else str(value)
 
 
-def our_steps(
-    sizes: Sizes, precision: Any, driver: CudaDriver | None, names: Iterable[str] = OUR_VARIANTS
-) -> dict[str, Step]:
-    """Make the named variants of our step; a driver allocates GPU memory."""
-    device = "cpu" if driver is None else f"cuda:{driver.device}"
-    steps: dict[str, Step] = {}
-    for name in names:
-        mode = device_mode(device, precision=precision, **OUR_VARIANTS[name])
-        if driver is None:
-            step = ResidentStep(mode, sizes)
-        else:
-            step = ResidentStep(mode, sizes, device, _memory_of(driver), channels_last=True)
-        functions = step.compile(mode, fused=True) if "fused" in name else step.functions
-        steps[name] = capture(functions, device) if "captured" in name else step.run
-    return steps
-
-
-def _memory_of(driver: CudaDriver) -> Callable[[int], CudaBuffer]:
-    return lambda nbytes: CudaBuffer.create(driver, nbytes, "parameters")
-
-
-def plain_steps(sizes: Sizes, precision: str, device: str, quick: bool = False) -> dict[str, Step]:
-    """Make plain PyTorch's step in the usual variants."""
-    modes = ["max-autotune"] if quick else [None, "default", "reduce-overhead", "max-autotune"]
-    return {
-        f"PyTorch, {mode or 'eager'}, LRN as {norm}": plain_step(
-            sizes.network(), sizes.batch, device, norm, precision, mode
-        )
-        for norm in ("module", "slices")
-        for mode in modes
-    }
-
-
-def upload_copies(driver: CudaDriver, batch: int, side: int) -> tuple[dict[str, Step], int]:
-    """Make a loader's copy of a minibatch to the GPU, and PyTorch's; return also the bytes."""
-    layout = SlotLayout(batch, side)
-    slot = CudaSlot.create(driver, layout)
-    uploader = SlotUploader(driver, [slot])
-    rng = np.random.default_rng(0)
-    pinned = torch.from_numpy(rng.integers(0, 256, layout.nbytes, np.uint8)).pin_memory()
-    target = torch.empty_like(pinned, device=f"cuda:{driver.device}")
-
-    def noise(staged: Slot) -> None:
-        staged.pictures[...] = rng.integers(0, 256, staged.pictures.shape, np.uint8)
-        staged.valid[...] = batch
-
-    uploader.fill(0, noise)
-
-    def by_uploader() -> None:
-        # The staging area already holds the noise: only the copy is timed.
-        uploader.fill(0, lambda staged: None)
-
-    return {
-        "a minibatch to the GPU, ours": by_uploader,
-        "a minibatch to the GPU, PyTorch's copy": lambda: target.copy_(pinned, non_blocking=True),
-    }, layout.nbytes
-
-
-def exchange_seconds(elements: int, rounds: int, repeats: int) -> tuple[list[Measured], int]:
-    """Time an exchange of two trainers on one GPU, and a plain copy of its bytes."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    groups = local_groups(2)
-    processes = [
-        context.Process(
-            target=_exchange, args=(group, elements, rounds, repeats, there), daemon=True
-        )
-        for group in groups
-    ]
-    for process in processes:
-        process.start()
-    # A process notices the other's end only if no third process holds that end of the pipe.
-    for group in groups:
-        group.close()
-    there.close()
-    try:
-        found: list[Measured] = here.recv()
-    except EOFError:
-        raise InputError("the exchange could not be measured; its own message is above") from None
-    finally:
-        for process in processes:
-            process.join(30)
-            process.kill()
-    return found, 4 * elements
-
-
-def _exchange(
-    group: LocalGroup,
-    elements: int,
-    rounds: int,
-    repeats: int,
-    report: Connection,
-) -> None:
-    driver = CudaDriver(0)
-    own = CudaBuffer.create(driver, 4 * elements, "vector")
-    stream = driver.stream()
-    values = torch.as_tensor(own.array(elements, "float32"), device="cuda:0")
-    values.normal_()
-    other = torch.empty_like(values)
-    torch.cuda.synchronize()
-    vectors = PeerVectors(group, driver, own, "float32")
-    exchange = PeerToPeerAllReduce(vectors, stream)
-    steps: dict[str, Step] = {
-        "an exchange of two trainers on one GPU": lambda: exchange.average(values, [0.5, 0.5])
-    }
-    if group.rank == 0:
-        # Meanwhile the other trainer waits in the next exchange.
-        steps["a copy of the same bytes on the GPU"] = lambda: other.copy_(values)
-    found = measure(steps, rounds, repeats, torch.cuda.synchronize)
-    if group.rank == 0:
-        report.send(found)
-    group.barrier()
-    exchange.close()
-    vectors.close()
-    group.barrier()
-    own.close()
-
-
-def run_rates(
-    data: Path, devices: Sequence[str], steps: int, extra: Iterable[str] = (), skip: int = 20
-) -> tuple[float, ...]:
-    """Measure the images per second between reports of a whole run, after `skip` reports.
-
-    Raises InputError if the run failed or was too short.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "train.py", "--data_folder", str(data)]
-        command += ["--weights_dir", f"{folder}/run", "--print_freq", str(steps)]
-        command += ["--devices", *devices, *extra]
-        result = subprocess.run(command, capture_output=True, text=True)
-        if result.returncode:
-            raise InputError(f"{' '.join(command)} has failed:\n{result.stderr}")
-        records = read_records(Path(folder) / "run" / "record.jsonl")
-    rates = [r.images_per_second for r in records if isinstance(r, TrainRecord)][skip:]
-    if not rates:
-        raise InputError(f"a run of {data} has no more than {skip} reports; train for longer")
-    return tuple(rates)
-
-
-def run_row(name: str, rates: Sequence[float]) -> dict[str, Any]:
-    """Return the result of a run as printed."""
-    low, high = (min(rates), max(rates))
-    return {
-        "what": "run",
-        "name": name,
-        "images_per_second": round(statistics.median(rates), 1),
-        "least and most": [round(low, 1), round(high, 1)],
-        "reports": len(rates),
-    }
-
-
-def setting(options: argparse.Namespace) -> dict[str, Any]:
+def setting(options: argparse.Namespace) -> Row:
     """Return the hardware and versions of the measurement."""
     return {
         "what": "setting",
@@ -281,42 +213,132 @@ def setting(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def run(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure everything and print a line for each result."""
-    rows: list[dict[str, Any]] = []
+def time_steps(session: Session, rates: Rates, peak: float | None) -> None:
+    """Time each contender in turn with the first, and report it at once."""
+    place, report = session.place, session.report
+    floor = floor_seconds(place.sizes.network(), place.sizes.batch, place.precision, rates)
+    first: dict[str, Step] = {}
+    for name in session.options.modes:
+        contender = CONTENDERS[name]
+        if not session.budget.allows(name, contender.seconds):
+            continue
+        with report.failures(name):
+            step = contender.make(place)
+            own, found = _time(session, name, step, first)
+            report(step_row(own, place.sizes, peak, floor) | against(found))
+            if not first:
+                first[name] = step
+                if name == REFERENCE:
+                    report(goal_row("part of the floor", floor / own.median, FLOOR_GOAL))
+            elif found and contender.goal is not None and REFERENCE in first:
+                report(goal_row(f"speed of {name}", found.ratio, contender.goal))
+        step = None  # its memory is needed
+        give_back_memory()
 
-    def report(row: dict[str, Any]) -> None:
-        rows.append(row)
-        print(json.dumps(row), flush=True)
 
-    report(setting(options))
-    sizes = replace(PAPER, batch=options.batch)
-    driver, rounds = CudaDriver(0), options.rounds
-    stream = driver.stream()
+def _time(
+    session: Session, name: str, step: Step, first: Mapping[str, Step]
+) -> tuple[Measured, Comparison | None]:
+    """Time a contender in turn with the first, if it is not the first itself."""
+    steps = {**first, name: step}
+    *before, own = measure(steps, *session.rounds, session.synchronize, warmups=3)
+    return own, compare("a training step", before[0], own) if before else None
+
+
+def steps_part(session: Session) -> None:
+    """Measure what the device reaches, then steps."""
+    precision = session.place.precision
+    set_tf32(precision == "tf32")
     torch.backends.cudnn.benchmark = True
-    with on_stream("cuda:0", stream.handle):
-        ours = list(OUR_VARIANTS)[: 1 if options.quick else None]
-        steps = our_steps(sizes, options.precision, driver, ours)
-        steps |= plain_steps(sizes, options.precision, "cuda:0", options.quick)
-        peak = peak_flops(torch.cuda.get_device_name(0), options.precision)
-        for measured in measure(steps, rounds, options.repeats, torch.cuda.synchronize, 3):
-            report(step_row(measured, sizes, peak))
-        copies, nbytes = upload_copies(driver, options.batch, sizes.stored)
-        for measured in measure(copies, rounds, options.repeats, torch.cuda.synchronize):
-            report(copy_row(measured, nbytes))
-    found, nbytes = exchange_seconds(2 * PARAMETERS, rounds, options.repeats)
-    for measured in found:
-        report(copy_row(measured, nbytes))
-    if options.data is not None:
-        settings = ["--batch_size", str(options.batch), "--precision", options.precision]
-        for name, devices in (("one trainer", 1), ("two trainers on one GPU", 2)):
-            rates = run_rates(options.data, ["cuda:0"] * devices, 10, settings + options.settings)
-            report(run_row(f"{name}, with loaders", rates))
-    return rows
+    # Each compiled contender has its own version of one function; without one PyTorch would run
+    # the function as it is.
+    torch._dynamo.config.recompile_limit = 4 * len(CONTENDERS)
+    rates = measure_rates(session.place.device, precision, session.synchronize)
+    session.report(
+        {
+            "what": "rates",
+            "name": "a large product, a large copy",
+            "teraflops": round(rates.products / 1e12, 1),
+            "terabytes_per_second": round(rates.memory / 1e12, 3),
+        }
+    )
+    time_steps(session, rates, peak_flops(torch.cuda.get_device_name(0), precision))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print; return the exit status."""
+def copies_part(session: Session) -> None:
+    """Time a minibatch's way to the GPU."""
+    place = session.place
+    if place.driver is None or not session.budget.allows("copies", COPY_SECONDS):
+        return
+    with session.report.failures("copies"):
+        copies, nbytes = upload_copies(place.driver, place.sizes.batch, place.sizes.stored)
+        for measured in measure(copies, *session.rounds, session.synchronize):
+            session.report(copy_row(measured, nbytes))
+
+
+def exchange_part(session: Session) -> None:
+    """Time the exchange of two trainers."""
+    if session.budget.allows("exchange", EXCHANGE_SECONDS):
+        with session.report.failures("exchange"):
+            for measured, nbytes in exchange_seconds(*session.rounds):
+                session.report(copy_row(measured, nbytes))
+
+
+def runs_part(session: Session) -> None:
+    """Make the runs of the original's Table 1, and report it."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = session.options.data or noise_for_runs(Path(folder) / "data")
+        rates = {}
+        for run in table_runs(cuda_device_count()):
+            if not session.budget.allows(run.name, RUN_SECONDS):
+                continue
+            with session.report.failures(run.name):
+                settings = run_settings(session.options) + run.settings()
+                limit = min(session.budget.left, 5 * RUN_SECONDS)
+                records = run_records(data, settings, WARM_UP + REPORTS, limit, WARM_UP)
+                row = run_row(run, records)
+                rates[run] = row["images_per_second"]
+                session.report(row)
+                if run.parallel_loading and not run.keeps:
+                    hidden = hidden_share(records)
+                    session.report(goal_row(f"loading hidden, {run.name}", hidden, HIDDEN_GOAL))
+    for row in table_rows(rates):
+        session.report(row)
+
+
+def run_settings(options: argparse.Namespace) -> list[str]:
+    """Return the settings that all runs share."""
+    return [
+        *("--precision", options.precision, "--n_epochs", "1", "--print_freq", "20"),
+        *("--live_view", "false", "--tensorboard", "false", "--snapshot_minutes", "0"),
+        *options.settings,
+    ]
+
+
+PARTS = {
+    "steps": steps_part,
+    "copies": copies_part,
+    "exchange": exchange_part,
+    "runs": runs_part,
+}
+
+
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Measure everything and report each result."""
+    driver = CudaDriver(0)
+    report(setting(options))
+    place = Place(replace(PAPER, batch=options.batch), options.precision, driver)
+    session = Session(options, Budget(options.seconds), report, place)
+    stream = driver.stream()
+    with on_stream(place.device, stream.handle):
+        for name in options.parts:
+            PARTS[name](session)
+    for name in session.budget.left_out:
+        report({"what": "left out", "name": name, "reason": "no time"})
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         allow_abbrev=False,
@@ -326,21 +348,46 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=256, help="images of a step (default 256)")
     parser.add_argument("--rounds", type=int, default=30, help="measured rounds (default 30)")
     parser.add_argument("--repeats", type=int, default=10, help="in a round (default 10)")
-    parser.add_argument("--quick", action="store_true", help="only the fastest of each side")
-    parser.add_argument("--data", type=Path, help="a prepared data set, for whole runs")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="in all; what has no time is left out"
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default all", metavar="PART"
+    )
+    parser.add_argument(
+        "--modes",
+        nargs="+",
+        choices=CONTENDERS,
+        default=list(CONTENDERS),
+        metavar="MODE",
+        help=f"contenders, in this order: {', '.join(CONTENDERS)}; default all",
+    )
+    parser.add_argument("--data", type=Path, help="a prepared data set for whole runs")
     parser.add_argument("settings", nargs="*", help="more settings of these runs, after --")
     options = parser.parse_args(arguments)
+    options.modes = list(dict.fromkeys(options.modes))
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, and print; return the exit status."""
+    options = parse(arguments)
     missing = missing_for_gpus() if cuda_device_count() else "no GPU was found"
     if missing:
         sys.stderr.write(f"error: this benchmark needs a GPU: {missing}\n")
         return 2
+    report = Report()
+    signal.signal(signal.SIGTERM, _end)
     try:
-        rows = run(options)
-    except (InputError, torch.cuda.OutOfMemoryError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    print(table(rows))
-    return 0
+        run(options, report)
+    finally:
+        print(table(report.rows))
+    return 1 if report.failed else 0
+
+
+def _end(number: int, frame: Any) -> NoReturn:
+    """End as after an exception: the table is printed, and no run is left behind."""
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

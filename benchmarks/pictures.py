@@ -12,22 +12,40 @@ from tandem.data.manifest import Manifest, Split, write_manifest
 PER_FILE = 256  # pictures
 
 
-def write_data_folder(folder: Path, count: int, side: int, classes: int) -> Path:
-    """Write all that a run reads, with one picture for validation; return `folder`."""
+def write_data_folder(
+    folder: Path, count: int, side: int, classes: int, repeat: int = 1, per_file: int = PER_FILE
+) -> Path:
+    """Write all that a run reads, with one picture for validation; return `folder`.
+
+    The training pictures are there `repeat` times: each of their files, all of them full, has so
+    many names.
+    """
     for name in ("train_hkl", "val_hkl", "labels", "misc"):
         (folder / name).mkdir(parents=True)
     splits = {}
     for name, some in (("train", count), ("val", 1)):
-        data = write_batches(folder / f"{name}_hkl", some, side, classes=classes)
-        labels = np.load(data.labels_file, allow_pickle=False)
+        data = write_batches(folder / f"{name}_hkl", some, side, per_file, classes)
+        times = repeat if name == "train" else 1
+        labels = np.tile(np.load(data.labels_file, allow_pickle=False), times)
         np.save(folder / "labels" / f"{name}_labels.npy", labels)
-        files = tuple(f"{name}_hkl/{Path(path).name}" for path in data.paths)
-        splits[name] = Split(files, tuple(map(str, range(some))), labels)
+        files = _link(folder, [Path(path) for path in data.paths], times)
+        splits[name] = Split(files, tuple(map(str, range(some * times))), labels)
     np.save(folder / "misc" / "img_mean.npy", np.full((3, side, side), 127, np.float32))
     wnids = tuple(f"n{number:08}" for number in range(classes))
-    manifest = Manifest(side, "b01c", PER_FILE, wnids, 0, {}, splits)
+    manifest = Manifest(side, "b01c", per_file, wnids, 0, {}, splits)
     write_manifest(folder / "manifest.json", manifest)
     return folder
+
+
+def _link(folder: Path, paths: list[Path], times: int) -> tuple[str, ...]:
+    """Give each file so many names; return all, as in a manifest."""
+    names = [path.relative_to(folder) for path in paths]
+    for number in range(1, times):
+        for path in paths:
+            link = path.with_stem(f"{number:04d}-{path.stem}")
+            link.hardlink_to(path)
+            names.append(link.relative_to(folder))
+    return tuple(map(str, names))
 
 
 def write_batches(

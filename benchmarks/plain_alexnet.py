@@ -141,23 +141,3 @@ def _autocast(device: str, precision: str) -> AbstractContextManager[Any]:
     if precision != "bfloat16":
         return nullcontext()
     return torch.autocast(device.partition(":")[0], torch.bfloat16)
-
-
-def step_flops(net: AlexNet, batch: int) -> int:
-    """Count floating-point operations of convolutions and products in a training step.
-
-    A multiplication and an addition are two. The gradients of weights and inputs cost one forward
-    pass each; the first layer has no gradient of its input.
-    """
-    per_image, channels, first = 0, 3, True
-    for layer in net.convolutions:
-        filters, rows, columns = net.shapes[layer.name]
-        taps = channels // layer.groups * layer.size**2
-        forward = 2 * filters * rows * columns * taps
-        per_image += forward * (2 if first else 3)
-        channels, first = filters, False
-    features = channels * net.shapes["pool5"][1] ** 2
-    for dense in net.fully_connected:
-        per_image += 3 * 2 * features * dense.units
-        features = dense.units
-    return batch * per_image

@@ -23,6 +23,7 @@ from tandem.layers import DropoutKeys
 from tandem.memory import Buffer, HostBuffer
 from tandem.memory.flat import FlatLayout
 from tandem.ops import crop_mirror, momentum_step
+from tandem.training.graphs import are_finite
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ class ResidentStep:
         """Compile the step in another mode, over the same variables.
 
         With `fused`, one function that does not store gradients, which is possible where nothing is
-        exchanged between gradient and update.
+        exchanged between gradient and update. As in a run, it updates nothing where the loss or a
+        gradient is not finite.
         """
         net, slot = self._net, self.slot
         keys = DropoutKeys(pt.constant(np.int64(3)), self.epoch, slot["indices"])
@@ -145,7 +147,9 @@ class ResidentStep:
 
         if fused:
             found = dict(zip(self.gradients, gradients, strict=True))
-            return [function("step", sums + self._updates(found))]
+            finite = are_finite([cost, *gradients])
+            updates = sums + self._updates(found)
+            return [function("step", [(v, pt.switch(finite, new, v)) for v, new in updates])]
         stores = list(zip(self.gradients.values(), gradients, strict=True))
         return [
             function("gradient", sums + stores),

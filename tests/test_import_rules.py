@@ -89,7 +89,9 @@ def test_dependencies_are_imported_only_where_allowed(source: str) -> None:
 def test_only_the_tests_of_benchmarks_import_them() -> None:
     for path in sorted((ROOT / "tests").rglob("*.py")):
         source = path.relative_to(ROOT).as_posix()
-        if not source.startswith(("tests/benchmarks/", "tests/gpu/first/")):
+        if not source.startswith(
+            ("tests/benchmarks/", "tests/gpu/first/", "tests/gpu/test_scripts")
+        ):
             assert not {m for m in imported_modules(source) if m.startswith("benchmarks")}, source
 
 

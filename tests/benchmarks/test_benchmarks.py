@@ -15,7 +15,7 @@ import benchmarks.step as step
 from benchmarks import draw, memory, profile, run, start
 from benchmarks.measure import Comparison, Figure, Measured, compare, row, setting, table
 from benchmarks.measure import run as run_benchmark
-from benchmarks.plain_alexnet import step_flops
+from benchmarks.roofline import step_flops
 from examples.resident_step import ResidentStep, Sizes
 from tandem.backend import device_mode
 from tandem.errors import InputError

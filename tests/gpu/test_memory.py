@@ -23,7 +23,7 @@ from tandem.memory.cuda import (
 )
 from tests.gpu.processes import process, receive
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(150)]
 
 LAYOUT = SlotLayout(batch_size=64, picture_size=128)
 MINIBATCHES = 20

@@ -10,9 +10,15 @@ from tests.support.ranks import Starter, missing, run_ranks
 from tests.support.runs import train, weights
 from tests.support.tiny import read_record, settings
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
-COMMON = {"precision": "float64", "n_epochs": 2, "check_every": 1, "compile": False}
+COMMON = {
+    "precision": "float64",
+    "n_epochs": 2,
+    "check_every": 1,
+    "compile": False,
+    "data_on_gpu": False,  # as of data that do not fit
+}
 GRADIENTS = {"exchange": "gradients", "bucket_mb": 0.1}
 
 
@@ -46,7 +52,7 @@ def test_ranks_on_a_gpu_compute_what_one_trainer_does_on_the_host(
         pytest.skip(reason)
     run, devices = tmp_path / "run", ["cuda:0"] * ranks
     arguments = settings(data, run, **COMMON, **changes, devices=devices, batch_size=4 // ranks)
-    result = run_ranks(ranks, "train.py", arguments, by=starter, timeout=400)
+    result = run_ranks(ranks, "train.py", arguments, by=starter, timeout=200)
     assert result.returncode == 0, result.stderr
     ours, theirs = weights(run), weights(on_host)
     for name, value in theirs.items():
@@ -61,7 +67,7 @@ def test_ranks_on_a_gpu_need_not_be_in_step(data: Path, tmp_path: Path, rule: st
         pytest.skip(reason)
     run, devices = tmp_path / "run", ["cuda:0", "cuda:0"]
     changes = {**COMMON, "check_every": 0, "rule": rule, "gosgd_p": 0.5, "devices": devices}
-    result = run_ranks(2, "train.py", settings(data, run, **changes), timeout=400)
+    result = run_ranks(2, "train.py", settings(data, run, **changes), timeout=200)
     assert result.returncode == 0, result.stderr
     assert [line["event"] for line in read_record(run)].count("validation") == 2
 

@@ -6,29 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from examples.resident_step import ResidentStep, Sizes
+from examples.resident_step import ResidentStep
 from tandem.backend import capture, deterministic, device_mode
-from tandem.memory.cuda import CudaBuffer, CudaDriver
+from tandem.backend.gpu_rewrites import GPU, TRITON
+from tandem.backend.runtime import has_triton
+from tandem.memory.cuda import CudaDriver
+from tandem.ops import Conv2dBiasGrad, PoolNorm, PoolNormGrad
+from tandem.ops.pool_norm import Norm
+from tests.support.gpu_steps import SIZES, TOLERANCES, check_captured, losses, on_gpu
+from tests.support.interpreted_kernels import images, pool_norm
+from tests.support.op_checks import evaluate
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
-SIZES = Sizes(batch=16, width=0.5)
-STEPS = 5
-
-
-def on_gpu(driver: CudaDriver, precision: Any = "float32", compile: bool = False) -> ResidentStep:
-    mode = device_mode("cuda:0", compile=compile, precision=precision)
-    return ResidentStep(
-        mode, SIZES, "cuda:0", lambda nbytes: CudaBuffer.create(driver, nbytes), channels_last=True
-    )
-
-
-def losses(step: ResidentStep, run: Any = None) -> np.ndarray:
-    totals = [0.0]
-    for _ in range(STEPS):
-        (run or step.run)()
-        totals.append(float(step.loss.get_value()))
-    return np.diff(totals) / SIZES.batch
+NORM = (5, 1e-4, 0.75, 2.0)
 
 
 @pytest.fixture(scope="module")
@@ -36,38 +27,77 @@ def on_cpu() -> np.ndarray:
     return losses(ResidentStep(device_mode("cpu"), SIZES))
 
 
-@pytest.mark.parametrize("compile", [False, True])
-@pytest.mark.parametrize(
-    ("precision", "tolerance"),
-    # Eight layers each round operands by at most half of a last place: 24, 11 and 8 bits.
-    [("float32", 1e-3), ("tf32", 8 * 2.0**-11), ("bfloat16", 8 * 2.0**-8)],
-)
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize(("precision", "tolerance"), TOLERANCES)
 def test_a_network_trains_as_on_a_cpu(
-    driver: CudaDriver, on_cpu: np.ndarray, precision: str, tolerance: float, compile: bool
+    driver: CudaDriver, on_cpu: np.ndarray, precision: str, tolerance: float, channels_last: bool
 ) -> None:
-    np.testing.assert_allclose(
-        losses(on_gpu(driver, precision, compile)), on_cpu, rtol=max(tolerance, 1e-3)
-    )
+    found = losses(on_gpu(driver, precision, channels_last))
+    np.testing.assert_allclose(found, on_cpu, rtol=max(tolerance, 1e-3))
 
 
-@pytest.mark.parametrize("compile", [False, True])
+def ops(step: ResidentStep) -> set[type]:
+    """Kinds of Ops in the function of the gradients."""
+    graph: Any = step.functions[0].maker.fgraph
+    return {type(node.op) for node in graph.apply_nodes}
+
+
+@pytest.mark.parametrize("without", [[TRITON], [GPU], [GPU, TRITON]], ids="-".join)
+@pytest.mark.parametrize(("precision", "tolerance"), TOLERANCES)
+def test_kernels_for_gpus_compute_what_pytorchs_do(
+    driver: CudaDriver, precision: str, tolerance: float, without: list[str]
+) -> None:
+    with_all, plain = on_gpu(driver, precision), on_gpu(driver, precision, without=without)
+    assert (PoolNormGrad in ops(with_all)) == has_triton()
+    assert ops(plain).isdisjoint([PoolNormGrad] if TRITON in without else [Conv2dBiasGrad])
+    np.testing.assert_allclose(losses(with_all), losses(plain), rtol=max(tolerance, 1e-3))
+    for name, variable in plain.gradients.items():
+        value = variable.get_value()
+        scale = 8 * tolerance * np.abs(value).max()
+        found = with_all.gradients[name].get_value()
+        np.testing.assert_allclose(found, value, rtol=0, atol=scale, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shape", "norm"),
+    [((8, 96, 55, 55), NORM), ((8, 256, 27, 27), NORM), ((8, 256, 13, 13), None)],
+    ids=["pool1", "pool2", "pool5"],
+)
+def test_pooling_and_normalisation_in_one_kernel(
+    driver: CudaDriver, shape: tuple[int, ...], norm: Norm | None, dtype: str
+) -> None:
+    """Of AlexNet's three layers, against the Ops' own arithmetic."""
+    rng, op, image = np.random.default_rng(0), PoolNorm(3, 2, norm), shape[2:]
+    pooled = (*shape[:2], *((n - 3) // 2 + 1 for n in image))
+    # Equal pixels, and none that the bias makes equal.
+    values = np.round(rng.normal(size=shape), 1), rng.normal(size=pooled)
+    x, g = (images(value, dtype).float().numpy() for value in values)
+    b = rng.normal(size=shape[1]).astype("float32")
+    y, places, z, dx, sums = pool_norm(x, b, g, op, dtype, "cuda")
+    exact = evaluate(op, x, b)
+    last = 1e-5 if dtype == "float32" else 2**-8
+    np.testing.assert_allclose(y, exact[0], last, 1e-6)
+    np.testing.assert_array_equal(places, exact[1])
+    # What follows is computed from the stored y.
+    if norm is not None:
+        np.testing.assert_allclose(z, normalised(y, norm), 2 * last, 1e-6)
+    expected = evaluate(PoolNormGrad(3, 2, norm, image), y, places, g)
+    np.testing.assert_allclose(dx, expected[0], 4 * last, 4 * last)
+    np.testing.assert_allclose(sums, expected[1], 1e-3, 1e-2)
+
+
+def normalised(y: np.ndarray, norm: Norm) -> np.ndarray:
+    size, alpha, beta, k = norm
+    pad, channels = size // 2, y.shape[1]
+    squares = np.pad(y**2, ((0, 0), (pad, pad), (0, 0), (0, 0)))
+    return y * (k + alpha * sum(squares[:, i : i + channels] for i in range(size))) ** -beta
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_captured_step_is_the_plain_one(
-    driver: CudaDriver, precision: str, compile: bool
-) -> None:
+def test_a_captured_step_is_the_plain_one(driver: CudaDriver, precision: str) -> None:
     deterministic(True)
-    plain, captured = (on_gpu(driver, precision, compile) for _ in range(2))
-    before = captured.state()
-    replay = capture(captured.functions, "cuda:0")
-    for name, value in captured.state().items():
-        np.testing.assert_array_equal(value, before[name])
-    for rate in (0.01, 0.02):
-        for step, run in ((plain, plain.run), (captured, replay)):
-            step.rate.set_value(np.float32(rate))
-            losses(step, run)
-    expected = plain.state()
-    for name, value in captured.state().items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    check_captured(*(on_gpu(driver, precision) for _ in range(2)))
 
 
 def test_a_step_never_makes_the_host_wait(driver: CudaDriver) -> None:
@@ -95,15 +125,3 @@ def test_two_recordings_share_their_memory(driver: CudaDriver) -> None:
     for step in steps[:2]:
         for name, value in step.state().items():
             np.testing.assert_array_equal(value, expected[name], err_msg=name)
-
-
-def test_memory_in_use_stays_flat(driver: CudaDriver) -> None:
-    step = on_gpu(driver, "bfloat16", compile=True)
-    replay = capture(step.functions, "cuda:0")
-    used = []
-    for _ in range(3):
-        for _ in range(50):
-            replay()
-        torch.cuda.synchronize()
-        used.append((torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]))
-    assert used[1] == used[2]

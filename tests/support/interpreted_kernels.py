@@ -26,12 +26,18 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-def images(array: np.ndarray, dtype: str = "float32") -> torch.Tensor:
-    return torch.tensor(array).to(getattr(torch, dtype), memory_format=torch.channels_last)
+def images(array: np.ndarray, dtype: str = "float32", device: str = "cpu") -> torch.Tensor:
+    given = torch.tensor(array, device=device)
+    return given.to(getattr(torch, dtype), memory_format=torch.channels_last)
 
 
 def pool_norm(
-    x: np.ndarray, b: np.ndarray, g: np.ndarray, op: PoolNorm, dtype: str = "float32"
+    x: np.ndarray,
+    b: np.ndarray,
+    g: np.ndarray,
+    op: PoolNorm,
+    dtype: str = "float32",
+    device: str = "cpu",
 ) -> list[np.ndarray]:
     """Run both kernels, on memory full of garbage; return y, places, z, dx and the bias's gradient.
 
@@ -40,10 +46,10 @@ def pool_norm(
     from tandem.backend import pool_norm_kernels
 
     settings = (op.size, op.stride, op.norm)
-    results = [images(np.full(g.shape, 99.0), t) for t in (dtype, "int8", dtype)]
-    wide = images(x, dtype)
-    pool_norm_kernels.forward(wide, torch.tensor(b), results, *settings)
+    results = [images(np.full(g.shape, 99.0), t, device) for t in (dtype, "int8", dtype)]
+    wide = images(x, dtype, device)
+    pool_norm_kernels.forward(wide, torch.tensor(b, device=device), results, *settings)
     dx = torch.full_like(wide, 99)
-    sums = pool_norm_kernels.backward((*results[:2], images(g, dtype)), dx, *settings)
+    sums = pool_norm_kernels.backward((*results[:2], images(g, dtype, device)), dx, *settings)
     found = [*results, dx, sums]
-    return [t.to(torch.int8 if t is results[1] else torch.float32).numpy() for t in found]
+    return [t.to(torch.int8 if t is results[1] else torch.float32).cpu().numpy() for t in found]

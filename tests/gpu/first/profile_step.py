@@ -1,4 +1,4 @@
-"""Where the time of a compiled, captured training step goes: kernels by device time.
+"""Where the time of a training step goes: kernels by device time.
 
 python -m tests.gpu.first.profile_step --batch 256 --precision bfloat16 --out runs/first_gpu
 """
@@ -6,7 +6,6 @@ python -m tests.gpu.first.profile_step --batch 256 --precision bfloat16 --out ru
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 STEPS, PROFILED = 50, 5
 
@@ -18,30 +17,24 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--batch", type=int, default=256, help="images of a step (default 256)")
     parser.add_argument("--precision", default="bfloat16", help="float32, tf32 or bfloat16")
+    parser.add_argument("--mode", default="ours", help="a contender of benchmarks.gpu")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for the whole table")
     options = parser.parse_args(arguments)
 
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from benchmarks.plain_alexnet import step_flops
-    from examples.resident_step import PAPER, ResidentStep
-    from tandem.backend import capture, device_mode, on_stream
-    from tandem.memory.cuda import CudaBuffer, CudaDriver
+    from benchmarks.gpu_contenders import CONTENDERS, Place
+    from benchmarks.roofline import step_flops
+    from examples.resident_step import PAPER
+    from tandem.backend import on_stream
+    from tandem.memory.cuda import CudaDriver
 
     driver, sizes = CudaDriver(0), replace(PAPER, batch=options.batch)
     stream = driver.stream()
     torch.backends.cudnn.benchmark = True
     with on_stream("cuda:0", stream.handle):
-        mode: Any = device_mode("cuda:0", compile=True, precision=options.precision)
-        step = ResidentStep(
-            mode,
-            sizes,
-            "cuda:0",
-            lambda nbytes: CudaBuffer.create(driver, nbytes),
-            channels_last=True,
-        )
-        replay = capture(step.functions, "cuda:0")
+        replay = CONTENDERS[options.mode].make(Place(sizes, options.precision, driver))
         for _ in range(10):
             replay()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -59,7 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
         sort_by="cuda_time_total", row_limit=200, max_name_column_width=110
     )
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"profile-{options.precision}-{options.batch}.txt").write_text(table)
+    (options.out / f"profile-{options.mode}-{options.precision}-{options.batch}.txt").write_text(
+        table
+    )
     rate = step_flops(sizes.network(), options.batch) / seconds / 1e12
     print(
         f"batch {options.batch}, {options.precision}: {1e3 * seconds:.3f} ms, "
