@@ -120,12 +120,9 @@ class SimulatedDriver:
     def download(self, target: np.ndarray, address: int, stream: Any) -> None:
         ctypes.memmove(target.ctypes.data, address, target.nbytes)
 
-    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
-        ctypes.memmove(target, source, nbytes)
-
     def average(
         self,
-        target: int,
+        targets: Sequence[int],
         terms: Sequence[tuple[int, float]],
         divisor: float,
         count: int,
@@ -134,7 +131,8 @@ class SimulatedDriver:
     ) -> None:
         """Add weighted vectors and divide, as the exchange's kernel does."""
         total = sum(at(address, (count,), dtype) * dtype.type(share) for address, share in terms)
-        at(target, (count,), dtype)[:] = total / dtype.type(divisor)
+        for target in targets:
+            at(target, (count,), dtype)[:] = total / dtype.type(divisor)
 
 
 def at(address: int, shape: tuple[int, ...], dtype: np.dtype, strides: Any = None) -> np.ndarray:
