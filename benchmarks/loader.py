@@ -37,6 +37,7 @@ from tandem.training.input_pipeline import InputPipeline, ProcessLoader
 
 # torch is imported in functions: a loader process imports this file again and should stay small.
 
+THREADS = (2, 4)  # that share the reading, compared with one
 SHUFFLES: tuple[Shuffle, ...] = ("files", "images")
 READ_TARGET, CROP_TARGET = 1.3, 3.0  # times the time of the bare system calls
 MEMORY_TARGET, GROWTH_TARGET = 400.0, 1.0  # MB; the latter over all of `Sizes.steady`
@@ -65,9 +66,11 @@ PAPER = Sizes()
 class Epoch:
     """The minibatches of an epoch, loaded into two slots in turn by us and by peers."""
 
-    def __init__(self, dataset: Dataset, shuffle: Shuffle, sizes: Sizes, crop_here: bool) -> None:
+    def __init__(
+        self, dataset: Dataset, shuffle: Shuffle, sizes: Sizes, crop_here: bool, threads: int = 1
+    ) -> None:
         self.dataset, self.sizes = dataset, sizes
-        self.builder = MinibatchBuilder(dataset, dataset, sizes.augmentation, crop_here)
+        self.builder = MinibatchBuilder(dataset, dataset, sizes.augmentation, crop_here, threads)
         self.slots = HostSlots.create(SlotLayout(sizes.batch, self.builder.picture_size), rank=0)
         order = epoch_order(dataset.counts, shuffle, seed=1, epoch=0)
         self.requests = [
@@ -266,6 +269,10 @@ def filling(
             f"whole pictures, {shuffle}": whole.fill(),
             f"crops, {shuffle}": cropped.fill(),
         }
+        for threads in THREADS:
+            for name, crop in (("whole pictures", False), ("crops", True)):
+                shared = Epoch(dataset, shuffle, sizes, crop, threads)
+                steps[f"{name}, {shuffle}, {threads} threads"] = shared.fill()
     found = {m.name: m for m in measure(steps, rounds)}
     question = f"fill a slot with {sizes.batch} pictures of {sizes.stored} pixels"
     for shuffle in SHUFFLES:
@@ -275,6 +282,9 @@ def filling(
     for name in ("whole pictures", "crops"):
         by_files, by_images = (found[f"{name}, {shuffle}"] for shuffle in SHUFFLES)
         yield compare(question, by_images, by_files, "time")
+        for by_one in (by_files, by_images):
+            for threads in THREADS:
+                yield compare(question, found[f"{by_one.name}, {threads} threads"], by_one, "time")
     steps = {
         "crops, images": cropped.fill(),
         "NumPy's crop, mirror and mean, images": cropped.by_numpy(files, mean_image(sizes)),

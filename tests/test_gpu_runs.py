@@ -17,7 +17,7 @@ from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots
 from tandem.training.memory import make_slots
 from tests.support import simulated_gpu as simulated_gpu
-from tests.support.runs import assert_close, assert_same_weights, train, weights
+from tests.support.runs import assert_close, assert_same_bits, assert_same_weights, train, weights
 from tests.support.tiny import read_record, settings, without_times
 
 COMMON = {"precision": "float64", "batch_size": 2, "n_epochs": 2, "check_every": 1}
@@ -30,9 +30,23 @@ def on_host(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(monkeypatch)
+
+
+def simulate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.config.resolve.resolve_devices", lambda names, _: tuple(names))
     monkeypatch.setattr("tandem.artifacts.reproducibility.device_names", lambda devices: [*devices])
     monkeypatch.setattr("tandem.launch.local.make_slots", simulated_gpu.make_slots)
+
+
+@pytest.fixture(scope="module")
+def loaded(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trainers on one GPU, whose loaders copy every minibatch to it."""
+    run = tmp_path_factory.mktemp("loaded") / "run"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        simulate(monkeypatch)
+        assert train_simulated(data, run, devices=["cuda:0", "cuda:0"], data_on_gpu=False) == 0
+    return run
 
 
 def train_simulated(data: Path, run: Path, **changes: Any) -> int:
@@ -40,18 +54,17 @@ def train_simulated(data: Path, run: Path, **changes: Any) -> int:
     return run_training(arguments, None)
 
 
+def test_trainers_on_one_gpu_compute_what_they_do_on_the_host(on_host: Path, loaded: Path) -> None:
+    check_close(loaded, on_host)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
-        {"devices": ["cuda:0", "cuda:0"]},
-        pytest.param(
-            {"devices": ["cuda:0", "cuda:0"], "exchange": "gradients", "para_load": False},
-            marks=pytest.mark.slow,
-        ),
+        {"devices": ["cuda:0", "cuda:0"], "exchange": "gradients", "para_load": False},
         # These two can't reach each other.
-        pytest.param(
-            {"devices": ["cuda:0", "cuda:1"], "use_data_layer": False}, marks=pytest.mark.slow
-        ),
+        {"devices": ["cuda:0", "cuda:1"], "use_data_layer": False},
     ],
 )
 def test_trainers_on_gpus_compute_what_they_do_on_the_host(
@@ -66,9 +79,59 @@ def test_trainers_on_gpus_compute_what_they_do_on_the_host(
     assert train_simulated(data, run, **changes) == 0
     apart = "cuda:0 and cuda:1 can't reach each other's memory" in capfd.readouterr().err
     assert apart == (changes["devices"][1] == "cuda:1")
+    check_close(run, on_host)
+
+
+def check_close(run: Path, on_host: Path) -> None:
     assert_close(run, on_host, 1e-9)
     for line, expected in zip(read_record(run), read_record(on_host), strict=True):
         assert without_times(line).keys() == without_times(expected).keys()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data_on_gpu": True},
+        pytest.param({"para_load": False, "loader_threads": 3}, marks=pytest.mark.slow),
+        pytest.param({"devices": ["cuda:0", "cuda:2"]}, marks=pytest.mark.slow),
+    ],
+)
+def test_pictures_that_stay_on_the_gpu_give_the_same_bits(
+    data: Path, tmp_path: Path, simulated: None, loaded: Path, changes: dict[str, Any]
+) -> None:
+    """The last minibatches of an epoch are short, and one trainer has no picture in them."""
+    run = tmp_path / "run"
+    assert train_simulated(data, run, **{"devices": ["cuda:0", "cuda:0"], **changes}) == 0
+    assert_same_bits(run, loaded)
+
+
+def make_small_slots(*arguments: Any) -> Any:
+    """Stands for `make_slots`, for GPUs on which the pictures fit and leave too little."""
+    return replace(simulated_gpu.make_slots(*arguments), free=2 * 20 * 70**2 * 3 - 1)
+
+
+@pytest.mark.slow
+def test_pictures_that_do_not_fit_are_loaded(
+    data: Path, tmp_path: Path, simulated: None, loaded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.launch.local.make_slots", make_small_slots)
+    run = tmp_path / "run"
+    assert train_simulated(data, run, devices=["cuda:0", "cuda:0"]) == 0
+    assert_same_bits(run, loaded)
+
+
+@pytest.mark.slow
+def test_pictures_that_have_to_fit_and_do_not_end_the_run(
+    data: Path,
+    tmp_path: Path,
+    simulated: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("tandem.launch.local.make_slots", make_small_slots)
+    changes = {"devices": ["cuda:0", "cuda:0"], "data_on_gpu": True}
+    assert train_simulated(data, tmp_path / "run", **changes) == 2
+    assert "2 copies of the pictures take 1 MiB of cuda:0, of which" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

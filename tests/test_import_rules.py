@@ -20,7 +20,8 @@ SOURCES = sorted(
 )
 ALLOWED = {
     "torch": ("tandem/backend/", "tandem/distributed/"),
-    "pycuda": ("tandem/memory/cuda/", "tandem/distributed/peer_to_peer.py"),
+    "pycuda": ("tandem/memory/cuda/",),
+    "cuda": ("tandem/distributed/gpu_kernel.py",),
     "h5py": ("tandem/data/",),
     "hickle": ("tandem/data/", "tandem/preprocessing/", "preprocessing/"),
     "mpi4py": ("tandem/distributed/mpi.py",),
@@ -145,7 +146,7 @@ def test_the_network_imports_nothing_below_pytensor() -> None:
         ("tandem.training.trainer", "torch pytensor numba rich tensorboard PIL"),
         ("classify", "torch pytensor numba rich tensorboard"),
         ("tandem", "numpy"),
-        ("tandem.memory.cuda, tandem.distributed.peer_to_peer", "pycuda torch pytensor"),
+        ("tandem.memory.cuda, tandem.distributed.peer_to_peer", "pycuda cuda torch pytensor"),
     ],
 )
 def test_starting_imports_no_heavy_package(module: str, banned: str) -> None:

@@ -25,7 +25,7 @@ class MetricSums:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of one trainer, by what it did."""
+    """Seconds of one trainer, by what it did; what a GPU does counts where it is waited for."""
 
     compute: _Finite = 0.0
     load_wait: _Finite = 0.0

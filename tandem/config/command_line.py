@@ -58,8 +58,8 @@ _SENTENCES = {
     ),
     "e evaluate eval test test_only": "python validate.py --weights FILE validates a checkpoint",
     "j workers num_workers": (
-        "each trainer has a loader process of its own (para_load: true); threads sets the CPU "
-        "threads of a trainer"
+        "each trainer has a loader process of its own (para_load: true), in which loader_threads "
+        "read; threads sets the CPU threads of a trainer"
     ),
     "max_iter max_steps iterations": "the length of a run is counted in epochs: use n_epochs",
     "gamma lr_gamma": "the rate is divided by 10 at each epoch of lr_step",

@@ -18,7 +18,7 @@ from tandem.memory.cuda import INSTALL, gpu_identity
 log = logging.getLogger(__name__)
 
 # Of cuda.h: attributes of a device, and values of its compute mode.
-_COMPUTE_MODE, _MPS_ENABLED = 20, 133
+_COMPUTE_MODE, _CAPABILITY_MAJOR, _MPS_ENABLED = 20, 75, 133
 _PROHIBITED, _EXCLUSIVE_PROCESS = 2, 3
 
 
@@ -35,6 +35,7 @@ class RankInfo:
     starter: Starter
     missing: str | None = None  # what its GPUs can't be used without
     limits: tuple[int | None, ...] = ()  # of each GPU, see `process_limit`; empty: none has one
+    bfloat16: tuple[bool, ...] = ()  # whether each of the GPUs multiplies in it
 
     @classmethod
     def here(
@@ -46,7 +47,19 @@ class RankInfo:
         identities = tuple(gpu_identity(number) for number in numbers)
         cores, missing = available_cores(), missing_for_gpus()
         limits = tuple(process_limit(number) for number in numbers)
-        return cls(machine, cores, gpus, identities, processor, software, starter, missing, limits)
+        bfloat16 = tuple(has_bfloat16(number) for number in numbers)
+        return cls(
+            machine,
+            cores,
+            gpus,
+            identities,
+            processor,
+            software,
+            starter,
+            missing=missing,
+            limits=limits,
+            bfloat16=bfloat16,
+        )
 
 
 def available_cores() -> tuple[int, ...]:
@@ -192,6 +205,11 @@ def _gpu_name(number: int) -> str:
     if found and driver.cuDeviceGetName(name, 256, handle) == 0:
         return name.value.decode(errors="replace")
     return "unknown"
+
+
+def has_bfloat16(number: int) -> bool:
+    """Whether a GPU multiplies in bfloat16: from compute capability 8.0 on."""
+    return _attribute(number, _CAPABILITY_MAJOR) >= 8
 
 
 def missing_for_gpus() -> str | None:

@@ -6,6 +6,7 @@ from tandem.compilers import has_triton
 from tandem.config.hardware import (
     RankInfo,
     available_cores,
+    has_bfloat16,
     have_own_gpus,
     place_devices,
     resolve_devices,
@@ -16,6 +17,8 @@ from tandem.distributed import RULES, RunFacts
 from tandem.errors import InputError
 from tandem.processor import describe_processor, prefers_fft
 from tandem.registry import check
+
+_MOST_LOADER_THREADS = 8  # for one GPU: more add nothing once the memory's bandwidth is used
 
 
 def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
@@ -39,13 +42,19 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
         raise InputError("precision: tf32 is a format of GPUs; on cpu use float32 or bfloat16")
     if config.convolutions == "fft" and facts.on_gpu:
         raise InputError("convolutions: fft is for CPUs; on GPUs cuDNN chooses")
+    keeps = _keeps_data(config, facts)
+    cores = threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1
     found = {
-        "threads": threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1,
+        "threads": cores,
         "collective": _collective(config, facts),
         "compile": facts.on_gpu and has_triton(),
         "convolutions": _convolutions(facts, ranks),
+        "loader_threads": min(cores, _MOST_LOADER_THREADS) if facts.on_gpu else 1,
         "use_data_layer": facts.on_gpu,
+        "data_on_gpu": "auto" if keeps else False,  # each trainer sees whether they fit
     }
+    if config.precision == "auto":
+        found["precision"] = _precision(facts, ranks)
     return config.model_copy(
         update={key: value for key, value in found.items() if settings[key] == "auto"}
     )
@@ -143,6 +152,30 @@ def _convolutions(facts: RunFacts, ranks: Sequence[RankInfo]) -> str:
     processors = [rank.processor for rank in ranks] or [describe_processor()]
     by_fft = not facts.on_gpu and all(prefers_fft(name) for name in processors)
     return "fft" if by_fft else "direct"
+
+
+def _keeps_data(config: Config, facts: RunFacts) -> bool:
+    """Whether pictures can be kept on GPUs; refuse ``data_on_gpu: true`` where they cannot."""
+    if config.data_on_gpu is True and not facts.on_gpu:
+        raise InputError("data_on_gpu: true is for GPUs; on cpu use auto or false")
+    if config.data_on_gpu is True and config.use_data_layer is False:
+        raise InputError(
+            "data_on_gpu is true and use_data_layer is false: a GPU keeps whole pictures, and so "
+            "has to crop them; set use_data_layer to true, or data_on_gpu to auto or false"
+        )
+    return facts.on_gpu and config.use_data_layer is not False
+
+
+def _precision(facts: RunFacts, ranks: Sequence[RankInfo]) -> str:
+    """Resolve ``precision: auto``, alike for trainers on different devices."""
+    if not facts.on_gpu:
+        return "float32"
+    numbers = [int(device.removeprefix("cuda:")) for device in facts.devices]
+    if ranks:
+        able = all(r.bfloat16[n] for r, n in zip(ranks, numbers, strict=True))
+    else:
+        able = all(has_bfloat16(number) for number in sorted(set(numbers)))
+    return "bfloat16" if able else "float32"
 
 
 def _collective(config: Config, facts: RunFacts) -> str:

@@ -208,8 +208,10 @@ class Network(Section):
         "names and values, such as {norm_before_pool: true}",
         omit_default=True,
     )
-    precision: Literal["float32", "tf32", "bfloat16", "float64"] = key(
-        "float32", "of products: float32, tf32 (GPUs), bfloat16; float64: all", affects_bits=True
+    precision: Literal["auto", "float32", "tf32", "bfloat16", "float64"] = key(
+        "auto",
+        "of products: float32, tf32 (GPUs), bfloat16; float64: all; auto: bfloat16 on GPUs",
+        affects_bits=True,
     )
 
     @property
@@ -273,8 +275,16 @@ class Workers(Section):
         0, "steps between checks that trainers' parameters agree; 0: none", unit="steps", ge=0
     )
     para_load: bool = key(True, "a loader process beside each trainer; false: trainers load")
+    loader_threads: Annotated[int, Field(ge=1)] | Literal["auto"] = key(
+        "auto",
+        "threads that read for a trainer; auto: 1 on the CPU, on GPUs up to 8",
+        "a whole number of at least 1, or auto",
+    )
     use_data_layer: bool | Literal["auto"] = key(
         "auto", "crop on the device, not in the loader; auto: true on GPUs"
+    )
+    data_on_gpu: bool | Literal["auto"] = key(
+        "auto", "keep all pictures on the GPU; auto: if they fit into a third of its free memory"
     )
     peer_timeout_seconds: Float = key(
         60.0, "seconds without a heartbeat after which a process is dead", unit="seconds", ge=1

@@ -31,14 +31,20 @@ class MinibatchBuilder:
     """Reads pictures and labels into a slot, with crop origins and mirror flags.
 
     With `crop_here` the slot gets crops, mirrored if flagged, otherwise whole pictures for the
-    device to crop. A builder can be pickled; the copy opens the files for itself. Raises InputError
-    if the crop is larger than the pictures, or the splits differ in image size.
+    device to crop, or none where the slot is made without: the device then has them all. `threads`
+    read the pictures. A builder can be pickled; the copy opens the files for itself. Raises
+    InputError if the crop is larger than the pictures, or the splits differ in image size.
     """
 
     def __init__(
-        self, train: "Dataset", validation: "Dataset", augmentation: Augmentation, crop_here: bool
+        self,
+        train: "Dataset",
+        validation: "Dataset",
+        augmentation: Augmentation,
+        crop_here: bool,
+        threads: int = 1,
     ) -> None:
-        self._arguments = (train, validation, augmentation, crop_here)
+        self._arguments = (train, validation, augmentation, crop_here, threads)
         size, crop = train.image_size, augmentation.crop_size
         if validation.image_size != size:
             raise InputError(
@@ -48,7 +54,10 @@ class MinibatchBuilder:
         if not 0 < crop <= size:
             raise InputError(f"crop_size: found {crop}, expected 1 to {size}, the pictures' size")
         self.augmentation, self.crop_here, self.image_size = augmentation, crop_here, size
-        self._readers = {"train": PictureReader(train), "validation": PictureReader(validation)}
+        self._readers = {
+            "train": PictureReader(train, threads=threads),
+            "validation": PictureReader(validation, threads=threads),
+        }
 
     @property
     def picture_size(self) -> int:
@@ -62,7 +71,7 @@ class MinibatchBuilder:
         index outside the split, and ValueError if the slot is too small.
         """
         n, reader = len(request.indices), self._readers[request.mode]
-        size = self.picture_size
+        size = self.picture_size if self.crop_here or slot.pictures.size else 0
         if n > len(slot.pictures) or slot.pictures.shape[1:] != (size, size, 3):
             raise ValueError(
                 f"a slot with pictures {slot.pictures.shape} can't take {n} pictures of "
@@ -74,7 +83,7 @@ class MinibatchBuilder:
         slot.labels[:n] = reader.labels(request.indices)
         if self.crop_here:
             self._read_crops(slot, reader, request.indices)
-        else:
+        elif size:
             reader.read(request.indices, slot.pictures[:n])
         slot.valid[...] = n
 
@@ -88,15 +97,18 @@ class MinibatchBuilder:
     ) -> None:
         columns, mirrored = slot.origins[:, 1].tolist(), slot.mirrored.tolist()
         tops, height = slot.origins[: len(indices), 0], self.picture_size
-        for i, band in reader.bands(indices, tops, height):
+
+        def crop(i: int, band: npt.NDArray[np.uint8]) -> None:
             window, out = band[:, columns[i] : columns[i] + height], slot.pictures[i]
             if not mirrored[i]:
                 out[...] = window
-                continue
+                return
             # For a single channel NumPy's inner loop runs over a row of pixels; for all three it
             # would run over the channels of a pixel, which takes four times as long.
             for channel in range(3):
                 out[..., channel] = window[:, ::-1, channel]
+
+        reader.bands(indices, tops, height, crop)
 
     def __reduce__(self) -> tuple[Callable[..., "MinibatchBuilder"], tuple[Any, ...]]:
         return type(self), self._arguments

@@ -1,12 +1,15 @@
 """Reading of pictures by dataset index from batch files into given memory."""
 
+import itertools
 import math
 import os
+import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +21,53 @@ if TYPE_CHECKING:
     from tandem.data.dataset import Dataset
 
 _MOST_BUFFERS = 1024  # that one preadv takes: IOV_MAX of Linux and macOS
+_LEAST_BYTES = 1 << 20  # for a thread: handing it less takes longer than reading it
+
+Take = Callable[[int, npt.NDArray[np.uint8]], None]
+
+
+class _OpenFile:
+    """An open file, closed with its last reference: no thread reads from it then."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+class _OpenFiles:
+    """Open files by number, of which at most `most` stay open; for any thread."""
+
+    def __init__(self, paths: Sequence[str], most: int) -> None:
+        self._paths, self._most = paths, most
+        self._open: OrderedDict[int, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __getitem__(self, number: int) -> _OpenFile:
+        """The file, which stays open while it is referred to."""
+        with self._lock:
+            if number in self._open:
+                self._open.move_to_end(number)
+                return self._open[number]
+        # Several threads may open files at once, and rarely the same one.
+        opened = _OpenFile(self._paths[number])
+        with self._lock:
+            self._open[number] = opened
+            while len(self._open) > self._most:
+                self._open.popitem(last=False)
+        return opened
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Of the files that stay open, those used last at the end."""
+        return [opened.descriptor for opened in self._open.values()]
+
+    def close(self) -> None:
+        """Close all; they are opened again when they are needed."""
+        self._open.clear()
 
 
 class PictureReader:
@@ -29,18 +79,25 @@ class PictureReader:
     picture are scattered, so the whole file is read (the last one is kept) and transposed: slower
     by an order of magnitude, and with random pictures a whole file is read for each. At most
     `max_open` batch files are kept open; the least recently used are closed.
+
+    In layout b01c, `threads` share what is read, in the order of the files: system calls do not
+    hold the interpreter's lock. The pool of threads lives until `close`. A reader is for one caller
+    at a time.
     """
 
-    def __init__(self, dataset: "Dataset", max_open: int = 64) -> None:
+    def __init__(self, dataset: "Dataset", max_open: int = 64, threads: int = 1) -> None:
         if max_open < 1:
             raise ValueError(f"max_open is {max_open}; at least one file has to be open")
+        if threads < 1:
+            raise ValueError(f"threads is {threads}; at least one has to read")
         self.dataset = dataset
-        self._max_open = max_open
+        self._threads = threads
+        self._files = _OpenFiles(dataset.paths, max_open)
         counts = np.asarray(dataset.counts, np.int64)
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts
         self._offsets = np.asarray(dataset.offsets, np.int64)
-        self._open: OrderedDict[int, int] = OrderedDict()
+        self._pool: ThreadPoolExecutor | None = None
         self._block: tuple[int, npt.NDArray[np.uint8]] | None = None
         self._scratch = np.empty(0, np.uint8)
 
@@ -71,25 +128,28 @@ class PictureReader:
         size, flat = out[0].nbytes, out.reshape(-1).data
         numbers, begins = files.tolist(), (self._offsets[files] + rows * size).tolist()
         views = [flat[row * size : (row + 1) * size] for row in destinations.tolist()]
-        for start, end in _runs(files, rows):
-            self._read_exactly(numbers[start], begins[start], views[start:end])
+
+        def read(_: int, part: slice) -> None:
+            before = part.start
+            for start, end in _runs(files[part], rows[part]):
+                first = before + start
+                self._read_exactly(numbers[first], begins[first], views[first : before + end])
+
+        self._in_parts(len(wanted), size, read)
 
     def bands(
-        self, indices: npt.ArrayLike, tops: npt.NDArray[np.int64], height: int
-    ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+        self, indices: npt.ArrayLike, tops: npt.NDArray[np.int64], height: int, take: Take
+    ) -> None:
         """Read `height` rows of each picture, one at a time, so that they stay in the cache.
 
         Parameters
         ----------
         indices, tops : int64 (n,)
             Dataset indices, in any order, repeated or not, and the first row of each band.
-
-        Yields
-        ------
-        int
-            The picture's position in `indices`. They are in the order of the files.
-        uint8 (height, S, 3)
-            (row, column, RGB). It is overwritten by the next.
+        take : callable
+            Called by the thread that reads, in the order of its files, with a picture's position in
+            `indices` and with its band, uint8 (height, S, 3) = (row, column, RGB), which the next
+            one overwrites.
         """
         wanted, side = self._checked(indices), self.dataset.image_size
         if self.dataset.layout == "c01b":
@@ -97,26 +157,31 @@ class PictureReader:
             pictures = self._scratch_of((len(wanted), *self.picture_shape))
             self.read(wanted, pictures)
             for position, top in enumerate(tops.tolist()):
-                yield position, pictures[position, top : top + height]
+                take(position, pictures[position, top : top + height])
             return
         files, rows, positions = self._by_file(wanted)
         begins = self._offsets[files] + (rows * side + tops[positions]) * side * 3
-        band = self._scratch_of((height, side, 3))
-        view = band.reshape(-1).data
-        parts = (files.tolist(), begins.tolist(), positions.tolist())
-        for file, begin, position in zip(*parts, strict=True):
-            self._read_exactly(file, begin, [view])
-            yield position, band
+        pieces = list(zip(files.tolist(), begins.tolist(), positions.tolist(), strict=True))
+        bands = self._scratch_of((self._threads, height, side, 3))
+
+        def read(number: int, part: slice) -> None:
+            band = bands[number]
+            for file, begin, position in pieces[part]:
+                self._read_exactly(file, begin, [band.reshape(-1).data])
+                take(position, band)
+
+        self._in_parts(len(wanted), bands[0].nbytes, read)
 
     def labels(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The class of each picture, int64 (n,); raises IndexError or InputError."""
         return self._labels[self._checked(indices)]
 
     def close(self) -> None:
-        """Close the files and free the buffers; reading opens the files again."""
-        while self._open:
-            os.close(self._open.popitem()[1])
-        self._block, self._scratch = None, np.empty(0, np.uint8)
+        """Close the files, free the buffers, end the threads; reading starts all of it again."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._files.close()
+        self._pool, self._block, self._scratch = None, None, np.empty(0, np.uint8)
 
     def __enter__(self) -> "PictureReader":
         return self
@@ -151,6 +216,25 @@ class PictureReader:
         ordered = wanted[positions]
         files = np.searchsorted(self._ends, ordered, side="right")
         return files, ordered - self._starts[files], positions
+
+    def _in_parts(self, count: int, nbytes: int, work: Callable[[int, slice], None]) -> None:
+        """Let threads do `work` on parts of so many equal pieces of `nbytes`, and wait for all.
+
+        `work` gets the number of the part too. The error of the first part that failed is raised.
+        """
+        number = max(1, min(self._threads, count, count * nbytes // _LEAST_BYTES))
+        ends = [count * k // number for k in range(number + 1)]
+        first, *others = [slice(a, b) for a, b in itertools.pairwise(ends)]
+        if others and self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads - 1, "reader")
+        pool: Any = self._pool
+        futures = [pool.submit(work, k, part) for k, part in enumerate(others, 1)]
+        try:
+            work(0, first)
+        finally:
+            wait(futures)
+        for future in futures:
+            future.result()
 
     def _scratch_of(self, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         """Memory that is reused by the next call."""
@@ -190,9 +274,9 @@ class PictureReader:
         """Fill `views` in turn from byte `begin` of a file."""
         end = begin + sum(map(len, views))
         try:
-            descriptor = self._descriptor(file)
+            opened = self._files[file]
             while begin < end:
-                count = os.preadv(descriptor, views[:_MOST_BUFFERS], begin)
+                count = os.preadv(opened.descriptor, views[:_MOST_BUFFERS], begin)
                 if count == 0:
                     self._refuse(file, f"truncated: found {begin} bytes, expected at least {end}")
                 begin += count
@@ -205,15 +289,6 @@ class PictureReader:
 
     def _refuse(self, file: int, what: str) -> NoReturn:
         raise InputError(f"{self.dataset.paths[file]}: {what}") from None
-
-    def _descriptor(self, file: int) -> int:
-        descriptor = self._open.pop(file, None)
-        if descriptor is None:
-            if len(self._open) >= self._max_open:
-                os.close(self._open.popitem(last=False)[1])
-            descriptor = os.open(self.dataset.paths[file], os.O_RDONLY | os.O_CLOEXEC)
-        self._open[file] = descriptor
-        return descriptor
 
 
 def _runs(

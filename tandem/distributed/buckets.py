@@ -79,6 +79,7 @@ class BucketedGradients(Exchange):
     def _end_round(self) -> None:
         if self._round is not None:
             self._round.finish()
+            self._gradients.rejoin()
             self._round = None
 
 

@@ -157,6 +157,14 @@ class GlooGroup(RankGroup):
         else:
             self._do(lambda: [self._nccl.allreduce([vector])])
 
+    def average_by_nccl(self, vector: Any) -> None:
+        """Replace every rank's tensor on a GPU by the average of all. Collective."""
+        import torch.distributed as dist
+
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG)
+        self._do(lambda: [self._nccl.allreduce([vector], options)])
+
     def all_to_all(self, vector: np.ndarray, received: np.ndarray, parts: Sequence[slice]) -> None:
         received[self.rank] = vector[parts[self.rank]]
         others = self._others()

@@ -41,6 +41,7 @@ class GpuVector(RankVector):
         self._is_direct = all(group.all_gather_object(group.takes_gpu_memory()))
         self._closing = contextlib.ExitStack()
         self._free: list[Event] = []
+        self._averaged = self._driver.event()
 
     @cached_property
     def own(self) -> Any:
@@ -90,7 +91,7 @@ class GpuVector(RankVector):
 
         def wait() -> None:
             with self._driver.borrowed():
-                event.synchronize()
+                self.stream.wait_for_event(event)
             self._free.append(event)
 
         return wait
@@ -100,7 +101,11 @@ class GpuVector(RankVector):
         with self._driver.borrowed(), self._memory.use(self.stream):
             yield
             if self._is_apart:
-                self.wait()  # for the trainer, which computes on another stream
+                self._averaged.record(self.stream)
+
+    def rejoin(self) -> None:
+        if self._is_apart:
+            self._memory.stream.wait_for_event(self._averaged)
 
     def close(self) -> None:
         self.wait()

@@ -1,30 +1,25 @@
-"""Averaging over device memory: trainer i averages shard i by copies between the GPUs.
-
-One of the two modules that import PyCUDA, and it does so only when its kernel is compiled.
-"""
+"""Averaging over device memory: trainer i averages shard i by a kernel that reads all vectors."""
 
 import copy
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tandem.distributed.allreduce import AllReduce, shard
+from tandem.distributed.gpu_kernel import MOST_TRAINERS, Kernel, compile_average
 from tandem.distributed.group import Group
 from tandem.distributed.shares import weights_and_divisor
 from tandem.errors import InputError
-from tandem.memory.cuda import INSTALL, BufferHandle, CudaBuffer, CudaDriver, Stream, import_pycuda
+from tandem.memory.cuda import BufferHandle, CudaBuffer, CudaDriver, Event, Stream
 
 log = logging.getLogger(__name__)
 
-BLOCK = 16 << 20  # bytes that are copied at once, while those before them are being added
-
-Kernel = Callable[[int, Sequence[tuple[int, float]], float, int, np.dtype, Stream], None]
-"""Called with a target's address, (address, weight) of each term, what their sum is divided by, the
-number of elements, their dtype, and a stream."""
+BLOCK = 16 << 20  # bytes that pass through the host at once, while those before are being added
 
 
 class PeerVectors:
@@ -63,14 +58,6 @@ class PeerVectors:
     def is_apart(self, rank: int) -> bool:
         """Whether this trainer and another can't reach each other."""
         return self._apart[self.group.rank][rank]
-
-    def is_here(self, rank: int) -> bool:
-        """Whether a trainer's vector lies on this trainer's device, and can be read there."""
-        return self._devices[rank] == self.driver.identity and not self.is_apart(rank)
-
-    @property
-    def are_all_here(self) -> bool:
-        return all(self.is_here(rank) for rank in range(self.group.size))
 
     def address(self, rank: int, element: int) -> int:
         """Where an element of a trainer's vector is, as this process sees it."""
@@ -123,34 +110,125 @@ class PeerVectors:
             )
 
 
+class DeviceBarrier(ABC):
+    """A barrier of devices: work that follows it waits for what precedes it at all trainers."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    @abstractmethod
+    def cross(self, stream: Stream) -> None:
+        """Make later work on this stream wait for earlier work on those of all. Collective."""
+
+    def close(self) -> None:  # noqa: B027
+        """Give up what others have made, when the stream has no more work."""
+
+
+class WaitingBarrier(DeviceBarrier):
+    """Each host waits for its device, and then for the other hosts."""
+
+    def cross(self, stream: Stream) -> None:
+        stream.synchronize()
+        self._group.barrier()
+
+
+class EventBarrier(DeviceBarrier):
+    """Streams wait for each other by events that processes share, and no host for a device.
+
+    Each trainer records an event on its stream, the hosts meet, and then each makes its stream wait
+    for the others' events. The hosts must meet, since a stream does not wait for an event that has
+    yet to be recorded.
+
+    A stream waits for what an event had recorded when it was told to, whatever is recorded later
+    (CUDA Driver API, cuEventRecord). But an event must not be recorded while another process is
+    about to tell its stream to wait for it, which would then wait for other work. So two events of
+    each trainer take turns. One that is recorded at a barrier is recorded again two barriers later,
+    after the hosts have met at the barrier between; and a host goes there only after it has told
+    its stream to wait at the one before. Nothing else limits how far hosts run ahead of devices.
+
+    An event is recorded on its own device, and streams of any device may wait for it
+    (cuStreamWaitEvent); each process opens the others' in its own context, as NVIDIA's sample
+    simpleIPC does with a process for each GPU.
+    """
+
+    def __init__(self, group: Group, own: Sequence[Event], others: list[Sequence[Event]]) -> None:
+        super().__init__(group)
+        self._own, self._others, self._turn = own, others, 0
+
+    def cross(self, stream: Stream) -> None:
+        self._own[self._turn].record(stream)
+        self._group.barrier()
+        for events in self._others:
+            stream.wait_for_event(events[self._turn])
+        self._turn = 1 - self._turn
+
+    def close(self) -> None:
+        self._others.clear()
+
+
+def device_barrier(vectors: PeerVectors) -> DeviceBarrier:
+    """Make a barrier by events, if all trainers can share them, else by waiting. Collective."""
+    group, driver = vectors.group, vectors.driver
+    if vectors.is_any_apart:
+        return WaitingBarrier(group)
+    refused = ""
+    try:
+        own = [driver.event(shared=True) for _ in range(2)]
+        exported = [driver.export_event(event) for event in own]
+    except InputError as error:
+        own, exported, refused = [], [], str(error)
+    others: list[Sequence[Event]] = []
+    every = group.all_gather_object(exported)
+    try:
+        for rank, handles in enumerate(every):
+            if rank != group.rank:
+                others.append([driver.open_event(handle) for handle in handles])
+    except InputError as error:
+        refused = str(error)
+    found = next(filter(None, group.all_gather_object(refused)), "")
+    if not found:
+        return EventBarrier(group, own, others)
+    if group.rank == 0:
+        log.warning("every exchange waits for the GPUs, which is slower: %s", found)
+    return WaitingBarrier(group)
+
+
 @dataclass(frozen=True)
 class _Track:
-    """A stream, and memory for one block of each vector that is copied on it."""
+    """A stream, and memory for one block of each vector that passes through the host on it."""
 
     stream: Stream
     scratch: CudaBuffer
 
 
 class PeerToPeerAllReduce(AllReduce):
-    """Average flat vectors in device memory, by copies between the GPUs of one machine.
+    """Average flat vectors in device memory, between the GPUs of one machine.
 
-    Between two barriers, trainer i reads shard i of all vectors, block by block, adds them in rank
-    order and writes the sum into all vectors. Each element is computed once, so all vectors hold
-    the same bits afterwards. No other trainer touches shard i, so there is no further barrier.
+    Between two barriers of the devices, trainer i reads shard i of all vectors, adds them in rank
+    order and writes the average into all vectors, by one kernel. Each element is computed once, so
+    all vectors hold the same bits afterwards. No other trainer touches shard i, so there is no
+    further barrier. All of it is work on the stream `step`, and the host waits for none.
 
-    Copies between devices don't make the host wait. So a trainer lets its device finish before it
-    enters a barrier: its step, on stream `step`, before the first, its copies before the others.
+    The kernel reads and writes other GPUs' memory directly, which is permitted to it where it is to
+    copies (cuDeviceCanAccessPeer). So bytes travel while others are added, and need no memory here.
 
-    Raises InputError if the device has too little memory for blocks of all vectors, or the kernel,
-    which by default needs nvcc, can't be compiled.
+    Where two GPUs can't reach each other, each trainer waits for its device instead: shards pass
+    through the host, block by block, and all trainers that are reached take part as before.
+
+    Raises InputError if there are too many trainers, the device has too little memory for blocks,
+    or the kernel can't be compiled.
     """
 
     def __init__(self, vectors: PeerVectors, step: Stream, kernel: Kernel | None = None) -> None:
         self._vectors, self._step, self._driver = vectors, step, vectors.driver
         self._part = slice(0, vectors.size)
-        self._add = self._compile() if kernel is None else kernel
+        group = vectors.group
+        if group.size > MOST_TRAINERS:
+            raise InputError(f"{group.size} trainers share a machine's GPUs: {MOST_TRAINERS} can")
+        self._add = compile_average(vectors.driver, vectors.dtype) if kernel is None else kernel
         # Of two blocks, one is in flight while the other is added.
-        self._tracks = [self._track() for _ in range(2)]
+        self._tracks = [self._track() for _ in range(2)] if vectors.is_any_apart else []
+        self._barrier = device_barrier(vectors)
 
     def of(self, part: slice) -> "PeerToPeerAllReduce":
         """The same for part of the vectors; the rest stays as it is."""
@@ -159,44 +237,31 @@ class PeerToPeerAllReduce(AllReduce):
         return found
 
     def close(self) -> None:
-        """Wait for all copies, and free the memory for blocks."""
+        """Wait for this trainer's work, and free the memory for blocks."""
+        self._step.synchronize()
         for track in self._tracks:
             track.stream.synchronize()
             track.scratch.close()
-
-    def _compile(self) -> Kernel:
-        """Compile for any number of terms, one trainer after another.
-
-        PyCUDA keeps what it has compiled in files that it does not write whole or not at all.
-        """
-        group = self._vectors.group
-        for rank in range(group.size):
-            if rank == group.rank:
-                found = compile_average(self._vectors.dtype.name, group.size)
-            group.barrier()
-        return found
+        self._barrier.close()
 
     def _track(self) -> _Track:
-        size = 0 if self._vectors.are_all_here else self._vectors.group.size * BLOCK
+        size = self._vectors.group.size * BLOCK
         return _Track(self._driver.stream(), CudaBuffer.create(self._driver, size, "blocks"))
 
     def average(self, vector: Any, shares: Sequence[float]) -> None:
         """Average the vectors that this was made with, wherever `vector` lies."""
-        vectors, group = self._vectors, self._vectors.group
+        group = self._vectors.group
         if group.size == 1 and shares[0] == 1:
             return
         shards = self._shards()
-        self._step.synchronize()
-        if vectors.is_any_apart:
-            self._stage(shares, shards)
-        group.barrier()
-        blocks = _blocks(shards[group.rank], vectors)
-        for track, block in zip(itertools.cycle(self._tracks), blocks):
-            self._average_block(track, block, shares)
-        self._finish()
-        group.barrier()
-        if vectors.is_any_apart:
-            self._take_back(shards)
+        self._stage(shares, shards)
+        self._barrier.cross(self._step)
+        if self._tracks:
+            self._average_blocks(shards[group.rank], shares)
+        else:
+            self._average(self._step, shards[group.rank], shares, {})
+        self._barrier.cross(self._step)
+        self._take_back(shards)
 
     def _shards(self) -> list[slice]:
         """What each trainer adds, by rank."""
@@ -204,18 +269,35 @@ class PeerToPeerAllReduce(AllReduce):
         shards = [shard(self._part.stop - start, trainers, rank) for rank in range(trainers)]
         return [slice(start + each.start, start + each.stop) for each in shards]
 
+    def _average(
+        self, stream: Stream, part: slice, shares: Sequence[float], copies: Mapping[int, int]
+    ) -> None:
+        """Average a part into all vectors that are reached; `copies` are of those that are not.
+
+        They are addresses by rank.
+        """
+        if part.start == part.stop:
+            return
+        vectors, ranks = self._vectors, range(self._vectors.group.size)
+        weights, divisor = weights_and_divisor(shares)
+        reached = {r: vectors.address(r, part.start) for r in ranks if not vectors.is_apart(r)}
+        sources = {**reached, **copies}
+        terms = [(sources[rank], weight) for rank, weight in enumerate(weights) if weight > 0]
+        count = part.stop - part.start
+        self._add(list(reached.values()), terms, divisor, count, vectors.dtype, stream)
+
+    # Of those that can't reach each other
+
     def _stage(self, shares: Sequence[float], shards: Sequence[slice]) -> None:
         """Copy to the host the shards of those who can't reach this vector."""
         if shares[self._vectors.group.rank] > 0:
             for address, pages in self._apart(shards):
-                self._driver.download(pages, address, self._tracks[0].stream)
-        self._finish()
+                self._driver.download(pages, address, self._step)
 
     def _take_back(self, shards: Sequence[slice]) -> None:
         """Copy back from the host what they averaged."""
         for address, pages in self._apart(shards):
-            self._driver.upload(address, pages, self._tracks[0].stream)
-        self._finish()
+            self._driver.upload(address, pages, self._step)
 
     def _apart(self, shards: Sequence[slice]) -> list[tuple[int, np.ndarray]]:
         """Where the shards lie, and pass, of those who can't reach this vector."""
@@ -226,103 +308,25 @@ class PeerToPeerAllReduce(AllReduce):
             if vectors.is_apart(rank) and part.start < part.stop
         ]
 
-    def _average_block(self, track: _Track, block: slice, shares: Sequence[float]) -> None:
-        vectors, driver, group = self._vectors, self._driver, self._vectors.group
-        weights, divisor = weights_and_divisor(shares)
-        terms = [
-            (self._fetch(track, rank, block), weight)
-            for rank, weight in enumerate(weights)
-            if weight > 0
-        ]
-        count = block.stop - block.start
-        target = vectors.address(group.rank, block.start)
-        self._add(target, terms, divisor, count, vectors.dtype, track.stream)
-        for rank in range(group.size):
-            if vectors.is_apart(rank):
-                driver.download(vectors.staging(rank, block), target, track.stream)
-            elif rank != group.rank:
-                there = vectors.address(rank, block.start)
-                driver.copy(there, target, count * vectors.dtype.itemsize, track.stream)
-
-    def _fetch(self, track: _Track, rank: int, block: slice) -> int:
-        """Return the address, on this device, of a block of a trainer's vector."""
-        vectors, driver = self._vectors, self._driver
-        if vectors.is_here(rank):
-            return vectors.address(rank, block.start)
-        target = track.scratch.address + rank * BLOCK
-        if vectors.is_apart(rank):
-            driver.upload(target, vectors.staging(rank, block), track.stream)
-        else:
-            nbytes = (block.stop - block.start) * vectors.dtype.itemsize
-            driver.copy(target, vectors.address(rank, block.start), nbytes, track.stream)
-        return target
-
-    def _finish(self) -> None:
+    def _average_blocks(self, part: slice, shares: Sequence[float]) -> None:
+        """Average a part block by block, and wait until it is done."""
+        vectors, driver, own = self._vectors, self._driver, self._vectors.group.rank
+        apart = [rank for rank in range(vectors.group.size) if vectors.is_apart(rank)]
+        for track, block in zip(itertools.cycle(self._tracks), _blocks(part, vectors.dtype)):
+            copies = {rank: track.scratch.address + rank * BLOCK for rank in apart}
+            for rank, address in copies.items():
+                if shares[rank] > 0:
+                    driver.upload(address, vectors.staging(rank, block), track.stream)
+            self._average(track.stream, block, shares, copies)
+            for rank in apart:
+                pages, there = vectors.staging(rank, block), vectors.address(own, block.start)
+                driver.download(pages, there, track.stream)
         for track in self._tracks:
             track.stream.synchronize()
 
 
-def _blocks(part: slice, vectors: PeerVectors) -> list[slice]:
-    """The parts of a shard that are worked on one after another; all at once, if none is copied."""
-    step = vectors.size if vectors.are_all_here else BLOCK // vectors.dtype.itemsize
+def _blocks(part: slice, dtype: np.dtype) -> list[slice]:
+    """The parts of a shard that are worked on one after another."""
+    step = BLOCK // dtype.itemsize
     starts = range(part.start, part.stop, step)
     return [slice(start, min(start + step, part.stop)) for start in starts]
-
-
-def compile_average(dtype: str, most_terms: int) -> Kernel:
-    """Compile the kernels that add 1 to `most_terms` weighted blocks, for the present context.
-
-    Products, sums and the quotient are rounded one by one, never fused: the result has the bits of
-    `tandem.distributed.kernels.average_into_all`. PyCUDA keeps the compiled kernels on disk. Raises
-    InputError if PyCUDA or nvcc is missing, or the folder on disk can't be written.
-    """
-    cuda = import_pycuda()
-    kernels = {n: _compile(cuda, average_source(dtype, n)) for n in range(1, most_terms + 1)}
-    threads, largest_grid = 256, 4096
-
-    def average(
-        target: int,
-        terms: Sequence[tuple[int, float]],
-        divisor: float,
-        count: int,
-        dtype: np.dtype,
-        stream: Stream,
-    ) -> None:
-        arguments: list[Any] = [np.uintp(target), np.uint64(count), dtype.type(divisor)]
-        for source, share in terms:
-            arguments += [np.uintp(source), dtype.type(share)]
-        grid = (min(largest_grid, -(-count // threads)), 1)
-        kernels[len(terms)](*arguments, block=(threads, 1, 1), grid=grid, stream=stream)
-
-    return average
-
-
-def _compile(cuda: Any, source: str) -> Any:
-    from pycuda.compiler import SourceModule
-
-    try:
-        return SourceModule(source).get_function("average")
-    except (OSError, cuda.Error) as error:
-        raise InputError(
-            f"the kernel of the exchange can't be compiled: {error}; PyCUDA needs the CUDA "
-            f"toolkit ({INSTALL}) and a folder to keep kernels in (PYCUDA_CACHE_DIR)"
-        ) from error
-
-
-def average_source(dtype: str, terms: int) -> str:
-    """The CUDA source of the kernel that adds `terms` vectors, at least 1."""
-    real, letter = {"float32": ("float", "f"), "float64": ("double", "d")}[dtype]
-    arguments = "".join(f", const {real} *x{k}, {real} s{k}" for k in range(terms))
-    products = [f"__{letter}mul_rn(x{k}[i], s{k})" for k in range(terms)]
-    total = products[0]
-    for product in products[1:]:
-        total = f"__{letter}add_rn({total}, {product})"
-    return f"""
-__global__ void average({real} *target, unsigned long long count, {real} divisor{arguments})
-{{
-    unsigned long long step = (unsigned long long) gridDim.x * blockDim.x;
-    unsigned long long i = (unsigned long long) blockIdx.x * blockDim.x + threadIdx.x;
-    for (; i < count; i += step)
-        target[i] = __{letter}div_rn({total}, divisor);
-}}
-"""

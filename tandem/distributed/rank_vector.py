@@ -38,12 +38,15 @@ class RankVector(ABC):
         """Return the first elements as an array, and the context in which they may be used."""
 
     def mark(self) -> Wait:
-        """Return what waits for all that this thread has begun to compute."""
+        """Return what makes later averages wait for all that this thread has begun to compute."""
         return lambda: None
 
     def working(self) -> AbstractContextManager[Any]:
-        """Context in which any thread may average the vector, and which ends when it is done."""
+        """Context in which any thread may average the vector."""
         return nullcontext()
+
+    def rejoin(self) -> None:  # noqa: B027
+        """Make what the trainer computes later wait for what other threads have averaged."""
 
     def close(self) -> None:  # noqa: B027
         """Give up other ranks' memory. Collective."""

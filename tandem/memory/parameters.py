@@ -1,7 +1,8 @@
 """A trainer's parameters and gradients, on the host or on a GPU, with the slots beside them."""
 
+import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ class HostMemory:
     """
 
     device = "cpu"  # where PyTorch computes
+    pictures: Mapping[str, Any] = {}  # none are kept on a GPU
     records = False  # whether functions are recorded over the slots, which are on a GPU
 
     def __init__(
@@ -97,6 +99,18 @@ class CudaMemory:
         ]
         self.slots = [area.arrays for area in self.areas]
         self.nbytes = layout.parameters_nbytes
+        self.kept: dict[str, CudaBuffer] = {}
+        # uint8 (n, row, column, RGB), by the name of the split; empty where slots hold pictures:
+        self.pictures: dict[str, Any] = {}
+
+    def keep_pictures(self, split: str, shape: Sequence[int]) -> None:
+        """Make memory for all pictures of a split, uint8 of that shape.
+
+        Raises InputError if the GPU has too little.
+        """
+        nbytes = math.prod(shape)
+        buffer = self.kept[split] = CudaBuffer.create(self.driver, nbytes, f"{split} pictures")
+        self.pictures[split] = buffer.array(shape, np.uint8)
 
     def wait(self) -> None:
         """Wait for all work on it so far."""
@@ -117,6 +131,6 @@ class CudaMemory:
         self.wait()
         for area in self.areas:
             area.close()
-        for buffer in self.buffers.values():
+        for buffer in (*self.buffers.values(), *self.kept.values()):
             buffer.close()
         self._context.__exit__(None, None, None)

@@ -20,11 +20,13 @@ class SlotLayout:
     """The layout of a slot's arrays. Every array starts on a 64-byte boundary."""
 
     batch_size: int  # b, pictures per trainer and step
-    picture_size: int  # P, stored size where the device crops, crop size where the loader does
+    # P, stored size where the device crops, crop size where the loader does; 0 without pictures,
+    # where the device keeps them all:
+    picture_size: int
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.picture_size < 1:
-            raise ValueError(f"a slot needs positive sizes, not {self}")
+        if self.batch_size < 1 or self.picture_size < 0:
+            raise ValueError(f"a slot can't have the sizes of {self}")
 
     @property
     def arrays(self) -> Mapping[str, tuple[tuple[int, ...], str]]:

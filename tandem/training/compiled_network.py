@@ -48,7 +48,7 @@ class CompiledNetwork:
     Parameters
     ----------
     config : Config
-        With ``compile`` and ``use_data_layer`` resolved; ``auto`` is taken as false.
+        With ``auto`` resolved; ``compile: auto`` is taken as false, ``precision: auto`` as float32.
     mean : float32 (3, S, S)
         The mean image, of the size of a whole picture.
     on_gradient_ready : callable, optional
@@ -79,6 +79,7 @@ class CompiledNetwork:
         if memory.updated is not None:
             self._updated = _place_vectors(memory.updated, memory.device, "part of ")
         self._mean = self._shared(mean.astype(config.dtype), "mean")
+        self._kept = _place(memory.pictures, memory.device, "pictures/")
         self._sums = {mode: self._zero_sums(mode) for mode in ("train", "validation")}
         self._last = self._zero_sums("last")
         self._scores: DeviceSharedVariable | None = None
@@ -205,10 +206,7 @@ class CompiledNetwork:
     def _backward(self) -> BackwardPass:
         """Build the forward and the backward pass."""
         network, config = self._network, self._config
-        minibatch, images = minibatch_inputs(config, self._mean)
-        minibatch["indices"] = pt.tensor(
-            "indices", dtype="int64", shape=minibatch["labels"].type.shape
-        )
+        minibatch, images = minibatch_inputs(config, self._mean, self._kept.get("train"))
         epoch = pt.tensor("epoch", dtype="int64", shape=())
         seed = pt.constant(np.int64(config.seed))
         keys = DropoutKeys(seed, epoch, minibatch["indices"])
@@ -270,7 +268,8 @@ class CompiledNetwork:
         return updates
 
     def _validation_graph(self) -> FunctionGraph:
-        minibatch, images = minibatch_inputs(self._config, self._mean)
+        kept = self._kept.get("validation")
+        minibatch, images = minibatch_inputs(self._config, self._mean, kept)
         logits = self._network.logits(images, None)
         cost = self._network.cost(logits, minibatch["labels"], minibatch["valid"])
         check_graph(self._network, images, cost)

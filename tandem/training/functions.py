@@ -44,7 +44,8 @@ class DeviceFunctions:
     ) -> None:
         self._graphs, self._parameters = graphs, parameters
         self._device, self._records = memory.device, memory.records
-        products = "float32" if config.precision == "float64" else config.precision
+        chosen = config.precision
+        products = "float32" if chosen == "float64" or chosen == "auto" else chosen
         make_mode = partial(
             device_mode,
             self._device,

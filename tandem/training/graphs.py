@@ -37,22 +37,31 @@ class BackwardPass:
     finite: TensorVariable  # whether the loss and all gradients are
 
 
-def minibatch_inputs(config: Config, mean: DeviceSharedVariable) -> tuple[Tensors, TensorVariable]:
+def minibatch_inputs(
+    config: Config, mean: DeviceSharedVariable, kept: DeviceSharedVariable | None = None
+) -> tuple[Tensors, TensorVariable]:
     """The arrays of a slot as symbolic variables, and the network's input that follows from them.
 
-    A slot holds whole pictures, of the mean's size, with `use_data_layer`, and crops without.
+    A slot holds whole pictures, of the mean's size, with `use_data_layer`, and crops without. Where
+    all pictures of the split are `kept` on the device, it holds only their indices.
     """
     batch, whole = config.batch_size, config.use_data_layer is True
     side = mean.type.shape[1] if whole else config.crop_size
     minibatch = {
         "pictures": pt.tensor("pictures", dtype="uint8", shape=(batch, side, side, 3)),
+        "indices": pt.tensor("indices", dtype="int64", shape=(batch,)),
         "labels": pt.tensor("labels", dtype="int64", shape=(batch,)),
         "origins": pt.tensor("origins", dtype="int64", shape=(batch, 2)),
         "mirrored": pt.tensor("mirrored", dtype="uint8", shape=(batch,)),
         "valid": pt.tensor("valid", dtype="int64", shape=()),
     }
+    pictures = minibatch["pictures"]
+    if kept is not None:
+        del minibatch["pictures"]
+        # A row that is not valid may have an index of the other split.
+        pictures = kept[pt.minimum(minibatch["indices"], kept.type.shape[0] - 1)]
     images = crop_mirror(
-        minibatch["pictures"],
+        pictures,
         mean,
         minibatch["origins"],
         minibatch["mirrored"],

@@ -1,5 +1,6 @@
 """A trainer's memory, opened where it works: parameters, gradients, slots, and their loader."""
 
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from tandem.data.minibatch import MinibatchBuilder
@@ -9,6 +10,7 @@ from tandem.memory.cuda import CudaSlots, SlotUploader
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.training.input_pipeline import InProcessLoader, Loader, OrderedLoader, ProcessLoader
+from tandem.training.kept_pictures import kept_pictures
 from tandem.training.run_spec import RunSpec
 
 
@@ -26,7 +28,8 @@ def open_memory(
 ) -> HostMemory | CudaMemory:
     """Make a trainer's memory, in its process. Collective.
 
-    On a GPU, from now on PyTorch's work in this process goes to one stream of it.
+    On a GPU, from now on PyTorch's work in this process goes to one stream of it. Raises InputError
+    if the GPU has too little memory.
     """
     if isinstance(slots, HostSlots):
         settings = ExchangeSettings.of(dict(spec.config))
@@ -37,7 +40,13 @@ def open_memory(
     deterministic(spec.config.deterministic)
     driver, device = slots.driver(), slots.torch_device
     use_device(device)
-    return slots.trainer_memory(layout, driver, lambda stream: on_stream(device, stream.handle))
+    kept = kept_pictures(spec, driver, group)
+    if kept:
+        slots = replace(slots, layout=replace(slots.layout, picture_size=0))
+    memory = slots.trainer_memory(layout, driver, lambda stream: on_stream(device, stream.handle))
+    for split, shape in kept.items():
+        memory.keep_pictures(split, shape)
+    return memory
 
 
 def open_loader(
@@ -51,5 +60,6 @@ def open_loader(
     if connection is None:
         uploader = SlotUploader(memory.driver, memory.areas)
         return OrderedLoader(InProcessLoader(builder, uploader), memory.areas, memory.stream)
-    connection.send(tuple(area.handle() for area in memory.areas))
+    handles = tuple(area.handle() for area in memory.areas)
+    connection.send((memory.areas[0].layout, handles))
     return OrderedLoader(ProcessLoader(connection), memory.areas, memory.stream)

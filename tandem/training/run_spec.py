@@ -20,7 +20,7 @@ class RunSpec:
     """A checked run. Small, and sent to every process when it starts."""
 
     job: Job
-    config: Config  # every ``auto`` is resolved
+    config: Config  # every ``auto`` is resolved, but for ``data_on_gpu`` on GPUs
     wnids: tuple[str, ...]  # the classes, in order
     train: Dataset
     validation: Dataset  # the same as `train` in a validation
@@ -97,5 +97,9 @@ class RunSpec:
             seed=config.seed,
         )
         return MinibatchBuilder(
-            self.train, self.validation, augmentation, crop_here=not self.device_crops
+            self.train,
+            self.validation,
+            augmentation,
+            crop_here=not self.device_crops,
+            threads=int(config.loader_threads),
         )

@@ -15,6 +15,7 @@ from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.optim import OPTIMIZERS, Optimizer
 from tandem.optim.parameter_groups import check_layers, learned_rates, running_averages
 from tandem.training.input_pipeline import InputPipeline, minibatch_requests
+from tandem.training.kept_pictures import read_kept_pictures
 from tandem.training.memory import open_loader, open_memory
 from tandem.training.run_spec import RunSpec
 
@@ -42,7 +43,7 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     Raises
     ------
     InputError
-        The network, a checkpoint or a layer's name cannot be used.
+        The network, a checkpoint or a layer's name cannot be used, or memory does not suffice.
     """
     from tandem.backend import keep_freed_memory, set_threads
     from tandem.training.compiled_network import CompiledNetwork
@@ -56,6 +57,7 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     optimizer = OPTIMIZERS.chosen(dict(config))
     layout = parameter_layout(network, optimizer, config.freeze, channels_last=spec.on_gpu)
     memory = open_memory(spec, arguments.slots, group, layout)
+    read_kept_pictures(spec, memory, arguments.status)
     sends_early = settings.exchange.buckets(layout) and spec.trainers > 1
     model = CompiledNetwork(
         network,

@@ -124,8 +124,6 @@ class Trainer:
             self.exchange.before_update(shares)
             timer.enter(Activity.COMPUTING)
             self.model.update(rate)
-            if self.spec.trainers > 1:  # the exchange waits in any case; this is computing
-                self.memory.wait()
             timer.enter(Activity.EXCHANGING)
             self.exchange.after_update(shares)
             self._seconds += timer.end()

@@ -8,6 +8,7 @@ import pytest
 
 import tandem
 from tandem.artifacts.reproducibility import check_exact, conditions
+from tandem.config.resolve import resolve
 from tandem.config.schema import Config
 from tandem.errors import InputError
 from tests.support.tiny import prepare
@@ -23,6 +24,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
         "threads": 1,
         "compile": False,
         "convolutions": "fft",
+        "precision": "float32",
         "use_data_layer": False,
     }
     return Config(data_folder=str(folder), **resolved)
@@ -42,6 +44,15 @@ def test_all_conditions_are_named(config: Config) -> None:
     assert found["tandem"] == tandem.__version__
     assert found["numpy"] == numpy.__version__
     assert {"processor", "python", "torch", "pytensor", "exchange", "precision"} <= found.keys()
+
+
+def test_a_run_in_float32_continues_where_auto_stands_for_it(config: Config) -> None:
+    before, now = (
+        conditions(resolve(config.model_copy(update={"precision": precision})))
+        for precision in ("float32", "auto")
+    )
+    check_exact(PATH, before, now)
+    assert now["precision"] == "float32"
 
 
 @pytest.mark.parametrize(

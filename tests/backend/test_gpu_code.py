@@ -60,6 +60,21 @@ def test_every_kernel_of_every_function_compiles_for_a_gpu(precision: str, tmp_p
     assert sorted(code) == ["gradients", "step", "update", "validation"]
 
 
+@NEEDS_TRITON
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kept", [10_000, 1_300_000])  # the latter need 64-bit addresses
+def test_pictures_that_stay_on_the_gpu_are_cropped_where_they_lie(
+    tmp_path: Path, kept: int
+) -> None:
+    for code in generate(
+        tmp_path, "--functions", "step", "validation", "--kept", str(kept)
+    ).values():
+        assert not re.findall(r"empty_strided_cuda\(.*torch\.uint8\)", code)
+        (crop,) = re.findall(rf"index out of bounds: 0 <= \w+ < {kept}", code)
+        assert crop
+
+
 def overflowing(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     """Products of a range with a number that does not fit into 32 bits.
 

@@ -26,8 +26,18 @@ def test_it_answers_every_question() -> None:
         ("crops, files", "preadv, files", "time", 3.0),
         ("whole pictures, images", "preadv, images", "time", 1.3),
         ("crops, images", "preadv, images", "time", 3.0),
-        ("whole pictures, images", "whole pictures, files", "time", None),
-        ("crops, images", "crops, files", "time", None),
+        *(
+            line
+            for name in ("whole pictures", "crops")
+            for line in (
+                (f"{name}, images", f"{name}, files", "time", None),
+                *(
+                    (f"{name}, {shuffle}, {threads} threads", f"{name}, {shuffle}", "time", None)
+                    for shuffle in ("files", "images")
+                    for threads in (2, 4)
+                ),
+            )
+        ),
         ("crops, images", "NumPy's crop, mirror and mean, images", "speed", None),
         ("a loader process, crops", "torch's DataLoader, arrays", "speed", None),
         ("a loader process, crops", "torch's DataLoader, JPEGs", "speed", None),

@@ -3,8 +3,6 @@
 import importlib.metadata
 import importlib.util
 import logging
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tandem.config import hardware
 from tandem.config.hardware import (
@@ -181,13 +180,30 @@ def test_versions_of_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_the_installed_pytorch_names_its_cuda() -> None:
-    program = (
-        "import sys; from tandem.config.hardware import torch_cuda; found = torch_cuda()\n"
-        "assert 'torch' not in sys.modules\n"
-        "import torch; expected = torch.version.cuda\n"
-        "assert expected == (found and '.'.join(map(str, found))), (expected, found)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    found = torch_cuda()
+    assert torch.version.cuda == (found and "{}.{}".format(*found))
+
+
+@pytest.mark.parametrize(("major", "expected"), [(7, False), (8, True), (9, True), (None, False)])
+def test_gpus_multiply_in_bfloat16_from_compute_capability_8_on(
+    monkeypatch: pytest.MonkeyPatch, major: int | None, expected: bool
+) -> None:
+    class Driver:
+        """Of a machine on which number 3 has that capability."""
+
+        def cuDeviceGet(self, handle: Any, number: int) -> int:
+            handle._obj.value = number + 40
+            return 0
+
+        def cuDeviceGetAttribute(self, found: Any, attribute: int, handle: Any) -> int:
+            if major is None:
+                return 101
+            assert (attribute, handle.value) == (75, 43)
+            found._obj.value = major
+            return 0
+
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
+    assert hardware.has_bfloat16(3) is expected
 
 
 # Ranks

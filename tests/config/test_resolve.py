@@ -16,6 +16,8 @@ def resolved(values: dict[str, Any], ranks: int = 0) -> Any:
     return resolve(make_config({"devices": ["cpu"], **values}), [rank] * ranks)
 
 
+AVX2 = "x86_64 AMD EPYC avx2 fma"
+AVX_512 = "x86_64 AMD EPYC avx2 avx512bw fma"
 FREEZE = {"init_weights": "w.safetensors", "freeze": ["fc8"]}
 BUCKETS = {"bucket_mb": 25.0, "exchange": "gradients"}
 FED_BACK = {"collective": "asa16", "error_feedback": True, "on_nan": "skip"}
@@ -73,6 +75,7 @@ def test_settings_that_contradict_each_other(values: dict[str, Any], expected: s
     ("values", "ranks", "expected"),
     [
         ({"precision": "tf32"}, 0, "tf32 is a format of GPUs"),
+        ({"data_on_gpu": True}, 0, "data_on_gpu: true is for GPUs; on cpu use auto or false"),
         ({"collective": "ar"}, 0, "collective: ar is for trainers that are ranks"),
         ({"rule": "gosgd"}, 0, "rule: gosgd is for trainers that are joined by MPI"),
         ({"exchange": "shared"}, 2, "ranks have their own"),
@@ -93,6 +96,70 @@ def test_what_auto_stands_for() -> None:
     assert found.use_data_layer is False
     assert resolved({"rule": "gosgd"}, ranks=2).collective == "auto"
     assert resolved({"threads": 7}, ranks=2).threads == 7
+    assert (found.precision, found.loader_threads) == ("float32", 1)
+    assert resolved({"precision": "bfloat16"}).precision == "bfloat16"
+    assert found.data_on_gpu is False
+    assert resolved({"loader_threads": 3}).loader_threads == 3
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of 12 cores with GPUs, of which number 1 is too old for bfloat16."""
+    monkeypatch.setattr("tandem.config.hardware.missing_for_gpus", lambda: None)
+    monkeypatch.setattr("tandem.config.hardware.cuda_device_count", lambda: 3)
+    monkeypatch.setattr("tandem.config.resolve.available_cores", lambda: tuple(range(12)))
+    monkeypatch.setattr("tandem.config.resolve.has_bfloat16", lambda number: number != 1)
+
+
+@pytest.mark.parametrize(
+    ("devices", "threads", "precision"),
+    [
+        (["cuda:0"], 8, "bfloat16"),
+        (["cuda:0", "cuda:2"], 6, "bfloat16"),
+        (["cuda:0", "cuda:0"], 6, "bfloat16"),
+        (["cuda:0", "cuda:1", "cuda:2"], 4, "float32"),
+        (["cuda:0"] * 13, 1, "bfloat16"),
+    ],
+)
+def test_what_auto_stands_for_on_gpus(
+    gpus: None, devices: list[str], threads: int, precision: str
+) -> None:
+    """All trainers compute alike, also where one could do with fewer bits."""
+    found = resolve(make_config({"devices": devices}))
+    assert (found.loader_threads, found.precision) == (threads, precision)
+    chosen = resolve(make_config({"devices": devices, "precision": "tf32", "loader_threads": 9}))
+    assert (chosen.loader_threads, chosen.precision) == (9, "tf32")
+
+
+@pytest.mark.parametrize(
+    ("wish", "crops", "expected"),
+    [
+        ("auto", "auto", "auto"),
+        ("auto", False, False),
+        (True, "auto", True),
+        (False, True, False),
+        (True, False, "data_on_gpu is true and use_data_layer is false: a GPU keeps whole"),
+    ],
+)
+def test_a_gpu_that_crops_can_keep_the_pictures(
+    gpus: None, wish: Any, crops: Any, expected: Any
+) -> None:
+    values = {"devices": ["cuda:0"], "data_on_gpu": wish, "use_data_layer": crops}
+    if isinstance(expected, str) and expected != "auto":
+        with pytest.raises(InputError, match=expected):
+            resolve(make_config(values))
+    else:
+        assert resolve(make_config(values)).data_on_gpu == expected
+
+
+@pytest.mark.parametrize(("second", "precision"), [(True, "bfloat16"), (False, "float32")])
+def test_what_auto_stands_for_on_gpus_of_ranks(gpus: None, second: bool, precision: str) -> None:
+    ranks = [
+        RankInfo(n, tuple(range(20)), ("A GPU",), (f"{n}",), AVX2, (), "mpirun", bfloat16=(able,))
+        for n, able in enumerate((True, second))
+    ]
+    found = resolve(make_config({"devices": ["cuda:0"]}), ranks)
+    assert (found.loader_threads, found.precision) == (8, precision)
 
 
 def test_ranks_with_different_software_are_refused() -> None:
@@ -115,10 +182,6 @@ def test_bits_depend_on_the_marked_settings(collective: str) -> None:
     }
 
 
-AVX2 = "x86_64 AMD EPYC avx2 fma"
-AVX_512 = "x86_64 AMD EPYC avx2 avx512bw fma"
-
-
 @pytest.mark.parametrize(
     ("processors", "expected"),
     [((AVX2, AVX2), "fft"), ((AVX_512, AVX_512), "direct"), ((AVX2, AVX_512), "direct")],
@@ -135,7 +198,7 @@ def test_all_trainers_compute_convolutions_alike(
 
 
 def test_on_gpus_convolutions_are_sums() -> None:
-    here = RankInfo(0, (0,), ("A GPU",), ("id",), AVX2, (), "torchrun")
+    here = RankInfo(0, (0,), ("A GPU",), ("id",), AVX2, (), "torchrun", bfloat16=(True,))
     assert resolve(make_config({"devices": ["cuda:0"]}), [here]).convolutions == "direct"
     with pytest.raises(InputError, match="convolutions: fft is for CPUs"):
         resolve(make_config({"devices": ["cuda:0"], "convolutions": "fft"}), [here])

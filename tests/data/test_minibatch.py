@@ -86,6 +86,24 @@ def test_the_same_request_gives_the_same_slot_from_a_filler_that_travelled(
         np.testing.assert_array_equal(getattr(slots[0], name), getattr(slots[1], name))
 
 
+@pytest.mark.parametrize("crop_here", [True, False])
+def test_threads_make_the_same_slot(
+    tmp_path: Path, crop_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.data.reader._LEAST_BYTES", 1)
+    dataset, slots = write_coded(tmp_path, (4, 1, 4, 4)), []
+    for threads in (1, 3):
+        builder = pickle.loads(
+            pickle.dumps(MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here, threads))
+        )
+        slots.append(new_slot(12, builder.picture_size))
+        request = MinibatchRequest(0, "train", 2, 1, np.array([7, 0, 3, 12, 11, 5, 4, 9, 2, 1]))
+        builder.fill(slots[-1], request)
+        builder.close()
+    for name in vars(slots[0]):
+        np.testing.assert_array_equal(getattr(slots[0], name), getattr(slots[1], name))
+
+
 class Call(NamedTuple):
     """A system call that reads: how many bytes, and where each part of them went."""
 
@@ -158,6 +176,21 @@ def test_rows_beyond_the_minibatch_are_left_alone(tmp_path: Path, crop_here: boo
     for array in (slot.pictures, slot.labels, slot.indices, slot.origins, slot.mirrored):
         assert (array[2:] == 77).all()
         assert (array[:2] != 77).any()
+
+
+def test_without_pictures_a_slot_gets_everything_else(tmp_path: Path, calls: list[Call]) -> None:
+    dataset = write_coded(tmp_path, (4,))
+    builder = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here=False)
+    slots = [new_slot(4, size) for size in (SIZE, 0)]
+    for slot in slots:
+        calls.clear()
+        builder.fill(slot, MinibatchRequest(0, "train", 0, 0, np.array([3, 1])))
+    assert calls == []
+    for name in ("labels", "indices", "origins", "mirrored", "valid"):
+        np.testing.assert_array_equal(getattr(slots[0], name), getattr(slots[1], name))
+    cropping = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here=True)
+    with pytest.raises(ValueError, match="can't take 2 pictures"):
+        cropping.fill(slots[1], MinibatchRequest(0, "train", 0, 0, np.array([3, 1])))
 
 
 def test_an_empty_request_leaves_no_valid_row(tmp_path: Path) -> None:

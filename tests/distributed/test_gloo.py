@@ -2,12 +2,17 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch.distributed import HashStore
 
 from tandem.distributed import gloo
-from tandem.distributed.gloo import VARIABLES, agree, is_started_by_torchrun, machine
+from tandem.distributed.allreduce import NcclAllReduce
+from tandem.distributed.gloo import VARIABLES, GlooGroup, agree, is_started_by_torchrun, machine
 from tests.support.ranks import run_ranks
 from tests.support.tiny import shared_memory
 
@@ -40,6 +45,54 @@ def test_every_collective_agrees_with_numpy(ranks: int) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"checked {ranks}\n"
     assert shared_memory() <= before
+
+
+class Nccl:
+    """What stands for NCCL, of two ranks with the same vectors; it notes how it is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+        if options is not None and options.reduceOp == dist.ReduceOp.AVG:
+            self.calls.append("average")
+        else:
+            self.calls.append("sum")
+            tensors[0].mul_(2)
+        return SimpleNamespace(wait=lambda: None)
+
+    def shutdown(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("shares", "call", "expected"),
+    [
+        ([0.5, 0.5], "average", [1.0, 2.0]),
+        ([0.25, 0.75], "sum", [0.5, 1.0]),  # 2 (1/4) v
+        ([0.0, 1.0], "sum", [0.0, 0.0]),
+        ([1 / 3, 1 / 3, 1 / 3], "sum", [2 / 3, 4 / 3]),  # 1/3 is rounded: 2 (1/4) v / (3/4)
+        ([0.25] * 4, "average", [1.0, 2.0]),
+    ],
+)
+def test_nccl_weighs_where_that_is_exact(
+    shares: list[float], call: str, expected: list[float]
+) -> None:
+    group = GlooGroup(HashStore(), 0, 1, "test")
+    group.size, nccl = len(shares), Nccl()
+    vars(group)["_nccl"] = nccl
+    vector = torch.tensor([1.0, 2.0])
+    NcclAllReduce(group).average(vector, shares)
+    assert nccl.calls == [call]
+    assert vector.tolist() == pytest.approx(expected)
+
+
+def test_one_rank_of_nccl_keeps_its_vector() -> None:
+    group, nccl = GlooGroup(HashStore(), 0, 1, "test"), Nccl()
+    vars(group)["_nccl"] = nccl
+    vector = torch.tensor([1.0, 2.0])
+    NcclAllReduce(group).average(vector, [1.0])
+    assert vector.tolist() == [1.0, 2.0]
+    assert not nccl.calls
 
 
 def test_a_machine_is_identified_by_more_than_its_name() -> None:

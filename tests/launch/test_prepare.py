@@ -20,7 +20,9 @@ from tests.support.tiny import save_weights, settings
 def spec(data: Path, starter: Starter, gpus: int = 2, **changes: Any) -> RunSpec:
     """Two ranks of a machine with so many GPUs."""
     ids = tuple(map(str, range(gpus)))
-    rank = RankInfo(0, (0, 1), ("A GPU",) * gpus, ids, "a processor", (), starter)
+    rank = RankInfo(
+        0, (0, 1), ("A GPU",) * gpus, ids, "a processor", (), starter, bfloat16=(True,) * gpus
+    )
     arguments = settings(data, data.parent / "run", **{"devices": ["auto"], **changes})
     return prepare_run(load_config(arguments), ranks=[rank] * 2)
 

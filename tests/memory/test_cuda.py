@@ -159,19 +159,40 @@ def test_a_trainer_that_loads_by_itself_uses_its_own_slots() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4])
-def test_only_valid_rows_are_copied(trainer: FakeDriver, loader: FakeDriver, rows: int) -> None:
+def test_only_valid_rows_are_copied_and_all_at_once(
+    trainer: FakeDriver, loader: FakeDriver, rows: int
+) -> None:
     batches = Minibatches(trainer, loader)
     batches.fill(0, 3, rows)
     loader.log.clear()
     batches.fill(1, 9, rows)
     batches.uploader.close()
     small = LAYOUT.nbytes - LAYOUT.offsets["labels"]
-    assert loader.log == [f"upload {27 * rows}"] * (rows > 0) + [f"upload {small}"]
+    copies = {0: [small], 1: [27, small], 4: [LAYOUT.nbytes]}
+    assert loader.log == [f"upload {nbytes}" for nbytes in copies[rows]]
     arrays = batches.slots[1].arrays
     pictures = trainer.read(arrays.pictures)
     assert (pictures[:rows] == 9).all()
     assert (pictures[rows:] == 0).all()
     assert trainer.read(arrays.valid) == rows
+    assert trainer.read(arrays.labels)[:rows].tolist() == [90, 91, 92, 93][:rows]
+
+
+def test_a_slot_without_pictures_is_one_copy(trainer: FakeDriver, loader: FakeDriver) -> None:
+    layout = SlotLayout(batch_size=4, picture_size=0)
+    slot = CudaSlot.create(trainer, layout)
+    uploader = SlotUploader(loader, [CudaSlot.open(loader, layout, slot.handle())])
+
+    def fill(staged: Slot) -> None:
+        assert staged.pictures.shape == (4, 0, 0, 3)
+        staged.indices[:2], staged.valid[...] = [7, 5], 2
+
+    uploader.fill(0, fill)
+    uploader.close()
+    assert loader.log == [f"upload {layout.nbytes}"]
+    assert layout.nbytes < LAYOUT.nbytes
+    assert trainer.read(slot.arrays.indices).tolist() == [7, 5, 0, 0]
+    assert slot.arrays.pictures.__cuda_array_interface__["data"] == (0, False)
 
 
 @pytest.mark.parametrize(

@@ -290,13 +290,14 @@ Kind = type[FakeGpu] | type[HostCopy]
 
 
 def check_working(group: RankGroup) -> None:
-    """What another thread has put on a stream of its own is done when its context ends."""
-    done: list[str] = []
+    """What the trainer computes waits for what another thread has put on a stream of its own."""
     for is_apart, expected in ((False, []), (True, ["done"])):
-        vector = FakeGpu(group, np.zeros(10), is_apart).vector
-        stream: Any = vector.stream
-        with vector.working():
-            stream.work.append(lambda: done.append("done"))
+        gpu, done = FakeGpu(group, np.zeros(10), is_apart), list[str]()
+        stream: Any = gpu.vector.stream if is_apart else gpu.driver.stream()
+        with gpu.vector.working():
+            stream.work.append(partial(done.append, "done"))
+        gpu.vector.rejoin()
+        gpu.stream.synchronize()
         assert done == expected
 
 

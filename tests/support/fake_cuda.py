@@ -2,7 +2,8 @@
 
 Memory is NumPy arrays, a process is a `FakeDriver`, and a stream is a queue of work that stays
 undone until it is synchronised with, or until another stream's work waits for it. So whoever
-forgets to wait reads what was there before.
+forgets to wait reads what was there before. `FakeMachine.work_off` does all work instead, some
+streams before others, as far as none has to wait.
 """
 
 import contextlib
@@ -46,6 +47,13 @@ class FakeMachine:
     def used(self, device: int) -> int:
         return sum(a.bytes.nbytes for a in self.allocations if a.device == device)
 
+    def work_off(self, streams: Sequence["FakeStream"]) -> None:
+        """Do all work, always what the first stream has next that need not wait for another."""
+        while any(stream.work for stream in streams):
+            ready = next((stream for stream in streams if stream.is_ready), None)
+            assert ready is not None, "the streams wait for each other, or for others"
+            ready.work.popleft()()
+
     def check_sharing(self, what: str, device: int) -> None:
         if not self.permits_sharing:
             raise sharing_refused(what, device, "operation not supported")
@@ -64,6 +72,16 @@ class Mark:
     reached: bool = False
 
 
+@dataclass
+class Waiting:
+    """Work of a stream that waits until another stream has reached a mark."""
+
+    mark: Mark
+
+    def __call__(self) -> None:
+        self.mark.stream.reach(self.mark)
+
+
 class FakeStream:
     """Work in order, which is done when somebody waits for it."""
 
@@ -71,13 +89,23 @@ class FakeStream:
         self.machine, self.device = machine, device
         self.work: deque[Callable[[], None]] = deque()
         self.handle = next(machine.numbers)
+        self.waits = 0  # of the host for the stream
+        self.check_thread: Callable[[], None] = lambda: None
 
     def wait_for_event(self, event: "FakeEvent") -> None:
-        mark = event.mark
-        if mark is not None:
-            self.work.append(lambda: mark.stream.reach(mark))
+        self.check_thread()
+        event.history.append("wait")
+        if event.mark is not None:
+            self.work.append(Waiting(event.mark))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is work that need not wait for another stream."""
+        first = self.work[0] if self.work else None
+        return first is not None and not (isinstance(first, Waiting) and not first.mark.reached)
 
     def synchronize(self) -> None:
+        self.waits += 1
         with self.machine.lock:
             while self.work:
                 self.work.popleft()()
@@ -94,10 +122,12 @@ class FakeEvent:
     def __init__(self, machine: FakeMachine, device: int, shared: bool) -> None:
         self.machine, self.device, self.shared = machine, device, shared
         self.mark: Mark | None = None
+        self.history: list[str] = []  # "record" and "wait", in the order of the hosts' calls
         self.check_thread: Callable[[], None] = lambda: None
 
     def record(self, stream: FakeStream) -> None:
         assert stream.device == self.device, "an event is recorded on its own device"
+        self.history.append("record")
         mark = self.mark = Mark(stream)
 
         def arrive() -> None:
@@ -182,6 +212,9 @@ class FakeDriver:
         del self.mapped[address]
         self.machine.allocations = [a for a in self.machine.allocations if a is not allocation]
 
+    def free_memory(self) -> int:
+        return self.machine.capacity - self.machine.used(self.device)
+
     def export(self, address: int) -> bytes:
         self.machine.check_sharing("memory", self.device)
         return self.machine.publish(self.mapped[address])
@@ -205,7 +238,9 @@ class FakeDriver:
         return frozenset((self.device, int(identity[4:]))) not in self.machine.apart
 
     def stream(self) -> FakeStream:
-        return FakeStream(self.machine, self.device)
+        stream = FakeStream(self.machine, self.device)
+        stream.check_thread = self._check_thread
+        return stream
 
     def event(self, shared: bool = False) -> FakeEvent:
         if shared:
@@ -241,15 +276,9 @@ class FakeDriver:
 
         self._begin(f"download {target.nbytes}", stream, work)
 
-    def copy(self, target: int, source: int, nbytes: int, stream: FakeStream) -> None:
-        def work() -> None:
-            self.at(target, nbytes)[:] = self.at(source, nbytes)
-
-        self._begin(f"copy {nbytes}", stream, work)
-
     def average(
         self,
-        target: int,
+        targets: Sequence[int],
         terms: Sequence[tuple[int, float]],
         divisor: float,
         count: int,
@@ -263,7 +292,8 @@ class FakeDriver:
             total = sum(
                 self.at(source, nbytes).view(dtype) * dtype.type(share) for source, share in terms
             )
-            self.at(target, nbytes)[:] = (total / dtype.type(divisor)).view(np.uint8)
+            for target in targets:
+                self.at(target, nbytes)[:] = (total / dtype.type(divisor)).view(np.uint8)
 
         self._begin(f"average {len(terms)}", stream, work)
 

@@ -46,9 +46,9 @@ class SimulatedStream:
 class SimulatedDriver:
     """One process's use of a simulated GPU."""
 
-    def __init__(self, device: int, permits_sharing: bool = True) -> None:
+    def __init__(self, device: int, permits_sharing: bool = True, free: int = 1 << 30) -> None:
         self.device, self.process = device, os.getpid()
-        self._permits_sharing = permits_sharing
+        self._permits_sharing, self._free = permits_sharing, free
         self.identity = f"GPU {device}"
         self._mapped: dict[int, tuple[mmap.mmap, int]] = {}
         self.locked: dict[int, range] = {}
@@ -74,6 +74,9 @@ class SimulatedDriver:
         in_use.remove(address)
 
     unmap = free
+
+    def free_memory(self) -> int:
+        return self._free
 
     def _check_sharing(self, what: str) -> None:
         if not self._permits_sharing:
@@ -120,12 +123,9 @@ class SimulatedDriver:
     def download(self, target: np.ndarray, address: int, stream: Any) -> None:
         ctypes.memmove(target.ctypes.data, address, target.nbytes)
 
-    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
-        ctypes.memmove(target, source, nbytes)
-
     def average(
         self,
-        target: int,
+        targets: Sequence[int],
         terms: Sequence[tuple[int, float]],
         divisor: float,
         count: int,
@@ -134,7 +134,8 @@ class SimulatedDriver:
     ) -> None:
         """Add weighted vectors and divide, as the exchange's kernel does."""
         total = sum(at(address, (count,), dtype) * dtype.type(share) for address, share in terms)
-        at(target, (count,), dtype)[:] = total / dtype.type(divisor)
+        for target in targets:
+            at(target, (count,), dtype)[:] = total / dtype.type(divisor)
 
 
 def at(address: int, shape: tuple[int, ...], dtype: np.dtype, strides: Any = None) -> np.ndarray:
@@ -174,6 +175,10 @@ class SimulatedMemory(CudaMemory):
         self.slots = [Slot(**all_on_host(vars(slot))) for slot in self.slots]
         self.kernel = driver.average
 
+    def keep_pictures(self, split: str, shape: Sequence[int]) -> None:
+        super().keep_pictures(split, shape)
+        self.pictures[split] = on_host(self.pictures[split])
+
 
 @dataclass(frozen=True)
 class SimulatedSlots(CudaSlots):
@@ -181,9 +186,10 @@ class SimulatedSlots(CudaSlots):
 
     torch_device = "cpu"
     permits_sharing: bool = True  # of memory and events between processes
+    free: int = 1 << 30  # bytes of the GPU, at any time
 
     def driver(self) -> Any:
-        return SimulatedDriver(self.device, self.permits_sharing)
+        return SimulatedDriver(self.device, self.permits_sharing, self.free)
 
     def trainer_memory(self, layout: FlatLayout, driver: Any, use: Any) -> CudaMemory:
         return SimulatedMemory(self, layout, driver, use)

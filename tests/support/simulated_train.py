@@ -48,6 +48,7 @@ if __name__ == "__main__":
     hardware.cuda_device_count = lambda: GPUS
     hardware.missing_for_gpus = lambda: None
     hardware._gpu_name = lambda number: "simulated"
+    hardware.has_bfloat16 = lambda number: False
     hardware.gpu_identity = lambda number: f"GPU {number}"
     ranks.make_slots = make_slots
     functions.capture = record

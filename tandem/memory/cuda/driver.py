@@ -82,6 +82,10 @@ class CudaDriver:
         """Free an allocation, once the device has done all its work."""
         self._owned.pop(address).free()
 
+    def free_memory(self) -> int:
+        """Bytes of the device that nobody has allocated."""
+        return int(self._cuda.mem_get_info()[0])
+
     def export(self, address: int) -> bytes:
         """Return the bytes by which another process opens an allocation."""
         try:
@@ -103,7 +107,7 @@ class CudaDriver:
         self._opened.pop(address).close()
 
     def can_reach(self, identity: str) -> bool:
-        """Whether this device can copy to and from the memory of another."""
+        """Whether this device can read and write the memory of another."""
         if identity == self.identity:
             return True
         own = self._cuda.Device(self.device)
@@ -135,11 +139,26 @@ class CudaDriver:
             raise self._no_sharing("events", error) from error
 
     def open_event(self, data: bytes) -> Event:
-        """Open an event of another process on the same device."""
+        """Open an event of another process, whose device may be another one."""
         try:
             return self._cuda.Event.from_ipc_handle(bytearray(data))
         except self._cuda.Error as error:
             raise self._no_sharing("events", error) from error
+
+    @property
+    def architecture(self) -> str:
+        """The device's architecture by the compilers' name, such as ``sm_90``."""
+        major, minor = self._cuda.Device(self.device).compute_capability()
+        return f"sm_{major}{minor}"
+
+    def load_kernel(self, code: bytes, name: str) -> Any:
+        """Load machine code for this device; return PyCUDA's function of a kernel in it."""
+        try:
+            return self._cuda.module_from_buffer(code).get_function(name)
+        except self._cuda.Error as error:
+            raise InputError(
+                f"cuda:{self.device} can't load the kernel {name!r}: {error}"
+            ) from error
 
     def page_locked(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Allocate zeros on the host that the device can copy while the host goes on."""
@@ -178,10 +197,6 @@ class CudaDriver:
     def download(self, target: npt.NDArray[Any], address: int, stream: Stream) -> None:
         """Copy to a contiguous page-locked host array from the device, in turn on `stream`."""
         self._cuda.memcpy_dtoh_async(target, address, stream)
-
-    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
-        """Copy from one device address to another, in turn on `stream`."""
-        self._cuda.memcpy_dtod_async(target, source, nbytes, stream)
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[None]:

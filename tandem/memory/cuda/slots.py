@@ -106,8 +106,8 @@ class SlotUploader:
         """Let `fill` make a minibatch on the host and start its copy into a slot.
 
         The trainer has called `CudaSlot.end_reading`, and then sent its request. The call waits
-        only for this slot's previous copy, which reads the same staging area. Only valid rows are
-        copied.
+        only for this slot's previous copy, which reads the same staging area. A full minibatch is
+        one copy; of another one only the valid rows are copied.
         """
         slot, area = self._slots[number], self._areas[number]
         slot.filled.synchronize()
@@ -125,9 +125,11 @@ class SlotUploader:
 
     def _upload(self, slot: CudaSlot, area: ArrayBuffer, rows: int) -> None:
         layout = slot.layout
-        pictures = rows * layout.picture_size**2 * 3
-        labels = layout.offsets["labels"]  # everything behind it is small
-        for part in (slice(0, pictures), slice(labels, layout.nbytes)):
+        parts = [slice(0, layout.nbytes)]
+        if rows < layout.batch_size:
+            labels = layout.offsets["labels"]  # everything behind it is small
+            parts = [slice(0, rows * layout.picture_size**2 * 3), slice(labels, layout.nbytes)]
+        for part in parts:
             if part.start < part.stop:
                 address = slot.buffer.address + part.start
                 self._driver.upload(address, area.memory[part], self._stream)
@@ -145,10 +147,13 @@ class CudaSlots:
     has_loader: bool = True  # False where the trainer fills them itself: no process shares them
 
     def open(self, receive: Callable[[], Any]) -> SlotUploader:
-        """Open the slots in the loader's process; `receive` returns the tuple of `SlotHandle`."""
-        driver = self.driver()
-        slots = [CudaSlot.open(driver, self.layout, handle) for handle in receive()]
-        return SlotUploader(driver, slots)
+        """Open the slots in the loader's process.
+
+        `receive` returns their layout, which is without pictures if the trainer keeps them all on
+        its GPU, and the tuple of `SlotHandle`.
+        """
+        driver, (layout, handles) = self.driver(), receive()
+        return SlotUploader(driver, [CudaSlot.open(driver, layout, handle) for handle in handles])
 
     @property
     def torch_device(self) -> str:

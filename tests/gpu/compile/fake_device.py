@@ -155,7 +155,12 @@ FUNCTIONS = ("gradients", "update", "step", "validation")
 
 
 def build(
-    precision: str, batch: int, names: Sequence[str], crop: int = 227, stored: int = 256
+    precision: str,
+    batch: int,
+    names: Sequence[str],
+    crop: int = 227,
+    stored: int = 256,
+    kept: int = 0,
 ) -> dict[str, Any]:
     """Build functions of a trainer on the simulated GPU, for ``torch.compile``.
 
@@ -163,6 +168,8 @@ def build(
     ----------
     names : sequence of str
         Of `FUNCTIONS`.
+    kept : int
+        Pictures of each split that the GPU keeps; with 0, slots hold the minibatch's.
 
     Returns
     -------
@@ -214,14 +221,22 @@ def build(
     net = AlexNet(crop, 1000, 1.0, config.dtype)
     shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
     layout = FlatLayout.of(shapes, config.dtype, channels_last=True, states=SGD.states)
-    slots = SlotLayout(batch, stored)
+    slots = SlotLayout(batch, 0 if kept else stored)
     with ExitStack() as stack:
         for target, replacement in zip(REPLACED, replacements, strict=True):
             stack.enter_context(mock.patch(target, replacement))
         stack.enter_context(mock.patch.object(torch.Tensor, "transpose", transpose))
         buffers = FakeBuffer(layout.parameters_nbytes), FakeBuffer(layout.nbytes)
         memory: Any = types.SimpleNamespace(
-            vectors=Vectors.on(layout, *buffers), updated=None, device="cuda:0", records=True
+            vectors=Vectors.on(layout, *buffers),
+            updated=None,
+            device="cuda:0",
+            records=True,
+            pictures={
+                split: torch.empty((kept, stored, stored, 3), dtype=torch.uint8, device="cuda:0")
+                for split in ("train", "validation")
+                if kept
+            },
         )
         mean = np.zeros((3, stored, stored), np.float32)
         network = CompiledNetwork(net, config, SGD(), mean, memory)

@@ -85,6 +85,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--precision", default="bfloat16", help="float32, tf32 or bfloat16")
     parser.add_argument("--batch", type=int, default=256, help="images of a step (default 256)")
+    parser.add_argument(
+        "--kept", type=int, default=0, help="pictures of each split that the GPU keeps (default 0)"
+    )
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--functions", nargs="+", default=FUNCTIONS, choices=FUNCTIONS)
     parser.add_argument("--out", type=Path, default=Path("code"), help="folder (default code)")
@@ -101,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     with FakeTensorMode(allow_non_fake_inputs=True):
         if options.deterministic:
             torch._C._set_deterministic_algorithms(True)
-        functions = build(options.precision, options.batch, options.functions)
+        functions = build(options.precision, options.batch, options.functions, kept=options.kept)
         generated = {name: generate(function) for name, function in functions.items()}
     for name, code in generated.items():
         path, begun = options.out / f"{options.precision}_{options.batch}_{name}.py", time.time()

@@ -1,0 +1,99 @@
+"""Data sets that are kept on a GPU: whether they fit, and how they get there."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tandem.data.reader import PictureReader
+from tandem.distributed import Group
+from tandem.errors import InputError
+from tandem.memory.parameters import CudaMemory, HostMemory
+from tandem.processes.heartbeat import StatusSlot
+from tandem.training.messages import Activity
+from tandem.training.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from tandem.data.augment import Mode
+    from tandem.data.dataset import Dataset
+    from tandem.memory.cuda import CudaDriver
+
+_SHARE = 3  # of the free memory: the rest is for what the network computes, allocated later
+STAGING_NBYTES = 64 << 20  # of either area of page-locked memory through which pictures pass
+
+
+def kept_pictures(
+    spec: RunSpec, driver: "CudaDriver", group: Group
+) -> "Mapping[Mode, tuple[int, ...]]":
+    """Decide which splits a trainer keeps on its GPU: the shapes of their pictures. Collective.
+
+    Each trainer keeps all pictures, and those that share a GPU decide alike, before any of them
+    allocates. With `data_on_gpu: auto` they keep them if all copies fit into a third of the free
+    memory.
+
+    Raises
+    ------
+    InputError
+        `data_on_gpu` is true and the copies do not fit into the free memory.
+    """
+    wish = spec.config.data_on_gpu
+    if wish is False:
+        return {}
+    shapes = {split: _shape(dataset) for split, dataset in _splits(spec).items()}
+    here = [
+        free
+        for identity, free in group.all_gather_object((driver.identity, driver.free_memory()))
+        if identity == driver.identity
+    ]
+    needed, free = len(here) * sum(map(math.prod, shapes.values())), min(here)
+    if wish is True and needed > free:
+        copies = f"{len(here)} copies of " if len(here) > 1 else ""
+        raise InputError(
+            f"data_on_gpu is true, and {copies}the pictures take {needed / 2**20:.0f} MiB of "
+            f"cuda:{driver.device}, of which {free / 2**20:.0f} MiB are free: use auto or false"
+        )
+    return shapes if wish is True or needed <= free // _SHARE else {}
+
+
+def read_kept_pictures(spec: RunSpec, memory: HostMemory | CudaMemory, status: StatusSlot) -> None:
+    """Read the pictures that a trainer keeps on its GPU, and wait until they are there.
+
+    Raises InputError if a batch file cannot be read any more.
+    """
+    if isinstance(memory, HostMemory) or not memory.kept:
+        return
+    status.show(Activity.READING)
+    for split, dataset in _splits(spec).items():
+        with PictureReader(dataset, threads=int(spec.config.loader_threads)) as reader:
+            _upload(memory, reader, memory.kept[split].address)
+    status.show(Activity.STARTING)
+
+
+def _upload(memory: CudaMemory, reader: PictureReader, address: int) -> None:
+    """Copy all pictures to the GPU; one part of them is read while another is copied."""
+    driver, stream = memory.driver, memory.stream
+    count, shape = reader.dataset.size, reader.picture_shape
+    nbytes = math.prod(shape)
+    rows = min(count, max(1, STAGING_NBYTES // nbytes))
+    areas = [(driver.page_locked(rows * nbytes), driver.event()) for _ in range(2)]
+    for number, first in enumerate(range(0, count, rows)):
+        area, copied = areas[number % 2]
+        copied.synchronize()
+        indices = np.arange(first, min(first + rows, count))
+        part = area[: len(indices) * nbytes].reshape(-1, *shape)
+        reader.read(indices, part)
+        driver.upload(address + first * nbytes, part, stream)
+        copied.record(stream)
+    stream.synchronize()  # before the areas are freed
+
+
+def _splits(spec: RunSpec) -> "dict[Mode, Dataset]":
+    """The splits of which the run uses pictures."""
+    if spec.job == "validate":
+        return {"validation": spec.validation}
+    return {"train": spec.train, "validation": spec.validation}
+
+
+def _shape(dataset: "Dataset") -> tuple[int, ...]:
+    return (dataset.size, dataset.image_size, dataset.image_size, 3)
