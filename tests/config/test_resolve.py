@@ -208,7 +208,7 @@ def test_on_gpus_convolutions_are_sums() -> None:
 def test_on_gpus_functions_are_compiled_where_that_is_possible(
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = RankInfo(0, (0,), ("A GPU",), ("id",), AVX2, (), "torchrun")
+    here = RankInfo(0, (0,), ("A GPU",), ("id",), AVX2, (), "torchrun", bfloat16=(True,))
     for possible in (True, False):
         monkeypatch.setattr("tandem.config.resolve.has_triton", lambda found=possible: found)
         found = resolve(make_config({"devices": ["cuda:0"], **changes}), [here])
