@@ -25,6 +25,7 @@ from pytensor.tensor.subtensor import AdvancedIncSubtensor1, AdvancedSubtensor1
 from tandem.ops import (
     LRN,
     Conv2d,
+    Conv2dBiasGrad,
     Conv2dInputGrad,
     Conv2dWeightGrad,
     CropMirror,
@@ -572,6 +573,7 @@ def _network_cases() -> list[Case]:
                 case(f"conv2d-{name}", Conv2d(*props), x, w, sample(dtype, (6,))),
                 case(f"conv2d-input-{name}", Conv2dInputGrad(*props), x, w, g),
                 case(f"conv2d-weight-{name}", Conv2dWeightGrad(*props), x, w, g),
+                case(f"conv2d-bias-{name}", Conv2dBiasGrad(), g),
             ]
         x = sample(dtype, (2, 3, 7, 9))
         ties = np.round(x).astype(dtype)
