@@ -24,7 +24,7 @@ class _Started:
 
 
 class StepsAhead:
-    """Starts each step before the host knows whether the one before was finite.
+    """Starts each step before it is known whether the last was finite.
 
     A step that is not finite updates nothing, so the next may begin: it is what `on_nan: skip`
     asks for, and otherwise the run ends. Whoever reads or keeps the state settles first.
@@ -41,9 +41,9 @@ class StepsAhead:
         self._last = _Started(at, rate, pictures, is_finite)
 
     def settle(self) -> None:
-        """Wait for the last step, and do what `on_nan` says if it was refused.
+        """Wait for the last step; refuse it if it was not finite.
 
-        Exceptions are those of `Refusals.refuse`.
+        Exceptions are those of `Refusals.refuse`, which does what `on_nan` says.
         """
         last, self._last = self._last, None
         if last is None:

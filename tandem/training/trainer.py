@@ -131,6 +131,7 @@ class Trainer:
 
     def _pass_over(self, epoch: int, step: int) -> None:
         """Leave out a minibatch for which the run has gone back to a checkpoint."""
+        self._catch_up()
         order = epoch_order(self.spec.train.counts, self.config.shuffle, self.config.seed, epoch)
         pictures = global_minibatch(order, step, self.spec.global_batch).tolist()
         self.refusals.record(Position(epoch, step, self.state.step), "rollback", pictures)
@@ -146,8 +147,8 @@ class Trainer:
         reports = self.state.step % self.config.print_freq == 0
         stop = any(vote.stop for vote in votes)
         saves = stop or any(vote.snapshot for vote in votes)
-        if self.ahead is not None and (checks or reports or saves or step + 1 == self.steps):
-            self.ahead.settle()
+        if checks or reports or saves or step + 1 == self.steps:
+            self._catch_up()
         if checks:
             self._check_equal()
         if reports:
@@ -156,6 +157,14 @@ class Trainer:
             self._save()
         if stop:
             self._stop()
+
+    def _catch_up(self) -> None:
+        """Wait for the device and settle the last step: what follows reads or keeps its state."""
+        self.timer.begin(Activity.COMPUTING)
+        if self.ahead is not None:
+            self.ahead.settle()
+        self.memory.wait()
+        self._seconds += self.timer.end()
 
     def _validate(self, epoch: int) -> ValidationRecord:
         self.model.take_sums("validation")
