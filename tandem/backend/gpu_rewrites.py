@@ -32,7 +32,7 @@ Replacements = dict[Variable, Variable]
 
 @node_rewriter([Conv2d, Conv2dWeightGrad])
 def space_to_depth(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
-    """Convolve crops whose squares of pixels are channels, in place of strides over three colours.
+    """Make channels of a crop's squares of pixels, in place of a stride.
 
     Squares have the stride as their side. Three channels would leave tensor cores nearly idle;
     3 stride**2 fill them, and the few products with zeros that pad the filters cost less.
@@ -65,11 +65,9 @@ def space_to_depth(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
 
 @node_rewriter([Sum])
 def bias_gradient(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
-    """Sum a bias's gradient over the rounded gradient that the filters' gradient reads too."""
+    """Sum a bias's gradient over what the filters' gradient reads."""
     (g,) = node.inputs
-    if node.op.axis is None or set(node.op.axis) != {0, 2, 3} or g.type.ndim != 4:
-        return None
-    if node.outputs[0].type.dtype != g.type.dtype:
+    if not _is_bias_sum(node):
         return None
     clients = [client for client, _ in fgraph.clients[g]]
     if not any(_is(client, Conv2dWeightGrad) and client.inputs[2] is g for client in clients):
@@ -79,7 +77,7 @@ def bias_gradient(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
 
 @node_rewriter([MaxPool2d])
 def fuse_pooling(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
-    """Pool, rectify and normalise in one pass over memory, and go back in one.
+    """Pool, rectify and normalise in one pass over memory.
 
     It follows `tandem.backend.pooling_rewrites`, which has put ReLU and the bias's sum behind
     pooling. Nothing else may read what lies between.
@@ -113,7 +111,7 @@ class _Chain:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this is such a chain, which the kernels take, and nobody reads its middle."""
+        """Whether the kernels take this chain, and nobody reads its middle."""
         if self._relu is None or self._x.type.dtype != "float32":
             return False
         known = (self._relu, self._lrn, self._grad, self._gate, self._scatter, self._sum)
@@ -132,15 +130,23 @@ class _Chain:
 
     def _is_backward(self) -> bool:
         """Whether the gradients are those of the chain, or there are none."""
-        y, scatter, gate = self._relu.outputs[0], self._scatter, self._gate
+        y, scatter, gate, grad = self._relu.outputs[0], self._scatter, self._gate, self._grad
         if scatter is None:
-            return self._grad is None
-        if not (scatter.inputs[0] is self._x and _is(gate, ReluGrad) and gate.inputs[0] is y):
+            return grad is None and not self._clients(self._pool.outputs[1])
+        places = scatter.inputs[1] is self._pool.outputs[1]
+        same_window = (scatter.op.size, scatter.op.stride) == self._window
+        gated = _is(gate, ReluGrad) and gate.inputs[0] is y
+        if not (places and same_window and gated):
             return False
         if self._lrn is None:
             return True
-        grad = self._grad
-        return grad is not None and gate.inputs[1] is grad.outputs[0] and grad.inputs[0] is y
+        return (
+            grad is not None
+            and gate.inputs[1] is grad.outputs[0]
+            and grad.inputs[0] is y
+            and grad.inputs[1] is self._lrn.outputs[1]
+            and _norm_of(grad.op) == self._norm
+        )
 
     def replacements(self) -> Replacements:
         x, b = self._without_bias()
@@ -173,8 +179,7 @@ class _Chain:
 
     @property
     def _norm(self) -> tuple[int, float, float, float] | None:
-        op = None if self._lrn is None else self._lrn.op
-        return None if op is None else (op.size, op.alpha, op.beta, op.k)
+        return None if self._lrn is None else _norm_of(self._lrn.op)
 
     def _clients(self, variable: Variable) -> list[Any]:
         return [client for client, _ in self._fgraph.clients[variable]]
@@ -189,8 +194,19 @@ def _is(node: Any, kind: type) -> bool:
     return node is not None and isinstance(node.op, kind)
 
 
+def _norm_of(op: LRN | LRNGrad) -> tuple[int, float, float, float]:
+    return op.size, op.alpha, op.beta, op.k
+
+
 def _is_bias_sum(node: Any) -> bool:
-    return _is(node, Sum) and node.op.axis is not None and set(node.op.axis) == {0, 2, 3}
+    """Whether a node sums images over all but their channels, in their own dtype."""
+    return (
+        _is(node, Sum)
+        and node.op.axis is not None
+        and set(node.op.axis) == {0, 2, 3}
+        and node.inputs[0].type.ndim == 4
+        and node.outputs[0].type.dtype == node.inputs[0].type.dtype
+    )
 
 
 GPU, TRITON = "for_gpus", "by_triton"

@@ -24,6 +24,7 @@ from tandem.ops import (
     PoolNorm,
     PoolNormGrad,
     Relu,
+    ReluGrad,
     conv2d,
     crop_mirror,
     lrn,
@@ -155,6 +156,94 @@ def test_other_chains_stay(build: Callable[..., TensorVariable]) -> None:
     assert PoolNorm not in kinds(compare(outputs, layer.values))
 
 
+SETTINGS = (5, 0.1, 0.75, 2.0)
+
+
+POOL, NORM, TOTAL = MaxPool2dGrad(3, 2), LRNGrad(*SETTINGS), Sum((0, 2, 3))
+
+
+def chain(
+    pool: Any = POOL,
+    norm: Any = NORM,
+    total: Any = TOTAL,
+    gated_by: int = 0,
+    scale_of: int = 0,
+    norm_of: int = 0,
+    rectified: bool = True,
+) -> tuple[list[Any], dict[Any, np.ndarray]]:
+    """A chain built by hand, of which one part is other than a gradient would be."""
+    layer = Layer()
+    pooled, argmax = MaxPool2d(3, 2)(layer.y)
+    y = relu(pooled)
+    z, scale = LRN(*SETTINGS)(y)
+    other, other_value = variable("other", *y.type.shape)
+    others = [other**2, other**2]
+    h = norm((y, others[0])[norm_of], (scale, 2 + others[1])[scale_of], z * 2)
+    t = ReluGrad()((y, others[0])[gated_by], h) if rectified else h
+    dx = pool(layer.y, argmax, t)
+    return [z, dx, total(t)], layer.values | {other: other_value}
+
+
+def test_a_chain_built_by_hand_is_fused_too() -> None:
+    outputs, values = chain()
+    assert kinds(compare(outputs, values)).count(PoolNormGrad) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pool": MaxPool2dGrad(2, 2)},
+        {"norm": LRNGrad(5, 0.7, 0.75, 2.0)},
+        {"norm": LRNGrad(3, 0.1, 0.75, 2.0)},
+        {"norm_of": 1},
+        {"scale_of": 1},
+        {"gated_by": 1},
+        {"rectified": False},
+        {"total": Sum((2, 3))},
+        {"total": Sum((0, 2, 3), dtype="float64", acc_dtype="float64")},
+    ],
+    ids=str,
+)
+def test_a_chain_with_another_part_stays(change: dict[str, Any]) -> None:
+    outputs, values = chain(**change)
+    assert PoolNormGrad not in kinds(compare(outputs, values))
+
+
+def test_two_normalisations_of_one_layer_stay() -> None:
+    layer = Layer()
+    y = relu(max_pool2d(layer.y, 3, 2))
+    nodes = compare(layer.gradients(lrn(y, *SETTINGS) + lrn(y, 3, 0.1, 0.75, 2.0)), layer.values)
+    assert [node.op.norm for node in nodes if isinstance(node.op, PoolNorm)] == [None]
+    assert kinds(nodes).count(LRN) == 2
+
+
+def test_places_that_another_pooling_scatters_to_stay() -> None:
+    layer = Layer()
+    pooled, argmax = MaxPool2d(3, 2)(layer.y)
+    y = relu(pooled)
+    g = ReluGrad()(y, y * 3)
+    outputs = [y, MaxPool2dGrad(3, 2)(layer.y, argmax, g), MaxPool2dGrad(3, 2)(layer.y, argmax, y)]
+    assert PoolNorm not in kinds(compare(outputs, layer.values))
+
+
+@pytest.mark.parametrize(
+    "total", [Sum((2, 3)), Sum((0, 2, 3), dtype="float64", acc_dtype="float64"), Sum()], ids=str
+)
+def test_other_sums_over_a_gradient_stay(total: Sum) -> None:
+    layer = Layer()
+    y, g = relu(layer.y), variable("g", BATCH, 6, 9, 9)
+    slope = ReluGrad()(y, g[0])
+    outputs = [Conv2dWeightGrad()(layer.x, layer.w, slope), total(slope)]
+    assert Conv2dBiasGrad not in kinds(compare(outputs, layer.values | {g[0]: g[1]}))
+
+
+def test_a_sum_over_images_that_a_filters_gradient_reads_stays() -> None:
+    layer = Layer()
+    g = variable("g", BATCH, 6, 9, 9)
+    outputs = [Conv2dWeightGrad()(layer.x, layer.w, g[0]), layer.x.sum(axis=(0, 2, 3))]
+    assert Conv2dBiasGrad not in kinds(compare(outputs, layer.values | {g[0]: g[1]}))
+
+
 def test_float64_stays() -> None:
     x = pt.tensor("x", dtype="float64", shape=(1, 4, 9, 9))
     found = kinds(compare([relu(max_pool2d(x, 3, 2))], {x: np.random.normal(size=(1, 4, 9, 9))}))
@@ -175,7 +264,14 @@ def test_a_biass_gradient_is_summed_over_what_the_filters_gradient_reads() -> No
 class FirstLayer:
     """A convolution of crops."""
 
-    def __init__(self, crop: int = CROP, cropped: bool = False, size: int = 5) -> None:
+    def __init__(
+        self,
+        crop: int = CROP,
+        cropped: bool = False,
+        size: int = 5,
+        dtype: str = "float32",
+        columns: int | None = None,
+    ) -> None:
         rng = np.random.default_rng(0)
         side = crop if cropped else SIDE
         self.values: dict[Any, np.ndarray] = {}
@@ -186,12 +282,14 @@ class FirstLayer:
             return found
 
         pictures = given(rng.integers(0, 256, (BATCH, side, side, 3), np.uint8))
-        mean = given(rng.normal(120, 30, (3, SIDE, SIDE)).astype("float32"))
+        mean = given(rng.normal(120, 30, (3, SIDE, SIDE)).astype(dtype))
         origins = given(rng.integers(0, SIDE - crop + 1, (BATCH, 2)))
         mirrored = given(np.array([0, 1], np.uint8))
-        self.w = given(rng.normal(size=(4, 3, size, size)).astype("float32"))
-        self.b = given(rng.normal(size=4).astype("float32"))
-        self.crops = crop_mirror(pictures, mean, origins, mirrored, crop_size=crop, cropped=cropped)
+        self.w = given(rng.normal(size=(4, 3, size, columns or size)).astype(dtype))
+        self.b = given(rng.normal(size=4).astype(dtype))
+        self.crops = crop_mirror(
+            pictures, mean, origins, mirrored, crop_size=crop, cropped=cropped, dtype=dtype
+        )
 
     def gradients(self, y: TensorVariable) -> list[TensorVariable]:
         weights = np.random.default_rng(3).normal(size=y.type.shape).astype("float32")
@@ -213,6 +311,36 @@ def test_a_stride_over_crops_becomes_channels(
     (conv,) = (node for node in nodes if isinstance(node.op, Conv2d))
     assert conv.op.stride == 1
     assert conv.inputs[0].type.shape[1] == 3 * stride**2
+
+
+def test_float64_becomes_channels_too() -> None:
+    layer = FirstLayer(dtype="float64")
+    y = conv2d(layer.crops, layer.w, layer.b, stride=2)
+    nodes = compare(layer.gradients(y), layer.values, 1e-11)
+    assert [node.op.block for node in nodes if isinstance(node.op, CropMirror)] == [2]
+
+
+def test_what_is_space_to_depth_already_keeps_its_stride() -> None:
+    layer = FirstLayer()
+    crops = CropMirror(CROP, block=2)(*layer.crops.owner.inputs)
+    w, values = variable("w", 4, 12, 2, 2)
+    nodes = compare([conv2d(crops, w, layer.b, stride=2)], layer.values | {w: values})
+    assert [node.op.block for node in nodes if isinstance(node.op, CropMirror)] == [2]
+
+
+def test_filters_that_are_not_square_keep_their_stride() -> None:
+    layer = FirstLayer(columns=3)
+    nodes = compare(layer.gradients(conv2d(layer.crops, layer.w, layer.b, stride=2)), layer.values)
+    assert [node.op.block for node in nodes if isinstance(node.op, CropMirror)] == [1]
+
+
+def test_filters_of_unknown_number_keep_their_stride() -> None:
+    layer = FirstLayer()
+    w = pt.tensor4("w", dtype="float32")
+    y = conv2d(layer.crops, w, layer.b, stride=2)
+    values = {v: x for v, x in layer.values.items() if v is not layer.w}
+    nodes = compare([y], values | {w: layer.values[layer.w]})
+    assert [node.op.block for node in nodes if isinstance(node.op, CropMirror)] == [1]
 
 
 @pytest.mark.parametrize(
