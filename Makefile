@@ -40,7 +40,7 @@ GPU_PYTHON ?= $(BIN)/python
 PART ?= memory exchange step compiled runs killed ranks
 
 gpu-test: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/gpu)
-	@for part in $(PART); do \
+	@failed=; for part in $(PART); do \
 	  echo "tests/gpu/test_$$part.py"; \
 	  timeout 600 $(GPU_PYTHON) -m pytest -m gpu tests/gpu/test_$$part.py || failed="$$failed $$part"; \
 	done; test -z "$$failed" || { echo "error: failed or longer than ten minutes:$$failed"; exit 1; }

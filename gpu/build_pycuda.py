@@ -52,7 +52,7 @@ def find_compiler() -> list[str] | None:
 
 
 def fetch_headers(folder: Path) -> Path:
-    """Fetch the packages of CUDA's headers into a folder; return where the headers should be."""
+    """Fetch the packages of CUDA's headers; return the headers' folder."""
     pip("install", "--no-deps", "--target", str(folder), *HEADERS.values())
     return next(folder.glob("nvidia/cu*/include"), folder)
 
@@ -70,7 +70,7 @@ def missing_files(headers: Path) -> list[str]:
 
 
 def link_stub(compiler: Sequence[str], headers: Path, folder: Path) -> str | None:
-    """Make a library in a folder that has all names of the driver's; return the error, if any."""
+    """Make a library with all names of the driver's; return any error."""
     names = {
         name
         for header in HEADERS
@@ -90,7 +90,7 @@ def link_stub(compiler: Sequence[str], headers: Path, folder: Path) -> str | Non
 
 
 def install(compiler: Sequence[str], headers: Path, libcuda: Path, target: Path | None) -> None:
-    """Compile PyCUDA, install it, and load it with the stub in the driver's place."""
+    """Compile PyCUDA, install it, and load it with the stub."""
     settings = (
         f"CUDA_ENABLE_CURAND = False; CUDA_INC_DIR = [{str(headers.resolve())!r}]; "
         f"CUDADRV_LIB_DIR = [{str(libcuda)!r}]"
@@ -111,7 +111,8 @@ def install(compiler: Sequence[str], headers: Path, libcuda: Path, target: Path 
 
 
 def pip(*arguments: str, **variables: str) -> bool:
-    """Run pip with this project's versions, also for what a build needs; whether it succeeded."""
+    """Run pip with this project's versions; return whether it succeeded."""
+    # Also for the packages that a build needs:
     constraints = {"PIP_CONSTRAINT": str(CONSTRAINTS), "PIP_BUILD_CONSTRAINT": str(CONSTRAINTS)}
     environment = {**os.environ, **constraints, **variables}
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]

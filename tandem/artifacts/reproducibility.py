@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tandem
+from tandem.compilers import triton_version
 from tandem.config.hardware import RankInfo, device_names
 from tandem.config.resolve import run_facts
 from tandem.config.schema import Config, affecting_bits
@@ -37,6 +38,8 @@ def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
         or describe_processor(),
         "python": platform.python_version(),
     }
+    if config.devices[0] != "cpu":  # with Triton, layers have other kernels
+        found["triton"] = ", ".join(dict.fromkeys(r.triton for r in ranks)) or triton_version()
     if collective := _collective(config, ranks):
         found["collective"] = collective
     return found | versions()

@@ -12,7 +12,7 @@ from tandem.backend.linker import DeviceLinker
 from tandem.backend.lowering.convolution import has_nnpack
 from tandem.backend.precision import Precision, ProductPrecision, set_tf32
 from tandem.backend.runtime import as_device, require_compiler
-from tandem.compilers import has_triton
+from tandem.compilers import missing_for_triton
 from tandem.errors import InputError
 from tandem.processor import Convolutions, describe_processor, prefers_fft
 
@@ -71,8 +71,8 @@ def device_mode(
     Raises
     ------
     InputError
-        The device does not exist, a word is unknown, or `compile` is set and no C++
-        compiler is found.
+        The device does not exist, a word is unknown, or `compile` is set and a
+        compiler is missing.
     """
     target = as_device(device)
     if convolutions not in get_args(Convolutions):
@@ -88,5 +88,5 @@ def device_mode(
     linker = DeviceLinker(target, compile, products, tune, on_gradient_ready, strict, buckets)
     rewrites = REWRITES
     if target.type == "cuda":
-        rewrites = REWRITES.including(GPU, *([TRITON] if has_triton() else []))
+        rewrites = REWRITES.including(GPU, *([] if missing_for_triton() else [TRITON]))
     return Mode(linker, rewrites)

@@ -1,7 +1,9 @@
 """Precision, layout and algorithm by which convolutions and matrix products are computed.
 
-They concern the kernels alone. The graph's dtypes and shapes, the weights and the optimizer's
-states, sums, normalisation and softmax stay as they are.
+They concern the kernels alone. The graph's dtypes and shapes, the weights, the optimizer's states
+and softmax stay as they are. Sums and normalisation are computed in float32; with "bfloat16" on
+a GPU the fused kernel of pooling and normalisation stores its images (y, z) and their gradient (dx)
+in bfloat16.
 """
 
 import os

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandem.compilers import cpp_compiler, has_triton
+from tandem.compilers import cpp_compiler, missing_for_triton
 from tandem.errors import InputError
 
 
@@ -93,8 +93,8 @@ def on_stream(device: str | torch.device, handle: int | None) -> AbstractContext
 def out_of_memory(error: torch.OutOfMemoryError) -> InputError:
     """The error for a user whose device has run out of memory."""
     return InputError(
-        f"cuda:{torch.cuda.current_device()} has too little memory; a smaller batch_size or width "
-        f"needs less ({' '.join(str(error).split())})"
+        f"cuda:{torch.cuda.current_device()} has too little memory; a smaller batch_size or "
+        f"width, or data_on_gpu: false, needs less ({' '.join(str(error).split())})"
     )
 
 
@@ -149,15 +149,14 @@ def keep_freed_memory() -> bool:
 
 
 def require_compiler(device: torch.device) -> None:
-    """Raise InputError, before a compilation, if there is no compiler for what it makes."""
+    """Raise InputError, before a compilation, where its compilers are missing."""
     if device.type == "cpu" and cpp_compiler() is None:
         raise InputError(
             "compile: true needs a C++ compiler for the CPU, and none of $CXX, g++, clang++ and "
             "c++ is found; install one, or set compile: false"
         )
-    if device.type == "cuda" and not has_triton():
+    if device.type == "cuda" and (missing := missing_for_triton()):
         raise InputError(
-            "compile: true on a GPU needs Triton, which PyTorch's builds for CUDA bring, and a C "
-            "compiler, one of $CC, gcc, clang and cc; install what is missing, or set compile: "
-            "false"
+            f"compile: true on a GPU needs what is missing here: {missing}; install it, or set "
+            "compile: false"
         )

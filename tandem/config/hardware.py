@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.compilers import missing_for_triton, triton_version
 from tandem.distributed.group import Starter
 from tandem.errors import InputError
 from tandem.memory.cuda import INSTALL, gpu_identity
@@ -36,6 +37,8 @@ class RankInfo:
     missing: str | None = None  # what its GPUs can't be used without
     limits: tuple[int | None, ...] = ()  # of each GPU, see `process_limit`; empty: none has one
     bfloat16: tuple[bool, ...] = ()  # whether each of the GPUs multiplies in it
+    triton: str = "none"  # version that compiles for GPUs
+    missing_for_triton: str | None = None  # what it can't compile without
 
     @classmethod
     def here(
@@ -59,6 +62,8 @@ class RankInfo:
             missing=missing,
             limits=limits,
             bfloat16=bfloat16,
+            triton=triton_version(),
+            missing_for_triton=missing_for_triton(),
         )
 
 

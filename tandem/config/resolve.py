@@ -1,8 +1,9 @@
 """Settings in relation to each other and to the machine: what contradicts, what ``auto`` means."""
 
+import logging
 from collections.abc import Sequence
 
-from tandem.compilers import has_triton
+from tandem.compilers import missing_for_triton
 from tandem.config.hardware import (
     RankInfo,
     available_cores,
@@ -18,14 +19,18 @@ from tandem.errors import InputError
 from tandem.processor import describe_processor, prefers_fft
 from tandem.registry import check
 
+log = logging.getLogger(__name__)
+
 _MOST_LOADER_THREADS = 8  # for one GPU: more add nothing once the memory's bandwidth is used
 
 
 def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
-    """Check how settings fit together, and replace every ``auto``.
+    """Check how settings fit together, and replace every ``auto`` but one.
 
-    `ranks` has the trainers if they are ranks that were started together. Raises `InputError` if
-    settings contradict each other, or require what the trainers do not have.
+    ``data_on_gpu: auto`` stays, where it is possible: each trainer sees on its GPU whether the
+    pictures fit (`tandem.training.kept_pictures`). `ranks` has the trainers if they are ranks that
+    were started together. Raises `InputError` if settings contradict each other, or require what
+    the trainers do not have.
     """
     check_settings(config)
     if ranks:
@@ -47,11 +52,11 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
     found = {
         "threads": cores,
         "collective": _collective(config, facts),
-        "compile": facts.on_gpu and has_triton(),
+        "compile": facts.on_gpu and _compiles(config, ranks),
         "convolutions": _convolutions(facts, ranks),
         "loader_threads": min(cores, _MOST_LOADER_THREADS) if facts.on_gpu else 1,
         "use_data_layer": facts.on_gpu,
-        "data_on_gpu": "auto" if keeps else False,  # each trainer sees whether they fit
+        "data_on_gpu": "auto" if keeps else False,
     }
     if config.precision == "auto":
         found["precision"] = _precision(facts, ranks)
@@ -145,6 +150,20 @@ def _check_ranks(config: Config, ranks: Sequence[RankInfo]) -> None:
                 f"the ranks have different software: rank 0 {', '.join(first)}; rank {number} "
                 f"{', '.join(rank.software)}; use the same environment on every machine"
             )
+
+
+def _compiles(config: Config, ranks: Sequence[RankInfo]) -> bool:
+    """Resolve ``compile: auto`` on GPUs, alike for trainers on different machines."""
+    found = [(f"rank {n}", rank.missing_for_triton) for n, rank in enumerate(ranks)]
+    found = found or [("this machine", missing_for_triton())]
+    missing = [f"{who} lacks {what}" for who, what in found if what]
+    if missing and config.compile == "auto":
+        log.info(
+            "compile: auto is false, and layers run without fused kernels: Triton can't compile "
+            "for GPUs: %s",
+            missing[0],
+        )
+    return not missing
 
 
 def _convolutions(facts: RunFacts, ranks: Sequence[RankInfo]) -> str:

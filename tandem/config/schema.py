@@ -243,7 +243,9 @@ class Trainers(Section):
         affects_bits=True,
     )
     compile: bool | Literal["auto"] = key(
-        "auto", "torch.compile the graph, about a minute; auto: on GPUs only", affects_bits=True
+        "auto",
+        "torch.compile the graph, about a minute; auto: on GPUs where Triton can compile",
+        affects_bits=True,
     )
     convolutions: Convolutions = key(
         "auto",

@@ -108,7 +108,10 @@ def pack_parameters(
     count: int,
     dtype: np.dtype,
 ) -> Any:
-    """Return the kernel's parameter, a struct, for `count` elements at each of these addresses."""
+    """Return the kernel's parameter, a struct.
+
+    The kernel reads and writes `count` elements at each of these addresses.
+    """
     found = np.zeros((), kernel_parameters(dtype))
     sources, weights = zip(*terms, strict=True)
     # Shards begin on multiples of 16 bytes; what the caller chose to average need not.

@@ -111,7 +111,10 @@ class PeerVectors:
 
 
 class DeviceBarrier(ABC):
-    """A barrier of devices: work that follows it waits for what precedes it at all trainers."""
+    """A barrier of all trainers' devices.
+
+    Work on a stream that follows it waits for what precedes it on those of all trainers.
+    """
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -133,7 +136,7 @@ class WaitingBarrier(DeviceBarrier):
 
 
 class EventBarrier(DeviceBarrier):
-    """Streams wait for each other by events that processes share, and no host for a device.
+    """A barrier by shared events; no host waits for a device.
 
     Each trainer records an event on its stream, the hosts meet, and then each makes its stream wait
     for the others' events. The hosts must meet, since a stream does not wait for an event that has

@@ -31,6 +31,8 @@ class TerminalReporter(ProgressReporter):
 
     def report(self, message: object) -> None:
         self._view.report(message)
+        if isinstance(message, Notice):
+            log.info("%s", message.text)
 
     def close(self) -> None:
         self._view.close()
@@ -48,8 +50,6 @@ class TrainingReporter(TerminalReporter):
             log.info("%s", describe_validation(message))
         elif isinstance(message, CheckpointWritten):
             log.info("wrote %s", message.path)
-        elif isinstance(message, Notice):
-            log.info("%s", message.text)
 
 
 class ValidationReporter(TerminalReporter):

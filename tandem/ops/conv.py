@@ -205,10 +205,11 @@ class Conv2dWeightGrad(_ConvolutionOp):
 
 
 class Conv2dBiasGrad(TensorOp):
-    """Gradient of a convolution with respect to its bias: the sum of g over batch and pixels.
+    """Gradient of a convolution with respect to its bias.
 
-    Like the other two gradients it takes g as a factor, so that they share one rounded copy. The
-    gradient of `Conv2d` is an ordinary sum, which a rewrite of graphs for GPUs replaces by this.
+    It is the sum of g over batch and pixels. Like the other two gradients it takes g as a factor,
+    so that they share one rounded copy. The gradient of `Conv2d` is an ordinary sum, which a
+    rewrite of graphs for GPUs replaces by this.
     """
 
     __props__ = ()

@@ -23,7 +23,7 @@ Norm = tuple[int, float, float, float]
 
 
 class PoolNorm(TensorOp):
-    """Max pooling of ``x + b``, then ReLU, then `lrn` if `norm` is given.
+    """Max pooling of ``x + b``, ReLU and, with `norm`, `lrn`.
 
     ``PoolNorm(size, stride, norm)(x, b)``, of images x and a bias b of each channel, is the list of
     y, the pooled and rectified images, places and, with `norm`, z, the normalised y. A place, int8,

@@ -168,7 +168,7 @@ class CompiledNetwork:
         self.functions("update", None, learning_rate=rate)
 
     def step(self, slot: Slot, epoch: int, learning_rate: float) -> Callable[[], bool]:
-        """Compute gradients and update, in one function that the host need not wait for.
+        """Compute gradients and update in one function, without waiting.
 
         Where the loss or a gradient is not finite nothing is updated, and nothing counted. The
         result waits for the step and returns whether all were finite. For a trainer alone.

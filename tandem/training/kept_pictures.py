@@ -1,4 +1,4 @@
-"""Data sets that are kept on a GPU: whether they fit, and how they get there."""
+"""Data sets kept on a GPU: whether they fit, how they get there."""
 
 import math
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ STAGING_NBYTES = 64 << 20  # of either area of page-locked memory through which 
 def kept_pictures(
     spec: RunSpec, driver: "CudaDriver", group: Group
 ) -> "Mapping[Mode, tuple[int, ...]]":
-    """Decide which splits a trainer keeps on its GPU: the shapes of their pictures. Collective.
+    """Decide which splits a trainer keeps; return their pictures' shapes. Collective.
 
     Each trainer keeps all pictures, and those that share a GPU decide alike, before any of them
     allocates. With `data_on_gpu: auto` they keep them if all copies fit into a third of the free
@@ -57,9 +57,9 @@ def kept_pictures(
 
 
 def read_kept_pictures(spec: RunSpec, memory: HostMemory | CudaMemory, status: StatusSlot) -> None:
-    """Read the pictures that a trainer keeps on its GPU, and wait until they are there.
+    """Read the pictures that a trainer keeps on its GPU.
 
-    Raises InputError if a batch file cannot be read any more.
+    They are there when it returns. Raises InputError if a batch file cannot be read any more.
     """
     if isinstance(memory, HostMemory) or not memory.kept:
         return
@@ -68,6 +68,21 @@ def read_kept_pictures(spec: RunSpec, memory: HostMemory | CudaMemory, status: S
         with PictureReader(dataset, threads=int(spec.config.loader_threads)) as reader:
             _upload(memory, reader, memory.kept[split].address)
     status.show(Activity.STARTING)
+
+
+def describe_kept(spec: RunSpec, memory: HostMemory | CudaMemory) -> str | None:
+    """Say what a trainer's GPU keeps; None where there is no choice."""
+    if isinstance(memory, HostMemory) or spec.config.data_on_gpu is False:
+        return None
+    splits, device = _splits(spec), f"cuda:{memory.driver.device}"
+    size = f"{sum(math.prod(_shape(dataset)) for dataset in splits.values()) / 2**20:.0f} MiB"
+    named = f"the {' and '.join(splits)} pictures"
+    if memory.kept:
+        return f"{device} keeps {named}: {size} for each trainer"
+    return (
+        f"{named} are loaded, not kept: with {size} for each trainer they take more than a third "
+        f"of the free memory of {device}"
+    )
 
 
 def _upload(memory: CudaMemory, reader: PictureReader, address: int) -> None:

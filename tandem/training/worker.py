@@ -17,6 +17,7 @@ from tandem.processes.heartbeat import StatusSlot
 from tandem.processes.messages import Failed, Finished
 from tandem.training.ballot import LauncherLost
 from tandem.training.input_pipeline import LoaderError
+from tandem.training.kept_pictures import describe_kept
 from tandem.training.messages import Diverged
 from tandem.training.not_finite import NotFinite
 from tandem.training.run_spec import RunSpec
@@ -57,6 +58,8 @@ def _train(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> N
     """Do the job of the run until it is done, or all trainers agree to stop or that it failed."""
     trainer = Trainer(spec, arguments, launcher)
     try:
+        if kept := describe_kept(spec, trainer.memory):
+            trainer.reports.notice(kept)
         with contextlib.suppress(StopAgreed):
             trainer.validate_only() if spec.job == "validate" else trainer.train()
         trainer.finish()

@@ -1,6 +1,7 @@
 """A resumed run that could not compute the same bits is refused, with the reason."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -8,6 +9,7 @@ import pytest
 
 import tandem
 from tandem.artifacts.reproducibility import check_exact, conditions
+from tandem.config.hardware import RankInfo
 from tandem.config.resolve import resolve
 from tandem.config.schema import Config
 from tandem.errors import InputError
@@ -95,6 +97,22 @@ def test_other_data_are_noticed_wherever_they_lie(
     with (folder / name).open("ab") as file:
         file.write(b" ")
     assert ": data " in refusal(conditions(config), conditions(moved))
+
+
+def test_on_gpus_triton_decides_which_kernels_layers_have(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "triton" not in conditions(config)
+    monkeypatch.setattr("tandem.artifacts.reproducibility.device_names", lambda devices: devices)
+    gpus = config.model_copy(update={"devices": ("cuda:0", "cuda:0"), "exchange": "average"})
+    found = []
+    for version in ("3.7.1", "none"):
+        monkeypatch.setattr("tandem.artifacts.reproducibility.triton_version", lambda v=version: v)
+        found.append(conditions(gpus))
+    assert ": triton 3.7.1 in the checkpoint, now none. " in refusal(*found)
+    rank = RankInfo(0, (0,), ("A GPU",), ("id",), "a processor", (), "mpirun", triton="3.7.1")
+    for other, expected in (("3.7.1", "3.7.1"), ("3.7.2", "3.7.1, 3.7.2")):
+        assert conditions(gpus, [rank, replace(rank, triton=other)])["triton"] == expected
 
 
 def test_every_difference_is_named_at_once(config: Config) -> None:

@@ -11,7 +11,7 @@ from pytensor.compile.mode import Mode
 
 from tandem.backend import as_device, device_mode, device_shared
 from tandem.backend.runtime import require_compiler
-from tandem.compilers import cpp_compiler, has_triton
+from tandem.compilers import cpp_compiler
 from tandem.errors import InputError
 from tandem.ops import conv2d, crop_mirror, dropout_mask, lrn, max_pool2d, relu
 from tests.support.check_function import DEVICE, VIEWS_AND_EXPRESSIONS, assert_same
@@ -189,19 +189,15 @@ def test_missing_compiler_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_gpu_needs_triton_and_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
-    found = ["triton"]
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name in found or None)
-    monkeypatch.setattr("shutil.which", lambda name: "/bin/clang" if name == "clang" else None)
-    assert has_triton()
-    require_compiler(gpu)
-    found.clear()
-    with pytest.raises(InputError, match="on a GPU needs Triton"):
-        require_compiler(gpu)
-    found.append("triton")
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(InputError, match="on a GPU needs Triton"):
-        require_compiler(gpu)
+    for missing in (None, "Python's header and more"):
+        monkeypatch.setattr(
+            "tandem.backend.runtime.missing_for_triton", lambda found=missing: found
+        )
+        if missing is None:
+            require_compiler(gpu)
+        else:
+            with pytest.raises(InputError, match=f"a GPU needs what is missing here: {missing}; "):
+                require_compiler(gpu)
 
 
 @needs_compiler

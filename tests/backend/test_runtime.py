@@ -1,10 +1,12 @@
-"""What a process's PyTorch keeps."""
+"""What a process's PyTorch keeps, and what is said where memory ends."""
 
 import weakref
 
+import pytest
 import torch
 
 from tandem.backend import give_back_memory
+from tandem.backend.runtime import out_of_memory
 
 
 def test_what_nobody_refers_to_is_given_back() -> None:
@@ -14,3 +16,11 @@ def test_what_nobody_refers_to_is_given_back() -> None:
     del circle
     give_back_memory()
     assert seen() is None
+
+
+def test_a_shortage_names_what_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert str(out_of_memory(torch.OutOfMemoryError("CUDA\n out of memory"))) == (
+        "cuda:1 has too little memory; a smaller batch_size or width, or data_on_gpu: false, needs "
+        "less (CUDA out of memory)"
+    )

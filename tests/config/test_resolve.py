@@ -1,5 +1,7 @@
 """Settings in relation to each other and to how the trainers are started."""
 
+import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -204,12 +206,37 @@ def test_on_gpus_convolutions_are_sums() -> None:
         resolve(make_config({"devices": ["cuda:0"], "convolutions": "fft"}), [here])
 
 
+@pytest.mark.parametrize(
+    ("missing", "reason"),
+    [
+        ([None], ""),
+        (["a C compiler"], "this machine lacks a C compiler"),
+        ([None, None], ""),
+        ([None, "Triton"], "rank 1 lacks Triton"),
+        (["Triton", None], "rank 0 lacks Triton"),
+    ],
+)
 @pytest.mark.parametrize("changes", [{}, BUCKETS])
 def test_on_gpus_functions_are_compiled_where_that_is_possible(
-    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    gpus: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    missing: list[str | None],
+    reason: str,
 ) -> None:
+    """By all trainers or none; the reason is reported where it decides."""
     here = RankInfo(0, (0,), ("A GPU",), ("id",), AVX2, (), "torchrun", bfloat16=(True,))
-    for possible in (True, False):
-        monkeypatch.setattr("tandem.config.resolve.has_triton", lambda found=possible: found)
-        found = resolve(make_config({"devices": ["cuda:0"], **changes}), [here])
-        assert found.compile is possible
+    ranks = [replace(here, machine=n, missing_for_triton=what) for n, what in enumerate(missing)]
+    ranks = ranks if len(ranks) > 1 else []
+    first = missing[0] if not ranks else "more than ranks do"
+    monkeypatch.setattr("tandem.config.resolve.missing_for_triton", lambda: first)
+    changes = {"devices": ["cuda:0"], **(changes if ranks else {})}
+    with caplog.at_level(logging.INFO, "tandem.config.resolve"):
+        assert resolve(make_config(changes), ranks).compile is (not reason)
+        said = [line for line in caplog.messages if line.startswith("compile: auto is false")]
+        assert [line.rpartition(": ")[2] for line in said] == [reason] * bool(reason)
+        caplog.clear()
+        for wish in (True, False):
+            assert resolve(make_config({**changes, "compile": wish}), ranks).compile is wish
+        assert caplog.messages == []

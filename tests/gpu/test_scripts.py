@@ -98,6 +98,15 @@ def test_the_parts_of_make_are_all_tests_for_gpus() -> None:
     }
 
 
+@pytest.mark.parametrize(("python", "status"), [("true", 0), ("false", 2)])
+def test_make_names_the_parts_that_failed_here_only(python: str, status: int) -> None:
+    command = ["make", "gpu-test", f"GPU_PYTHON={python}", "PART=step runs"]
+    environment = {**os.environ, "failed": "something else"}
+    result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == status, result.stderr
+    assert ("longer than ten minutes: step runs\n" in result.stderr + result.stdout) == bool(status)
+
+
 def test_what_has_no_time_left_is_named(tmp_path: Path) -> None:
     commands, output = run_script(tmp_path, "profile", STAGE_SECONDS="0")
     assert commands == []

@@ -20,6 +20,11 @@ class LogicError(Exception):
 def refusing_pycuda(refused: str) -> ModuleType:
     """What `CudaDriver` needs of ``pycuda.driver``, where one call is refused."""
 
+    def allocate(nbytes: int) -> int:
+        if refused == "cuMemAlloc":
+            raise MemoryError("cuMemAlloc failed: out of memory")
+        return nbytes
+
     def call(name: str, result: Any = None) -> Any:
         if name == refused:
             raise LogicError(f"{name} failed: operation not supported")
@@ -43,7 +48,8 @@ def refusing_pycuda(refused: str) -> ModuleType:
     module.event_flags = SimpleNamespace(DISABLE_TIMING=2, INTERPROCESS=_INTERPROCESS)
     module.Context, module.init = context, int
     module.Device = lambda number: SimpleNamespace(retain_primary_context=lambda: context)
-    module.mem_alloc, module.memset_d8 = int, lambda *_: None
+    module.mem_get_info = lambda: (1 << 20, 2 << 20)
+    module.mem_alloc, module.memset_d8 = allocate, lambda *_: None
     module.mem_get_ipc_handle = lambda address: call("cuIpcGetMemHandle", bytearray(64))
     module.IPCMemoryHandle = lambda data: call("cuIpcOpenMemHandle", 1)
     return module
@@ -58,6 +64,15 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], CudaDriver]:
         return CudaDriver(3)
 
     return make
+
+
+def test_a_shortage_names_what_needs_less(driver: Callable[[str], CudaDriver]) -> None:
+    with pytest.raises(InputError) as caught:
+        driver("cuMemAlloc").allocate(4 << 20)
+    assert str(caught.value) == (
+        "cuda:3 has too little memory: 4 MiB are needed, 1 of its 2 MiB are free; a smaller "
+        "batch_size or width, or data_on_gpu: false, needs less"
+    )
 
 
 def make_and_open(driver: CudaDriver) -> None:

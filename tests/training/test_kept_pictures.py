@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from tandem.memory.cuda import CudaSlots
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import CudaMemory
 from tandem.training import kept_pictures as module
-from tandem.training.kept_pictures import kept_pictures, read_kept_pictures
+from tandem.training.kept_pictures import describe_kept, kept_pictures, read_kept_pictures
 from tandem.training.messages import Activity
 from tests.support.coded_pictures import SIZE, coded_picture, label_of, write_coded
 from tests.support.fake_cuda import FakeDriver, FakeEvent, FakeMachine, FakeStream
@@ -37,13 +38,20 @@ def splits(tmp_path: Path) -> tuple[Dataset, Dataset]:
     return write_coded(tmp_path / "train", (4, 4, 4, 1)), write_coded(tmp_path / "val", (4, 1))
 
 
-def decisions(spec: Any, devices: Sequence[int], capacity: int) -> list[Any]:
-    """What trainers on these devices decide, by rank; each uses 5 bytes of its own afterwards."""
+def decisions(
+    spec: Any, devices: Sequence[int], capacity: int, used: Sequence[int] = (0, 0, 0)
+) -> list[Any]:
+    """What trainers on these devices decide, by rank; each uses 5 bytes of its own afterwards.
+
+    Others on the machine have `used` so many bytes when a trainer looks.
+    """
     machine, groups = FakeMachine(devices=2, capacity=capacity), local_groups(len(devices))
     decided: dict[int, Any] = {}
 
     def decide(rank: int) -> None:
         driver: Any = FakeDriver(machine, devices[rank])
+        free = driver.free_memory
+        driver.free_memory = lambda: free() - used[rank]
         try:
             decided[rank] = kept_pictures(spec, driver, groups[rank])
         except InputError as error:
@@ -71,6 +79,13 @@ def test_pictures_are_kept_where_those_of_all_trainers_fit(
     splits: Any, wish: Any, devices: list[int], capacity: int, expected: list[Any]
 ) -> None:
     assert decisions(spec_of(*splits, wish), devices, capacity) == expected
+
+
+@pytest.mark.parametrize(("used", "expected"), [((0, 1), {}), ((1, 0), {}), ((0, 0), BOTH)])
+def test_trainers_of_a_gpu_go_by_the_least_that_one_has_seen_free(
+    splits: Any, used: tuple[int, int], expected: Any
+) -> None:
+    assert decisions(spec_of(*splits), [0, 0], 6 * NBYTES, used) == [expected] * 2
 
 
 def test_what_does_not_fit_is_refused_if_it_was_asked_for(splits: Any) -> None:
@@ -132,6 +147,27 @@ def test_all_pictures_come_in_parts_of_bounded_size(
     assert status.shown == [Activity.READING, Activity.STARTING]
     memory.close()
     assert driver.machine.used(0) == 0
+
+
+def test_what_is_kept_is_said(splits: Any) -> None:
+    def said(spec: Any, *kept: str) -> str | None:
+        driver: Any = FakeDriver(FakeMachine(devices=2), 1)
+        layout, slots = FlatLayout.of({"w": (1,)}, "float32"), CudaSlots(1, SlotLayout(2, 0))
+        memory = CudaMemory(slots, layout, driver, lambda stream: nullcontext())
+        for split in kept:
+            memory.keep_pictures(split, BOTH[split])
+        return describe_kept(spec, memory)
+
+    train, validation = (replace(one, image_size=1000) for one in splits)
+    spec, only = spec_of(train, validation), spec_of(train, validation, job="validate")
+    size = "MiB for each trainer"
+    assert said(spec, *BOTH) == f"cuda:1 keeps the train and validation pictures: 51 {size}"
+    assert said(only, "validation") == f"cuda:1 keeps the validation pictures: 14 {size}"
+    assert said(spec) == (
+        f"the train and validation pictures are loaded, not kept: with 51 {size} they take more "
+        "than a third of the free memory of cuda:1"
+    )
+    assert said(spec_of(train, validation, wish=False)) is None
 
 
 @pytest.mark.parametrize("owner", [FakeEvent, FakeStream])

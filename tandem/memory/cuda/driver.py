@@ -215,7 +215,7 @@ class CudaDriver:
         return (
             f"cuda:{self.device} has too little memory: {nbytes / 2**20:.0f} MiB are needed, "
             f"{free / 2**20:.0f} of its {total / 2**20:.0f} MiB are free; a smaller batch_size or "
-            "width needs less"
+            "width, or data_on_gpu: false, needs less"
         )
 
     def _no_sharing(self, what: str, error: Exception) -> InputError:

@@ -60,7 +60,9 @@ look)
     within 20 nvidia-smi
     within 20 "$PYTHON" -c 'import sys, torch, triton, numpy, numba, pytensor, pycuda.driver as c
 print(sys.version, torch.__version__, torch.version.cuda, torch.backends.cudnn.version())
-print(triton.__version__, numpy.__version__, numba.__version__, c.get_driver_version())'
+print(triton.__version__, numpy.__version__, numba.__version__, c.get_driver_version())
+from tandem.compilers import c_compiler, missing_for_triton, python_header
+print(c_compiler(), python_header(), "missing:", missing_for_triton())'
     within 90 "$PYTHON" -m tests.gpu.first.probe
     gpu_tests 300 tests/gpu/test_memory.py tests/gpu/test_exchange.py
     gpu_bench 150 --parts copies exchange --rounds 12

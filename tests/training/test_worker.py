@@ -1,0 +1,21 @@
+"""The process of a trainer, with a trainer that does nothing."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tandem.training import worker
+
+
+@pytest.mark.parametrize("job", ["train", "validate"])
+def test_a_trainer_reports_what_its_gpu_keeps(monkeypatch: pytest.MonkeyPatch, job: str) -> None:
+    said: list[str] = []
+    nothing = dict.fromkeys(["train", "validate_only", "finish", "close"], lambda: None)
+    trainer = SimpleNamespace(reports=SimpleNamespace(notice=said.append), memory=0, **nothing)
+    monkeypatch.setattr(worker, "Trainer", lambda *_: trainer)
+    spec: Any = SimpleNamespace(job=job)
+    for kept in (None, "cuda:0 keeps all"):
+        monkeypatch.setattr(worker, "describe_kept", lambda spec, memory, text=kept: text)
+        worker._train(spec, trainer, trainer)  # type: ignore[arg-type]
+    assert said == ["cuda:0 keeps all"]
