@@ -142,7 +142,6 @@ class _Chain:
             return True
         return (
             grad is not None
-            and gate.inputs[1] is grad.outputs[0]
             and grad.inputs[0] is y
             and grad.inputs[1] is self._lrn.outputs[1]
             and _norm_of(grad.op) == self._norm

@@ -203,6 +203,9 @@ def test_a_chain_built_by_hand_is_fused_too() -> None:
         {"gated_by": 1},
         {"rectified": False},
         {"onto": 10},
+        # A gradient that does not come through the normalisation, or that is the scale.
+        {"norm": lambda y, scale, g: y**2},
+        {"norm": lambda y, scale, g: NORM(y, g**2 + 1, scale)},
         {"total": Sum((2, 3))},
         {"total": Sum((0, 2, 3), dtype="float64", acc_dtype="float64")},
     ],
@@ -211,6 +214,14 @@ def test_a_chain_built_by_hand_is_fused_too() -> None:
 def test_a_chain_with_another_part_stays(change: dict[str, Any]) -> None:
     outputs, values = chain(**change)
     assert PoolNormGrad not in kinds(compare(outputs, values))
+
+
+def test_a_gradient_that_no_relu_gates_stays() -> None:
+    layer = Layer()
+    pooled, argmax = MaxPool2d(3, 2)(layer.y)
+    y = relu(pooled)
+    outputs = [y, MaxPool2dGrad(3, 2)(layer.y, argmax, pt.tanh(y))]
+    assert PoolNormGrad not in kinds(compare(outputs, layer.values))
 
 
 def test_two_normalisations_of_one_layer_stay() -> None:
