@@ -115,7 +115,7 @@ class _Chain:
         if self._relu is None or self._x.type.dtype != "float32":
             return False
         known = (self._relu, self._lrn, self._grad, self._gate, self._scatter, self._sum)
-        inner = [*self._pool.outputs, *(self._lrn.outputs[1:] if self._lrn else ())]
+        inner = [*self._pool.outputs]
         if self._lrn is not None:
             inner.append(self._relu.outputs[0])
         if self._scatter is not None:
@@ -132,17 +132,16 @@ class _Chain:
         """Whether the gradients are those of the chain, or there are none."""
         y, scatter, gate, grad = self._relu.outputs[0], self._scatter, self._gate, self._grad
         if scatter is None:
-            return grad is None and not self._clients(self._pool.outputs[1])
-        places = scatter.inputs[1] is self._pool.outputs[1]
+            return True
         same_window = (scatter.op.size, scatter.op.stride) == self._window
+        same_images = scatter.inputs[0].type == self._x.type
         gated = _is(gate, ReluGrad) and gate.inputs[0] is y
-        if not (places and same_window and gated):
+        if not (same_window and same_images and gated):
             return False
         if self._lrn is None:
             return True
         return (
             grad is not None
-            and gate.inputs[1] is grad.outputs[0]
             and grad.inputs[0] is y
             and grad.inputs[1] is self._lrn.outputs[1]
             and _norm_of(grad.op) == self._norm

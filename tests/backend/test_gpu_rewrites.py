@@ -170,6 +170,7 @@ def chain(
     scale_of: int = 0,
     norm_of: int = 0,
     rectified: bool = True,
+    onto: int = 9,
 ) -> tuple[list[Any], dict[Any, np.ndarray]]:
     """A chain built by hand, of which one part is other than a gradient would be."""
     layer = Layer()
@@ -180,8 +181,10 @@ def chain(
     others = [other**2, other**2]
     h = norm((y, others[0])[norm_of], (scale, 2 + others[1])[scale_of], z * 2)
     t = ReluGrad()((y, others[0])[gated_by], h) if rectified else h
-    dx = pool(layer.y, argmax, t)
-    return [z, dx, total(t)], layer.values | {other: other_value}
+    images, zeros = variable("images", BATCH, 6, onto, onto)
+    dx = pool(layer.y if onto == 9 else images, argmax, t)
+    values = layer.values | {other: other_value, images: zeros}
+    return [z, dx, total(t)], values
 
 
 def test_a_chain_built_by_hand_is_fused_too() -> None:
@@ -199,6 +202,10 @@ def test_a_chain_built_by_hand_is_fused_too() -> None:
         {"scale_of": 1},
         {"gated_by": 1},
         {"rectified": False},
+        {"onto": 10},
+        # A gradient that does not come through the normalisation, or that is the scale.
+        {"norm": lambda y, scale, g: y**2},
+        {"norm": lambda y, scale, g: NORM(y, g**2 + 1, scale)},
         {"total": Sum((2, 3))},
         {"total": Sum((0, 2, 3), dtype="float64", acc_dtype="float64")},
     ],
@@ -207,6 +214,14 @@ def test_a_chain_built_by_hand_is_fused_too() -> None:
 def test_a_chain_with_another_part_stays(change: dict[str, Any]) -> None:
     outputs, values = chain(**change)
     assert PoolNormGrad not in kinds(compare(outputs, values))
+
+
+def test_a_gradient_that_no_relu_gates_stays() -> None:
+    layer = Layer()
+    pooled, argmax = MaxPool2d(3, 2)(layer.y)
+    y = relu(pooled)
+    outputs = [y, MaxPool2dGrad(3, 2)(layer.y, argmax, pt.tanh(y))]
+    assert PoolNormGrad not in kinds(compare(outputs, layer.values))
 
 
 def test_two_normalisations_of_one_layer_stay() -> None:
@@ -331,6 +346,15 @@ def test_what_is_space_to_depth_already_keeps_its_stride() -> None:
 def test_filters_that_are_not_square_keep_their_stride() -> None:
     layer = FirstLayer(columns=3)
     nodes = compare(layer.gradients(conv2d(layer.crops, layer.w, layer.b, stride=2)), layer.values)
+    assert [node.op.block for node in nodes if isinstance(node.op, CropMirror)] == [1]
+
+
+def test_filters_of_single_colours_keep_their_stride() -> None:
+    layer = FirstLayer()
+    w, values = variable("w", 6, 1, 5, 5)
+    b, more = variable("b", 6)
+    y = conv2d(layer.crops, w, b, stride=2, groups=3)
+    nodes = compare([y], layer.values | {w: values, b: more})
     assert [node.op.block for node in nodes if isinstance(node.op, CropMirror)] == [1]
 
 
