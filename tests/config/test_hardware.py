@@ -315,3 +315,14 @@ def test_cores_are_divided_by_the_ranks_that_share_them() -> None:
     assert threads_of([rank(0, cores=eight), rank(1, cores=eight)]) == 8
     assert threads_of([rank(0, cores=(0, 1)), rank(0, cores=(2, 3))]) == 2  # bound by mpirun
     assert threads_of([rank(0, cores=(0,))] * 3) == 1
+
+
+@pytest.mark.parametrize(("version", "missing"), [("3.7.1", None), ("none", "a C compiler")])
+def test_a_rank_tells_whether_triton_compiles_there(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, version: str, missing: str | None
+) -> None:
+    machine(gpus=0)
+    monkeypatch.setattr(hardware, "triton_version", lambda: version)
+    monkeypatch.setattr(hardware, "missing_for_triton", lambda: missing)
+    here = RankInfo.here(0, "a processor", (), "mpirun")
+    assert (here.triton, here.missing_for_triton) == (version, missing)
