@@ -549,4 +549,4 @@ def test_ranks_that_roll_back_leave_nothing_on_gpus_and_no_pipes(
     assert log.count("left on GPUs: 0, shared: 0\n") == 3
     files = re.findall(r"files of 4 runs: \[(\d+)\] then \[(\d+)\]\n", log)
     assert len(files) == 3
-    assert all(last == second for second, last in files)
+    assert all(int(last) <= int(second) for second, last in files)
