@@ -195,21 +195,21 @@ def test_a_chain_built_by_hand_is_fused_too() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"pool": MaxPool2dGrad(2, 2)},
-        {"norm": LRNGrad(5, 0.7, 0.75, 2.0)},
-        {"norm": LRNGrad(3, 0.1, 0.75, 2.0)},
-        {"norm_of": 1},
-        {"scale_of": 1},
-        {"gated_by": 1},
-        {"rectified": False},
-        {"onto": 10},
-        # A gradient that does not come through the normalisation, or that is the scale.
-        {"norm": lambda y, scale, g: g},
-        {"norm": lambda y, scale, g: NORM(y, g**2 + 1, scale)},
-        {"total": Sum((2, 3))},
-        {"total": Sum((0, 2, 3), dtype="float64", acc_dtype="float64")},
+        pytest.param({"pool": MaxPool2dGrad(2, 2)}, id="another window"),
+        pytest.param({"norm": LRNGrad(5, 0.7, 0.75, 2.0)}, id="another alpha"),
+        pytest.param({"norm": LRNGrad(3, 0.1, 0.75, 2.0)}, id="fewer channels"),
+        pytest.param({"norm_of": 1}, id="another normalised"),
+        pytest.param({"scale_of": 1}, id="another scale"),
+        pytest.param({"gated_by": 1}, id="another gate"),
+        pytest.param({"rectified": False}, id="no gate"),
+        pytest.param({"onto": 10}, id="other images"),
+        pytest.param({"norm": lambda y, scale, g: g}, id="past the normalisation"),
+        pytest.param({"norm": lambda y, scale, g: NORM(y, g**2 + 1, scale)}, id="the scale's"),
+        pytest.param({"total": Sum((2, 3))}, id="a sum over images"),
+        pytest.param(
+            {"total": Sum((0, 2, 3), dtype="float64", acc_dtype="float64")}, id="a wide sum"
+        ),
     ],
-    ids=str,
 )
 def test_a_chain_with_another_part_stays(change: dict[str, Any]) -> None:
     outputs, values = chain(**change)
