@@ -92,10 +92,11 @@ def check_close(run: Path, on_host: Path) -> None:
     "changes",
     [
         {"data_on_gpu": True},
-        pytest.param({"para_load": False, "loader_threads": 3}, marks=pytest.mark.slow),
-        pytest.param({"devices": ["cuda:0", "cuda:2"]}, marks=pytest.mark.slow),
+        {"para_load": False, "loader_threads": 3},
+        {"devices": ["cuda:0", "cuda:2"]},
     ],
 )
+@pytest.mark.slow
 def test_pictures_that_stay_on_the_gpu_give_the_same_bits(
     data: Path, tmp_path: Path, simulated: None, loaded: Path, changes: dict[str, Any]
 ) -> None:
@@ -134,14 +135,8 @@ def test_pictures_that_have_to_fit_and_do_not_end_the_run(
     assert "2 copies of the pictures take 1 MiB of cuda:0, of which" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "on_nan",
-    [
-        "skip",
-        pytest.param("stop", marks=pytest.mark.slow),
-        pytest.param("rollback", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("on_nan", ["skip", "stop", "rollback"])
 def test_a_trainer_alone_on_a_gpu_leaves_out_the_minibatch_that_one_on_the_host_does(
     data: Path,
     tmp_path: Path,
@@ -201,7 +196,7 @@ def test_a_run_on_gpus_is_resumed_exactly(data: Path, tmp_path: Path, simulated:
     assert_same_weights(parts, whole)
 
 
-@pytest.mark.parametrize("para_load", [False, True])
+@pytest.mark.parametrize("para_load", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_one_trainer_without_a_loader_needs_no_sharing(
     data: Path,
     tmp_path: Path,

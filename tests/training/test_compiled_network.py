@@ -271,13 +271,12 @@ def _groups(model: CompiledNetwork) -> tuple[dict[str, Any], ...]:
     return model.weights, model.states["momentum"]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_step_that_is_not_finite_changes_nothing(value: float) -> None:
+def test_a_step_that_is_not_finite_changes_nothing() -> None:
     model, slot = build(records=True), slot_of(3)
     good = model.step(slot, 0, 0.01)
     bias = model.weights["fc7.bias"]
     kept = bias.get_value()
-    bias.set_value(np.where(np.arange(len(kept)) == 0, value, kept))
+    bias.set_value(np.where(np.arange(len(kept)) == 0, np.nan, kept))
     before, sums = [values_of(g) for g in _groups(model)], model.read_sums("train")
     bad = model.step(slot, 0, 0.01)
     for group, expected in zip(_groups(model), before, strict=True):
