@@ -35,7 +35,7 @@ class Contender(Protocol):
 
     @property
     def goal(self) -> float | None:
-        """How many times as fast ours is to be at least."""
+        """The least speedup of ours over this one that is the goal."""
 
     def make(self, place: Place) -> Step:
         """Make a step; most is compiled when it is called."""

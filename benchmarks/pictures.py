@@ -38,7 +38,7 @@ def write_data_folder(
 
 
 def _link(folder: Path, paths: list[Path], times: int) -> tuple[str, ...]:
-    """Give each file so many names; return all, as in a manifest."""
+    """Link each file under several names; return all names, as in a manifest."""
     names = [path.relative_to(folder) for path in paths]
     for number in range(1, times):
         for path in paths:

@@ -101,7 +101,7 @@ def operations(net: AlexNet, batch: int, width: int) -> Iterator[Operation]:
         x = y
     parameters = sum(prod(variable.type.shape) for variable in net.parameters.values())
     # Weights, momenta and gradients are read; weights and momenta are written, and the weights
-    # once more as operands of products where these are shorter.
+    # once more in the products' format where that is shorter.
     copies = width if width < FLOAT32_BYTES else 0
     yield Operation("update", 0, (5 * FLOAT32_BYTES + copies) * parameters)
 

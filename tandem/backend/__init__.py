@@ -1,14 +1,15 @@
 """A PyTensor mode that runs a graph with PyTorch's kernels, and variables that stay on a device.
 
 PyTensor builds the graph and its gradients; PyTorch is a library of kernels here (oneDNN and NNPACK
-on a CPU, cuDNN on CUDA). ``pooling_rewrites.py`` moves work behind pooling, ``inner_graphs.py``
-prepares the graphs of loops and branches, ``lowering/`` maps each Op to a call, ``image_loops.py``
-has kernels of our own for a CPU, ``perform.py`` computes an Op without a kernel by its own NumPy
+on a CPU, cuDNN on CUDA). ``pooling_rewrites.py`` moves work behind pooling, ``gpu_rewrites.py``
+suits a graph to GPUs, ``inner_graphs.py`` prepares the graphs of loops and branches, ``lowering/``
+maps each Op to a call, ``image_loops.py`` has kernels of our own for a CPU,
+``pool_norm_kernels.py`` for a GPU, ``perform.py`` computes an Op without a kernel by its own NumPy
 code, ``aliasing.py`` finds what shares memory, ``schedule.py`` decides the order and the memory of
-results, ``codegen.py`` writes a graph as a Python function, ``linker.py`` and ``mode.py`` make it a
-PyTensor mode, ``shared.py`` holds the variables, ``precision.py`` chooses precision, layout and
-algorithm, ``capture.py`` records a step for a GPU, and ``runtime.py`` sets devices, streams,
-threads and memory.
+results, ``codegen.py`` writes a graph as a Python function, ``segments.py`` cuts it where the host
+is told of results, ``linker.py`` and ``mode.py`` make it a PyTensor mode, ``shared.py`` holds the
+variables, ``precision.py`` chooses precision, layout and algorithm, ``capture.py`` records a step
+for a GPU, and ``runtime.py`` sets devices, streams, threads and memory.
 """
 
 from tandem.backend.capture import Captured, capture, check_capturable

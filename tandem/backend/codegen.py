@@ -108,7 +108,7 @@ class _Writer:
         }
 
     def _cut(self, cut: Cut, segments: SegmentWriter) -> None:
-        """Write what is to be stored here, and begin a segment."""
+        """Write the stores that are due at a cut, and begin a segment."""
         for index, variable in cut.stores:
             output = self.fgraph.outputs[index]
             self._store(variable, output, self.tensor(output))

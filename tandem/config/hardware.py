@@ -181,7 +181,7 @@ def _check_limit(device: str, limit: int | None, trainers: int, para_load: bool)
 
 
 def _refusal(device: str, limit: int | None, trainers: int, para_load: bool) -> str | None:
-    """Say why a GPU does not permit the processes of so many trainers; None if it does."""
+    """Say why a GPU's compute mode refuses a run's processes; None if it does not."""
     processes = trainers * (2 if para_load else 1)
     if limit is None or processes <= limit:
         return None

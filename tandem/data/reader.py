@@ -218,7 +218,7 @@ class PictureReader:
         return files, ordered - self._starts[files], positions
 
     def _in_parts(self, count: int, nbytes: int, work: Callable[[int, slice], None]) -> None:
-        """Let threads do `work` on parts of so many equal pieces of `nbytes`, and wait for all.
+        """Divide equal pieces of `nbytes` among threads that do `work`, and wait for all.
 
         `work` gets the number of the part too. The error of the first part that failed is raised.
         """

@@ -9,10 +9,12 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
+import pytensor.tensor as pt
 import pytest
 import torch
 
-from tandem.ops import PoolNorm
+from tandem.backend import lower
+from tandem.ops import PoolNorm, PoolNormGrad
 
 
 @contextmanager
@@ -39,17 +41,23 @@ def pool_norm(
     dtype: str = "float32",
     device: str = "cpu",
 ) -> list[np.ndarray]:
-    """Run both kernels, on memory full of garbage; return y, places, z, dx and the bias's gradient.
+    """Run the lowerings for a GPU of both Ops; return all results, in their order.
 
-    z is garbage where `op` does not normalise.
+    Memory that is allocated is full of garbage before it is written.
     """
-    from tandem.backend import pool_norm_kernels
-
-    settings = (op.size, op.stride, op.norm)
-    results = [images(np.full(g.shape, 99.0), t, device) for t in (dtype, "int8", dtype)]
-    wide = images(x, dtype, device)
-    pool_norm_kernels.forward(wide, torch.tensor(b, device=device), results, *settings)
-    dx = torch.full_like(wide, 99)
-    sums = pool_norm_kernels.backward((*results[:2], images(g, dtype, device)), dx, *settings)
-    found = [*results, dx, sums]
+    inputs = [pt.tensor(dtype="float32", shape=array.shape) for array in (x, b, g)]
+    forward = op.make_node(*inputs[:2])
+    back = PoolNormGrad(op.size, op.stride, op.norm, x.shape[2:])
+    backward = back.make_node(*forward.outputs[:2], inputs[2])
+    calls = [
+        lower(node.op, node, device=torch.device("cuda"), compiled=False).call
+        for node in (forward, backward)
+    ]
+    torch.use_deterministic_algorithms(True)  # fills what is allocated
+    try:
+        results = calls[0](images(x, dtype, device), torch.tensor(b, device=device))
+        gradients = calls[1](*results[:2], images(g, dtype, device))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    found = [*results, *gradients]
     return [t.to(torch.int8 if t is results[1] else torch.float32).cpu().numpy() for t in found]

@@ -43,7 +43,7 @@ def decisions(
 ) -> list[Any]:
     """What trainers on these devices decide, by rank; each uses 5 bytes of its own afterwards.
 
-    Others on the machine have `used` so many bytes when a trainer looks.
+    `used`: bytes that other programs hold on the GPU when a trainer looks.
     """
     machine, groups = FakeMachine(devices=2, capacity=capacity), local_groups(len(devices))
     decided: dict[int, Any] = {}
