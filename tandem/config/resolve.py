@@ -21,7 +21,7 @@ from tandem.registry import check
 
 log = logging.getLogger(__name__)
 
-_MOST_LOADER_THREADS = 8  # for one GPU: more add nothing once the memory's bandwidth is used
+_MOST_LOADER_THREADS = 8  # for one GPU; estimated, not measured on a machine with one
 
 
 def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
