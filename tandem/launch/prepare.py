@@ -40,6 +40,13 @@ def prepare_run(
         The first thing that is missing, damaged or does not fit.
     """
     config = resolve(config, ranks)
+    resumed = None
+    if job == "train":
+        resumed = _checkpoint_to_resume(config)
+        weights = config.init_weights_path if resumed is None else None
+        _check_run_folder(config, resumed)
+    path = resumed or weights
+    header = None if path is None else read_header(path)
     manifest = read_manifest(config.manifest_path)
     folder, labels = config.data_path, config.label_path
     train = validation = open_split(manifest, folder, "val", labels, config.val_path)
@@ -51,12 +58,6 @@ def prepare_run(
             f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
         )
     read_mean(config.mean_path, manifest.image_size)
-    resumed = None
-    if job == "train":
-        resumed = _checkpoint_to_resume(config)
-        weights = config.init_weights_path if resumed is None else None
-        _check_run_folder(config, resumed)
-    path = resumed or weights
     spec = RunSpec(
         job,
         config,
@@ -66,7 +67,7 @@ def prepare_run(
         conditions(config, ranks),
         resumed,
         weights,
-        None if path is None else read_header(path),
+        header,
         skipped,
     )
     _check_weights(spec)
