@@ -89,16 +89,22 @@ class _WithWeights(Config):
     weights: PathOption = option(..., "checkpoint to read", "a file", form="text")
 
 
-def load_config(arguments: Sequence[str] | None = None, description: str | None = None) -> Config:
+def load_config(
+    arguments: Sequence[str] | None = None,
+    description: str | None = None,
+    program: str | None = None,
+) -> Config:
     """Read the configuration of a program that has no options of its own."""
-    return _line(arguments, description).read(Config, DEFAULT_FILE)
+    return _line(arguments, description, program).read(Config, DEFAULT_FILE)
 
 
 def load_weights_and_config(
-    arguments: Sequence[str] | None = None, description: str | None = None
+    arguments: Sequence[str] | None = None,
+    description: str | None = None,
+    program: str | None = None,
 ) -> tuple[Path, Config]:
     """Read ``--weights FILE`` and the configuration, for a program that reads one checkpoint."""
-    settings = _line(arguments, description).read(
+    settings = _line(arguments, description, program).read(
         _WithWeights, DEFAULT_FILE, beside=("weights", read_run_settings)
     )
     return settings.weights, Config(**settings.model_dump(exclude={"weights"}))
@@ -137,5 +143,7 @@ def read_run_settings(path: Path) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in left_out}
 
 
-def _line(arguments: Sequence[str] | None, description: str | None) -> CommandLine:
-    return CommandLine(arguments, description, answers=ANSWERS, once=True)
+def _line(
+    arguments: Sequence[str] | None, description: str | None, program: str | None
+) -> CommandLine:
+    return CommandLine(arguments, description, program, ANSWERS, once=True)
