@@ -1,7 +1,7 @@
 """Loss, top-1 and top-5 error of saved weights over every validation picture.
 
 tandem validate --weights runs/alexnet/epoch-0060.safetensors
-tandem validate --weights runs/demo/epoch-0016.safetensors --config demo/config.yaml
+tandem validate --weights runs/a/epoch-0016.safetensors --config runs/a/config.yaml
 """
 
 import logging
