@@ -82,7 +82,7 @@ def export(weights: Path, target: Path, mean: Path | None = None, network: str =
         translation, or `target` cannot be written.
     """
     if importlib.util.find_spec("onnx") is None:
-        raise InputError("the package onnx is not installed: pip install '.[export]'")
+        raise InputError("the package onnx is not installed: pip install onnx")
     if target.suffix != ".onnx":
         raise InputError(f"{target}: the name of an ONNX file must end in .onnx")
     loaded = load_network(weights, mean, network)
