@@ -21,6 +21,7 @@ import numpy as np
 from tandem.data.decode import BadPictureError, decode_picture, keep_memory
 from tandem.errors import InputError
 from tandem.memory.host import HostBuffer
+from tandem.preprocessing.listed import WHOLE, Place
 
 # Enough that handing out work costs little, few enough that the processes end together.
 CHUNK = 16
@@ -32,10 +33,10 @@ _START = "fork" if sys.platform == "linux" else "spawn"
 
 @dataclass(frozen=True)
 class Task:
-    """Pictures to decode: `paths` into the `slots` of the shared memory, one each."""
+    """Pictures to decode: those at `places` into the `slots` of the shared memory, one each."""
 
     slots: tuple[int, ...]
-    paths: tuple[str, ...]
+    places: tuple[Place, ...]
 
 
 class DecodePool:
@@ -107,19 +108,30 @@ def _decode_in_worker(task: Task) -> list[str | None]:
 
 
 def _decode_all(pictures: np.ndarray, task: Task) -> list[str | None]:
-    return [_decode(pictures[slot], p) for slot, p in zip(task.slots, task.paths, strict=True)]
+    return [_decode(pictures[slot], p) for slot, p in zip(task.slots, task.places, strict=True)]
 
 
-def _decode(picture: np.ndarray, path: str) -> str | None:
-    if not Path(path).name.isprintable():  # a line of the manifest's lists is one name, in UTF-8
-        return "its name is not printable in UTF-8"
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        # A file that cannot be read does not make its picture a bad one.
-        raise InputError(f"{path}: the picture cannot be read: {error.strerror}") from None
+def _decode(picture: np.ndarray, place: Place) -> str | None:
+    content = _read(place)
     try:
         picture[...] = decode_picture(content, len(picture))
     except BadPictureError as reason:
         return str(reason)
     return None
+
+
+def _read(place: Place) -> bytes:
+    """Read a picture. One that cannot be read is no bad one, so an InputError is raised."""
+    try:
+        with Path(place.path).open("rb", buffering=0) as file:
+            if place.size == WHOLE:
+                return file.readall()
+            content = os.pread(file.fileno(), place.size, place.offset)
+    except OSError as error:
+        raise InputError(f"{place.path}: the picture cannot be read: {error.strerror}") from None
+    if len(content) < place.size:
+        raise InputError(
+            f"{place.path}: found {len(content)} bytes at byte {place.offset}, expected a picture"
+            f" of {place.size}; the file has changed"
+        )
+    return content
