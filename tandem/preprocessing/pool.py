@@ -28,7 +28,7 @@ CHUNK = 16
 # A copy of this process is at work at once; a new one would import NumPy and Pillow first. No
 # thread of this process is at work when it is copied. On other systems than Linux, libraries have
 # threads that are.
-_START = "fork" if sys.platform == "linux" else "spawn"
+START = "fork" if sys.platform == "linux" else "spawn"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class DecodePool:
         self._buffer = HostBuffer.create(slots * size * size * 3, name="tandem-pictures")
         self.pictures = self._buffer.array(shape, np.uint8)
         self._executor = ProcessPoolExecutor(
-            workers, get_context(_START), initializer=_start_worker, initargs=(self._buffer, shape)
+            workers, get_context(START), initializer=_start_worker, initargs=(self._buffer, shape)
         )
 
     def submit(self, task: Task) -> "Future[list[str | None]]":
@@ -87,11 +87,16 @@ _shared: tuple[HostBuffer, np.ndarray] | None = None
 
 def _start_worker(buffer: HostBuffer, shape: tuple[int, ...]) -> None:
     global _shared
-    # Ctrl-C reaches the whole process group; the parent alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()  # also where that is killed
+    follow_parent()
     keep_memory()
     _shared = buffer, buffer.array(shape, np.uint8)
+
+
+def follow_parent() -> None:
+    """Let this process end with its parent, also where that is killed, and not by Ctrl-C."""
+    # Ctrl-C reaches the whole process group; the parent alone decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:

@@ -1,14 +1,10 @@
 """All of make_hkl.py: pictures to batch files, mean image and manifest."""
 
-import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import platform
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +22,7 @@ from tandem.data.manifest import (
     write_manifest,
 )
 from tandem.errors import InputError
-from tandem.files import make_folder, remove_partials, write_array
+from tandem.files import locked, make_folder, remove_partials, write_array
 from tandem.preprocessing.batches import BatchWriter, SplitWriter, batch_name
 from tandem.preprocessing.index import save_index
 from tandem.preprocessing.listed import Listed
@@ -56,7 +52,7 @@ def prepare(settings: Settings) -> None:
     listing = list_pictures(settings)
     spec = _spec(settings, listing)
     make_folder(root)
-    with _locked(root):
+    with locked(root):
         progress = load_progress(root)
         if progress is None and (root / MANIFEST_NAME).exists():
             _check_finished(settings, listing)
@@ -222,17 +218,3 @@ def _check_finished(settings: Settings, listing: Listing) -> None:
     mean_file = settings.misc_folder / MEAN_NAME
     if not mean_file.exists():
         raise InputError(f"{mean_file}: there is no mean image, although {path} exists; {_REMEDY}")
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock `folder`; the lock ends with the process, however it ends."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{folder}: another run is using this folder") from None
-        yield
-    finally:
-        os.close(descriptor)

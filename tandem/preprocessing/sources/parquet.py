@@ -10,21 +10,27 @@ import logging
 import re
 import shutil
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tandem.data.manifest import MANIFEST_NAME
 from tandem.errors import InputError
-from tandem.files import make_folder, remove_partials, replacing, write_text
+from tandem.files import locked, make_folder, remove_partials, replacing, write_text
 from tandem.preprocessing.listed import Listed, is_imagenet_name
+from tandem.preprocessing.pool import START, follow_parent
 from tandem.preprocessing.progress import PROGRESS_NAME
 from tandem.preprocessing.sources import SOURCES, Folder, Source
 from tandem.preprocessing.sources.webdataset import check_numbers, find_shards, list_shards
 from tandem.validation import listed, one_line
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 COPIES_NAME = "parquet_copy"
 _RECORD_NAME = "copied.json"
@@ -60,16 +66,18 @@ class Parquet(Source):
     def find(self) -> Mapping[str, Listed]:
         copies, paths = self.copies(), self.archives()
         self._check_unused(paths)
-        shapes = {path: _inspect(path) for path in paths}
-        missing = [path for path in paths if not _copy_of(path, copies).exists()]
-        if missing:
-            self._check_space([shapes[path] for path in missing], len(paths))
-            make_folder(copies)
-            remove_partials(copies)
-            write_text(copies / _RECORD_NAME, _record(paths))
-            for number, path in enumerate(missing, 1):
-                _copy(path, _copy_of(path, copies))
-                log.info("%s: copied, %d of %d", path.name, number, len(missing))
+        with _Reader() as reader:
+            shapes = {path: reader.call(_inspect, path) for path in paths}
+            missing = [path for path in paths if not _copy_of(path, copies).exists()]
+            if missing:
+                self._check_space([shapes[path] for path in missing], len(paths))
+                make_folder(copies)
+                with locked(copies):
+                    remove_partials(copies)
+                    write_text(copies / _RECORD_NAME, _record(paths))
+                    for number, path in enumerate(missing, 1):
+                        reader.call(_copy, path, _copy_of(path, copies))
+                        log.info("%s: copied, %d of %d", path.name, number, len(missing))
         return list_shards(copies, find_shards(copies))
 
     def _shards(self) -> dict[str, list[Path]]:
@@ -90,7 +98,7 @@ class Parquet(Source):
                     " one number (-of-) of files"
                 )
             check_numbers(where, split, there)
-            if gone := numbers.keys() - there.keys():
+            if gone := set(range(max(numbers) + 1)) - there.keys():
                 raise InputError(
                     f"{where}: found {len(there)} files of {split} pictures without number"
                     f" {min(gone)}, expected {max(numbers) + 1} as their names say"
@@ -151,6 +159,24 @@ class _Shape(NamedTuple):
         """Bytes of its copy: a header and an unfilled block for each member, and the end."""
         blocks = 2 * _MEMBERS * tarfile.BLOCKSIZE
         return self.size + self.rows * blocks + tarfile.RECORDSIZE
+
+
+class _Reader:
+    """A process that reads parquet files: pyarrow ends a process over some damaged ones."""
+
+    def __enter__(self) -> "_Reader":
+        self._executor = ProcessPoolExecutor(1, get_context(START), initializer=follow_parent)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def call(self, function: Callable[..., T], path: Path, *arguments: object) -> T:
+        """Call a function of a parquet file; raises InputError if the process ends over it."""
+        try:
+            return self._executor.submit(function, path, *arguments).result()
+        except BrokenProcessPool:
+            raise _unreadable(path, RuntimeError("the process that read it died")) from None
 
 
 class _Row(NamedTuple):
@@ -225,22 +251,11 @@ def _unreadable(path: Path, error: Exception) -> InputError:
 
 def _inspect(path: Path) -> _Shape:
     with _open(path) as file:
-        total = 0
-        try:
-            for number in range(file.metadata.num_row_groups):
-                group = file.metadata.row_group(number)
-                sizes = (
-                    group.column(i).total_uncompressed_size
-                    for i in range(group.num_columns)
-                    if group.column(i).path_in_schema == "image.bytes"
-                )
-                size = sum(sizes)
-                if not 0 <= size <= _MOST_GROUP:
-                    raise ValueError(f"a row group of {size} bytes")
-                total += size
-            return _Shape(file.metadata.num_rows, total)
-        except Exception as error:
-            raise _unreadable(path, error) from None
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        sizes = [group.total_byte_size for group in groups]
+        if any(not 0 <= size <= _MOST_GROUP for size in sizes):
+            raise _unreadable(path, ValueError(f"a row group of {max(sizes)} bytes"))
+        return _Shape(file.metadata.num_rows, sum(sizes))
 
 
 def _rows(path: Path) -> Iterator[_Row]:
