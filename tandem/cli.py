@@ -127,7 +127,7 @@ class CommandLine:
             key = name.removeprefix("--").replace("-", "_")
             if key not in fields or key in places:
                 known = [key for key in fields if key not in places]
-                raise InputError(unknown(name, known, self.answers, option=True))
+                raise InputError(unknown(name, known, self.answers, "option"))
             info = fields[key]
             if key in typed and self.once:
                 hint = f"; give all values at once: {name} A B" if _form(info) in _SEVERAL else ""
@@ -151,6 +151,11 @@ class CommandLine:
                 name, details = _documented(key, fields[key])
                 group.add_argument(name, **details)
         return parser.format_help()
+
+
+def launch_commands(description: str | None, verb: str, program: str) -> str:
+    """A description whose commands start with `program` instead of ``tandem VERB``."""
+    return re.sub(rf"\btandem {verb}\b", program, description or "")
 
 
 def run_program(model: type[M], work: Callable[[M], int | None], line: CommandLine) -> int:

@@ -130,13 +130,13 @@ def suggestion(word: str, words: Iterable[str]) -> str:
 
 
 def unknown(
-    key: str, known: Iterable[str], answers: Mapping[str, str] | None = None, option: bool = False
+    key: str, known: Iterable[str], answers: Mapping[str, str] | None = None, kind: str = "key"
 ) -> str:
-    """The message about an unknown key, or about an option as it was typed.
+    """The message about an unknown key or other word, or about an option as it was typed.
 
     `answers` has names from other programs, and for each the key to use or a sentence.
     """
-    name, kind = key.lstrip("-").replace("-", "_").lower(), "option" if option else "key"
+    name, option = key.lstrip("-").replace("-", "_").lower(), kind == "option"
     answer = (answers or {}).get(name, "")
     known = [*known]
     if answer and answer not in known:

@@ -81,18 +81,26 @@ class _WithWeights(Config):
     weights: PathOption = option(..., "checkpoint to read", "a file", form="text")
 
 
-def load_config(arguments: Sequence[str] | None = None, description: str | None = None) -> Config:
+def load_config(
+    arguments: Sequence[str] | None = None,
+    description: str | None = None,
+    program: str | None = None,
+) -> Config:
     """Read the configuration of a program that has no options of its own."""
-    return _line(arguments, description).read(Config, DEFAULT_FILE)
+    return _line(arguments, description, program).read(Config, DEFAULT_FILE)
 
 
 def load_weights_and_config(
-    arguments: Sequence[str] | None = None, description: str | None = None
+    arguments: Sequence[str] | None = None,
+    description: str | None = None,
+    program: str | None = None,
 ) -> tuple[Path, Config]:
     """Read ``--weights FILE`` and the configuration, for a program that reads one checkpoint."""
-    settings = _line(arguments, description).read(_WithWeights, DEFAULT_FILE)
+    settings = _line(arguments, description, program).read(_WithWeights, DEFAULT_FILE)
     return settings.weights, Config(**settings.model_dump(exclude={"weights"}))
 
 
-def _line(arguments: Sequence[str] | None, description: str | None) -> CommandLine:
-    return CommandLine(arguments, description, answers=ANSWERS, once=True)
+def _line(
+    arguments: Sequence[str] | None, description: str | None, program: str | None
+) -> CommandLine:
+    return CommandLine(arguments, description, program, ANSWERS, once=True)
