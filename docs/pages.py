@@ -1,10 +1,15 @@
 """What the built pages take from outside docs/: the README and its like, and the settings."""
 
+import contextlib
+import io
 import os
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from tandem.__main__ import VERBS, main
 from tandem.cli import sections
 from tandem.config.schema import Config
 from tandem.preprocessing.settings import Settings
@@ -16,7 +21,6 @@ ROOT = DOCS.parent
 _FENCE = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^]\\[]|\\.|!?\[[^]]*\]\([^)]*\))*)\]\(([^)\s]+)\)")
 _ALONE = re.compile(r"^\[[^]]*\]\((\.\./[\w./-]+\.md)\)$", re.MULTILINE)
-_SETTINGS = {"run": Config, "preprocessing": Settings}
 
 
 @cache
@@ -36,12 +40,7 @@ def included() -> dict[Path, str]:
 def built(text: str) -> str:
     """Return the text of a page of docs/ as Sphinx is to read it."""
     text = _ALONE.sub(_content, linked(text, DOCS))
-    return re.sub(
-        r"^<!-- settings of (\w+) -->$",
-        lambda found: settings_tables(_SETTINGS[found[1]]),
-        text,
-        flags=re.MULTILINE,
-    )
+    return re.sub(r"^<!-- (.*) -->$", lambda found: _MADE[found[1]](), text, flags=re.MULTILINE)
 
 
 def _content(found: re.Match[str]) -> str:
@@ -62,8 +61,9 @@ def linked(text: str, folder: Path) -> str:
     return _outside_fences(text, outside_code)
 
 
-def _outside_fences(text: str, change) -> str:
-    parts, end = [], 0
+def _outside_fences(text: str, change: Callable[[str], str]) -> str:
+    parts: list[str] = []
+    end = 0
     for fence in _FENCE.finditer(text):
         parts += [change(text[end : fence.start()]), fence[0]]
         end = fence.end()
@@ -89,7 +89,7 @@ def _is_alone(found: re.Match[str]) -> bool:
     return bool(_ALONE.fullmatch(line))
 
 
-def settings_tables(model: type) -> str:
+def settings_tables(model: Any) -> str:
     """Return a heading and a table for each section of the settings of `model`."""
     parts = []
     for heading, keys in sections(model.model_fields).items():
@@ -99,7 +99,7 @@ def settings_tables(model: type) -> str:
     return "\n\n".join(parts)
 
 
-def _row(key: str, field) -> str:
+def _row(key: str, field: Any) -> str:
     allowed, meaning = declared(field, "allowed"), str(field.description)
     text = meaning if allowed in meaning else f"{meaning}. Allowed: {allowed}"
     default = "required" if field.is_required() else f"`{shown(field.default, quoted=False)}`"
@@ -108,3 +108,28 @@ def _row(key: str, field) -> str:
 
 def _escaped(text: str) -> str:
     return re.sub(r"([|*<\[\]])", r"\\\1", text)
+
+
+def programs() -> str:
+    """Return a heading for each verb of the command, and its help without the settings of a run."""
+    parts = []
+    for verb, program in VERBS.items():
+        text, settings, _ = _help(verb).partition("\nThe run:\n")
+        head = f"## tandem {verb}: {program.summary}"
+        more = ["The other options are [the settings of a run](settings.md)."] * bool(settings)
+        parts += [head, f"```none\n{text.strip()}\n```", *more]
+    return "\n\n".join(parts)
+
+
+def _help(verb: str) -> str:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        main([verb, "--help"])
+    return output.getvalue()
+
+
+_MADE: dict[str, Callable[[], str]] = {
+    "settings of a run": lambda: settings_tables(Config),
+    "settings of preprocessing": lambda: settings_tables(Settings),
+    "programs": programs,
+}

@@ -48,6 +48,10 @@ def started(words: list[str]) -> list[str]:
 
 
 def divided(words: list[str]) -> tuple[str, str]:
+    if words[0] == "tandem":
+        words = ["python", "-m", *words]
+    if words[:3] == ["python", "-m", "tandem"]:
+        return shlex.join(words[:4]), shlex.join(words[4:])
     if words[0] in ("python", "pip"):
         count = 3 if words[1] in ("-m", "-c") else 2
         return shlex.join(words[:count]), shlex.join(words[count:])
@@ -255,6 +259,13 @@ def test_messages_on_the_page_of_troubles_are_those_of_the_program() -> None:
     for message in messages:
         for part in message.removeprefix("error: ").split("..."):
             assert part.strip(" :;,.") in ours, message
+
+
+def test_the_glossary_is_in_english_order() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    terms = [term.lower() for term in re.findall(r"^\| ([^|]*) \|", page, re.MULTILINE)[1:]]
+    assert len(terms) > 60
+    assert terms == sorted(terms, key=lambda term: re.sub(r"[^a-z0-9]", " ", term))
 
 
 def test_the_picture_is_well_formed() -> None:
