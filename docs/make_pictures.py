@@ -1,14 +1,16 @@
-"""Make the README's pictures again: train the demo in a terminal, and draw the run.
+"""Make the pictures of the demo again: train it in a terminal, and draw the run and its data.
 
 demo/prepare.sh && python -m docs.make_pictures
 
 The run takes a few minutes, and runs/demo must not exist before. The picture of its live view is
-the terminal's screen in the middle of an epoch; that of its curves is what `tandem.plot` draws.
+the terminal's screen in the middle of an epoch; the others are what ``tandem plot`` and
+``tandem look`` draw, with fewer colours.
 """
 
 import argparse
 import io
 import re
+import tempfile
 from itertools import groupby
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from tandem.__main__ import main as tandem
 from tandem.plot import draw, read_run
 from tests.support.terminal import Terminal
 
@@ -30,7 +33,7 @@ _NAMES = {"brown": "yellow", "default": None}  # of colours, where pyte and rich
 
 
 def main() -> None:
-    """Train the demo, and write both pictures beside this file."""
+    """Train the demo, and write the pictures beside this file."""
     argparse.ArgumentParser("python -m docs.make_pictures", description=__doc__).parse_args()
     run = HERE.parent / "runs" / "demo"
     with Terminal("train.py", COMMAND.split()[2:], rows=ROWS, columns=COLUMNS) as terminal:
@@ -39,10 +42,13 @@ def main() -> None:
         if status := terminal.wait(seconds=900):
             raise SystemExit(status)
     (HERE / "live-view.svg").write_text(picture)
-    drawn = io.BytesIO()
-    draw([read_run(run, "demo")]).savefig(drawn, dpi=90)
-    few = Image.open(drawn).convert("RGB").quantize(64, dither=Image.Dither.NONE)
-    few.save(HERE / "curves.png", optimize=True)
+    with tempfile.TemporaryDirectory() as folder:
+        sheet, curves = Path(folder) / "look.png", Path(folder) / "curves.png"
+        draw([read_run(run, "demo")]).savefig(curves, dpi=90)
+        tandem(["look", *COMMAND.split()[2:], "--count", "16", "--output", str(sheet)])
+        for file in (curves, sheet):
+            image = Image.open(file).convert("RGB")
+            image.quantize(64, dither=Image.Dither.NONE).save(HERE / file.name, optimize=True)
 
 
 def screen_as_svg(screen: pyte.Screen, title: str) -> str:
