@@ -80,7 +80,8 @@ def _link(found: re.Match[str], folder: Path) -> str:
         return f"{mark}[{words}]({page}.md{hash_mark}{anchor})"
     if not mark and file.parent != DOCS and (file.suffix == ".md" or file.is_dir()):
         return words
-    return f"{mark}[{words}]({os.path.relpath(file, DOCS)}{hash_mark}{anchor})"
+    outside = "path:" if not mark and DOCS not in file.parents else ""
+    return f"{mark}[{words}]({outside}{os.path.relpath(file, DOCS)}{hash_mark}{anchor})"
 
 
 def _is_alone(found: re.Match[str]) -> bool:

@@ -207,7 +207,7 @@ def test_a_page_of_a_file_outside_is_nothing_but_its_link() -> None:
         ("![a](docs/curves.png)", "![a](curves.png)"),
         ("[a](#one)", "[a](#one)"),
         ("[a](https://x.y/z.md)", "[a](https://x.y/z.md)"),
-        ("[a](config.yaml)", "[a](../config.yaml)"),
+        ("[a](config.yaml)", "[a](path:../config.yaml)"),
         ("[a](tests/gpu/README.md), [b](tests)", "a, b"),
         ("```\n[a](docs/tutorial.md)\n```", "```\n[a](docs/tutorial.md)\n```"),
     ],
