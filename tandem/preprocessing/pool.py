@@ -21,13 +21,14 @@ import numpy as np
 from tandem.data.decode import BadPictureError, decode_picture, keep_memory
 from tandem.errors import InputError
 from tandem.memory.host import HostBuffer
+from tandem.processes.spawn import SPAWN
 
 # Enough that handing out work costs little, few enough that the processes end together.
 CHUNK = 16
 # A copy of this process is at work at once; a new one would import NumPy and Pillow first. No
 # thread of this process is at work when it is copied. On other systems than Linux, libraries have
 # threads that are.
-_START = "fork" if sys.platform == "linux" else "spawn"
+_START = get_context("fork") if sys.platform == "linux" else SPAWN
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class DecodePool:
         self._buffer = HostBuffer.create(slots * size * size * 3, name="tandem-pictures")
         self.pictures = self._buffer.array(shape, np.uint8)
         self._executor = ProcessPoolExecutor(
-            workers, get_context(_START), initializer=_start_worker, initargs=(self._buffer, shape)
+            workers, _START, initializer=_start_worker, initargs=(self._buffer, shape)
         )
 
     def submit(self, task: Task) -> "Future[list[str | None]]":
