@@ -32,6 +32,7 @@ VERBS = {
     "export": Verb("tandem.export.cli:run_export", "write weights as an ONNX file"),
     "convert": Verb("tandem.convert.cli:run_conversion", "read weights of other programs"),
     "plot": Verb("tandem.plot:run_plot", "draw one run or compare several"),
+    "look": Verb("tandem.look:run_look", "draw pictures as the network gets them, count classes"),
 }
 
 

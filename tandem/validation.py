@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import functools
 import json
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
@@ -34,8 +33,7 @@ def parse_yaml(text: str | bytes) -> Any:
     try:
         return yaml.load(text, Loader=_PlainLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = re.sub(r' in "<\w+ string>",', " in", one_line(error))
-        raise ValueError(f"not YAML: {reason}") from error
+        raise ValueError(f"not YAML: {_yaml_fault(error, text)}") from error
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -176,6 +174,22 @@ def _read(parse: Any, path: Path, content: str | bytes | None) -> Any:
         raise InputError(f"{path}: {error}") from error
 
 
+def _yaml_fault(error: BaseException, text: str | bytes) -> str:
+    """What is wrong with a text that is not YAML, in one line, and where."""
+    if isinstance(error, yaml.reader.ReaderError):
+        place = text[: error.position]
+        newline: Any = "\n" if isinstance(place, str) else b"\n"
+        return f"{error.reason} in line {place.count(newline) + 1}"
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return one_line(error)
+    parts = (error.problem, error.problem_mark), (error.context, error.context_mark)
+    return ", ".join(
+        what if mark is None else f"{what} in line {mark.line + 1}, column {mark.column + 1}"
+        for what, mark in parts
+        if what
+    )
+
+
 def _sentences(
     error: "ValidationError",
     kind: type,
@@ -290,6 +304,15 @@ class _PlainLoader(yaml.SafeLoader):
                 None, None, "found an alias, expected plain values", mark
             )
         return super().compose_node(parent, index)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Name the place of a value that Python cannot make, such as a 13th month."""
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(
+                None, None, one_line(error), node.start_mark
+            ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Refuse a key that stands twice."""

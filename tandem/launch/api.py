@@ -19,7 +19,7 @@ from typing import Any
 from tandem.artifacts.metrics_log import Record, ValidationRecord, read_records
 from tandem.artifacts.run_folder import RECORD, list_checkpoints
 from tandem.artifacts.run_lock import locked
-from tandem.config.command_line import ANSWERS
+from tandem.config.command_line import ANSWERS, DEFAULT_FILE, read_run_settings
 from tandem.config.schema import Config
 from tandem.errors import InputError, RunError
 from tandem.launch.local import LocalLauncher
@@ -77,8 +77,12 @@ def validate(
 ) -> ValidationRecord:
     """Loss, top-1 and top-5 error of saved weights over every validation picture.
 
-    Parameters and exceptions are those of `train`; `weights` is a checkpoint.
+    Parameters and exceptions are those of `train`; `weights` is a checkpoint. Without `config` the
+    settings are those in the ``config.yaml`` beside it, as for ``validate.py``.
     """
+    beside = Path(weights).with_name(DEFAULT_FILE.name)
+    if config is None and beside.is_file():
+        config = read_run_settings(beside)
     settings = _checked(config, overrides)
     outcome, record = execute_validation(Path(weights), settings, _launcher())
     _check(outcome)

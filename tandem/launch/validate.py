@@ -1,7 +1,12 @@
 """Loss, top-1 and top-5 error of saved weights over every validation picture.
 
-tandem validate --weights runs/alexnet/epoch-0060.safetensors
-tandem validate --weights runs/a/epoch-0016.safetensors --config runs/a/config.yaml
+As the run was configured:  tandem validate --weights runs/demo/epoch-0016.safetensors
+Another configuration:      tandem validate --weights FILE --config demo/config.yaml
+On chosen devices:          tandem validate --weights FILE --devices cuda:1
+
+The settings are those that the run saved in the config.yaml beside the weights; devices, threads
+and all else that depends on the machine are chosen anew. Without one, such as beside converted
+weights, they are those of the config.yaml in the current folder.
 """
 
 import logging

@@ -111,6 +111,7 @@ def test_the_file_says_what_goes_in_and_what_comes_out(exported: Path, data: Pat
     names = {prop.key: json.loads(prop.value) for prop in model.metadata_props}
     assert names["wnids"] == list(read_manifest(data).wnids)
     assert len(names["names"]) == 10
+    assert names["resize"] == "squash"
 
 
 def test_what_is_refused(

@@ -182,7 +182,7 @@ console.push("second = tandem.train(settings, weights_dir='second')")
 thread = threading.Thread(target=lambda: tandem.train(settings, weights_dir="third"))
 thread.start()
 thread.join()
-found = tandem.validate(first.weights, settings)
+found = tandem.validate(first.weights, threads=1)
 assert found.loss == first.record[-1].loss, (found, first.record[-1])
 try:
     tandem.train(settings, weights_dir="first")

@@ -15,7 +15,7 @@ from tandem.preprocessing import pool
 
 print("the program runs")
 pool._START = pool.SPAWN
-with pool.DecodePool(2, 1, 8) as processes:
+with pool.DecodePool(2, 1, 8, "squash") as processes:
     assert processes.submit(pool.Task((0,), (sys.argv[1],))).result() == [None]
     print(processes.pictures.tobytes().hex())
 """
