@@ -53,6 +53,10 @@ def _meant_device(device: str) -> str:
 def _network_name(value: str) -> str:
     if not _CLASS.fullmatch(value):
         raise ValueError("it needs a module and a class with a colon between them")
+    if value.startswith("__main__:"):
+        raise ValueError(
+            "the processes of a run do not run your program; put the class into a module of its own"
+        )
     return value
 
 

@@ -289,7 +289,8 @@ def _redirect_logging(stream: _LineWriter) -> list[tuple[logging.StreamHandler[A
     """Redirect what would be logged to the terminal; return handlers with their former streams."""
     return [
         (handler, handler.setStream(stream))
-        for handler in logging.getLogger().handlers
+        for name in (None, "tandem")
+        for handler in logging.getLogger(name).handlers
         if isinstance(handler, logging.StreamHandler)
         and handler.stream in (sys.stderr, sys.__stderr__)
     ]

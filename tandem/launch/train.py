@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from tandem.artifacts.run_lock import locked
 from tandem.config.command_line import load_config
 from tandem.launch.local import Launcher
-from tandem.launch.programs import run, train
+from tandem.launch.programs import execute_training, run
 
 
 def run_training(
@@ -26,6 +26,6 @@ def run_training(
     def work(launcher: Launcher) -> int:
         config = load_config(arguments, description, program)
         with locked(config.weights_path) as lock:
-            return train(config, lock, launcher)
+            return execute_training(config, lock, launcher).status
 
     return run(work)
