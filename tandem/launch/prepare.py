@@ -13,6 +13,7 @@ from tandem.artifacts.run_folder import CONFIGURATION, RECORD, find_checkpoint, 
 from tandem.config.hardware import RankInfo
 from tandem.config.resolve import resolve
 from tandem.config.schema import Config
+from tandem.data.colour import Basis, colour_basis, read_covariance
 from tandem.data.dataset import open_split
 from tandem.data.manifest import read_manifest
 from tandem.data.mean_image import read_mean
@@ -39,6 +40,8 @@ def prepare_run(
     InputError
         The first thing that is missing, damaged or does not fit.
     """
+    if job == "validate":
+        config = config.model_copy(update={"rand_colour": 0.0})  # which is for training
     config = resolve(config, ranks)
     manifest = read_manifest(config.manifest_path)
     folder, labels = config.data_path, config.label_path
@@ -51,8 +54,11 @@ def prepare_run(
             f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
         )
     read_mean(config.mean_path, manifest.image_size)
-    resumed = None
+    resumed: Path | None = None
+    colours: Basis = ()
     if job == "train":
+        if config.rand_colour > 0:
+            colours = colour_basis(read_covariance(config.covariance_path), config.rand_colour)
         resumed = _checkpoint_to_resume(config)
         weights = config.init_weights_path if resumed is None else None
         _check_run_folder(config, resumed)
@@ -68,6 +74,7 @@ def prepare_run(
         weights,
         None if path is None else read_header(path),
         skipped,
+        colours,
     )
     _check_weights(spec)
     return spec
