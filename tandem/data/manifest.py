@@ -152,8 +152,9 @@ def read_manifest(path: Path) -> Manifest:
         values = read_json(path, read_bytes(path, _MOST_BYTES))
     except FileNotFoundError:
         raise InputError(
-            f"{path}: there is no manifest; expected the one that preprocessing/make_hkl.py"
-            " writes beside the batch files"
+            f"{path}: there is no manifest; expected the one that preprocessing/generate_data.sh"
+            " (or `tandem preprocess`) writes beside the batch files; data_folder names their"
+            " folder"
         ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -40,9 +40,16 @@ def prepare_run(
     InputError
         The first thing that is missing, damaged or does not fit.
     """
+    config = resolve(config, ranks)
+    resumed = None
     if job == "validate":
         config = config.model_copy(update={"rand_colour": 0.0})  # which is for training
-    config = resolve(config, ranks)
+    else:
+        resumed = _checkpoint_to_resume(config)
+        weights = config.init_weights_path if resumed is None else None
+        _check_run_folder(config, resumed)
+    path = resumed or weights
+    header = None if path is None else read_header(path)
     manifest = read_manifest(config.manifest_path)
     folder, labels = config.data_path, config.label_path
     train = validation = open_split(manifest, folder, "val", labels, config.val_path)
@@ -54,15 +61,9 @@ def prepare_run(
             f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
         )
     read_mean(config.mean_path, manifest.image_size)
-    resumed: Path | None = None
     colours: Basis = ()
-    if job == "train":
-        if config.rand_colour > 0:
-            colours = colour_basis(read_covariance(config.covariance_path), config.rand_colour)
-        resumed = _checkpoint_to_resume(config)
-        weights = config.init_weights_path if resumed is None else None
-        _check_run_folder(config, resumed)
-    path = resumed or weights
+    if job == "train" and config.rand_colour > 0:
+        colours = colour_basis(read_covariance(config.covariance_path), config.rand_colour)
     spec = RunSpec(
         job,
         config,
@@ -72,7 +73,7 @@ def prepare_run(
         conditions(config, ranks),
         resumed,
         weights,
-        None if path is None else read_header(path),
+        header,
         skipped,
         colours,
     )

@@ -83,9 +83,11 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def read_settings(arguments: Sequence[str] | None, description: str | None) -> Settings:
+def read_settings(
+    arguments: Sequence[str] | None, description: str | None, program: str | None = None
+) -> Settings:
     """Read the configuration file and the command line. Errors as of `CommandLine.read`."""
-    line = CommandLine(arguments, description, answers=_ANSWERS)
+    line = CommandLine(arguments, description, program, _ANSWERS)
     return line.read(Settings, DEFAULT_CONFIG, _read_paths)
 
 

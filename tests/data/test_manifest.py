@@ -118,5 +118,5 @@ def test_a_file_that_is_no_manifest_is_refused(path: Path, content: bytes) -> No
 
 
 def test_a_missing_manifest_names_the_program_that_writes_it(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no manifest.*make_hkl\.py"):
+    with pytest.raises(InputError, match=r"no manifest.*/generate_data\.sh \(or `tandem pre"):
         read_manifest(tmp_path / "manifest.json")

@@ -133,7 +133,7 @@ def test_what_is_refused(
     with pytest.raises(InputError, match="more than one ONNX file holds"):
         export(weights, target)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install '\.\[export\]'"):
+    with pytest.raises(InputError, match="pip install onnx"):
         export(weights, target)
     assert list(tmp_path.iterdir()) == []
 
