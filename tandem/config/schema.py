@@ -15,6 +15,7 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from tandem.config.fields import Float, Layers, PathText, Section, flag, key, listed, with_choices
+from tandem.data.colour import COVARIANCE_NAME
 from tandem.distributed import ALL_REDUCES, EXCHANGES, RULES
 from tandem.errors import InputError
 from tandem.files import write_text
@@ -181,6 +182,11 @@ class Data(Section):
     def mean_path(self) -> Path:
         return self.data_path / self.mean_file
 
+    @property
+    def covariance_path(self) -> Path:
+        """The covariance of colours, which preprocessing writes beside the mean image."""
+        return self.mean_path.with_name(COVARIANCE_NAME)
+
 
 class Augmentation(Section):
     heading = "Order and augmentation of the training images"
@@ -191,6 +197,13 @@ class Augmentation(Section):
     rand_crop: bool = key(True, "random crops; false: the centre")
     rand_mirror: bool = key(True, "mirror each image with probability 0.5")
     batch_crop_mirror: bool = key(False, "one crop and mirror for a whole global batch")
+    rand_colour: Float = key(
+        0.0,
+        "PCA colour noise: standard deviation of the paper's alpha, there 0.1; 0: none",
+        ge=0,
+        affects_bits=True,
+        omit_default=True,
+    )
 
 
 class Network(Section):

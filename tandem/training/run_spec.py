@@ -8,9 +8,11 @@ from tandem.artifacts.checkpoint import CheckpointHeader
 from tandem.artifacts.reproducibility import Conditions
 from tandem.config.schema import Config
 from tandem.data.augment import Augmentation
+from tandem.data.colour import Basis
 from tandem.data.dataset import Dataset
 from tandem.data.minibatch import MinibatchBuilder
 from tandem.layers.network import NetworkDescription
+from tandem.memory import SlotLayout
 
 Job = Literal["train", "validate"]
 
@@ -30,6 +32,7 @@ class RunSpec:
     header: CheckpointHeader | None = None  # of `resumed` or `weights`
     # Epoch and global minibatch, from 0, of minibatches to skip, beside the checkpoint's own:
     skipped: tuple[tuple[int, int], ...] = ()
+    colour_basis: Basis = ()  # of the colour noise; empty: there is none
 
     @property
     def is_complete(self) -> bool:
@@ -83,6 +86,12 @@ class RunSpec:
         return self.train.image_size if self.device_crops else self.config.crop_size
 
     @property
+    def slot_layout(self) -> SlotLayout:
+        """The layout of a trainer's slots, where its device keeps no pictures."""
+        coloured = bool(self.colour_basis)
+        return SlotLayout(self.config.batch_size, self.picture_size, coloured)
+
+    @property
     def global_batch(self) -> int:
         """Images per step over all trainers."""
         return self.config.batch_size * self.trainers
@@ -96,6 +105,7 @@ class RunSpec:
             rand_mirror=config.rand_mirror,
             batch_crop_mirror=config.batch_crop_mirror,
             seed=config.seed,
+            colour_basis=self.colour_basis,
         )
         return MinibatchBuilder(
             self.train,
