@@ -46,6 +46,7 @@ ALLOWED = {
 # own row.
 ROWS = (
     (
+        "callbacks",
         "compilers",
         "errors",
         "files",

@@ -8,6 +8,8 @@ from pathlib import Path
 from tandem.artifacts.run_lock import FolderLock
 from tandem.cli import configure_logging, exit_status
 from tandem.config.schema import Config
+from tandem.errors import InputError
+from tandem.launch.callbacks import CallbackReporter, Callbacks
 from tandem.launch.console import TrainingReporter
 from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import prepare_run
@@ -29,7 +31,17 @@ def run(work: Callable[[Launcher], int]) -> int:
 
 
 def train(config: Config, lock: FolderLock, launcher: Launcher) -> int:
-    """Train, with the restarts and rollbacks that the configuration permits."""
+    """Train, with the callbacks, restarts and rollbacks that the configuration names."""
+    callbacks = Callbacks()
+    try:
+        status = _train(config, lock, launcher, callbacks)
+    except InputError:
+        callbacks.end(config, 2)
+        raise
+    return callbacks.end(config, status)
+
+
+def _train(config: Config, lock: FolderLock, launcher: Launcher, callbacks: Callbacks) -> int:
     restarts, skipped = 0, Rollbacks()
     while True:
         spec = prepare_run(config, skipped=skipped.minibatches, ranks=launcher.ranks)
@@ -37,9 +49,12 @@ def train(config: Config, lock: FolderLock, launcher: Launcher) -> int:
             log.info("%s: all %d epochs are done already", spec.resumed, config.n_epochs)
             return 0
         announce(spec)
-        outcome = launcher.launch(spec, TrainingReporter(spec), lock)
+        if status := callbacks.begin(spec):
+            return status
+        reporter = CallbackReporter(spec, TrainingReporter(spec), callbacks)
+        outcome = launcher.launch(spec, reporter, lock)
         failure = outcome.failure
-        if outcome.stopped:
+        if outcome.stopped or callbacks.failure is not None:
             return outcome.status
         if isinstance(failure, Diverged):
             if config.on_nan != "rollback" or not skipped.note(failure, spec.resumed):
