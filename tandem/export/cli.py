@@ -64,8 +64,9 @@ def export(weights: Path, target: Path, mean: Path | None = None, network: str =
     """Write an ONNX file of a network in validation, from pictures to probabilities.
 
     Its input ``pictures`` is uint8 (batch, S, S, 3), (row, column, RGB): pictures resized to the
-    size of the mean image. The centre crop and the mean image are in the file. Its outputs are
-    ``logits`` and ``probabilities``, float32 (batch, class); its metadata name the classes.
+    size of the mean image, as the metadata ``resize`` says, see `decode_picture`. The centre crop
+    and the mean image are in the file. Its outputs are ``logits`` and ``probabilities``, float32
+    (batch, class); its metadata name the classes.
 
     Parameters
     ----------
@@ -81,7 +82,7 @@ def export(weights: Path, target: Path, mean: Path | None = None, network: str =
         translation, or `target` cannot be written.
     """
     if importlib.util.find_spec("onnx") is None:
-        raise InputError("the package onnx is not installed: pip install '.[export]'")
+        raise InputError("the package onnx is not installed: pip install onnx")
     if target.suffix != ".onnx":
         raise InputError(f"{target}: the name of an ONNX file must end in .onnx")
     loaded = load_network(weights, mean, network)
@@ -125,7 +126,8 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
         ir_version=_IR_VERSION,
         producer_name="tandem",
     )
-    helper.set_model_props(model, _class_names(loaded.description.wnids))
+    resize = json.dumps(loaded.description.resize)
+    helper.set_model_props(model, {"resize": resize, **_class_names(loaded.description.wnids)})
     checker.check_model(model)
     return model
 
@@ -145,7 +147,7 @@ def _prepare(graph: "OnnxGraph", mean: np.ndarray, crop_size: int) -> str:
 
 
 def _class_names(wnids: Sequence[str] | None) -> dict[str, str]:
-    """The metadata of the file."""
+    """The metadata on classes."""
     if wnids is None:
         return {}
     names = [imagenet_names().get(wnid, wnid) for wnid in wnids]

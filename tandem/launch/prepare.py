@@ -129,6 +129,15 @@ def _check_weights(spec: RunSpec) -> None:
     path, header = spec.resumed or spec.weights, spec.header
     if path is None or header is None:
         return
+    if (theirs := header.network.resize) != (ours := spec.train.resize):
+        log.warning(
+            "%s: this checkpoint is of pictures with resize: %s, those of %s have resize: %s; "
+            "expect errors of another size than on pictures like its own",
+            path,
+            theirs,
+            spec.config.manifest_path,
+            ours,
+        )
     if spec.resumed is not None:
         _check_same_network(spec, path, header.network)
         check_continues(spec)

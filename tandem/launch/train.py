@@ -3,8 +3,8 @@
 One trainer on the CPU:      tandem train --devices cpu
 A few steps, as a trial:     tandem train --try
 Two trainers, two loaders:   tandem train --devices cpu cpu
-Another configuration:       tandem train --config demo/config.yaml --n_epochs 3
-Another network:             tandem train --network examples.le_net:LeNet
+Another configuration:       tandem train --config mine.yaml --n_epochs 3
+Another network:             tandem train --network my_module:MyNetwork
 Continue a stopped run:      tandem train --resume_train
 Eight ranks, over machines:  mpirun -n 8 tandem train
 Eight ranks, without MPI:    torchrun --standalone --nproc-per-node 8 --no-python tandem train

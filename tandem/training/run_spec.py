@@ -54,6 +54,7 @@ class RunSpec:
             self.wnids,
             network=config.network,
             options=config.options,
+            resize=self.train.resize,
         )
 
     @property
