@@ -2,6 +2,7 @@
 
 As the run was configured:  tandem validate --weights runs/demo/epoch-0016.safetensors
 Another configuration:      tandem validate --weights FILE --config demo/config.yaml
+By the paper's ten crops:   tandem validate --weights FILE --ten_crops
 On chosen devices:          tandem validate --weights FILE --devices cuda:1
 
 The settings are those that the run saved in the config.yaml beside the weights; devices, threads
@@ -12,6 +13,7 @@ weights, they are those of the config.yaml in the current folder.
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tandem.artifacts.metrics_log import to_json
 from tandem.config.command_line import load_weights_and_config
@@ -29,8 +31,9 @@ def run_validation(
     """Validate one checkpoint and print its loss and errors; return the exit status."""
 
     def work(launcher: Launcher) -> int:
-        weights, config = load_weights_and_config(arguments, description, program)
+        weights, ten_crops, config = load_weights_and_config(arguments, description, program)
         spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
+        spec = replace(spec, crops=10 if ten_crops else 1)
         announce(spec)
         reporter = ValidationReporter(spec)
         status = launcher.launch(spec, reporter).status

@@ -33,6 +33,7 @@ class RunSpec:
     # Epoch and global minibatch, from 0, of minibatches to skip, beside the checkpoint's own:
     skipped: tuple[tuple[int, int], ...] = ()
     colour_basis: Basis = ()  # of the colour noise; empty: there is none
+    crops: Literal[1, 10] = 1  # of each picture that a validation alone averages over
 
     @property
     def is_complete(self) -> bool:
