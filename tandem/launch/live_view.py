@@ -23,7 +23,6 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
-from tandem.data.order import minibatch_count
 from tandem.processes.heartbeat import HeartbeatTable
 from tandem.processes.supervisor import ProgressReporter
 from tandem.training.messages import Activity, CheckpointBegun, CheckpointWritten, Progress
@@ -107,8 +106,8 @@ class Status:
             return None if validation is None else validation * left
         if train is None:
             return None
-        to_train = minibatch_count(spec.train.size, spec.global_batch)
-        to_validate = minibatch_count(spec.validation.size, spec.global_batch)
+        to_train = spec.steps("train")
+        to_validate = spec.steps("validation")
         epochs = spec.config.n_epochs - now.epoch
         steps, checks = epochs * to_train, epochs * to_validate
         if now.mode == "train":

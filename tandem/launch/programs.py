@@ -9,6 +9,8 @@ from tandem.artifacts.metrics_log import ValidationRecord
 from tandem.artifacts.run_lock import FolderLock
 from tandem.cli import configure_logging, exit_status
 from tandem.config.schema import Config
+from tandem.errors import InputError
+from tandem.launch.callbacks import CallbackReporter, Callbacks
 from tandem.launch.console import TrainingReporter, ValidationReporter
 from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import prepare_run
@@ -31,7 +33,19 @@ def run(work: Callable[[Launcher], int]) -> int:
 
 
 def execute_training(config: Config, lock: FolderLock, launcher: Launcher) -> Outcome:
-    """Train, with the restarts and rollbacks that the configuration permits."""
+    """Train, with the callbacks, restarts and rollbacks that the configuration names."""
+    callbacks = Callbacks()
+    try:
+        outcome = _execute_training(config, lock, launcher, callbacks)
+    except InputError:
+        callbacks.end(config, Outcome(2))
+        raise
+    return callbacks.end(config, outcome)
+
+
+def _execute_training(
+    config: Config, lock: FolderLock, launcher: Launcher, callbacks: Callbacks
+) -> Outcome:
     restarts, skipped = 0, Rollbacks()
     while True:
         spec = prepare_run(config, skipped=skipped.minibatches, ranks=launcher.ranks)
@@ -39,9 +53,12 @@ def execute_training(config: Config, lock: FolderLock, launcher: Launcher) -> Ou
             log.info("%s: all %d epochs are done already", spec.resumed, config.n_epochs)
             return Outcome(0)
         announce(spec)
-        outcome = launcher.launch(spec, TrainingReporter(spec), lock)
+        if failed := callbacks.begin(spec):
+            return failed
+        reporter = CallbackReporter(spec, TrainingReporter(spec), callbacks)
+        outcome = launcher.launch(spec, reporter, lock)
         failure = outcome.failure
-        if outcome.stopped:
+        if outcome.stopped or callbacks.failure is not None:
             return outcome
         if isinstance(failure, Diverged):
             if config.on_nan != "rollback" or not skipped.note(failure, spec.resumed):

@@ -11,6 +11,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from tandem.__main__ import VERBS
 from tests.support.tiny import ROOT, python_path
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -80,11 +81,12 @@ def named_programs() -> frozenset[str]:
     text = "\n".join(texts).replace('"', "")
     found = re.findall(r"\bpython3? (?!-[^m])(-m [\w.]*\w|\S+\.py)", text)
     ours = {path.name for path in ROOT.iterdir()}
-    return frozenset(
+    named = {
         name
         for name in found
         if not name.startswith("-m ") or name.split()[1].split(".")[0] in ours
-    )
+    }
+    return frozenset(named | {f"-m tandem {verb}" for verb in VERBS})
 
 
 # Forks for each program after importing what takes long; paths are as Python sets them.
@@ -101,8 +103,8 @@ for name in json.load(sys.stdin):
         status = 1
         try:
             if name.startswith("-m "):
-                module = name[3:]
-                sys.argv = [module, "--help"]
+                module, *verb = name[3:].split()
+                sys.argv = [module, *verb, "--help"]
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
             else:
                 sys.argv = [name, "--help"]
