@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tandem.data.augment import Augmentation, Mode, windows
+from tandem.data.augment import Augmentation, Mode, colour_offsets, windows
 from tandem.data.reader import PictureReader
 from tandem.errors import InputError
 from tandem.memory import Slot
@@ -28,7 +28,7 @@ class MinibatchRequest:
 
 
 class MinibatchBuilder:
-    """Reads pictures and labels into a slot, with crop origins and mirror flags.
+    """Reads pictures and labels into a slot, with crop origins, mirror flags and colour noise.
 
     With `crop_here` the slot gets crops, mirrored if flagged, otherwise whole pictures for the
     device to crop, or none where the slot is made without: the device then has them all. `threads`
@@ -79,6 +79,8 @@ class MinibatchBuilder:
             )
         about = (request.mode, request.epoch, request.minibatch, request.indices)
         slot.origins[:n], slot.mirrored[:n] = windows(self.augmentation, self.image_size, *about)
+        if request.mode == "train" and self.augmentation.colour_basis:
+            slot.colours[:n] = colour_offsets(self.augmentation, request.epoch, request.indices)
         slot.indices[:n] = request.indices
         slot.labels[:n] = reader.labels(request.indices)
         if self.crop_here:

@@ -1,14 +1,10 @@
 """All of make_hkl.py: pictures to batch files, mean image and manifest."""
 
-import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import platform
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ import numpy as np
 from PIL import features
 
 from tandem import __version__
+from tandem.data.colour import COVARIANCE_NAME, colour_moments, covariance_of
 from tandem.data.dataset import locate_split
 from tandem.data.manifest import (
     MANIFEST_NAME,
@@ -26,9 +23,11 @@ from tandem.data.manifest import (
     write_manifest,
 )
 from tandem.errors import InputError
-from tandem.files import make_folder, remove_partials, write_array
+from tandem.files import locked, make_folder, remove_partials, write_array
 from tandem.preprocessing.batches import BatchWriter, SplitWriter, batch_name
-from tandem.preprocessing.listing import Listed, Listing, list_pictures
+from tandem.preprocessing.index import save_index
+from tandem.preprocessing.listed import Listed
+from tandem.preprocessing.listing import Listing, list_pictures
 from tandem.preprocessing.pool import CHUNK, DecodePool
 from tandem.preprocessing.progress import PROGRESS_NAME, Progress, load_progress, save_progress
 from tandem.preprocessing.report import SKIPPED_NAME, Report, line_name, read_skipped
@@ -48,14 +47,17 @@ def prepare(settings: Settings) -> None:
     once it exists, so does everything it names. Raises InputError if the pictures, the settings or
     the folders cannot be used, or belong to another run.
     """
-    listing = list_pictures(settings)
     root = settings.tar_root_dir
+    if not any((root / name).exists() for name in (PROGRESS_NAME, MANIFEST_NAME)):
+        _check_unused(settings)  # before pictures are copied there
+    listing = list_pictures(settings)
     spec = _spec(settings, listing)
     make_folder(root)
-    with _locked(root):
+    with locked(root):
         progress = load_progress(root)
         if progress is None and (root / MANIFEST_NAME).exists():
             _check_finished(settings, listing)
+            _complete(settings)
             log.info("%s: everything is there already", root / MANIFEST_NAME)
             return
         if progress is None:
@@ -77,6 +79,8 @@ def _make_all(
     for folder in (root, *_batch_folders(root), settings.misc_folder):
         make_folder(folder)
         remove_partials(folder)
+    if listing.index:
+        save_index(root, listing.index, listing.splits)
     if progress is None:
         side = settings.image_size
         progress = Progress(spec, np.zeros((side, side, 3), np.int64))
@@ -107,6 +111,7 @@ def _finish(settings: Settings, listing: Listing, progress: Progress, report: Re
             raise InputError(f"{listed.folder}: none of its pictures can be decoded")
     mean = mean_of(progress.sums, len(kept["train"].pictures))
     write_array(settings.misc_folder / MEAN_NAME, mean)
+    write_array(settings.misc_folder / COVARIANCE_NAME, covariance_of(progress.moments))
     report.write_skipped()
     manifest = Manifest(
         image_size=settings.image_size,
@@ -135,6 +140,8 @@ def _finish(settings: Settings, listing: Listing, progress: Progress, report: Re
         manifest.classes,
         report.bad,
     )
+    if listing.copies is not None:
+        log.info("%s: these copies of the pictures may be deleted now", listing.copies)
 
 
 def _kept(listed: Listed, skipped: set[int]) -> Listed:
@@ -188,7 +195,8 @@ def _check_unused(settings: Settings) -> None:
     root = settings.tar_root_dir
     folders = [folder for folder in _batch_folders(root) if folder.is_dir()]
     foreign = [path for folder in folders for path in sorted(folder.glob("*"))]
-    foreign += [path for path in [settings.misc_folder / MEAN_NAME] if path.exists()]
+    written = [settings.misc_folder / name for name in (MEAN_NAME, COVARIANCE_NAME)]
+    foreign += [path for path in written if path.exists()]
     if foreign:
         raise InputError(
             f"{foreign[0]}: found a file that no run recorded in {root}, expected none; {_REMEDY}"
@@ -217,15 +225,16 @@ def _check_finished(settings: Settings, listing: Listing) -> None:
         raise InputError(f"{mean_file}: there is no mean image, although {path} exists; {_REMEDY}")
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock `folder`; the lock ends with the process, however it ends."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{folder}: another run is using this folder") from None
-        yield
-    finally:
-        os.close(descriptor)
+def _complete(settings: Settings) -> None:
+    """Write the covariance of colours where an older version made the data set without it."""
+    path, root = settings.misc_folder / COVARIANCE_NAME, settings.tar_root_dir
+    if path.exists():
+        return
+    log.info("%s: computing it from the batch files, which are read once", path)
+    manifest, moments = read_manifest(root), np.zeros((4, 4), np.int64)
+    for file, location in locate_split(manifest, root, "train"):
+        pixels: np.ndarray = np.memmap(file, np.uint8, "r", location.offset, location.shape)
+        if manifest.layout == "c01b":
+            pixels = pixels.transpose(3, 1, 2, 0)
+        moments += colour_moments(pixels)
+    write_array(path, covariance_of(moments))

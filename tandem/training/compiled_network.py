@@ -206,7 +206,8 @@ class CompiledNetwork:
     def _backward(self) -> BackwardPass:
         """Build the forward and the backward pass."""
         network, config = self._network, self._config
-        minibatch, images = minibatch_inputs(config, self._mean, self._kept.get("train"))
+        kept, coloured = self._kept.get("train"), config.rand_colour > 0
+        minibatch, images = minibatch_inputs(config, self._mean, kept, coloured)
         epoch = pt.tensor("epoch", dtype="int64", shape=())
         seed = pt.constant(np.int64(config.seed))
         keys = DropoutKeys(seed, epoch, minibatch["indices"])
