@@ -1,22 +1,17 @@
-"""Name what is in pictures, with the weights of a run.
+"""Name what is in pictures, with the weights of a run: the program of ``tandem classify``.
 
-Files and folders:      python classify.py --weights runs/demo/epoch-0016.safetensors cat.jpg pets/
-The standard input:     python classify.py --weights FILE - < cat.jpg
-A list of files:        xargs --arg-file list.txt python classify.py --weights FILE
-JSON, for programs:     python classify.py --weights FILE --json pets/
-Ten crops of each:      python classify.py --weights FILE --ten_crops pets/
-
-The exit status is 1 if a picture could not be read; the others are classified.
+Files and folders:         python classify.py --weights FILE cat.jpg pets/
+All commands and options:  python classify.py --help
 """
 
 from collections.abc import Sequence
 
-from tandem.classify.cli import run_classification
+from tandem.__main__ import run_verb
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Classify pictures; return the exit status."""
-    return run_classification(arguments, description=__doc__)
+    return run_verb("classify", arguments, "python classify.py")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""Loss, top-1 and top-5 error of saved weights over every validation picture.
+"""Loss and errors of saved weights: the program of ``tandem validate``.
 
-python validate.py --weights runs/alexnet/epoch-0060.safetensors
-python validate.py --weights runs/demo/epoch-0016.safetensors --config demo/config.yaml
+A checkpoint:               python validate.py --weights runs/alexnet/epoch-0060.safetensors
+All commands and settings:  python validate.py --help
 """
 
 from collections.abc import Sequence
 
-from tandem.launch.programs import run_validation
+from tandem.__main__ import run_verb
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Validate saved weights; return the exit status."""
-    return run_validation(arguments, description=__doc__)
+    return run_verb("validate", arguments, "python validate.py")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,7 @@
-"""Convert the weights of other programs, or ours for the original.
+"""Convert weights of other programs, or ours for the original: ``tandem convert``.
 
-The original's folder:   python pretrained/convert.py weights_folder alexnet.safetensors --epoch 65
-Back to such a folder:   python pretrained/convert.py alexnet.safetensors weights_folder
-Its published archive:   python pretrained/convert.py parameters_releasing.zip alexnet.safetensors
-Caffe's network:         python pretrained/convert.py bvlc_alexnet.caffemodel caffe.safetensors
-Caffe's mean image:      python pretrained/convert.py imagenet_mean.binaryproto caffe_mean.npy
+The original's folder:     python pretrained/convert.py weights_folder alexnet.safetensors
+All commands and options:  python pretrained/convert.py --help
 """
 
 import sys
@@ -13,12 +10,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tandem.convert.cli import run_conversion
+from tandem.__main__ import run_verb
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Convert weights; return the exit status."""
-    return run_conversion(arguments, __doc__)
+    return run_verb("convert", arguments, "python pretrained/convert.py")
 
 
 if __name__ == "__main__":

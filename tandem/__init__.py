@@ -10,4 +10,4 @@ and the order of an epoch), ``preprocessing``, ``processes`` (workers and their 
 Importing ``tandem`` imports nothing else: a loader starts without PyTensor and PyTorch.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -82,22 +82,30 @@ class CommandLine:
         model: type[M],
         default_file: Path | None = None,
         read_file: Callable[[Path], dict[str, Any]] = read_yaml,
+        beside: tuple[str, Callable[[Path], dict[str, Any]]] | None = None,
     ) -> M:
         """Read the options that a model declares, over a file of settings if there is one.
 
         `default_file` is read if it exists and ``--config FILE`` names no other; with None the
-        program has no file of settings. Raises `InputError` if something cannot be used, and
-        `SystemExit` with status 0 after ``--help`` and ``--version``.
+        program has no file of settings. `beside` is an option that names a file, and a function: a
+        file of settings beside that file comes before `default_file`, and is read by the function.
+        Raises `InputError` if something cannot be used, and `SystemExit` with status 0 after
+        ``--help`` and ``--version``.
         """
         fields = {info.alias or key: info for key, info in model.model_fields.items()}
         labels = {key: f"--{key}" for key, info in fields.items() if not _is_argument(info)}
         if default_file is not None:
-            meaning = f"YAML file of settings (default: {default_file.name}, if it exists)"
+            where = f" beside the {beside[0]} or in the current folder" if beside else ""
+            meaning = f"YAML file of settings (default: {default_file.name}{where}, if it exists)"
             fields = {"config": option(None, meaning, "a path", "text"), **fields}
         values, typed = self._parse(fields)
         source = default_file if default_file is not None and default_file.is_file() else None
         if named := values.pop("config", None):
             source = Path(named)
+        elif default_file is not None and beside and isinstance(values.get(beside[0]), str):
+            found = Path(values[beside[0]]).expanduser().with_name(default_file.name)
+            if found.is_file():
+                source, read_file = found, beside[1]
         if source is not None:
             in_file = read_file(source)
             values = in_file | values
@@ -127,7 +135,7 @@ class CommandLine:
             key = name.removeprefix("--").replace("-", "_")
             if key not in fields or key in places:
                 known = [key for key in fields if key not in places]
-                raise InputError(unknown(name, known, self.answers, option=True))
+                raise InputError(unknown(name, known, self.answers, "option"))
             info = fields[key]
             if key in typed and self.once:
                 hint = f"; give all values at once: {name} A B" if _form(info) in _SEVERAL else ""
@@ -151,6 +159,11 @@ class CommandLine:
                 name, details = _documented(key, fields[key])
                 group.add_argument(name, **details)
         return parser.format_help()
+
+
+def launch_commands(description: str | None, verb: str, program: str) -> str:
+    """A description whose commands start with `program` instead of ``tandem VERB``."""
+    return re.sub(rf"\btandem {verb}\b", program, description or "")
 
 
 def run_program(model: type[M], work: Callable[[M], int | None], line: CommandLine) -> int:

@@ -1,7 +1,7 @@
 """Draw one run or compare several: curves, parts of the time, and first filters.
 
-One run:       python -m tandem.plot runs/demo
-Several runs:  python -m tandem.plot runs/a runs/b --output comparison.svg
+One run:       tandem plot runs/demo
+Several runs:  tandem plot runs/a runs/b --output comparison.svg
 """
 
 import logging
@@ -20,7 +20,7 @@ from tandem.artifacts.checkpoint import read_checkpoint
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
 from tandem.artifacts.run_folder import RECORD, find_checkpoint, list_checkpoints
 from tandem.artifacts.visualize import colour_filters, filter_grid
-from tandem.cli import CommandLine, Options, PathOption, option, run_program
+from tandem.cli import CommandLine, Options, PathOption, launch_commands, option, run_program
 from tandem.errors import InputError
 from tandem.files import replacing
 
@@ -135,7 +135,16 @@ class PlotOptions(Options):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return run_program(PlotOptions, plot, CommandLine(arguments, __doc__, "python -m tandem.plot"))
+    """Run the program as ``python -m tandem.plot``; return its exit status."""
+    program = "python -m tandem.plot"
+    return run_plot(arguments, launch_commands(__doc__, "plot", program), program)
+
+
+def run_plot(
+    arguments: Sequence[str] | None, description: str | None, program: str | None = None
+) -> int:
+    """Draw the runs that the command line names; return the exit status."""
+    return run_program(PlotOptions, plot, CommandLine(arguments, description, program))
 
 
 def plot(options: PlotOptions) -> None:

@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import functools
 import json
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
@@ -34,8 +33,7 @@ def parse_yaml(text: str | bytes) -> Any:
     try:
         return yaml.load(text, Loader=_PlainLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = re.sub(r' in "<\w+ string>",', " in", one_line(error))
-        raise ValueError(f"not YAML: {reason}") from error
+        raise ValueError(f"not YAML: {_yaml_fault(error, text)}") from error
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -130,13 +128,13 @@ def suggestion(word: str, words: Iterable[str]) -> str:
 
 
 def unknown(
-    key: str, known: Iterable[str], answers: Mapping[str, str] | None = None, option: bool = False
+    key: str, known: Iterable[str], answers: Mapping[str, str] | None = None, kind: str = "key"
 ) -> str:
-    """The message about an unknown key, or about an option as it was typed.
+    """The message about an unknown key or other word, or about an option as it was typed.
 
     `answers` has names from other programs, and for each the key to use or a sentence.
     """
-    name, kind = key.lstrip("-").replace("-", "_").lower(), "option" if option else "key"
+    name, option = key.lstrip("-").replace("-", "_").lower(), kind == "option"
     answer = (answers or {}).get(name, "")
     known = [*known]
     if answer and answer not in known:
@@ -174,6 +172,22 @@ def _read(parse: Any, path: Path, content: str | bytes | None) -> Any:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
+
+
+def _yaml_fault(error: BaseException, text: str | bytes) -> str:
+    """What is wrong with a text that is not YAML, in one line, and where."""
+    if isinstance(error, yaml.reader.ReaderError):
+        place = text[: error.position]
+        newline: Any = "\n" if isinstance(place, str) else b"\n"
+        return f"{error.reason} in line {place.count(newline) + 1}"
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return one_line(error)
+    parts = (error.problem, error.problem_mark), (error.context, error.context_mark)
+    return ", ".join(
+        what if mark is None else f"{what} in line {mark.line + 1}, column {mark.column + 1}"
+        for what, mark in parts
+        if what
+    )
 
 
 def _sentences(
@@ -290,6 +304,15 @@ class _PlainLoader(yaml.SafeLoader):
                 None, None, "found an alias, expected plain values", mark
             )
         return super().compose_node(parent, index)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Name the place of a value that Python cannot make, such as a 13th month."""
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(
+                None, None, one_line(error), node.start_mark
+            ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Refuse a key that stands twice."""

@@ -4,12 +4,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 import train
+import validate
 from tandem.data.batch_file import write_batch
 from tests.support.tiny import prepare, run_program, settings
 
@@ -220,6 +222,22 @@ def test_weights_of_another_class_count(finished: Path, tmp_path: Path, refused:
     refused(other, tmp_path / "run", "fc8.weight", "init_weights_skip", init_weights=weights)
     changes = {"init_weights": weights, "norm_before_pool": True}
     refused(other, tmp_path / "run", "norm_before_pool false", **changes)
+
+
+@pytest.mark.parametrize(("program", "option"), [(train, "init_weights"), (validate, "weights")])
+def test_missing_weights_are_told_before_missing_data(
+    tmp_path: Path, program: Any, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [f"--{option}", "nowhere.safetensors", *settings(tmp_path, tmp_path / "run")]
+    assert program.main(arguments) == 2
+    expected = "nowhere.safetensors: does not exist; expected a checkpoint (.safetensors)"
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {expected}"
+
+
+def test_a_damaged_checkpoint_is_told_before_missing_data(tmp_path: Path, refused: Refused) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "epoch-0001.safetensors").write_bytes(b"")
+    refused(tmp_path, tmp_path / "run", "every checkpoint is damaged", resume_train=True)
 
 
 def test_a_safetensors_file_that_is_no_checkpoint(pristine: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from tandem.artifacts.run_folder import list_checkpoints
 from tandem.config.command_line import load_config
 from tandem.launch.prepare import prepare_run
-from tandem.launch.programs import run_training
+from tandem.launch.train import run_training
 from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots
 from tandem.training.memory import make_slots

@@ -64,7 +64,8 @@ ROWS = (
     ("artifacts", "preprocessing"),
     ("training",),
     ("launch",),
-    ("classify", "export", "convert", "plot"),
+    ("classify", "export", "convert", "plot", "look"),
+    ("__main__",),
 )
 WITHOUT_CONFIGURATION = {"distributed", "processes", "layers", "optim"}
 
@@ -146,7 +147,9 @@ def test_the_network_imports_nothing_below_pytensor() -> None:
         ),
         ("tandem.training.trainer", "torch pytensor numba rich tensorboard PIL"),
         ("classify", "torch pytensor numba rich tensorboard"),
+        ("tandem.look", "torch pytensor numba rich tensorboard matplotlib"),
         ("tandem", "numpy"),
+        ("tandem.__main__", "numpy pydantic yaml argparse logging"),
         ("tandem.memory.cuda, tandem.distributed.peer_to_peer", "pycuda cuda torch pytensor"),
     ],
 )

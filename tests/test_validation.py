@@ -113,20 +113,24 @@ def test_a_dataclass_is_a_model_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "option", "message"),
+    ("key", "kind", "message"),
     [
-        ("lr", False, "unknown key lr; did you mean learning_rate?"),
-        ("gpu", False, "there is no key gpu: use devices"),
-        ("--lr", True, "unknown option --lr; did you mean --learning_rate?"),
-        ("--GPU", True, "there is no option --GPU: use devices"),
-        ("--learning-rat", True, "unknown option --learning-rat; did you mean --learning-rate?"),
-        ("-z", True, "unknown option -z; --help lists all of them"),
-        ("z", False, "unknown key z; known are learning_rate"),
+        ("lr", "key", "unknown key lr; did you mean learning_rate?"),
+        ("gpu", "key", "there is no key gpu: use devices"),
+        ("--lr", "option", "unknown option --lr; did you mean --learning_rate?"),
+        ("--GPU", "option", "there is no option --GPU: use devices"),
+        (
+            "--learning-rat",
+            "option",
+            "unknown option --learning-rat; did you mean --learning-rate?",
+        ),
+        ("-z", "option", "unknown option -z; --help lists all of them"),
+        ("z", "key", "unknown key z; known are learning_rate"),
     ],
 )
-def test_an_unknown_key_is_answered(key: str, option: bool, message: str) -> None:
+def test_an_unknown_key_is_answered(key: str, kind: str, message: str) -> None:
     answers = {"lr": "learning_rate", "gpu": "use devices"}
-    assert unknown(key, ["learning_rate"], answers, option) == message
+    assert unknown(key, ["learning_rate"], answers, kind) == message
 
 
 def test_the_nearest_word() -> None:

@@ -18,6 +18,9 @@ from tandem.processor import describe_processor
 PACKAGES = ("llvmlite", "numba", "numpy", "pytensor", "torch")
 """Packages whose code computes, or decides what is computed."""
 
+SAME_BITS = ("0.2.0", "0.3.0")
+"""Versions of Tandem that compute the same bits, this one last; a change of bits begins anew."""
+
 Conditions = dict[str, str]
 
 
@@ -61,7 +64,9 @@ def check_exact(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) 
 
     `theirs` are its `conditions`, `ours` those of the run that continues.
     """
-    differing = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    differing = [
+        name for name in {**theirs, **ours} if not _same(name, theirs.get(name), ours.get(name))
+    ]
     if not differing:
         return
     listed = "; ".join(
@@ -73,6 +78,10 @@ def check_exact(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) 
         f"{path}: this run would not continue with the same bits: {listed}. "
         "Restore what differs, or set exact: false (--exact false) to continue anyway"
     )
+
+
+def _same(name: str, theirs: str | None, ours: str | None) -> bool:
+    return theirs == ours or (name == "tandem" and {theirs, ours} <= {*SAME_BITS})
 
 
 def _devices(devices: Sequence[str], ranks: Sequence[RankInfo]) -> list[str]:

@@ -74,32 +74,51 @@ def prediction_sheet(
     names : sequence of str
         Of the classes.
     """
-    width, height = _TILE + 2 * _FRAME, _TILE + 2 * _FRAME + (1 + _SHOWN) * _LINE + _FRAME
+    lines, frames = [], []
+    for label, row in zip(labels, probabilities, strict=True):
+        best = np.argsort(-row, kind="stable")[:_SHOWN].tolist()
+        shown = [f"{100 * row[k]:.0f} %  {names[k]}" for k in best]
+        lines.append([f"is {names[label]}", *shown])
+        frames.append(RIGHT if best[0] == label else WRONG)
+    return contact_sheet(crops, lines, 1 + _SHOWN, frames, across)
+
+
+def contact_sheet(
+    crops: npt.NDArray[np.uint8],
+    captions: Sequence[Sequence[str]],
+    lines: int,
+    frames: Sequence[str],
+    across: int,
+) -> Image.Image:
+    """Draw pictures with captions under them, `across` in a row, on white.
+
+    Parameters
+    ----------
+    crops : uint8 (n, S, S, RGB)
+    captions : sequence of sequences of str
+        At most `lines` of each picture; what is too long for its width is cut off.
+    frames : sequence of str
+        Colours.
+    """
+    width, height = _TILE + 2 * _FRAME, _TILE + 2 * _FRAME + lines * _LINE + _FRAME
     down = -(-len(crops) // across)
     size = (across * (width + _FRAME) - _FRAME, down * (height + _FRAME) - _FRAME)
     sheet = Image.new("RGB", size, "white")
-    for number, (crop, label, row) in enumerate(zip(crops, labels, probabilities, strict=True)):
+    for number, (crop, caption, frame) in enumerate(zip(crops, captions, frames, strict=True)):
         y, x = divmod(number, across)
         corner = x * (width + _FRAME), y * (height + _FRAME)
-        sheet.paste(_captioned(crop, label, row, names, (width, height)), corner)
+        sheet.paste(_captioned(crop, caption, frame, (width, height)), corner)
     return sheet
 
 
 def _captioned(
-    crop: npt.NDArray[np.uint8],
-    label: int,
-    probabilities: npt.NDArray,
-    names: Sequence[str],
-    size: tuple[int, int],
+    crop: npt.NDArray[np.uint8], caption: Sequence[str], frame: str, size: tuple[int, int]
 ) -> Image.Image:
-    best = np.argsort(-probabilities, kind="stable")[:_SHOWN].tolist()
     tile = Image.new("RGB", size, "white")
     draw, font = ImageDraw.Draw(tile), ImageFont.load_default(size=12)
-    tile.paste(RIGHT if best[0] == label else WRONG, (0, 0, size[0], size[0]))
+    tile.paste(frame, (0, 0, size[0], size[0]))
     picture = Image.fromarray(crop).resize((_TILE, _TILE), Image.Resampling.BICUBIC)
     tile.paste(picture, (_FRAME, _FRAME))
-    lines = [f"is {names[label]}"]
-    lines += [f"{100 * probabilities[k]:.0f} %  {names[k]}" for k in best]
-    for number, line in enumerate(lines):
+    for number, line in enumerate(caption):
         draw.text((_FRAME, size[0] + _FRAME + number * _LINE), line, "black", font)
     return tile

@@ -13,6 +13,7 @@ from tandem.artifacts.trained_network import load_network
 from tandem.backend import device_mode, device_shared
 from tandem.data.class_names import imagenet_names
 from tandem.data.decode import BadPictureError, decode_picture
+from tandem.data.manifest import Resize
 from tandem.data.safe_io import read_bytes
 from tandem.errors import InputError
 from tandem.layers.network import ALEXNET
@@ -51,6 +52,8 @@ class Classifier:
         alone, as in validation.
     device : str
         "cpu" or "cuda:0" and so on.
+    resize : str
+        How the training pictures were made squares, and how `prepare` makes them so.
     """
 
     def __init__(
@@ -60,8 +63,9 @@ class Classifier:
         wnids: Sequence[str] | None = None,
         ten_crops: bool = False,
         device: str = "cpu",
+        resize: Resize = "squash",
     ) -> None:
-        self.image_size = mean.shape[-1]
+        self.image_size, self.resize = mean.shape[-1], resize
         # (row, column, mirrored) of the windows of each picture
         self.crops = _crops(self.image_size, network.crop_size, ten_crops)
         self._wnids, self._names = wnids, imagenet_names()
@@ -83,7 +87,8 @@ class Classifier:
         mean image is too small or unknown.
         """
         loaded = load_network(Path(weights), None if mean is None else Path(mean), network)
-        return cls(loaded.network, loaded.mean, loaded.description.wnids, ten_crops, device)
+        about = loaded.description
+        return cls(loaded.network, loaded.mean, about.wnids, ten_crops, device, about.resize)
 
     def classify(
         self, pictures: Sequence[str | Path | bytes], top: int = 5
@@ -98,14 +103,15 @@ class Classifier:
         return self.guesses(np.stack([self.prepare(picture) for picture in pictures]), top)
 
     def prepare(self, picture: str | Path | bytes) -> np.ndarray:
-        """Decode and resize a picture as preprocessing does, to uint8 (row, column, RGB).
+        """Decode and resize a picture as the training pictures were: uint8 (row, column, RGB).
 
         Raises BadPictureError for a picture that cannot be read or decoded.
         """
         if isinstance(picture, bytes):
-            return decode_picture(picture, self.image_size)
+            return decode_picture(picture, self.image_size, self.resize)
         try:
-            return decode_picture(read_bytes(Path(picture), MOST_BYTES), self.image_size)
+            content = read_bytes(Path(picture), MOST_BYTES)
+            return decode_picture(content, self.image_size, self.resize)
         except (OSError, ValueError, BadPictureError) as error:
             reason = getattr(error, "strerror", None) or error
             raise BadPictureError(f"{picture}: {reason}") from None

@@ -1,4 +1,13 @@
-"""The program ``classify.py``. Importing this module is cheap."""
+"""Name what is in pictures, with the weights of a run.
+
+Files and folders:      tandem classify --weights runs/demo/epoch-0016.safetensors cat.jpg pets/
+The standard input:     tandem classify --weights FILE - < cat.jpg
+A list of files:        xargs --arg-file list.txt tandem classify --weights FILE
+JSON, for programs:     tandem classify --weights FILE --json pets/
+Ten crops of each:      tandem classify --weights FILE --ten_crops pets/
+
+The exit status is 1 if a picture could not be read; the others are classified.
+"""
 
 import json
 import logging
@@ -56,15 +65,16 @@ class ClassifyOptions(Options):
     device: str = option("cpu", "where to compute", "cpu, cuda:0, cuda:1, ...", "text")
 
 
-def run_classification(arguments: Sequence[str] | None, description: str | None) -> int:
+def run_classification(
+    arguments: Sequence[str] | None, description: str | None, program: str | None = None
+) -> int:
     """Classify the pictures that the command line names; return the exit status.
 
     It is 0, also where the reader of the output stops early; 1 if a picture could not be read,
     though the others were; 2 after other bad input; 130 after Ctrl-C.
     """
-    return run_program(
-        ClassifyOptions, classify, CommandLine(arguments, description, answers=ANSWERS)
-    )
+    line = CommandLine(arguments, description, program, ANSWERS)
+    return run_program(ClassifyOptions, classify, line)
 
 
 def classify(options: ClassifyOptions) -> int:

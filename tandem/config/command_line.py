@@ -1,14 +1,22 @@
 """The command line of a run: ``--config FILE`` and an option for every key of `Config`.
 
 A value on the command line wins over the file, which wins over the defaults. Where ``--config`` is
-not given, ``config.yaml`` in the current folder is read if it exists.
+not given, ``config.yaml`` in the current folder is read if it exists. A program that reads one
+checkpoint takes the ``config.yaml`` beside it first: that of the run, saved with every ``auto``
+resolved, of which `read_run_settings` takes what does not depend on the machine.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tandem.cli import CommandLine, PathOption, option
-from tandem.config.schema import Config
+from tandem.config.hardware import cuda_device_count
+from tandem.config.schema import Config, Ranks, Trainers
+from tandem.validation import read_yaml
+
+log = logging.getLogger(__name__)
 
 DEFAULT_FILE = Path("config.yaml")
 
@@ -81,18 +89,61 @@ class _WithWeights(Config):
     weights: PathOption = option(..., "checkpoint to read", "a file", form="text")
 
 
-def load_config(arguments: Sequence[str] | None = None, description: str | None = None) -> Config:
+def load_config(
+    arguments: Sequence[str] | None = None,
+    description: str | None = None,
+    program: str | None = None,
+) -> Config:
     """Read the configuration of a program that has no options of its own."""
-    return _line(arguments, description).read(Config, DEFAULT_FILE)
+    return _line(arguments, description, program).read(Config, DEFAULT_FILE)
 
 
 def load_weights_and_config(
-    arguments: Sequence[str] | None = None, description: str | None = None
+    arguments: Sequence[str] | None = None,
+    description: str | None = None,
+    program: str | None = None,
 ) -> tuple[Path, Config]:
     """Read ``--weights FILE`` and the configuration, for a program that reads one checkpoint."""
-    settings = _line(arguments, description).read(_WithWeights, DEFAULT_FILE)
+    settings = _line(arguments, description, program).read(
+        _WithWeights, DEFAULT_FILE, beside=("weights", read_run_settings)
+    )
     return settings.weights, Config(**settings.model_dump(exclude={"weights"}))
 
 
-def _line(arguments: Sequence[str] | None, description: str | None) -> CommandLine:
-    return CommandLine(arguments, description, answers=ANSWERS, once=True)
+# How a run divided its work among the devices of its machines, which a validation may not have.
+_OF_THE_MACHINE = {
+    *Trainers.model_fields,
+    *Ranks.model_fields,
+    "loader_threads",
+    "use_data_layer",
+    "data_on_gpu",
+    "restarts",
+} - {"batch_size"}
+
+
+def read_run_settings(path: Path) -> dict[str, Any]:
+    """Read the settings that a run saved, without those that depend on its machine.
+
+    Left out, and so at their defaults again, are devices, threads and how trainers exchange, and
+    without a GPU a precision of GPUs. What was taken is logged. As no file that is merely found
+    decides what code is run, the network is that of ``config.yaml`` in the current folder.
+    """
+    values = read_yaml(path)
+    own = read_yaml(DEFAULT_FILE) if DEFAULT_FILE.is_file() else {}
+    left_out = {key for key in values if key in _OF_THE_MACHINE}
+    if values.get("network") != own.get("network"):
+        left_out.add("network")
+    if values.get("precision") in ("tf32", "bfloat16") and not cuda_device_count():
+        left_out.add("precision")
+    log.info(
+        "settings are those of %s; devices, threads%s are chosen anew for this machine",
+        path,
+        ", precision" if "precision" in left_out else "",
+    )
+    return {key: value for key, value in values.items() if key not in left_out}
+
+
+def _line(
+    arguments: Sequence[str] | None, description: str | None, program: str | None
+) -> CommandLine:
+    return CommandLine(arguments, description, program, ANSWERS, once=True)

@@ -1,4 +1,11 @@
-"""The programs in ``pretrained/``."""
+"""Convert the weights of other programs, or ours for the original.
+
+The original's folder:   tandem convert weights_folder alexnet.safetensors --epoch 65
+Back to such a folder:   tandem convert alexnet.safetensors weights_folder
+Its published archive:   tandem convert parameters_releasing.zip alexnet.safetensors
+Caffe's network:         tandem convert bvlc_alexnet.caffemodel caffe.safetensors
+Caffe's mean image:      tandem convert imagenet_mean.binaryproto caffe_mean.npy
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -77,9 +84,11 @@ class FetchOptions(Options):
     )
 
 
-def run_conversion(arguments: Sequence[str] | None, description: str | None) -> int:
+def run_conversion(
+    arguments: Sequence[str] | None, description: str | None, program: str | None = None
+) -> int:
     """Convert weights from one kind of file to another; return the exit status."""
-    line = CommandLine(arguments, description)
+    line = CommandLine(arguments, description, program)
     return run_program(ConvertOptions, lambda o: convert(o.source, o.target, o), line)
 
 

@@ -11,7 +11,7 @@ from tandem.data.safe_io import read_npy
 from tandem.errors import InputError
 
 if TYPE_CHECKING:
-    from tandem.data.manifest import Manifest
+    from tandem.data.manifest import Manifest, Resize
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Dataset:
     layout: str  # b01c (picture, row, column, RGB) or c01b (RGB, row, column, picture)
     image_size: int  # rows and columns of a picture
     labels_file: str  # .npy of int64 (pictures,), absolute
+    resize: "Resize" = "squash"  # how pictures were made squares
 
     @property
     def size(self) -> int:
@@ -54,6 +55,7 @@ def open_split(
         layout=manifest.layout,
         image_size=manifest.image_size,
         labels_file=str(labels_file.absolute()),
+        resize=manifest.resize,
     )
 
 

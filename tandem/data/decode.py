@@ -5,6 +5,8 @@ import io
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from tandem.data.manifest import Resize
+
 # A subset of Pillow's formats: EPS starts another program, and TIFF rotates pictures by their
 # orientation.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
@@ -27,8 +29,13 @@ def keep_memory() -> None:
     Image.core.set_blocks_max(4)
 
 
-def decode_picture(content: bytes, size: int) -> np.ndarray:
-    """Decode a picture and resize it to a square without cropping.
+def decode_picture(content: bytes, size: int, resize: Resize = "squash") -> np.ndarray:
+    """Decode a picture and make it a square of `size` rows and columns.
+
+    With ``squash`` the whole picture is resized, and its proportions change. With ``shorter_side``
+    it is resized so that its shorter side becomes `size` and the longer one is rounded, half up, to
+    whole pixels; the square in the middle is kept, the pixel more or less on the left or the top
+    (Krizhevsky, Sutskever, Hinton 2012, section 2).
 
     Returns uint8 (row, column, RGB), resized with Pillow's bilinear filter; raises BadPictureError
     if the picture cannot be decoded completely. Grey and palette pictures get three channels, CMYK
@@ -41,7 +48,9 @@ def decode_picture(content: bytes, size: int) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             image.load()
-            return np.asarray(_to_rgb(image).resize((size, size), Image.Resampling.BILINEAR))
+            box = None if resize == "squash" else _middle(image.size, size)
+            square = _to_rgb(image).resize((size, size), Image.Resampling.BILINEAR, box)
+            return np.asarray(square)
     except MemoryError:
         raise
     except UnidentifiedImageError:
@@ -51,6 +60,21 @@ def decode_picture(content: bytes, size: int) -> np.ndarray:
         # Decoders raise OSError, SyntaxError, ValueError, struct.error, zlib.error and others.
         reason = " ".join(str(error).split())
         raise BadPictureError(f"{type(error).__name__}: {reason}") from None
+
+
+def _middle(sides: tuple[int, int], size: int) -> tuple[float, float, float, float]:
+    """What becomes the middle square of a picture whose shorter side is resized to `size`.
+
+    Returns left, top, right and bottom in the picture's own pixels. Resizing this part alone takes
+    memory that does not grow with the length of the picture, and gives the same to within 1, since
+    Pillow takes these numbers in single precision.
+    """
+    shorter = min(sides)
+    lengths = [(2 * side * size + shorter) // (2 * shorter) for side in sides]
+    starts = [(length - size) // 2 for length in lengths]
+    scales = [side / length for side, length in zip(sides, lengths, strict=True)]
+    (left, top), (across, down) = starts, scales
+    return left * across, top * down, (left + size) * across, (top + size) * down
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

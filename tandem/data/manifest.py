@@ -21,6 +21,7 @@ from tandem.validation import read_json, shown, validated
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1
 Layout = Literal["b01c", "c01b"]
+Resize = Literal["squash", "shorter_side"]  # as `tandem.data.decode.decode_picture` defines them
 SPLITS = ("train", "val")
 
 # ImageNet's 1.3 million pictures take 60 MB.
@@ -86,6 +87,7 @@ class Manifest:
     seed: Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
     versions: Mapping[str, str]  # of the programs that made the files
     splits: Mapping[str, Split]
+    resize: Resize = "squash"  # left out of the file where it is that, as in older ones
 
     def __post_init__(self) -> None:
         if not self.wnids or list(self.wnids) != sorted(set(self.wnids)):
@@ -125,6 +127,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     lines = [
         f' "format": {FORMAT}',
         f' "image_size": {manifest.image_size}',
+        *([f' "resize": {json.dumps(manifest.resize)}'] if manifest.resize != "squash" else []),
         f' "layout": {json.dumps(manifest.layout)}',
         f' "pictures_per_file": {manifest.pictures_per_file}',
         f' "classes": {manifest.classes}',
@@ -149,8 +152,9 @@ def read_manifest(path: Path) -> Manifest:
         values = read_json(path, read_bytes(path, _MOST_BYTES))
     except FileNotFoundError:
         raise InputError(
-            f"{path}: there is no manifest; expected the one that preprocessing/make_hkl.py"
-            " writes beside the batch files"
+            f"{path}: there is no manifest; expected the one that preprocessing/generate_data.sh"
+            " (or `tandem preprocess`) writes beside the batch files; data_folder names their"
+            " folder"
         ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

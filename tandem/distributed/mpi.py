@@ -21,7 +21,9 @@ import numpy as np
 from tandem.distributed.group import PeerLost, RankGroup, Starter
 from tandem.errors import InputError
 
-INSTALL = "install mpi4py and an MPI with `pip install .[mpi]`, or mpi4py for the cluster's own MPI"
+INSTALL = (
+    "install mpi4py and an MPI with `pip install mpi4py mpich`, or mpi4py for the cluster's own MPI"
+)
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 """Environment variables that hold how many processes a starter has started.
 

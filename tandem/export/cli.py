@@ -1,7 +1,7 @@
 """Write saved weights as an ONNX file that classifies resized pictures.
 
-A run's weights:       python -m tandem.export runs/alexnet/epoch-0060.safetensors alexnet.onnx
-Converted weights:     python -m tandem.export caffe.safetensors alexnet.onnx --mean caffe_mean.npy
+A run's weights:       tandem export runs/alexnet/epoch-0060.safetensors alexnet.onnx
+Converted weights:     tandem export caffe.safetensors alexnet.onnx --mean caffe_mean.npy
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tandem.artifacts.trained_network import LoadedNetwork, load_network
-from tandem.cli import CommandLine, Options, PathOption, option, run_program
+from tandem.cli import CommandLine, Options, PathOption, launch_commands, option, run_program
 from tandem.data.class_names import imagenet_names
 from tandem.errors import InputError
 from tandem.files import replacing
@@ -43,23 +43,30 @@ class ExportOptions(Options):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; return its exit status."""
+    """Run the program as ``python -m tandem.export``; return its exit status."""
+    program = "python -m tandem.export"
+    return run_export(arguments, launch_commands(__doc__, "export", program), program)
+
+
+def run_export(
+    arguments: Sequence[str] | None, description: str | None, program: str | None = None
+) -> int:
+    """Write the ONNX file that the command line names; return the exit status."""
 
     def work(options: ExportOptions) -> None:
         export(options.weights, options.target, options.mean, options.network)
         log.info("wrote %s", options.target)
 
-    return run_program(
-        ExportOptions, work, CommandLine(arguments, __doc__, "python -m tandem.export")
-    )
+    return run_program(ExportOptions, work, CommandLine(arguments, description, program))
 
 
 def export(weights: Path, target: Path, mean: Path | None = None, network: str = ALEXNET) -> None:
     """Write an ONNX file of a network in validation, from pictures to probabilities.
 
     Its input ``pictures`` is uint8 (batch, S, S, 3), (row, column, RGB): pictures resized to the
-    size of the mean image. The centre crop and the mean image are in the file. Its outputs are
-    ``logits`` and ``probabilities``, float32 (batch, class); its metadata name the classes.
+    size of the mean image, as the metadata ``resize`` says, see `decode_picture`. The centre crop
+    and the mean image are in the file. Its outputs are ``logits`` and ``probabilities``, float32
+    (batch, class); its metadata name the classes.
 
     Parameters
     ----------
@@ -75,7 +82,7 @@ def export(weights: Path, target: Path, mean: Path | None = None, network: str =
         translation, or `target` cannot be written.
     """
     if importlib.util.find_spec("onnx") is None:
-        raise InputError("the package onnx is not installed: pip install '.[export]'")
+        raise InputError("the package onnx is not installed: pip install onnx")
     if target.suffix != ".onnx":
         raise InputError(f"{target}: the name of an ONNX file must end in .onnx")
     loaded = load_network(weights, mean, network)
@@ -119,7 +126,8 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
         ir_version=_IR_VERSION,
         producer_name="tandem",
     )
-    helper.set_model_props(model, _class_names(loaded.description.wnids))
+    resize = json.dumps(loaded.description.resize)
+    helper.set_model_props(model, {"resize": resize, **_class_names(loaded.description.wnids)})
     checker.check_model(model)
     return model
 
@@ -139,7 +147,7 @@ def _prepare(graph: "OnnxGraph", mean: np.ndarray, crop_size: int) -> str:
 
 
 def _class_names(wnids: Sequence[str] | None) -> dict[str, str]:
-    """The metadata of the file."""
+    """The metadata on classes."""
     if wnids is None:
         return {}
     names = [imagenet_names().get(wnid, wnid) for wnid in wnids]

@@ -40,6 +40,13 @@ def prepare_run(
         The first thing that is missing, damaged or does not fit.
     """
     config = resolve(config, ranks)
+    resumed = None
+    if job == "train":
+        resumed = _checkpoint_to_resume(config)
+        weights = config.init_weights_path if resumed is None else None
+        _check_run_folder(config, resumed)
+    path = resumed or weights
+    header = None if path is None else read_header(path)
     manifest = read_manifest(config.manifest_path)
     folder, labels = config.data_path, config.label_path
     train = validation = open_split(manifest, folder, "val", labels, config.val_path)
@@ -51,12 +58,6 @@ def prepare_run(
             f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
         )
     read_mean(config.mean_path, manifest.image_size)
-    resumed = None
-    if job == "train":
-        resumed = _checkpoint_to_resume(config)
-        weights = config.init_weights_path if resumed is None else None
-        _check_run_folder(config, resumed)
-    path = resumed or weights
     spec = RunSpec(
         job,
         config,
@@ -66,7 +67,7 @@ def prepare_run(
         conditions(config, ranks),
         resumed,
         weights,
-        None if path is None else read_header(path),
+        header,
         skipped,
     )
     _check_weights(spec)
@@ -126,6 +127,15 @@ def _check_weights(spec: RunSpec) -> None:
     path, header = spec.resumed or spec.weights, spec.header
     if path is None or header is None:
         return
+    if (theirs := header.network.resize) != (ours := spec.train.resize):
+        log.warning(
+            "%s: this checkpoint is of pictures with resize: %s, those of %s have resize: %s; "
+            "expect errors of another size than on pictures like its own",
+            path,
+            theirs,
+            spec.config.manifest_path,
+            ours,
+        )
     if spec.resumed is not None:
         _check_same_network(spec, path, header.network)
         check_continues(spec)

@@ -1,17 +1,14 @@
-"""Training and validation as programs: settings in, exit status out."""
+"""What training and validation as programs share: settings in, exit status out."""
 
 import logging
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tandem.artifacts.metrics_log import to_json
-from tandem.artifacts.run_lock import FolderLock, locked
+from tandem.artifacts.run_lock import FolderLock
 from tandem.cli import configure_logging, exit_status
-from tandem.config.command_line import load_config, load_weights_and_config
 from tandem.config.schema import Config
-from tandem.launch.console import TrainingReporter, ValidationReporter, describe_validation
+from tandem.launch.console import TrainingReporter
 from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import prepare_run
 from tandem.launch.ranks import is_rank, work_on_ranks
@@ -23,18 +20,7 @@ log = logging.getLogger(__name__)
 MOST_ROLLBACKS = 10  # from one checkpoint
 
 
-def run_training(arguments: Sequence[str] | None, description: str | None) -> int:
-    """Train with the settings of a command line, None the process's own; return the exit status."""
-
-    def work(launcher: Launcher) -> int:
-        config = load_config(arguments, description)
-        with locked(config.weights_path) as lock:
-            return _train(config, lock, launcher)
-
-    return _run(work)
-
-
-def _run(work: Callable[[Launcher], int]) -> int:
+def run(work: Callable[[Launcher], int]) -> int:
     """Run a program, possibly as one rank of many; return its exit status."""
     if is_rank():
         return work_on_ranks(lambda launcher: exit_status(partial(work, launcher)))
@@ -42,7 +28,7 @@ def _run(work: Callable[[Launcher], int]) -> int:
     return exit_status(partial(work, LocalLauncher()))
 
 
-def _train(config: Config, lock: FolderLock, launcher: Launcher) -> int:
+def train(config: Config, lock: FolderLock, launcher: Launcher) -> int:
     """Train, with the restarts and rollbacks that the configuration permits."""
     restarts, skipped = 0, Rollbacks()
     while True:
@@ -88,24 +74,6 @@ class Rollbacks:
             "the beginning" if resumed is None else resumed.name,
         )
         return False
-
-
-def run_validation(arguments: Sequence[str] | None, description: str | None) -> int:
-    """Validate one checkpoint and print its loss and errors; return the exit status."""
-
-    def work(launcher: Launcher) -> int:
-        weights, config = load_weights_and_config(arguments, description)
-        spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
-        announce(spec)
-        reporter = ValidationReporter(spec)
-        status = launcher.launch(spec, reporter).status
-        if status == 0:
-            (record,) = reporter.records
-            log.info("%s", describe_validation(record))
-            sys.stdout.write(to_json(record) + "\n")
-        return status
-
-    return _run(work)
 
 
 def announce(spec: RunSpec) -> None:

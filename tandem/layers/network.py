@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from tandem.data.manifest import Resize
 from tandem.errors import InputError
 from tandem.layers.parameter import DropoutKeys, Parameters
 from tandem.validation import nearest, suggestion
@@ -29,7 +30,7 @@ ALEXNET = "alex_net:AlexNet"
 
 @dataclass(frozen=True)
 class NetworkDescription:
-    """What determines a network beside its parameters, and what its outputs mean.
+    """What determines a network beside its parameters, and what its inputs and outputs mean.
 
     `norm_before_pool` is an option of AlexNet that has a key of its own in configurations and
     checkpoints: `options` may be given with it, and never holds it. Raises InputError if an option
@@ -43,6 +44,7 @@ class NetworkDescription:
     norm_before_pool: bool = False
     network: str = ALEXNET  # "module:class", which the user has to name too, see `check_network`
     options: Mapping[str, Any] = field(default_factory=dict)  # other arguments of the class
+    resize: Resize = "squash"  # how the training pictures were made squares
 
     def __post_init__(self) -> None:
         options = dict(self.options)
@@ -58,10 +60,12 @@ class NetworkDescription:
         return {_ALIAS: True, **self.options} if self.norm_before_pool else dict(self.options)
 
     def header(self) -> dict[str, Any]:
-        """The description as JSON in a checkpoint, which lists no options if there are none."""
+        """The description as JSON in a checkpoint, without options and resize at their defaults."""
         values = dataclasses.asdict(self)
         if not self.options:
             del values["options"]
+        if self.resize == "squash":
+            del values["resize"]
         return values
 
     def differences(

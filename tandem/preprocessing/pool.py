@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from tandem.data.decode import BadPictureError, decode_picture, keep_memory
+from tandem.data.manifest import Resize
 from tandem.errors import InputError
 from tandem.memory.host import HostBuffer
 from tandem.preprocessing.listed import WHOLE, Place
@@ -47,9 +48,10 @@ class DecodePool:
     and returns them.
     """
 
-    def __init__(self, workers: int, slots: int, size: int) -> None:
+    def __init__(self, workers: int, slots: int, size: int, resize: Resize) -> None:
         self.free = deque(range(slots))
         shape = (slots, size, size, 3)
+        self._resize = resize
         self._buffer: HostBuffer | None = None
         self._executor: Executor | None = None
         if workers == 1:
@@ -59,7 +61,10 @@ class DecodePool:
         self._buffer = HostBuffer.create(slots * size * size * 3, name="tandem-pictures")
         self.pictures = self._buffer.array(shape, np.uint8)
         self._executor = ProcessPoolExecutor(
-            workers, get_context(START), initializer=_start_worker, initargs=(self._buffer, shape)
+            workers,
+            get_context(START),
+            initializer=_start_worker,
+            initargs=(self._buffer, shape, resize),
         )
 
     def submit(self, task: Task) -> "Future[list[str | None]]":
@@ -67,7 +72,7 @@ class DecodePool:
         if self._executor is not None:
             return self._executor.submit(_decode_in_worker, task)
         future: Future[list[str | None]] = Future()
-        future.set_result(_decode_all(self.pictures, task))
+        future.set_result(_decode_all(self.pictures, task, self._resize))
         return future
 
     def __enter__(self) -> "DecodePool":
@@ -82,14 +87,14 @@ class DecodePool:
 
 
 # Tasks carry no state, so a worker keeps here what its initializer was given.
-_shared: tuple[HostBuffer, np.ndarray] | None = None
+_shared: tuple[HostBuffer, np.ndarray, Resize] | None = None
 
 
-def _start_worker(buffer: HostBuffer, shape: tuple[int, ...]) -> None:
+def _start_worker(buffer: HostBuffer, shape: tuple[int, ...], resize: Resize) -> None:
     global _shared
     follow_parent()
     keep_memory()
-    _shared = buffer, buffer.array(shape, np.uint8)
+    _shared = buffer, buffer.array(shape, np.uint8), resize
 
 
 def follow_parent() -> None:
@@ -109,17 +114,19 @@ def _end_with_parent() -> None:
 def _decode_in_worker(task: Task) -> list[str | None]:
     if _shared is None:
         raise RuntimeError("this process was not started by DecodePool")
-    return _decode_all(_shared[1], task)
+    _, pictures, resize = _shared
+    return _decode_all(pictures, task, resize)
 
 
-def _decode_all(pictures: np.ndarray, task: Task) -> list[str | None]:
-    return [_decode(pictures[slot], p) for slot, p in zip(task.slots, task.places, strict=True)]
+def _decode_all(pictures: np.ndarray, task: Task, resize: Resize) -> list[str | None]:
+    pairs = zip(task.slots, task.places, strict=True)
+    return [_decode(pictures[slot], place, resize) for slot, place in pairs]
 
 
-def _decode(picture: np.ndarray, place: Place) -> str | None:
+def _decode(picture: np.ndarray, place: Place, resize: Resize) -> str | None:
     content = _read(place)
     try:
-        picture[...] = decode_picture(content, len(picture))
+        picture[...] = decode_picture(content, len(picture), resize)
     except BadPictureError as reason:
         return str(reason)
     return None

@@ -35,7 +35,7 @@ from tandem.preprocessing.settings import Settings
 log = logging.getLogger(__name__)
 
 MEAN_NAME = "img_mean.npy"
-_COMPARED = ("image_size", "layout", "batch_size", "seed")
+_COMPARED = ("image_size", "resize", "layout", "batch_size", "seed")
 _REMEDY = "choose another tar_root_dir, or delete what this one holds to start over"
 
 
@@ -91,7 +91,7 @@ def _make_all(
     slots = min(longest, 2 * settings.batch_size + 2 * workers * CHUNK)
     with (
         report.shown(),
-        DecodePool(workers, slots, settings.image_size) as pool,
+        DecodePool(workers, slots, settings.image_size, settings.resize) as pool,
         BatchWriter(root, settings.layout, progress) as writer,
     ):
         for split in SPLITS:
@@ -125,6 +125,7 @@ def _finish(settings: Settings, listing: Listing, progress: Progress, report: Re
             )
             for name, listed in kept.items()
         },
+        resize=settings.resize,
     )
     write_manifest(settings.tar_root_dir / MANIFEST_NAME, manifest)
     (settings.tar_root_dir / PROGRESS_NAME).unlink()

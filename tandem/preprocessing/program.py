@@ -1,4 +1,11 @@
-"""The frame of the three programs of preprocessing."""
+"""JPEGs -> batch files, mean image, labels and manifest. Interrupted, the same command continues.
+
+Pictures in folders, one a class:  tandem preprocess --train-img-dir pets/train \\
+                                       --val-img-dir pets/val --tar-root-dir data/pets
+Smaller pictures:                  add --image-size 76
+The first 2,560 of each split:     add --subset 2560
+Settings in a file:                tandem preprocess --config paths.yaml
+"""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -9,10 +16,27 @@ from tandem.preprocessing.settings import Settings, read_settings
 from tandem.validation import one_line
 
 
+def run_preprocessing(
+    arguments: Sequence[str] | None, description: str | None, program: str | None = None
+) -> int:
+    """Make batch files, text files and labels; return the exit status, as `run_program` does."""
+
+    def work(settings: Settings) -> None:
+        # Not at the top: programs that only show their --help need none of it.
+        from tandem.preprocessing.derive import write_labels, write_txt
+        from tandem.preprocessing.prepare import prepare
+
+        for step in (prepare, write_txt, write_labels):
+            step(settings)
+
+    return run_program(description, work, arguments, program)
+
+
 def run_program(
     description: str | None,
     work: Callable[[Settings], None],
     arguments: Sequence[str] | None = None,
+    program: str | None = None,
 ) -> int:
     """Read the settings and do `work`; return the exit status.
 
@@ -21,7 +45,7 @@ def run_program(
 
     def read_and_work() -> int:
         try:
-            work(read_settings(arguments, description))
+            work(read_settings(arguments, description, program))
         except OSError as error:
             where = "" if error.filename is None else f"{error.filename}: "
             raise InputError(f"{where}{error.strerror or one_line(error)}") from error

@@ -3,9 +3,10 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tandem.cli import CommandLine, Options, PathOption, option, to_path
+from tandem.data.manifest import Layout, Resize
 from tandem.validation import read_yaml
 
 DEFAULT_CONFIG = Path(__file__).resolve().parents[2] / "preprocessing" / "paths.yaml"
@@ -16,7 +17,7 @@ _ANSWERS = {
     **dict.fromkeys(("data", "data_dir", "dataset", "imagenet", "input", "root"), "source"),
     **dict.fromkeys(("train", "train_dir", "traindir"), "train_img_dir"),
     **dict.fromkeys(("val", "val_dir", "valdir"), "val_img_dir"),
-    **dict.fromkeys(("size", "resize", "img_size", "resize_height", "resize_width"), "image_size"),
+    **dict.fromkeys(("size", "img_size", "resize_height", "resize_width"), "image_size"),
     **dict.fromkeys(("j", "num_workers", "jobs", "processes", "threads"), "workers"),
     **dict.fromkeys(("limit", "max_images"), "subset"),
     "shuffle": "the list is always shuffled, once; seed chooses the order",
@@ -57,7 +58,12 @@ class Settings(Options):
     # The highest sizes keep a file's pixels and sums within their types.
     image_size: int = _number(256, "rows and columns of a stored picture, pixels", 1, 65_500)
     batch_size: int = _number(256, "pictures per batch file", 1, 1 << 24)
-    layout: Literal["b01c", "c01b"] = option("b01c", "order of axes in a file", "b01c or c01b")
+    resize: Resize = option(
+        "squash",
+        "squash: the whole picture; shorter_side: its proportions stay, the middle square is kept",
+        "squash or shorter_side",
+    )
+    layout: Layout = option("b01c", "order of axes in a file", "b01c or c01b")
     seed: int = _number(1, "of the one shuffle of the list", 0, (1 << 63) - 1)
     subset: int = _number(0, "pictures of each split; 0: all", 0, 1 << 32)
     max_bad: int = _number(50, "undecodable pictures that may be left out", 0, 1 << 32)
@@ -83,9 +89,11 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def read_settings(arguments: Sequence[str] | None, description: str | None) -> Settings:
+def read_settings(
+    arguments: Sequence[str] | None, description: str | None, program: str | None = None
+) -> Settings:
     """Read the configuration file and the command line. Errors as of `CommandLine.read`."""
-    line = CommandLine(arguments, description, answers=_ANSWERS)
+    line = CommandLine(arguments, description, program, _ANSWERS)
     return line.read(Settings, DEFAULT_CONFIG, _read_paths)
 
 

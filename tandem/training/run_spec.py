@@ -52,6 +52,7 @@ class RunSpec:
             self.wnids,
             network=config.network,
             options=config.options,
+            resize=self.train.resize,
         )
 
     @property

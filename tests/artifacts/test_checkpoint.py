@@ -333,6 +333,7 @@ def test_a_state_that_the_header_does_not_list(path: Path) -> None:
 def test_a_checkpoint_from_before_there_was_a_choice_of_order(path: Path) -> None:
     with_metadata(path, network={"crop_size": 67, "classes": 3, "width": 0.25})
     assert read_header(path).network == NetworkDescription(67, 3, 0.25)
+    assert read_header(path).network.resize == "squash"
 
 
 def test_a_checkpoint_of_another_network(path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 import tandem
-from tandem.artifacts.reproducibility import check_exact, conditions
+from tandem.artifacts.reproducibility import SAME_BITS, check_exact, conditions
 from tandem.config.hardware import RankInfo
 from tandem.config.resolve import resolve
 from tandem.config.schema import Config
@@ -46,6 +46,14 @@ def test_all_conditions_are_named(config: Config) -> None:
     assert found["tandem"] == tandem.__version__
     assert found["numpy"] == numpy.__version__
     assert {"processor", "python", "torch", "pytensor", "exchange", "precision"} <= found.keys()
+
+
+def test_a_run_of_an_earlier_version_continues_if_its_bits_are_the_same(config: Config) -> None:
+    ours = conditions(config)
+    assert ours["tandem"] == tandem.__version__ == SAME_BITS[-1]
+    check_exact(PATH, ours | {"tandem": "0.2.0"}, ours)
+    message = refusal(ours | {"tandem": "0.1.0"}, ours)
+    assert f": tandem 0.1.0 in the checkpoint, now {tandem.__version__}. " in message
 
 
 def test_a_run_in_float32_continues_where_auto_stands_for_it(config: Config) -> None:

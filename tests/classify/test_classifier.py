@@ -120,6 +120,17 @@ def test_guesses_are_sorted_and_called_by_their_names(
     assert classifier.classify([]) == []
 
 
+def test_pictures_are_resized_as_those_of_training(mean: Path, tmp_path: Path) -> None:
+    content = png(np.random.default_rng(3).integers(0, 256, (50, 90, 3), np.uint8))
+    prepared = {}
+    for resize in ("squash", "shorter_side"):
+        weights = save_weights(tmp_path / f"{resize}.safetensors", WNIDS, resize=resize)
+        classifier = Classifier.load(weights, mean)
+        prepared[resize] = classifier.prepare(content)
+        np.testing.assert_array_equal(prepared[resize], decode_picture(content, SIZE, resize))
+    assert (prepared["squash"] != prepared["shorter_side"]).any()
+
+
 def test_classes_without_names_have_numbers(mean: Path, tmp_path: Path) -> None:
     weights = save_weights(tmp_path / "w.safetensors", None, classes=3)
     (guesses,) = Classifier.load(weights, mean).guesses(noise(1))

@@ -1,12 +1,14 @@
 """Settings of a run from files and command lines: which wins, and what is refused."""
 
+import logging
 import sys
 from pathlib import Path
 
 import pytest
 
+from tandem.config import command_line
 from tandem.config.command_line import ANSWERS, RETIRED, load_config, load_weights_and_config
-from tandem.config.schema import Config, make_config
+from tandem.config.schema import Config, make_config, save_config
 from tandem.errors import InputError
 from tests.support.refusals import file_refusal, refusal
 
@@ -171,7 +173,13 @@ def test_keys_of_the_original_that_are_still_there() -> None:
     [
         ("seed: 1\nbatch_size: 2\nseed: 3\n", "'seed' stands twice"),
         ("just text", "expected lines of the form 'key: value'"),
-        (b"seed: \xff\xfe\n", "not YAML"),
+        (b"seed: \xff\xfe\n", "not YAML: invalid start byte in line 1"),
+        (
+            "seed: 1\nlr_step: [1\nwidth: 1\n",
+            "expected ',' or ']', but got ':' in line 3, column 6",
+        ),
+        ("seed: 1\nwidth: \x01\n", "not YAML: special characters are not allowed in line 2"),
+        ("seed: 1\nwidth: 2001-99-99\n", "not YAML: month must be in 1..12 in line 2, column 8"),
     ],
 )
 def test_files_that_cannot_be_used(text: str | bytes, expected: str) -> None:
@@ -197,6 +205,62 @@ def test_weights_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "--weights FILE" in shown
     assert "--batch_size VALUE" in shown
+
+
+def saved_run(folder: Path, **changes: object) -> Path:
+    """A checkpoint, named only, beside the settings of its run."""
+    folder.mkdir()
+    save_config(make_config({"data_folder": "elsewhere", "crop_size": 67, **changes}), folder)
+    return folder / "epoch-0001.safetensors"
+
+
+def test_the_settings_beside_a_checkpoint_come_before_those_of_the_current_folder(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    weights = saved_run(Path("run"))
+    Path("config.yaml").write_text("seed: 7\ncrop_size: 99\n")
+    with caplog.at_level(logging.INFO):
+        path, config = load_weights_and_config(["--weights", str(weights), "--seed", "5"])
+    assert path == weights
+    assert (config.data_folder, config.crop_size, config.seed) == ("elsewhere", 67, 5)
+    (line,) = caplog.messages
+    assert line.startswith("settings are those of run/config.yaml; devices, threads are chosen")
+    for arguments in (["--weights", "w"], ["--weights", str(weights), "--config", "config.yaml"]):
+        assert load_weights_and_config(arguments)[1].crop_size == 99
+
+
+def test_a_validation_needs_no_device_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    there: dict[str, object] = {
+        "devices": ["cuda:0", "cuda:1"],
+        "batch_size": 3,
+        "threads": 99,
+        "precision": "bfloat16",
+        "compile": True,
+        "rule": "easgd",
+        "collective": "asa16",
+        "error_feedback": True,
+        "data_on_gpu": "auto",
+        "use_data_layer": True,
+        "loader_threads": 8,
+        "restarts": 4,
+        "para_load": False,
+    }
+    arguments = ["--weights", str(saved_run(Path("run"), **there))]
+    monkeypatch.setattr(command_line, "cuda_device_count", lambda: 0)
+    found = load_weights_and_config(arguments)[1]
+    kept = {"data_folder": "elsewhere", "crop_size": 67, "batch_size": 3, "para_load": False}
+    assert found == make_config(kept)
+    monkeypatch.setattr(command_line, "cuda_device_count", lambda: 1)
+    assert load_weights_and_config(arguments)[1].precision == "bfloat16"
+    assert load_weights_and_config([*arguments, "--devices", "cuda:3"])[1].devices == ("cuda:3",)
+
+
+def test_a_file_that_is_found_does_not_decide_what_code_is_run() -> None:
+    """As `check_network` does not import the network that a checkpoint names."""
+    arguments = ["--weights", str(saved_run(Path("run"), network="mine:Network"))]
+    assert load_weights_and_config(arguments)[1].network == Config().network
+    Path("config.yaml").write_text("network: mine:Network\n")
+    assert load_weights_and_config(arguments)[1].network == "mine:Network"
 
 
 def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

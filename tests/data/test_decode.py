@@ -57,6 +57,33 @@ def test_a_picture_is_squashed_whole(shape: tuple[int, int]) -> None:
     np.testing.assert_allclose(found, bilinear_by_loops(pixels, SIZE), atol=1.01)
 
 
+@pytest.mark.parametrize(
+    "shape", [(20, 11), (5, 3), (4, 19), (8, 8), (8, 21), (13, 12), (1, 1), (500, 375), (333, 500)]
+)
+def test_the_middle_square_is_kept(shape: tuple[int, int]) -> None:
+    """The picture is resized with its proportions, then cropped (the paper, section 2)."""
+    pixels = noise(*shape, 3)
+    found = decode_picture(file_of(Image.fromarray(pixels)), SIZE, "shorter_side")
+    shorter = min(shape)
+    rows, columns = (math.floor(side * SIZE / shorter + 0.5) for side in shape)
+    assert min(rows, columns) == SIZE
+    whole = Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BILINEAR)
+    top, left = (rows - SIZE) // 2, (columns - SIZE) // 2
+    expected = np.asarray(whole)[top : top + SIZE, left : left + SIZE]
+    np.testing.assert_allclose(found, expected.astype(float), atol=1)
+    assert (found == expected).mean() > 0.7
+    squashed = decode_picture(file_of(Image.fromarray(pixels)), SIZE)
+    assert (found != squashed).any() == (rows != columns)
+
+
+def test_a_long_picture_takes_no_more_memory() -> None:
+    """Resized whole, it would have 65,000 million pixels."""
+    long = Image.new("RGB", (1_000_000, 1), (7, 8, 9))
+    found = decode_picture(file_of(long), 256, "shorter_side")
+    assert found.shape == (256, 256, 3)
+    assert (found == (7, 8, 9)).all()
+
+
 def test_a_jpeg_is_decoded_at_full_size() -> None:
     content = file_of(Image.fromarray(noise(64, 80, 3)), "JPEG", quality=90)
     with Image.open(io.BytesIO(content)) as image:

@@ -1,6 +1,7 @@
 """The manifest: written, read again, and refused when a value in it cannot be right."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,16 @@ def test_what_is_written_is_read(path: Path, by_folder: bool) -> None:
         assert split.pictures == written.splits[name].pictures
         assert split.labels.dtype == np.int64
         np.testing.assert_array_equal(split.labels, written.splits[name].labels)
+
+
+def test_how_pictures_were_resized_is_written_only_if_it_is_not_the_default(path: Path) -> None:
+    """A manifest of before is read, and one of today has its bytes."""
+    before = path.read_text()
+    assert "resize" not in before
+    assert read_manifest(path).resize == "squash"
+    write_manifest(path, replace(make_manifest(), resize="shorter_side"))
+    assert read_manifest(path).resize == "shorter_side"
+    assert path.read_text().replace(' "resize": "shorter_side",\n', "") == before
 
 
 def test_counts_and_shapes() -> None:
@@ -107,5 +118,5 @@ def test_a_file_that_is_no_manifest_is_refused(path: Path, content: bytes) -> No
 
 
 def test_a_missing_manifest_names_the_program_that_writes_it(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no manifest.*make_hkl\.py"):
+    with pytest.raises(InputError, match=r"no manifest.*/generate_data\.sh \(or `tandem pre"):
         read_manifest(tmp_path / "manifest.json")

@@ -1,15 +1,17 @@
 """What a run of ranks resolves to, and is refused, by what has started them and their GPUs."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tandem.artifacts.checkpoint import CheckpointHeader, RunState
+from tandem.artifacts.checkpoint import CheckpointHeader, RunState, read_header
 from tandem.config.command_line import load_config
 from tandem.config.hardware import RankInfo
 from tandem.config.schema import make_config
+from tandem.data.manifest import read_manifest, write_manifest
 from tandem.distributed.group import Starter
 from tandem.errors import InputError
 from tandem.launch.prepare import check_continues, prepare_run
@@ -103,6 +105,28 @@ def test_without_a_checkpoint_nothing_can_be_frozen(data: Path, tmp_path: Path) 
     prepare_run(config.model_copy(update={"init_weights": str(weights)}))
     save_weights(tmp_path / "epoch-0001.safetensors", None, 3)
     prepare_run(config.model_copy(update={"weights_dir": str(tmp_path), "exact": False}))
+
+
+def test_pictures_resized_otherwise_than_those_of_training(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their errors say less of the weights, which the user is told; nothing is wrong with it."""
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    manifest = read_manifest(copy)
+    write_manifest(copy / "manifest.json", replace(manifest, resize="shorter_side"))
+    weights = save_weights(tmp_path / "w.safetensors", manifest.wnids, resize="shorter_side")
+    header = read_header(weights)
+    assert header.network.resize == "shorter_side"
+    for folder, expected in ((copy, []), (data, ["shorter_side, those of", "resize: squash"])):
+        for job, changes in (("validate", {}), ("train", {"init_weights": str(weights)})):
+            config = load_config(settings(folder, tmp_path / "run", **changes))
+            caplog.clear()
+            spec = prepare_run(config, job, weights)
+            warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+            assert len(warnings) == bool(expected)
+            assert all(part in warnings[0] for part in expected)
+            assert spec.description.resize == read_manifest(folder).resize
 
 
 def continued(data: Path, state: RunState, **changes: Any) -> RunSpec:

@@ -4,6 +4,7 @@ import fcntl
 import importlib.metadata
 import itertools
 import os
+import shutil
 import threading
 from fractions import Fraction
 from pathlib import Path
@@ -242,6 +243,21 @@ def test_validation_pictures_are_decoded_while_the_last_training_file_is_written
     check_arrival(out, pictures, set())
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_proportions_may_stay(pictures: Pictures, out: Path, workers: str) -> None:
+    wide = encoded("train", "n20", 0).repeat(3, axis=1)
+    for split, counts in {"train": {"n20": 1}, "val": {"n20": 1}}.items():
+        shutil.rmtree(pictures.root / split)
+        pictures.write(split, counts)
+    write_exact(pictures.path("train", "n20", 0), wide)
+    options = ("--resize", "shorter_side", "--workers", workers)
+    assert make_hkl.main(pictures.options(out, *options)) == 0
+    assert read_manifest(out).resize == "shorter_side"
+    np.testing.assert_array_equal(stored(out, "train"), [wide[:, SIDE : 2 * SIDE]])
+    assert make_hkl.main(pictures.options(out, *options)) == 0
+    assert make_hkl.main(pictures.options(out)) == 2
+
+
 def test_a_finished_run_is_left_alone(pictures: Pictures, out: Path, capsys) -> None:
     pictures.spoil(("train", "n03", 1))
     make_hkl.main(pictures.options(out))
@@ -259,6 +275,7 @@ def test_a_finished_run_is_left_alone(pictures: Pictures, out: Path, capsys) -> 
         (("--batch-size", "5"), "batch_size 4, expected 5"),
         (("--layout", "c01b"), "layout b01c, expected c01b"),
         (("--seed", "2"), "seed 1, expected 2"),
+        (("--resize", "shorter_side"), "resize squash, expected shorter_side"),
         (("--subset", "7"), "pictures"),
         ({"n03": 7}, "pictures"),
         ({"n77": 1}, "pictures"),

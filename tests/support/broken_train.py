@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tandem.launch.programs import run_training
+from tandem.launch.train import run_training
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tandem.backend import capture
 from tandem.config import hardware
 from tandem.launch import ranks
-from tandem.launch.programs import run_training
+from tandem.launch.train import run_training
 from tandem.training import functions
 from tests.support import simulated_gpu
 

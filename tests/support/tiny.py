@@ -14,7 +14,7 @@ import numpy as np
 
 from tandem.artifacts.checkpoint import Checkpoint, save_checkpoint
 from tandem.data.batch_file import write_batch
-from tandem.data.manifest import Manifest, Split, write_manifest
+from tandem.data.manifest import Manifest, Resize, Split, write_manifest
 from tandem.files import write_array
 from tandem.layers.network import NetworkDescription
 
@@ -75,6 +75,7 @@ def save_weights(
     norm_before_pool: bool = False,
     claimed_width: float | None = None,
     value: float | None = None,
+    resize: Resize = "squash",
     **fields: Any,
 ) -> Path:
     """Write a checkpoint of untrained weights; return `path`.
@@ -95,7 +96,7 @@ def save_weights(
         if value is not None:
             weights[name][...] = value
     network = NetworkDescription(
-        crop_size, classes, claimed_width or width, wnids, norm_before_pool
+        crop_size, classes, claimed_width or width, wnids, norm_before_pool, resize=resize
     )
     save_checkpoint(path, Checkpoint(weights, {}, network, **fields))
     return path

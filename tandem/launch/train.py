@@ -1,0 +1,31 @@
+"""Train AlexNet with several processes.
+
+One trainer on the CPU:      tandem train --devices cpu
+Two trainers, two loaders:   tandem train --devices cpu cpu
+Another configuration:       tandem train --config mine.yaml --n_epochs 3
+Another network:             tandem train --network my_module:MyNetwork
+Continue a stopped run:      tandem train --resume_train
+Eight ranks, over machines:  mpirun -n 8 tandem train
+Eight ranks, without MPI:    torchrun --standalone --nproc-per-node 8 --no-python tandem train
+All settings:                tandem train --help
+"""
+
+from collections.abc import Sequence
+
+from tandem.artifacts.run_lock import locked
+from tandem.config.command_line import load_config
+from tandem.launch.local import Launcher
+from tandem.launch.programs import run, train
+
+
+def run_training(
+    arguments: Sequence[str] | None, description: str | None, program: str | None = None
+) -> int:
+    """Train with the settings of a command line, None the process's own; return the exit status."""
+
+    def work(launcher: Launcher) -> int:
+        config = load_config(arguments, description, program)
+        with locked(config.weights_path) as lock:
+            return train(config, lock, launcher)
+
+    return run(work)

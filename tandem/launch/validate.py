@@ -1,0 +1,43 @@
+"""Loss, top-1 and top-5 error of saved weights over every validation picture.
+
+As the run was configured:  tandem validate --weights runs/demo/epoch-0016.safetensors
+Another configuration:      tandem validate --weights FILE --config demo/config.yaml
+On chosen devices:          tandem validate --weights FILE --devices cuda:1
+
+The settings are those that the run saved in the config.yaml beside the weights; devices, threads
+and all else that depends on the machine are chosen anew. Without one, such as beside converted
+weights, they are those of the config.yaml in the current folder.
+"""
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from tandem.artifacts.metrics_log import to_json
+from tandem.config.command_line import load_weights_and_config
+from tandem.launch.console import ValidationReporter, describe_validation
+from tandem.launch.local import Launcher
+from tandem.launch.prepare import prepare_run
+from tandem.launch.programs import announce, run
+
+log = logging.getLogger(__name__)
+
+
+def run_validation(
+    arguments: Sequence[str] | None, description: str | None, program: str | None = None
+) -> int:
+    """Validate one checkpoint and print its loss and errors; return the exit status."""
+
+    def work(launcher: Launcher) -> int:
+        weights, config = load_weights_and_config(arguments, description, program)
+        spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
+        announce(spec)
+        reporter = ValidationReporter(spec)
+        status = launcher.launch(spec, reporter).status
+        if status == 0:
+            (record,) = reporter.records
+            log.info("%s", describe_validation(record))
+            sys.stdout.write(to_json(record) + "\n")
+        return status
+
+    return run(work)
