@@ -30,16 +30,20 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where pictures lie: for each the number of its file, int64 offset and size, (pictures,)."""
+    """Where pictures lie: in `files`, relative to the folder of the list.
 
-    files: tuple[str, ...]  # relative to the folder of the list, or absolute
+    `file` is the number of each picture's file, int32 (pictures,); `spans` are offset and size in
+    it, int64 (pictures, 2), or None where every picture is a whole file.
+    """
+
+    files: tuple[str, ...]
     file: np.ndarray
-    offset: np.ndarray
-    size: np.ndarray
+    spans: np.ndarray | None
 
     def take(self, index: np.ndarray) -> "Places":
         """The places at the given positions, in that order."""
-        return Places(self.files, self.file[index], self.offset[index], self.size[index])
+        spans = None if self.spans is None else self.spans[index]
+        return Places(self.files, self.file[index], spans)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +73,9 @@ class Listed:
     def place(self, position: int) -> Place:
         """Where the picture at a position of the list lies."""
         places = self.places
-        path = self.folder / places.files[places.file[position]]
-        return Place(str(path), int(places.offset[position]), int(places.size[position]))
+        path = f"{self.folder}/{places.files[places.file[position]]}"
+        offset, size = (0, WHOLE) if places.spans is None else places.spans[position].tolist()
+        return Place(path, offset, size)
 
 
 class Collector:
@@ -82,19 +87,18 @@ class Collector:
         self._folder = folder
         self._split = split
         self._files: list[str] = []
-        self._file, self._offset, self._size = array("q"), array("q"), array("q")
+        self._file, self._spans = array("i"), array("q")
 
     def add_file(self, path: str) -> None:
         """Open the next file; pictures are added to the latest."""
         self._files.append(path)
 
-    def add(self, name: str, wnid: str, offset: int = 0, size: int = WHOLE) -> None:
-        """Add a picture of the latest file."""
+    def add(self, name: str, wnid: str, span: tuple[int, int] | None = None) -> None:
+        """Add a picture: offset and size in the latest file, or all of it; all in one way."""
         self.names.append(name)
         self.classes.append(wnid)
         self._file.append(len(self._files) - 1)
-        self._offset.append(offset)
-        self._size.append(size)
+        self._spans.extend(span or ())
 
     def listed(self, ordered: bool = False) -> Listed:
         """The list, by name unless it is `ordered`.
@@ -106,13 +110,13 @@ class Collector:
         numbers = {wnid: number for number, wnid in enumerate(wnids)}
         labels = np.fromiter((numbers[wnid] for wnid in self.classes), np.int64, len(self.classes))
         names, official = _official_names(self._split, self.names, self.classes)
-        columns = (np.array(column, np.int64) for column in (self._file, self._offset, self._size))
-        places = Places(tuple(self._files), *columns)
+        spans = np.frombuffer(self._spans, np.int64).reshape(-1, 2) if self._spans else None
+        places = Places(tuple(self._files), np.frombuffer(self._file or b"", np.int32), spans)
         listed = Listed(self._folder, wnids, names, labels, places, ordered or official)
         if ordered:
             return listed
         # As a list of folders, each sorted: a folder n1-a comes after everything in n1.
-        if any(_key(a) > _key(b) for a, b in itertools.pairwise(names)):
+        if any(a > b for a, b in itertools.pairwise(map(_key, names))):
             listed = listed.take(sorted(range(len(names)), key=lambda i: _key(names[i])))
         for before, name in itertools.pairwise(listed.pictures):
             if before == name:

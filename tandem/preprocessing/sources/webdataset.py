@@ -169,7 +169,7 @@ class _Samples:
                 " WordNet ID in the name"
             )
         picture = files[pictures[0]]
-        self._found.add(f"{name}.{pictures[0]}", wnid, picture.offset, picture.size)
+        self._found.add(f"{name}.{pictures[0]}", wnid, (picture.offset, picture.size))
         self._numbers.append(number)
 
 
