@@ -86,6 +86,7 @@ class Collector:
         self.classes: list[str] = []
         self._folder = folder
         self._split = split
+        self._known: dict[str, str] = {}  # so that equal classes are one string
         self._files: list[str] = []
         self._file, self._spans = array("i"), array("q")
 
@@ -94,11 +95,20 @@ class Collector:
         self._files.append(path)
 
     def add(self, name: str, wnid: str, span: tuple[int, int] | None = None) -> None:
-        """Add a picture: offset and size in the latest file, or all of it; all in one way."""
-        self.names.append(name)
+        """Add a picture: offset and size in the latest file, or all of it; all in one way.
+
+        An empty `wnid` is given later, by `classify`.
+        """
+        wnid = self._known.setdefault(wnid, wnid)
+        self.names.append(_training_name(name, wnid))
         self.classes.append(wnid)
         self._file.append(len(self._files) - 1)
         self._spans.extend(span or ())
+
+    def classify(self, position: int, wnid: str) -> None:
+        """Give the picture at a position its class, and its name the folder of the class."""
+        self.classes[position] = wnid
+        self.names[position] = _training_name(f"{wnid}/{self.names[position]}", wnid)
 
     def listed(self, ordered: bool = False) -> Listed:
         """The list, by name unless it is `ordered`.
@@ -109,10 +119,11 @@ class Collector:
         wnids = tuple(sorted(set(self.classes)))
         numbers = {wnid: number for number, wnid in enumerate(wnids)}
         labels = np.fromiter((numbers[wnid] for wnid in self.classes), np.int64, len(self.classes))
-        names, official = _official_names(self._split, self.names, self.classes)
+        numbered = self._split == "val" and all(map(_is_numbered, self.names, self.classes))
+        names = tuple(map(_numbered_name, self.names) if numbered else self.names)
         spans = np.frombuffer(self._spans, np.int64).reshape(-1, 2) if self._spans else None
         places = Places(tuple(self._files), np.frombuffer(self._file or b"", np.int32), spans)
-        listed = Listed(self._folder, wnids, names, labels, places, ordered or official)
+        listed = Listed(self._folder, wnids, names, labels, places, ordered or numbered)
         if ordered:
             return listed
         # As a list of folders, each sorted: a folder n1-a comes after everything in n1.
@@ -142,22 +153,13 @@ def is_imagenet_name(name: str) -> bool:
     return bool(_TRAINING.fullmatch(stem) or _VALIDATION.fullmatch(stem))
 
 
-def _official_names(
-    split: str, names: Sequence[str], classes: Sequence[str]
-) -> tuple[tuple[str, ...], bool]:
-    """Names as ImageNet spells them, and whether they are its numbered validation pictures."""
-    if split == "val" and all(map(_is_numbered, names, classes)):
-        return tuple(_spell(name, _numbered_name(name)) for name in names), True
-    return tuple(map(_training_name, names, classes)), False
-
-
 def _is_numbered(name: str, wnid: str) -> bool:
     return bool(_VALIDATION.fullmatch(_stem(name)) and _WNID.fullmatch(wnid))
 
 
 def _numbered_name(name: str) -> str:
     match = _VALIDATION.fullmatch(_stem(name))
-    return f"{match[1]}.JPEG" if match else name
+    return _spell(name, f"{match[1]}.JPEG") if match else name
 
 
 def _training_name(name: str, wnid: str) -> str:
