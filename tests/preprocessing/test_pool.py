@@ -14,9 +14,9 @@ import sys
 from tandem.preprocessing import pool
 
 print("the program runs")
-pool._START = pool.SPAWN
+pool.START = pool.SPAWN
 with pool.DecodePool(2, 1, 8, "squash") as processes:
-    assert processes.submit(pool.Task((0,), (sys.argv[1],))).result() == [None]
+    assert processes.submit(pool.Task((0,), (pool.Place(sys.argv[1], 0, pool.WHOLE),))).result() == [None]
     print(processes.pictures.tobytes().hex())
 """
 
