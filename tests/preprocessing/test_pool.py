@@ -16,7 +16,8 @@ from tandem.preprocessing import pool
 print("the program runs")
 pool.START = pool.SPAWN
 with pool.DecodePool(2, 1, 8, "squash") as processes:
-    assert processes.submit(pool.Task((0,), (pool.Place(sys.argv[1], 0, pool.WHOLE),))).result() == [None]
+    place = pool.Place(sys.argv[1], 0, pool.WHOLE)
+    assert processes.submit(pool.Task((0,), (place,))).result() == [None]
     print(processes.pictures.tobytes().hex())
 """
 
