@@ -106,6 +106,18 @@ def test_pictures_that_stay_on_the_gpu_give_the_same_bits(
     assert_same_bits(run, loaded)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [False, True])
+def test_colour_noise_on_gpus_is_that_on_the_host(
+    data: Path, tmp_path: Path, simulated: None, kept: bool
+) -> None:
+    coloured = {"rand_colour": 5.0, "exchange": "gradients"}
+    on_host = train(data, tmp_path / "host", **COMMON, **coloured, devices=["cpu"] * 2)
+    run, gpus = tmp_path / "run", ["cuda:0", "cuda:0"]
+    assert train_simulated(data, run, **coloured, devices=gpus, data_on_gpu=kept) == 0
+    check_close(run, on_host)
+
+
 def make_small_slots(*arguments: Any) -> Any:
     """Stands for `make_slots`, for GPUs on which the pictures fit and leave too little."""
     return replace(simulated_gpu.make_slots(*arguments), free=2 * 20 * 70**2 * 3 - 1)

@@ -47,6 +47,7 @@ ALLOWED = {
 # own row.
 ROWS = (
     (
+        "callbacks",
         "compilers",
         "errors",
         "files",

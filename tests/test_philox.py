@@ -1,10 +1,11 @@
 import itertools
+import math
 
 import numpy as np
 import pytest
 import torch
 
-from tandem.philox import Purpose, permutation, philox4x32, words
+from tandem.philox import Purpose, normals, permutation, philox4x32, words
 from tests.support import slow_philox
 
 # Random123's known answers for philox4x32 with ten rounds: counter, key, result.
@@ -101,3 +102,29 @@ def test_neighbouring_keys_are_not_correlated(axis):
         a = words(1, 0, np.arange(n), Purpose.CROP, 1)[:, 0]
         b = words(*other, np.arange(n), Purpose.CROP, 1)[:, 0]
     assert abs(np.corrcoef(a, b)[0, 1]) < 5 / np.sqrt(n)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_normal_numbers_by_hand(count):
+    indices = np.array([0, 5, 2**32 - 1])
+    found = normals(9, 3, indices, Purpose.COLOUR, count)
+    assert found.shape == (3, count)
+    for i, index in enumerate(indices.tolist()):
+        u, v, w, x = (slow_philox.word(9, 3, index, Purpose.COLOUR, j) for j in range(4))
+        first = math.sqrt(-2 * math.log((u + 1) / 2**32)), 2 * math.pi * v / 2**32
+        second = math.sqrt(-2 * math.log((w + 1) / 2**32)), 2 * math.pi * x / 2**32
+        expected = [
+            first[0] * math.cos(first[1]),
+            first[0] * math.sin(first[1]),
+            second[0] * math.cos(second[1]),
+        ]
+        np.testing.assert_allclose(found[i], expected[:count], rtol=1e-12, atol=1e-12)
+
+
+def test_normal_numbers_are_normal():
+    assert normals(1, 0, np.arange(0), Purpose.COLOUR, 3).shape == (0, 3)
+    drawn = normals(1, 0, np.arange(40_000), Purpose.COLOUR, 3)
+    assert np.abs(drawn.mean(axis=0)).max() < 0.02
+    np.testing.assert_allclose(np.cov(drawn.T), np.eye(3), atol=0.03)
+    shares = [(np.abs(drawn) < limit).mean() for limit in (0.5, 1, 2, 3)]
+    np.testing.assert_allclose(shares, [0.3829, 0.6827, 0.9545, 0.9973], atol=0.005)

@@ -1,7 +1,9 @@
 """Pictures that say who they are, followed from the JPEG folder to the graph's input."""
 
+import contextlib
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -9,13 +11,17 @@ import pytest
 from PIL import Image
 
 from tandem.artifacts.checkpoint import RunState
-from tandem.backend import device_mode
+from tandem.backend import device_mode, device_shared
 from tandem.config.schema import Config
+from tandem.data.colour import colour_basis, read_covariance
 from tandem.data.mean_image import read_mean
 from tandem.launch.prepare import prepare_run
 from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.ops import crop_mirror
+from tandem.philox import Purpose, normals
+from tandem.training.graphs import minibatch_inputs
 from tandem.training.input_pipeline import minibatch_requests
+from tandem.training.memory import make_slots
 from tests.support.tiny import ROOT, run_program
 
 SIZE, CROP, BATCH = 70, 67, 2
@@ -85,6 +91,55 @@ def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
         for mode, count in (("train", 5), ("validation", 2)):
             expected = [(label, n, label) for label in range(3) for n in range(count)]
             assert sorted(arrived[mode, epoch]) == expected
+
+
+@pytest.mark.parametrize("trainers", [1, 3])
+@pytest.mark.parametrize("device_crops", [True, False])
+def test_colour_noise_reaches_the_graph_alike_wherever_pictures_are_cropped(
+    data: Path, monkeypatch: pytest.MonkeyPatch, trainers: int, device_crops: bool
+) -> None:
+    """Every pixel is the picture's, minus the mean, plus the picture's own colour, by loops."""
+    monkeypatch.chdir(ROOT)
+    devices, shuffle = ("cpu",) * trainers, "files" if trainers == 1 else "images"
+    config = config_of(
+        data, 2, devices=devices, use_data_layer=device_crops, shuffle=shuffle, rand_colour=0.3
+    )
+    spec = prepare_run(config)
+    mean = read_mean(config.mean_path, SIZE)
+    slot = make_slots(spec, 0).arrays[0]
+    shared = device_shared(mean)
+    minibatch, images = minibatch_inputs(spec.config, shared, coloured=True)
+    images_of = pytensor.function(
+        [*minibatch.values()], images, mode=device_mode(), on_unused_input="ignore"
+    )
+    whole = stored_pictures(data)
+    basis = np.array(colour_basis(read_covariance(config.covariance_path), 0.3))
+    builder, seen = spec.minibatch_builder(), 0
+    for rank in range(trainers):
+        for request in minibatch_requests(spec, rank, RunState()):
+            slot.colours[...] = np.nan
+            builder.fill(slot, request)
+            if request.mode == "validation":
+                assert np.isnan(slot.colours).all()
+                continue
+            found = images_of(*(getattr(slot, name) for name in minibatch))
+            for i, index in enumerate(request.indices):
+                drawn = normals(1, request.epoch, np.array([index]), Purpose.COLOUR, 3)[0]
+                colour = (drawn[0] * basis[0] + drawn[1] * basis[1]) + drawn[2] * basis[2]
+                (row, column), step = slot.origins[i], -1 if slot.mirrored[i] else 1
+                window = np.s_[row : row + CROP, column : column + CROP]
+                pixels = whole[index][window].astype(np.float32)
+                crop = (pixels - mean.transpose(1, 2, 0)[window])[:, ::step]
+                expected = crop + colour.astype(np.float32)
+                np.testing.assert_array_equal(found[i], expected.transpose(2, 0, 1))
+                seen += 1
+    assert seen == 2 * 15
+
+
+def stored_pictures(data: Path) -> np.ndarray:
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(h5py.File(p)) for p in sorted((data / "train_hkl").iterdir())]
+        return np.concatenate([file["data"][...] for file in files])
 
 
 def test_a_resumed_epoch_goes_on_with_the_next_minibatch(data: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tandem
 from tandem.compilers import triton_version
+from tandem.config.fields import flag
 from tandem.config.hardware import RankInfo, device_names
 from tandem.config.resolve import run_facts
 from tandem.config.schema import Config, affecting_bits
@@ -31,7 +32,11 @@ def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
     """
     settings = dict(config)
     found = {"trainers": str(len(config.devices))}
+    omitted = _omitted()
     found |= {key: _text(settings[key]) for key in affecting_bits(config)}
+    found = {key: value for key, value in found.items() if omitted.get(key) != value}
+    if config.rand_colour:
+        found["rand_colour"] += f" by covariance {_digest(config.covariance_path)}"
     if config.compile is True and settings["bucket_mb"]:  # each segment is compiled by itself
         found["compile"] += f" in buckets of {settings['bucket_mb']:g} MB"
     found |= {
@@ -64,6 +69,7 @@ def check_exact(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) 
 
     `theirs` are its `conditions`, `ours` those of the run that continues.
     """
+    theirs, ours = _omitted() | {**theirs}, _omitted() | {**ours}
     differing = [
         name for name in {**theirs, **ours} if not _same(name, theirs.get(name), ours.get(name))
     ]
@@ -78,6 +84,15 @@ def check_exact(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) 
         f"{path}: this run would not continue with the same bits: {listed}. "
         "Restore what differs, or set exact: false (--exact false) to continue anyway"
     )
+
+
+def _omitted() -> Conditions:
+    """Settings that are no condition at their defaults: older checkpoints do not have them."""
+    return {
+        name: _text(field.default)
+        for name, field in Config.model_fields.items()
+        if flag(field, "affects_bits") and flag(field, "omit_default")
+    }
 
 
 def _same(name: str, theirs: str | None, ours: str | None) -> bool:

@@ -15,6 +15,7 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from tandem.config.fields import Float, Layers, PathText, Section, flag, key, listed, with_choices
+from tandem.data.colour import COVARIANCE_NAME
 from tandem.distributed import ALL_REDUCES, EXCHANGES, RULES
 from tandem.errors import InputError
 from tandem.files import write_text
@@ -50,9 +51,13 @@ def _meant_device(device: str) -> str:
     return "; did you mean cpu?" if device.lower() == "cpu" or "cpu:" in device.lower() else ""
 
 
-def _network_name(value: str) -> str:
+def _class_name(value: str) -> str:
     if not _CLASS.fullmatch(value):
         raise ValueError("it needs a module and a class with a colon between them")
+    if value.startswith("__main__:"):
+        raise ValueError(
+            "the processes of a run do not run your program; put the class into a module of its own"
+        )
     return value
 
 
@@ -177,6 +182,11 @@ class Data(Section):
     def mean_path(self) -> Path:
         return self.data_path / self.mean_file
 
+    @property
+    def covariance_path(self) -> Path:
+        """The covariance of colours, which preprocessing writes beside the mean image."""
+        return self.mean_path.with_name(COVARIANCE_NAME)
+
 
 class Augmentation(Section):
     heading = "Order and augmentation of the training images"
@@ -187,12 +197,19 @@ class Augmentation(Section):
     rand_crop: bool = key(True, "random crops; false: the centre")
     rand_mirror: bool = key(True, "mirror each image with probability 0.5")
     batch_crop_mirror: bool = key(False, "one crop and mirror for a whole global batch")
+    rand_colour: Float = key(
+        0.0,
+        "PCA colour noise: standard deviation of the paper's alpha, there 0.1; 0: none",
+        ge=0,
+        affects_bits=True,
+        omit_default=True,
+    )
 
 
 class Network(Section):
     heading = "Network"
 
-    network: Annotated[str, AfterValidator(_network_name)] = key(
+    network: Annotated[str, AfterValidator(_class_name)] = key(
         ALEXNET,
         "class of the network, as module:class",
         "a module and a class that Python can import, such as alex_net:AlexNet",
@@ -310,6 +327,14 @@ class Output(Section):
     print_train_error: bool = key(True, "report the training error beside the loss")
     tensorboard: bool = key(True, "write event files for TensorBoard")
     live_view: bool = key(True, "live view, on a terminal; false: lines, as into a file")
+    callbacks: Annotated[
+        tuple[Annotated[str, AfterValidator(_class_name)], ...], BeforeValidator(listed)
+    ] = key(
+        (),
+        "classes to call at the begin and end of training and of epochs, as module:class",
+        "a list of modules and classes such as [my_callbacks:Log]",
+        omit_default=True,
+    )
 
     @property
     def weights_path(self) -> Path:

@@ -1,4 +1,4 @@
-"""Crop windows and mirror flags: pure functions of seed, epoch and picture."""
+"""Crop windows, mirror flags and colour noise: pure functions of seed, epoch and picture."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,20 +6,24 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tandem.philox import Purpose, philox4x32
+from tandem.data.colour import Basis
+from tandem.philox import Purpose, normals, philox4x32
 
 Mode = Literal["train", "validation"]
+Crop = tuple[int, int, bool]
+"""Row and column of a window's first pixel, and whether it is mirrored."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Settings of crop and mirror."""
+    """Settings of crop, mirror and colour noise."""
 
     crop_size: int  # rows and columns, pixels
     rand_crop: bool  # in training; otherwise the centre
     rand_mirror: bool  # in training, with probability 1/2
     batch_crop_mirror: bool  # one choice for a global minibatch instead of one for each picture
     seed: int
+    colour_basis: Basis = ()  # of the colour noise in training; empty: there is none
 
 
 def windows(
@@ -47,6 +51,32 @@ def windows(
         if settings.rand_mirror:
             mirrored[...] = mirror_words >> 31
     return origins, mirrored
+
+
+def ten_crops(image_size: int, crop_size: int) -> tuple[Crop, ...]:
+    """The four corners and the centre of a picture, and then the same mirrored.
+
+    Krizhevsky, Sutskever, Hinton 2012, section 4.1.
+    """
+    margin = image_size - crop_size
+    origins = [(row, column) for row in (0, margin) for column in (0, margin)]
+    origins.append((margin // 2, margin // 2))
+    return tuple((*origin, mirrored) for mirrored in (False, True) for origin in origins)
+
+
+def colour_offsets(
+    settings: Augmentation, epoch: int, indices: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float32]:
+    """Draw what colour noise adds to every pixel of a picture in training: float32 (n, RGB).
+
+    Each picture has its own, in units of a pixel's 0 to 255, also with `batch_crop_mirror`.
+    """
+    drawn = normals(settings.seed, epoch, indices, Purpose.COLOUR, 3)
+    # Not a product of matrices, whose bits might depend on the number of pictures.
+    first, second, third = (
+        drawn[:, i : i + 1] * np.array(settings.colour_basis[i]) for i in range(3)
+    )
+    return (first + second + third).astype(np.float32)
 
 
 def _words(

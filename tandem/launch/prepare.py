@@ -13,10 +13,12 @@ from tandem.artifacts.run_folder import CONFIGURATION, RECORD, find_checkpoint, 
 from tandem.config.hardware import RankInfo
 from tandem.config.resolve import resolve
 from tandem.config.schema import Config
+from tandem.data.colour import Basis, colour_basis, read_covariance
 from tandem.data.dataset import open_split
 from tandem.data.manifest import read_manifest
 from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
+from tandem.launch.callbacks import find_callbacks
 from tandem.layers.network import NetworkDescription, check_network
 from tandem.training.run_spec import Job, RunSpec
 
@@ -41,10 +43,13 @@ def prepare_run(
     """
     config = resolve(config, ranks)
     resumed = None
-    if job == "train":
+    if job == "validate":
+        config = config.model_copy(update={"rand_colour": 0.0})  # which is for training
+    else:
         resumed = _checkpoint_to_resume(config)
         weights = config.init_weights_path if resumed is None else None
         _check_run_folder(config, resumed)
+        find_callbacks(config.callbacks)
     path = resumed or weights
     header = None if path is None else read_header(path)
     manifest = read_manifest(config.manifest_path)
@@ -58,6 +63,9 @@ def prepare_run(
             f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
         )
     read_mean(config.mean_path, manifest.image_size)
+    colours: Basis = ()
+    if job == "train" and config.rand_colour > 0:
+        colours = colour_basis(read_covariance(config.covariance_path), config.rand_colour)
     spec = RunSpec(
         job,
         config,
@@ -69,6 +77,7 @@ def prepare_run(
         weights,
         header,
         skipped,
+        colours,
     )
     _check_weights(spec)
     return spec

@@ -2,6 +2,7 @@
 
 As the run was configured:  tandem validate --weights runs/demo/epoch-0016.safetensors
 Another configuration:      tandem validate --weights FILE --config demo/config.yaml
+By the paper's ten crops:   tandem validate --weights FILE --ten_crops
 On chosen devices:          tandem validate --weights FILE --devices cuda:1
 
 The settings are those that the run saved in the config.yaml beside the weights; devices, threads
@@ -15,10 +16,9 @@ from collections.abc import Sequence
 
 from tandem.artifacts.metrics_log import to_json
 from tandem.config.command_line import load_weights_and_config
-from tandem.launch.console import ValidationReporter, describe_validation
+from tandem.launch.console import describe_validation
 from tandem.launch.local import Launcher
-from tandem.launch.prepare import prepare_run
-from tandem.launch.programs import announce, run
+from tandem.launch.programs import execute_validation, run
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +29,11 @@ def run_validation(
     """Validate one checkpoint and print its loss and errors; return the exit status."""
 
     def work(launcher: Launcher) -> int:
-        weights, config = load_weights_and_config(arguments, description, program)
-        spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
-        announce(spec)
-        reporter = ValidationReporter(spec)
-        status = launcher.launch(spec, reporter).status
-        if status == 0:
-            (record,) = reporter.records
+        weights, ten_crops, config = load_weights_and_config(arguments, description, program)
+        outcome, record = execute_validation(weights, config, launcher, ten_crops)
+        if record is not None and outcome.status == 0:
             log.info("%s", describe_validation(record))
             sys.stdout.write(to_json(record) + "\n")
-        return status
+        return outcome.status
 
     return run(work)

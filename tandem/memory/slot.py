@@ -23,6 +23,7 @@ class SlotLayout:
     # P, stored size where the device crops, crop size where the loader does; 0 without pictures,
     # where the device keeps them all:
     picture_size: int
+    coloured: bool = False  # whether there is colour noise
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.picture_size < 0:
@@ -38,6 +39,7 @@ class SlotLayout:
             "indices": ((b,), "int64"),
             "origins": ((b, 2), "int64"),
             "mirrored": ((b,), "uint8"),
+            "colours": ((b if self.coloured else 0, 3), "float32"),
             "valid": ((), "int64"),
         }
 
@@ -65,6 +67,8 @@ class Slot:
     indices: npt.NDArray[np.int64]  # (b,), in the data set
     origins: npt.NDArray[np.int64]  # (b, 2): row, column of the window's first pixel
     mirrored: npt.NDArray[np.uint8]  # (b,): 1 where the window is mirrored left to right, else 0
+    # (b, RGB): what is added to each pixel in training; (0, RGB) without colour noise
+    colours: npt.NDArray[np.float32]
     valid: npt.NDArray[np.int64]  # (): number of rows that hold a picture of this minibatch
 
     @classmethod

@@ -1,4 +1,4 @@
-"""From stored pictures to the network's input: crop, mirror, mean subtraction, conversion."""
+"""From stored pictures to the network's input: crop, mirror, mean, colour noise, conversion."""
 
 # A make_node names its inputs, in place of the *inputs of PyTensor's Op.
 # mypy: disable-error-code=override
@@ -18,7 +18,7 @@ _COLOURS = 3
 
 
 class CropMirror(TensorOp):
-    """Crop, mirror and subtract the mean image, as `crop_mirror` defines it.
+    """Crop, mirror, subtract the mean image and add colours, as `crop_mirror` defines it.
 
     With `block` above 1 the result is ordered space-to-depth: a square of block x block pixels is
     one pixel, whose channels are, in this order, row and column in the square and colour. Pixels of
@@ -42,14 +42,16 @@ class CropMirror(TensorOp):
         side = -(-self.crop_size // self.block)
         return _COLOURS * self.block**2, side, side
 
-    def make_node(self, pictures: Any, mean: Any, origins: Any, mirrored: Any) -> Apply:
+    def make_node(
+        self, pictures: Any, mean: Any, origins: Any, mirrored: Any, colours: Any = None
+    ) -> Apply:
         pictures = tensor_input(self, "pictures", pictures, 4, ("uint8",))
         mean = tensor_input(self, "mean", mean, 3, (self.dtype,))
         origins = tensor_input(self, "origins", origins, 2, ("int64",))
         mirrored = tensor_input(self, "mirrored", mirrored, 1, ("uint8",))
         batch, picture_rows, picture_columns, picture_colours = pictures.type.shape
-        colours, mean_rows, mean_columns = mean.type.shape
-        same_length(self, "colours", picture_colours, colours, _COLOURS)
+        mean_colours, mean_rows, mean_columns = mean.type.shape
+        same_length(self, "colours", picture_colours, mean_colours, _COLOURS)
         same_length(self, "lengths of a crop's origin and 2", origins.type.shape[1], 2)
         self._check_sizes((picture_rows, picture_columns), (mean_rows, mean_columns))
         batch = same_length(
@@ -59,10 +61,15 @@ class CropMirror(TensorOp):
             origins.type.shape[0],
             *mirrored.type.shape,
         )
+        inputs = [pictures, mean, origins, mirrored]
+        if colours is not None:
+            colours = tensor_input(self, "colours", colours, 2, ("float32",))
+            numbers = colours.type.shape
+            batch = same_length(self, "numbers of pictures and added colours", batch, numbers[0])
+            same_length(self, "lengths of an added colour and 3", numbers[1], _COLOURS)
+            inputs.append(colours)
         shape = (batch, *self.image_shape)
-        return Apply(
-            self, [pictures, mean, origins, mirrored], [pt.tensor(dtype=self.dtype, shape=shape)]
-        )
+        return Apply(self, inputs, [pt.tensor(dtype=self.dtype, shape=shape)])
 
     def _check_sizes(self, pictures: Sequence[int | None], mean: Sequence[int | None]) -> None:
         """Raise ValueError unless a picture has the size of the crop or of the mean image."""
@@ -81,7 +88,7 @@ class CropMirror(TensorOp):
                 )
 
     def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
-        pictures, mean, origins, mirrored = inputs
+        pictures, mean, origins, mirrored, *added = inputs
         self._check_sizes(pictures.shape[1:3], mean.shape[1:])
         if (origins < 0).any() or (origins + self.crop_size > mean.shape[1:]).any():
             raise ValueError(
@@ -98,6 +105,8 @@ class CropMirror(TensorOp):
             if not self.cropped:
                 pixels = pixels[window][:, :, ::step]
             np.subtract(pixels.astype(self.dtype), mean[window][:, :, ::step], out=image)
+        for colours in added:
+            images += colours.astype(self.dtype)[:, :, np.newaxis, np.newaxis]
         output_storage[0][0] = images if self.block == 1 else self._by_block(images)
 
     def _by_block(self, images: np.ndarray) -> np.ndarray:
@@ -111,11 +120,12 @@ class CropMirror(TensorOp):
         return [(shapes[0][0], *(pt.constant(n, dtype="int64") for n in self.image_shape))]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[False], [True], [False], [False]]
+        return [[source is node.inputs[1]] for source in node.inputs]
 
     def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         no_gradient = grad_not_implemented(self, 1, inputs[1], "the mean image is not learned")
-        return [disconnected_type(), no_gradient, disconnected_type(), disconnected_type()]
+        after = [disconnected_type() for _ in inputs[2:]]
+        return [disconnected_type(), no_gradient, *after]
 
 
 def crop_mirror(
@@ -123,17 +133,19 @@ def crop_mirror(
     mean: Any,
     origins: Any,
     mirrored: Any,
+    colours: Any = None,
     *,
     crop_size: int,
     cropped: bool = False,
     dtype: str = "float32",
 ) -> TensorVariable:
-    """Take each picture's own window, mirror it if flagged, and subtract the mean image.
+    """Take each picture's own window, mirrored if flagged, minus the mean, plus its colour.
 
     ``image[n, c, i, j] = dtype(pictures[n, r, s, c]) - mean[c, r, s]`` with ``r = row_n + i`` and
     ``s = column_n + j``, or ``s = column_n + crop_size - 1 - j`` where the picture is mirrored. The
     subtraction is done in `dtype`, once, so both ways of cropping give the same bits. Krizhevsky,
-    Sutskever, Hinton 2012, sections 2 and 4.1.
+    Sutskever, Hinton 2012, sections 2 and 4.1. With `colours`, ``dtype(colours[n, c])`` is then
+    added to every pixel.
 
     Parameters
     ----------
@@ -146,6 +158,8 @@ def crop_mirror(
         Row and column of each window's upper left corner in the whole picture.
     mirrored : uint8 (batch,)
         1 where left and right are exchanged, else 0.
+    colours : float32 (batch, RGB), optional
+        Colour noise, see `tandem.data.augment.colour_offsets`.
     crop_size : int
         Side of the window, in pixels.
 
@@ -160,4 +174,4 @@ def crop_mirror(
     ValueError
         Known shapes do not fit each other; when it runs, also a window outside the picture.
     """
-    return CropMirror(crop_size, cropped, dtype)(pictures, mean, origins, mirrored)
+    return CropMirror(crop_size, cropped, dtype)(pictures, mean, origins, mirrored, colours)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from tandem.data.batch_file import write_batch
+from tandem.data.colour import colour_moments
 from tandem.errors import InputError
 from tandem.preprocessing.listed import Listed
 from tandem.preprocessing.pool import CHUNK, DecodePool, Task
@@ -85,12 +86,13 @@ class BatchWriter:
             if hasattr(os, "posix_fadvise"):
                 with path.open("rb") as file:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            sums = self.progress.sums
+            sums, moments = self.progress.sums, self.progress.moments
             if split == "train":
                 # 32 bits hold the sum of any file: a picture adds at most 255.
                 sums = sums + chosen.sum(0, dtype=np.uint32)
+                moments = moments + colour_moments(chosen)
             splits = self.progress.splits | {split: done}
-            self.progress = replace(self.progress, sums=sums, splits=splits)
+            self.progress = replace(self.progress, sums=sums, moments=moments, splits=splits)
             save_progress(self._folder, self.progress)
         except OSError as error:
             raise InputError(

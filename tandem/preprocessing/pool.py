@@ -23,13 +23,14 @@ from tandem.data.manifest import Resize
 from tandem.errors import InputError
 from tandem.memory.host import HostBuffer
 from tandem.preprocessing.listed import WHOLE, Place
+from tandem.processes.spawn import SPAWN
 
 # Enough that handing out work costs little, few enough that the processes end together.
 CHUNK = 16
 # A copy of this process is at work at once; a new one would import NumPy and Pillow first. No
 # thread of this process is at work when it is copied. On other systems than Linux, libraries have
 # threads that are.
-START = "fork" if sys.platform == "linux" else "spawn"
+START = get_context("fork") if sys.platform == "linux" else SPAWN
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class DecodePool:
         self.pictures = self._buffer.array(shape, np.uint8)
         self._executor = ProcessPoolExecutor(
             workers,
-            get_context(START),
+            START,
             initializer=_start_worker,
             initargs=(self._buffer, shape, resize),
         )

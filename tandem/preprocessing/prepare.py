@@ -12,6 +12,7 @@ import numpy as np
 from PIL import features
 
 from tandem import __version__
+from tandem.data.colour import COVARIANCE_NAME, colour_moments, covariance_of
 from tandem.data.dataset import locate_split
 from tandem.data.manifest import (
     MANIFEST_NAME,
@@ -57,6 +58,7 @@ def prepare(settings: Settings) -> None:
         progress = load_progress(root)
         if progress is None and (root / MANIFEST_NAME).exists():
             _check_finished(settings, listing)
+            _complete(settings)
             log.info("%s: everything is there already", root / MANIFEST_NAME)
             return
         if progress is None:
@@ -110,6 +112,7 @@ def _finish(settings: Settings, listing: Listing, progress: Progress, report: Re
             raise InputError(f"{listed.folder}: none of its pictures can be decoded")
     mean = mean_of(progress.sums, len(kept["train"].pictures))
     write_array(settings.misc_folder / MEAN_NAME, mean)
+    write_array(settings.misc_folder / COVARIANCE_NAME, covariance_of(progress.moments))
     report.write_skipped()
     manifest = Manifest(
         image_size=settings.image_size,
@@ -203,7 +206,8 @@ def _check_unused(settings: Settings) -> None:
     root = settings.tar_root_dir
     folders = [folder for folder in _batch_folders(root) if folder.is_dir()]
     foreign = [path for folder in folders for path in sorted(folder.glob("*"))]
-    foreign += [path for path in [settings.misc_folder / MEAN_NAME] if path.exists()]
+    written = [settings.misc_folder / name for name in (MEAN_NAME, COVARIANCE_NAME)]
+    foreign += [path for path in written if path.exists()]
     if foreign:
         raise InputError(
             f"{foreign[0]}: found a file that no run recorded in {root}, expected none; {_REMEDY}"
@@ -230,3 +234,18 @@ def _check_finished(settings: Settings, listing: Listing) -> None:
     mean_file = settings.misc_folder / MEAN_NAME
     if not mean_file.exists():
         raise InputError(f"{mean_file}: there is no mean image, although {path} exists; {_REMEDY}")
+
+
+def _complete(settings: Settings) -> None:
+    """Write the covariance of colours where an older version made the data set without it."""
+    path, root = settings.misc_folder / COVARIANCE_NAME, settings.tar_root_dir
+    if path.exists():
+        return
+    log.info("%s: computing it from the batch files, which are read once", path)
+    manifest, moments = read_manifest(root), np.zeros((4, 4), np.int64)
+    for file, location in locate_split(manifest, root, "train"):
+        pixels: np.ndarray = np.memmap(file, np.uint8, "r", location.offset, location.shape)
+        if manifest.layout == "c01b":
+            pixels = pixels.transpose(3, 1, 2, 0)
+        moments += colour_moments(pixels)
+    write_array(path, covariance_of(moments))

@@ -1,5 +1,6 @@
 """JPEGs -> batch files, mean image, labels and manifest. Interrupted, the same command continues.
 
+ImageNet in any known layout:      tandem preprocess --source DIR --tar-root-dir data/imagenet
 Pictures in folders, one a class:  tandem preprocess --train-img-dir pets/train \\
                                        --val-img-dir pets/val --tar-root-dir data/pets
 Smaller pictures:                  add --image-size 76

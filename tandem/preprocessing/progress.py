@@ -40,11 +40,13 @@ class Progress:
     """Progress of a run.
 
     `spec` is everything that the output depends on, as JSON: only a run with an equal one
-    continues. `sums` is the sum of all training pictures in batch files, int64 (row, column, RGB).
+    continues. `sums` is the sum of all training pictures in batch files, int64 (row, column, RGB),
+    `moments` that of their `tandem.data.colour.colour_moments`.
     """
 
     spec: dict[str, Any]
     sums: InstanceOf[np.ndarray]
+    moments: InstanceOf[np.ndarray] = field(default_factory=lambda: np.zeros((4, 4), np.int64))
     splits: dict[str, SplitProgress] = field(
         default_factory=lambda: {"train": SplitProgress(), "val": SplitProgress()}
     )
@@ -53,6 +55,8 @@ class Progress:
         side = self.spec["image_size"]
         if (self.sums.dtype, self.sums.shape) != (np.int64, (side, side, 3)):
             raise ValueError(f"found sums {self.sums.dtype} {self.sums.shape} for {side} pixels")
+        if (self.moments.dtype, self.moments.shape) != (np.int64, (4, 4)):
+            raise ValueError(f"found moments {self.moments.dtype} {self.moments.shape}")
         if self.splits.keys() != {"train", "val"}:
             raise ValueError(f"found the splits {[*self.splits]}")
 
@@ -62,7 +66,8 @@ def save_progress(folder: Path, progress: Progress) -> None:
     splits = {name: asdict(split) for name, split in progress.splits.items()}
     text = json.dumps({"spec": progress.spec, "splits": splits})
     with replacing(folder / PROGRESS_NAME) as partial, partial.open("wb") as file:
-        np.savez(file, record=np.frombuffer(text.encode(), np.uint8), sums=progress.sums)
+        packed = np.frombuffer(text.encode(), np.uint8)
+        np.savez(file, record=packed, sums=progress.sums, moments=progress.moments)
 
 
 def load_progress(folder: Path) -> Progress | None:
@@ -74,7 +79,10 @@ def load_progress(folder: Path) -> Progress | None:
         check_stored(path)
         with np.load(path, allow_pickle=False) as arrays:
             record = parse_json(arrays["record"].tobytes())
-            return validated(Progress, {**record, "sums": arrays["sums"]})
+            if "moments" not in arrays:
+                raise ValueError("a run that an older version began, which cannot be continued")
+            found = {name: arrays[name] for name in ("sums", "moments")}
+            return validated(Progress, {**record, **found})
     except Exception as error:
         # A damaged archive makes NumPy, zipfile or zlib raise many types of exceptions.
         raise InputError(

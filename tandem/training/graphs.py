@@ -38,12 +38,16 @@ class BackwardPass:
 
 
 def minibatch_inputs(
-    config: Config, mean: DeviceSharedVariable, kept: DeviceSharedVariable | None = None
+    config: Config,
+    mean: DeviceSharedVariable,
+    kept: DeviceSharedVariable | None = None,
+    coloured: bool = False,
 ) -> tuple[Tensors, TensorVariable]:
     """The arrays of a slot as symbolic variables, and the network's input that follows from them.
 
     A slot holds whole pictures, of the mean's size, with `use_data_layer`, and crops without. Where
-    all pictures of the split are `kept` on the device, it holds only their indices.
+    all pictures of the split are `kept` on the device, it holds only their indices. With `coloured`
+    it holds colour noise as well, which is added here.
     """
     batch, whole = config.batch_size, config.use_data_layer is True
     side = mean.type.shape[1] if whole else config.crop_size
@@ -55,6 +59,8 @@ def minibatch_inputs(
         "mirrored": pt.tensor("mirrored", dtype="uint8", shape=(batch,)),
         "valid": pt.tensor("valid", dtype="int64", shape=()),
     }
+    if coloured:
+        minibatch["colours"] = pt.tensor("colours", dtype="float32", shape=(batch, 3))
     pictures = minibatch["pictures"]
     if kept is not None:
         del minibatch["pictures"]
@@ -65,6 +71,7 @@ def minibatch_inputs(
         mean,
         minibatch["origins"],
         minibatch["mirrored"],
+        minibatch.get("colours"),
         crop_size=config.crop_size,
         cropped=not whole,
         dtype=config.dtype,

@@ -12,7 +12,7 @@ import numpy as np
 from tandem.artifacts.checkpoint import RunState
 from tandem.data.augment import Mode
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
-from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
+from tandem.data.order import epoch_order, global_minibatch, trainer_rows
 from tandem.processes.messages import Stop
 from tandem.training.messages import MinibatchReady
 from tandem.training.run_spec import RunSpec
@@ -172,9 +172,10 @@ def minibatch_requests(spec: RunSpec, rank: int, begin: RunState) -> Iterator[Mi
     """Every minibatch of a run from `begin`, with one trainer's rows of each, in order.
 
     A request may be for no pictures, when a last minibatch has too few for all trainers. There is
-    none for a minibatch that is passed over.
+    none for a minibatch that is passed over, and one for each of ten crops.
     """
     config, number = spec.config, 0
+    crops = (None,) if spec.crops == 1 else range(spec.crops)
     for epoch in range(begin.epoch, config.n_epochs) if spec.job == "train" else range(1):
         parts: list[tuple[Mode, np.ndarray, int]] = []
         if spec.job == "train":
@@ -183,10 +184,11 @@ def minibatch_requests(spec: RunSpec, rank: int, begin: RunState) -> Iterator[Mi
             parts.append(("train", order, first))
         parts.append(("validation", np.arange(spec.validation.size), 0))
         for mode, order, first in parts:
-            for k in range(first, minibatch_count(len(order), spec.global_batch)):
+            for k in range(first, spec.steps(mode)):
                 if mode == "train" and (epoch, k) in begin.skipped:
                     continue
                 rows = global_minibatch(order, k, spec.global_batch)
                 mine = trainer_rows(rows, rank, config.batch_size)
-                yield MinibatchRequest(number % 2, mode, epoch, k, mine)
-                number += 1
+                for crop in crops:
+                    yield MinibatchRequest(number % 2, mode, epoch, k, mine, crop)
+                    number += 1

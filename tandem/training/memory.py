@@ -5,7 +5,7 @@ from multiprocessing.connection import Connection
 
 from tandem.data.minibatch import MinibatchBuilder
 from tandem.distributed import ExchangeSettings, Group, open_host_memory
-from tandem.memory import HostSlots, SlotLayout
+from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots, SlotUploader
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import CudaMemory, HostMemory
@@ -16,7 +16,7 @@ from tandem.training.run_spec import RunSpec
 
 def make_slots(spec: RunSpec, rank: int) -> HostSlots | CudaSlots:
     """Make the slots of a trainer, to be sent to its process and to its loader's."""
-    layout = SlotLayout(spec.config.batch_size, spec.picture_size)
+    layout = spec.slot_layout
     kind, _, number = spec.devices[rank].partition(":")
     if kind == "cpu":
         return HostSlots.create(layout, rank)

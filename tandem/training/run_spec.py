@@ -7,10 +7,13 @@ from typing import Literal
 from tandem.artifacts.checkpoint import CheckpointHeader
 from tandem.artifacts.reproducibility import Conditions
 from tandem.config.schema import Config
-from tandem.data.augment import Augmentation
+from tandem.data.augment import Augmentation, Mode
+from tandem.data.colour import Basis
 from tandem.data.dataset import Dataset
 from tandem.data.minibatch import MinibatchBuilder
+from tandem.data.order import minibatch_count
 from tandem.layers.network import NetworkDescription
+from tandem.memory import SlotLayout
 
 Job = Literal["train", "validate"]
 
@@ -30,6 +33,9 @@ class RunSpec:
     header: CheckpointHeader | None = None  # of `resumed` or `weights`
     # Epoch and global minibatch, from 0, of minibatches to skip, beside the checkpoint's own:
     skipped: tuple[tuple[int, int], ...] = ()
+    colour_basis: Basis = ()  # of the colour noise; empty: there is none
+    most_steps: int | None = None  # of an epoch's training, and of its validation; None: all
+    crops: Literal[1, 10] = 1  # of each picture that a validation alone averages over
 
     @property
     def is_complete(self) -> bool:
@@ -83,9 +89,21 @@ class RunSpec:
         return self.train.image_size if self.device_crops else self.config.crop_size
 
     @property
+    def slot_layout(self) -> SlotLayout:
+        """The layout of a trainer's slots, where its device keeps no pictures."""
+        coloured = bool(self.colour_basis)
+        return SlotLayout(self.config.batch_size, self.picture_size, coloured)
+
+    @property
     def global_batch(self) -> int:
         """Images per step over all trainers."""
         return self.config.batch_size * self.trainers
+
+    def steps(self, mode: Mode) -> int:
+        """Steps of an epoch's training, or of its validation, by all trainers together."""
+        split = self.train if mode == "train" else self.validation
+        steps = minibatch_count(split.size, self.global_batch)
+        return steps if self.most_steps is None else min(steps, self.most_steps)
 
     def minibatch_builder(self) -> MinibatchBuilder:
         """Make the builder of minibatches, for a loader process or a trainer without one."""
@@ -96,6 +114,7 @@ class RunSpec:
             rand_mirror=config.rand_mirror,
             batch_crop_mirror=config.batch_crop_mirror,
             seed=config.seed,
+            colour_basis=self.colour_basis,
         )
         return MinibatchBuilder(
             self.train,

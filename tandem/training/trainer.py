@@ -42,7 +42,7 @@ class Trainer:
         self.rank, self.group, self.status = arguments.rank, arguments.group, arguments.status
         self.memory, self.model, self.state = setup.memory, setup.model, setup.state
         self.exchange, self.pipeline = setup.exchange, setup.pipeline
-        self.steps = minibatch_count(spec.train.size, spec.global_batch)
+        self.steps = spec.steps("train")
         self.timer = StepTimer(self.status)
         self.untrained = setup.untrained
         self._seconds = self.state.pending.seconds if self.rank == 0 else Seconds()
@@ -168,12 +168,9 @@ class Trainer:
 
     def _validate(self, epoch: int) -> ValidationRecord:
         self.model.take_sums("validation")
-        steps = minibatch_count(self.spec.validation.size, self.spec.global_batch)
+        steps = self.spec.steps("validation")
         for step in range(steps):
-            self.status.show(Activity.WAITING)
-            slot = self.memory.slots[next(self.pipeline)]
-            self.status.show(Activity.VALIDATING)
-            self.model.validate(slot)
+            self._validate_step()
             if self.reports.samples is not None:
                 self.reports.samples.collect(step, self.model.read_scores)
             self.reports.progress("validation", epoch, step + 1, steps)
@@ -189,7 +186,19 @@ class Trainer:
             top1_error=sums.top1_errors / sums.images,
             top5_error=sums.top5_errors / sums.images,
             images=sums.images,
+            crops=self.spec.crops,
         )
+
+    def _validate_step(self) -> None:
+        """Validate a minibatch, by one crop of each picture or by several."""
+        for crop in range(self.spec.crops):
+            self.status.show(Activity.WAITING)
+            slot = self.memory.slots[next(self.pipeline)]
+            self.status.show(Activity.VALIDATING)
+            if self.spec.crops == 1:
+                self.model.validate(slot)
+            else:
+                self.model.validate_crop(slot, last=crop == self.spec.crops - 1)
 
     def _finish_epoch(self, epoch: int, record: ValidationRecord) -> None:
         history = (*self.state.validation_errors, record.top1_error)
@@ -228,7 +237,8 @@ class Trainer:
         raise StopAgreed
 
     def _rate(self, epoch: int, step: int) -> float:
-        return learning_rate(self.config, epoch, step, self.steps, self.state.validation_errors)
+        whole = minibatch_count(self.spec.train.size, self.spec.global_batch)
+        return learning_rate(self.config, epoch, step, whole, self.state.validation_errors)
 
     def _vote(self, not_finite: tuple[int, ...]) -> Sequence[StepVote]:
         """Vote on a step; trainers that are not in step do so only now and then."""

@@ -1,5 +1,6 @@
 """A resumed run that could not compute the same bits is refused, with the reason."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,7 @@ def test_a_run_in_float32_continues_where_auto_stands_for_it(config: Config) -> 
         ({"convolutions": "direct"}, "convolutions fft in the checkpoint, now direct"),
         ({"exchange": "gradients"}, "exchange average in the checkpoint, now gradients"),
         ({"precision": "float64"}, "precision float32 in the checkpoint, now float64"),
+        ({"rand_colour": 0.1}, "rand_colour 0.0 in the checkpoint, now 0.1 by covariance \\w{16}"),
     ],
 )
 def test_a_setting_that_differs_is_named(
@@ -81,8 +83,17 @@ def test_a_setting_that_differs_is_named(
 ) -> None:
     message = refusal(conditions(config), conditions(config.model_copy(update=changes)))
     assert message.startswith(f"{PATH}: ")
-    assert f": {expected}. " in message
+    assert re.search(f": {expected}. ", message)
     assert "--exact false" in message
+
+
+def test_without_colour_noise_a_run_of_before_continues(config: Config) -> None:
+    """Its checkpoints have no such condition, nor has a run of today that is without."""
+    assert "rand_colour" not in conditions(config)
+    coloured = conditions(config.model_copy(update={"rand_colour": 0.1}))
+    other = conditions(config.model_copy(update={"rand_colour": 0.2}))
+    assert "rand_colour 0.1 by covariance " in refusal(coloured, other)
+    check_exact(PATH, coloured, dict(coloured))
 
 
 def test_compiled_buckets_decide_how_the_step_is_fused(config: Config) -> None:

@@ -75,6 +75,20 @@ def test_pictures_that_stay_on_the_gpu_are_cropped_where_they_lie(
         assert crop
 
 
+@NEEDS_TRITON
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_colour_noise_is_added_where_pictures_are_cropped(tmp_path: Path) -> None:
+    """By the same kernel, so that it costs no pass over the images."""
+    folders = [tmp_path / name for name in ("plain", "coloured")]
+    plain, coloured = (
+        generate(folder, "--functions", "step", *options)["step"]
+        for folder, options in zip(folders, ([], ["--rand-colour", "0.1"]), strict=True)
+    )
+    assert coloured.count("@triton.jit") == plain.count("@triton.jit")
+    assert coloured.count("(256, 3)") > plain.count("(256, 3)")
+
+
 def overflowing(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     """Products of a range with a number that does not fit into 32 bits.
 

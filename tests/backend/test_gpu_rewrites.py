@@ -328,6 +328,17 @@ def test_a_stride_over_crops_becomes_channels(
     assert conv.inputs[0].type.shape[1] == 3 * stride**2
 
 
+def test_crops_with_colour_noise_become_channels_too() -> None:
+    layer = FirstLayer(11)
+    colours, values = variable("colours", BATCH, 3)
+    crops = CropMirror(11)(*layer.crops.owner.inputs, colours)
+    y = conv2d(crops, layer.w, layer.b, stride=2)
+    nodes = compare(layer.gradients(y), layer.values | {colours: 9 * values}, 1e-4)
+    (crop_node,) = (node for node in nodes if isinstance(node.op, CropMirror))
+    assert crop_node.op.block == 2
+    assert crop_node.inputs[4] is not None
+
+
 def test_float64_becomes_channels_too() -> None:
     layer = FirstLayer(dtype="float64")
     y = conv2d(layer.crops, layer.w, layer.b, stride=2)

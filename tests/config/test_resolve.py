@@ -181,6 +181,7 @@ def test_bits_depend_on_the_marked_settings(collective: str) -> None:
         "exchange",
         "precision",
         "deterministic",
+        "rand_colour",
     }
 
 

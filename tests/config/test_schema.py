@@ -25,7 +25,8 @@ def test_config_yaml_lists_every_key_with_its_default() -> None:
     assert list(values) == [key for keys in sections(Config.model_fields).values() for key in keys]
     assert make_config(values) == Config()
     # The resolved configuration leaves these out at their defaults.
-    assert (values.pop("network_options"), values.pop("optimizer")) == ({}, "sgd")
+    omitted = {"network_options": {}, "optimizer": "sgd", "rand_colour": 0.0}
+    assert {key: values.pop(key) for key in omitted} == omitted
     assert values == Config().model_dump(mode="json")
     assert load_config(["--config", str(ROOT / "config.yaml")]) == Config()
 
@@ -97,6 +98,8 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("batch_size", "0", "0", "at least 1"),
         ("batch_size", "[3]", "[3]", "a whole number"),
         ("batch_size", "null", "null", "a whole number"),
+        ("callbacks", "[Log]", '["Log"]: it needs a module and a class', "[my_callbacks:Log]"),
+        ("callbacks", "[{my: Log}]", '[{"my": "Log"}]', "a list of modules and classes such as"),
         ("batch_size", "2024-01-01", '"2024-01-01"', "a whole number"),
         ("check_every", "-1", "-1", "at least 0"),
         ("seed", "-1", "-1", "2**63"),
@@ -209,7 +212,7 @@ def test_the_resolved_configuration_reads_back_equal(tmp_path: Path) -> None:
     assert path == tmp_path / "config.yaml"
     assert path.read_text(encoding="utf-8") == dump_config(config)
     assert load_config(["--config", str(path)]) == config
-    listed = [key for key in Config.model_fields if key != "optimizer"]
+    listed = [key for key in Config.model_fields if key not in ("optimizer", "rand_colour")]
     assert list(yaml.safe_load(dump_config(config))) == listed
     assert "devices: [cpu, cpu]" in dump_config(config)
     assert Config(**yaml.safe_load(dump_config(config))) == config

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.data.augment import Augmentation, windows
-from tandem.philox import Purpose, words
+from tandem.data.augment import Augmentation, colour_offsets, ten_crops, windows
+from tandem.philox import Purpose, normals, words
 
 PLAIN = Augmentation(
     crop_size=227, rand_crop=True, rand_mirror=True, batch_crop_mirror=False, seed=1
@@ -102,3 +102,39 @@ def test_batch_crop_mirror_gives_a_global_minibatch_one_choice() -> None:
 def test_no_picture_gives_no_rows(settings: Augmentation) -> None:
     assert crop_origins(settings, 256, "train", 0, 0, INDICES[:0]).shape == (0, 2)
     assert mirror_flags(settings, 256, "train", 0, 0, INDICES[:0]).shape == (0,)
+
+
+COLOURED = replace(PLAIN, colour_basis=((3.0, 2.0, 1.0), (0.5, 0.0, -0.5), (0.0, 0.25, 0.0)))
+
+
+def test_colour_noise_is_a_sum_of_principal_components_by_hand() -> None:
+    indices = INDICES[:20] + 2**31
+    found = colour_offsets(COLOURED, 5, indices)
+    drawn = normals(1, 5, indices, Purpose.COLOUR, 3)
+    assert found.dtype == np.float32
+    for n, colour in np.ndindex(20, 3):
+        terms = [drawn[n, i] * COLOURED.colour_basis[i][colour] for i in range(3)]
+        assert found[n, colour] == np.float32(terms[0] + terms[1] + terms[2])
+
+
+def test_colour_noise_depends_on_picture_and_epoch_alone() -> None:
+    """Not on who else is in the minibatch, nor on whether that shares its crop."""
+    whole = colour_offsets(COLOURED, 2, INDICES[:150])
+    for first, count in ((0, 1), (3, 2), (17, 5), (100, 50)):
+        part = colour_offsets(COLOURED, 2, INDICES[first : first + count])
+        assert part.tobytes() == whole[first : first + count].tobytes()
+    shared = replace(COLOURED, batch_crop_mirror=True)
+    assert colour_offsets(shared, 2, INDICES[:150]).tobytes() == whole.tobytes()
+    assert (colour_offsets(COLOURED, 3, INDICES[:150]) != whole).all(axis=1).mean() > 0.99
+    assert len(np.unique(whole, axis=0)) == 150
+
+
+@pytest.mark.parametrize(
+    ("image_size", "last", "centre"), [(256, 29, 14), (227, 0, 0), (236, 9, 4)]
+)
+def test_ten_crops_are_four_corners_and_the_centre_and_their_mirrors(
+    image_size: int, last: int, centre: int
+) -> None:
+    five = [(0, 0), (0, last), (last, 0), (last, last), (centre, centre)]
+    expected = [(*place, mirrored) for mirrored in (False, True) for place in five]
+    assert list(ten_crops(image_size, 227)) == expected

@@ -8,21 +8,26 @@ import pytest
 from tandem.memory import HostBuffer, Slot, SlotLayout
 
 
-@pytest.mark.parametrize("layout", [SlotLayout(3, 5), SlotLayout(1, 1), SlotLayout(64, 16)])
+@pytest.mark.parametrize(
+    "layout", [SlotLayout(3, 5), SlotLayout(1, 1, True), SlotLayout(64, 16, True)]
+)
 def test_arrays_are_aligned_disjoint_and_fill_the_layout(layout: SlotLayout) -> None:
     buffer = HostBuffer.create(layout.nbytes + 64)
     slot = Slot.on(buffer, layout, offset=64)
     whole = buffer.array(buffer.nbytes, "uint8")
     arrays = [getattr(slot, name) for name in layout.arrays]
+    assert arrays.pop(5).shape == (layout.batch_size if layout.coloured else 0, 3)
+    arrays += [slot.colours] * layout.coloured
     for number, array in enumerate(arrays, start=1):
         assert (array.ctypes.data - whole.ctypes.data) % 64 == 0
         assert (array == 0).all()
         array[...] = number
-    assert [int(array.min()) for array in arrays] == [1, 2, 3, 4, 5, 6]
-    assert [int(array.max()) for array in arrays] == [1, 2, 3, 4, 5, 6]
+    numbers = list(range(1, len(arrays) + 1))
+    assert [int(array.min()) for array in arrays] == numbers
+    assert [int(array.max()) for array in arrays] == numbers
     assert not whole[:64].any()
     assert layout.nbytes % 64 == 0
-    assert 0 <= layout.nbytes - sum(array.nbytes for array in arrays) < 6 * 64
+    assert 0 <= layout.nbytes - sum(array.nbytes for array in arrays) < 7 * 64
 
 
 def test_shapes_and_types() -> None:
@@ -35,6 +40,7 @@ def test_shapes_and_types() -> None:
         "indices": ((4,), "int64"),
         "origins": ((4, 2), "int64"),
         "mirrored": ((4,), "uint8"),
+        "colours": ((0, 3), "float32"),
         "valid": ((), "int64"),
     }
 

@@ -82,6 +82,41 @@ def test_cropping_here_and_in_the_loader_give_the_same_bits(side, crop, dtype):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("block", [1, 2])
+@pytest.mark.parametrize("cropped", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_each_picture_gets_its_colour(dtype, cropped, block):
+    pictures, *others = minibatch(9, 6, dtype)
+    colours = np.random.default_rng(0).normal(0, 9, (len(pictures), 3)).astype("float32")
+    expected = images_by_loops(pictures, *others, 6)
+    for n, c, i, j in np.ndindex(expected.shape):
+        expected[n, c, i, j] += colours[n, c]
+    given = cropped_by_loops(pictures, *others[1:], 6) if cropped else pictures
+    inputs = given, *others, colours
+    op = CropMirror(6, cropped, dtype, block)
+    check_shapes(op, *inputs)
+    found = evaluate(op, *inputs)
+    plain = evaluate(CropMirror(6, cropped, dtype), *inputs)
+    np.testing.assert_array_equal(plain, expected)
+    variables = symbols(inputs)
+    on_device = pytensor.function(variables, op(*variables), mode=device_mode())(*inputs)
+    assert on_device.tobytes() == found.tobytes()
+    for c, i, j in np.ndindex(3, block, block):
+        channel = found[:, 3 * (block * i + j) + c]
+        np.testing.assert_array_equal(channel, expected[:, c, i::block, j::block])
+
+
+def test_colours_of_other_shapes_or_types_are_refused():
+    inputs = minibatch(7, 4)
+    for value, error in (
+        (np.zeros((6, 4), "float32"), ValueError),
+        (np.zeros((5, 3), "float32"), ValueError),
+        (np.zeros((6, 3), "float64"), TypeError),
+    ):
+        with pytest.raises(error, match="colour"):
+            CropMirror(4)(*inputs, value)
+
+
 @pytest.mark.parametrize("origin", [(-1, 0), (0, -1), (4, 0), (0, 4)])
 def test_a_window_outside_the_picture_is_refused_when_it_runs(origin):
     pictures, mean, origins, mirrored = minibatch(7, 4)

@@ -243,6 +243,26 @@ def test_validation_pictures_are_decoded_while_the_last_training_file_is_written
     check_arrival(out, pictures, set())
 
 
+@pytest.mark.parametrize("layout", ["b01c", "c01b"])
+def test_the_covariance_of_colours_is_of_every_fourth_row_and_column(
+    pictures: Pictures, out: Path, layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A data set of an older version gets it, and nothing else, from its batch files."""
+    pictures.spoil(("train", "n03", 1))
+    options = pictures.options(out, "--layout", layout)
+    assert make_hkl.main(options) == 0
+    path, before = out / "misc" / "colour_covariance.npy", contents(out)
+    pixels = np.stack(stored(out, "train", layout))[:, ::4, ::4].reshape(-1, 3)
+    expected = np.cov(pixels.T.astype(float), bias=True)
+    found = np.load(path)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    path.unlink()
+    assert make_hkl.main(options) == 0
+    assert contents(out) == before
+    assert f"{path}: computing it from the batch files" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_proportions_may_stay(pictures: Pictures, out: Path, workers: str) -> None:
     wide = encoded("train", "n20", 0).repeat(3, axis=1)
@@ -302,7 +322,11 @@ def raise_interrupt(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["train_hkl/0000.hkl", "val_hkl/0000.hkl", "train_hkl/mine", "misc/img_mean.npy"]
+    "path",
+    [
+        *("train_hkl/0000.hkl", "val_hkl/0000.hkl", "train_hkl/mine"),
+        *("misc/img_mean.npy", "misc/colour_covariance.npy"),
+    ],
 )
 def test_files_of_other_programs_are_not_overwritten(
     out: Path, refusal: Refusal, path: str

@@ -65,6 +65,7 @@ MOMENTS = [
     *((batches, "save_progress", call) for call in range(5)),
     (prepare, "save_progress", 0),
     (prepare, "write_array", 0),
+    (prepare, "write_array", 1),
     (report, "write_text", 0),
     (prepare, "write_manifest", 0),
 ]
@@ -178,9 +179,21 @@ def test_a_record_of_something_else_is_refused(
     """It is read before anything else is known of the folder."""
     out.mkdir()
     packed = np.frombuffer(json.dumps(content).encode(), np.uint8)
-    save(out / "progress.npz", record=packed, sums=np.zeros((8, 8, 3), np.int64))
+    sums, moments = np.zeros((8, 8, 3), np.int64), np.zeros((4, 4), np.int64)
+    save(out / "progress.npz", record=packed, sums=sums, moments=moments)
     reason = " (compressed arrays)" if save is np.savez_compressed else ""
     assert f"{out / 'progress.npz'}: found something else{reason}" in refusal()
+
+
+def test_a_run_that_an_older_version_began_is_refused(
+    pictures: Pictures, out: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
+    """It has not counted the colours of the pictures that are in batch files already."""
+    stop(monkeypatch, pictures, out, batches, "write_batch", 2)
+    with np.load(out / "progress.npz") as arrays:
+        kept = {name: arrays[name] for name in ("record", "sums")}
+    np.savez(out / "progress.npz", **kept)
+    assert "progress.npz: found something else (a run that an older version began" in refusal()
 
 
 def write_many(root: Path) -> Pictures:

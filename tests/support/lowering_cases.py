@@ -653,9 +653,11 @@ def _crop_cases(dtype: str) -> list[Case]:
     mean = rng.uniform(0, 255, (3, 9, 9)).astype(dtype)
     origins = np.array([[0, 0], [4, 0], [0, 4], [3, 2]])
     mirrored = np.uint8([0, 1, 1, 0])
+    colours = rng.normal(0, 9, (4, 3)).astype("float32")
     whole, cropped = CropMirror(5, False, dtype), CropMirror(5, True, dtype)
     return [
         case(f"crop-{dtype}", whole, pictures, mean, origins, mirrored),
+        case(f"crop-coloured-{dtype}", whole, pictures, mean, origins, mirrored, colours),
         case(f"crop-done-{dtype}", cropped, pictures[:, :5, :5], mean, origins, mirrored),
     ]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.memory import HostSlots, Slot, SlotLayout
+from tandem.memory import HostSlots, Slot
 from tandem.memory.cuda import CudaArray, CudaSlots, sharing_refused
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.memory.parameters import CudaMemory
@@ -199,6 +199,6 @@ def make_slots(spec: RunSpec, rank: int, permits_sharing: bool = True) -> HostSl
     """Stands for `tandem.training.memory.make_slots`."""
     if spec.devices[rank] == "cpu":
         return memory.make_slots(spec, rank)
-    layout = SlotLayout(spec.config.batch_size, spec.picture_size)
+    layout = spec.slot_layout
     device, has_loader = int(spec.devices[rank][5:]), spec.config.para_load
     return SimulatedSlots(device, layout, has_loader, permits_sharing)

@@ -14,6 +14,7 @@ import numpy as np
 
 from tandem.artifacts.checkpoint import Checkpoint, save_checkpoint
 from tandem.data.batch_file import write_batch
+from tandem.data.colour import COVARIANCE_NAME, colour_moments, covariance_of
 from tandem.data.manifest import Manifest, Resize, Split, write_manifest
 from tandem.files import write_array
 from tandem.layers.network import NetworkDescription
@@ -60,6 +61,8 @@ def prepare(
     (folder / "misc").mkdir(exist_ok=True)
     mean = pixels["train"].mean(axis=0, dtype=float).astype(np.float32).transpose(2, 0, 1)
     write_array(folder / "misc" / "img_mean.npy", mean)
+    covariance = covariance_of(colour_moments(pixels["train"]))
+    write_array(folder / "misc" / COVARIANCE_NAME, covariance)
     wnids = tuple(f"n{i:08}" for i in range(classes))
     manifest = Manifest(image_size, layout, per_file, wnids, seed, {}, splits)
     write_manifest(folder / "manifest.json", manifest)

@@ -196,7 +196,9 @@ def lower_crop_mirror(
     dtype = torch_dtype(node.outputs[0])
     crop, cropped = op.crop_size, op.cropped
 
-    def by_picture(pictures: Tensor, mean: Tensor, origins: Tensor, mirrored: Tensor) -> Tensor:
+    def by_picture(
+        pictures: Tensor, mean: Tensor, origins: Tensor, mirrored: Tensor, *added: Tensor
+    ) -> Tensor:
         # The colours of a pixel stay side by side, as in the pictures, which makes the first
         # convolution faster.
         out = torch.empty((len(pictures), crop, crop, 3), dtype=dtype).permute(0, 3, 1, 2)
@@ -216,11 +218,15 @@ def lower_crop_mirror(
                 mean_part = mean_part.flip(2)
                 part = part if cropped else part.flip(2)
             torch.sub(part, mean_part, out=out[number])
+            for colours in added:
+                out[number] += colours[number].to(dtype)[:, None, None]
         return out
 
     block, (channels, side, _) = op.block, op.image_shape
 
-    def by_index(pictures: Tensor, mean: Tensor, origins: Tensor, mirrored: Tensor) -> Tensor:
+    def by_index(
+        pictures: Tensor, mean: Tensor, origins: Tensor, mirrored: Tensor, *added: Tensor
+    ) -> Tensor:
         # Rows and columns of the crop by square, then within it.
         steps = torch.arange(side * block, device=device).clamp(max=crop - 1).view(side, block)
         backwards = mirrored.to(torch.bool)[:, None, None]
@@ -232,8 +238,10 @@ def lower_crop_mirror(
         else:
             numbers = torch.arange(len(pictures), device=device)[:, None, None, None, None]
             inside = pictures[numbers, rows, columns]
-        means = mean.permute(1, 2, 0)[rows, columns]
-        return (inside.to(dtype) - means).reshape(-1, side, side, channels).permute(0, 3, 1, 2)
+        images = inside.to(dtype) - mean.permute(1, 2, 0)[rows, columns]
+        for colours in added:
+            images = images + colours.to(dtype)[:, None, None, None, None]
+        return images.reshape(-1, side, side, channels).permute(0, 3, 1, 2)
 
     # Copying picture by picture is fastest, but the host must know each window: it would wait for a
     # GPU, and torch.compile would break the graph.

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -165,7 +164,7 @@ class _Reader:
     """A process that reads parquet files: pyarrow ends a process over some damaged ones."""
 
     def __enter__(self) -> "_Reader":
-        self._executor = ProcessPoolExecutor(1, get_context(START), initializer=follow_parent)
+        self._executor = ProcessPoolExecutor(1, START, initializer=follow_parent)
         return self
 
     def __exit__(self, *failure: object) -> None:

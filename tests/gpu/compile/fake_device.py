@@ -161,6 +161,7 @@ def build(
     crop: int = 227,
     stored: int = 256,
     kept: int = 0,
+    rand_colour: float = 0.0,
 ) -> dict[str, Any]:
     """Build functions of a trainer on the simulated GPU, for ``torch.compile``.
 
@@ -170,6 +171,8 @@ def build(
         Of `FUNCTIONS`.
     kept : int
         Pictures of each split that the GPU keeps; with 0, slots hold the minibatch's.
+    rand_colour : float
+        Not 0 for steps with colour noise.
 
     Returns
     -------
@@ -217,11 +220,12 @@ def build(
         devices=["cuda:0"],
         compile=True,
         use_data_layer=True,
+        rand_colour=rand_colour,
     )
     net = AlexNet(crop, 1000, 1.0, config.dtype)
     shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
     layout = FlatLayout.of(shapes, config.dtype, channels_last=True, states=SGD.states)
-    slots = SlotLayout(batch, 0 if kept else stored)
+    slots = SlotLayout(batch, 0 if kept else stored, rand_colour > 0)
     with ExitStack() as stack:
         for target, replacement in zip(REPLACED, replacements, strict=True):
             stack.enter_context(mock.patch(target, replacement))

@@ -88,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--kept", type=int, default=0, help="pictures of each split that the GPU keeps (default 0)"
     )
+    parser.add_argument("--rand-colour", type=float, default=0.0, help="colour noise (default 0)")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--functions", nargs="+", default=FUNCTIONS, choices=FUNCTIONS)
     parser.add_argument("--out", type=Path, default=Path("code"), help="folder (default code)")
@@ -104,7 +105,13 @@ def main(arguments: list[str] | None = None) -> int:
     with FakeTensorMode(allow_non_fake_inputs=True):
         if options.deterministic:
             torch._C._set_deterministic_algorithms(True)
-        functions = build(options.precision, options.batch, options.functions, kept=options.kept)
+        functions = build(
+            options.precision,
+            options.batch,
+            options.functions,
+            kept=options.kept,
+            rand_colour=options.rand_colour,
+        )
         generated = {name: generate(function) for name, function in functions.items()}
     for name, code in generated.items():
         path, begun = options.out / f"{options.precision}_{options.batch}_{name}.py", time.time()
