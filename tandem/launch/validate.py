@@ -35,6 +35,8 @@ def run_validation(
         spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
         spec = replace(spec, crops=10 if ten_crops else 1)
         announce(spec)
+        if ten_crops and not config.rand_mirror:
+            log.warning("five of the ten crops are mirrored, as none was in training (rand_mirror)")
         reporter = ValidationReporter(spec)
         status = launcher.launch(spec, reporter).status
         if status == 0:
