@@ -1,9 +1,10 @@
-"""Settings of Sphinx; `make docs` builds the pages into docs/_build."""
+"""Settings of Sphinx, which is started in the project's folder; `make docs` does."""
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from docs.pages import built
 
 ROOT = Path(__file__).parent.parent
 for folder in (ROOT, ROOT / "preprocessing"):
@@ -16,11 +17,17 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
 exclude_patterns = ["_build", "api/modules.rst"]
-html_theme = "alabaster"
-html_theme_options = {"description": "AlexNet with several processes", "fixed_sidebar": True}
-html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
+html_theme = "furo"
+html_theme_options = {"top_of_page_buttons": []}
+html_title = "Tandem"
+html_show_copyright = False
+html_show_sourcelink = False
+highlight_language = "none"  # of blocks that name none: output, and single commands
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 
 myst_heading_anchors = 3  # links to headings of the Markdown pages, as GitHub makes them
 
@@ -55,9 +62,9 @@ apidoc_modules = [
 
 def setup(app: Any) -> None:
     """Connect the hooks; called by Sphinx."""
-    app.connect("source-read", _without_links_out)
+    app.connect("source-read", _complete)
 
 
-def _without_links_out(app: Any, page: str, source: list[str]) -> None:
-    """Replace links to Markdown outside docs/ by their text."""
-    source[0] = re.sub(r"\[([^]]*)\]\(\.\./[^)]*\.md(#[^)]*)?\)", r"\1", source[0])
+def _complete(app: Any, page: str, source: list[str]) -> None:
+    if Path(app.env.doc2path(page)).suffix == ".md":
+        source[0] = built(source[0])

@@ -1,6 +1,7 @@
 """Files that are written whole or not at all, and folders."""
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -74,6 +75,23 @@ def remove_partials(folder: Path) -> None:
     """Remove the temporary files that killed processes have left in `folder`."""
     for partial in folder.glob(".*.partial*"):
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Context manager: lock `folder`; the lock ends with the process, however it ends.
+
+    Raises InputError if another process holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{folder}: another run is using this folder") from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -6,11 +6,13 @@ is declared as data and checked in one place, `check`, which writes every refusa
 """
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from tandem.errors import InputError
+from tandem.validation import nearest
 
 
 @dataclass(frozen=True)
@@ -110,3 +112,29 @@ class _Attributes(dict):
 
     def __missing__(self, name: str) -> Any:
         return getattr(self._of, name)
+
+
+def find_class(setting: str, name: str) -> type:
+    """Import the class that a setting names as "module:class".
+
+    Python's module path is searched, the folder of the program first. Raises InputError if there is
+    no such module or class.
+    """
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # The module may be there, and another that it imports may not.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise InputError(
+            f"{setting}: there is no module {error.name!r} for {name}: it is looked for in the "
+            "folder of the program and in those of PYTHONPATH"
+        ) from error
+    kind = getattr(module, class_name, None)
+    if not isinstance(kind, type):
+        classes = [n for n, value in vars(module).items() if isinstance(value, type)]
+        meant = nearest(class_name, classes)
+        hint = f"; did you mean {module_name}:{meant}?" if meant else ""
+        raise InputError(f"{setting}: the module {module_name} has no class {class_name!r}{hint}")
+    return kind

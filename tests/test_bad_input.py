@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 import train
 import validate
 from tandem.data.batch_file import write_batch
+from tests.support.picture_files import contents
 from tests.support.tiny import prepare, run_program, settings
 
 
@@ -24,14 +25,6 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def data(pristine: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(pristine, tmp_path / "data"))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 Refused = Callable[..., None]

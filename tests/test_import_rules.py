@@ -29,6 +29,7 @@ ALLOWED = {
     "tensorboard": ("tandem/artifacts/tensorboard.py",),
     "rich": ("tandem/launch/live_view.py", "tandem/progress_bar.py"),
     "onnx": ("tandem/export/",),
+    "pyarrow": ("tandem/preprocessing/sources/parquet.py",),
     "pytensor": (
         "alex_net.py",
         "tandem/layers/",
@@ -46,6 +47,7 @@ ALLOWED = {
 # own row.
 ROWS = (
     (
+        "callbacks",
         "compilers",
         "errors",
         "files",

@@ -95,6 +95,15 @@ class _WithWeights(Config):
     )
 
 
+class _WithTrial(Config):
+    trial: bool = option(
+        False,
+        "try a few steps, a checkpoint and its resume, then report time, memory and disk",
+        "true or false",
+        alias="try",
+    )
+
+
 def load_config(
     arguments: Sequence[str] | None = None,
     description: str | None = None,
@@ -102,6 +111,16 @@ def load_config(
 ) -> Config:
     """Read the configuration of a program that has no options of its own."""
     return _line(arguments, description, program).read(Config, DEFAULT_FILE)
+
+
+def load_trial_and_config(
+    arguments: Sequence[str] | None = None,
+    description: str | None = None,
+    program: str | None = None,
+) -> tuple[bool, Config]:
+    """Read ``--try`` and the configuration, for the program that trains."""
+    settings = _line(arguments, description, program).read(_WithTrial, DEFAULT_FILE)
+    return settings.trial, Config(**settings.model_dump(exclude={"trial"}))
 
 
 def load_weights_and_config(

@@ -268,6 +268,25 @@ def process_limit(number: int) -> int | None:
     return 1 if mode == _EXCLUSIVE_PROCESS and not _attribute(number, _MPS_ENABLED) else None
 
 
+def gpu_memory(number: int) -> tuple[int, int] | None:
+    """Return the used and all bytes of a GPU's memory, of all programs; None if not reported.
+
+    NVIDIA's management library (NVML) reports them, without a context on the GPU.
+    """
+    handle, found = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()  # all, free, used
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        uuid = f"GPU-{gpu_identity(number)}".encode()
+    except (OSError, InputError):
+        return None
+    failed = (
+        library.nvmlInit_v2()
+        or library.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle))
+        or library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found))
+    )
+    return None if failed else (found[2], found[0])
+
+
 def _attribute(number: int, attribute: int) -> int:
     """Return an attribute of a GPU; 0 where the driver does not report it."""
     driver, handle, value = _driver(), ctypes.c_int(), ctypes.c_int()

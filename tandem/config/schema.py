@@ -51,9 +51,13 @@ def _meant_device(device: str) -> str:
     return "; did you mean cpu?" if device.lower() == "cpu" or "cpu:" in device.lower() else ""
 
 
-def _network_name(value: str) -> str:
+def _class_name(value: str) -> str:
     if not _CLASS.fullmatch(value):
         raise ValueError("it needs a module and a class with a colon between them")
+    if value.startswith("__main__:"):
+        raise ValueError(
+            "the processes of a run do not run your program; put the class into a module of its own"
+        )
     return value
 
 
@@ -205,7 +209,7 @@ class Augmentation(Section):
 class Network(Section):
     heading = "Network"
 
-    network: Annotated[str, AfterValidator(_network_name)] = key(
+    network: Annotated[str, AfterValidator(_class_name)] = key(
         ALEXNET,
         "class of the network, as module:class",
         "a module and a class that Python can import, such as alex_net:AlexNet",
@@ -323,6 +327,14 @@ class Output(Section):
     print_train_error: bool = key(True, "report the training error beside the loss")
     tensorboard: bool = key(True, "write event files for TensorBoard")
     live_view: bool = key(True, "live view, on a terminal; false: lines, as into a file")
+    callbacks: Annotated[
+        tuple[Annotated[str, AfterValidator(_class_name)], ...], BeforeValidator(listed)
+    ] = key(
+        (),
+        "classes to call at the begin and end of training and of epochs, as module:class",
+        "a list of modules and classes such as [my_callbacks:Log]",
+        omit_default=True,
+    )
 
     @property
     def weights_path(self) -> Path:

@@ -23,7 +23,6 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
-from tandem.data.order import minibatch_count
 from tandem.processes.heartbeat import HeartbeatTable
 from tandem.processes.supervisor import ProgressReporter
 from tandem.training.messages import Activity, CheckpointBegun, CheckpointWritten, Progress
@@ -107,8 +106,8 @@ class Status:
             return None if validation is None else validation * left
         if train is None:
             return None
-        to_train = minibatch_count(spec.train.size, spec.global_batch)
-        to_validate = minibatch_count(spec.validation.size, spec.global_batch)
+        to_train = spec.steps("train")
+        to_validate = spec.steps("validation")
         epochs = spec.config.n_epochs - now.epoch
         steps, checks = epochs * to_train, epochs * to_validate
         if now.mode == "train":
@@ -289,7 +288,8 @@ def _redirect_logging(stream: _LineWriter) -> list[tuple[logging.StreamHandler[A
     """Redirect what would be logged to the terminal; return handlers with their former streams."""
     return [
         (handler, handler.setStream(stream))
-        for handler in logging.getLogger().handlers
+        for name in (None, "tandem")
+        for handler in logging.getLogger(name).handlers
         if isinstance(handler, logging.StreamHandler)
         and handler.stream in (sys.stderr, sys.__stderr__)
     ]

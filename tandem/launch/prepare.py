@@ -18,6 +18,7 @@ from tandem.data.dataset import open_split
 from tandem.data.manifest import read_manifest
 from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
+from tandem.launch.callbacks import find_callbacks
 from tandem.layers.network import NetworkDescription, check_network
 from tandem.training.run_spec import Job, RunSpec
 
@@ -48,6 +49,7 @@ def prepare_run(
         resumed = _checkpoint_to_resume(config)
         weights = config.init_weights_path if resumed is None else None
         _check_run_folder(config, resumed)
+        find_callbacks(config.callbacks)
     path = resumed or weights
     header = None if path is None else read_header(path)
     manifest = read_manifest(config.manifest_path)

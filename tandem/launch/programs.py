@@ -1,17 +1,22 @@
-"""What training and validation as programs share: settings in, exit status out."""
+"""Training and validation from checked settings to their outcome, and the frame of programs."""
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from tandem.artifacts.metrics_log import ValidationRecord
 from tandem.artifacts.run_lock import FolderLock
 from tandem.cli import configure_logging, exit_status
 from tandem.config.schema import Config
-from tandem.launch.console import TrainingReporter
+from tandem.errors import InputError
+from tandem.launch.callbacks import CallbackReporter, Callbacks
+from tandem.launch.console import TrainingReporter, ValidationReporter
 from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import prepare_run
 from tandem.launch.ranks import is_rank, work_on_ranks
+from tandem.processes.supervisor import Outcome
 from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
 
@@ -28,25 +33,40 @@ def run(work: Callable[[Launcher], int]) -> int:
     return exit_status(partial(work, LocalLauncher()))
 
 
-def train(config: Config, lock: FolderLock, launcher: Launcher) -> int:
-    """Train, with the restarts and rollbacks that the configuration permits."""
+def execute_training(config: Config, lock: FolderLock, launcher: Launcher) -> Outcome:
+    """Train, with the callbacks, restarts and rollbacks that the configuration names."""
+    callbacks = Callbacks()
+    try:
+        outcome = _execute_training(config, lock, launcher, callbacks)
+    except InputError:
+        callbacks.end(config, Outcome(2))
+        raise
+    return callbacks.end(config, outcome)
+
+
+def _execute_training(
+    config: Config, lock: FolderLock, launcher: Launcher, callbacks: Callbacks
+) -> Outcome:
     restarts, skipped = 0, Rollbacks()
     while True:
         spec = prepare_run(config, skipped=skipped.minibatches, ranks=launcher.ranks)
         if spec.is_complete:
             log.info("%s: all %d epochs are done already", spec.resumed, config.n_epochs)
-            return 0
+            return Outcome(0)
         announce(spec)
-        outcome = launcher.launch(spec, TrainingReporter(spec), lock)
+        if failed := callbacks.begin(spec):
+            return failed
+        reporter = CallbackReporter(spec, TrainingReporter(spec), callbacks)
+        outcome = launcher.launch(spec, reporter, lock)
         failure = outcome.failure
-        if outcome.stopped:
-            return outcome.status
+        if outcome.stopped or callbacks.failure is not None:
+            return outcome
         if isinstance(failure, Diverged):
             if config.on_nan != "rollback" or not skipped.note(failure, spec.resumed):
-                return outcome.status
+                return outcome
             log.warning("going back to the newest checkpoint, to skip that minibatch")
         elif failure is None or failure.kind == "input" or restarts == config.restarts:
-            return outcome.status
+            return outcome
         else:
             restarts += 1
             log.warning("starting again: %d of %d restarts", restarts, config.restarts)
@@ -74,6 +94,18 @@ class Rollbacks:
             "the beginning" if resumed is None else resumed.name,
         )
         return False
+
+
+def execute_validation(
+    weights: Path, config: Config, launcher: Launcher, ten_crops: bool = False
+) -> tuple[Outcome, ValidationRecord | None]:
+    """Validate a checkpoint; the record is None if that fails."""
+    spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
+    spec = replace(spec, crops=10 if ten_crops else 1)
+    announce(spec)
+    reporter = ValidationReporter(spec)
+    outcome = launcher.launch(spec, reporter)
+    return outcome, next(iter(reporter.records), None)
 
 
 def announce(spec: RunSpec) -> None:

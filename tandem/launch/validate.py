@@ -13,14 +13,12 @@ weights, they are those of the config.yaml in the current folder.
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tandem.artifacts.metrics_log import to_json
 from tandem.config.command_line import load_weights_and_config
-from tandem.launch.console import ValidationReporter, describe_validation
+from tandem.launch.console import describe_validation
 from tandem.launch.local import Launcher
-from tandem.launch.prepare import prepare_run
-from tandem.launch.programs import announce, run
+from tandem.launch.programs import execute_validation, run
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +30,12 @@ def run_validation(
 
     def work(launcher: Launcher) -> int:
         weights, ten_crops, config = load_weights_and_config(arguments, description, program)
-        spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
-        spec = replace(spec, crops=10 if ten_crops else 1)
-        announce(spec)
         if ten_crops and not config.rand_mirror:
             log.warning("five of the ten crops are mirrored, as none was in training (rand_mirror)")
-        reporter = ValidationReporter(spec)
-        status = launcher.launch(spec, reporter).status
-        if status == 0:
-            (record,) = reporter.records
+        outcome, record = execute_validation(weights, config, launcher, ten_crops)
+        if record is not None and outcome.status == 0:
             log.info("%s", describe_validation(record))
             sys.stdout.write(to_json(record) + "\n")
-        return status
+        return outcome.status
 
     return run(work)

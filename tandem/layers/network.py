@@ -1,7 +1,6 @@
 """The network of a run or of a checkpoint, made from its description."""
 
 import dataclasses
-import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,8 @@ from pydantic import Field
 from tandem.data.manifest import Resize
 from tandem.errors import InputError
 from tandem.layers.parameter import DropoutKeys, Parameters
-from tandem.validation import nearest, suggestion
+from tandem.registry import find_class
+from tandem.validation import suggestion
 
 if TYPE_CHECKING:
     from pytensor.tensor.variable import TensorVariable
@@ -197,7 +197,7 @@ def build_network(description: NetworkDescription, dtype: str = "float32") -> Ne
     InputError
         There is no such class, it is no network, or none is of this description.
     """
-    kind = find_network(description.network)
+    kind = find_class("network", description.network)
     if not issubclass(kind, Network):
         raise InputError(
             f"network: {description.network} is no network: it has to be a subclass of "
@@ -248,29 +248,3 @@ def check_network(path: str | Path, description: NetworkDescription, network: st
             f"{network}; a file does not decide what code is run, so say --network "
             f"{description.network} if you mean it"
         )
-
-
-def find_network(network: str) -> type:
-    """Import the class of a network, given as "module:class".
-
-    Python's module path is searched, the folder of the program first. Raises InputError if there is
-    no such module or class.
-    """
-    module_name, _, name = network.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # The module may be there, and another that it imports may not.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise InputError(
-            f"network: there is no module {error.name!r} for {network}: it is looked for in the "
-            "folder of the program and in those of PYTHONPATH"
-        ) from error
-    kind = getattr(module, name, None)
-    if not isinstance(kind, type):
-        classes = [n for n, value in vars(module).items() if isinstance(value, type)]
-        meant = nearest(name, classes)
-        hint = f"; did you mean {module_name}:{meant}?" if meant else ""
-        raise InputError(f"network: the module {module_name} has no class {name!r}{hint}")
-    return kind

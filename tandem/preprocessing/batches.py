@@ -17,7 +17,7 @@ import numpy as np
 from tandem.data.batch_file import write_batch
 from tandem.data.colour import colour_moments
 from tandem.errors import InputError
-from tandem.preprocessing.listing import Listed
+from tandem.preprocessing.listed import Listed
 from tandem.preprocessing.pool import CHUNK, DecodePool, Task
 from tandem.preprocessing.progress import Progress, Skipped, SplitProgress, save_progress
 from tandem.preprocessing.report import Report
@@ -143,13 +143,16 @@ class SplitWriter:
         free = self._pool.free
         while (count := min(CHUNK, self._total - self._submitted)) and count <= len(free):
             slots = tuple(free.popleft() for _ in range(count))
-            names = self._listed.pictures[self._submitted : self._submitted + count]
-            task = Task(slots, tuple(f"{self._listed.folder}/{name}" for name in names))
+            positions = range(self._submitted, self._submitted + count)
+            task = Task(slots, tuple(map(self._listed.place, positions)))
             self._decoding.append((task, self._pool.submit(task)))
             self._submitted += count
 
     def _collect(self, task: Task, future: "Future[list[str | None]]") -> None:
         for slot, reason in zip(task.slots, future.result(), strict=True):
+            if not self._listed.pictures[self._collected].isprintable():
+                # A line of the manifest's lists is one name, in UTF-8.
+                reason = "its name is not printable in UTF-8"
             if reason is None:
                 self._good.append((slot, self._collected))
             else:

@@ -22,21 +22,23 @@ from tandem.data.decode import BadPictureError, decode_picture, keep_memory
 from tandem.data.manifest import Resize
 from tandem.errors import InputError
 from tandem.memory.host import HostBuffer
+from tandem.preprocessing.listed import WHOLE, Place
+from tandem.processes.spawn import SPAWN
 
 # Enough that handing out work costs little, few enough that the processes end together.
 CHUNK = 16
 # A copy of this process is at work at once; a new one would import NumPy and Pillow first. No
 # thread of this process is at work when it is copied. On other systems than Linux, libraries have
 # threads that are.
-_START = "fork" if sys.platform == "linux" else "spawn"
+START = get_context("fork") if sys.platform == "linux" else SPAWN
 
 
 @dataclass(frozen=True)
 class Task:
-    """Pictures to decode: `paths` into the `slots` of the shared memory, one each."""
+    """Pictures to decode: those at `places` into the `slots` of the shared memory, one each."""
 
     slots: tuple[int, ...]
-    paths: tuple[str, ...]
+    places: tuple[Place, ...]
 
 
 class DecodePool:
@@ -61,7 +63,7 @@ class DecodePool:
         self.pictures = self._buffer.array(shape, np.uint8)
         self._executor = ProcessPoolExecutor(
             workers,
-            get_context(_START),
+            START,
             initializer=_start_worker,
             initargs=(self._buffer, shape, resize),
         )
@@ -91,11 +93,16 @@ _shared: tuple[HostBuffer, np.ndarray, Resize] | None = None
 
 def _start_worker(buffer: HostBuffer, shape: tuple[int, ...], resize: Resize) -> None:
     global _shared
-    # Ctrl-C reaches the whole process group; the parent alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()  # also where that is killed
+    follow_parent()
     keep_memory()
     _shared = buffer, buffer.array(shape, np.uint8), resize
+
+
+def follow_parent() -> None:
+    """Let this process end with its parent, also where that is killed, and not by Ctrl-C."""
+    # Ctrl-C reaches the whole process group; the parent alone decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
@@ -113,20 +120,31 @@ def _decode_in_worker(task: Task) -> list[str | None]:
 
 
 def _decode_all(pictures: np.ndarray, task: Task, resize: Resize) -> list[str | None]:
-    pairs = zip(task.slots, task.paths, strict=True)
-    return [_decode(pictures[slot], path, resize) for slot, path in pairs]
+    pairs = zip(task.slots, task.places, strict=True)
+    return [_decode(pictures[slot], place, resize) for slot, place in pairs]
 
 
-def _decode(picture: np.ndarray, path: str, resize: Resize) -> str | None:
-    if not Path(path).name.isprintable():  # a line of the manifest's lists is one name, in UTF-8
-        return "its name is not printable in UTF-8"
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        # A file that cannot be read does not make its picture a bad one.
-        raise InputError(f"{path}: the picture cannot be read: {error.strerror}") from None
+def _decode(picture: np.ndarray, place: Place, resize: Resize) -> str | None:
+    content = _read(place)
     try:
         picture[...] = decode_picture(content, len(picture), resize)
     except BadPictureError as reason:
         return str(reason)
     return None
+
+
+def _read(place: Place) -> bytes:
+    """Read a picture. One that cannot be read is no bad one, so an InputError is raised."""
+    try:
+        with Path(place.path).open("rb", buffering=0) as file:
+            if place.size == WHOLE:
+                return file.readall()
+            content = os.pread(file.fileno(), place.size, place.offset)
+    except OSError as error:
+        raise InputError(f"{place.path}: the picture cannot be read: {error.strerror}") from None
+    if len(content) < place.size:
+        raise InputError(
+            f"{place.path}: found {len(content)} bytes at byte {place.offset}, expected a picture"
+            f" of {place.size}; the file has changed"
+        )
+    return content

@@ -1,14 +1,10 @@
 """All of make_hkl.py: pictures to batch files, mean image and manifest."""
 
-import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import platform
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +23,11 @@ from tandem.data.manifest import (
     write_manifest,
 )
 from tandem.errors import InputError
-from tandem.files import make_folder, remove_partials, write_array
+from tandem.files import locked, make_folder, remove_partials, write_array
 from tandem.preprocessing.batches import BatchWriter, SplitWriter, batch_name
-from tandem.preprocessing.listing import Listed, Listing, list_pictures
+from tandem.preprocessing.index import save_index
+from tandem.preprocessing.listed import Listed
+from tandem.preprocessing.listing import Listing, list_pictures
 from tandem.preprocessing.pool import CHUNK, DecodePool
 from tandem.preprocessing.progress import PROGRESS_NAME, Progress, load_progress, save_progress
 from tandem.preprocessing.report import SKIPPED_NAME, Report, line_name, read_skipped
@@ -49,11 +47,13 @@ def prepare(settings: Settings) -> None:
     once it exists, so does everything it names. Raises InputError if the pictures, the settings or
     the folders cannot be used, or belong to another run.
     """
-    listing = list_pictures(settings)
     root = settings.tar_root_dir
+    if not any((root / name).exists() for name in (PROGRESS_NAME, MANIFEST_NAME)):
+        _check_unused(settings)  # before pictures are copied there
+    listing = list_pictures(settings)
     spec = _spec(settings, listing)
     make_folder(root)
-    with _locked(root):
+    with locked(root):
         progress = load_progress(root)
         if progress is None and (root / MANIFEST_NAME).exists():
             _check_finished(settings, listing)
@@ -79,6 +79,8 @@ def _make_all(
     for folder in (root, *_batch_folders(root), settings.misc_folder):
         make_folder(folder)
         remove_partials(folder)
+    if listing.index:
+        save_index(root, listing.index, listing.splits)
     if progress is None:
         side = settings.image_size
         progress = Progress(spec, np.zeros((side, side, 3), np.int64))
@@ -138,6 +140,8 @@ def _finish(settings: Settings, listing: Listing, progress: Progress, report: Re
         manifest.classes,
         report.bad,
     )
+    if listing.copies is not None:
+        log.info("%s: these copies of the pictures may be deleted now", listing.copies)
 
 
 def _kept(listed: Listed, skipped: set[int]) -> Listed:
@@ -234,17 +238,3 @@ def _complete(settings: Settings) -> None:
             pixels = pixels.transpose(3, 1, 2, 0)
         moments += colour_moments(pixels)
     write_array(path, covariance_of(moments))
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock `folder`; the lock ends with the process, however it ends."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{folder}: another run is using this folder") from None
-        yield
-    finally:
-        os.close(descriptor)

@@ -76,7 +76,7 @@ def load_progress(folder: Path) -> Progress | None:
     if not path.exists():
         return None
     try:
-        _check_stored(path)
+        check_stored(path)
         with np.load(path, allow_pickle=False) as arrays:
             record = parse_json(arrays["record"].tobytes())
             if "moments" not in arrays:
@@ -91,8 +91,9 @@ def load_progress(folder: Path) -> Progress | None:
         ) from None
 
 
-def _check_stored(path: Path) -> None:
-    # A compressed member can unpack to a thousand times its size; save_progress compresses none.
+def check_stored(path: Path) -> None:
+    """Refuse an ``.npz`` file with compressed arrays; raises ValueError."""
+    # A compressed member can unpack to a thousand times its size; none is compressed here.
     with zipfile.ZipFile(path) as archive:
         if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
             raise ValueError("compressed arrays")

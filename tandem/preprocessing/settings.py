@@ -11,10 +11,11 @@ from tandem.validation import read_yaml
 
 DEFAULT_CONFIG = Path(__file__).resolve().parents[2] / "preprocessing" / "paths.yaml"
 
-_PATHS = ("_dir", "_file", "_mat")  # ends of the keys of paths
+_PATHS = ("source", "_dir", "_file", "_mat")  # ends of the keys of paths
 _ANSWERS = {
     **dict.fromkeys(("output", "out", "output_dir", "target"), "tar_root_dir"),
-    **dict.fromkeys(("train", "train_dir", "traindir", "data", "root"), "train_img_dir"),
+    **dict.fromkeys(("data", "data_dir", "dataset", "imagenet", "input", "root"), "source"),
+    **dict.fromkeys(("train", "train_dir", "traindir"), "train_img_dir"),
     **dict.fromkeys(("val", "val_dir", "valdir"), "val_img_dir"),
     **dict.fromkeys(("size", "img_size", "resize_height", "resize_width"), "image_size"),
     **dict.fromkeys(("j", "num_workers", "jobs", "processes", "threads"), "workers"),
@@ -23,8 +24,8 @@ _ANSWERS = {
 }
 
 
-def _path(default: Any, meaning: str) -> Any:
-    return option(default, meaning, "a path" if default is ... else "a path or null", "text")
+def _path(default: Path | None, meaning: str) -> Any:
+    return option(default, meaning, "a path or null" if default is None else "a path", "text")
 
 
 def _number(default: int, meaning: str, low: int, high: int) -> Any:
@@ -34,11 +35,16 @@ def _number(default: int, meaning: str, low: int, high: int) -> Any:
 class Settings(Options):
     """What preprocessing reads, writes and does."""
 
-    train_img_dir: PathOption = _path(..., "training pictures, one folder for each class")
-    val_img_dir: PathOption = _path(
-        ..., "validation pictures, side by side or one folder for each class"
+    source: PathOption | None = _path(
+        None, "folder of ImageNet in any known layout, instead of train_img_dir and val_img_dir"
     )
-    tar_root_dir: PathOption = _path(..., "folder of the batch files and the manifest")
+    train_img_dir: PathOption | None = _path(None, "training pictures, one folder for each class")
+    val_img_dir: PathOption | None = _path(
+        None, "validation pictures, side by side or one folder for each class"
+    )
+    tar_root_dir: PathOption = _path(
+        Path("data/imagenet"), "folder of the batch files and the manifest"
+    )
     val_label_file: PathOption | None = _path(
         None, "ILSVRC IDs of validation pictures that lie side by side, one a line"
     )

@@ -4,8 +4,9 @@ import contextlib
 import math
 import os
 import signal
+import threading
 import time
-from typing import Self
+from typing import Any, Self
 
 REPEAT_SECONDS = 1.0  # within which a second signal repeats the first
 
@@ -19,7 +20,8 @@ class StopSignals:
     The main thread enters and leaves it. Any thread may `poll`, also while the main thread is
     inside a long call: Python runs its handlers only between instructions of the main thread, but
     writes the number of a signal to a pipe as soon as it arrives. `count` is of the requests until
-    the last `poll`, `last` the last signal.
+    the last `poll`, `last` the last signal. Entered on another thread, which can install no
+    handler, it counts none.
     """
 
     def __init__(self) -> None:
@@ -27,11 +29,13 @@ class StopSignals:
         self._latest = -math.inf
 
     def __enter__(self) -> Self:
-        self._receiver, sender = os.pipe()
-        for descriptor in (self._receiver, sender):
+        self._receiver, self._sender = os.pipe()
+        for descriptor in (self._receiver, self._sender):
             os.set_blocking(descriptor, False)
-        self._former_wakeup = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
-        self._sender = sender
+        self._former: dict[int, Any] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._former_wakeup = signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
         self._former = {
             number: signal.signal(number, lambda *_: None)
             for number in (signal.SIGINT, signal.SIGTERM)
@@ -41,7 +45,8 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(self._former_wakeup)
+        if self._former:
+            signal.set_wakeup_fd(self._former_wakeup)
         self.poll()
         os.close(self._receiver)
         os.close(self._sender)

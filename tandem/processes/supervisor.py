@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from tandem.processes.heartbeat import ORPHANED, WRITE_SECONDS, HeartbeatMonitor, HeartbeatTable
@@ -21,6 +21,11 @@ class ProgressReporter:
     """Receives all that the workers of a pool report. This base class shows nothing."""
 
     stderr: Connection | None = None  # where the workers write instead of to the terminal
+
+    @property
+    def failure(self) -> Failed | None:
+        """A failure of the reporter itself, which ends the work of the pool."""
+        return None
 
     def begin(self, table: HeartbeatTable, pids: Mapping[str, int]) -> None:
         """Called when all workers have been started, with their process ids by name."""
@@ -66,8 +71,9 @@ def supervise(
     """Pass reports on until all workers have finished; return the root cause of a failure.
 
     The first request to stop goes to the workers; the second ends the call, as does the first
-    where there is nothing to save: with `saves`, workers that are `Ready` save their work. After a
-    failure the call ends when no worker is writing any more, at most a minute later.
+    where there is nothing to save: with `saves`, workers that are `Ready` save their work. A
+    failure of the `reporter` is such a request too. After a worker's failure the call ends when no
+    worker is writing any more, at most a minute later.
     """
     reporter.begin(pool.table, pool.pids)
     others = {pool.table.names.index(h.name): h.process.pid for h in pool.handles if h.process}
@@ -79,6 +85,12 @@ def supervise(
             return None
         if signals.count and not asked:
             log.info("%s: stopping after this step; again to stop at once", signals.last.name)
+            pool.send(Stop())
+            asked = True
+        if reporter.failure is not None and not asked:
+            if not can_save:
+                return reporter.failure
+            log.info("%s failed: stopping after this step", reporter.failure.who)
             pool.send(Stop())
             asked = True
         failures = []
@@ -96,7 +108,7 @@ def supervise(
             failure = _root_cause(pool, failures)
             _await_writers(pool, failure, signals)
             return failure
-    return None
+    return reporter.failure and replace(reporter.failure, kind="agreed")
 
 
 def _await_writers(pool: WorkerPool, failure: Failed, signals: StopSignals) -> None:

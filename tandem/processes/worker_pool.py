@@ -18,6 +18,7 @@ from typing import Any, Self
 from tandem.files import remove_partials
 from tandem.processes.child import ChildContext, enter
 from tandem.processes.heartbeat import LAUNCHER, HeartbeatTable, HeartbeatThread, StatusSlot
+from tandem.processes.spawn import SPAWN
 
 log = logging.getLogger(__name__)
 
@@ -110,14 +111,13 @@ class WorkerPool:
         launcher writes them to a pipe of which it holds both ends, and would wait for ever for a
         process that dies before it has read more than fits in. The `message` may be of any size.
         """
-        context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe(duplex=True)
+        here, there = multiprocessing.Pipe(duplex=True)
         # Started with the first child otherwise, when it would let SIGINT through again.
         resource_tracker.ensure_running()
         tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
         index = self.table.names.index(name)
         child = ChildContext(self.table, index, folder, tracker, self._stderr)
-        process = context.Process(
+        process = SPAWN.Process(
             target=enter, args=(child, target, *arguments, there), name=name, daemon=True
         )
         held = {signal.SIGINT, signal.SIGTERM}  # none may reach a child before it ignores them

@@ -12,7 +12,7 @@ import numpy as np
 from tandem.artifacts.checkpoint import RunState
 from tandem.data.augment import Mode
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
-from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
+from tandem.data.order import epoch_order, global_minibatch, trainer_rows
 from tandem.processes.messages import Stop
 from tandem.training.messages import MinibatchReady
 from tandem.training.run_spec import RunSpec
@@ -184,7 +184,7 @@ def minibatch_requests(spec: RunSpec, rank: int, begin: RunState) -> Iterator[Mi
             parts.append(("train", order, first))
         parts.append(("validation", np.arange(spec.validation.size), 0))
         for mode, order, first in parts:
-            for k in range(first, minibatch_count(len(order), spec.global_batch)):
+            for k in range(first, spec.steps(mode)):
                 if mode == "train" and (epoch, k) in begin.skipped:
                     continue
                 rows = global_minibatch(order, k, spec.global_batch)

@@ -7,10 +7,11 @@ from typing import Literal
 from tandem.artifacts.checkpoint import CheckpointHeader
 from tandem.artifacts.reproducibility import Conditions
 from tandem.config.schema import Config
-from tandem.data.augment import Augmentation
+from tandem.data.augment import Augmentation, Mode
 from tandem.data.colour import Basis
 from tandem.data.dataset import Dataset
 from tandem.data.minibatch import MinibatchBuilder
+from tandem.data.order import minibatch_count
 from tandem.layers.network import NetworkDescription
 from tandem.memory import SlotLayout
 
@@ -33,6 +34,7 @@ class RunSpec:
     # Epoch and global minibatch, from 0, of minibatches to skip, beside the checkpoint's own:
     skipped: tuple[tuple[int, int], ...] = ()
     colour_basis: Basis = ()  # of the colour noise; empty: there is none
+    most_steps: int | None = None  # of an epoch's training, and of its validation; None: all
     crops: Literal[1, 10] = 1  # of each picture that a validation alone averages over
 
     @property
@@ -96,6 +98,12 @@ class RunSpec:
     def global_batch(self) -> int:
         """Images per step over all trainers."""
         return self.config.batch_size * self.trainers
+
+    def steps(self, mode: Mode) -> int:
+        """Steps of an epoch's training, or of its validation, by all trainers together."""
+        split = self.train if mode == "train" else self.validation
+        steps = minibatch_count(split.size, self.global_batch)
+        return steps if self.most_steps is None else min(steps, self.most_steps)
 
     def minibatch_builder(self) -> MinibatchBuilder:
         """Make the builder of minibatches, for a loader process or a trainer without one."""

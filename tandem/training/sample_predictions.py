@@ -24,7 +24,8 @@ class SamplePredictions:
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
         batch = spec.config.batch_size
-        self._rows = sample_rows(spec.validation.size, spec.global_batch, batch)
+        seen = min(spec.validation.size, spec.steps("validation") * spec.global_batch)
+        self._rows = sample_rows(seen, spec.global_batch, batch)
         self._scores: list[Scores] = []
         self._crops: npt.NDArray[np.uint8] | None = None
         self._labels: list[int] = []

@@ -42,7 +42,7 @@ class Trainer:
         self.rank, self.group, self.status = arguments.rank, arguments.group, arguments.status
         self.memory, self.model, self.state = setup.memory, setup.model, setup.state
         self.exchange, self.pipeline = setup.exchange, setup.pipeline
-        self.steps = minibatch_count(spec.train.size, spec.global_batch)
+        self.steps = spec.steps("train")
         self.timer = StepTimer(self.status)
         self.untrained = setup.untrained
         self._seconds = self.state.pending.seconds if self.rank == 0 else Seconds()
@@ -168,7 +168,7 @@ class Trainer:
 
     def _validate(self, epoch: int) -> ValidationRecord:
         self.model.take_sums("validation")
-        steps = minibatch_count(self.spec.validation.size, self.spec.global_batch)
+        steps = self.spec.steps("validation")
         for step in range(steps):
             self._validate_step()
             if self.reports.samples is not None:
@@ -237,7 +237,8 @@ class Trainer:
         raise StopAgreed
 
     def _rate(self, epoch: int, step: int) -> float:
-        return learning_rate(self.config, epoch, step, self.steps, self.state.validation_errors)
+        whole = minibatch_count(self.spec.train.size, self.spec.global_batch)
+        return learning_rate(self.config, epoch, step, whole, self.state.validation_errors)
 
     def _vote(self, not_finite: tuple[int, ...]) -> Sequence[StepVote]:
         """Vote on a step; trainers that are not in step do so only now and then."""

@@ -15,7 +15,9 @@ import torch
 from tandem.config import hardware
 from tandem.config.hardware import (
     RankInfo,
+    cuda_device_count,
     driver_cuda,
+    gpu_memory,
     have_own_gpus,
     place_devices,
     process_limit,
@@ -326,3 +328,32 @@ def test_a_rank_tells_whether_triton_compiles_there(
     monkeypatch.setattr(hardware, "missing_for_triton", lambda: missing)
     here = RankInfo.here(0, "a processor", (), "mpirun")
     assert (here.triton, here.missing_for_triton) == (version, missing)
+
+
+class FakeManagement:
+    """NVML, of one GPU."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status, self.asked = status, b""
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
+        self.asked = uuid
+        return self.status
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, found: Any) -> int:
+        found._obj[:] = [100, 60, 40]  # all, free, used
+        return 0
+
+
+def test_memory_of_a_gpu_is_that_of_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu_memory(0) is None or cuda_device_count()
+    library = FakeManagement()
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(hardware, "gpu_identity", lambda number: f"uuid-{number}")
+    assert gpu_memory(3) == (40, 100)
+    assert library.asked == b"GPU-uuid-3"
+    library.status = 1
+    assert gpu_memory(3) is None

@@ -98,6 +98,8 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("batch_size", "0", "0", "at least 1"),
         ("batch_size", "[3]", "[3]", "a whole number"),
         ("batch_size", "null", "null", "a whole number"),
+        ("callbacks", "[Log]", '["Log"]: it needs a module and a class', "[my_callbacks:Log]"),
+        ("callbacks", "[{my: Log}]", '[{"my": "Log"}]', "a list of modules and classes such as"),
         ("batch_size", "2024-01-01", '"2024-01-01"', "a whole number"),
         ("check_every", "-1", "-1", "at least 0"),
         ("seed", "-1", "-1", "2**63"),

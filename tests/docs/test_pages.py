@@ -1,5 +1,6 @@
 """The pages of docs/: commands that exist, links that lead somewhere, pages that are found."""
 
+import ast
 import os
 import pkgutil
 import re
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.config.schema import make_config
+from docs.pages import built, included, linked, settings_tables
+from tandem.config.schema import Config, make_config
+from tandem.preprocessing.settings import Settings
 from tandem.validation import parse_yaml
 from tests.support.pages import (
     EVERY_PAGE,
@@ -45,6 +48,10 @@ def started(words: list[str]) -> list[str]:
 
 
 def divided(words: list[str]) -> tuple[str, str]:
+    if words[0] == "tandem":
+        words = ["python", "-m", *words]
+    if words[:3] == ["python", "-m", "tandem"]:
+        return shlex.join(words[:4]), shlex.join(words[4:])
     if words[0] in ("python", "pip"):
         count = 3 if words[1] in ("-m", "-c") else 2
         return shlex.join(words[:count]), shlex.join(words[count:])
@@ -151,10 +158,114 @@ def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
     assert broken_links(page) == ["other.md", "#two"]
 
 
-def test_the_readme_names_every_page() -> None:
+def navigation() -> dict[str, list[str]]:
+    """The pages of the navigation under the caption of their group."""
+    trees = code_blocks(ROOT / "docs" / "index.md", "{toctree}")
+    captions = [re.findall(r"^:caption: (.*)$", tree, re.MULTILINE)[0] for tree in trees]
+    entries = [re.findall(r"^[\w/-]+$", tree, re.MULTILINE) for tree in trees]
+    return dict(zip(captions, entries, strict=True))
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    groups = navigation()
+    assert [*groups] == ["Tutorial", "How to", "Explanation", "Reference"]
+    found = sorted(page for pages in groups.values() for page in pages)
+    assert found == sorted(["api/tandem", *(p.stem for p in PAGES if p.stem != "index")])
+
+
+def test_the_readme_names_every_page_in_the_order_of_the_navigation() -> None:
     readme = (ROOT / "README.md").read_text()
-    missing = [p.name for p in PAGES if p.name not in ("index.md", "programs.md")]
-    assert [name for name in missing if f"docs/{name}" not in readme] == []
+    below = readme[readme.index("\n## Pages\n") :]
+    listed = re.findall(r"\]\((?:docs/([\w-]+)\.md|([\w./]+))\)", below)
+    files = {file.relative_to(ROOT).as_posix(): page for file, page in included().items()}
+    named = [page or files.get(other) for page, other in listed if page or other in files]
+    wanted = [page for pages in navigation().values() for page in pages if "/" not in page]
+    assert named == wanted
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 200
+
+
+def test_a_page_of_a_file_outside_is_nothing_but_its_link() -> None:
+    assert included()[ROOT / "README.md"] == "index"
+    assert included()[ROOT / "pretrained" / "README.md"] == "pretrained"
+    index = built((ROOT / "docs" / "index.md").read_text())
+    assert index.startswith("# Tandem\n")
+    assert "](tutorial.md)" in index
+    assert "](pretrained.md)" in index
+    assert "![" in index
+    assert "](live-view.svg)" in index
+    assert "docs/" not in "".join(re.findall(r"\]\(([^)]*)\)", index))
+
+
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [
+        ("[a](docs/tutorial.md#train)", "[a](tutorial.md#train)"),
+        ("[a](pretrained/README.md#mean-image)", "[a](pretrained.md#mean-image)"),
+        ("![a](docs/curves.png)", "![a](curves.png)"),
+        ("[a](#one)", "[a](#one)"),
+        ("[a](https://x.y/z.md)", "[a](https://x.y/z.md)"),
+        ("[a](config.yaml)", "[a](path:../config.yaml)"),
+        ("[a](tests/gpu/README.md), [b](tests)", "a, b"),
+        ("```\n[a](docs/tutorial.md)\n```", "```\n[a](docs/tutorial.md)\n```"),
+    ],
+)
+def test_links_are_pointed_to_the_built_pages(link: str, expected: str) -> None:
+    assert linked(f"{link}\n", ROOT) == f"{expected}\n"
+
+
+def test_every_setting_is_on_the_page_of_settings() -> None:
+    page = built((ROOT / "docs" / "settings.md").read_text())
+    for model in (Config, Settings):
+        for key, field in model.model_fields.items():
+            (row,) = re.findall(rf"^\| `{key}` \| .*$", settings_tables(model), re.MULTILINE)
+            assert row in page
+            assert str(field.description)[:20] in row.replace("\\", "")
+    assert (
+        "| `batch_size` | `128` | images per trainer and step, not global. Allowed: a whole" in page
+    )
+
+
+def test_the_readmes_settings_have_their_defaults() -> None:
+    readme = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| \S.*\|$", readme, re.MULTILINE)
+    assert len(rows) == 10
+    for key, default in rows:
+        assert str(Config.model_fields[key].default) == default.strip("`"), key
+
+
+def texts(file: Path) -> list[str]:
+    """The strings of a module, joined where they are one expression, "..." for what varies."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            parts = [v.value if isinstance(v, ast.Constant) else "..." for v in node.values]
+            found.append("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(re.sub(r"%[sdg]", "...", node.value))
+    return found
+
+
+def test_messages_on_the_page_of_troubles_are_those_of_the_program() -> None:
+    ours = "\n".join(text for file in (ROOT / "tandem").rglob("*.py") for text in texts(file))
+    messages = [
+        line
+        for block in code_blocks(ROOT / "docs" / "troubleshooting.md", "text")
+        for line in block.splitlines()
+    ]
+    assert len(messages) > 12
+    for message in messages:
+        for part in message.removeprefix("error: ").split("..."):
+            assert part.strip(" :;,.") in ours, message
+
+
+def test_the_glossary_is_in_english_order() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    terms = [term.lower() for term in re.findall(r"^\| ([^|]*) \|", page, re.MULTILINE)[1:]]
+    assert len(terms) > 60
+    assert terms == sorted(terms, key=lambda term: re.sub(r"[^a-z0-9]", " ", term))
 
 
 def test_the_picture_is_well_formed() -> None:

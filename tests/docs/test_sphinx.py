@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -28,4 +30,51 @@ def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
     modules = {"tandem.config.schema.html", "tandem.memory.cuda.html", "tandem.ops.conv.html"}
     assert pages | modules <= names
     assert "norm_before_pool" in (tmp_path / "programs.html").read_text()
+    assert "loader_threads" in (tmp_path / "settings.html").read_text()
+    assert "bvlc_alexnet" in (tmp_path / "pretrained.html").read_text()
+    index = (tmp_path / "index.html").read_text()
+    assert "live-view.svg" in index
+    assert "copybutton" in index
+    assert dead_ends(tmp_path) == []
     assert "LeNet" in (tmp_path / "another-network.html").read_text()
+
+
+class Page(HTMLParser):
+    """What a built page links to, and the names by which others can link into it."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.names: set[str] = set()
+        self.feed(file.read_text())
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for key, value in attributes:
+            if key == "id" and value:
+                self.names.add(value)
+            elif key in ("href", "src") and value:
+                self.links.add(value)
+
+
+def dead_ends(folder: Path) -> list[str]:
+    """The links of built pages to files or places that do not exist."""
+    pages = {file.resolve(): Page(file) for file in folder.rglob("*.html")}
+    dead = []
+    for file, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            into = parts.fragment if target in pages else ""
+            if not target.exists() or (into and into not in pages[target].names):
+                dead.append(f"{file.name}: {link}")
+    return dead
+
+
+def test_a_dead_end_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "b.html").write_text("<p id='there'>")
+    links = ["b.html#there", "b.html#gone", "c.html", "https://x.y", "b.html", "#", "#here"]
+    (tmp_path / "a.html").write_text("".join(f'<a href="{link}">' for link in links))
+    found = {"b.html#gone", "c.html", "#here"}
+    assert set(dead_ends(tmp_path)) == {f"a.html: {link}" for link in found}

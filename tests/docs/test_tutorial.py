@@ -38,6 +38,7 @@ def test_from_an_empty_folder_to_a_named_picture(tmp_path: Path) -> None:
     assert named[0][1] == "digit_3"
     assert by_python.startswith("digit_3 0.")
     assert (project / "runs" / "tutorial" / "curves.png").exists()
+    assert (project / "data" / "tutorial" / "look.png").exists()
     assert (project / "tutorial.onnx").stat().st_size > 1e6
 
 

@@ -181,14 +181,16 @@ def test_the_view_of_trainers_that_load_by_themselves(tmp_path: Path) -> None:
     assert text.count("memory") == 1
 
 
-@pytest.mark.parametrize("name", ["stderr", "__stderr__"])
+@pytest.mark.parametrize(
+    ("name", "logger"), [("stderr", None), ("__stderr__", None), ("stderr", "tandem")]
+)
 def test_log_lines_go_above_the_view_and_then_where_they_went(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, logger: str | None
 ) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, name, stream)
     monkeypatch.setattr(sys, "stderr", stream)
-    spec, root = spec_of(tmp_path), logging.getLogger()
+    spec, root = spec_of(tmp_path), logging.getLogger(logger)
     handler = logging.StreamHandler(stream)
     root.addHandler(handler)
     try:

@@ -49,7 +49,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def train(launcher: FakeLauncher, config: Config, **changes: Any) -> int:
-    return programs.train(config.model_copy(update=changes), None, launcher)
+    return programs.execute_training(config.model_copy(update=changes), None, launcher).status
 
 
 @pytest.mark.parametrize(("restarts", "deaths", "status"), [(0, 1, 1), (2, 2, 0), (2, 3, 1)])

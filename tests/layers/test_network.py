@@ -9,7 +9,8 @@ from alex_net import AlexNet
 from examples.le_net import LeNet
 from tandem.config.schema import Config, make_config
 from tandem.errors import InputError
-from tandem.layers.network import NetworkDescription, build_network, check_network, find_network
+from tandem.layers.network import NetworkDescription, build_network, check_network
+from tandem.registry import find_class
 
 MODULE = """
 from tandem.layers import Network
@@ -66,7 +67,7 @@ def test_another_network_is_made_with_the_same_arguments() -> None:
 )
 def test_a_module_or_class_that_is_not_there(network: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        find_network(network)
+        find_class("network", network)
 
 
 def test_a_module_that_lacks_another_says_so_itself(
@@ -75,7 +76,7 @@ def test_a_module_that_lacks_another_says_so_itself(
     (tmp_path / "lacking_network.py").write_text("import something_that_is_not_there\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="something_that_is_not_there"):
-        find_network("lacking_network:Net")
+        find_class("network", "lacking_network:Net")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import scipy.io
 
 from tandem.errors import InputError
 from tandem.philox import Purpose, permutation
+from tandem.preprocessing.listed import Collector, Listed
 from tandem.preprocessing.listing import Listing, list_pictures
 from tandem.preprocessing.settings import Settings
 from tandem.preprocessing.sources import SOURCES, Folder, Source
@@ -233,21 +234,27 @@ def test_pictures_whose_names_are_not_printable_are_listed_and_shown_escaped(roo
 
 
 def test_a_new_source_is_one_registered_class(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert set(SOURCES) == {"class_folders", "ilsvrc_validation"}
-
     @dataclass(frozen=True)
-    class Split(Source):
-        splits, expected, shuffled = ("val",), "a list", False
+    class Drawers(Source):
+        layout, expected = "drawers", "drawers/"
+        source: Path
         seed: int
 
         @staticmethod
         def recognises(folder: Folder) -> bool:
-            return folder.path.name == "other"
+            return folder.folders == ("drawers",)
 
-        def find(self, folder: Folder) -> tuple[list[str], list[str]]:
-            return [f"picture-{self.seed}"], ["n10"]
+        def find(self) -> dict[str, Listed]:
+            found = {}
+            for split in ("train", "val"):
+                collector = Collector(self.source, split)
+                collector.add_file("drawers/all")
+                collector.add(f"picture-{self.seed}", "n10", 7, 70)
+                found[split] = collector.listed()
+            return found
 
-    monkeypatch.setattr(SOURCES, "_choices", {**SOURCES._choices, "list": Split})
-    (root / "other").mkdir()
-    listed = listing_of(root, val_img_dir=root / "other", seed=7).splits["val"]
-    assert (listed.pictures, listed.labels.tolist()) == (("picture-7",), [1])
+    monkeypatch.setattr(SOURCES, "_choices", {**SOURCES._choices, "drawers": Drawers})
+    (root / "other" / "drawers").mkdir(parents=True)
+    listed = listing_of(root, source=root / "other", seed=7).splits["val"]
+    assert (listed.pictures, listed.labels.tolist()) == (("picture-7",), [0])
+    assert listed.place(0) == (str(root / "other" / "drawers" / "all"), 7, 70)

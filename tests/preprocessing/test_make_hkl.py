@@ -227,7 +227,7 @@ def test_validation_pictures_are_decoded_while_the_last_training_file_is_written
     waited = []
 
     def submitted(pool: DecodePool, task: Task) -> object:
-        if "/val/" in task.paths[0]:
+        if "/val/" in task.places[0].path:
             begun.set()
         return submit(pool, task)
 

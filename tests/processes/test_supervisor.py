@@ -192,6 +192,33 @@ def test_another_worker_may_exit_with_status_0() -> None:
     assert outcome.failure.who == "adder 1"
 
 
+class FailingReporter(Sums):
+    """Fails at once, or when each worker has reported once."""
+
+    def __init__(self, at_once: bool) -> None:
+        super().__init__()
+        self._at_once = at_once
+
+    @property
+    def failure(self) -> Failed | None:
+        if not self._at_once and len(self.sums) < 2:
+            return None
+        return Failed("reporter", "fault", "broken", "")
+
+
+@pytest.mark.parametrize(("at_once", "kind"), [(True, "fault"), (False, "agreed")])
+def test_when_the_reporter_fails_ready_workers_save(at_once: bool, kind: str) -> None:
+    reporter = FailingReporter(at_once)
+    with StopSignals() as signals, WorkerPool(["adder 0", "adder 1"], 60) as pool:
+        for name in ("adder 0", "adder 1"):
+            pool.start(name, add, [1])
+        failure = supervise(pool, reporter, signals, saves=True)
+        assert pool.finished == (not at_once)
+    assert failure is not None
+    assert (failure.who, failure.kind) == ("reporter", kind)
+    assert reporter.sums == ([] if at_once else [1, 1, "saved", "saved"])
+
+
 def test_the_first_request_lets_workers_save(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         outcome, sums = run((add, [1]), (add, [2]), act=interrupt(0.0))

@@ -11,10 +11,12 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from tandem.__main__ import VERBS
 from tests.support.tiny import ROOT, python_path
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-EVERY_PAGE = [*PAGES, ROOT / "README.md", *sorted((ROOT / "pretrained").glob("*.md"))]
+_ABOUT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+EVERY_PAGE = [*PAGES, *_ABOUT, *sorted((ROOT / "pretrained").glob("*.md"))]
 _MORE = [*(ROOT / "tests" / "gpu").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
 _SCRIPTS = sorted(
     path
@@ -79,11 +81,12 @@ def named_programs() -> frozenset[str]:
     text = "\n".join(texts).replace('"', "")
     found = re.findall(r"\bpython3? (?!-[^m])(-m [\w.]*\w|\S+\.py)", text)
     ours = {path.name for path in ROOT.iterdir()}
-    return frozenset(
+    named = {
         name
         for name in found
         if not name.startswith("-m ") or name.split()[1].split(".")[0] in ours
-    )
+    }
+    return frozenset(named | {f"-m tandem {verb}" for verb in VERBS})
 
 
 # Forks for each program after importing what takes long; paths are as Python sets them.
@@ -100,8 +103,8 @@ for name in json.load(sys.stdin):
         status = 1
         try:
             if name.startswith("-m "):
-                module = name[3:]
-                sys.argv = [module, "--help"]
+                module, *verb = name[3:].split()
+                sys.argv = [module, *verb, "--help"]
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
             else:
                 sys.argv = [name, "--help"]

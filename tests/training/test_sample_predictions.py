@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.artifacts.checkpoint import RunState
 from tandem.config.schema import Config
 from tandem.data.minibatch import MinibatchRequest
 from tandem.data.order import global_minibatch, minibatch_count, trainer_rows
 from tandem.launch.prepare import prepare_run
 from tandem.memory import HostSlots, SlotLayout
+from tandem.training.input_pipeline import minibatch_requests
 from tandem.training.run_spec import RunSpec
 from tandem.training.sample_predictions import SamplePredictions, sample_rows, softmax
 from tests.support.tiny import prepare
@@ -89,3 +91,19 @@ def test_softmax_against_its_formula() -> None:
     scores = np.array([[1.0, 2, 3], [1000, 0, -1000]], np.float32)
     expected = np.exp(scores[0].astype(float)) / np.exp(scores[0].astype(float)).sum()
     np.testing.assert_allclose(softmax(scores), [expected, [1, 0, 0]], rtol=1e-12)
+
+
+def test_a_run_of_a_few_steps_asks_for_these_only_and_shows_what_they_contain(
+    spec: RunSpec,
+) -> None:
+    """13 pictures to train with and 23 to validate, 4 a step."""
+    few = replace(spec, most_steps=2)
+    assert [few.steps("train"), few.steps("validation")] == [2, 2]
+    assert [spec.steps("train"), spec.steps("validation")] == [4, 6]
+    assert replace(spec, most_steps=9).steps("train") == 4
+    asked = minibatch_requests(few, 0, RunState(epoch=few.config.n_epochs - 1))
+    assert [(r.mode, r.minibatch) for r in asked] == [
+        (mode, step) for mode in ("train", "validation") for step in (0, 1)
+    ]
+    assert max(SamplePredictions(spec).indices) > 8
+    assert max(SamplePredictions(few).indices) < 8

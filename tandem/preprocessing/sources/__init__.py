@@ -4,72 +4,73 @@ Every module of this package registers a `Source` when it is imported; a new lay
 """
 
 import importlib
-import logging
+import os
 import pkgutil
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from tandem.data.decode import PICTURE_SUFFIXES
 from tandem.errors import InputError
+from tandem.preprocessing.listed import Listed
+from tandem.preprocessing.settings import Settings
+from tandem.preprocessing.unsupported import hint_for
 from tandem.registry import Choice, Registry
-from tandem.validation import printable
+from tandem.validation import listed, printable
 
-log = logging.getLogger(__name__)
+CLEARER = "name the folders by --train-img-dir and --val-img-dir"
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Names of the entries of a folder of pictures, sorted, without hidden ones."""
+    """Names of the entries of a folder, sorted, without hidden ones."""
 
     path: Path
     key: str  # the setting that names the folder, for messages
     folders: tuple[str, ...]
-    pictures: tuple[str, ...]
+    pictures: tuple[str, ...]  # by their suffixes
+    others: tuple[str, ...]
 
     @classmethod
     def scan(cls, path: Path, key: str) -> "Folder":
-        """List a folder; raises InputError where it cannot be read or a class is not printable."""
-        folders, pictures, others = [], [], 0
+        """List a folder; raises InputError where it cannot be read."""
+        folders, pictures, others = [], [], []
         try:
-            for entry in path.iterdir():
-                if entry.name.startswith("."):
-                    continue
-                if entry.suffix.lower() in PICTURE_SUFFIXES:
-                    pictures.append(entry.name)
-                elif entry.is_dir():
-                    folders.append(entry.name)
-                else:
-                    others += 1
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if is_picture(entry.name):
+                        pictures.append(entry.name)
+                    elif entry.is_dir():
+                        folders.append(entry.name)
+                    else:
+                        others.append(entry.name)
         except OSError as error:
             raise InputError(
                 f"{path} ({key}): the folder cannot be read: {error.strerror}"
             ) from None
-        for name in folders:
-            # A class stands in the manifest; a picture with such a name is left out later.
-            if not name.isprintable():
-                raise InputError(
-                    f"{path}: found the class folder {name!a}, expected printable characters in"
-                    " UTF-8"
-                )
-        if others:
-            log.info("%s: ignored %d files that are not pictures by their names", path, others)
-        return cls(path, key, tuple(sorted(folders)), tuple(sorted(pictures)))
+        return cls(path, key, *(tuple(sorted(names)) for names in (folders, pictures, others)))
 
     def __str__(self) -> str:
-        found = [f"class folders ({self.folders[0]}, ...)"] if self.folders else []
+        found = [f"class folders ({printable(self.folders[0])}, ...)"] if self.folders else []
         if self.pictures:
             found.append(f"pictures side by side ({printable(self.pictures[0])}, ...)")
         return " and ".join(found) or "neither pictures nor class folders"
 
 
+def is_picture(name: str) -> bool:
+    """Whether a file is a picture by the suffix of its name."""
+    return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES  # noqa: PTH122, a million calls
+
+
 class Source(Choice, ABC):
     """A layout of pictures in a folder. Subclasses declare the settings that they need."""
 
-    splits: ClassVar[tuple[str, ...]]  # which of train and val may have this layout
+    layout: ClassVar[str]  # what it is, to complete "found ..."
     expected: ClassVar[str]  # what the folder holds, to complete "expected ..."
-    shuffled: ClassVar[bool]  # whether the list is shuffled before it is written to batch files
 
     @staticmethod
     @abstractmethod
@@ -77,15 +78,48 @@ class Source(Choice, ABC):
         """Whether the entries of a folder look like this layout."""
 
     @abstractmethod
-    def find(self, folder: Folder) -> tuple[list[str], list[str]]:
-        """List names relative to the folder and the class (WordNet ID) of each.
+    def find(self) -> Mapping[str, Listed]:
+        """List the pictures of both splits.
 
         Their order does not depend on the file system. Raises InputError, for example for a
         picture without a class.
         """
 
+    def archives(self) -> tuple[Path, ...]:
+        """The files that `find` reads for long, so that its result is kept; without any, none."""
+        return ()
+
+    def copies(self) -> Path | None:
+        """The folder into which `find` copies pictures, if it does."""
+        return None
+
 
 SOURCES: Registry[Source] = Registry("source")
+
+
+def choose(settings: Settings) -> Source:
+    """Make the source that the settings name; raises InputError unless it is known."""
+    if settings.source is None:
+        if settings.train_img_dir is None or settings.val_img_dir is None:
+            raise InputError(
+                "source: found null, expected a folder that holds ImageNet: --source DIR (or"
+                " --train-img-dir DIR and --val-img-dir DIR)"
+            )
+        return SOURCES.make("folders", vars(settings))
+    folder = Folder.scan(settings.source, "source")
+    fitting = [name for name in SOURCES if SOURCES[name].recognises(folder)]
+    if len(fitting) == 1:
+        return SOURCES.make(fitting[0], vars(settings))
+    where = f"{folder.path} (source)"
+    if fitting:
+        found = " and ".join(SOURCES[name].layout for name in fitting)
+        raise InputError(f"{where}: found {found}, expected one of them; or {CLEARER}")
+    if hint := hint_for(folder.path):
+        raise InputError(f"{where}: found {hint}")
+    names = [printable(name) for name in (*folder.folders, *folder.pictures, *folder.others)]
+    known = "; ".join(SOURCES[name].expected for name in SOURCES)
+    raise InputError(f"{where}: found {listed(names)}, expected one of: {known}; or {CLEARER}")
+
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

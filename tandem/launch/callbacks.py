@@ -1,0 +1,154 @@
+"""The callbacks of a run, called from the reports of its trainers."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
+from tandem.artifacts.run_folder import list_checkpoints
+from tandem.callbacks import METHODS
+from tandem.config.schema import Config
+from tandem.errors import InputError
+from tandem.processes.heartbeat import HeartbeatTable
+from tandem.processes.messages import Failed
+from tandem.processes.supervisor import Outcome, ProgressReporter
+from tandem.registry import find_class
+from tandem.training.run_spec import RunSpec
+
+
+def find_callbacks(names: Sequence[str]) -> list[type]:
+    """Import the classes that the setting names; raise InputError where one is no callback."""
+    found = []
+    for name in names:
+        kind = find_class("callbacks", name)
+        if not any(hasattr(kind, method) for method in METHODS):
+            raise InputError(
+                f"callbacks: found {name} without methods of a callback, expected at least one of "
+                f"{', '.join(METHODS)}"
+            )
+        try:
+            inspect.signature(kind).bind()
+        except TypeError as error:
+            raise InputError(
+                f"callbacks: found {name}, which is not made without arguments ({error}), expected "
+                "a class that needs none"
+            ) from error
+        found.append(kind)
+    return found
+
+
+class Callbacks:
+    """The callbacks of a program, in order, over all restarts of its run.
+
+    After one has failed, no more is called.
+    """
+
+    def __init__(self) -> None:
+        self.failure: Failed | None = None
+        self._each: list[tuple[str, Any]] | None = None  # None before training
+        self._record: dict[str, Any] | None = None  # of the last epoch
+
+    def begin(self, spec: RunSpec) -> Outcome | None:
+        """Make the callbacks and report the begin of training, once; return a failure of one."""
+        if self._each is not None:
+            return None
+        names, self._each = spec.config.callbacks, []
+        for name, kind in zip(names, find_callbacks(names), strict=True):
+            callback = self._safely(name, "__init__", kind)
+            self._each.append((name, callback))
+        self._call("on_train_begin", spec.config.model_dump(mode="json"))
+        return self._failed()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Report the begin of an epoch, counted from 1."""
+        self._call("on_epoch_begin", epoch)
+
+    def end_epoch(self, record: ValidationRecord, train: Sequence[TrainRecord]) -> None:
+        """Report the end of an epoch, with its validation and the reports of its training."""
+        self._record = summarised(record, train)
+        self._call("on_epoch_end", record.epoch, self._record)
+
+    def end(self, config: Config, outcome: Outcome) -> Outcome:
+        """Report the end of training; return its outcome, or the failure of a callback."""
+        if self._each is None or self.failure is not None:
+            return outcome
+        newest = next((str(path) for path in list_checkpoints(config.weights_path)[-1:]), None)
+        self._call(
+            "on_train_end", {"status": outcome.status, "weights": newest, "record": self._record}
+        )
+        return self._failed() or outcome
+
+    def _call(self, method: str, *arguments: object) -> None:
+        for name, callback in self._each or ():
+            if function := getattr(callback, method, None):
+                self._safely(name, method, function, *arguments)
+
+    def _safely(
+        self, name: str, method: str, function: Callable[..., Any], *arguments: object
+    ) -> Any:
+        """Call a function unless one has failed; an exception is the failure."""
+        if self.failure is None:
+            try:
+                return function(*arguments)
+            except Exception as error:
+                self.failure = Failed.of(f"callback {name}, {method}", error, "fault")
+        return None
+
+    def _failed(self) -> Outcome | None:
+        """Log a failure that no process has ended with, and return it."""
+        if self.failure is None:
+            return None
+        outcome = Outcome(1, self.failure)
+        outcome.explain()
+        return outcome
+
+
+class CallbackReporter(ProgressReporter):
+    """Passes reports on to another reporter, and calls callbacks at their time."""
+
+    def __init__(self, spec: RunSpec, reporter: ProgressReporter, callbacks: Callbacks) -> None:
+        self._spec, self._reporter, self._callbacks = spec, reporter, callbacks
+        self._train: list[TrainRecord] = []  # of this epoch
+        self.stderr = reporter.stderr
+
+    @property
+    def failure(self) -> Failed | None:
+        return self._callbacks.failure
+
+    def begin(self, table: HeartbeatTable, pids: Mapping[str, int]) -> None:
+        self._reporter.begin(table, pids)
+        done = 0
+        if self._spec.resumed is not None and self._spec.header is not None:
+            done = self._spec.header.state.epoch
+        self._callbacks.begin_epoch(done + 1)
+
+    def report(self, message: object) -> None:
+        self._reporter.report(message)
+        if isinstance(message, TrainRecord):
+            self._train.append(message)
+        elif isinstance(message, ValidationRecord):
+            self._callbacks.end_epoch(message, self._train)
+            self._train = []
+            if message.epoch < self._spec.config.n_epochs:
+                self._callbacks.begin_epoch(message.epoch + 1)
+
+    def close(self) -> None:
+        self._reporter.close()
+
+
+def summarised(record: ValidationRecord, train: Sequence[TrainRecord]) -> dict[str, Any]:
+    """The record of an epoch: its validation, and means of its training reports."""
+
+    def mean(key: str) -> float | None:
+        values = [getattr(each, key) for each in train]
+        return None if not values or None in values else fmean(values)
+
+    return {
+        **asdict(record),
+        "train_loss": mean("loss"),
+        "train_top1_error": mean("top1_error"),
+        "images_per_second": mean("images_per_second"),
+        "learning_rate": train[-1].learning_rate if train else None,
+    }

@@ -1,0 +1,102 @@
+"""The index of pictures in archives, kept beside the batch files.
+
+To list archives takes minutes: every header in 150 GB is read. The index spares that a stopped run
+that continues, and the check of a finished one. It holds for the same archives only, by their
+paths, sizes and times of change.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tandem.data.manifest import MANIFEST_NAME, SPLITS
+from tandem.errors import InputError
+from tandem.files import replacing
+from tandem.preprocessing.listed import Listed, Places
+from tandem.preprocessing.progress import check_stored
+from tandem.preprocessing.settings import Settings
+from tandem.preprocessing.sources import Source
+from tandem.validation import one_line, parse_json
+
+log = logging.getLogger(__name__)
+
+INDEX_NAME = "index.npz"
+_FORMAT = 1
+_COLUMNS = ("labels", "file", "offset", "size")
+
+
+def identity(source: Source, settings: Settings) -> str:
+    """Everything that the list depends on, as JSON; empty where no archive is read for it."""
+    if not (archives := source.archives()):
+        return ""
+    files = []
+    for path in archives:
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise InputError(f"{path} (source): cannot be read: {error.strerror}") from None
+        files.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
+    return json.dumps([_FORMAT, source.name, settings.seed, settings.subset, files])
+
+
+def save_index(root: Path, index: str, splits: Mapping[str, Listed]) -> None:
+    """Write the lists of both splits into `root`, whole or not at all."""
+    record: dict[str, Any] = {"index": index, "wnids": splits["train"].wnids}
+    arrays: dict[str, np.ndarray] = {}
+    for split, listed in splits.items():
+        record[split] = {
+            "pictures": listed.pictures,
+            "files": listed.places.files,
+            "ordered": listed.ordered,
+        }
+        places = listed.places
+        columns = (listed.labels, places.file, places.offset, places.size)
+        arrays |= {f"{split}_{name}": a for name, a in zip(_COLUMNS, columns, strict=True)}
+    text = np.frombuffer(json.dumps(record).encode(), np.uint8)
+    with replacing(root / INDEX_NAME) as partial, partial.open("wb") as file:
+        np.savez(file, record=text, **arrays)  # type: ignore[arg-type]
+
+
+def load_index(root: Path, index: str, folder: Path) -> dict[str, Listed] | None:
+    """Read the lists of both splits, whose files lie in `folder`, if they are those of `index`.
+
+    None where there is no such index, and where a file in it is gone before everything is done.
+    """
+    path = root / INDEX_NAME
+    if not path.exists():
+        return None
+    try:
+        check_stored(path)
+        with np.load(path, allow_pickle=False) as arrays:
+            record = parse_json(arrays["record"].tobytes())
+            if record["index"] != index:
+                return None
+            splits = {split: _split(split, record, arrays, folder) for split in SPLITS}
+    except Exception as error:
+        # A damaged archive makes NumPy, zipfile or zlib raise many types of exceptions.
+        log.warning("%s: is damaged (%s), so the archives are read again", path, one_line(error))
+        return None
+    files = [folder / file for listed in splits.values() for file in listed.places.files]
+    return splits if (root / MANIFEST_NAME).exists() or all(map(Path.is_file, files)) else None
+
+
+def _split(split: str, record: Any, arrays: Mapping[str, np.ndarray], folder: Path) -> Listed:
+    values, wnids = record[split], tuple(record["wnids"])
+    labels, *places = (arrays[f"{split}_{column}"] for column in _COLUMNS)
+    pictures, files = tuple(values["pictures"]), tuple(values["files"])
+    if not all(type(text) is str for texts in (pictures, files, wnids) for text in texts):
+        raise ValueError("names that are no text")
+    if any(Path(file).name != file for file in files):
+        raise ValueError("files of other folders")
+    for array, most in ((labels, len(wnids)), (places[0], len(files))):
+        if not pictures or array.dtype != np.int64 or array.min() < 0 or array.max() >= most:
+            raise ValueError("numbers out of range")
+    for array in (labels, *places):
+        if array.dtype != np.int64 or array.shape != (len(pictures),) or array.min() < 0:
+            raise ValueError("columns of another length or type")
+    ordered = values["ordered"] is True
+    return Listed(folder, wnids, pictures, labels, Places(files, *places), ordered)

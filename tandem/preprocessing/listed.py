@@ -1,0 +1,181 @@
+"""The pictures of one split: where each of them lies, its name in the manifest, its label."""
+
+import itertools
+import re
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tandem.errors import InputError
+from tandem.validation import printable
+
+WHOLE = -1  # size of a picture that is a whole file
+
+_WNID = re.compile(r"n\d{8}", re.ASCII)
+_TRAINING = re.compile(r"(n\d{8})_(\d+)(?:_(n\d{8}))?", re.ASCII)
+_VALIDATION = re.compile(r"(ILSVRC2012_val_\d{8})(?:_(n\d{8}))?", re.ASCII)
+
+
+class Place(NamedTuple):
+    """The bytes of a picture: `size` of them (or `WHOLE`) in a file, from `offset`."""
+
+    path: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where pictures lie: for each the number of its file, int64 offset and size, (pictures,)."""
+
+    files: tuple[str, ...]  # relative to the folder of the list, or absolute
+    file: np.ndarray
+    offset: np.ndarray
+    size: np.ndarray
+
+    def take(self, index: np.ndarray) -> "Places":
+        """The places at the given positions, in that order."""
+        return Places(self.files, self.file[index], self.offset[index], self.size[index])
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """The pictures of one split, in the order in which batch files hold them.
+
+    Names are those of the manifest: ``class folder/name``, or ``name`` for ILSVRC's validation
+    pictures. Labels are int64 (pictures,), positions in `wnids`. A list that is `ordered` is not
+    shuffled.
+    """
+
+    folder: Path
+    wnids: tuple[str, ...]
+    pictures: tuple[str, ...]
+    labels: np.ndarray
+    places: Places
+    ordered: bool = False
+
+    def take(self, positions: Sequence[int] | np.ndarray) -> "Listed":
+        """The pictures at the given positions of the list, in that order."""
+        index = np.asarray(positions, np.int64)
+        pictures = tuple(self.pictures[i] for i in index)
+        return replace(
+            self, pictures=pictures, labels=self.labels[index], places=self.places.take(index)
+        )
+
+    def place(self, position: int) -> Place:
+        """Where the picture at a position of the list lies."""
+        places = self.places
+        path = self.folder / places.files[places.file[position]]
+        return Place(str(path), int(places.offset[position]), int(places.size[position]))
+
+
+class Collector:
+    """Collects the pictures of one split, file by file, and makes the list of them."""
+
+    def __init__(self, folder: Path, split: str) -> None:
+        self.names: list[str] = []  # relative to the folder of the split, as the source has them
+        self.classes: list[str] = []
+        self._folder = folder
+        self._split = split
+        self._files: list[str] = []
+        self._file, self._offset, self._size = array("q"), array("q"), array("q")
+
+    def add_file(self, path: str) -> None:
+        """Open the next file; pictures are added to the latest."""
+        self._files.append(path)
+
+    def add(self, name: str, wnid: str, offset: int = 0, size: int = WHOLE) -> None:
+        """Add a picture of the latest file."""
+        self.names.append(name)
+        self.classes.append(wnid)
+        self._file.append(len(self._files) - 1)
+        self._offset.append(offset)
+        self._size.append(size)
+
+    def listed(self, ordered: bool = False) -> Listed:
+        """The list, by name unless it is `ordered`.
+
+        ImageNet's pictures get the official spelling of their names, so that neither the order nor
+        the manifest depends on the layout. Raises InputError if two pictures have one name.
+        """
+        wnids = tuple(sorted(set(self.classes)))
+        numbers = {wnid: number for number, wnid in enumerate(wnids)}
+        labels = np.fromiter((numbers[wnid] for wnid in self.classes), np.int64, len(self.classes))
+        names, official = _official_names(self._split, self.names, self.classes)
+        columns = (np.array(column, np.int64) for column in (self._file, self._offset, self._size))
+        places = Places(tuple(self._files), *columns)
+        listed = Listed(self._folder, wnids, names, labels, places, ordered or official)
+        if ordered:
+            return listed
+        # As a list of folders, each sorted: a folder n1-a comes after everything in n1.
+        if any(_key(a) > _key(b) for a, b in itertools.pairwise(names)):
+            listed = listed.take(sorted(range(len(names)), key=lambda i: _key(names[i])))
+        for before, name in itertools.pairwise(listed.pictures):
+            if before == name:
+                raise InputError(
+                    f"{self._folder}: found two {self._split} pictures that are"
+                    f" {printable(name)}, expected each once"
+                )
+        return listed
+
+
+def class_in(name: str) -> str | None:
+    """The WordNet ID in a name such as n01440764_10026.JPEG, if it is ImageNet's and has one."""
+    stem = _stem(name)
+    if match := _TRAINING.fullmatch(stem):
+        return match[3] or match[1]
+    match = _VALIDATION.fullmatch(stem)
+    return match[2] if match else None
+
+
+def is_imagenet_name(name: str) -> bool:
+    """Whether a name, without folders and suffix, is one of ImageNet's."""
+    stem = _stem(name)
+    return bool(_TRAINING.fullmatch(stem) or _VALIDATION.fullmatch(stem))
+
+
+def _official_names(
+    split: str, names: Sequence[str], classes: Sequence[str]
+) -> tuple[tuple[str, ...], bool]:
+    """Names as ImageNet spells them, and whether they are its numbered validation pictures."""
+    if split == "val" and all(map(_is_numbered, names, classes)):
+        return tuple(_spell(name, _numbered_name(name)) for name in names), True
+    return tuple(map(_training_name, names, classes)), False
+
+
+def _is_numbered(name: str, wnid: str) -> bool:
+    return bool(_VALIDATION.fullmatch(_stem(name)) and _WNID.fullmatch(wnid))
+
+
+def _numbered_name(name: str) -> str:
+    match = _VALIDATION.fullmatch(_stem(name))
+    return f"{match[1]}.JPEG" if match else name
+
+
+def _training_name(name: str, wnid: str) -> str:
+    match = _TRAINING.fullmatch(_stem(name))
+    # A name of another class than the picture's says nothing of where it comes from.
+    if match is None or match[1] != wnid:
+        return name
+    return _spell(name, f"{wnid}/{wnid}_{match[2]}.JPEG")
+
+
+def _spell(name: str, official: str) -> str:
+    return name if name == official else official  # one string, not two that are equal
+
+
+def _stem(name: str) -> str:
+    return name.rpartition("/")[2].partition(".")[0]
+
+
+def _key(name: str) -> str:
+    return name.replace("/", "\0")
+
+
+def example(names: Iterable[str]) -> str:
+    """The first of the names, for a message."""
+    return printable(next(iter(names)))

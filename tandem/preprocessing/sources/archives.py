@@ -1,0 +1,81 @@
+"""ImageNet's official archives, read where they are.
+
+ILSVRC2012_img_train.tar holds an archive for each class, ``n01440764.tar``, of its pictures;
+ILSVRC2012_img_val.tar holds the validation pictures; the development kit has their classes.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.errors import InputError
+from tandem.preprocessing.ground_truth import DEVKIT, by_number, find_kit, wnids_of
+from tandem.preprocessing.listed import Collector, Listed
+from tandem.preprocessing.sources import SOURCES, Folder, Source, is_picture
+from tandem.preprocessing.tars import Archive
+from tandem.validation import printable
+
+log = logging.getLogger(__name__)
+
+_TRAIN, _VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+_CLASS = re.compile(r"(?:.*/)?(n\d{8})\.tar", re.ASCII)
+
+
+@SOURCES.register("archives")
+@dataclass(frozen=True)
+class Archives(Source):
+    """The two archives of pictures and the development kit, in one folder."""
+
+    layout = "ImageNet's official archives"
+    expected = f"{_TRAIN}, {_VAL} and {DEVKIT}.tar.gz"
+
+    source: Path
+
+    @staticmethod
+    def recognises(folder: Folder) -> bool:
+        return _TRAIN in folder.others or _VAL in folder.others
+
+    def archives(self) -> tuple[Path, ...]:
+        kit = self.source / f"{DEVKIT}.tar.gz"
+        return (self.source / _TRAIN, self.source / _VAL, *([kit] if kit.is_file() else []))
+
+    def find(self) -> Mapping[str, Listed]:
+        return {"train": self._train(), "val": self._val()}
+
+    def _train(self) -> Listed:
+        found = Collector(self.source, "train")
+        found.add_file(_TRAIN)
+        with Archive.open(self.source / _TRAIN) as archive:
+            for member in archive.members():
+                match = _CLASS.fullmatch(member.name)
+                if match is None:
+                    raise InputError(
+                        f"{archive.where}: found {printable(member.name)}, expected an archive for"
+                        " each class, such as n01440764.tar"
+                    )
+                wnid = match[1]
+                for picture in archive.inside(member).members():
+                    name = picture.name.rpartition("/")[2]
+                    if is_picture(name):
+                        found.add(f"{wnid}/{name}", wnid, picture.offset, picture.size)
+        return found.listed()
+
+    def _val(self) -> Listed:
+        with Archive.open(self.source / _VAL) as archive:
+            pictures = [member for member in archive.members() if is_picture(member.name)]
+            order = by_number([member.name for member in pictures], archive.where)
+            where = archive.where
+        kit = find_kit(self.source)
+        if kit is None:
+            raise InputError(
+                f"{self.source} (source): found no development kit, expected {DEVKIT}.tar.gz, which"
+                " has the classes of the validation pictures"
+            )
+        found = Collector(self.source, "val")
+        found.add_file(_VAL)
+        for position, wnid in zip(order, wnids_of(*kit, len(order), where), strict=True):
+            name, offset, size = pictures[position]
+            found.add(name.rpartition("/")[2], wnid, offset, size)
+        return found.listed(ordered=True)
