@@ -120,9 +120,10 @@ def test_ten_crops_on_gpus_are_those_on_the_host(
     for changes in ({"devices": ["cpu"]}, gpus):
         arguments = settings(data, tmp_path / "run", precision="float64", **changes)
         assert run_validation(["--weights", str(weights), "--ten_crops", *arguments], None) == 0
-        found.append(json.loads(capfd.readouterr().out))
+        record = json.loads(capfd.readouterr().out)
+        assert (record.pop("event"), record["crops"]) == ("validation", 10)
+        found.append(record)
     assert found[1] == pytest.approx(found[0], rel=1e-9)
-    assert found[0]["crops"] == 10
 
 
 @pytest.mark.slow
