@@ -60,6 +60,7 @@ class ValidationRecord(_Strict):
     top1_error: Loss
     top5_error: Loss
     images: Count
+    crops: Annotated[Count, Field(ge=1)] = 1  # of each image, whose probabilities are averaged
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,14 @@ _KINDS: dict[str, type[Record]] = {
 
 
 def to_json(record: Record) -> str:
-    """Format as one line, without its end: the event, then the fields in their order."""
+    """Format as one line, without its end: the event, then the fields in their order.
+
+    A field at its default is left out.
+    """
     values = {
-        field.name: _plain(field.type, getattr(record, field.name)) for field in fields(record)
+        field.name: _plain(field.type, value)
+        for field in fields(record)
+        if (value := getattr(record, field.name)) != field.default
     }
     return json.dumps({"event": record.event, **values}, allow_nan=False)
 

@@ -11,6 +11,7 @@ import pytensor.tensor as pt
 
 from tandem.artifacts.trained_network import load_network
 from tandem.backend import device_mode, device_shared
+from tandem.data.augment import Crop, ten_crops
 from tandem.data.class_names import imagenet_names
 from tandem.data.decode import BadPictureError, decode_picture
 from tandem.data.manifest import Resize
@@ -21,8 +22,6 @@ from tandem.ops import crop_mirror
 
 # The largest pictures of ImageNet have about 20 MB.
 MOST_BYTES = 1 << 28
-
-Crop = tuple[int, int, bool]
 
 
 @dataclass(frozen=True)
@@ -151,12 +150,8 @@ class Classifier:
 
 
 def _crops(image_size: int, crop_size: int, ten: bool) -> tuple[Crop, ...]:
-    margin = image_size - crop_size
-    centre = (margin // 2, margin // 2)
-    if not ten:
-        return ((*centre, False),)
-    origins = [(row, column) for row in (0, margin) for column in (0, margin)] + [centre]
-    return tuple((*origin, mirrored) for mirrored in (False, True) for origin in origins)
+    centre = (image_size - crop_size) // 2
+    return ten_crops(image_size, crop_size) if ten else ((centre, centre, False),)
 
 
 def _compiled(network: Any, mean: np.ndarray, device: str) -> Any:

@@ -85,8 +85,14 @@ ANSWERS: Mapping[str, str] = {
 """Names that people bring from other programs: the key to use, or what there is instead."""
 
 
+_SWITCH = "true or false"
+
+
 class _WithWeights(Config):
     weights: PathOption = option(..., "checkpoint to read", "a file", form="text")
+    ten_crops: bool = option(
+        False, "average over corners, centre and their mirror images: ten times the work", _SWITCH
+    )
 
 
 class _WithTrial(Config):
@@ -121,12 +127,13 @@ def load_weights_and_config(
     arguments: Sequence[str] | None = None,
     description: str | None = None,
     program: str | None = None,
-) -> tuple[Path, Config]:
-    """Read ``--weights FILE`` and the configuration, for a program that reads one checkpoint."""
+) -> tuple[Path, bool, Config]:
+    """Read ``--weights FILE``, ``--ten_crops`` and the configuration, for a validation."""
     settings = _line(arguments, description, program).read(
         _WithWeights, DEFAULT_FILE, beside=("weights", read_run_settings)
     )
-    return settings.weights, Config(**settings.model_dump(exclude={"weights"}))
+    config = Config(**settings.model_dump(exclude={"weights", "ten_crops"}))
+    return settings.weights, settings.ten_crops, config
 
 
 # How a run divided its work among the devices of its machines, which a validation may not have.

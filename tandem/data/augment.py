@@ -10,6 +10,8 @@ from tandem.data.colour import Basis
 from tandem.philox import Purpose, normals, philox4x32
 
 Mode = Literal["train", "validation"]
+Crop = tuple[int, int, bool]
+"""Row and column of a window's first pixel, and whether it is mirrored."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,17 @@ def windows(
         if settings.rand_mirror:
             mirrored[...] = mirror_words >> 31
     return origins, mirrored
+
+
+def ten_crops(image_size: int, crop_size: int) -> tuple[Crop, ...]:
+    """The four corners and the centre of a picture, and then the same mirrored.
+
+    Krizhevsky, Sutskever, Hinton 2012, section 4.1.
+    """
+    margin = image_size - crop_size
+    origins = [(row, column) for row in (0, margin) for column in (0, margin)]
+    origins.append((margin // 2, margin // 2))
+    return tuple((*origin, mirrored) for mirrored in (False, True) for origin in origins)
 
 
 def colour_offsets(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tandem.data.augment import Augmentation, Mode, colour_offsets, windows
+from tandem.data.augment import Augmentation, Mode, colour_offsets, ten_crops, windows
 from tandem.data.reader import PictureReader
 from tandem.errors import InputError
 from tandem.memory import Slot
@@ -25,6 +25,7 @@ class MinibatchRequest:
     epoch: int  # from 0
     minibatch: int  # number of the global minibatch in the epoch, from 0
     indices: npt.NDArray[np.int64]  # dataset indices of this trainer's rows, perhaps none
+    crop: int | None = None  # number of one of the `ten_crops`; None: the window of the mode
 
 
 class MinibatchBuilder:
@@ -77,8 +78,13 @@ class MinibatchBuilder:
                 f"a slot with pictures {slot.pictures.shape} can't take {n} pictures of "
                 f"{(size, size, 3)}"
             )
-        about = (request.mode, request.epoch, request.minibatch, request.indices)
-        slot.origins[:n], slot.mirrored[:n] = windows(self.augmentation, self.image_size, *about)
+        if request.crop is None:
+            about = (request.mode, request.epoch, request.minibatch, request.indices)
+            found = windows(self.augmentation, self.image_size, *about)
+            slot.origins[:n], slot.mirrored[:n] = found
+        else:
+            crop = ten_crops(self.image_size, self.augmentation.crop_size)[request.crop]
+            slot.origins[:n], slot.mirrored[:n] = crop[:2], crop[2]
         if request.mode == "train" and self.augmentation.colour_basis:
             slot.colours[:n] = colour_offsets(self.augmentation, request.epoch, request.indices)
         slot.indices[:n] = request.indices

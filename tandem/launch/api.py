@@ -73,18 +73,23 @@ def train(config: Settings | None = None, **overrides: Any) -> Result:
 
 
 def validate(
-    weights: str | os.PathLike[str], config: Settings | None = None, **overrides: Any
+    weights: str | os.PathLike[str],
+    config: Settings | None = None,
+    *,
+    ten_crops: bool = False,
+    **overrides: Any,
 ) -> ValidationRecord:
     """Loss, top-1 and top-5 error of saved weights over every validation picture.
 
     Parameters and exceptions are those of `train`; `weights` is a checkpoint. Without `config` the
-    settings are those in the ``config.yaml`` beside it, as for ``validate.py``.
+    settings are those in the ``config.yaml`` beside it, as for ``validate.py``. With `ten_crops`
+    the probabilities of ten crops of each picture are averaged.
     """
     beside = Path(weights).with_name(DEFAULT_FILE.name)
     if config is None and beside.is_file():
         config = read_run_settings(beside)
     settings = _checked(config, overrides)
-    outcome, record = execute_validation(Path(weights), settings, _launcher())
+    outcome, record = execute_validation(Path(weights), settings, _launcher(), ten_crops)
     _check(outcome)
     if record is None:
         raise RunError("the validation has ended without a result")

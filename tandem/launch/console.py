@@ -85,4 +85,5 @@ def describe_validation(record: ValidationRecord) -> str:
         f"epoch {record.epoch} validation: loss {record.loss:.4f}, "
         f"top-1 error {100 * record.top1_error:.2f} %, top-5 error {100 * record.top5_error:.2f} % "
         f"of {record.images} images"
+        + (f", averaged over {record.crops} crops of each" if record.crops > 1 else "")
     )

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -96,10 +97,11 @@ class Rollbacks:
 
 
 def execute_validation(
-    weights: Path, config: Config, launcher: Launcher
+    weights: Path, config: Config, launcher: Launcher, ten_crops: bool = False
 ) -> tuple[Outcome, ValidationRecord | None]:
     """Validate a checkpoint; the record is None if that fails."""
     spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
+    spec = replace(spec, crops=10 if ten_crops else 1)
     announce(spec)
     reporter = ValidationReporter(spec)
     outcome = launcher.launch(spec, reporter)

@@ -2,6 +2,7 @@
 
 As the run was configured:  tandem validate --weights runs/demo/epoch-0016.safetensors
 Another configuration:      tandem validate --weights FILE --config demo/config.yaml
+By the paper's ten crops:   tandem validate --weights FILE --ten_crops
 On chosen devices:          tandem validate --weights FILE --devices cuda:1
 
 The settings are those that the run saved in the config.yaml beside the weights; devices, threads
@@ -28,8 +29,8 @@ def run_validation(
     """Validate one checkpoint and print its loss and errors; return the exit status."""
 
     def work(launcher: Launcher) -> int:
-        weights, config = load_weights_and_config(arguments, description, program)
-        outcome, record = execute_validation(weights, config, launcher)
+        weights, ten_crops, config = load_weights_and_config(arguments, description, program)
+        outcome, record = execute_validation(weights, config, launcher, ten_crops)
         if record is not None and outcome.status == 0:
             log.info("%s", describe_validation(record))
             sys.stdout.write(to_json(record) + "\n")

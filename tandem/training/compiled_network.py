@@ -16,7 +16,7 @@ from tandem.artifacts.metrics import MetricSums
 from tandem.backend import DeviceSharedVariable, device_shared
 from tandem.config.schema import Config
 from tandem.data.augment import Mode
-from tandem.layers import DropoutKeys, Network
+from tandem.layers import DropoutKeys, Network, mean_over_valid
 from tandem.layers.checks import check_graph
 from tandem.memory.flat import Vectors
 from tandem.memory.parameters import CudaMemory, HostMemory
@@ -28,11 +28,14 @@ from tandem.training.graphs import (
     GRADIENT,
     BackwardPass,
     FunctionGraph,
+    Tensors,
     added,
     are_finite,
     count_minibatch,
     minibatch_inputs,
 )
+
+CROPS = 10
 
 _Variables = dict[str, DeviceSharedVariable]
 _Placed = tuple[_Variables, dict[str, _Variables], Mapping[str, TensorVariable]]
@@ -83,6 +86,7 @@ class CompiledNetwork:
         self._sums = {mode: self._zero_sums(mode) for mode in ("train", "validation")}
         self._last = self._zero_sums("last")
         self._scores: DeviceSharedVariable | None = None
+        self._probabilities: DeviceSharedVariable | None = None
         self._finite = self._shared(np.zeros((), np.int64), "finite")
         self.functions = DeviceFunctions(
             {
@@ -90,6 +94,7 @@ class CompiledNetwork:
                 "update": self._update_graph,
                 "step": self._step_graph,
                 "validation": self._validation_graph,
+                "crop": self._crop_graph,
             },
             {network.parameters[name]: variable for name, variable in self.weights.items()},
             config,
@@ -182,6 +187,14 @@ class CompiledNetwork:
         """Add up loss and errors of the slot's valid pictures, without dropout."""
         self.functions("validation", slot)
 
+    def validate_crop(self, slot: Slot, last: bool) -> None:
+        """Add the class probabilities of one of the `CROPS` crops of a minibatch to the others'.
+
+        After the `last` one, loss and errors of the averages are added to the sums: the loss of a
+        picture is the negative logarithm of its class's averaged probability.
+        """
+        self.functions("crop", slot, last=np.array(last, np.int64))
+
     def read_scores(self) -> np.ndarray:
         """The network's outputs of the last minibatch that was validated, (row, class)."""
         if self._scores is None:
@@ -268,12 +281,17 @@ class CompiledNetwork:
                 updates.append((weights[name], kept * weights[name] + rest * gradients[name]))
         return updates
 
-    def _validation_graph(self) -> FunctionGraph:
+    def _forward(self) -> tuple[Tensors, TensorVariable, TensorVariable]:
+        """The arrays of a slot, and the network's outputs and their cost in validation."""
         kept = self._kept.get("validation")
         minibatch, images = minibatch_inputs(self._config, self._mean, kept)
         logits = self._network.logits(images, None)
         cost = self._network.cost(logits, minibatch["labels"], minibatch["valid"])
         check_graph(self._network, images, cost)
+        return minibatch, logits, cost
+
+    def _validation_graph(self) -> FunctionGraph:
+        minibatch, logits, cost = self._forward()
         counts = count_minibatch(cost, logits, minibatch, errors=True)
         if self._scores is None:
             shape = (self._config.batch_size, self._network.classes)
@@ -281,6 +299,23 @@ class CompiledNetwork:
             self._scores = self._shared(value, "scores")
         updates = [*added(self._sums["validation"], counts), (self._scores, logits)]
         return FunctionGraph(minibatch, {}, updates)
+
+    def _crop_graph(self) -> FunctionGraph:
+        minibatch, logits, _ = self._forward()
+        if self._probabilities is None:
+            zeros = np.zeros((self._config.batch_size, self._network.classes))
+            self._probabilities = self._shared(zeros, "probabilities")
+        last = pt.tensor("last", dtype="int64", shape=())
+        # In float64, in which the logarithm of an improbable class is finite.
+        sums = self._probabilities + pt.special.softmax(logits.astype("float64"), axis=1)
+        rows = pt.arange(self._config.batch_size)
+        losses = -pt.log(sums[rows, minibatch["labels"]] / CROPS)
+        cost = mean_over_valid(losses, minibatch["valid"])
+        counts = count_minibatch(cost, sums, minibatch, errors=True)
+        counted = {name: pt.switch(last, n, pt.zeros_like(n)) for name, n in counts.items()}
+        updates = added(self._sums["validation"], counted)
+        updates.append((self._probabilities, pt.switch(last, pt.zeros_like(sums), sums)))
+        return FunctionGraph(minibatch, {"last": last}, updates)
 
 
 def _place(arrays: Mapping[str, Any], device: str, prefix: str) -> _Variables:

@@ -172,9 +172,10 @@ def minibatch_requests(spec: RunSpec, rank: int, begin: RunState) -> Iterator[Mi
     """Every minibatch of a run from `begin`, with one trainer's rows of each, in order.
 
     A request may be for no pictures, when a last minibatch has too few for all trainers. There is
-    none for a minibatch that is passed over.
+    none for a minibatch that is passed over, and one for each of ten crops.
     """
     config, number = spec.config, 0
+    crops = (None,) if spec.crops == 1 else range(spec.crops)
     for epoch in range(begin.epoch, config.n_epochs) if spec.job == "train" else range(1):
         parts: list[tuple[Mode, np.ndarray, int]] = []
         if spec.job == "train":
@@ -188,5 +189,6 @@ def minibatch_requests(spec: RunSpec, rank: int, begin: RunState) -> Iterator[Mi
                     continue
                 rows = global_minibatch(order, k, spec.global_batch)
                 mine = trainer_rows(rows, rank, config.batch_size)
-                yield MinibatchRequest(number % 2, mode, epoch, k, mine)
-                number += 1
+                for crop in crops:
+                    yield MinibatchRequest(number % 2, mode, epoch, k, mine, crop)
+                    number += 1

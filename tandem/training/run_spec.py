@@ -35,6 +35,7 @@ class RunSpec:
     skipped: tuple[tuple[int, int], ...] = ()
     colour_basis: Basis = ()  # of the colour noise; empty: there is none
     most_steps: int | None = None  # of an epoch's training, and of its validation; None: all
+    crops: Literal[1, 10] = 1  # of each picture that a validation alone averages over
 
     @property
     def is_complete(self) -> bool:

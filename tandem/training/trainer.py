@@ -170,10 +170,7 @@ class Trainer:
         self.model.take_sums("validation")
         steps = self.spec.steps("validation")
         for step in range(steps):
-            self.status.show(Activity.WAITING)
-            slot = self.memory.slots[next(self.pipeline)]
-            self.status.show(Activity.VALIDATING)
-            self.model.validate(slot)
+            self._validate_step()
             if self.reports.samples is not None:
                 self.reports.samples.collect(step, self.model.read_scores)
             self.reports.progress("validation", epoch, step + 1, steps)
@@ -189,7 +186,19 @@ class Trainer:
             top1_error=sums.top1_errors / sums.images,
             top5_error=sums.top5_errors / sums.images,
             images=sums.images,
+            crops=self.spec.crops,
         )
+
+    def _validate_step(self) -> None:
+        """Validate a minibatch, by one crop of each picture or by several."""
+        for crop in range(self.spec.crops):
+            self.status.show(Activity.WAITING)
+            slot = self.memory.slots[next(self.pipeline)]
+            self.status.show(Activity.VALIDATING)
+            if self.spec.crops == 1:
+                self.model.validate(slot)
+            else:
+                self.model.validate_crop(slot, last=crop == self.spec.crops - 1)
 
     def _finish_epoch(self, epoch: int, record: ValidationRecord) -> None:
         history = (*self.state.validation_errors, record.top1_error)

@@ -220,13 +220,13 @@ def test_the_settings_beside_a_checkpoint_come_before_those_of_the_current_folde
     weights = saved_run(Path("run"))
     Path("config.yaml").write_text("seed: 7\ncrop_size: 99\n")
     with caplog.at_level(logging.INFO):
-        path, config = load_weights_and_config(["--weights", str(weights), "--seed", "5"])
+        path, _, config = load_weights_and_config(["--weights", str(weights), "--seed", "5"])
     assert path == weights
     assert (config.data_folder, config.crop_size, config.seed) == ("elsewhere", 67, 5)
     (line,) = caplog.messages
     assert line.startswith("settings are those of run/config.yaml; devices, threads are chosen")
     for arguments in (["--weights", "w"], ["--weights", str(weights), "--config", "config.yaml"]):
-        assert load_weights_and_config(arguments)[1].crop_size == 99
+        assert load_weights_and_config(arguments)[2].crop_size == 99
 
 
 def test_a_validation_needs_no_device_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,27 +247,27 @@ def test_a_validation_needs_no_device_of_the_run(monkeypatch: pytest.MonkeyPatch
     }
     arguments = ["--weights", str(saved_run(Path("run"), **there))]
     monkeypatch.setattr(command_line, "cuda_device_count", lambda: 0)
-    found = load_weights_and_config(arguments)[1]
+    found = load_weights_and_config(arguments)[2]
     kept = {"data_folder": "elsewhere", "crop_size": 67, "batch_size": 3, "para_load": False}
     assert found == make_config(kept)
     monkeypatch.setattr(command_line, "cuda_device_count", lambda: 1)
-    assert load_weights_and_config(arguments)[1].precision == "bfloat16"
-    assert load_weights_and_config([*arguments, "--devices", "cuda:3"])[1].devices == ("cuda:3",)
+    assert load_weights_and_config(arguments)[2].precision == "bfloat16"
+    assert load_weights_and_config([*arguments, "--devices", "cuda:3"])[2].devices == ("cuda:3",)
 
 
 def test_a_file_that_is_found_does_not_decide_what_code_is_run() -> None:
     """As `check_network` does not import the network that a checkpoint names."""
     arguments = ["--weights", str(saved_run(Path("run"), network="mine:Network"))]
-    assert load_weights_and_config(arguments)[1].network == Config().network
+    assert load_weights_and_config(arguments)[2].network == Config().network
     Path("config.yaml").write_text("network: mine:Network\n")
-    assert load_weights_and_config(arguments)[1].network == "mine:Network"
+    assert load_weights_and_config(arguments)[2].network == "mine:Network"
 
 
 def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ["train.py", "--seed", "5", "--weights", "w", "--devices", "cpu", "cpu"]
     monkeypatch.setattr(sys, "argv", argv)
     expected = make_config({"seed": 5, "devices": ["cpu", "cpu"]})
-    assert load_weights_and_config() == (Path("w"), expected)
+    assert load_weights_and_config() == (Path("w"), False, expected)
     monkeypatch.setattr(sys, "argv", ["train.py", "--seed", "5"])
     assert load_config().seed == 5
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.data.augment import Augmentation, colour_offsets, windows
+from tandem.data.augment import Augmentation, colour_offsets, ten_crops, windows
 from tandem.philox import Purpose, normals, words
 
 PLAIN = Augmentation(
@@ -127,3 +127,14 @@ def test_colour_noise_depends_on_picture_and_epoch_alone() -> None:
     assert colour_offsets(shared, 2, INDICES[:150]).tobytes() == whole.tobytes()
     assert (colour_offsets(COLOURED, 3, INDICES[:150]) != whole).all(axis=1).mean() > 0.99
     assert len(np.unique(whole, axis=0)) == 150
+
+
+@pytest.mark.parametrize(
+    ("image_size", "last", "centre"), [(256, 29, 14), (227, 0, 0), (236, 9, 4)]
+)
+def test_ten_crops_are_four_corners_and_the_centre_and_their_mirrors(
+    image_size: int, last: int, centre: int
+) -> None:
+    five = [(0, 0), (0, last), (last, 0), (last, last), (centre, centre)]
+    expected = [(*place, mirrored) for mirrored in (False, True) for place in five]
+    assert list(ten_crops(image_size, 227)) == expected

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tandem.data.augment import Augmentation
+from tandem.data.augment import Augmentation, ten_crops
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.errors import InputError
@@ -84,6 +84,21 @@ def test_the_same_request_gives_the_same_slot_from_a_filler_that_travelled(
     pickle.loads(pickle.dumps(builder)).fill(slots[1], pickle.loads(pickle.dumps(request)))
     for name in vars(slots[0]):
         np.testing.assert_array_equal(getattr(slots[0], name), getattr(slots[1], name))
+
+
+@pytest.mark.parametrize("crop_here", [True, False])
+def test_a_crop_that_is_asked_for(tmp_path: Path, crop_here: bool) -> None:
+    dataset = write_coded(tmp_path, (4, 4))
+    builder = MinibatchBuilder(dataset, dataset, AUGMENTATION, crop_here)
+    slot = new_slot(3, builder.picture_size)
+    for number, (row, column, mirrored) in enumerate(ten_crops(SIZE, CROP)):
+        builder.fill(slot, MinibatchRequest(0, "validation", 0, 1, np.array([6, 2]), number))
+        assert slot.origins[:2].tolist() == [[row, column]] * 2
+        assert slot.mirrored[:2].tolist() == [mirrored] * 2
+        for i, index in enumerate((6, 2)):
+            whole = coded_picture(index, label_of(index))
+            expected = window_by_loops(whole, np.array([row, column]), mirrored)
+            np.testing.assert_array_equal(slot.pictures[i], expected if crop_here else whole)
 
 
 @pytest.mark.parametrize("crop_here", [True, False])

@@ -70,7 +70,7 @@ def config(data: Path, tmp_path: Path) -> Config:
 
 def train(launcher: Launcher, config: Config, **changes: Any) -> int:
     lock: Any = None
-    return programs.train(config.model_copy(update=changes), lock, launcher)
+    return programs.execute_training(config.model_copy(update=changes), lock, launcher).status
 
 
 def read(calls: Path) -> list[list[Any]]:

@@ -12,11 +12,12 @@ from tests.support.tiny import python_path
 UNGUARDED = """
 import sys
 from tandem.preprocessing import pool
+from tandem.preprocessing.listed import WHOLE, Place
 
 print("the program runs")
-pool._START = pool.SPAWN
+pool.START = pool.SPAWN
 with pool.DecodePool(2, 1, 8, "squash") as processes:
-    assert processes.submit(pool.Task((0,), (sys.argv[1],))).result() == [None]
+    assert processes.submit(pool.Task((0,), (Place(sys.argv[1], 0, WHOLE),))).result() == [None]
     print(processes.pictures.tobytes().hex())
 """
 

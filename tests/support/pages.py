@@ -15,7 +15,8 @@ from tandem.__main__ import VERBS
 from tests.support.tiny import ROOT, python_path
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-EVERY_PAGE = [*PAGES, ROOT / "README.md", *sorted((ROOT / "pretrained").glob("*.md"))]
+_ABOUT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+EVERY_PAGE = [*PAGES, *_ABOUT, *sorted((ROOT / "pretrained").glob("*.md"))]
 _MORE = [*(ROOT / "tests" / "gpu").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
 _SCRIPTS = sorted(
     path

@@ -16,7 +16,7 @@ from tandem.artifacts.metrics import MetricSums
 from tandem.config.schema import Config
 from tandem.ops import Conv2d, Conv2dInputGrad, Conv2dWeightGrad, DropoutMask, MaxPool2dGrad
 from tandem.optim import OPTIMIZERS
-from tandem.training.compiled_network import CompiledNetwork
+from tandem.training.compiled_network import CROPS, CompiledNetwork
 from tandem.training.graphs import are_finite
 from tests.support.trainer_memory import host_memory, noise_slot
 
@@ -83,6 +83,33 @@ def test_update_gives_biases_twice_the_rate_and_no_decay(nesterov: bool) -> None
     for variables, expected in ((model.weights, weights), (model.states["momentum"], momenta)):
         for name, value in values_of(variables).items():
             np.testing.assert_allclose(value, expected[name], 1e-12, 1e-15, err_msg=name)
+
+
+def test_crops_are_averaged_before_they_are_judged() -> None:
+    """By loops, over two minibatches; rows beyond the valid ones do not count."""
+    model, expected, found = build(), MetricSums(), MetricSums()
+    for seed, valid in ((1, 3), (2, 2)):
+        slots = [slot_of(valid, 10 * seed + crop) for crop in range(CROPS)]
+        averages = np.zeros((BATCH, CLASSES))
+        for slot in slots:
+            slot.labels[...] = slots[0].labels
+            model.validate(slot)
+            for row, scores in enumerate(model.read_scores()):
+                averages[row] += np.exp(scores) / np.exp(scores).sum() / CROPS
+        model.take_sums("validation")
+        for row in range(valid):
+            label = slots[0].labels[row]
+            better = int((averages[row] > averages[row, label]).sum())
+            loss = -np.log(averages[row, label])
+            expected += MetricSums(loss, int(better >= 1), int(better >= 5), 1)
+        for slot in slots[:-1]:
+            model.validate_crop(slot, last=False)
+        assert model.read_sums("validation") == MetricSums()
+        model.validate_crop(slots[-1], last=True)
+        found += model.take_sums("validation")
+    assert found.loss == pytest.approx(expected.loss, rel=1e-12)
+    assert replace(found, loss=0.0) == replace(expected, loss=0.0)
+    assert found.top1_errors > 0
 
 
 def test_gradients_are_those_of_finite_differences() -> None:
