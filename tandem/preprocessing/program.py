@@ -1,11 +1,11 @@
 """JPEGs -> batch files, mean image, labels and manifest. Interrupted, the same command continues.
 
-ImageNet in any known layout:      tandem preprocess --source /data/imagenet
-Folders, one for each class:       add --train-img-dir pets/train --val-img-dir pets/val
-Another folder to write to:        add --tar-root-dir data/pets
-Smaller pictures:                  add --image-size 76
-The first 2,560 of each split:     add --subset 2560
-Settings in a file:                tandem preprocess --config paths.yaml
+ImageNet in any known layout:  tandem preprocess --source DIR --tar-root-dir data/imagenet
+Folders, one for each class:   tandem preprocess --train-img-dir pets/train --val-img-dir pets/val
+Another folder to write to:    add --tar-root-dir data/pets
+Smaller pictures:              add --image-size 76
+The first 2,560 of each split: add --subset 2560
+Settings in a file:            tandem preprocess --config paths.yaml
 """
 
 from collections.abc import Callable, Sequence
