@@ -1,5 +1,6 @@
 """Whole runs with trainers and loaders on simulated GPUs; see `simulated_gpu`."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,14 +12,16 @@ from safetensors.numpy import load_file
 
 from tandem.artifacts.run_folder import list_checkpoints
 from tandem.config.command_line import load_config
+from tandem.data.manifest import read_manifest
 from tandem.launch.prepare import prepare_run
 from tandem.launch.train import run_training
+from tandem.launch.validate import run_validation
 from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots
 from tandem.training.memory import make_slots
 from tests.support import simulated_gpu as simulated_gpu
 from tests.support.runs import assert_close, assert_same_bits, assert_same_weights, train, weights
-from tests.support.tiny import read_record, settings, without_times
+from tests.support.tiny import read_record, save_weights, settings, without_times
 
 COMMON = {"precision": "float64", "batch_size": 2, "n_epochs": 2, "check_every": 1}
 
@@ -104,6 +107,23 @@ def test_pictures_that_stay_on_the_gpu_give_the_same_bits(
     run = tmp_path / "run"
     assert train_simulated(data, run, **{"devices": ["cuda:0", "cuda:0"], **changes}) == 0
     assert_same_bits(run, loaded)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [False, True])
+def test_ten_crops_on_gpus_are_those_on_the_host(
+    data: Path, tmp_path: Path, simulated: None, kept: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    weights = save_weights(tmp_path / "w.safetensors", read_manifest(data).wnids)
+    found = []
+    gpus = {"devices": ["cuda:0", "cuda:0"], "data_on_gpu": kept, "compile": False}
+    for changes in ({"devices": ["cpu"]}, gpus):
+        arguments = settings(data, tmp_path / "run", precision="float64", **changes)
+        assert run_validation(["--weights", str(weights), "--ten_crops", *arguments], None) == 0
+        record = json.loads(capfd.readouterr().out)
+        assert (record.pop("event"), record["crops"]) == ("validation", 10)
+        found.append(record)
+    assert found[1] == pytest.approx(found[0], rel=1e-9)
 
 
 @pytest.mark.slow

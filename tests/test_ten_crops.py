@@ -53,6 +53,8 @@ def expected(data: Path, weights: Path) -> dict[str, float]:
 
 def check(output: str, expected: dict[str, float]) -> None:
     found = json.loads(output)
+    assert list(found)[-1] == "crops"
+    assert type(found["crops"]) is int
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert {key: found[key] for key in expected if key != "loss"} == pytest.approx(
         {key: value for key, value in expected.items() if key != "loss"}
@@ -64,7 +66,7 @@ def check(output: str, expected: dict[str, float]) -> None:
     [
         # The last minibatch has three pictures: the second trainer has none.
         {"devices": ["cpu", "cpu"], "batch_size": 5, "use_data_layer": True, "para_load": False},
-        pytest.param({"batch_size": 7}, marks=slow),
+        pytest.param({"batch_size": 7, "rand_mirror": False}, marks=slow),
         pytest.param({"batch_size": 64, "precision": "float64"}, marks=slow),
         pytest.param({"batch_size": 5, "layout": "c01b"}, marks=slow),
         pytest.param({"batch_size": 5, "compile": True}, marks=slow),
@@ -83,6 +85,7 @@ def test_every_picture_counts_once_by_the_average_of_its_crops(
     result = run_program("validate.py", arguments)
     assert result.returncode == 0, result.stderr
     assert "averaged over 10 crops of each" in result.stderr
+    assert ("five of the ten crops are mirrored" in result.stderr) == ("rand_mirror" in changes)
     check(result.stdout, expected)
 
 

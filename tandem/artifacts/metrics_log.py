@@ -60,7 +60,7 @@ class ValidationRecord(_Strict):
     top1_error: Loss
     top5_error: Loss
     images: Count
-    crops: Annotated[Count, Field(ge=1)] = 1  # of each image, whose probabilities are averaged
+    crops: Count = 1  # of each image, whose probabilities are averaged
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ def run_validation(
 
     def work(launcher: Launcher) -> int:
         weights, ten_crops, config = load_weights_and_config(arguments, description, program)
+        if ten_crops and not config.rand_mirror:
+            log.warning("five of the ten crops are mirrored, as none was in training (rand_mirror)")
         outcome, record = execute_validation(weights, config, launcher, ten_crops)
         if record is not None and outcome.status == 0:
             log.info("%s", describe_validation(record))

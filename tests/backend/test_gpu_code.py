@@ -57,7 +57,7 @@ def test_every_kernel_of_a_step_compiles_for_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "bfloat16 --deterministic"])
 def test_every_kernel_of_every_function_compiles_for_a_gpu(precision: str, tmp_path: Path) -> None:
     code = generate(tmp_path, "--precision", *precision.split())
-    assert sorted(code) == ["gradients", "step", "update", "validation"]
+    assert sorted(code) == ["crop", "gradients", "step", "update", "validation"]
 
 
 @NEEDS_TRITON

@@ -155,7 +155,7 @@ def test_a_damaged_index_is_made_anew(
     assert output(out) == expected
 
 
-@pytest.mark.parametrize("change", [{"file": 3}, {"labels": 10}, {"offset": -1}, {"size": None}])
+@pytest.mark.parametrize("change", [{"file": 3}, {"labels": 10}, {"spans": -1}, {"spans": None}])
 def test_an_index_of_impossible_numbers_is_not_used(
     tmp_path: Path, change: dict[str, int | None], caplog: pytest.LogCaptureFixture
 ) -> None:

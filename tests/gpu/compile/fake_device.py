@@ -151,7 +151,7 @@ class FakeBuffer:
         return torch.empty(shape, dtype=kind, device="cuda:0")
 
 
-FUNCTIONS = ("gradients", "update", "step", "validation")
+FUNCTIONS = ("gradients", "update", "step", "validation", "crop")
 
 
 def build(
