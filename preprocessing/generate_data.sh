@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # All of preprocessing, as configured in paths.yaml; options of the three programs may follow:
-#   preprocessing/generate_data.sh --tar-root-dir /big/disk/imagenet
+#   preprocessing/generate_data.sh --source /data/imagenet --tar-root-dir /big/disk/imagenet
+# ImageNet is read in any layout of docs/data-sources.md.
 # Started again after an interruption, it continues. PYTHON names another interpreter.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -1,5 +1,6 @@
 """JPEGs -> batch files, mean image and manifest. Interrupted, the same command continues.
 
+ImageNet in any known layout:      python preprocessing/make_hkl.py --source /data/imagenet
 All pictures, as in paths.yaml:    python preprocessing/make_hkl.py
 Smaller pictures, another folder:  python preprocessing/make_hkl.py --image-size 76 \\
                                        --tar-root-dir data/small

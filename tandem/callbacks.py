@@ -50,6 +50,8 @@ class Callback:
     def on_train_end(self, result: Mapping[str, Any]) -> None:
         """Called once, at the end of the run however it came, but not after a callback failed.
 
+        A rank that fails ends all others at once, and then it is not called either.
+
         Parameters
         ----------
         result : mapping

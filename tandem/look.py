@@ -31,6 +31,7 @@ from tandem.cli import (
 from tandem.config.command_line import ANSWERS, DEFAULT_FILE
 from tandem.config.schema import Config
 from tandem.data.class_names import imagenet_names
+from tandem.data.colour import read_basis
 from tandem.data.dataset import open_split
 from tandem.data.manifest import Manifest, read_manifest
 from tandem.data.mean_image import read_mean
@@ -38,7 +39,7 @@ from tandem.data.minibatch import MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.errors import InputError
 from tandem.files import replacing
-from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.memory import HostBuffer, Slot
 from tandem.training.run_spec import RunSpec
 from tandem.validation import listed
 
@@ -138,8 +139,9 @@ def read_pictures(options: LookOptions, manifest: Manifest) -> Pictures:
         name, folder = "val", config.val_path
     dataset = open_split(manifest, config.data_path, name, config.label_path, folder)
     mean = read_mean(config.mean_path, manifest.image_size)
-    spec = RunSpec("train", config, manifest.wnids, dataset, dataset, {})
-    builder, layout = spec.minibatch_builder(), SlotLayout(config.batch_size, spec.picture_size)
+    colours = read_basis(config.covariance_path, config.rand_colour if name == "train" else 0)
+    spec = RunSpec("train", config, manifest.wnids, dataset, dataset, {}, colour_basis=colours)
+    builder, layout = spec.minibatch_builder(), spec.slot_layout
     slot = Slot.on(HostBuffer.create(layout.nbytes, "look"), layout)
     crops: list[Crops] = []
     labels: list[int] = []
@@ -176,7 +178,7 @@ def network_input(slot: Slot, mean: Images) -> Images:
     """The images that a network gets from a slot of crops: float32 (n, row, column, RGB).
 
     From each crop the mean image, (RGB, row, column), is subtracted at the crop's own window,
-    mirrored where the crop is.
+    mirrored where the crop is; then the crop's colour noise is added, if the slot has any.
     """
     side = slot.pictures.shape[1]
     images = slot.pictures[: slot.valid].astype(np.float32)
@@ -184,6 +186,8 @@ def network_input(slot: Slot, mean: Images) -> Images:
     for image, (top, left), mirrored in zip(images, slot.origins, slot.mirrored, strict=False):
         window = by_pixel[top : top + side, left : left + side]
         image -= window[:, ::-1] if mirrored else window
+    if len(slot.colours):
+        images += slot.colours[: slot.valid, np.newaxis, np.newaxis]
     return images
 
 

@@ -9,7 +9,9 @@ import pytest
 from PIL import Image
 
 from tandem.cli import CommandLine
-from tandem.data.augment import Augmentation, windows
+from tandem.data.augment import Augmentation, colour_offsets, windows
+from tandem.data.colour import COVARIANCE_NAME as NAME
+from tandem.data.colour import read_basis
 from tandem.data.dataset import open_split
 from tandem.data.manifest import Manifest, Split, read_manifest
 from tandem.data.order import epoch_order
@@ -66,6 +68,22 @@ def test_validation_has_centre_crops_and_no_more_pictures_than_there_are(data: P
     assert found.indices == [*range(7)]
     expected = expected_crops(data, "val", np.arange(7), 0)
     assert np.abs(found.crops - np.stack(expected)).max() <= 1
+
+
+def test_colour_noise_is_shown(data: Path) -> None:
+    """Strong enough to be seen above rounding; pixels that it takes beyond 0 or 255 are cut."""
+    manifest, changes = read_manifest(data), {"epoch": 2, "count": 4}
+    plain = read_pictures(options(data, **changes), manifest)
+    found = read_pictures(options(data, **changes, rand_colour=0.1), manifest)
+    settings = Augmentation(67, True, True, False, 1, read_basis(data / "misc" / NAME, 0.1))
+    offsets = colour_offsets(settings, 1, np.array(plain.indices))
+    assert np.abs(offsets).max() > 2
+    expected = np.clip(plain.crops + offsets[:, None, None], 0, 255)
+    inside = (plain.crops > 0) & (plain.crops < 255)
+    assert np.abs(found.crops - expected)[inside].max() <= 1.01
+    validation = options(data, split="validation", rand_colour=0.1)
+    same = read_pictures(validation, manifest).crops
+    assert (same == read_pictures(options(data, split="validation"), manifest).crops).all()
 
 
 def test_rows_beyond_the_minibatch_are_not_shown() -> None:

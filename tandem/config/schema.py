@@ -54,11 +54,15 @@ def _meant_device(device: str) -> str:
 def _class_name(value: str) -> str:
     if not _CLASS.fullmatch(value):
         raise ValueError("it needs a module and a class with a colon between them")
+    return value
+
+
+def _network_name(value: str) -> str:
     if value.startswith("__main__:"):
         raise ValueError(
             "the processes of a run do not run your program; put the class into a module of its own"
         )
-    return value
+    return _class_name(value)
 
 
 def _shuffle_word(value: Any) -> Any:
@@ -209,7 +213,7 @@ class Augmentation(Section):
 class Network(Section):
     heading = "Network"
 
-    network: Annotated[str, AfterValidator(_class_name)] = key(
+    network: Annotated[str, AfterValidator(_network_name)] = key(
         ALEXNET,
         "class of the network, as module:class",
         "a module and a class that Python can import, such as alex_net:AlexNet",

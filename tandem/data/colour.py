@@ -95,6 +95,11 @@ def read_covariance(path: Path) -> npt.NDArray[np.float64]:
     return covariance
 
 
+def read_basis(path: Path, std: float) -> Basis:
+    """The `colour_basis` of a covariance that is read from a file; empty where `std` is 0."""
+    return colour_basis(read_covariance(path), std) if std > 0 else ()
+
+
 def colour_basis(covariance: npt.NDArray[np.float64], std: float) -> Basis:
     """Scale the principal components of colours for normal numbers of standard deviation 1.
 

@@ -146,7 +146,7 @@ def summarised(record: ValidationRecord, train: Sequence[TrainRecord]) -> dict[s
         return None if not values or None in values else fmean(values)
 
     return {
-        **asdict(record),
+        **{key: value for key, value in asdict(record).items() if key != "crops"},  # 1 in training
         "train_loss": mean("loss"),
         "train_top1_error": mean("top1_error"),
         "images_per_second": mean("images_per_second"),

@@ -13,7 +13,7 @@ from tandem.artifacts.run_folder import CONFIGURATION, RECORD, find_checkpoint, 
 from tandem.config.hardware import RankInfo
 from tandem.config.resolve import resolve
 from tandem.config.schema import Config
-from tandem.data.colour import Basis, colour_basis, read_covariance
+from tandem.data.colour import read_basis
 from tandem.data.dataset import open_split
 from tandem.data.manifest import read_manifest
 from tandem.data.mean_image import read_mean
@@ -63,9 +63,7 @@ def prepare_run(
             f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
         )
     read_mean(config.mean_path, manifest.image_size)
-    colours: Basis = ()
-    if job == "train" and config.rand_colour > 0:
-        colours = colour_basis(read_covariance(config.covariance_path), config.rand_colour)
+    colours = read_basis(config.covariance_path, config.rand_colour)
     spec = RunSpec(
         job,
         config,

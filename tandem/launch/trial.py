@@ -101,19 +101,23 @@ class TrialReporter(ProgressReporter):
         self._pids: Mapping[str, int] = {}
         self._devices = [d for d in dict.fromkeys(spec.devices) if d != "cpu"]
         self._used_before = self._gpus()
-        self._steps: list[float] = []  # when each of the last validation was done
+        self._checks = 0  # steps of the last validation
+        self._checking = 0.0  # seconds from the first of them to its result
 
     def begin(self, table: HeartbeatTable, pids: Mapping[str, int]) -> None:
         self._pids = pids
 
     def report(self, message: object) -> None:
         if isinstance(message, Progress) and message.mode == "validation":
-            before = self._steps if message.step > 1 else []
-            self._steps = [*before, time.monotonic()]
+            self._checks = message.step
+            if message.step == 1:
+                self._first_check = time.monotonic()
         elif isinstance(message, TrainRecord):
             self.train.append(message)
         elif isinstance(message, ValidationRecord):
             self.validation.append(message)
+            # A GPU may have all of the work before it still when the last step is reported.
+            self._checking = time.monotonic() - self._first_check
         elif isinstance(message, Notice):
             log.info("%s", message.text)
         for name, pid in self._pids.items():
@@ -130,10 +134,9 @@ class TrialReporter(ProgressReporter):
     def hours(self, spec: RunSpec) -> tuple[float, float]:
         """Estimate the hours of an epoch's training, and of its validation."""
         train = spec.train.size / self.images_per_second
-        between = len(self._steps) - 1
-        step = spec.global_batch / self.images_per_second  # of a validation of one step
-        if between:
-            step = (self._steps[-1] - self._steps[0]) / between
+        step = spec.global_batch / self.images_per_second  # where a validation has one step
+        if self._checks > 1:
+            step = self._checking / (self._checks - 1)
         validation = step * minibatch_count(spec.validation.size, spec.global_batch)
         return train / 3600, validation / 3600
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 INDEX_NAME = "index.npz"
 _FORMAT = 1
-_COLUMNS = ("labels", "file", "offset", "size")
+_COLUMNS = {"labels": np.int64, "file": np.int32, "spans": np.int64}
 
 
 def identity(source: Source, settings: Settings) -> str:
@@ -54,8 +54,10 @@ def save_index(root: Path, index: str, splits: Mapping[str, Listed]) -> None:
             "ordered": listed.ordered,
         }
         places = listed.places
-        columns = (listed.labels, places.file, places.offset, places.size)
-        arrays |= {f"{split}_{name}": a for name, a in zip(_COLUMNS, columns, strict=True)}
+        columns = (listed.labels, places.file, places.spans)
+        arrays |= {
+            f"{split}_{name}": a for name, a in zip(_COLUMNS, columns, strict=True) if a is not None
+        }
     text = np.frombuffer(json.dumps(record).encode(), np.uint8)
     with replacing(root / INDEX_NAME) as partial, partial.open("wb") as file:
         np.savez(file, record=text, **arrays)  # type: ignore[arg-type]
@@ -86,17 +88,17 @@ def load_index(root: Path, index: str, folder: Path) -> dict[str, Listed] | None
 
 def _split(split: str, record: Any, arrays: Mapping[str, np.ndarray], folder: Path) -> Listed:
     values, wnids = record[split], tuple(record["wnids"])
-    labels, *places = (arrays[f"{split}_{column}"] for column in _COLUMNS)
+    labels, file, spans = (arrays[f"{split}_{column}"] for column in _COLUMNS)
     pictures, files = tuple(values["pictures"]), tuple(values["files"])
     if not all(type(text) is str for texts in (pictures, files, wnids) for text in texts):
         raise ValueError("names that are no text")
-    if any(Path(file).name != file for file in files):
+    if any(Path(name).name != name for name in files):
         raise ValueError("files of other folders")
-    for array, most in ((labels, len(wnids)), (places[0], len(files))):
-        if not pictures or array.dtype != np.int64 or array.min() < 0 or array.max() >= most:
-            raise ValueError("numbers out of range")
-    for array in (labels, *places):
-        if array.dtype != np.int64 or array.shape != (len(pictures),) or array.min() < 0:
-            raise ValueError("columns of another length or type")
-    ordered = values["ordered"] is True
-    return Listed(folder, wnids, pictures, labels, Places(files, *places), ordered)
+    count = len(pictures)
+    shapes = ((labels, (count,)), (file, (count,)), (spans, (count, 2)))
+    for (array, shape), kind in zip(shapes, _COLUMNS.values(), strict=True):
+        if not count or array.dtype != kind or array.shape != shape or array.min() < 0:
+            raise ValueError("columns of another shape or type")
+    if labels.max() >= len(wnids) or file.max() >= len(files):
+        raise ValueError("numbers out of range")
+    return Listed(folder, wnids, pictures, labels, Places(files, file, spans), values["ordered"])

@@ -30,16 +30,20 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where pictures lie: for each the number of its file, int64 offset and size, (pictures,)."""
+    """Where pictures lie: in `files`, relative to the folder of the list.
 
-    files: tuple[str, ...]  # relative to the folder of the list, or absolute
+    `file` is the number of each picture's file, int32 (pictures,); `spans` are offset and size in
+    it, int64 (pictures, 2), or None where every picture is a whole file.
+    """
+
+    files: tuple[str, ...]
     file: np.ndarray
-    offset: np.ndarray
-    size: np.ndarray
+    spans: np.ndarray | None
 
     def take(self, index: np.ndarray) -> "Places":
         """The places at the given positions, in that order."""
-        return Places(self.files, self.file[index], self.offset[index], self.size[index])
+        spans = None if self.spans is None else self.spans[index]
+        return Places(self.files, self.file[index], spans)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +73,9 @@ class Listed:
     def place(self, position: int) -> Place:
         """Where the picture at a position of the list lies."""
         places = self.places
-        path = self.folder / places.files[places.file[position]]
-        return Place(str(path), int(places.offset[position]), int(places.size[position]))
+        path = f"{self.folder}/{places.files[places.file[position]]}"
+        offset, size = (0, WHOLE) if places.spans is None else places.spans[position].tolist()
+        return Place(path, offset, size)
 
 
 class Collector:
@@ -81,20 +86,29 @@ class Collector:
         self.classes: list[str] = []
         self._folder = folder
         self._split = split
+        self._known: dict[str, str] = {}  # so that equal classes are one string
         self._files: list[str] = []
-        self._file, self._offset, self._size = array("q"), array("q"), array("q")
+        self._file, self._spans = array("i"), array("q")
 
     def add_file(self, path: str) -> None:
         """Open the next file; pictures are added to the latest."""
         self._files.append(path)
 
-    def add(self, name: str, wnid: str, offset: int = 0, size: int = WHOLE) -> None:
-        """Add a picture of the latest file."""
-        self.names.append(name)
+    def add(self, name: str, wnid: str, span: tuple[int, int] | None = None) -> None:
+        """Add a picture: offset and size in the latest file, or all of it; all in one way.
+
+        An empty `wnid` is given later, by `classify`.
+        """
+        wnid = self._known.setdefault(wnid, wnid)
+        self.names.append(_training_name(name, wnid))
         self.classes.append(wnid)
         self._file.append(len(self._files) - 1)
-        self._offset.append(offset)
-        self._size.append(size)
+        self._spans.extend(span or ())
+
+    def classify(self, position: int, wnid: str) -> None:
+        """Give the picture at a position its class, and its name the folder of the class."""
+        self.classes[position] = wnid
+        self.names[position] = _training_name(f"{wnid}/{self.names[position]}", wnid)
 
     def listed(self, ordered: bool = False) -> Listed:
         """The list, by name unless it is `ordered`.
@@ -105,14 +119,15 @@ class Collector:
         wnids = tuple(sorted(set(self.classes)))
         numbers = {wnid: number for number, wnid in enumerate(wnids)}
         labels = np.fromiter((numbers[wnid] for wnid in self.classes), np.int64, len(self.classes))
-        names, official = _official_names(self._split, self.names, self.classes)
-        columns = (np.array(column, np.int64) for column in (self._file, self._offset, self._size))
-        places = Places(tuple(self._files), *columns)
-        listed = Listed(self._folder, wnids, names, labels, places, ordered or official)
+        numbered = self._split == "val" and all(map(_is_numbered, self.names, self.classes))
+        names = tuple(map(_numbered_name, self.names) if numbered else self.names)
+        spans = np.frombuffer(self._spans, np.int64).reshape(-1, 2) if self._spans else None
+        places = Places(tuple(self._files), np.frombuffer(self._file or b"", np.int32), spans)
+        listed = Listed(self._folder, wnids, names, labels, places, ordered or numbered)
         if ordered:
             return listed
         # As a list of folders, each sorted: a folder n1-a comes after everything in n1.
-        if any(_key(a) > _key(b) for a, b in itertools.pairwise(names)):
+        if any(a > b for a, b in itertools.pairwise(map(_key, names))):
             listed = listed.take(sorted(range(len(names)), key=lambda i: _key(names[i])))
         for before, name in itertools.pairwise(listed.pictures):
             if before == name:
@@ -138,22 +153,13 @@ def is_imagenet_name(name: str) -> bool:
     return bool(_TRAINING.fullmatch(stem) or _VALIDATION.fullmatch(stem))
 
 
-def _official_names(
-    split: str, names: Sequence[str], classes: Sequence[str]
-) -> tuple[tuple[str, ...], bool]:
-    """Names as ImageNet spells them, and whether they are its numbered validation pictures."""
-    if split == "val" and all(map(_is_numbered, names, classes)):
-        return tuple(_spell(name, _numbered_name(name)) for name in names), True
-    return tuple(map(_training_name, names, classes)), False
-
-
 def _is_numbered(name: str, wnid: str) -> bool:
     return bool(_VALIDATION.fullmatch(_stem(name)) and _WNID.fullmatch(wnid))
 
 
 def _numbered_name(name: str) -> str:
     match = _VALIDATION.fullmatch(_stem(name))
-    return f"{match[1]}.JPEG" if match else name
+    return _spell(name, f"{match[1]}.JPEG") if match else name
 
 
 def _training_name(name: str, wnid: str) -> str:

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 MEAN_NAME = "img_mean.npy"
 _COMPARED = ("image_size", "resize", "layout", "batch_size", "seed")
+_PIECE = 1 << 14  # pictures whose names are in memory twice
 _REMEDY = "choose another tar_root_dir, or delete what this one holds to start over"
 
 
@@ -145,6 +146,8 @@ def _finish(settings: Settings, listing: Listing, progress: Progress, report: Re
 
 
 def _kept(listed: Listed, skipped: set[int]) -> Listed:
+    if not skipped:
+        return listed
     return listed.take([i for i in range(len(listed.pictures)) if i not in skipped])
 
 
@@ -170,8 +173,16 @@ def _versions() -> dict[str, str]:
 
 
 def _digest(listing: Listing, listed: Listed) -> str:
-    content = json.dumps([listing.wnids, listed.pictures, listed.labels.tolist()])
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+    """Digest of JSON, ``[wnids, pictures, labels]``, made piece by piece."""
+    digest = hashlib.sha256(f"[{json.dumps(listing.wnids)}".encode())
+    for column in (listed.pictures, listed.labels):
+        for start in range(0, len(column), _PIECE):
+            piece = column[start : start + _PIECE]
+            values = piece.tolist() if isinstance(piece, np.ndarray) else piece
+            digest.update(f"{', ' if start else ', ['}{json.dumps(values)[1:-1]}".encode())
+        digest.update(b"]")
+    digest.update(b"]")
+    return digest.hexdigest()[:16]
 
 
 def _check_same(path: Path, state: str, found: dict[str, Any], spec: dict[str, Any]) -> None:

@@ -1,10 +1,10 @@
 """JPEGs -> batch files, mean image, labels and manifest. Interrupted, the same command continues.
 
-Pictures in folders, one a class:  tandem preprocess --train-img-dir pets/train \\
-                                       --val-img-dir pets/val --tar-root-dir data/pets
-Smaller pictures:                  add --image-size 76
-The first 2,560 of each split:     add --subset 2560
-Settings in a file:                tandem preprocess --config paths.yaml
+ImageNet in any known layout:   tandem preprocess --source DIR --tar-root-dir data/imagenet
+Folders with one for a class:   tandem preprocess --train-img-dir pets/train --val-img-dir pets/val
+Smaller pictures:               tandem preprocess --source DIR --image-size 128
+The first 2,560 of each split:  tandem preprocess --source DIR --subset 2560
+Settings in a file:             tandem preprocess --config paths.yaml
 """
 
 from collections.abc import Callable, Sequence

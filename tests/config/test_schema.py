@@ -229,3 +229,10 @@ def test_network_options_include_their_older_alias() -> None:
     assert config.options == {"depth": 28}
     assert config.model_dump(mode="json")["network_options"] == {"depth": 28}
     assert "network_options" not in Config().model_dump(mode="json")
+
+
+def test_callbacks_may_be_classes_of_the_users_own_program() -> None:
+    """Which runs them, as it does not run a network."""
+    assert make_config({"callbacks": "__main__:Log"}).callbacks == ("__main__:Log",)
+    with pytest.raises(InputError, match="the processes of a run do not run your program"):
+        make_config({"network": "__main__:Net"})

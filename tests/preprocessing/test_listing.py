@@ -249,7 +249,7 @@ def test_a_new_source_is_one_registered_class(root: Path, monkeypatch: pytest.Mo
             for split in ("train", "val"):
                 collector = Collector(self.source, split)
                 collector.add_file("drawers/all")
-                collector.add(f"picture-{self.seed}", "n10", 7, 70)
+                collector.add(f"picture-{self.seed}", "n10", (7, 70))
                 found[split] = collector.listed()
             return found
 

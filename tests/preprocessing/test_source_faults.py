@@ -228,7 +228,11 @@ FAULTS: dict[str, dict[str, tuple[Spoil, str]]] = {
         ),
         "a class that is no number": (
             sample(SHARD, {"a.jpg": b"", "a.cls": b"tench"}),
-            "a.cls: found b'tench', expected the number of a class",
+            "a: found class b'tench', expected a number",
+        ),
+        "a label that is too large": (
+            sample(SHARD, {"a.jpg": b"", "a.json": b'{"label": %d}' % 10**30}),
+            "a: found class b'10000000000000000000', expected a number",
         ),
         "a class file that is too large": (
             sample(SHARD, {"a.jpg": b"", "a.cls": b"0" * 33}),

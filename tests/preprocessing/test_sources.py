@@ -155,7 +155,7 @@ def test_a_damaged_index_is_made_anew(
     assert output(out) == expected
 
 
-@pytest.mark.parametrize("change", [{"file": 3}, {"labels": 10}, {"offset": -1}, {"size": None}])
+@pytest.mark.parametrize("change", [{"file": 3}, {"labels": 10}, {"spans": -1}, {"spans": None}])
 def test_an_index_of_impossible_numbers_is_not_used(
     tmp_path: Path, change: dict[str, int | None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -339,3 +339,12 @@ def test_long_and_extended_names_are_read(tmp_path: Path) -> None:
             place = listed.place(i)
             content = Path(place.path).read_bytes()[place.offset :][: place.size]
             assert content == digit.content
+
+
+@pytest.mark.parametrize("inner", ["ILSVRC", "ILSVRC/Data", "ILSVRC/Data/CLS-LOC"])
+def test_any_folder_of_kaggle_may_be_named(
+    tmp_path: Path, expected: dict[str, bytes], inner: str
+) -> None:
+    layouts.kaggle(tmp_path / "in")
+    assert make_hkl.main(options(tmp_path / "out", "--source", str(tmp_path / "in" / inner))) == 0
+    assert output(tmp_path / "out") == expected

@@ -59,7 +59,7 @@ class Archives(Source):
                 for picture in archive.inside(member).members():
                     name = picture.name.rpartition("/")[2]
                     if is_picture(name):
-                        found.add(f"{wnid}/{name}", wnid, picture.offset, picture.size)
+                        found.add(f"{wnid}/{name}", wnid, (picture.offset, picture.size))
         return found.listed()
 
     def _val(self) -> Listed:
@@ -77,5 +77,5 @@ class Archives(Source):
         found.add_file(_VAL)
         for position, wnid in zip(order, wnids_of(*kit, len(order), where), strict=True):
             name, offset, size = pictures[position]
-            found.add(name.rpartition("/")[2], wnid, offset, size)
+            found.add(name.rpartition("/")[2], wnid, (offset, size))
         return found.listed(ordered=True)

@@ -102,7 +102,7 @@ class _Samples:
     def __init__(self, folder: Path, split: str) -> None:
         self._folder = folder
         self._found = Collector(folder, split)
-        self._numbers = array("q")
+        self._numbers = array("i")
 
     def add_archive(self, name: str) -> None:
         """Add the samples of an archive."""
@@ -129,13 +129,12 @@ class _Samples:
             if classes[i]:
                 self._check(wnid_of.get(number, classes[i]), classes[i], number, names[i])
             elif (wnid := (wnid_of or sorted_wnids).get(number)) is not None:
-                classes[i] = wnid
+                self._found.classify(i, wnid)
             else:
                 raise InputError(
                     f"{self._folder} (source): {printable(names[i])}: found class {number},"
                     f" expected one of {len(wnid_of or sorted_wnids)} known classes"
                 )
-            names[i] = f"{classes[i]}/{names[i]}"
         return self._found.listed()
 
     def _check(self, known: str, wnid: str, number: int, name: str) -> None:
@@ -160,8 +159,8 @@ class _Samples:
             about = _read_json(archive.read(files["json"], _MOST_JSON), where)
             if isinstance(about.get("filename"), str) and is_imagenet_name(about["filename"]):
                 name = about["filename"].rpartition("/")[2].partition(".")[0]
-            if type(about.get("label")) is int and number == _UNKNOWN:
-                number = about["label"]
+            if type(label := about.get("label")) is int and number == _UNKNOWN:
+                number = _number(str(label).encode(), where)
         wnid = class_in(name) or ""
         if not wnid and number == _UNKNOWN:
             raise InputError(
@@ -169,7 +168,8 @@ class _Samples:
                 " WordNet ID in the name"
             )
         picture = files[pictures[0]]
-        self._found.add(f"{name}.{pictures[0]}", wnid, picture.offset, picture.size)
+        file = f"{wnid}/{name}.{pictures[0]}" if wnid else f"{name}.{pictures[0]}"
+        self._found.add(file, wnid, (picture.offset, picture.size))
         self._numbers.append(number)
 
 
@@ -196,7 +196,7 @@ def _grouped(archive: Archive) -> Iterator[tuple[str, dict[str, Member]]]:
 
 def _number(content: bytes, where: str) -> int:
     if not re.fullmatch(rb"\s*\d{1,9}\s*", content):
-        raise InputError(f"{where}.cls: found {content!r}, expected the number of a class")
+        raise InputError(f"{where}: found class {content[:20]!r}, expected a number")
     return int(content)
 
 
