@@ -339,3 +339,12 @@ def test_long_and_extended_names_are_read(tmp_path: Path) -> None:
             place = listed.place(i)
             content = Path(place.path).read_bytes()[place.offset :][: place.size]
             assert content == digit.content
+
+
+@pytest.mark.parametrize("inner", ["ILSVRC", "ILSVRC/Data", "ILSVRC/Data/CLS-LOC"])
+def test_any_folder_of_kaggle_may_be_named(
+    tmp_path: Path, expected: dict[str, bytes], inner: str
+) -> None:
+    layouts.kaggle(tmp_path / "in")
+    assert make_hkl.main(options(tmp_path / "out", "--source", str(tmp_path / "in" / inner))) == 0
+    assert output(tmp_path / "out") == expected
