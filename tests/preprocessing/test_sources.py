@@ -17,6 +17,7 @@ import pytest
 from tandem.data.manifest import read_manifest
 from tandem.preprocessing import batches, prepare
 from tandem.preprocessing.index import load_index, save_index
+from tandem.preprocessing.listed import Listed
 from tandem.preprocessing.listing import Listing, list_pictures
 from tandem.preprocessing.settings import Settings
 from tandem.preprocessing.sources import parquet as parquet_source
@@ -339,3 +340,34 @@ def test_long_and_extended_names_are_read(tmp_path: Path) -> None:
             place = listed.place(i)
             content = Path(place.path).read_bytes()[place.offset :][: place.size]
             assert content == digit.content
+
+
+@pytest.mark.parametrize("inside", ["", "ILSVRC", "ILSVRC/Data/CLS-LOC"])
+@pytest.mark.parametrize("beside", ["", "ILSVRC"])
+def test_kaggles_folder_may_be_named_at_any_level(tmp_path: Path, inside: str, beside: str) -> None:
+    layouts.kaggle(tmp_path)
+    table = "LOC_val_solution.csv"
+    (tmp_path / table).rename(tmp_path / beside / table)
+    found = list_pictures(Settings(source=tmp_path / inside, tar_root_dir=tmp_path / "out"))
+    names = {digit.name: digit.wnid for digit in of("val")}
+    val = found.splits["val"]
+    assert {n.removesuffix(".JPEG"): found.wnids[i] for n, i in pairs(val)} == names
+
+
+def pairs(listed: Listed) -> list[tuple[str, int]]:
+    return list(zip(listed.pictures, listed.labels.tolist(), strict=True))
+
+
+def test_validation_pictures_among_others_keep_their_folders(tmp_path: Path) -> None:
+    """As in subsets of ImageNet that divide all pictures anew."""
+    layouts.class_folders(tmp_path, "train")
+    layouts.class_folders(tmp_path, "val")
+    moved = tmp_path / "val" / of("val")[0].wnid
+    name = f"{of('val')[0].name}.JPEG"
+    (moved / name).rename(tmp_path / "train" / moved.name / name)
+    write(moved / f"{moved.name}_7.JPEG", of("val")[0].content)
+    found = list_pictures(Settings(source=tmp_path, tar_root_dir=tmp_path / "out"))
+    for split, listed in found.splits.items():
+        there = {str(p.relative_to(tmp_path / split)) for p in (tmp_path / split).glob("*/*")}
+        assert set(listed.pictures) == there
+        assert list(listed.pictures) != sorted(listed.pictures)

@@ -44,6 +44,8 @@ class Folders(Source):
 
     @staticmethod
     def recognises(folder: Folder) -> bool:
+        if folder.path.name == "CLS-LOC":  # Kaggle's, with the classes in a csv
+            return False
         both = [_named(folder.path, names) for names in (_TRAIN, _VAL)]
         return all(path is not None and not any(path.glob("*.tar")) for path in both)
 
