@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 Numbered = Callable[[Folder], Iterable[tuple[str, str]]]
 
+KAGGLE = "CLS-LOC"  # Kaggle's folder, whose classes of validation pictures stand elsewhere
 # What people call the folder of each split.
 _TRAIN, _VAL = ("train", "train_images"), ("val", "validation", "val_images")
 _EXPECTED = {
@@ -44,10 +45,10 @@ class Folders(Source):
 
     @staticmethod
     def recognises(folder: Folder) -> bool:
-        if folder.path.name == "CLS-LOC":  # Kaggle's, with the classes in a csv
-            return False
         both = [_named(folder.path, names) for names in (_TRAIN, _VAL)]
-        return all(path is not None and not any(path.glob("*.tar")) for path in both)
+        return folder.path.absolute().name != KAGGLE and all(
+            path is not None and not any(path.glob("*.tar")) for path in both
+        )
 
     def find(self) -> Mapping[str, Listed]:
         paths = {"train": self.train_img_dir, "val": self.val_img_dir}

@@ -13,7 +13,7 @@ from tandem.data.safe_io import read_bytes
 from tandem.errors import InputError
 from tandem.preprocessing.listed import Listed
 from tandem.preprocessing.sources import SOURCES, Folder, Source
-from tandem.preprocessing.sources.folders import list_folder
+from tandem.preprocessing.sources.folders import KAGGLE, list_folder
 from tandem.validation import shown
 
 _CSV = "LOC_val_solution.csv"
@@ -72,11 +72,13 @@ class Kaggle(Source):
 
 
 def _pictures(source: Path) -> Path | None:
-    """The folder with train/ and val/: the source holds it, or is it."""
-    for path in (source / "ILSVRC/Data/CLS-LOC", source / "Data/CLS-LOC", source):
-        if path.name == "CLS-LOC" and (path / "train").is_dir():
+    """The folder with Kaggle's train/ and val/, which the source is or holds."""
+    source = source.absolute()
+    for inner in ("ILSVRC/Data/", "Data/", ""):
+        path = source / inner / KAGGLE
+        if (path / "train").is_dir():
             return path
-    return None
+    return source if source.name == KAGGLE and (source / "train").is_dir() else None
 
 
 def _read_csv(path: Path) -> dict[str, str]:
