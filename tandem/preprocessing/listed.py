@@ -3,7 +3,7 @@
 import itertools
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -180,8 +180,3 @@ def _stem(name: str) -> str:
 
 def _key(name: str) -> str:
     return name.replace("/", "\0")
-
-
-def example(names: Iterable[str]) -> str:
-    """The first of the names, for a message."""
-    return printable(next(iter(names)))

@@ -341,6 +341,31 @@ def test_long_and_extended_names_are_read(tmp_path: Path) -> None:
             assert content == digit.content
 
 
+def test_kaggles_table_may_lie_in_its_folder(tmp_path: Path) -> None:
+    layouts.kaggle(tmp_path)
+    table = "LOC_val_solution.csv"
+    (tmp_path / table).rename(tmp_path / "ILSVRC" / table)
+    found = list_pictures(Settings(source=tmp_path, tar_root_dir=tmp_path / "out"))
+    val = found.splits["val"]
+    expected = [found.wnids.index(digit.wnid) for digit in of("val")]
+    assert val.labels.tolist() == expected
+
+
+def test_validation_pictures_among_others_keep_their_folders(tmp_path: Path) -> None:
+    """As in subsets of ImageNet that divide all pictures anew."""
+    layouts.class_folders(tmp_path, "train")
+    layouts.class_folders(tmp_path, "val")
+    moved = tmp_path / "val" / of("val")[0].wnid
+    name = f"{of('val')[0].name}.JPEG"
+    (moved / name).rename(tmp_path / "train" / moved.name / name)
+    write(moved / f"{moved.name}_7.JPEG", of("val")[0].content)
+    found = list_pictures(Settings(source=tmp_path, tar_root_dir=tmp_path / "out"))
+    for split, listed in found.splits.items():
+        there = {str(p.relative_to(tmp_path / split)) for p in (tmp_path / split).glob("*/*")}
+        assert set(listed.pictures) == there
+        assert list(listed.pictures) != sorted(listed.pictures)
+
+
 @pytest.mark.parametrize("inner", ["ILSVRC", "ILSVRC/Data", "ILSVRC/Data/CLS-LOC"])
 def test_any_folder_of_kaggle_may_be_named(
     tmp_path: Path, expected: dict[str, bytes], inner: str

@@ -42,6 +42,7 @@ class Archives(Source):
         return (self.source / _TRAIN, self.source / _VAL, *([kit] if kit.is_file() else []))
 
     def find(self) -> Mapping[str, Listed]:
+        log.info("%s: reading the contents of %s and %s", self.source, _TRAIN, _VAL)
         return {"train": self._train(), "val": self._val()}
 
     def _train(self) -> Listed:

@@ -24,7 +24,12 @@ from tandem.preprocessing.listed import Listed, is_imagenet_name
 from tandem.preprocessing.pool import START, follow_parent
 from tandem.preprocessing.progress import PROGRESS_NAME
 from tandem.preprocessing.sources import SOURCES, Folder, Source
-from tandem.preprocessing.sources.webdataset import check_numbers, find_shards, list_shards
+from tandem.preprocessing.sources.webdataset import (
+    SPLITS,
+    check_numbers,
+    find_shards,
+    list_shards,
+)
 from tandem.validation import listed, one_line
 
 log = logging.getLogger(__name__)
@@ -34,7 +39,6 @@ T = TypeVar("T")
 COPIES_NAME = "parquet_copy"
 _RECORD_NAME = "copied.json"
 _SHARD = re.compile(r"(train|validation|val)-(\d{1,9})-of-(\d{1,9})\.parquet", re.ASCII)
-_SPLITS = {"train": "train", "val": "val", "validation": "val"}
 _ROWS = 32  # pictures in memory at once
 _MOST_GROUP = 4 << 30  # bytes of the pictures of a row group; Hugging Face's have 0.1 GB
 _LONGEST = 80  # characters of a name
@@ -86,7 +90,7 @@ class Parquet(Source):
         found: dict[str, dict[int, str]] = {"train": {}, "val": {}}
         for name in Folder.scan(folder, "source").others:
             if match := _SHARD.fullmatch(name):
-                numbers, total = found[_SPLITS[match[1]]], int(match[3])
+                numbers, total = found[SPLITS[match[1]]], int(match[3])
                 numbers[int(match[2])] = name
                 numbers.setdefault(total - 1, "")  # the last, which may be missing
         for split, numbers in found.items():

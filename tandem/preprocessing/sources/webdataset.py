@@ -26,7 +26,7 @@ _SHARD = re.compile(
     r"(?!ILSVRC2012_img_)(?:.*[^a-zA-Z])?(train|validation|val)(?![a-zA-Z])\D*(\d{1,9})?.*\.tar",
     re.ASCII,
 )
-_SPLITS = {"train": "train", "val": "val", "validation": "val"}
+SPLITS = {"train": "train", "val": "val", "validation": "val"}  # by what names of files say
 _MOST_CLASS, _MOST_JSON = 32, 1 << 20  # bytes
 _UNKNOWN = -1  # the class of a sample without a number
 
@@ -59,7 +59,7 @@ def find_shards(folder: Path) -> dict[str, list[str]]:
     found: dict[str, dict[int, str]] = {"train": {}, "val": {}}
     for name in Folder.scan(folder, "source").others:
         if match := _SHARD.fullmatch(name):
-            numbers = found[_SPLITS[match[1]]]
+            numbers = found[SPLITS[match[1]]]
             number = int(match[2] or 0)
             if number in numbers:
                 raise InputError(
