@@ -21,6 +21,7 @@ from tandem.validation import one_line, printable
 _BLOCK = tarfile.BLOCKSIZE
 _EMPTY = bytes(_BLOCK)
 _MOST_HEADER = 1 << 20  # bytes of the long name of one member
+_MOST_PADDING = 1 << 20  # bytes; archives are padded to records, of 10 KB unless tar is told more
 _FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 _PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _SKIPPED = (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK)  # headers with nothing that counts here
@@ -80,7 +81,7 @@ class Archive:
         """List the files in the archive; folders are left out.
 
         Raises InputError if it is compressed, damaged, or cut off, also where it is cut exactly
-        between two members, and if a member is no plain file.
+        between two members or zeros stand for what is missing, and if a member is no plain file.
         """
         return _members(self.file, self.where, self.start, self.end)
 
@@ -97,6 +98,7 @@ def _members(file: BinaryIO, where: str, start: int, end: int) -> Iterator[Membe
                 " block; the archive is incomplete: copy or download it again"
             )
         if block == _EMPTY:
+            _check_padding(file, where, start, position, end)
             return
         try:
             header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
@@ -135,6 +137,20 @@ def _members(file: BinaryIO, where: str, start: int, end: int) -> Iterator[Membe
 def _read(file: BinaryIO, position: int, size: int) -> bytes:
     file.seek(position)
     return file.read(size)
+
+
+def _check_padding(file: BinaryIO, where: str, start: int, position: int, end: int) -> None:
+    """Refuse an archive with more than padding after its end-of-archive block.
+
+    Programs that load a file in parts write zeros, or nothing, where parts are missing.
+    """
+    rest = end - position
+    if rest > _MOST_PADDING or any(_read(file, position, rest)):
+        raise InputError(
+            f"{where}: found an end-of-archive block at byte {position - start} of {end - start},"
+            " expected one at the end; parts of the archive are missing, or others follow it: copy"
+            " or download it again"
+        )
 
 
 def _refuse_compressed(block: bytes, where: str) -> None:

@@ -52,6 +52,11 @@ def without_end(content: bytes) -> bytes:
     return content[: last.offset_data + -(-last.size // 512) * 512]
 
 
+def zeros_from_the_middle(content: bytes) -> bytes:
+    """Keep the first picture: what a program that loads in parts leaves, when it is stopped."""
+    return content[:1024] + bytes((1 << 20) + 1024)
+
+
 def inner(edit: Callable[[bytes], bytes]) -> Spoil:
     """Change the archive of the second class."""
 
@@ -109,6 +114,22 @@ FAULTS: dict[str, dict[str, tuple[Spoil, str]]] = {
         "an inner archive that is cut within a picture": (
             inner(lambda content: content[:700]),
             f"{TRAIN} (source): n01860187.tar: found the member n01860187_",
+        ),
+        "a class without a picture": (
+            inner(lambda content: tar([("n01860187_1.txt", b"")])),
+            f"{TRAIN} (source): n01860187.tar: found no picture, expected at least one",
+        ),
+        "zeros in place of pictures": (
+            inner(zeros_from_the_middle),
+            "n01860187.tar: found an end-of-archive block at byte 1024 of 1050624, expected one at",
+        ),
+        "zeros in place of classes": (
+            change(TRAIN, lambda content: content + bytes(1 << 20)),
+            f"{TRAIN} (source): found an end-of-archive block at byte ",
+        ),
+        "two archives in one file": (
+            inner(lambda content: content + tar([("n01860187_1.JPEG", b"")])),
+            "n01860187.tar: found an end-of-archive block at byte ",
         ),
         "an empty file": (
             change(TRAIN, lambda content: b""),

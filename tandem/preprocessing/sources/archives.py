@@ -56,11 +56,13 @@ class Archives(Source):
                         f"{archive.where}: found {printable(member.name)}, expected an archive for"
                         " each class, such as n01440764.tar"
                     )
-                wnid = match[1]
-                for picture in archive.inside(member).members():
+                wnid, before, inner = match[1], len(found.names), archive.inside(member)
+                for picture in inner.members():
                     name = picture.name.rpartition("/")[2]
                     if is_picture(name):
                         found.add(f"{wnid}/{name}", wnid, (picture.offset, picture.size))
+                if len(found.names) == before:
+                    raise InputError(f"{inner.where}: found no picture, expected at least one")
         return found.listed()
 
     def _val(self) -> Listed:
