@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tandem.data.manifest import read_manifest
+from tandem.errors import InputError
 from tandem.preprocessing import batches, prepare
 from tandem.preprocessing.index import load_index, save_index
 from tandem.preprocessing.listing import Listing, list_pictures
@@ -300,22 +301,36 @@ def test_bad_and_unprintable_pictures_in_archives_are_left_out(
     assert len(read_manifest(out).splits["train"].pictures) == 2 * len(layouts.CLASSES)
 
 
-def test_classes_of_numbers_alone_are_the_sorted_wnids(tmp_path: Path) -> None:
-    def sample(number: int, digit: layouts.Digit) -> list[tuple[str, bytes]]:
-        return [
-            (f"{number:08d}.png", digit.content),
-            (f"{number:08d}.cls", f"{digit.number}\n".encode()),
+def numbered(root: Path, classes: int) -> Settings:
+    """Samples without ImageNet's names: one of each class in training, and three in validation."""
+    for split, numbers in (("train", range(classes)[::-1]), ("val", (7, 0, classes - 1))):
+        samples = [
+            (f"{i:08d}.{suffix}", content)
+            for i, number in enumerate(numbers)
+            for suffix, content in (("png", b""), ("cls", b"%d\n" % number))
         ]
+        write(root / f"{split}-0.tar", layouts.tar(samples))
+    return Settings(source=root, tar_root_dir=root / "out")
 
-    layouts.write_shards(tmp_path, sample)
-    found = list_pictures(Settings(source=tmp_path, tar_root_dir=tmp_path / "out"))
-    assert found.wnids == layouts.CLASSES
-    for split in ("train", "val"):
-        listed = found.splits[split]
-        expected = {f"{d.wnid}/{i:08d}.png" for i, d in enumerate(of(split)[::-1])}
-        assert set(listed.pictures) == expected
+
+def test_classes_of_numbers_alone_are_the_sorted_wnids(tmp_path: Path) -> None:
+    found = list_pictures(numbered(tmp_path, 1000))
+    assert found.wnids == layouts.WNIDS
+    train, val = (found.splits[split] for split in ("train", "val"))
+    expected = {f"{wnid}/{999 - i:08d}.png" for i, wnid in enumerate(layouts.WNIDS)}
+    assert set(train.pictures) == expected
+    assert sorted(val.labels) == [0, 7, 999]
+    for listed in (train, val):
         for name, label in zip(listed.pictures, listed.labels, strict=True):
             assert name.startswith(found.wnids[label])
+
+
+@pytest.mark.parametrize("classes", [200, 1001])
+def test_numbers_of_other_classes_than_imagenet_s_are_refused(tmp_path: Path, classes: int) -> None:
+    """Their pictures would be named as ImageNet's first classes."""
+    expected = f"found classes by number alone, {classes} from 0 to {classes - 1}, expected"
+    with pytest.raises(InputError, match=expected):
+        list_pictures(numbered(tmp_path, classes))
 
 
 def test_long_and_extended_names_are_read(tmp_path: Path) -> None:

@@ -112,7 +112,13 @@ class _Samples:
                 self._add(archive, key, files)
 
     def numbered_classes(self) -> dict[int, str]:
-        """The class of each number, by those samples whose names have both."""
+        """The class of each number, by those samples whose names have both.
+
+        Without any, the numbers must be ImageNet's thousand, of its sorted WordNet IDs: those of
+        another data set would get wrong classes. Raises InputError.
+        """
+        if not any(self._found.classes):
+            return self._sorted_classes()
         classes: dict[int, str] = {}
         for number, wnid, name in zip(
             self._numbers, self._found.classes, self._found.names, strict=True
@@ -121,19 +127,28 @@ class _Samples:
                 self._check(classes.setdefault(number, wnid), wnid, number, name)
         return classes
 
+    def _sorted_classes(self) -> dict[int, str]:
+        classes = dict(enumerate(imagenet_names()))
+        if (numbers := set(self._numbers)) and numbers != classes.keys():
+            raise InputError(
+                f"{self._folder} (source): found classes by number alone, {len(numbers)} from"
+                f" {min(numbers)} to {max(numbers)}, expected ImageNet's {len(classes)}, or WordNet"
+                " IDs in names; write other data sets into train/<class>/ and val/<class>/ first"
+            )
+        return classes
+
     def listed(self, wnid_of: Mapping[int, str]) -> Listed:
         """The list, with the classes of those samples that only have numbers."""
-        sorted_wnids = dict(enumerate(imagenet_names()))
         names, classes = self._found.names, self._found.classes
         for i, number in enumerate(self._numbers):
             if classes[i]:
                 self._check(wnid_of.get(number, classes[i]), classes[i], number, names[i])
-            elif (wnid := (wnid_of or sorted_wnids).get(number)) is not None:
+            elif (wnid := wnid_of.get(number)) is not None:
                 self._found.classify(i, wnid)
             else:
                 raise InputError(
                     f"{self._folder} (source): {printable(names[i])}: found class {number},"
-                    f" expected one of {len(wnid_of or sorted_wnids)} known classes"
+                    f" expected one of {len(wnid_of)} known classes"
                 )
         return self._found.listed()
 
