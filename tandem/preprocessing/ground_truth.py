@@ -47,19 +47,28 @@ class Part:
             raise InputError(f"{name}: cannot be read: {reason}") from None
 
 
+def kit_files(folder: Path) -> tuple[Path, ...]:
+    """The files of a development kit in a folder: ground truth and table, or one archive."""
+    for kit in (folder / "data", *sorted(folder.glob("ILSVRC*devkit*/data"))):
+        for names in _NAMES:
+            paths = tuple(kit / name for name in names)
+            if all(path.is_file() for path in paths):
+                return paths
+    packed = folder / f"{DEVKIT}.tar.gz"
+    return (packed,) if packed.is_file() else ()
+
+
 def find_kit(folder: Path) -> tuple[Part, Part] | None:
     """Ground truth and table of a development kit in a folder, unpacked or not, if there is one.
 
     Raises InputError if it cannot be read.
     """
-    for kit in (folder / "data", *sorted(folder.glob("ILSVRC*devkit*/data"))):
-        for names in _NAMES:
-            paths = [kit / name for name in names]
-            if all(path.is_file() for path in paths):
-                truth, table = (Part.read(path, "source") for path in paths)
-                return truth, table
-    packed = folder / f"{DEVKIT}.tar.gz"
-    return _unpack(packed) if packed.is_file() else None
+    match kit_files(folder):
+        case (truth, table):
+            return Part.read(truth, "source"), Part.read(table, "source")
+        case (packed,):
+            return _unpack(packed)
+    return None
 
 
 def wnids_of(truth: Part, table: Part, count: int, pictures: object) -> list[str]:

@@ -128,6 +128,22 @@ def test_archives_that_changed_are_read_again(
     assert "found a finished run of 40 other train pictures" in capsys.readouterr().err
 
 
+def test_a_development_kit_that_changed_is_read_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kit of the archives is unpacked."""
+    source, out = tmp_path / "in", tmp_path / "out"
+    layouts.official_archives(source)
+    for name, content in layouts.kit(source).items():
+        write(source / name, content)
+    arguments = options(out, "--source", str(source))
+    assert make_hkl.main(arguments) == 0
+    (truth,) = source.glob("*/data/*ground_truth.txt")
+    truth.write_text("".join(truth.read_text().splitlines(keepends=True)[::-1]))
+    assert make_hkl.main(arguments) == 2
+    assert "found a finished run of 25 other val pictures" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "damage",
     [

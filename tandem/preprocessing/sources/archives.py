@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.errors import InputError
-from tandem.preprocessing.ground_truth import DEVKIT, by_number, find_kit, wnids_of
+from tandem.preprocessing.ground_truth import DEVKIT, by_number, find_kit, kit_files, wnids_of
 from tandem.preprocessing.listed import Collector, Listed
 from tandem.preprocessing.sources import SOURCES, Folder, Source, is_picture
 from tandem.preprocessing.tars import Archive
@@ -38,8 +38,7 @@ class Archives(Source):
         return _TRAIN in folder.others or _VAL in folder.others
 
     def archives(self) -> tuple[Path, ...]:
-        kit = self.source / f"{DEVKIT}.tar.gz"
-        return (self.source / _TRAIN, self.source / _VAL, *([kit] if kit.is_file() else []))
+        return (self.source / _TRAIN, self.source / _VAL, *kit_files(self.source))
 
     def find(self) -> Mapping[str, Listed]:
         log.info("%s: reading the contents of %s and %s", self.source, _TRAIN, _VAL)
