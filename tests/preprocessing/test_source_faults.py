@@ -28,6 +28,7 @@ Spoil = Callable[[Path], object]
 TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 KIT = "ILSVRC2012_devkit_t12.tar.gz"
 SHARD, LAST = "imagenet1k-train-0000.tar", "imagenet1k-validation-01.tar"
+INFO = "_info.json"
 CSV = "LOC_val_solution.csv"
 PICTURE = "ILSVRC2012_val_00000004.JPEG"
 
@@ -218,13 +219,28 @@ FAULTS: dict[str, dict[str, tuple[Spoil, str]]] = {
     },
     "webdataset": {
         "a missing shard": (
-            delete("imagenet1k-train-0001.tar"),
+            lambda root: [(root / n).unlink() for n in ("imagenet1k-train-0001.tar", INFO)],
             "found 2 files of train pictures up to imagenet1k-train-0002.tar without number 1",
         ),
         "no validation shard": (
-            lambda root: [path.unlink() for path in root.glob("*validation*")],
+            lambda root: [path.unlink() for path in (*root.glob("*validation*"), root / INFO)],
             "found no file of val pictures, expected at least one",
         ),
+        "the last shard is missing": (
+            delete("imagenet1k-train-0002.tar"),
+            "found no imagenet1k-train-0002.tar, expected the archives that _info.json names; move",
+        ),
+        "a list of other names": (
+            lambda root: write(root / INFO, b'{"splits": {"validation": {"filenames": [1]}}}'),
+            "found no 1, expected the archives",
+        ),
+        **{
+            f"a list of shards that is {content!r}": (
+                lambda root, content=content: write(root / INFO, content),  # type: ignore[misc]
+                f"{INFO} (source): cannot be read: ",
+            )
+            for content in (b"{", b"[]", b'{"splits": {"train": {"filenames": 1}}}')
+        },
         "two shards of one number": (
             lambda root: write(root / "other-train-00.tar", b""),
             "found imagenet1k-train-0000.tar and other-train-00.tar, expected one archive of each",

@@ -187,6 +187,12 @@ def sample_of(number: int, digit: Digit) -> list[tuple[str, bytes]]:
 
 def webdataset(root: Path) -> None:
     write_shards(root, sample_of)
+    names = sorted(path.name for path in root.glob("*.tar"))
+    splits = {
+        split: {"filenames": [name for name in names if f"-{split}-" in name]}
+        for split in ("train", "validation")
+    }
+    write(root / "_info.json", json.dumps({"splits": splits}).encode())
 
 
 def webdataset_named_in_json(root: Path) -> None:

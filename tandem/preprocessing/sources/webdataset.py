@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tandem.data.class_names import imagenet_names
+from tandem.data.safe_io import read_bytes
 from tandem.errors import InputError
 from tandem.preprocessing.listed import Collector, Listed, class_in, is_imagenet_name
 from tandem.preprocessing.sources import SOURCES, Folder, Source, is_picture
 from tandem.preprocessing.tars import Archive, Member
-from tandem.validation import parse_json, printable, shown
+from tandem.validation import listed, one_line, parse_json, printable, shown
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ _SHARD = re.compile(
 )
 SPLITS = {"train": "train", "val": "val", "validation": "val"}  # by what names of files say
 _MOST_CLASS, _MOST_JSON = 32, 1 << 20  # bytes
+_INFO, _MOST_INFO = "_info.json", 16 << 20  # timm's list of all archives, which has 0.1 MB
 _UNKNOWN = -1  # the class of a sample without a number
 
 
@@ -57,7 +59,13 @@ def find_shards(folder: Path) -> dict[str, list[str]]:
     """Names of the archives of each split; raises InputError if one of them is missing."""
     where = f"{folder} (source)"
     found: dict[str, dict[int, str]] = {"train": {}, "val": {}}
-    for name in Folder.scan(folder, "source").others:
+    names = Folder.scan(folder, "source").others
+    if _INFO in names and (missing := sorted(_named_in(folder / _INFO) - {*names})):
+        raise InputError(
+            f"{where}: found no {printable(listed(missing))}, expected the archives that {_INFO}"
+            " names; move that file away to do without them"
+        )
+    for name in names:
         if match := _SHARD.fullmatch(name):
             numbers = found[SPLITS[match[1]]]
             number = int(match[2] or 0)
@@ -70,6 +78,18 @@ def find_shards(folder: Path) -> dict[str, list[str]]:
     for split, numbers in found.items():
         check_numbers(where, split, numbers)
     return {split: [numbers[i] for i in sorted(numbers)] for split, numbers in found.items()}
+
+
+def _named_in(path: Path) -> set[str]:
+    """The names of the archives of both splits in timm's list of them."""
+    try:
+        splits = parse_json(read_bytes(path, _MOST_INFO))["splits"]
+        return {str(n) for split in SPLITS.keys() & splits for n in splits[split]["filenames"]}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InputError(
+            f"{path} (source): cannot be read: {one_line(error)}; expected the names of the"
+            " archives of each split: copy or download it again"
+        ) from None
 
 
 def check_numbers(where: str, split: str, numbers: Mapping[int, str]) -> None:
