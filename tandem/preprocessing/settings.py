@@ -7,6 +7,7 @@ from typing import Any
 
 from tandem.cli import CommandLine, Options, PathOption, option, to_path
 from tandem.data.manifest import Layout, Resize
+from tandem.errors import InputError
 from tandem.validation import read_yaml
 
 DEFAULT_CONFIG = Path(__file__).resolve().parents[2] / "preprocessing" / "paths.yaml"
@@ -92,9 +93,20 @@ def available_cores() -> int:
 def read_settings(
     arguments: Sequence[str] | None, description: str | None, program: str | None = None
 ) -> Settings:
-    """Read the configuration file and the command line. Errors as of `CommandLine.read`."""
+    """Read the configuration file and the command line. Errors as of `CommandLine.read`.
+
+    Folders of pictures on the command line replace the source in the file. Raises InputError where
+    the command line has both.
+    """
     line = CommandLine(arguments, description, program, _ANSWERS)
-    return line.read(Settings, DEFAULT_CONFIG, _read_paths)
+    typed = line.read(Settings, DEFAULT_CONFIG, lambda _: {}).model_fields_set
+    settings = line.read(Settings, DEFAULT_CONFIG, _read_paths)
+    if not (folders := typed & {"train_img_dir", "val_img_dir"}):
+        return settings
+    if "source" in typed:
+        named = " and ".join(f"--{key}" for key in sorted(folders))
+        raise InputError(f"--source: found {named} too, expected one or the other")
+    return settings.model_copy(update={"source": None})
 
 
 def _read_paths(file: Path) -> dict[str, Any]:

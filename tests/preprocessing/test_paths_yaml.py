@@ -53,6 +53,19 @@ def test_paths_in_the_file_are_relative_to_it(tmp_path: Path) -> None:
     assert settings.label_folder == Path("/labels")
 
 
+def test_folders_on_the_command_line_replace_the_source_in_the_file(tmp_path: Path) -> None:
+    settings = read(tmp_path, FOLDERS + "source: s\n", "--train-img-dir", "mine")
+    assert (settings.source, settings.train_img_dir) == (None, Path("mine"))
+    assert settings.val_img_dir == tmp_path / "v"
+    settings = read(tmp_path, FOLDERS, "--source", "s")
+    assert (settings.source, settings.train_img_dir) == (Path("s"), tmp_path / "t")
+
+
+def test_a_source_and_folders_on_one_command_line_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--source: found --train_img_dir and --val_img_dir too"):
+        read(tmp_path, "", "--source", "s", "--val-img-dir", "v", "--train-img-dir=t")
+
+
 def test_the_command_line_overrides_each_key(tmp_path: Path) -> None:
     for dash in ("-", "_"):
         for key in Settings.model_fields:
