@@ -37,6 +37,17 @@ _FORMS = (
         " done; tar -C val -xzf val_images.tar.gz",
     ),
     (
+        ("train/*.tar", "val/*.tar", "validation/*.tar"),
+        "archives in the folder of a split",
+        "put the archives of both splits into one folder, or unpack the archive of each class into"
+        " its own folder, train/n01440764/, and move the archives away",
+    ),
+    (
+        ("snapshots/*",),
+        "a folder of Hugging Face's cache, by versions",
+        "name the folder of one version, which is in snapshots",
+    ),
+    (
         ("*.tar.gz", "*.tgz", "*.tar.bz2", "*.tar.xz", "*.tar.zst"),
         "compressed archives",
         "decompress or unpack them first",

@@ -402,6 +402,13 @@ UNSUPPORTED = {
     "pickled CIFAR": ("cifar-10-batches-py/data_batch_1",),
     "write them by to_parquet": ("train/data-00000-of-00010.arrow",),
     "tar -C train -xzf $f": ("data/train_images_0.tar.gz", "data/val_images.tar.gz"),
+    "unpack the archive of each class into its own": ("train/n01440764.tar", "val/a.JPEG"),
+    "train/ILSVRC2012_img_train.tar: archives in": (
+        "train/ILSVRC2012_img_train.tar",
+        "train/n01440764/n01440764_1.JPEG",
+        "val/a.JPEG",
+    ),
+    "name the folder of one version": ("snapshots/abc/data/train-00000-of-00001.parquet",),
     "compressed archives, which are not read; decompress": ("train.tar.gz",),
     "a zip file, which are": ("imagenet-object-localization-challenge.zip",),
 }
