@@ -255,7 +255,8 @@ def test_nothing_is_copied_into_the_folder_of_another_run(
     before = contents(out)
     arguments = options(out, "--source", str(tmp_path / "in"))
     assert make_hkl.main(arguments) == 2
-    assert f"{out / 'manifest.json'}: found a run of other pictures" in capsys.readouterr().err
+    expected = f"{out / 'manifest.json'}: found a run whose copies of pictures are not in"
+    assert expected in capsys.readouterr().err
     assert contents(out) == before
     (out / "manifest.json").unlink()
     assert make_hkl.main(arguments) == 2

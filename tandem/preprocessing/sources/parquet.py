@@ -125,7 +125,8 @@ class Parquet(Source):
         for path in (self.tar_root_dir / MANIFEST_NAME, self.tar_root_dir / PROGRESS_NAME):
             if path.exists():
                 raise InputError(
-                    f"{path}: found a run of other pictures than those of {self.source} (source);"
+                    f"{path}: found a run whose copies of pictures are not in {copies}: it is of"
+                    f" other pictures than those of {self.source} (source), or they were deleted;"
                     " choose another tar_root_dir, or delete what this one holds to start over"
                 )
         if copies.exists():
