@@ -21,7 +21,7 @@ from tandem.preprocessing import ground_truth, listing
 from tandem.preprocessing.settings import Settings
 from tandem.preprocessing.sources import parquet as parquet_source
 from tests.support import layouts
-from tests.support.layouts import LAYOUTS, of, tar, write
+from tests.support.layouts import LAYOUTS, members, of, tar, write
 
 Spoil = Callable[[Path], object]
 
@@ -39,11 +39,6 @@ def change(name: str, edit: Callable[[bytes], bytes]) -> Spoil:
 
 def delete(name: str) -> Spoil:
     return lambda root: (root / name).unlink()
-
-
-def members(content: bytes) -> list[tuple[str, bytes]]:
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        return [(m.name, archive.extractfile(m).read()) for m in archive]  # type: ignore[union-attr]
 
 
 def without_end(content: bytes) -> bytes:

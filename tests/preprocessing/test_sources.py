@@ -318,6 +318,40 @@ def test_bad_and_unprintable_pictures_in_archives_are_left_out(
     assert len(read_manifest(out).splits["train"].pictures) == 2 * len(layouts.CLASSES)
 
 
+def test_hidden_files_in_archives_are_no_pictures(
+    tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    """As macOS writes them, one beside each file."""
+    source = tmp_path / "in"
+    layouts.official_archives(source)
+    hidden = (f"./._{of('val')[0].name}.JPEG", b"about it")
+    for name in ("train", "val"):
+        path = source / f"ILSVRC2012_img_{name}.tar"
+        files = layouts.members(path.read_bytes())
+        if name == "val":
+            files.insert(0, hidden)
+        else:
+            files[0] = files[0][0], layouts.tar([hidden, *layouts.members(files[0][1])])
+        write(path, layouts.tar(files))
+    assert make_hkl.main(options(tmp_path / "out", "--source", str(source))) == 0
+    assert output(tmp_path / "out") == expected
+
+
+def test_parquet_of_large_columns_is_read(tmp_path: Path) -> None:
+    """As Polars writes text and bytes."""
+    import pyarrow
+    import pyarrow.parquet
+
+    layouts.parquet(tmp_path / "in")
+    for path in (tmp_path / "in/data").glob("*.parquet"):
+        table = pyarrow.parquet.read_table(path)
+        inner = [("bytes", pyarrow.large_binary()), ("path", pyarrow.large_string())]
+        kind = pyarrow.schema([("image", pyarrow.struct(inner)), ("label", pyarrow.int32())])
+        pyarrow.parquet.write_table(table.cast(kind), path)
+    found = list_pictures(Settings(source=tmp_path / "in", tar_root_dir=tmp_path / "out"))
+    assert {k: len(v.pictures) for k, v in found.splits.items()} == {"train": 40, "val": 25}
+
+
 def numbered(root: Path, classes: int) -> Settings:
     """Samples without ImageNet's names: one of each class in training, and three in validation."""
     for split, numbers in (("train", range(classes)[::-1]), ("val", (7, 0, classes - 1))):

@@ -75,6 +75,12 @@ def tar(files: Iterable[tuple[str, bytes]], **options: int) -> bytes:
     return buffer.getvalue()
 
 
+def members(content: bytes) -> list[tuple[str, bytes]]:
+    """The files in an archive."""
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        return [(m.name, archive.extractfile(m).read()) for m in archive]  # type: ignore[union-attr]
+
+
 def class_folders(root: Path, split: str) -> None:
     for digit in of(split):
         write(root / split / digit.wnid / f"{digit.name}.JPEG", digit.content)

@@ -58,7 +58,7 @@ class Archives(Source):
                 wnid, before, inner = match[1], len(found.names), archive.inside(member)
                 for picture in inner.members():
                     name = picture.name.rpartition("/")[2]
-                    if is_picture(name):
+                    if _is_shown_picture(name):
                         found.add(f"{wnid}/{name}", wnid, (picture.offset, picture.size))
                 if len(found.names) == before:
                     raise InputError(f"{inner.where}: found no picture, expected at least one")
@@ -66,7 +66,7 @@ class Archives(Source):
 
     def _val(self) -> Listed:
         with Archive.open(self.source / _VAL) as archive:
-            pictures = [member for member in archive.members() if is_picture(member.name)]
+            pictures = [member for member in archive.members() if _is_shown_picture(member.name)]
             order = by_number([member.name for member in pictures], archive.where)
             where = archive.where
         kit = find_kit(self.source)
@@ -81,3 +81,9 @@ class Archives(Source):
             name, offset, size = pictures[position]
             found.add(name.rpartition("/")[2], wnid, (offset, size))
         return found.listed(ordered=True)
+
+
+def _is_shown_picture(path: str) -> bool:
+    """Whether a member is a picture, and no hidden file, such as macOS adds to each."""
+    name = path.rpartition("/")[2]
+    return is_picture(name) and not name.startswith(".")

@@ -216,6 +216,7 @@ def _open(path: Path) -> Any:
             " it: pip install pyarrow, or the extra parquet of this package"
         ) from None
     types = pyarrow.types
+    texts = (types.is_string, types.is_large_string)
     try:
         # Pages are read one by one, by this thread; otherwise a whole row group at once.
         file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
@@ -230,7 +231,7 @@ def _open(path: Path) -> Any:
     if (
         content is None
         or not (types.is_binary(content) or types.is_large_binary(content))
-        or not ("path" not in inner or types.is_string(inner["path"]))
+        or not ("path" not in inner or any(is_kind(inner["path"]) for is_kind in texts))
         or label is None
         or not types.is_integer(label)
     ):
