@@ -6,9 +6,9 @@ of the 3 x 3 covariance matrix of RGB, and the ``a_i`` are normal numbers, drawn
 each time that it is used.
 
 The eigenvalues are variances, so the noise depends on the unit of a pixel, which the paper does not
-name. Here it is the whole range: pixels from 0 to 1. So read it fb.resnet.torch and what followed
-it, whose published eigenvalues for ImageNet, 0.2175, 0.0188 and 0.0045, add up to the variances of
-the three colours in that unit. With the paper's 0.1, most of the noise is then a change of
+name. Here it is the whole range: pixels from 0 to 1. fb.resnet.torch and its successors use the
+same unit: their published eigenvalues for ImageNet, 0.2175, 0.0188 and 0.0045, add up to the
+variances of the three colours in it. With the paper's 0.1, most of the noise is then a change of
 brightness with a standard deviation of 0.022 of the range, 5.5 of 255 along the first eigenvector.
 With pixels from 0 to 255 it would be 255 times as much in that unit, and leave no picture.
 """
@@ -23,7 +23,7 @@ from tandem.data.safe_io import read_npy
 from tandem.errors import InputError
 
 COVARIANCE_NAME = "colour_covariance.npy"
-_EVERY = 4  # rows and columns: neighbours say nearly the same
+_EVERY = 4  # rows and columns: neighbouring pixels are nearly equal
 # Pixels at a time: they stay in the cache, and OpenBLAS computes a product of vectors of up to
 # 10,000 numbers in one thread; more would wait, and take the time of processes that decode.
 _BLOCK = 1 << 13

@@ -34,8 +34,8 @@ def decode_picture(content: bytes, size: int, resize: Resize = "squash") -> np.n
 
     With ``squash`` the whole picture is resized, and its proportions change. With ``shorter_side``
     it is resized so that its shorter side becomes `size` and the longer one is rounded, half up, to
-    whole pixels; the square in the middle is kept, the pixel more or less on the left or the top
-    (Krizhevsky, Sutskever, Hinton 2012, section 2).
+    whole pixels; the square in the middle is kept. Of an odd number of pixels, one more is cut off
+    on the right or at the bottom (Krizhevsky, Sutskever, Hinton 2012, section 2).
 
     Returns uint8 (row, column, RGB), resized with Pillow's bilinear filter; raises BadPictureError
     if the picture cannot be decoded completely. Grey and palette pictures get three channels, CMYK

@@ -1,8 +1,8 @@
 """The index of pictures in archives, kept beside the batch files.
 
-To list archives takes minutes: every header in 150 GB is read. The index spares that a stopped run
-that continues, and the check of a finished one. It holds for the same archives only, by their
-paths, sizes and times of change.
+Listing archives takes minutes: every header in 150 GB is read. With the index, neither a stopped
+run that continues nor the check of a finished one reads them again. It is valid for the same
+archives only, by their paths, sizes and modification times.
 """
 
 import json
@@ -30,7 +30,7 @@ _COLUMNS = {"labels": np.int64, "file": np.int32, "spans": np.int64}
 
 
 def identity(source: Source, settings: Settings) -> str:
-    """Everything that the list depends on, as JSON; empty where no archive is read for it."""
+    """What the list depends on, as JSON; empty where no archive is read."""
     if not (archives := source.archives()):
         return ""
     files = []

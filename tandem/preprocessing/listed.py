@@ -95,9 +95,10 @@ class Collector:
         self._files.append(path)
 
     def add(self, name: str, wnid: str, span: tuple[int, int] | None = None) -> None:
-        """Add a picture: offset and size in the latest file, or all of it; all in one way.
+        """Add a picture of the latest file: its offset and size there, or the whole file.
 
-        An empty `wnid` is given later, by `classify`.
+        Either all pictures of a list have a span or none has. An empty `wnid` is given later, by
+        `classify`.
         """
         wnid = self._known.setdefault(wnid, wnid)
         self.names.append(_training_name(name, wnid))
@@ -106,12 +107,12 @@ class Collector:
         self._spans.extend(span or ())
 
     def classify(self, position: int, wnid: str) -> None:
-        """Give the picture at a position its class, and its name the folder of the class."""
+        """Set the class of the picture at a position, and put its folder into the name."""
         self.classes[position] = wnid
         self.names[position] = _training_name(f"{wnid}/{self.names[position]}", wnid)
 
     def listed(self, ordered: bool = False) -> Listed:
-        """The list, by name unless it is `ordered`.
+        """Make the list, sorted by name unless it is `ordered`.
 
         ImageNet's pictures get the official spelling of their names, so that neither the order nor
         the manifest depends on the layout. Raises InputError if two pictures have one name.

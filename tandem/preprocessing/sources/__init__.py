@@ -86,11 +86,11 @@ class Source(Choice, ABC):
         """
 
     def archives(self) -> tuple[Path, ...]:
-        """The files that `find` reads for long, so that its result is kept; without any, none."""
+        """List the files whose reading by `find` takes long, so that its result is kept."""
         return ()
 
     def copies(self) -> Path | None:
-        """The folder into which `find` copies pictures, if it does."""
+        """Return the folder into which `find` copies pictures, if it does."""
         return None
 
 
