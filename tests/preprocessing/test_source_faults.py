@@ -456,6 +456,7 @@ def test_parquet_that_ends_its_reader_is_one_message(
     monkeypatch.setattr(parquet_source, "_open", lambda path: os._exit(9))
     error = refused(tmp_path / "in", tmp_path / "out", capsys)
     assert "train-00000-of-00002.parquet (source): cannot be read: the process that read" in error
+    assert "perhaps for lack of memory" in error
     assert not (tmp_path / "out").exists()
 
 

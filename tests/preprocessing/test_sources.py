@@ -225,6 +225,15 @@ def test_a_stopped_copy_continues(
     assert not (out / "parquet_copy").exists()
 
 
+def test_a_copy_that_was_killed_at_once_continues(
+    tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    layouts.parquet(tmp_path / "in")
+    write(tmp_path / "out/parquet_copy/.copied.abc.partial.json", b"{")
+    assert make_hkl.main(options(tmp_path / "out", "--source", str(tmp_path / "in"))) == 0
+    assert output(tmp_path / "out") == expected
+
+
 def test_a_full_disk_while_copying_is_one_message(
     tmp_path: Path, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

@@ -41,6 +41,7 @@ _RECORD_NAME = "copied.json"
 _SHARD = re.compile(r"(train|validation|val)-(\d{1,9})-of-(\d{1,9})\.parquet", re.ASCII)
 _ROWS = 32  # pictures in memory at once
 _MOST_GROUP = 4 << 30  # bytes of the pictures of a row group; Hugging Face's have 0.1 GB
+_DIED = "the process that read it died, perhaps for lack of memory"
 _LONGEST = 80  # characters of a name
 _MEMBERS = 2  # of a picture in a copy: itself and its class
 
@@ -129,7 +130,8 @@ class Parquet(Source):
                     f" other pictures than those of {self.source} (source), or they were deleted;"
                     " choose another tar_root_dir, or delete what this one holds to start over"
                 )
-        if copies.exists():
+        # A run that was killed before it recorded anything leaves a temporary file at most.
+        if copies.exists() and any(not path.name.startswith(".") for path in copies.iterdir()):
             raise InputError(
                 f"{copies}: found a folder that no run recorded, expected none; delete it, or"
                 " choose another tar_root_dir"
@@ -180,7 +182,7 @@ class _Reader:
         try:
             return self._executor.submit(function, path, *arguments).result()
         except BrokenProcessPool:
-            raise _unreadable(path, RuntimeError("the process that read it died")) from None
+            raise _unreadable(path, RuntimeError(_DIED)) from None
 
 
 class _Row(NamedTuple):
