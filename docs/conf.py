@@ -28,6 +28,7 @@ html_show_sourcelink = False
 highlight_language = "none"  # of blocks that name none: output, and single commands
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # what programs print: none
 
 myst_heading_anchors = 3  # links to headings of the Markdown pages, as GitHub makes them
 

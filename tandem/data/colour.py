@@ -24,7 +24,9 @@ from tandem.errors import InputError
 
 COVARIANCE_NAME = "colour_covariance.npy"
 _EVERY = 4  # rows and columns: neighbours say nearly the same
-_BLOCK = 1 << 14  # pixels at a time, so that they stay in the cache
+# Pixels at a time: they stay in the cache, and OpenBLAS computes a product of vectors of up to
+# 10,000 numbers in one thread; more would wait, and take the time of processes that decode.
+_BLOCK = 1 << 13
 _RANGE = 255.0
 
 Basis = tuple[tuple[float, float, float], ...]

@@ -102,7 +102,8 @@ class TrialReporter(ProgressReporter):
         self._devices = [d for d in dict.fromkeys(spec.devices) if d != "cpu"]
         self._used_before = self._gpus()
         self._checks = 0  # steps of the last validation
-        self._checking = 0.0  # seconds from the first of them to its result
+        self._first_check = time.monotonic()  # when the first of them was done
+        self._checking = 0.0  # seconds from then to its result
 
     def begin(self, table: HeartbeatTable, pids: Mapping[str, int]) -> None:
         self._pids = pids
