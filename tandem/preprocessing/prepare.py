@@ -225,7 +225,7 @@ def _check_finished(settings: Settings, listing: Listing) -> None:
         listed = listing.splits[name]
         bad = {i for i, p in enumerate(listed.pictures) if line_name(name, p) in skipped}
         kept, found_split = _kept(listed, bad), manifest.splits[name]
-        if kept.pictures != found_split.pictures or (kept.labels != found_split.labels).any():
+        if not _same_pictures(kept, found_split):
             raise InputError(
                 f"{path}: found a finished run of {len(found_split.pictures)} other {name}"
                 f" pictures, expected the {len(kept.pictures)} of {listed.folder}; {_REMEDY}"
@@ -234,6 +234,21 @@ def _check_finished(settings: Settings, listing: Listing) -> None:
     mean_file = settings.misc_folder / MEAN_NAME
     if not mean_file.exists():
         raise InputError(f"{mean_file}: there is no mean image, although {path} exists; {_REMEDY}")
+
+
+def _same_pictures(listed: Listed, found: Split) -> bool:
+    """Whether a split holds the pictures of a list, in its order or in that before 0.3.
+
+    Until then ILSVRC's validation pictures in class folders kept the folders in their names, and
+    were shuffled.
+    """
+    if listed.pictures == found.pictures:
+        return bool((listed.labels == found.labels).all())
+    if not listed.ordered:
+        return False
+    files = [name.rpartition("/")[2] for name in found.pictures]
+    expected = zip(listed.pictures, listed.labels.tolist(), strict=True)
+    return sorted(expected) == sorted(zip(files, found.labels.tolist(), strict=True))
 
 
 def _complete(settings: Settings) -> None:

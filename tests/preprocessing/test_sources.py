@@ -7,6 +7,7 @@ import re
 import shutil
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import make_hkl
 import numpy as np
 import pytest
 
-from tandem.data.manifest import read_manifest
+from tandem.data.manifest import read_manifest, write_manifest
 from tandem.errors import InputError
 from tandem.preprocessing import batches, prepare
 from tandem.preprocessing.index import load_index, save_index
@@ -448,3 +449,32 @@ def test_any_folder_of_kaggle_may_be_named(
     layouts.kaggle(tmp_path / "in")
     assert make_hkl.main(options(tmp_path / "out", "--source", str(tmp_path / "in" / inner))) == 0
     assert output(tmp_path / "out") == expected
+
+
+def test_an_older_order_of_validation_pictures_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those in class folders were shuffled until 0.3, with the folders in their names."""
+    source, out = tmp_path / "in", tmp_path / "out"
+    layouts.class_folders(source, "train")
+    layouts.class_folders(source, "val")
+    arguments = options(out, "--source", str(source))
+    assert make_hkl.main(arguments) == 0
+    manifest = read_manifest(out)
+    val = manifest.splits["val"]
+    order = np.random.default_rng(1).permutation(len(val.pictures))
+    names = tuple(f"{manifest.wnids[val.labels[i]]}/{val.pictures[i]}" for i in order)
+    older = replace(val, pictures=names, labels=val.labels[order])
+    splits = manifest.splits | {"val": older}
+    write_manifest(out / "manifest.json", replace(manifest, splits=splits))
+    (out / "misc" / "colour_covariance.npy").unlink()
+    capsys.readouterr()
+    assert make_hkl.main(arguments) == 0
+    assert "everything is there already" in capsys.readouterr().err
+    assert (out / "misc" / "colour_covariance.npy").exists()
+    # Other labels are other pictures.
+    others = replace(older, labels=np.roll(older.labels, 1))
+    splits = manifest.splits | {"val": others}
+    write_manifest(out / "manifest.json", replace(manifest, splits=splits))
+    assert make_hkl.main(arguments) == 2
+    assert "other val pictures" in capsys.readouterr().err
