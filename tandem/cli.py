@@ -104,9 +104,12 @@ class CommandLine:
         source = default_file if default_file is not None and default_file.is_file() else None
         if named := values.pop("config", None):
             source = Path(named)
-        elif default_file is not None and beside and isinstance(values.get(beside[0]), str):
-            if found := file_beside(values[beside[0]], default_file.name):
-                source, read_file = found, beside[1]
+        elif (
+            default_file is not None
+            and beside
+            and (found := file_beside(values.get(beside[0]) or "", default_file.name))
+        ):
+            source, read_file = found, beside[1]
         if source is not None:
             in_file = read_file(source)
             values = in_file | values

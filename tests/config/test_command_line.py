@@ -267,7 +267,7 @@ def test_beside_weights_in_the_current_folder_are_its_own_settings() -> None:
 def test_weights_that_can_have_nothing_beside_them(weights: str) -> None:
     Path("config.yaml").write_text("seed: 7\n")
     if weights.startswith("~"):
-        with pytest.raises(InputError, match="--weights is .*whose home folder is"):
+        with pytest.raises(InputError, match=r"--weights is .*whose home folder is"):
             load_weights_and_config(["--weights", weights])
     else:
         assert load_weights_and_config(["--weights", weights])[2].seed == 7
