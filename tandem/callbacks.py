@@ -26,7 +26,7 @@ class Callback:
         """
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """Called before the first step of an epoch, counted from 1.
+        """Called when an epoch begins, counted from 1, at about its first step.
 
         It is called again for an epoch that is continued: by ``resume_train``, after a restart, or
         after a rollback.

@@ -7,7 +7,9 @@ probably meant.
 """
 
 import argparse
+import contextlib
 import logging
+import os
 import re
 import sys
 from collections import deque
@@ -102,10 +104,12 @@ class CommandLine:
         source = default_file if default_file is not None and default_file.is_file() else None
         if named := values.pop("config", None):
             source = Path(named)
-        elif default_file is not None and beside and isinstance(values.get(beside[0]), str):
-            found = Path(values[beside[0]]).expanduser().with_name(default_file.name)
-            if found.is_file():
-                source, read_file = found, beside[1]
+        elif (
+            default_file is not None
+            and beside
+            and (found := file_beside(values.get(beside[0]) or "", default_file.name))
+        ):
+            source, read_file = found, beside[1]
         if source is not None:
             in_file = read_file(source)
             values = in_file | values
@@ -159,6 +163,14 @@ class CommandLine:
                 name, details = _documented(key, fields[key])
                 group.add_argument(name, **details)
         return parser.format_help()
+
+
+def file_beside(file: str | os.PathLike[str], name: str) -> Path | None:
+    """Return the file of that name in the folder of another file, if there is one."""
+    with contextlib.suppress(OSError, ValueError):  # it may have no name, or no home folder
+        found = Path(to_path(os.fspath(file))).with_name(name)
+        return found if found.is_file() else None
+    return None
 
 
 def launch_commands(description: str | None, verb: str, program: str) -> str:

@@ -20,14 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tandem.cli import (
-    CommandLine,
-    PathOption,
-    configure_logging,
-    exit_status,
-    launch_commands,
-    option,
-)
+from tandem.cli import CommandLine, PathOption, configure_logging, exit_status, option
 from tandem.config.command_line import ANSWERS, DEFAULT_FILE
 from tandem.config.schema import Config
 from tandem.data.class_names import imagenet_names
@@ -43,7 +36,7 @@ from tandem.memory import HostBuffer, Slot
 from tandem.training.run_spec import RunSpec
 from tandem.validation import listed
 
-log = logging.getLogger("tandem.look")  # __name__ is __main__ in the program
+log = logging.getLogger(__name__)
 
 ACROSS = 8  # pictures in a row
 MOST = 1024  # pictures on a sheet
@@ -76,11 +69,6 @@ class LookOptions(Config):
         own = self.model_dump(include=set(Config.model_fields))
         changes = {"devices": ("cpu",) * trainers, "use_data_layer": False, "loader_threads": 1}
         return Config(**own | changes)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    program = "python -m tandem.look"
-    return run_look(arguments, launch_commands(__doc__, "look", program), program)
 
 
 def run_look(
@@ -281,7 +269,3 @@ def counts_as_json(counts: Sequence[ClassCount]) -> str:
     ]
     totals = {split: sum(count.of(split) for count in counts) for split in _SPLITS}
     return json.dumps({**totals, "classes": classes}) + "\n"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

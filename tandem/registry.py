@@ -117,8 +117,8 @@ class _Attributes(dict):
 def find_class(setting: str, name: str) -> type:
     """Import the class that a setting names as "module:class".
 
-    Python's module path is searched, the folder of the program first. Raises InputError if there is
-    no such module or class.
+    Python's module path is searched: the folder of the program first, by the command ``tandem`` the
+    current folder last. Raises InputError if there is no such module or class.
     """
     module_name, _, class_name = name.partition(":")
     try:
@@ -129,7 +129,8 @@ def find_class(setting: str, name: str) -> type:
             raise
         raise InputError(
             f"{setting}: there is no module {error.name!r} for {name}: it is looked for in the "
-            "folder of the program and in those of PYTHONPATH"
+            "folder of the program (by the command `tandem`, in the current one) and in those of "
+            "PYTHONPATH"
         ) from error
     kind = getattr(module, class_name, None)
     if not isinstance(kind, type):

@@ -85,13 +85,12 @@ ANSWERS: Mapping[str, str] = {
 """Names that people bring from other programs: the key to use, or what there is instead."""
 
 
-_SWITCH = "true or false"
-
-
 class _WithWeights(Config):
     weights: PathOption = option(..., "checkpoint to read", "a file", form="text")
     ten_crops: bool = option(
-        False, "average over corners, centre and their mirror images: ten times the work", _SWITCH
+        False,
+        "average over corners, centre and their mirror images: ten times the work",
+        "true or false",
     )
 
 
@@ -152,10 +151,14 @@ def read_run_settings(path: Path) -> dict[str, Any]:
 
     Left out, and so at their defaults again, are devices, threads and how trainers exchange, and
     without a GPU a precision of GPUs. What was taken is logged. As no file that is merely found
-    decides what code is run, the network is that of ``config.yaml`` in the current folder.
+    decides what code is run, the network is that of ``config.yaml`` in the current folder. That
+    file itself is the user's own, not a run's: nothing of it is left out.
     """
     values = read_yaml(path)
-    own = read_yaml(DEFAULT_FILE) if DEFAULT_FILE.is_file() else {}
+    has_own = DEFAULT_FILE.is_file()
+    if has_own and path.samefile(DEFAULT_FILE):
+        return values
+    own = read_yaml(DEFAULT_FILE) if has_own else {}
     left_out = {key for key in values if key in _OF_THE_MACHINE}
     if values.get("network") != own.get("network"):
         left_out.add("network")

@@ -19,6 +19,7 @@ from typing import Any
 from tandem.artifacts.metrics_log import Record, ValidationRecord, read_records
 from tandem.artifacts.run_folder import RECORD, list_checkpoints
 from tandem.artifacts.run_lock import locked
+from tandem.cli import file_beside
 from tandem.config.command_line import ANSWERS, DEFAULT_FILE, read_run_settings
 from tandem.config.schema import Config
 from tandem.errors import InputError, RunError
@@ -85,10 +86,8 @@ def validate(
     settings are those in the ``config.yaml`` beside it, as for ``validate.py``. With `ten_crops`
     the probabilities of ten crops of each picture are averaged.
     """
-    beside = Path(weights).with_name(DEFAULT_FILE.name)
-    if config is None and beside.is_file():
-        config = read_run_settings(beside)
-    settings = _checked(config, overrides)
+    source = file_beside(weights, DEFAULT_FILE.name) if config is None else None
+    settings = _checked(config if source is None else read_run_settings(source), overrides, source)
     outcome, record = execute_validation(Path(weights), settings, _launcher(), ten_crops)
     _check(outcome)
     if record is None:
@@ -96,9 +95,10 @@ def validate(
     return record
 
 
-def _checked(config: Settings | None, overrides: Mapping[str, Any]) -> Config:
-    """Read and check settings."""
-    source: object = ""
+def _checked(
+    config: Settings | None, overrides: Mapping[str, Any], source: Path | None = None
+) -> Config:
+    """Read and check settings; `source` is the file that a mapping is from."""
     if isinstance(config, str | os.PathLike):
         source = Path(config)
         values = read_yaml(Path(config))
@@ -108,7 +108,7 @@ def _checked(config: Settings | None, overrides: Mapping[str, Any]) -> Config:
         key: os.fspath(value) if isinstance(value, os.PathLike) else value
         for key, value in {**values, **overrides}.items()
     }
-    return validated(Config, values, {key: key for key in overrides}, source, ANSWERS)
+    return validated(Config, values, {key: key for key in overrides}, source or "", ANSWERS)
 
 
 def _launcher() -> LocalLauncher:

@@ -38,8 +38,10 @@ def execute_training(config: Config, lock: FolderLock, launcher: Launcher) -> Ou
     callbacks = Callbacks()
     try:
         outcome = _execute_training(config, lock, launcher, callbacks)
-    except InputError:
-        callbacks.end(config, Outcome(2))
+    except BaseException as error:
+        statuses = {InputError: 2, KeyboardInterrupt: 130}
+        status = next((statuses[kind] for kind in statuses if isinstance(error, kind)), 1)
+        callbacks.end(config, Outcome(status))
         raise
     return callbacks.end(config, outcome)
 

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -29,6 +30,7 @@ from tandem.launch.local import Launcher
 from tandem.launch.prepare import prepare_run
 from tandem.launch.programs import announce
 from tandem.processes.heartbeat import HeartbeatTable
+from tandem.processes.signals import exits_at
 from tandem.processes.supervisor import ProgressReporter
 from tandem.training.messages import Notice, Progress
 from tandem.training.run_spec import RunSpec
@@ -53,11 +55,14 @@ def run_trial(config: Config, launcher: Launcher) -> int:
         return 0
     announce(spec)
     first, again = TrialReporter(spec), TrialReporter(spec)
-    with _folder_beside(spec.config.weights_path) as folder:
+    # Between its two runs, which are stopped by signals in good order, nothing else notices one.
+    with exits_at(signal.SIGTERM), _folder_beside(spec.config.weights_path) as folder:
         trial = _trial_of(spec, folder)
         log.info("trial: %d epochs of %d steps", _EPOCHS, trial.steps("train"))
         if status := launcher.launch(trial, first).status:
             return status
+        if not launcher.ranks:  # otherwise it is a trainer as well
+            first.memory["launcher"] = peak_memory(os.getpid())  # before it reads a checkpoint
         newest = list_checkpoints(folder)[-1]
         nbytes, whole = newest.stat().st_size, read_checkpoint(newest)
         newest.unlink()
@@ -101,6 +106,7 @@ class TrialReporter(ProgressReporter):
         self._pids: Mapping[str, int] = {}
         self._devices = [d for d in dict.fromkeys(spec.devices) if d != "cpu"]
         self._used_before = self._gpus()
+        self._waits = min(STEPS, spec.steps("train")) - 1 if spec.config.para_load else math.inf
         self._checks = 0  # steps of the last validation
         self._first_check = time.monotonic()  # when the first of them was done
         self._checking = 0.0  # seconds from then to its result
@@ -129,8 +135,17 @@ class TrialReporter(ProgressReporter):
 
     @property
     def images_per_second(self) -> float:
-        """Of all trainers together, in the steps after the first epoch's."""
-        return (self.train[-1].images_per_second if self.train else 0) or math.nan
+        """Of all trainers together, in the steps after the first epoch's.
+
+        Loaders load one minibatch ahead: the first of these during the validation before. What a
+        trainer would have waited for it is taken to be what it waited for each other.
+        """
+        if not self.train or not (speed := self.train[-1].images_per_second):
+            return math.nan
+        last = self.train[-1]
+        seconds = last.compute_seconds + last.load_wait_seconds + last.exchange_seconds
+        ahead = last.load_wait_seconds / max(self._waits, 1)
+        return speed * seconds / (seconds + ahead)
 
     def hours(self, spec: RunSpec) -> tuple[float, float]:
         """Estimate the hours of an epoch's training, and of its validation."""
@@ -303,10 +318,12 @@ def _folder_beside(folder: Path) -> Iterator[Path]:
     same = beside.stat().st_dev == existing.stat().st_dev
     parent = beside if same and os.access(beside, os.W_OK | os.X_OK) else existing
     try:
-        with tempfile.TemporaryDirectory(prefix=".trial-", dir=parent) as name:
-            yield Path(name)
-    except PermissionError as error:
-        raise InputError(f"weights_dir {folder}: {parent} cannot be written") from error
+        temporary = tempfile.TemporaryDirectory(prefix=".trial-", dir=parent)
+    except OSError as error:
+        reason = f"{parent} cannot be written ({error.strerror})"
+        raise InputError(f"weights_dir {folder}: {reason}") from error
+    with temporary as name:
+        yield Path(name)
 
 
 def _existing(folder: Path) -> Path:

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, Self
 
 REPEAT_SECONDS = 1.0  # within which a second signal repeats the first
@@ -65,6 +66,20 @@ class StopSignals:
     def exit_status(self) -> int:
         """130 after Ctrl-C, 143 after SIGTERM, as in a shell."""
         return 128 + self.last
+
+
+@contextlib.contextmanager
+def exits_at(number: signal.Signals) -> Iterator[None]:
+    """Context manager: a signal that would kill the process raises SystemExit, as 128 + number."""
+
+    def end(*_: object) -> None:
+        raise SystemExit(128 + number)
+
+    former = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        signal.signal(number, former)
 
 
 def signal_name(number: int) -> str:

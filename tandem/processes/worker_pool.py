@@ -112,6 +112,7 @@ class WorkerPool:
         process that dies before it has read more than fits in. The `message` may be of any size.
         """
         here, there = multiprocessing.Pipe(duplex=True)
+        held_by_caller = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         # Started with the first child otherwise, when it would let SIGINT through again.
         resource_tracker.ensure_running()
         tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
@@ -125,7 +126,7 @@ class WorkerPool:
         try:
             process.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
+            signal.pthread_sigmask(signal.SIG_SETMASK, held_by_caller)
         # A pipe shows the end of a process only when nobody else holds that end of it.
         there.close()
         self.handles.append(WorkerHandle(name, here, process, reports, folder))

@@ -255,6 +255,24 @@ def test_a_validation_needs_no_device_of_the_run(monkeypatch: pytest.MonkeyPatch
     assert load_weights_and_config([*arguments, "--devices", "cuda:3"])[2].devices == ("cuda:3",)
 
 
+def test_beside_weights_in_the_current_folder_are_its_own_settings() -> None:
+    """Written by the user, such as beside converted weights: none is left out."""
+    Path("config.yaml").write_text("devices: [cuda:1]\nthreads: 3\n")
+    for weights in ("alexnet.safetensors", str(Path("alexnet.safetensors").absolute())):
+        found = load_weights_and_config(["--weights", weights])[2]
+        assert (found.devices, found.threads) == (("cuda:1",), 3)
+
+
+@pytest.mark.parametrize("weights", [".", "/", "w" * 300 + "/w", "~nobody-of-that-name/w"])
+def test_weights_that_can_have_nothing_beside_them(weights: str) -> None:
+    Path("config.yaml").write_text("seed: 7\n")
+    if weights.startswith("~"):
+        with pytest.raises(InputError, match=r"--weights is .*whose home folder is"):
+            load_weights_and_config(["--weights", weights])
+    else:
+        assert load_weights_and_config(["--weights", weights])[2].seed == 7
+
+
 def test_a_file_that_is_found_does_not_decide_what_code_is_run() -> None:
     """As `check_network` does not import the network that a checkpoint names."""
     arguments = ["--weights", str(saved_run(Path("run"), network="mine:Network"))]

@@ -156,6 +156,16 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         assert message in str(caught.value)
 
 
+def test_the_settings_beside_weights_are_checked(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("batch_size: 0\n")
+    with pytest.raises(tandem.InputError, match=f"^{file}: batch_size is 0"):
+        tandem.validate(tmp_path / "w.safetensors")
+    for weights in ("", ".", "/"):
+        with pytest.raises(tandem.InputError, match="is not a file; expected a checkpoint"):
+            tandem.validate(weights)
+
+
 def test_ranks_are_referred_to_the_program(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "is_rank", lambda: True)
     with pytest.raises(tandem.InputError, match="use `tandem train`"):

@@ -136,6 +136,24 @@ def test_a_resumed_run_begins_with_its_epoch(config: Config, calls: Path) -> Non
     assert found[-1][1]["weights"] == str(path)
 
 
+@pytest.mark.parametrize(
+    ("error", "status"), [(OSError, 1), (KeyboardInterrupt, 130), (InputError, 2)]
+)
+def test_what_no_process_reports_ends_training_too(
+    config: Config, calls: Path, error: type[BaseException], status: int
+) -> None:
+    """Such as processes that cannot be started, and Ctrl-C before a restart."""
+
+    class Broken(Launcher):
+        def launch(self, *_: Any) -> Outcome:
+            raise error
+
+    with pytest.raises(error):
+        train(Broken(), config)
+    result = {"status": status, "weights": None, "record": None}
+    assert read(calls)[1:] == [["on_train_end", result]]
+
+
 def test_a_run_that_is_refused_calls_nothing(config: Config, calls: Path) -> None:
     with pytest.raises(InputError):
         train(FakeLauncher(), config, crop_size=1000)

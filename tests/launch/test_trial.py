@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,8 @@ Value = Callable[[int], float]
 class FakeLauncher(Launcher):
     """Leaves checkpoints whose one weight is `value` of the number of the launch."""
 
+    load_wait = 0.0  # seconds of five steps
+
     def __init__(self, value: Value = lambda launch: 1.0, fails: int = 0) -> None:
         self.specs: list[RunSpec] = []
         self._value, self._fails = value, fails
@@ -44,7 +47,8 @@ class FakeLauncher(Launcher):
             return Outcome(1, Failed("loader 0", "fault", "broken", ""))
         reporter.begin(SimpleNamespace(), {"trainer 0": os.getpid()})  # type: ignore[arg-type]
         for epoch in (1, 2) if spec.resumed is None else (2,):
-            reporter.report(TrainRecord(epoch, 5 * epoch, 1.0, None, 0.1, 13.0, 1.0, 0.0, 0.0))
+            seconds = 1.0, self.load_wait, 0.0
+            reporter.report(TrainRecord(epoch, 5 * epoch, 1.0, None, 0.1, 13.0, *seconds))
             for step in (1, 2):
                 reporter.report(Progress("validation", epoch, step, 2))
             reporter.report(ValidationRecord(epoch, 5 * epoch, self._value(launch), 0.5, 0.5, 4))
@@ -84,7 +88,45 @@ def test_what_a_run_takes(
     assert "the run      " in text
     assert "for 60 epochs" in text
     assert "trainer 0    " in text
+    assert "launcher     " in text
     assert "for the last 3, the best and one being written" in text
+
+
+def test_the_minibatch_that_is_loaded_ahead_does_not_count_as_fast(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of five steps that wait for the loader, the first found its minibatch loaded before."""
+    launcher = FakeLauncher()
+    launcher.load_wait = 4.0  # with 1 s of computing: one second for each other step
+    assert run_trial(config, launcher) == 0
+    assert f"speed        {13 * 5 / 6:.1f} images per second" in capsys.readouterr().out
+
+
+def test_sigterm_between_its_two_runs_leaves_nothing(config: Config, tmp_path: Path) -> None:
+    def terminate(launch: int) -> float:
+        if launch == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return 1.0
+
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the trial does not end"))
+    try:
+        with pytest.raises(SystemExit) as end:
+            run_trial(config, FakeLauncher(terminate))
+        assert end.value.code == 143
+        assert [*tmp_path.iterdir()] == []
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        assert run_trial(config, FakeLauncher()) == 0
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_what_a_run_may_not_do_is_not_blamed_on_the_folder(config: Config) -> None:
+    def refuse(launch: int) -> float:
+        raise PermissionError("of a process")
+
+    with pytest.raises(PermissionError, match="of a process"):
+        run_trial(config, FakeLauncher(refuse))
 
 
 def test_other_bits_after_a_resume_are_an_error(

@@ -219,6 +219,16 @@ def test_when_the_reporter_fails_ready_workers_save(at_once: bool, kind: str) ->
     assert reporter.sums == ([] if at_once else [1, 1, "saved", "saved"])
 
 
+def test_a_signal_that_the_caller_holds_back_stays_held() -> None:
+    """As where a library is called by a program that handles its signals in another thread."""
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        assert run((add_and_finish, [1]))[0].status == 0
+        assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
 def test_the_first_request_lets_workers_save(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         outcome, sums = run((add, [1]), (add, [2]), act=interrupt(0.0))
