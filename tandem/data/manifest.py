@@ -147,8 +147,8 @@ def read_manifest(path: Path) -> Manifest:
     Raises InputError if the file is missing or not JSON, or if a value has a wrong type or
     contradicts others.
     """
-    path = path / MANIFEST_NAME if path.is_dir() else path
     try:
+        path = path / MANIFEST_NAME if path.is_dir() else path
         values = read_json(path, read_bytes(path, _MOST_BYTES))
     except FileNotFoundError:
         raise InputError(
@@ -160,7 +160,8 @@ def read_manifest(path: Path) -> Manifest:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: the manifest cannot be read: {reason}") from None
     if isinstance(values, dict) and (found := values.get("format")) != FORMAT:
-        raise InputError(f"{path}: format is {shown(found)}, expected {FORMAT}")
+        foreign = "" if "format" in values else "; the file is no manifest of preprocessing"
+        raise InputError(f"{path}: format is {shown(found)}, expected {FORMAT}{foreign}")
     manifest = validated(Manifest, values, source=path)
     if (classes := values.get("classes")) != manifest.classes:
         raise InputError(

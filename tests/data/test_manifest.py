@@ -1,5 +1,6 @@
 """The manifest: written, read again, and refused when a value in it cannot be right."""
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.data.manifest import Manifest, Split, read_manifest, write_manifest
+from tandem.data import manifest as manifest_module
+from tandem.data.manifest import FORMAT, Manifest, Split, read_manifest, write_manifest
 from tandem.errors import InputError
 
 
@@ -120,3 +122,33 @@ def test_a_file_that_is_no_manifest_is_refused(path: Path, content: bytes) -> No
 def test_a_missing_manifest_names_the_program_that_writes_it(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no manifest.*/generate_data\.sh \(or `tandem pre"):
         read_manifest(tmp_path / "manifest.json")
+
+
+def test_a_file_of_another_program_is_no_manifest(path: Path) -> None:
+    path.write_text('{"name": "a web app", "start_url": "/"}')
+    with pytest.raises(InputError) as caught:
+        read_manifest(path)
+    assert str(caught.value) == (
+        f"{path}: format is null, expected {FORMAT}; the file is no manifest of preprocessing"
+    )
+
+
+@pytest.mark.parametrize("name", ["is_dir", "read"])
+def test_a_folder_or_file_without_permission_is_refused(
+    path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path, *_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    if name == "is_dir":
+        monkeypatch.setattr(Path, "is_dir", denied)
+    else:
+        monkeypatch.setattr(manifest_module, "read_bytes", denied)
+    with pytest.raises(InputError) as caught:
+        read_manifest(path)
+    assert str(caught.value) == f"{path}: the manifest cannot be read: Permission denied"
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the manifest cannot be read: File name too long"):
+        read_manifest(tmp_path / ("long" * 100))
