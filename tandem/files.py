@@ -71,6 +71,12 @@ def make_folder(folder: Path) -> None:
         raise InputError(f"{folder}: found a folder that is not writable, expected one that is")
 
 
+def existing_folder(folder: Path) -> Path:
+    """Return the folder, absolute, or the nearest above it that exists."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
 def remove_partials(folder: Path) -> None:
     """Remove the temporary files that killed processes have left in `folder`."""
     for partial in folder.glob(".*.partial*"):

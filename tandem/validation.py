@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import functools
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
@@ -113,6 +113,11 @@ def listed(names: Sequence[str], most: int = 8) -> str:
         half = most // 2
         names = [*names[:half], f"{len(names) - 2 * half} more", *names[-half:]]
     return ", ".join(names) or "nothing"
+
+
+def counted(things: Sized, noun: str) -> str:
+    """The number of things and their noun: ``1 file``, ``2 files``."""
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

@@ -26,6 +26,7 @@ from tandem.config.schema import Config
 from tandem.data.order import minibatch_count
 from tandem.distributed import RULES
 from tandem.errors import InputError
+from tandem.files import existing_folder
 from tandem.launch.local import Launcher
 from tandem.launch.prepare import prepare_run
 from tandem.launch.programs import announce
@@ -190,7 +191,7 @@ class Disk:
             present = 0
             if config.snapshot_minutes and math.isfinite(sum(hours)):
                 count += int(epochs_left(spec) * sum(hours) * 60 / config.snapshot_minutes)
-        return cls(nbytes, count, present, shutil.disk_usage(_existing(folder)).free)
+        return cls(nbytes, count, present, shutil.disk_usage(existing_folder(folder)).free)
 
     @property
     def needed(self) -> int:
@@ -313,7 +314,7 @@ def _folder_beside(folder: Path) -> Iterator[Path]:
     It lies beside the run's folder or, where that is on another file system or nothing can be
     written beside it, inside.
     """
-    existing = _existing(folder)
+    existing = existing_folder(folder)
     beside = existing if existing != folder.absolute() else existing.parent
     same = beside.stat().st_dev == existing.stat().st_dev
     parent = beside if same and os.access(beside, os.W_OK | os.X_OK) else existing
@@ -324,9 +325,3 @@ def _folder_beside(folder: Path) -> Iterator[Path]:
         raise InputError(f"weights_dir {folder}: {reason}") from error
     with temporary as name:
         yield Path(name)
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that exists."""
-    folder = folder.absolute()
-    return next(path for path in (folder, *folder.parents) if path.exists())

@@ -21,6 +21,7 @@ from tandem.preprocessing.tars import Archive
 from tandem.validation import printable
 
 DEVKIT = "ILSVRC2012_devkit_t12"
+PACKED_KIT = f"{DEVKIT}.tar.gz"
 # Ground truth and table in the kits of 2012 and 2014, in which they have the same content.
 _NAMES = (
     ("ILSVRC2012_validation_ground_truth.txt", "meta.mat"),
@@ -54,7 +55,7 @@ def kit_files(folder: Path) -> tuple[Path, ...]:
             paths = tuple(kit / name for name in names)
             if all(path.is_file() for path in paths):
                 return paths
-    packed = folder / f"{DEVKIT}.tar.gz"
+    packed = folder / PACKED_KIT
     return (packed,) if packed.is_file() else ()
 
 

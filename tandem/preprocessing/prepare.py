@@ -28,6 +28,7 @@ from tandem.preprocessing.batches import BatchWriter, SplitWriter, batch_name
 from tandem.preprocessing.index import save_index
 from tandem.preprocessing.listed import Listed
 from tandem.preprocessing.listing import Listing, list_pictures
+from tandem.preprocessing.output import check_space, check_writable
 from tandem.preprocessing.pool import CHUNK, DecodePool
 from tandem.preprocessing.progress import PROGRESS_NAME, Progress, load_progress, save_progress
 from tandem.preprocessing.report import SKIPPED_NAME, Report, line_name, read_skipped
@@ -49,10 +50,16 @@ def prepare(settings: Settings) -> None:
     the folders cannot be used, or belong to another run.
     """
     root = settings.tar_root_dir
-    if not any((root / name).exists() for name in (PROGRESS_NAME, MANIFEST_NAME)):
+    if not (root / MANIFEST_NAME).exists():
+        for folder in (root, settings.misc_folder, settings.label_folder):
+            check_writable(folder)
+    new = not any((root / name).exists() for name in (PROGRESS_NAME, MANIFEST_NAME))
+    if new:
         _check_unused(settings)  # before pictures are copied there
     listing = list_pictures(settings)
     spec = _spec(settings, listing)
+    if new:
+        _check_space(settings, listing, "the batch files")
     make_folder(root)
     with locked(root):
         progress = load_progress(root)
@@ -86,6 +93,9 @@ def _make_all(
         side = settings.image_size
         progress = Progress(spec, np.zeros((side, side, 3), np.int64))
         save_progress(root, progress)
+    else:
+        left = "the batch files that are still to be written"
+        _check_space(settings, listing, left, progress)
     report = Report(settings, listing, progress)
     workers = settings.processes
     longest = max(len(listed.pictures) for listed in listing.splits.values())
@@ -212,6 +222,16 @@ def _check_unused(settings: Settings) -> None:
         raise InputError(
             f"{foreign[0]}: found a file that no run recorded in {root}, expected none; {_REMEDY}"
         )
+
+
+def _check_space(
+    settings: Settings, listing: Listing, purpose: str, progress: Progress | None = None
+) -> None:
+    """Refuse a disk without room for the batch files of all pictures that are not done."""
+    pictures = sum(len(listed.pictures) for listed in listing.splits.values())
+    if progress is not None:
+        pictures -= sum(split.cursor for split in progress.splits.values())
+    check_space(settings.tar_root_dir, pictures * settings.image_size**2 * 3, purpose)
 
 
 def _check_finished(settings: Settings, listing: Listing) -> None:

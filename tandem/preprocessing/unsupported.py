@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+from tandem.preprocessing.ground_truth import PACKED_KIT
+
+TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+_DECOMPRESSED_BY = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
 # Patterns of names, what they are, and a hint.
 _FORMS = (
     (
@@ -32,7 +36,7 @@ _FORMS = (
     ),
     (
         ("train_images_*.tar.gz", "val_images.tar.gz", "data/train_images_*.tar.gz"),
-        "compressed archives of Hugging Face",
+        "a compressed archive of Hugging Face",
         "unpack them: mkdir train val; for f in train_images_*.tar.gz; do tar -C train -xzf $f;"
         " done; tar -C val -xzf val_images.tar.gz",
     ),
@@ -49,17 +53,32 @@ _FORMS = (
     ),
     (
         ("*.tar.gz", "*.tgz", "*.tar.bz2", "*.tar.xz", "*.tar.zst"),
-        "compressed archives",
-        "decompress or unpack them first",
+        "a compressed archive",
+        "decompress or unpack it first",
     ),
     (("*.zip",), "a zip file", "unpack it first"),
 )
 
 
+def compressed(folder: Path, archive: str) -> str:
+    """Describe the compressed form of an archive in a folder; empty where there is none."""
+    for suffix, program in _DECOMPRESSED_BY.items():
+        if (folder / (name := archive + suffix)).is_file():
+            return (
+                f"{name}, a compressed archive, expected {archive}; decompress it: {program} {name}"
+            )
+    return ""
+
+
 def hint_for(folder: Path) -> str:
     """Describe what a folder holds and what to do instead; empty for unknown content."""
+    for archive in (TRAIN_TAR, VAL_TAR):
+        if hint := compressed(folder, archive):
+            return hint
     for patterns, what, hint in _FORMS:
         for pattern in patterns:
-            if found := next(iter(sorted(folder.glob(pattern))), None):
-                return f"{found.relative_to(folder)}: {what}, which are not read; {hint}"
+            # The development kit is read as it is.
+            found = sorted(path for path in folder.glob(pattern) if path.name != PACKED_KIT)
+            if found:
+                return f"{found[0].relative_to(folder)} ({what}), which is not read; {hint}"
     return ""

@@ -70,13 +70,18 @@ def test_a_subset_is_the_first_after_the_shuffle(root: Path) -> None:
     assert len(listing_of(root, subset=100).splits["train"].pictures) == 13
 
 
-def test_files_that_are_no_pictures_are_ignored(root: Path) -> None:
+def test_files_that_are_no_pictures_are_ignored(root: Path, caplog) -> None:
+    caplog.set_level("INFO")
     before = listing_of(root).splits["train"].pictures
     (root / "train" / "README.txt").touch()
     (root / "train" / "n03" / "Thumbs.db").touch()
     (root / "train" / "n03" / ".hidden.JPEG").touch()
     (root / "train" / ".cache").mkdir()
     assert listing_of(root).splits["train"].pictures == before
+    assert f"{root / 'train'}: ignored 1 file that is no picture by its name" in caplog.messages
+    (root / "train" / "notes.txt").touch()
+    assert listing_of(root).splits["train"].pictures == before
+    assert f"{root / 'train'}: ignored 2 files that are no pictures by name" in caplog.messages
 
 
 TRUTH = [2, 1, 3, 1, 2, 2, 3, 1, 1, 3, 2]

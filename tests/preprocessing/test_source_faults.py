@@ -1,5 +1,6 @@
 """Sources that cannot be used: one message that names the fault, and nothing is written."""
 
+import errno
 import gzip
 import io
 import os
@@ -160,8 +161,27 @@ FAULTS: dict[str, dict[str, tuple[Spoil, str]]] = {
             inner(lambda content: tar([*members(content), *members(content)[:1]])),
             "found two train pictures that are n01860187/n01860187_",
         ),
-        "no training archive": (delete(TRAIN), f"{TRAIN} (source): cannot be read: No such file"),
-        "no validation archive": (delete(VAL), f"{VAL} (source): cannot be read: No such file"),
+        "no training archive": (
+            delete(TRAIN),
+            f"in (source): found no {TRAIN}, expected it beside {VAL}",
+        ),
+        "no validation archive": (
+            delete(VAL),
+            f"in (source): found no {VAL}, expected it beside {TRAIN}",
+        ),
+        "a training archive that is compressed": (
+            lambda root: (root / TRAIN).rename(root / f"{TRAIN}.gz"),
+            f"in (source): found {TRAIN}.gz, a compressed archive, expected {TRAIN}; decompress it:"
+            f" gunzip {TRAIN}.gz",
+        ),
+        "a validation archive that is compressed": (
+            lambda root: (root / VAL).rename(root / f"{VAL}.xz"),
+            f"found {VAL}.xz, a compressed archive, expected {VAL}; decompress it: unxz {VAL}.xz",
+        ),
+        "a training archive that is not whole": (
+            lambda root: (root / TRAIN).rename(root / f"{TRAIN}.part"),
+            f"found no {TRAIN}, expected it beside {VAL}",
+        ),
         "no development kit": (delete(KIT), f"found no development kit, expected {KIT}"),
         "ground truth of another length": (
             lambda root: layouts.packed_kit(root, "1\n2\n"),
@@ -207,6 +227,10 @@ FAULTS: dict[str, dict[str, tuple[Spoil, str]]] = {
             'line 6: found "ILSVRC2012_val_00000001,", expected a picture',
         ),
         "binary": (change(CSV, lambda content: b"\xff" * 9), f"{CSV} (source): cannot be read: "),
+        "empty": (
+            lambda root: write(root / CSV, b"\n"),
+            f"{CSV} (source): found an empty file, expected a line for each validation picture",
+        ),
         "too large": (
             lambda root: write(root / CSV, bytes((64 << 20) + 1)),
             "found 67108865 bytes, expected at most 67108864",
@@ -319,11 +343,11 @@ FAULTS: dict[str, dict[str, tuple[Spoil, str]]] = {
         ),
         "the last training file is missing": (
             delete("data/train-00001-of-00002.parquet"),
-            "found 1 files of train pictures without number 1, expected 2 as their names say",
+            "found 1 file of train pictures without number 1, expected 2 files as their names say",
         ),
         "the first validation file is missing": (
             delete("data/validation-00000-of-00002.parquet"),
-            "found 1 files of val pictures without number 0, expected 2 as their names say",
+            "found 1 file of val pictures without number 0, expected 2 files as their names say",
         ),
         "files of two versions": (
             lambda root: write(root / "data/train-00003-of-00004.parquet", b""),
@@ -398,14 +422,20 @@ UNSUPPORTED = {
     "write them by to_parquet": ("train/data-00000-of-00010.arrow",),
     "tar -C train -xzf $f": ("data/train_images_0.tar.gz", "data/val_images.tar.gz"),
     "unpack the archive of each class into its own": ("train/n01440764.tar", "val/a.JPEG"),
-    "train/ILSVRC2012_img_train.tar: archives in": (
+    "train/ILSVRC2012_img_train.tar (archives in": (
         "train/ILSVRC2012_img_train.tar",
         "train/n01440764/n01440764_1.JPEG",
         "val/a.JPEG",
     ),
     "name the folder of one version": ("snapshots/abc/data/train-00000-of-00001.parquet",),
-    "compressed archives, which are not read; decompress": ("train.tar.gz",),
-    "a zip file, which are": ("imagenet-object-localization-challenge.zip",),
+    "train.tar.gz (a compressed archive), which is not read; decompress": ("train.tar.gz",),
+    "challenge.zip (a zip file), which is not read; unpack it first": (
+        "imagenet-object-localization-challenge.zip",
+    ),
+    f"found {TRAIN}.gz, a compressed archive, expected {TRAIN}; decompress it: gunzip": (
+        f"{TRAIN}.gz",
+        KIT,
+    ),
 }
 
 
@@ -423,13 +453,46 @@ def test_an_unknown_folder_is_refused_with_what_is_there_and_what_is_known(
     source = tmp_path / "in"
     error = refused(source, tmp_path / "out", capsys)
     assert f"{source} (source): the folder cannot be read: No such file" in error
-    for name in ("cats/1.jpg", "dogs/1.jpg", "notes.txt"):
+    for name in ("cats/1.jpg", "dogs/1.jpg", KIT, *(f"{n}.txt" for n in range(10, 16))):
         write(source / name, b"")
-    error = refused(source, tmp_path / "out", capsys)
-    assert f"{source} (source): found cats, dogs, notes.txt, expected one of: " in error
+    assert make_hkl.main(["--source", str(source), "--tar-root-dir", str(tmp_path / "out")]) == 2
+    first, *known, last = capsys.readouterr().err.splitlines()
+    assert first == (
+        f"error: {source} (source): found cats, dogs, 10.txt, 11.txt, 12.txt, 13.txt, 14.txt,"
+        " 15.txt and 1 more, expected one of the layouts of docs/data-sources.md:"
+    )
     for expected in ("(Kaggle)", "train/<wnid>/", "ILSVRC2012_img_val.tar", "(webdataset)"):
-        assert expected in error
-    assert "--train-img-dir" in error
+        assert sum(expected in line for line in known) == 1
+    assert max(map(len, known)) < 100
+    assert last == "or name the folders by --train-img-dir and --val-img-dir"
+
+
+@pytest.mark.parametrize("name", ["train/n01440764/a.JPEG", "photos/n01440764/a.JPEG"])
+def test_the_folder_of_one_split_is_known_as_such(tmp_path: Path, capsys, name: str) -> None:
+    write(tmp_path / name, b"")
+    source = tmp_path / name.partition("/")[0]
+    assert refused(source, tmp_path / "out", capsys) == (
+        f"error: {source} (source): found class folders (n01440764, ...), expected train/ and val/;"
+        " these look like the class folders of a split: name the folder above"
+    )
+
+
+def test_a_folder_inside_that_cannot_be_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts.kaggle(tmp_path / "in")
+    (tmp_path / "beside").mkdir()
+    is_dir = Path.is_dir
+
+    def denied(path: Path) -> bool:
+        if "ILSVRC" in path.parts:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", denied)
+    error = refused(tmp_path / "beside" / ".." / "in", tmp_path / "out", capsys)
+    path = tmp_path / "in" / "ILSVRC" / "Data" / "CLS-LOC" / "train"
+    assert error == f"error: {path} (source): cannot be read: Permission denied"
 
 
 def test_without_pictures_the_option_is_named(tmp_path: Path, capsys) -> None:
@@ -466,9 +529,10 @@ def test_copies_that_do_not_fit_are_refused_before_they_are_made(
     layouts.parquet(tmp_path / "in")
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(parquet_source._Shape, "copied", 25_000_000)
-    monkeypatch.setattr(parquet_source.shutil, "disk_usage", lambda path: usage(10_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000_000))
     error = refused(tmp_path / "in", tmp_path / "out", capsys)
-    assert f"{tmp_path / 'out'} (tar_root_dir): found 0.0 GB free, expected 0.1 GB" in error
+    expected = "found 10.0 MB free, expected 100.0 MB for the copies"
+    assert f"{tmp_path / 'out'} (tar_root_dir): {expected}" in error
     assert not (tmp_path / "out").exists()
 
 

@@ -6,6 +6,7 @@ Every module of this package registers a `Source` when it is imported; a new lay
 import importlib
 import os
 import pkgutil
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,11 @@ from tandem.preprocessing.listed import Listed
 from tandem.preprocessing.settings import Settings
 from tandem.preprocessing.unsupported import hint_for
 from tandem.registry import Choice, Registry
-from tandem.validation import listed, printable
+from tandem.validation import printable
+
+_WNID = re.compile(r"n\d{8}", re.ASCII)
+_SPLITS = ("train", "val", "validation")
+_MOST_SHOWN = 8  # entries of an unknown folder
 
 CLEARER = "name the folders by --train-img-dir and --val-img-dir"
 
@@ -107,7 +112,11 @@ def choose(settings: Settings) -> Source:
             )
         return SOURCES.make("folders", vars(settings))
     folder = Folder.scan(settings.source, "source")
-    fitting = [name for name in SOURCES if SOURCES[name].recognises(folder)]
+    try:
+        fitting = [name for name in SOURCES if SOURCES[name].recognises(folder)]
+    except OSError as error:
+        path = os.path.normpath(error.filename or folder.path)
+        raise InputError(f"{path} (source): cannot be read: {error.strerror}") from None
     if len(fitting) == 1:
         return SOURCES.make(fitting[0], vars(settings))
     where = f"{folder.path} (source)"
@@ -116,9 +125,25 @@ def choose(settings: Settings) -> Source:
         raise InputError(f"{where}: found {found}, expected one of them; or {CLEARER}")
     if hint := hint_for(folder.path):
         raise InputError(f"{where}: found {hint}")
+    if folder.folders and (
+        folder.path.absolute().name in _SPLITS or all(map(_WNID.fullmatch, folder.folders))
+    ):
+        raise InputError(
+            f"{where}: found {folder}, expected train/ and val/; these look like the class folders"
+            " of a split: name the folder above"
+        )
     names = [printable(name) for name in (*folder.folders, *folder.pictures, *folder.others)]
-    known = "; ".join(SOURCES[name].expected for name in SOURCES)
-    raise InputError(f"{where}: found {listed(names)}, expected one of: {known}; or {CLEARER}")
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    raise InputError(
+        "\n  ".join(
+            (
+                f"{where}: found {', '.join(names[:_MOST_SHOWN]) or 'nothing'}{more}, expected one"
+                " of the layouts of docs/data-sources.md:",
+                *(SOURCES[name].expected for name in SOURCES),
+            )
+        )
+        + f"\nor {CLEARER}"
+    )
 
 
 for _module in pkgutil.iter_modules(__path__):

@@ -14,7 +14,7 @@ from tandem.errors import InputError
 from tandem.preprocessing.ground_truth import DEVKIT, Part, by_number, find_kit, wnids_of
 from tandem.preprocessing.listed import Collector, Listed, class_in
 from tandem.preprocessing.sources import SOURCES, Folder, Source
-from tandem.validation import printable
+from tandem.validation import counted, printable
 
 log = logging.getLogger(__name__)
 
@@ -94,11 +94,10 @@ def list_folder(split: str, folder: Folder, numbered: Numbered) -> Listed:
     `numbered` gives validation pictures that lie side by side, in order, and their classes.
     """
     if folder.others:
-        log.info(
-            "%s: ignored %d files that are not pictures by their names",
-            folder.path,
-            len(folder.others),
+        which = (
+            "is no picture by its name" if len(folder.others) == 1 else "are no pictures by name"
         )
+        log.info("%s: ignored %s that %s", folder.path, counted(folder.others, "file"), which)
     if folder.folders and folder.pictures and split == "train":
         raise InputError(
             f"{folder.path} ({folder.key}): found the picture {printable(folder.pictures[0])}"

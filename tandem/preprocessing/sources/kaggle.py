@@ -88,6 +88,10 @@ def _read_csv(path: Path) -> dict[str, str]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path} (source): cannot be read: {reason}") from None
+    if not any(map(str.strip, lines)):
+        raise InputError(
+            f"{path} (source): found an empty file, expected a line for each validation picture"
+        )
     classes: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if (number == 1 and line.startswith("ImageId,")) or not line.strip():

@@ -8,7 +8,6 @@ import io
 import json
 import logging
 import re
-import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +20,7 @@ from tandem.data.manifest import MANIFEST_NAME
 from tandem.errors import InputError
 from tandem.files import locked, make_folder, remove_partials, replacing, write_text
 from tandem.preprocessing.listed import Listed, is_imagenet_name
+from tandem.preprocessing.output import check_space, free_bytes
 from tandem.preprocessing.pool import START, follow_parent
 from tandem.preprocessing.progress import PROGRESS_NAME
 from tandem.preprocessing.sources import SOURCES, Folder, Source
@@ -30,7 +30,7 @@ from tandem.preprocessing.sources.webdataset import (
     find_shards,
     list_shards,
 )
-from tandem.validation import listed, one_line
+from tandem.validation import counted, listed, one_line
 
 log = logging.getLogger(__name__)
 
@@ -104,8 +104,8 @@ class Parquet(Source):
             check_numbers(where, split, there)
             if gone := set(range(max(numbers) + 1)) - there.keys():
                 raise InputError(
-                    f"{where}: found {len(there)} files of {split} pictures without number"
-                    f" {min(gone)}, expected {max(numbers) + 1} as their names say"
+                    f"{where}: found {counted(there, 'file')} of {split} pictures without number"
+                    f" {min(gone)}, expected {max(numbers) + 1} files as their names say"
                 )
         return {
             split: [folder / numbers[number] for number in sorted(numbers)]
@@ -138,20 +138,13 @@ class Parquet(Source):
             )
 
     def _check_space(self, shapes: list["_Shape"], files: int) -> None:
-        needed = sum(shape.copied for shape in shapes)
-        folder = self.tar_root_dir.absolute()
-        while not folder.exists():
-            folder = folder.parent
-        free = shutil.disk_usage(folder).free
+        needed, free = sum(shape.copied for shape in shapes), free_bytes(self.tar_root_dir)
         log.info(
             "%s: %d of %d files are copied to %s once, which needs %.1f GB; %.1f GB are free",
             *(self.source, len(shapes), files, self.copies(), needed / 1e9, free / 1e9),
         )
-        if needed > free:
-            raise InputError(
-                f"{self.tar_root_dir} (tar_root_dir): found {free / 1e9:.1f} GB free, expected"
-                f" {needed / 1e9:.1f} GB for the copies of the pictures, besides the batch files"
-            )
+        purpose = "the copies of the pictures, besides the batch files"
+        check_space(self.tar_root_dir, needed, purpose)
 
 
 class _Shape(NamedTuple):

@@ -19,7 +19,7 @@ from tandem.errors import InputError
 from tandem.preprocessing.listed import Collector, Listed, class_in, is_imagenet_name
 from tandem.preprocessing.sources import SOURCES, Folder, Source, is_picture
 from tandem.preprocessing.tars import Archive, Member
-from tandem.validation import listed, one_line, parse_json, printable, shown
+from tandem.validation import counted, listed, one_line, parse_json, printable, shown
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def check_numbers(where: str, split: str, numbers: Mapping[int, str]) -> None:
     for number in range(first, max(numbers)):
         if number not in numbers:
             raise InputError(
-                f"{where}: found {len(numbers)} files of {split} pictures up to"
+                f"{where}: found {counted(numbers, 'file')} of {split} pictures up to"
                 f" {numbers[max(numbers)]} without number {number}, expected all of them"
             )
 
