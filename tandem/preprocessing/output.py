@@ -26,6 +26,11 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(existing_folder(folder)).free
 
 
+def batch_bytes(pictures: int, image_size: int) -> int:
+    """Bytes of the batch files of a number of pictures."""
+    return pictures * image_size**2 * 3
+
+
 def check_space(folder: Path, needed: int, purpose: str) -> None:
     """Refuse an output folder whose disk has less than `needed` bytes free; raises InputError."""
     free = free_bytes(folder)

@@ -28,7 +28,7 @@ from tandem.preprocessing.batches import BatchWriter, SplitWriter, batch_name
 from tandem.preprocessing.index import save_index
 from tandem.preprocessing.listed import Listed
 from tandem.preprocessing.listing import Listing, list_pictures
-from tandem.preprocessing.output import check_space, check_writable
+from tandem.preprocessing.output import batch_bytes, check_space, check_writable
 from tandem.preprocessing.pool import CHUNK, DecodePool
 from tandem.preprocessing.progress import PROGRESS_NAME, Progress, load_progress, save_progress
 from tandem.preprocessing.report import SKIPPED_NAME, Report, line_name, read_skipped
@@ -231,7 +231,7 @@ def _check_space(
     pictures = sum(len(listed.pictures) for listed in listing.splits.values())
     if progress is not None:
         pictures -= sum(split.cursor for split in progress.splits.values())
-    check_space(settings.tar_root_dir, pictures * settings.image_size**2 * 3, purpose)
+    check_space(settings.tar_root_dir, batch_bytes(pictures, settings.image_size), purpose)
 
 
 def _check_finished(settings: Settings, listing: Listing) -> None:

@@ -531,7 +531,8 @@ def test_copies_that_do_not_fit_are_refused_before_they_are_made(
     monkeypatch.setattr(parquet_source._Shape, "copied", 25_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000_000))
     error = refused(tmp_path / "in", tmp_path / "out", capsys)
-    expected = "found 10.0 MB free, expected 100.0 MB for the copies"
+    # The copies of four files, and 65 pictures of 256 x 256 pixels.
+    expected = "found 10.0 MB free, expected 112.8 MB for the copies of the pictures and the batch"
     assert f"{tmp_path / 'out'} (tar_root_dir): {expected}" in error
     assert not (tmp_path / "out").exists()
 

@@ -20,7 +20,7 @@ from tandem.data.manifest import MANIFEST_NAME
 from tandem.errors import InputError
 from tandem.files import locked, make_folder, remove_partials, replacing, write_text
 from tandem.preprocessing.listed import Listed, is_imagenet_name
-from tandem.preprocessing.output import check_space, free_bytes
+from tandem.preprocessing.output import batch_bytes, check_space, free_bytes
 from tandem.preprocessing.pool import START, follow_parent
 from tandem.preprocessing.progress import PROGRESS_NAME
 from tandem.preprocessing.sources import SOURCES, Folder, Source
@@ -56,6 +56,8 @@ class Parquet(Source):
 
     source: Path
     tar_root_dir: Path
+    image_size: int
+    subset: int
 
     @staticmethod
     def recognises(folder: Folder) -> bool:
@@ -74,7 +76,7 @@ class Parquet(Source):
             shapes = {path: reader.call(_inspect, path) for path in paths}
             missing = [path for path in paths if not _copy_of(path, copies).exists()]
             if missing:
-                self._check_space([shapes[path] for path in missing], len(paths))
+                self._check_space(shapes, missing)
                 make_folder(copies)
                 with locked(copies):
                     remove_partials(copies)
@@ -137,13 +139,20 @@ class Parquet(Source):
                 " choose another tar_root_dir"
             )
 
-    def _check_space(self, shapes: list["_Shape"], files: int) -> None:
-        needed, free = sum(shape.copied for shape in shapes), free_bytes(self.tar_root_dir)
+    def _check_space(self, shapes: Mapping[Path, "_Shape"], missing: list[Path]) -> None:
+        """Refuse a disk without room for the copies that are missing, and for batch files."""
+        needed, free = sum(shapes[path].copied for path in missing), free_bytes(self.tar_root_dir)
         log.info(
             "%s: %d of %d files are copied to %s once, which needs %.1f GB; %.1f GB are free",
-            *(self.source, len(shapes), files, self.copies(), needed / 1e9, free / 1e9),
+            *(self.source, len(missing), len(shapes), self.copies(), needed / 1e9, free / 1e9),
         )
-        purpose = "the copies of the pictures, besides the batch files"
+        purpose = "the copies of the pictures"
+        # A stopped run, whose copies are gone, has written some of the batch files.
+        if not (self.tar_root_dir / PROGRESS_NAME).exists():
+            purpose += " and the batch files"
+            for paths in self._shards().values():
+                rows = sum(shapes[path].rows for path in paths)
+                needed += batch_bytes(min(rows, self.subset or rows), self.image_size)
         check_space(self.tar_root_dir, needed, purpose)
 
 
