@@ -6,6 +6,7 @@ translates to a WordNet ID.
 
 import gzip
 import io
+import os
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,18 @@ class Part:
 
 
 def kit_files(folder: Path) -> tuple[Path, ...]:
-    """The files of a development kit in a folder: ground truth and table, or one archive."""
+    """The files of a development kit in a folder: ground truth and table, or one archive.
+
+    Raises InputError where the folder of a kit cannot be read.
+    """
+    try:
+        return _kit_files(folder)
+    except OSError as error:
+        path = os.path.normpath(error.filename or folder)
+        raise InputError(f"{path} (source): cannot be read: {error.strerror}") from None
+
+
+def _kit_files(folder: Path) -> tuple[Path, ...]:
     for kit in (folder / "data", *sorted(folder.glob("ILSVRC*devkit*/data"))):
         for names in _NAMES:
             paths = tuple(kit / name for name in names)
