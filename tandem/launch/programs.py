@@ -14,7 +14,7 @@ from tandem.errors import InputError
 from tandem.launch.callbacks import CallbackReporter, Callbacks
 from tandem.launch.console import TrainingReporter, ValidationReporter
 from tandem.launch.local import Launcher, LocalLauncher
-from tandem.launch.prepare import prepare_run
+from tandem.launch.prepare import changed_settings, prepare_run
 from tandem.launch.ranks import is_rank, work_on_ranks
 from tandem.processes.supervisor import Outcome
 from tandem.training.messages import Diverged
@@ -111,7 +111,12 @@ def execute_validation(
 
 
 def announce(spec: RunSpec) -> None:
-    """Log the values that ``auto`` stands for, and a warning of slow batch files."""
+    """Log where a run continues, the values that ``auto`` stands for, and slow batch files."""
+    if spec.resumed is not None and spec.header is not None:
+        log.info("continuing from %s", spec.resumed)
+        # A converted checkpoint has no settings.
+        if spec.header.config and (changes := changed_settings(spec.header.config, spec.config)):
+            log.info("settings differ from the checkpoint's: %s", "; ".join(changes))
     pictures = f"{spec.validation.size} validation pictures"
     if spec.job == "train":
         pictures = f"{spec.train.size} training and {pictures}"
