@@ -56,7 +56,10 @@ def run_trial(config: Config, launcher: Launcher) -> int:
     announce(spec)
     first, again = TrialReporter(spec), TrialReporter(spec)
     # Between its two runs, which are stopped by signals in good order, nothing else notices one.
-    with exits_at(signal.SIGTERM), _folder_beside(spec.config.weights_path) as folder:
+    with (
+        exits_at(signal.SIGTERM, signal.SIGHUP),
+        _folder_beside(spec.config.weights_path) as folder,
+    ):
         trial = _trial_of(spec, folder)
         log.info("trial: %d epochs of %d steps", _EPOCHS, trial.steps("train"))
         if status := launcher.launch(trial, first).status:
