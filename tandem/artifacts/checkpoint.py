@@ -6,13 +6,16 @@ such as ``momentum``. Everything else is JSON under the key ``tandem`` of the fi
 the key ``sha256`` holds a checksum of it all. Reading a file executes nothing in it.
 """
 
+import errno
 import hashlib
 import json
 import math
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from shutil import disk_usage
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -133,7 +136,15 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         with replacing(path) as partial:
             save_file(laid_out, partial, metadata)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{path}: the checkpoint could not be written: {error}") from error
+        reason = str(error)
+        if os.strerror(errno.ENOSPC) in reason:  # a SafetensorError has no number
+            nbytes = sum(array.nbytes for array in laid_out.values())
+            free, size = (n / 1e6 for n in (disk_usage(path.parent).free, nbytes))
+            reason = (
+                f"{os.strerror(errno.ENOSPC)}: found {free:,.2f} MB free, expected {size:,.2f} MB; "
+                "make room, then continue with --resume_train true"
+            )
+        raise InputError(f"{path}: the checkpoint could not be written: {reason}") from error
 
 
 def read_checkpoint(path: str | Path, shapes: Shapes | None = None) -> Checkpoint:

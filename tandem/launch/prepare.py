@@ -16,7 +16,7 @@ from tandem.config.resolve import resolve
 from tandem.config.schema import Config, Data, Output, Workers
 from tandem.data.colour import read_basis
 from tandem.data.dataset import open_split
-from tandem.data.manifest import read_manifest
+from tandem.data.manifest import Manifest, read_manifest
 from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
 from tandem.launch.callbacks import find_callbacks
@@ -68,11 +68,7 @@ def prepare_run(
     train = validation = open_split(manifest, folder, "val", labels, config.val_path)
     if job == "train":
         train = open_split(manifest, folder, "train", labels, config.train_path)
-    if config.crop_size > manifest.image_size:
-        raise InputError(
-            f"crop_size is {config.crop_size}, but the pictures of {config.manifest_path} are "
-            f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
-        )
+    check_crop_size(config, manifest)
     read_mean(config.mean_path, manifest.image_size)
     colours = read_basis(config.covariance_path, config.rand_colour)
     spec = RunSpec(
@@ -90,6 +86,15 @@ def prepare_run(
     )
     _check_weights(spec)
     return spec
+
+
+def check_crop_size(config: Config, manifest: Manifest) -> None:
+    """Refuse a crop that is larger than the pictures."""
+    if config.crop_size > manifest.image_size:
+        raise InputError(
+            f"crop_size is {config.crop_size}, but the pictures of {config.manifest_path} are "
+            f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
+        )
 
 
 def _checkpoint_to_resume(config: Config) -> Path | None:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from tandem.artifacts.metrics_log import ValidationRecord
+from tandem.artifacts.run_folder import list_checkpoints
 from tandem.artifacts.run_lock import FolderLock
 from tandem.cli import configure_logging, exit_status
 from tandem.config.schema import Config
@@ -43,6 +44,8 @@ def execute_training(config: Config, lock: FolderLock, launcher: Launcher) -> Ou
         status = next((statuses[kind] for kind in statuses if isinstance(error, kind)), 1)
         callbacks.end(config, Outcome(status))
         raise
+    if outcome.failure is not None and (found := list_checkpoints(config.weights_path)):
+        log.error("the newest checkpoint is %s; continue with --resume_train true", found[-1])
     return callbacks.end(config, outcome)
 
 

@@ -99,6 +99,27 @@ def test_going_back_again_and_again_has_an_end(
     assert caplog.messages[-1].startswith(expected)
 
 
+def test_after_a_failure_the_newest_checkpoint_is_named(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    newest = config.weights_path / "epoch-0002.safetensors"
+    expected = [f"the newest checkpoint is {newest}; continue with --resume_train true"]
+
+    def messages(failure: Failed | None) -> list[str]:
+        caplog.clear()
+        train(FakeLauncher(Outcome(1 if failure else 130, failure)), config, exact=False)
+        return [text for text in caplog.messages if "newest" in text]
+
+    assert messages(DEATH) == []
+    launcher = FakeLauncher()
+    train(launcher, config)
+    for epoch in (1, 2):
+        path = newest.with_name(f"epoch-000{epoch}.safetensors")
+        save_weights(path, launcher.specs[0].wnids, state=RunState(epoch))
+    assert messages(DEATH) == messages(BAD) == expected
+    assert messages(None) == []
+
+
 def test_a_resume_names_its_checkpoint_and_the_settings_that_changed(
     config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
