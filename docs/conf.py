@@ -1,5 +1,6 @@
 """Settings of Sphinx, which is started in the project's folder; `make docs` does."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ autodoc_default_options = {
 }
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings have more: shapes, layouts, units
-autodoc_mock_imports = ["mpi4py", "pycuda"]  # optional packages, not needed here
+autodoc_mock_imports = ["mpi4py", "pycuda", "triton"]  # optional packages, not needed here
 
 # An attribute's name may be ambiguous; it is then not linked.
 suppress_warnings = ["ref.python"]
@@ -59,6 +60,9 @@ apidoc_modules = [
         "module_first": True,
     }
 ]
+
+
+logging.getLogger("pytensor.configparser").setLevel(logging.WARNING)  # of its own flags
 
 
 def setup(app: Any) -> None:

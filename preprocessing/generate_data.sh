@@ -7,6 +7,9 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python}
 
+# The three programs have the same options: one help is enough.
+case " $* " in *" --help "* | *" -h "*) exec "$python" "$here/make_hkl.py" --help ;; esac
+
 "$python" "$here/make_hkl.py" "$@"
 "$python" "$here/make_train_val_txt.py" "$@"
 "$python" "$here/make_labels.py" "$@"

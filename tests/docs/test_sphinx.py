@@ -1,13 +1,17 @@
 """`make docs`: pages from Markdown and docstrings, without a warning."""
 
+import ast
+import re
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from docs import conf
 from tests.support.tiny import ROOT
 
 
@@ -72,6 +76,24 @@ def dead_ends(folder: Path) -> list[str]:
             if not target.exists() or (into and into not in pages[target].names):
                 dead.append(f"{file.name}: {link}")
     return dead
+
+
+def test_no_module_needs_a_package_that_the_pages_lack() -> None:
+    """Those that are imported when a module is, and that `make docs` does not install."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    installed = project["dependencies"] + project["optional-dependencies"]["dev"]
+    required = {re.match(r"[\w-]+", text)[0] for text in installed}  # type: ignore[index]
+    required = {{"pyyaml": "yaml", "pillow": "PIL"}.get(name, name) for name in required}
+    imported = set()
+    for path in (ROOT / "tandem").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add(str(node.module).partition(".")[0])
+    others = imported - required - sys.stdlib_module_names - {"tandem", "alex_net"}
+    assert "triton" in others
+    assert others <= set(conf.autodoc_mock_imports)
 
 
 def test_a_dead_end_is_noticed(tmp_path: Path) -> None:

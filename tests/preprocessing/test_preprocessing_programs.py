@@ -61,6 +61,12 @@ def test_generate_data_runs_all_three(pictures: Pictures, out: Path, tmp_path: P
         assert open_split(manifest, out, split, out / "labels").size == len(lines)
 
 
+def test_generate_data_prints_one_help() -> None:
+    ended = run(str(FOLDER / "generate_data.sh"), "--help")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("usage: ") == 1
+
+
 def test_generate_toy_data_takes_a_part(tmp_path: Path) -> None:
     pictures = Pictures(tmp_path / "pictures")
     pictures.write("val", {"n01": 3})
