@@ -56,6 +56,6 @@ class Callback:
         ----------
         result : mapping
             ``status``, the exit status: 0 when all epochs are done, 130 after Ctrl-C, 143 after
-            SIGTERM, 1 or 2 after a failure; ``weights``, the path of the newest checkpoint, or
-            None; ``record``, that of the last epoch, or None.
+            SIGTERM, 129 after SIGHUP, 1 or 2 after a failure; ``weights``, the path of the newest
+            checkpoint, or None; ``record``, that of the last epoch, or None.
         """

@@ -32,6 +32,7 @@ from tandem.data.minibatch import MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.errors import InputError
 from tandem.files import replacing
+from tandem.launch.prepare import check_crop_size
 from tandem.memory import HostBuffer, Slot
 from tandem.training.run_spec import RunSpec
 from tandem.validation import listed
@@ -122,6 +123,7 @@ def read_pictures(options: LookOptions, manifest: Manifest) -> Pictures:
     larger than the pictures.
     """
     config = options.configuration
+    check_crop_size(config, manifest)
     name, folder = ("train", config.train_path)
     if options.split == "validation":
         name, folder = "val", config.val_path

@@ -68,8 +68,9 @@ def test_a_run_restarts_by_itself_as_often_as_it_may(
     errors = train_broken(data, run, "LateAlexNet", **changes)
     assert errors.startswith("1\n")
     assert "starting again: 1 of 1 restarts" in errors
-    last = errors.strip().splitlines()[-1]
+    *_, last, hint = errors.strip().splitlines()
     assert re.match(r"error: the run has ended: trainer [01]: ZeroDivisionError: broken late", last)
+    assert hint.startswith(f"the newest checkpoint is {list_checkpoints(run)[-1]}; continue with")
     assert read_header(list_checkpoints(run)[-1]).state.epoch == 2
     # Fixed, it continues and loses nothing.
     monkeypatch.setenv("FIXED", "1")
@@ -399,8 +400,10 @@ def test_a_full_disk_loses_nothing_but_time(data: Path, small_disk: Path, whole:
     # Room for two checkpoints of 430 kB, not for three.
     result = run_program("train.py", settings(data, run, **COMMON, tensorboard=False))
     assert result.returncode == 2, result.stderr
-    last = result.stderr.strip().splitlines()[-1]
-    assert re.match(r"error: .*epoch-0003\.safetensors.*No space left on device", last), last
+    last = result.stderr.strip().splitlines()[-2]
+    assert re.match(
+        r"error: .*epoch-0003\.safetensors.*No space left on device: found .*; make room", last
+    ), last
     assert [path.name for path in list_checkpoints(run)] == [
         "epoch-0001.safetensors",
         "epoch-0002.safetensors",

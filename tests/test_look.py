@@ -163,7 +163,7 @@ def test_what_cannot_be_shown_is_refused(
         ({"output": tmp_path / "none" / "a.png"}, "cannot be written (No such file"),
         ({"count": 0}, "--count is 0; it must be a whole number from 1 to 1024"),
         ({"split": "val"}, '--split is "val"; it must be train or validation'),
-        ({"crop_size": 71}, "crop_size: found 71, expected 1 to 70"),
+        ({"crop_size": 71}, "crop_size is 71, but the pictures of"),
         ({"data_folder": tmp_path}, "there is no manifest"),
     ):
         assert expected in refusal(**changes)

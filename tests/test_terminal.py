@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tandem.artifacts.checkpoint import read_header
+from tandem.artifacts.run_folder import list_checkpoints
 from tandem.launch.console import can_show
 from tests.support.terminal import Terminal
-from tests.support.tiny import is_gone, run_program, settings
+from tests.support.tiny import is_gone, read_record, run_program, settings
 
 ESCAPE = b"\x1b"
 
@@ -84,6 +86,22 @@ def test_a_run_on_a_terminal_until_ctrl_c(data: Path, short_path: Path) -> None:
         assert not terminal.screen.cursor.hidden
         assert b"\x1b[?1049" not in terminal.raw  # no other screen
         assert is_gone(terminal.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("live_view", [True, False])
+def test_a_closed_terminal_leaves_a_checkpoint(
+    data: Path, short_path: Path, live_view: bool
+) -> None:
+    """And no process, although nothing can be written to it any more."""
+    run = short_path / "run"
+    arguments = settings(data, run, n_epochs=100_000, snapshot_freq=100_000, live_view=live_view)
+    with Terminal("train.py", arguments) as terminal:
+        terminal.wait_for(lambda: shows(terminal, "epoch 2 validation: loss"))
+        assert terminal.hang_up() == 129
+        assert is_gone(terminal.pid)
+    saved = read_header(list_checkpoints(run)[-1]).state
+    assert saved.step == [row["step"] for row in read_record(run) if row["event"] == "train"][-1]
 
 
 def test_the_traceback_of_a_fault_is_whole_and_the_terminal_sane(

@@ -6,13 +6,16 @@ such as ``momentum``. Everything else is JSON under the key ``tandem`` of the fi
 the key ``sha256`` holds a checksum of it all. Reading a file executes nothing in it.
 """
 
+import errno
 import hashlib
 import json
 import math
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from shutil import disk_usage
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -133,7 +136,15 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         with replacing(path) as partial:
             save_file(laid_out, partial, metadata)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{path}: the checkpoint could not be written: {error}") from error
+        reason = str(error)
+        if os.strerror(errno.ENOSPC) in reason:  # a SafetensorError has no number
+            nbytes = sum(array.nbytes for array in laid_out.values())
+            free, size = (n / 1e6 for n in (disk_usage(path.parent).free, nbytes))
+            reason = (
+                f"{os.strerror(errno.ENOSPC)}: found {free:,.2f} MB free, expected {size:,.2f} MB; "
+                "make room, then continue with --resume_train true"
+            )
+        raise InputError(f"{path}: the checkpoint could not be written: {reason}") from error
 
 
 def read_checkpoint(path: str | Path, shapes: Shapes | None = None) -> Checkpoint:
@@ -176,26 +187,39 @@ def read_header(path: str | Path) -> CheckpointHeader:
 
 
 def initial_weights(
-    path: str | Path, shapes: Shapes, skip: Sequence[str] = ()
+    path: str | Path,
+    shapes: Shapes,
+    skip: Sequence[str] = (),
+    network: NetworkDescription | None = None,
 ) -> dict[str, np.ndarray]:
     """Read the initial weights of a run from a checkpoint of a network that may differ.
 
     `shapes` are those of the network to be trained. All its layers must be in the checkpoint,
-    except those of `skip`, which keep their random initial values.
+    except those of `skip`, which keep their random initial values. A refusal says first which
+    settings of the checkpoint's network differ from those of `network`.
     """
     path = Path(path)
     wanted = {n: tuple(shape) for n, shape in shapes.items() if layer_of(n) not in skip}
     if not wanted:
         raise InputError("init_weights_skip names every layer: there is nothing left to take")
     with _opened(path) as (file, metadata, described):
-        for name, shape in wanted.items():
-            found = described[name][1] if name in described else "missing"
-            if found != shape:
-                raise InputError(
-                    f"init_weights {path} is of another network ({metadata.network.summary}): "
-                    f"{name} is {found} there, {shape} here; init_weights_skip: "
-                    f"[{layer_of(name)}] lets that layer begin at random"
-                )
+        there = {n: described[n][1] if n in described else "missing" for n in wanted}
+        if differing := [name for name, shape in wanted.items() if there[name] != shape]:
+            name = differing[0]
+            layers = list(dict.fromkeys(map(layer_of, differing)))
+            verb = "lets that layer" if len(layers) == 1 else "lets these layers"
+            settings = metadata.network.differences(network) if network else ()
+            hints = [
+                f"set {key}: {theirs}, which is {ours} here; "
+                for key, theirs, ours in settings
+                if key in ("width", "crop_size")
+            ]
+            raise InputError(
+                f"init_weights {path} is of another network ({metadata.network.summary}): "
+                f"{''.join(hints)}{name} is {there[name]} there, {wanted[name]} here"
+                + (f", and {len(differing) - 1} others differ" if len(differing) > 1 else "")
+                + f"; init_weights_skip: [{', '.join(layers)}] {verb} begin at random"
+            )
         tensors = _read_tensors(path, file, described)
     return {name: tensors[name] for name in wanted}
 
@@ -203,10 +227,10 @@ def initial_weights(
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, _Metadata, _Described]]:
     """Open a checkpoint and check its header; the tensors are not yet read."""
-    if not path.is_file():
-        state = "is not a file" if path.exists() else "does not exist"
-        raise InputError(f"{path}: {state}; expected a checkpoint (.safetensors)")
     try:
+        if not path.is_file():
+            state = "is not a file" if path.exists() else "does not exist"
+            raise InputError(f"{path}: {state}; expected a checkpoint (.safetensors)")
         with safe_open(path, framework="numpy") as file:
             metadata = _parse_metadata(path, file.metadata())
             described: _Described = {}

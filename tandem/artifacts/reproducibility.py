@@ -24,6 +24,8 @@ SAME_BITS = ("0.2.0", "0.3.0")
 
 Conditions = dict[str, str]
 
+_IN_WORDS = {"data": "data (the checksum of manifest and mean image)"}
+
 
 def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
     """Collect what the bits of a run depend on: marked settings, data, hardware and software.
@@ -76,10 +78,12 @@ def check_exact(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) 
     if not differing:
         return
     listed = "; ".join(
-        f"{name} {_shown(theirs.get(name), ours.get(name))} in the checkpoint, "
-        f"now {_shown(ours.get(name), theirs.get(name))}"
+        f"{_IN_WORDS.get(name, name)} {_shown(theirs.get(name), ours.get(name))} "
+        f"in the checkpoint, now {_shown(ours.get(name), theirs.get(name))}"
         for name in differing
     )
+    # A checkpoint says it shorter.
+    listed = listed.replace(" by covariance ", " by the colour covariance of checksum ")
     raise InputError(
         f"{path}: this run would not continue with the same bits: {listed}. "
         "Restore what differs, or set exact: false (--exact false) to continue anyway"

@@ -53,13 +53,16 @@ def checkpoint_name(state: RunState) -> str:
 
 
 def list_checkpoints(folder: str | Path) -> list[Path]:
-    """List the checkpoints in a folder, earliest first; none if there is no folder."""
+    """List the checkpoints in a folder, earliest first; none if there is no folder.
+
+    Raises InputError if the folder cannot be read.
+    """
     folder = Path(folder)
-    if not folder.is_dir():
-        return []
-    found = {
-        position: path for path in folder.iterdir() if (position := _position(path)) is not None
-    }
+    try:
+        paths = [*folder.iterdir()] if folder.is_dir() else []
+    except OSError as error:
+        raise InputError(f"{folder}: the folder cannot be read ({error.strerror})") from error
+    found = {position: path for path in paths if (position := _position(path)) is not None}
     return [found[position] for position in sorted(found)]
 
 

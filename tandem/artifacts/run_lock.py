@@ -49,7 +49,10 @@ def locked(folder: Path, wait_seconds: float | None = None) -> Iterator[FolderLo
     Waits, by default `WAIT_SECONDS`, for a run that holds it: one whose launcher was killed ends
     soon. Raises InputError if the lock is not released, or the folder can't be written.
     """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    except OSError as error:
+        raise InputError(f"weights_dir {folder}: cannot be read ({error.strerror})") from error
     try:
         lock = _take(folder, WAIT_SECONDS if wait_seconds is None else wait_seconds)
         try:

@@ -165,9 +165,9 @@ def read_run_settings(path: Path) -> dict[str, Any]:
     if values.get("precision") in ("tf32", "bfloat16") and not cuda_device_count():
         left_out.add("precision")
     log.info(
-        "settings are those of %s; devices, threads%s are chosen anew for this machine",
+        "settings are those of %s; %s are chosen anew for this machine",
         path,
-        ", precision" if "precision" in left_out else "",
+        "devices, threads and precision" if "precision" in left_out else "devices and threads",
     )
     return {key: value for key, value in values.items() if key not in left_out}
 

@@ -63,8 +63,8 @@ def train(config: Settings | None = None, **overrides: Any) -> Result:
     RunError
         The run has failed.
     KeyboardInterrupt
-        After Ctrl-C; a checkpoint was written first. After SIGTERM, `SystemExit` with status 143.
-        Neither is noticed where a thread other than the main one calls.
+        After Ctrl-C; a checkpoint was written first. After SIGTERM or SIGHUP, `SystemExit` with
+        status 143 or 129. None is noticed where a thread other than the main one calls.
     """
     settings = _checked(config, overrides)
     with locked(settings.weights_path) as lock:

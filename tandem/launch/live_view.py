@@ -155,12 +155,14 @@ class LiveView(ProgressReporter):
 
     def print(self, text: str) -> None:
         """Print lines above the view, unchanged and not wrapped."""
-        self._console.print(Text(text), soft_wrap=True)
+        with contextlib.suppress(OSError):  # of a terminal that was closed, while the run ends
+            self._console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
         self.stderr.close()
         self._reader.join(1.0)  # the last output of the processes may be in the pipe still
-        self._live.stop()
+        with contextlib.suppress(OSError):
+            self._live.stop()
         for handler, stream in self._redirected:
             handler.setStream(stream)
 

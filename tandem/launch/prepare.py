@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,30 @@ from tandem.artifacts.checkpoint import read_header
 from tandem.artifacts.metrics_log import read_records
 from tandem.artifacts.reproducibility import check_exact, conditions
 from tandem.artifacts.run_folder import CONFIGURATION, RECORD, find_checkpoint, list_checkpoints
+from tandem.config.fields import flag
 from tandem.config.hardware import RankInfo
 from tandem.config.resolve import resolve
-from tandem.config.schema import Config
+from tandem.config.schema import Config, Data, Output, Workers
 from tandem.data.colour import read_basis
 from tandem.data.dataset import open_split
-from tandem.data.manifest import read_manifest
+from tandem.data.manifest import Manifest, read_manifest
 from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
 from tandem.launch.callbacks import find_callbacks
 from tandem.layers.network import NetworkDescription, check_network
 from tandem.training.run_spec import Job, RunSpec
+from tandem.validation import shown
 
 log = logging.getLogger(__name__)
+
+# What changes at a resume without a word: the machine, paths, reports, and how it is resumed.
+_UNANNOUNCED = {
+    *Data.model_fields,
+    *Output.model_fields,
+    *Workers.model_fields,
+    *("devices", "threads", "compile", "convolutions", "collective"),
+    *("resume_train", "load_epoch", "exact", "restarts", "init_weights", "init_weights_skip"),
+}
 
 
 def prepare_run(
@@ -57,11 +68,7 @@ def prepare_run(
     train = validation = open_split(manifest, folder, "val", labels, config.val_path)
     if job == "train":
         train = open_split(manifest, folder, "train", labels, config.train_path)
-    if config.crop_size > manifest.image_size:
-        raise InputError(
-            f"crop_size is {config.crop_size}, but the pictures of {config.manifest_path} are "
-            f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
-        )
+    check_crop_size(config, manifest)
     read_mean(config.mean_path, manifest.image_size)
     colours = read_basis(config.covariance_path, config.rand_colour)
     spec = RunSpec(
@@ -79,6 +86,15 @@ def prepare_run(
     )
     _check_weights(spec)
     return spec
+
+
+def check_crop_size(config: Config, manifest: Manifest) -> None:
+    """Refuse a crop that is larger than the pictures."""
+    if config.crop_size > manifest.image_size:
+        raise InputError(
+            f"crop_size is {config.crop_size}, but the pictures of {config.manifest_path} are "
+            f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
+        )
 
 
 def _checkpoint_to_resume(config: Config) -> Path | None:
@@ -197,3 +213,23 @@ def check_continues(spec: RunSpec) -> None:
                 f"continued with other pictures in its steps: {name}: {theirs} in the checkpoint, "
                 f"now {ours}"
             )
+
+
+def changed_settings(before: Mapping[str, Any], config: Config) -> list[str]:
+    """Say how settings that influence training differ from those of a checkpoint.
+
+    `before` is the ``config`` of its header. What it lacks is unknown, unless it is a key that is
+    left out at its default.
+    """
+    now = config.model_dump(mode="json")
+    pairs: dict[str, tuple[Any, Any]] = {}
+    if isinstance(devices := before.get("devices"), list):
+        pairs["trainers"] = len(devices), len(config.devices)
+    for name, field in Config.model_fields.items():
+        if name not in _UNANNOUNCED and (name in before or flag(field, "omit_default")):
+            pairs[name] = before.get(name, field.default), now.get(name, field.default)
+    return [
+        f"{name} was {shown(theirs, quoted=False)}, now {shown(ours, quoted=False)}"
+        for name, (theirs, ours) in pairs.items()
+        if theirs != ours
+    ]

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from tandem.artifacts.metrics_log import ValidationRecord
+from tandem.artifacts.run_folder import list_checkpoints
 from tandem.artifacts.run_lock import FolderLock
 from tandem.cli import configure_logging, exit_status
 from tandem.config.schema import Config
@@ -14,7 +15,7 @@ from tandem.errors import InputError
 from tandem.launch.callbacks import CallbackReporter, Callbacks
 from tandem.launch.console import TrainingReporter, ValidationReporter
 from tandem.launch.local import Launcher, LocalLauncher
-from tandem.launch.prepare import prepare_run
+from tandem.launch.prepare import changed_settings, prepare_run
 from tandem.launch.ranks import is_rank, work_on_ranks
 from tandem.processes.supervisor import Outcome
 from tandem.training.messages import Diverged
@@ -43,6 +44,8 @@ def execute_training(config: Config, lock: FolderLock, launcher: Launcher) -> Ou
         status = next((statuses[kind] for kind in statuses if isinstance(error, kind)), 1)
         callbacks.end(config, Outcome(status))
         raise
+    if outcome.failure is not None and (found := list_checkpoints(config.weights_path)):
+        log.error("the newest checkpoint is %s; continue with --resume_train true", found[-1])
     return callbacks.end(config, outcome)
 
 
@@ -111,7 +114,12 @@ def execute_validation(
 
 
 def announce(spec: RunSpec) -> None:
-    """Log the values that ``auto`` stands for, and a warning of slow batch files."""
+    """Log where a run continues, the values that ``auto`` stands for, and slow batch files."""
+    if spec.resumed is not None and spec.header is not None:
+        log.info("continuing from %s", spec.resumed)
+        # A converted checkpoint has no settings.
+        if spec.header.config and (changes := changed_settings(spec.header.config, spec.config)):
+            log.info("settings differ from the checkpoint's: %s", "; ".join(changes))
     pictures = f"{spec.validation.size} validation pictures"
     if spec.job == "train":
         pictures = f"{spec.train.size} training and {pictures}"

@@ -57,11 +57,22 @@ def run_trial(config: Config, launcher: Launcher) -> int:
     announce(spec)
     first, again = TrialReporter(spec), TrialReporter(spec)
     # Between its two runs, which are stopped by signals in good order, nothing else notices one.
-    with exits_at(signal.SIGTERM), _folder_beside(spec.config.weights_path) as folder:
+    with (
+        exits_at(signal.SIGTERM, signal.SIGHUP),
+        _folder_beside(spec.config.weights_path) as folder,
+    ):
         trial = _trial_of(spec, folder)
         log.info("trial: %d epochs of %d steps", _EPOCHS, trial.steps("train"))
         if status := launcher.launch(trial, first).status:
             return status
+        if not first.is_finite:
+            log.error(
+                "error: found no finite loss in an epoch of the trial, expected one; "
+                "on_nan: %s left out its %d steps",
+                config.on_nan,
+                trial.steps("train"),
+            )
+            return 1
         if not launcher.ranks:  # otherwise it is a trainer as well
             first.memory["launcher"] = peak_memory(os.getpid())  # before it reads a checkpoint
         newest = list_checkpoints(folder)[-1]
@@ -133,6 +144,11 @@ class TrialReporter(ProgressReporter):
         for device, used in self._gpus().items():
             grown = used - self._used_before.get(device, 0)
             self.gpu_memory[device] = max(self.gpu_memory.get(device, 0), grown)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether each epoch had a step whose loss was finite."""
+        return len(self.train) == _EPOCHS and all(math.isfinite(r.loss) for r in self.train)
 
     @property
     def images_per_second(self) -> float:

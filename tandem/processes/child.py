@@ -15,6 +15,7 @@ from typing import Any
 
 from tandem.files import remove_partials
 from tandem.processes.heartbeat import HeartbeatTable, HeartbeatThread
+from tandem.processes.signals import STOPPING
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,12 @@ class ChildContext:
 def enter(context: ChildContext, target: Callable[..., None], *arguments: Any) -> None:
     """Set up this process, then do its work: the target of every child process.
 
-    Ctrl-C reaches the whole group of processes, and a cluster's SIGTERM all of a job, but the
-    launcher alone decides what follows: both are ignored here. `target` is called with the first
-    message of the launcher, then `arguments`, of which the last is the connection to it.
+    Ctrl-C and the SIGHUP of a closed terminal reach the whole group of processes, and a cluster's
+    SIGTERM all of a job, but the launcher alone decides what follows: they are ignored here.
+    `target` is called with the first message of the launcher, then `arguments`, of which the last
+    is the connection to it.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     if context.stderr is not None:
         _leave_terminal(context.stderr)

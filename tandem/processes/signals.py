@@ -1,4 +1,4 @@
-"""Signals: requests of the user or a cluster to stop, SIGINT and SIGTERM, and names of all."""
+"""Signals: requests to stop, by the user, a cluster or a closed terminal, and names of all."""
 
 import contextlib
 import math
@@ -9,11 +9,14 @@ import time
 from collections.abc import Iterator
 from typing import Any, Self
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Requests to stop in good order; SIGHUP is that of a closed terminal or a lost connection."""
+
 REPEAT_SECONDS = 1.0  # within which a second signal repeats the first
 
 
 class StopSignals:
-    """Context manager: count SIGINT and SIGTERM instead of being interrupted by them.
+    """Context manager: count the signals of `STOPPING` instead of being interrupted by them.
 
     The first is a request to stop in good order, the second to end at once. Signals within a second
     are one request: a wrapper may pass on a signal that the group of processes has had already.
@@ -22,7 +25,7 @@ class StopSignals:
     inside a long call: Python runs its handlers only between instructions of the main thread, but
     writes the number of a signal to a pipe as soon as it arrives. `count` is of the requests until
     the last `poll`, `last` the last signal. Entered on another thread, which can install no
-    handler, it counts none.
+    handler, it counts none. A SIGHUP that is ignored, as under ``nohup``, stays ignored.
     """
 
     def __init__(self) -> None:
@@ -39,7 +42,8 @@ class StopSignals:
         self._former_wakeup = signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
         self._former = {
             number: signal.signal(number, lambda *_: None)
-            for number in (signal.SIGINT, signal.SIGTERM)
+            for number in STOPPING
+            if not (number == signal.SIGHUP and _is_ignored(number))
         }
         return self
 
@@ -56,7 +60,7 @@ class StopSignals:
         """Count the requests so far."""
         with contextlib.suppress(BlockingIOError):
             for number in os.read(self._receiver, 4096):
-                if number in (signal.SIGINT, signal.SIGTERM):
+                if number in STOPPING:
                     now = time.monotonic()
                     self.count += now - self._latest >= REPEAT_SECONDS
                     self._latest, self.last = now, signal.Signals(number)
@@ -64,22 +68,27 @@ class StopSignals:
 
     @property
     def exit_status(self) -> int:
-        """130 after Ctrl-C, 143 after SIGTERM, as in a shell."""
+        """130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, as in a shell."""
         return 128 + self.last
 
 
 @contextlib.contextmanager
-def exits_at(number: signal.Signals) -> Iterator[None]:
-    """Context manager: a signal that would kill the process raises SystemExit, as 128 + number."""
+def exits_at(*numbers: signal.Signals) -> Iterator[None]:
+    """Context manager: signals that would kill the process raise SystemExit, as 128 + number."""
 
-    def end(*_: object) -> None:
+    def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    former = signal.signal(number, end)
+    former = {n: signal.signal(n, end) for n in numbers if not _is_ignored(n)}
     try:
         yield
     finally:
-        signal.signal(number, former)
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _is_ignored(number: signal.Signals) -> bool:
+    return signal.getsignal(number) == signal.SIG_IGN
 
 
 def signal_name(number: int) -> str:

@@ -41,7 +41,7 @@ class ProgressReporter:
 class Outcome:
     """How the work of a pool ended."""
 
-    status: int  # 0; 1 after a fault; 2 after bad input; 130 after Ctrl-C, 143 after SIGTERM
+    status: int  # 0; 1 after a fault; 2 after bad input; 128 and its number after a signal
     failure: Failed | None = None  # the root cause
     stopped: bool = False  # whether a signal asked it to stop
 

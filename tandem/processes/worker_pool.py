@@ -18,6 +18,7 @@ from typing import Any, Self
 from tandem.files import remove_partials
 from tandem.processes.child import ChildContext, enter
 from tandem.processes.heartbeat import LAUNCHER, HeartbeatTable, HeartbeatThread, StatusSlot
+from tandem.processes.signals import STOPPING
 from tandem.processes.spawn import SPAWN
 
 log = logging.getLogger(__name__)
@@ -121,8 +122,8 @@ class WorkerPool:
         process = SPAWN.Process(
             target=enter, args=(child, target, *arguments, there), name=name, daemon=True
         )
-        held = {signal.SIGINT, signal.SIGTERM}  # none may reach a child before it ignores them
-        signal.pthread_sigmask(signal.SIG_BLOCK, held)
+        # None may reach a child before it ignores them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         try:
             process.start()
         finally:

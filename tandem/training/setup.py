@@ -118,7 +118,7 @@ def _load_weights(spec: RunSpec, network: Network, model: "CompiledNetwork") -> 
     if spec.weights is not None:
         skipped = spec.config.init_weights_skip
         check_layers("init_weights_skip", skipped, shapes)
-        model.load(initial_weights(spec.weights, shapes, skipped))
+        model.load(initial_weights(spec.weights, shapes, skipped, spec.description))
     return begin
 
 

@@ -1,5 +1,6 @@
 """Checkpoints: what goes in comes out, and nothing but a whole checkpoint is taken for one."""
 
+import errno
 import json
 import math
 import os
@@ -26,6 +27,8 @@ from tandem.artifacts.checkpoint import (
     verify_checkpoint,
 )
 from tandem.artifacts.metrics import MetricSums, Pending, Seconds
+from tandem.artifacts.run_folder import list_checkpoints
+from tandem.artifacts.run_lock import locked
 from tandem.config.schema import Config
 from tandem.errors import InputError
 from tandem.layers.network import NetworkDescription
@@ -159,7 +162,8 @@ def test_a_failed_write_leaves_the_older_file(path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tandem.artifacts.checkpoint.save_file", fail)
-    with pytest.raises(InputError, match="No space left"):
+    message = r"No space left on device: found .* MB free, expected 0.00 MB; make room, then"
+    with pytest.raises(InputError, match=message):
         write_checkpoint(path.parent, make())
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
@@ -367,6 +371,36 @@ def test_layers_that_do_not_fit_are_an_error_unless_they_are_skipped(
     assert f"init_weights_skip: [{layer}]" in str(caught.value)
     weights = initial_weights(path, SHAPES | changes, [layer])
     assert list(weights) == [name for name in SHAPES if not name.startswith(layer)]
+
+
+def test_how_many_layers_differ_is_said_and_which_setting_makes_them(path: Path) -> None:
+    theirs = read_header(path).network
+    ours = replace(theirs, width=theirs.width / 2)
+    shapes = {name: (*shape[:-1], 99) for name, shape in SHAPES.items()}
+    with pytest.raises(InputError) as caught:
+        initial_weights(path, shapes, network=ours)
+    message = str(caught.value)
+    hint = f": set width: {theirs.width}, which is {ours.width} here; conv1.weight is "
+    assert hint in message
+    assert f", and {len(shapes) - 1} others differ; init_weights_skip: [conv1, fc8] lets" in message
+
+
+def test_a_file_that_may_not_be_read_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder without permission, where even to look for a file is refused."""
+
+    def refuse(at: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(at))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    for read in (read_header, read_checkpoint, lambda file: initial_weights(file, SHAPES)):
+        with pytest.raises(InputError, match=r"cannot be read \(.*Permission denied"):
+            read(path)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(InputError, match=r"the folder cannot be read \(Permission denied\)"):
+        list_checkpoints(path.parent)
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\)"):
+        locked(path.parent).__enter__()
 
 
 def test_a_layer_is_skipped_as_a_whole(path: Path) -> None:

@@ -75,7 +75,10 @@ def test_a_run_in_float32_continues_where_auto_stands_for_it(config: Config) -> 
         ({"convolutions": "direct"}, "convolutions fft in the checkpoint, now direct"),
         ({"exchange": "gradients"}, "exchange average in the checkpoint, now gradients"),
         ({"precision": "float64"}, "precision float32 in the checkpoint, now float64"),
-        ({"rand_colour": 0.1}, "rand_colour 0.0 in the checkpoint, now 0.1 by covariance \\w{16}"),
+        (
+            {"rand_colour": 0.1},
+            "rand_colour 0.0 in the checkpoint, now 0.1 by the colour covariance of \\w+ \\w{16}",
+        ),
     ],
 )
 def test_a_setting_that_differs_is_named(
@@ -92,7 +95,7 @@ def test_without_colour_noise_a_run_of_before_continues(config: Config) -> None:
     assert "rand_colour" not in conditions(config)
     coloured = conditions(config.model_copy(update={"rand_colour": 0.1}))
     other = conditions(config.model_copy(update={"rand_colour": 0.2}))
-    assert "rand_colour 0.1 by covariance " in refusal(coloured, other)
+    assert "rand_colour 0.1 by the colour covariance " in refusal(coloured, other)
     check_exact(PATH, coloured, dict(coloured))
 
 
@@ -151,3 +154,11 @@ def test_of_a_processor_only_what_differs_is_shown() -> None:
     common = "x86_64 Some CompiledNetwork " + " ".join(f"avx512{i}" for i in range(30))
     message = refusal({"processor": f"{common} amx_tile"}, {"processor": common})
     assert "processor amx_tile in the checkpoint, now less" in message
+
+
+def test_a_checksum_is_explained(config: Config) -> None:
+    ours = conditions(config)
+    expected = (
+        f"data (the checksum of manifest and mean image) 5 in the checkpoint, now {ours['data']}"
+    )
+    assert expected in refusal(ours | {"data": "5"}, ours)

@@ -224,7 +224,7 @@ def test_the_settings_beside_a_checkpoint_come_before_those_of_the_current_folde
     assert path == weights
     assert (config.data_folder, config.crop_size, config.seed) == ("elsewhere", 67, 5)
     (line,) = caplog.messages
-    assert line.startswith("settings are those of run/config.yaml; devices, threads are chosen")
+    assert line.startswith("settings are those of run/config.yaml; devices and threads are chosen")
     for arguments in (["--weights", "w"], ["--weights", str(weights), "--config", "config.yaml"]):
         assert load_weights_and_config(arguments)[2].crop_size == 99
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tandem.artifacts.checkpoint import RunState
 from tandem.config.schema import Config
 from tandem.launch import programs
 from tandem.launch.local import Launcher
@@ -14,7 +15,7 @@ from tandem.processes.messages import Failed
 from tandem.processes.supervisor import Outcome
 from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
-from tests.support.tiny import prepare
+from tests.support.tiny import prepare, save_weights
 
 NOT_FINITE = Diverged("trainer 0", "agreed", "not finite", "", 0, 3)
 DEATH = Failed("trainer 0", "death", "was killed", "")
@@ -43,6 +44,7 @@ def config(tmp_path: Path) -> Config:
         data_folder=str(prepare(tmp_path / "data")),
         weights_dir=str(run),
         crop_size=67,
+        width=0.05,
         devices=("cpu",),
         resume_train=True,
     )
@@ -95,3 +97,57 @@ def test_going_back_again_and_again_has_an_end(
     assert len(launcher.specs) == programs.MOST_ROLLBACKS + 1
     expected = "error: going back did not help: 10 minibatches after the beginning"
     assert caplog.messages[-1].startswith(expected)
+
+
+def test_after_a_failure_the_newest_checkpoint_is_named(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    newest = config.weights_path / "epoch-0002.safetensors"
+    expected = [f"the newest checkpoint is {newest}; continue with --resume_train true"]
+
+    def messages(failure: Failed | None) -> list[str]:
+        caplog.clear()
+        train(FakeLauncher(Outcome(1 if failure else 130, failure)), config, exact=False)
+        return [text for text in caplog.messages if "newest" in text]
+
+    assert messages(DEATH) == []
+    launcher = FakeLauncher()
+    train(launcher, config)
+    for epoch in (1, 2):
+        path = newest.with_name(f"epoch-000{epoch}.safetensors")
+        save_weights(path, launcher.specs[0].wnids, state=RunState(epoch))
+    assert messages(DEATH) == messages(BAD) == expected
+    assert messages(None) == []
+
+
+def test_a_resume_names_its_checkpoint_and_the_settings_that_changed(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A setting of the first command line that is not repeated is back at its default."""
+    launcher = FakeLauncher()
+    assert train(launcher, config) == 0
+    first = launcher.specs[0]
+    before = first.config.model_dump(mode="json") | {
+        "learning_rate": 0.001,
+        "rand_colour": 0.1,
+        "devices": ["cpu", "cpu"],
+        "print_freq": 7,
+        "weights_dir": "elsewhere",
+    }
+    del before["seed"]  # as in a checkpoint from before a key existed
+    path = config.weights_path / "epoch-0002.safetensors"
+    save_weights(path, first.wnids, width=0.05, state=RunState(2), config=before)
+    changes = {"exact": False, "print_freq": 9}
+    with caplog.at_level(logging.INFO):
+        assert train(launcher, config, **changes) == 0
+    assert f"continuing from {path}" in caplog.messages
+    assert (
+        "settings differ from the checkpoint's: trainers was 2, now 1; "
+        "learning_rate was 0.001, now 0.01; rand_colour was 0.1, now 0.0"
+    ) in caplog.messages
+    caplog.clear()
+    same = {"learning_rate": 0.001, "rand_colour": 0.1, "devices": ("cpu", "cpu")}
+    with caplog.at_level(logging.INFO):
+        assert train(launcher, config, **changes, **same) == 0
+    assert f"continuing from {path}" in caplog.messages
+    assert "differ" not in caplog.text

@@ -1,5 +1,6 @@
 """A trial tells what would fail, and leaves nothing behind."""
 
+import math
 import os
 import shutil
 import signal
@@ -35,6 +36,7 @@ class FakeLauncher(Launcher):
     """Leaves checkpoints whose one weight is `value` of the number of the launch."""
 
     load_wait = 0.0  # seconds of five steps
+    loss: float | None = 1.0
 
     def __init__(self, value: Value = lambda launch: 1.0, fails: int = 0) -> None:
         self.specs: list[RunSpec] = []
@@ -48,7 +50,9 @@ class FakeLauncher(Launcher):
         reporter.begin(SimpleNamespace(), {"trainer 0": os.getpid()})  # type: ignore[arg-type]
         for epoch in (1, 2) if spec.resumed is None else (2,):
             seconds = 1.0, self.load_wait, 0.0
-            reporter.report(TrainRecord(epoch, 5 * epoch, 1.0, None, 0.1, 13.0, *seconds))
+            if self.loss is not None:
+                record = TrainRecord(epoch, 5 * epoch, self.loss, None, 0.1, 13.0, *seconds)
+                reporter.report(record)
             for step in (1, 2):
                 reporter.report(Progress("validation", epoch, step, 2))
             reporter.report(ValidationRecord(epoch, 5 * epoch, self._value(launch), 0.5, 0.5, 4))
@@ -90,6 +94,21 @@ def test_what_a_run_takes(
     assert "trainer 0    " in text
     assert "launcher     " in text
     assert "for the last 3, the best and one being written" in text
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, None])
+def test_steps_that_are_all_left_out_are_a_failure(
+    config: Config,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    loss: float | None,
+) -> None:
+    """Of an epoch without any step that counts there may be no record."""
+    launcher = FakeLauncher()
+    launcher.loss = loss
+    assert run_trial(changed(config, on_nan="skip"), launcher) == 1
+    assert "error: found no finite loss in an epoch of the trial" in caplog.text
+    assert "images per second" not in capsys.readouterr().out
 
 
 def test_the_minibatch_that_is_loaded_ahead_does_not_count_as_fast(

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tandem.processes import signals as module
-from tandem.processes.signals import StopSignals, signal_name
+from tandem.processes.signals import StopSignals, exits_at, signal_name
 
 
 def test_another_thread_sees_a_signal_during_a_long_call_of_the_main_thread() -> None:
@@ -41,6 +41,28 @@ def test_signals_soon_after_each_other_are_one_request(monkeypatch: pytest.Monke
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.poll() == 2
     assert signals.exit_status == 130
+
+
+def test_a_closed_terminal_is_a_request_too() -> None:
+    former = signal.signal(signal.SIGHUP, lambda *_: pytest.fail("not taken for a request"))
+    try:
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.poll() == 1
+        assert signals.exit_status == 129
+    finally:
+        signal.signal(signal.SIGHUP, former)
+
+
+def test_under_nohup_a_closed_terminal_stays_ignored() -> None:
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals, exits_at(signal.SIGHUP):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.poll() == 0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, former)
 
 
 @pytest.mark.parametrize(

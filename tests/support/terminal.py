@@ -35,6 +35,7 @@ class Terminal:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             os.chdir(ROOT)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
             # Its size is the window's, not that of the terminal in which the tests run.
             kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
             os.execve(command[0], command, {**kept, "TERM": term})
@@ -89,6 +90,17 @@ class Terminal:
         if time.monotonic() > deadline:
             raise AssertionError(f"the program has not ended:\n{self.text}")
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def hang_up(self, seconds: float = 60) -> int:
+        """Close the terminal under the program; return its exit status."""
+        os.close(self._fd)
+        self._fd = os.open(os.devnull, os.O_RDONLY)
+        deadline = time.monotonic() + seconds
+        while (ended := os.waitpid(self.pid, os.WNOHANG)) == (0, 0):
+            if time.monotonic() > deadline:
+                raise AssertionError("the program has not ended")
+            time.sleep(0.05)
+        return os.waitstatus_to_exitcode(ended[1])
 
     def _set_size(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
