@@ -27,7 +27,9 @@ from PIL import Image
 from benchmarks.measure import Comparison, Measured, compare, measure, run
 from benchmarks.pictures import write_jpegs
 from tandem.data.class_names import imagenet_names
-from tandem.preprocessing.sources.parquet import COPIES_NAME, Parquet
+from tandem.preprocessing.settings import Settings
+from tandem.preprocessing.sources import choose
+from tandem.preprocessing.sources.parquet import COPIES_NAME
 
 PROGRAMS = Path(__file__).parents[1] / "preprocessing"
 TARGET = 0.95
@@ -111,7 +113,7 @@ def _run(program: str, pictures: list[str], out: str, size: int) -> None:
 
 def copy(folder: Path, out: Path) -> None:
     """Copy the parquet files into archives, as preprocessing does once."""
-    Parquet(folder / "parquet", out).find()
+    choose(Settings(source=folder / "parquet", tar_root_dir=out)).find()
 
 
 def decode(size: int, paths: Sequence[Path]) -> None:
