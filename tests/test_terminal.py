@@ -144,7 +144,7 @@ def test_without_a_live_view_there_are_lines(data: Path, short_path: Path) -> No
         assert ESCAPE not in terminal.raw
         assert shows(terminal, "epoch 1 step 1: loss", "epoch 1 step 2: loss", "epoch 1 validation")
     weights = short_path / "run" / "epoch-0001.safetensors"
-    more = settings(data, short_path / "run", batch_size=1)
+    more = settings(data, short_path / "run", batch_size=1, live_view=True)  # the run had none
     with Terminal("validate.py", ["--weights", str(weights), *more]) as terminal:
         seen = ("/run: validation", "of 7 steps", "trainer 0")
         terminal.wait_for(lambda: shows(terminal, *seen))
