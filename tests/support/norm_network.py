@@ -8,6 +8,7 @@ from tandem import layers, ops
 from tandem.layers import Network, Training
 from tandem.layers.parameter import norm
 
+NETWORK = f"{__name__}:NormNetwork"
 FILTERS, UNITS, CROP = 4, 8, 12
 
 
@@ -46,6 +47,21 @@ class NormNetwork(Network):
         x = pt.dot(x, self.parameters["fc1.weight"])
         x = layers.relu(batch_norm(x, self.parameters, "fc1.norm", training))
         return layers.fully_connected(x, *self.parameters.of("fc2"))
+
+
+class Plain(Network):
+    """A fully connected layer without any normalisation."""
+
+    def __init__(self, crop_size: int, classes: int, width: float, dtype: str) -> None:
+        super().__init__(crop_size, classes, dtype)
+        self.parameters.add(
+            layers.weight("fc1", (3 * crop_size**2, classes), std=0.001),
+            layers.bias("fc1", classes),
+        )
+
+    def logits(self, images: Any, training: Training | None) -> Any:
+        x = layers.flatten(images, 3 * self.crop_size**2)
+        return layers.fully_connected(x, *self.parameters.of("fc1"))
 
 
 def batch_norm(x: Any, parameters: Any, layer: str, training: Training | None) -> Any:
