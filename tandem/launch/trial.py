@@ -8,7 +8,6 @@ import contextlib
 import logging
 import math
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from tandem.config.schema import Config
 from tandem.data.order import minibatch_count
 from tandem.distributed import RULES
 from tandem.errors import InputError
-from tandem.files import existing_folder
+from tandem.files import existing_folder, free_bytes
 from tandem.launch.local import Launcher
 from tandem.launch.prepare import prepare_run
 from tandem.launch.programs import announce
@@ -35,6 +34,7 @@ from tandem.processes.signals import exits_at
 from tandem.processes.supervisor import ProgressReporter
 from tandem.training.messages import Notice, Progress
 from tandem.training.run_spec import RunSpec
+from tandem.validation import shown_size
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class Disk:
             present = 0
             if config.snapshot_minutes and math.isfinite(sum(hours)):
                 count += int(epochs_left(spec) * sum(hours) * 60 / config.snapshot_minutes)
-        return cls(nbytes, count, present, shutil.disk_usage(existing_folder(folder)).free)
+        return cls(nbytes, count, present, free_bytes(folder))
 
     @property
     def needed(self) -> int:
@@ -316,11 +316,6 @@ def shown_time(hours: float) -> str:
     units = {"days": 1 / 24, "hours": 1, "minutes": 60, "seconds": 3600}
     found = (f"{hours * n:,.1f} {unit}" for unit, n in units.items() if hours * n >= 2)
     return next(found, f"{hours * 3600:.1f} seconds")
-
-
-def shown_size(nbytes: float) -> str:
-    """A number of bytes in GB or MB."""
-    return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.2f} MB"
 
 
 @contextlib.contextmanager

@@ -19,11 +19,12 @@ from tandem.config.schema import Config
 from tandem.errors import InputError
 from tandem.launch import trial
 from tandem.launch.local import Launcher
-from tandem.launch.trial import run_trial, shown_size, shown_time
+from tandem.launch.trial import run_trial, shown_time
 from tandem.processes.messages import Failed
 from tandem.processes.supervisor import Outcome, ProgressReporter
 from tandem.training.messages import Progress
 from tandem.training.run_spec import RunSpec
+from tandem.validation import shown_size
 from tests.support.picture_files import contents
 from tests.support.ranks import need_ranks, run_ranks
 from tests.support.runs import train as run
