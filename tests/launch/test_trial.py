@@ -1,4 +1,4 @@
-"""A trial tells what would fail, and leaves nothing behind."""
+"""A trial reports what would fail, and leaves nothing behind."""
 
 import math
 import os
