@@ -18,7 +18,7 @@ from tandem.preprocessing.settings import Settings
 from tandem.preprocessing.sources import parquet as parquet_source
 from tests.support import layouts
 from tests.support.layouts import LAYOUTS, write
-from tests.support.source_faults import FAULTS, KIT, TRAIN, columns
+from tests.support.source_faults import FAULTS, KIT, TRAIN
 
 
 def refused(source: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -180,14 +180,6 @@ def test_copies_that_do_not_fit_are_refused_before_they_are_made(
     expected = "found 10.0 MB free, expected 112.8 MB for the copies of the pictures and the batch"
     assert f"{tmp_path / 'out'} (tar_root_dir): {expected}" in error
     assert not (tmp_path / "out").exists()
-
-
-def test_a_row_without_a_picture_is_refused(tmp_path: Path, capsys) -> None:
-    layouts.parquet(tmp_path / "in")
-    rows = [{"bytes": content, "path": "n01440764_10026.JPEG"} for content in (b"", None)]
-    columns(image=rows, label=[0, 0])(tmp_path / "in")
-    error = refused(tmp_path / "in", tmp_path / "out", capsys)
-    assert "train-00001-of-00002.parquet (source): row 1: found no picture or no class" in error
 
 
 def headers_renewed(content: bytearray) -> bytes:

@@ -176,6 +176,10 @@ FAULTS: dict[str, dict[str, tuple[Spoil, str]]] = {
             lambda root: layouts.packed_kit(root, "1\n2\n"),
             "ILSVRC2012_validation_ground_truth.txt: found 2 lines, expected 25",
         ),
+        "ground truth of more pictures": (
+            lambda root: layouts.packed_kit(root, "1\n" * 26),
+            "ILSVRC2012_validation_ground_truth.txt: found 26 lines, expected 25",
+        ),
         "an unknown ID": (
             lambda root: layouts.packed_kit(root, "77\n" * 25),
             "ILSVRC2012_validation_ground_truth.txt: line 1: found ID 77, expected one of",
