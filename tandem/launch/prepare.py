@@ -91,9 +91,12 @@ def prepare_run(
 def check_crop_size(config: Config, manifest: Manifest) -> None:
     """Refuse a crop that is larger than the pictures."""
     if config.crop_size > manifest.image_size:
+        own = manifest.image_size - 2 * manifest.pad
+        advice = f"; without their border of {manifest.pad} that is {own}" if manifest.pad else ""
         raise InputError(
             f"crop_size is {config.crop_size}, but the pictures of {config.manifest_path} are "
             f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
+            + advice
         )
 
 
@@ -150,15 +153,18 @@ def _check_weights(spec: RunSpec) -> None:
     path, header = spec.resumed or spec.weights, spec.header
     if path is None or header is None:
         return
-    if (theirs := header.network.resize) != (ours := spec.train.resize):
-        log.warning(
-            "%s: this checkpoint is of pictures with resize: %s, those of %s have resize: %s; "
-            "expect errors of another size than on pictures like its own",
-            path,
-            theirs,
-            spec.config.manifest_path,
-            ours,
-        )
+    for name in ("resize", "pad"):
+        if (theirs := getattr(header.network, name)) != (ours := getattr(spec.train, name)):
+            log.warning(
+                "%s: this checkpoint is of pictures with %s: %s, those of %s have %s: %s; "
+                "expect errors of another size than on pictures like its own",
+                path,
+                name,
+                theirs,
+                spec.config.manifest_path,
+                name,
+                ours,
+            )
     if spec.resumed is not None:
         _check_same_network(spec, path, header.network)
         check_continues(spec)
