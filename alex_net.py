@@ -3,7 +3,7 @@
 net = AlexNet()
 net.initialize(seed=1)
 images = pt.tensor("images", dtype="float32", shape=(128, 3, 227, 227))
-cost = net.cost(net.logits(images, DropoutKeys(seed, epoch, indices)), labels, valid)
+cost = net.cost(net.logits(images, Training(seed, epoch, indices)), labels, valid)
 gradients = pytensor.grad(cost, list(net.parameters.values()))
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pytensor.tensor.variable import TensorVariable
 
 from tandem import layers
-from tandem.layers import DropoutKeys, Network
+from tandem.layers import Network, Training
 
 POOL_SIZE, POOL_STRIDE = 3, 2
 SMALLEST_CROP = 67  # pixels; pool5 then has one row and one column
@@ -170,7 +170,7 @@ class AlexNet(Network):
             layers.weight(layer.name, shape, std), layers.bias(layer.name, units, layer.bias)
         )
 
-    def logits(self, images: TensorVariable, dropout: DropoutKeys | None) -> TensorVariable:
+    def logits(self, images: TensorVariable, training: Training | None) -> TensorVariable:
         self.check_images(images)
         x = images
         for layer in self.convolutions:
@@ -179,7 +179,7 @@ class AlexNet(Network):
         for number, dense in enumerate(self.fully_connected):
             x = layers.fully_connected(x, *self.parameters.of(dense.name))
             if dense.dropout is not None:
-                x = layers.dropout(layers.relu(x), dense.dropout, number, dropout)
+                x = layers.dropout(layers.relu(x), dense.dropout, number, training)
         return x
 
     def _convolve(self, layer: Convolution, x: TensorVariable) -> TensorVariable:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pytensor.tensor.variable import TensorVariable
 
 from tandem import layers
-from tandem.layers import DropoutKeys, Network, Parameter
+from tandem.layers import Network, Parameter, Training
 
 FILTER, POOL = 5, 2  # pixels; the filters' stride is 1, the windows' their size
 CONTRAST = 64.0  # about what pictures of 0 to 255 minus their mean vary by
@@ -55,7 +55,7 @@ class LeNet(Network):
             *_layer("fc4", (units, classes), units),
         )
 
-    def logits(self, images: TensorVariable, dropout: DropoutKeys | None) -> TensorVariable:
+    def logits(self, images: TensorVariable, training: Training | None) -> TensorVariable:
         # There is no dropout, so its keys are not used.
         x = images
         for name in ("conv1", "conv2"):

@@ -19,7 +19,7 @@ from pytensor.compile.mode import Mode
 
 from alex_net import AlexNet
 from tandem.backend import DeviceSharedVariable, device_mode, device_shared
-from tandem.layers import DropoutKeys
+from tandem.layers import Training
 from tandem.memory import Buffer, HostBuffer
 from tandem.memory.flat import FlatLayout
 from tandem.ops import crop_mirror, momentum_step
@@ -134,7 +134,7 @@ class ResidentStep:
         gradient is not finite.
         """
         net, slot = self._net, self.slot
-        keys = DropoutKeys(pt.constant(np.int64(3)), self.epoch, slot["indices"])
+        keys = Training(pt.constant(np.int64(3)), self.epoch, slot["indices"])
         logits = net.logits(self._images(), keys)
         cost = net.cost(logits, slot["labels"], slot["valid"])
         gradients: Any = pytensor.grad(cost, list(net.parameters.values()))
@@ -176,9 +176,9 @@ class ResidentStep:
                 self.weights[name],
                 self.momenta[name],
                 gradients[name],
-                self.rate if parameter.rate == 1 else self.rate * np.float32(parameter.rate),
+                self.rate * np.float32(2) if parameter.kind == "bias" else self.rate,
                 momentum=0.9,
-                decay=0.0005 if parameter.decay else 0.0,
+                decay=0.0005 if parameter.kind == "weight" else 0.0,
                 nesterov=False,
             )
             updates += [(self.weights[name], weight), (self.momenta[name], momentum)]

@@ -9,7 +9,7 @@ import pytest
 from pytensor.graph.traversal import ancestors
 
 from alex_net import AlexNet
-from tandem.layers import DropoutKeys
+from tandem.layers import Training
 from tandem.ops import (
     LRN,
     Conv2d,
@@ -59,7 +59,7 @@ class Inputs:
 
     @property
     def keys(self):
-        return DropoutKeys(self.seed, self.epoch, self.indices)
+        return Training(self.seed, self.epoch, self.indices)
 
     @property
     def all(self):
@@ -99,7 +99,7 @@ def tiny(dtype="float64", **options):
     for name, variable in net.parameters.items():
         shape = variable.type.shape
         fan_in = math.prod(shape[1:]) if len(shape) == 4 else shape[0]
-        std = math.sqrt(2 / fan_in) if net.parameters.declared[name].decay else 0.1
+        std = math.sqrt(2 / fan_in) if net.parameters.declared[name].kind == "weight" else 0.1
         variable.set_value((std * rng.normal(size=shape)).astype(dtype))
     return net
 
@@ -125,8 +125,7 @@ def test_layers_and_parameters_have_the_names_order_and_shapes_of_the_table():
     for name, variable in net.parameters.items():
         kind = name.split(".")[1]
         tags = net.parameters.declared[name]
-        assert (tags.trainable, tags.decay) == (True, kind == "weight")
-        assert tags.rate == (1 if kind == "weight" else 2)
+        assert tags.kind == kind
         outputs = PARAMETER_SHAPES[name.replace("bias", "weight")]
         bias = outputs[:1] if len(outputs) == 4 else outputs[1:]
         assert variable.type.shape == (PARAMETER_SHAPES[name] if kind == "weight" else bias)

@@ -29,6 +29,7 @@ from tandem.errors import InputError
 from tandem.files import replacing
 from tandem.layers.network import NetworkDescription
 from tandem.layers.parameter import layer_of
+from tandem.layers.training_pass import is_below
 
 FORMAT = 1
 
@@ -199,7 +200,7 @@ def initial_weights(
     settings of the checkpoint's network differ from those of `network`.
     """
     path = Path(path)
-    wanted = {n: tuple(shape) for n, shape in shapes.items() if layer_of(n) not in skip}
+    wanted = {n: tuple(shape) for n, shape in shapes.items() if not is_below(n, skip)}
     if not wanted:
         raise InputError("init_weights_skip names every layer: there is nothing left to take")
     with _opened(path) as (file, metadata, described):

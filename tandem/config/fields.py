@@ -59,7 +59,8 @@ def _home_expanded(value: Any) -> Any:
         raise ValueError(f"whose home folder is {value!r}? ({error})") from error
 
 
-def _each_once(layers: tuple[str, ...]) -> tuple[str, ...]:
+def each_once(layers: tuple[str, ...]) -> tuple[str, ...]:
+    """Raise ValueError if a word is listed twice."""
     twice = next((layer for layer in layers if layers.count(layer) > 1), None)
     if twice is not None:
         raise ValueError(f"{twice} is listed twice")
@@ -68,7 +69,7 @@ def _each_once(layers: tuple[str, ...]) -> tuple[str, ...]:
 
 PathText = Annotated[str, Field(min_length=1), BeforeValidator(_home_expanded)]
 Float = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
-Layers = Annotated[tuple[str, ...], AfterValidator(_each_once), BeforeValidator(listed)]
+Layers = Annotated[tuple[str, ...], AfterValidator(each_once), BeforeValidator(listed)]
 
 
 def key(
@@ -115,7 +116,7 @@ class Section(Options):
             for name, value in dump(self).items()
             if not (
                 flag(field := type(self).model_fields[name], "omit_default")
-                and value == field.default
+                and getattr(self, name) == field.default
             )
         }
 

@@ -14,13 +14,24 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from tandem.config.fields import Float, Layers, PathText, Section, flag, key, listed, with_choices
+from tandem.config.fields import (
+    Float,
+    Layers,
+    PathText,
+    Section,
+    each_once,
+    flag,
+    key,
+    listed,
+    with_choices,
+)
 from tandem.data.colour import COVARIANCE_NAME
 from tandem.distributed import ALL_REDUCES, EXCHANGES, RULES
 from tandem.errors import InputError
 from tandem.files import write_text
 from tandem.layers.network import ALEXNET
 from tandem.optim import OPTIMIZERS, SCHEDULES
+from tandem.optim.parameter_groups import ParameterGroups
 from tandem.processor import Convolutions
 from tandem.registry import Registry
 from tandem.validation import validated
@@ -129,9 +140,7 @@ class FineTuning(Section):
 class LearningRate(Section):
     heading = "Learning rate"
 
-    learning_rate: Float = key(
-        0.01, "initial rate, for weights; biases learn at twice the rate", gt=0
-    )
+    learning_rate: Float = key(0.01, "initial rate, for weights; biases see bias_rate", gt=0)
     lr_policy: str = key("step", "how the rate falls: {words}")
 
 
@@ -151,6 +160,19 @@ class UpdateRule(Section):
     heading = "Momentum and weight decay"
 
     optimizer: str = key("sgd", "update rule of the weights: {words}", omit_default=True)
+    bias_rate: Float = key(
+        2.0, "learning rate of biases, as a multiple of learning_rate", gt=0, omit_default=True
+    )
+    decay_kinds: Annotated[
+        tuple[Literal["weight", "bias", "scale", "shift"], ...],
+        AfterValidator(each_once),
+        BeforeValidator(listed),
+    ] = key(
+        ("weight",),
+        "parameters that decay: weight, bias; of batch norm scale, shift",
+        "a list of weight, bias, scale and shift, each once",
+        omit_default=True,
+    )
 
 
 class Data(Section):
@@ -365,6 +387,11 @@ class Config(
     Paths are relative to the current folder, except `train_folder`, `val_folder`, `label_folder`
     and `mean_file`, which are relative to `data_folder`. Use the ``..._path`` properties.
     """
+
+    @property
+    def parameter_groups(self) -> ParameterGroups:
+        """How parameters learn, by kind and by layer."""
+        return ParameterGroups(self.freeze, self.lr_multipliers, self.bias_rate, self.decay_kinds)
 
 
 def affecting_bits(config: Config) -> list[str]:

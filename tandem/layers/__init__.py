@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from tandem.layers.metrics import *  # noqa: F403
     from tandem.layers.network import *  # noqa: F403
     from tandem.layers.parameter import *  # noqa: F403
+    from tandem.layers.training_pass import *  # noqa: F403
 
-_MODULES = ("network", "parameter", "layers", "losses", "metrics")
+_MODULES = ("network", "parameter", "training_pass", "layers", "losses", "metrics")
 
 
 def __getattr__(name: str) -> Any:

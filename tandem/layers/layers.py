@@ -9,7 +9,7 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from tandem import ops
-from tandem.layers.parameter import DropoutKeys
+from tandem.layers.training_pass import Training
 from tandem.ops import conv2d as convolution
 from tandem.ops import max_pool2d as max_pool
 from tandem.ops import relu
@@ -49,7 +49,9 @@ def fully_connected(
     return pt.dot(x, weight) + bias
 
 
-def dropout(x: TensorVariable, rate: float, layer: int, keys: DropoutKeys | None) -> TensorVariable:
+def dropout(
+    x: TensorVariable, rate: float, layer: int, training: Training | None
+) -> TensorVariable:
     """Drop units in training; in validation scale them by the fraction that training keeps.
 
     In training each unit is multiplied by 0 with probability `rate`, else by 1; in validation all
@@ -65,22 +67,22 @@ def dropout(x: TensorVariable, rate: float, layer: int, keys: DropoutKeys | None
         In [0, 1).
     layer : int
         Number of the dropout layer in the network, from 0.
-    keys : DropoutKeys or None
+    training : Training or None
         None for validation; the graph then holds no mask.
 
     References
     ----------
     Krizhevsky, Sutskever, Hinton 2012, section 4.2.
     """
-    if keys is None:
+    if training is None:
         return x * np.asarray(1 - rate, x.type.dtype)
     units = x.type.shape[1]
     if units is None:
         raise ValueError(f"dropout: the number of units must be known, got {x.type}")
     return x * ops.dropout_mask(
-        keys.seed,
-        keys.epoch,
-        keys.indices,
+        training.seed,
+        training.epoch,
+        training.indices,
         rate=rate,
         layer=layer,
         units=units,

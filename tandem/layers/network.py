@@ -13,7 +13,8 @@ from pydantic import Field
 
 from tandem.data.manifest import Border, Resize
 from tandem.errors import InputError
-from tandem.layers.parameter import DropoutKeys, Parameters
+from tandem.layers.parameter import Parameters
+from tandem.layers.training_pass import Training
 from tandem.registry import find_class
 from tandem.validation import suggestion
 
@@ -145,16 +146,16 @@ class Network(ABC):
                 )
 
     @abstractmethod
-    def logits(self, images: "TensorVariable", dropout: DropoutKeys | None) -> "TensorVariable":
+    def logits(self, images: "TensorVariable", training: Training | None) -> "TensorVariable":
         """Build the graph of the output before the softmax.
 
         Parameters
         ----------
         images : dtype (batch, RGB, crop_size, crop_size)
             Minus the mean image. Lengths may be unknown when the graph is built.
-        dropout : DropoutKeys or None
-            Inputs of a training step: the keys of dropout masks, and where statistics for
-            untrained arrays go. None for validation.
+        training : Training or None
+            Inputs that are particular to training, and where statistics and auxiliary outputs go.
+            None for validation.
 
         Returns
         -------

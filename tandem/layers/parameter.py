@@ -1,9 +1,9 @@
-"""Declarations of a network's parameters: shapes, initial values, and tags for the optimizer."""
+"""Declarations of a network's parameters: shapes, kinds, and initial values."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -11,14 +11,18 @@ from tandem.errors import InputError
 
 if TYPE_CHECKING:
     from pytensor.tensor.sharedvar import TensorSharedVariable
-    from pytensor.tensor.variable import TensorVariable
 
-__all__ = ["DropoutKeys", "Parameter", "Parameters", "bias", "weight"]
+__all__ = ["Kind", "Parameter", "Parameters", "bias", "norm", "weight"]
+
+Kind = Literal["weight", "bias", "scale", "shift", "average"]
+Distribution = Literal["normal", "uniform", "truncated"]
+
+_WIDEST = 2.0  # standard deviations, of a truncated normal distribution
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One array of a network: name, shape, initial distribution, and tags.
+    """One array of a network: name, shape, kind, and initial distribution.
 
     Attributes
     ----------
@@ -26,52 +30,55 @@ class Parameter:
         ``layer.weight``, ``layer.bias``, or another word after the layer's name.
     shape : tuple of int
         (filter, channel of its group, row, column), (in, out), or (out,).
+    kind : str
+        weight; bias; scale or shift of a normalisation; or average, a running average, which no
+        optimizer steps. Learning rates and weight decay are by kind.
     mean, std : float
-        Of the normal distribution of the initial values; all equal `mean` where `std` is 0.
-    trainable : bool
-        Whether an optimizer steps it. Other arrays are running averages, see `keep`.
-    decay : bool
-        Whether weight decay applies to it.
-    rate : float
-        Its learning rate, as a multiple of the run's.
+        Of the distribution of the initial values; all equal `mean` where `std` is 0.
+    distribution : str
+        normal; uniform; or truncated, a normal distribution of `std` from which values beyond two
+        of `std` are drawn again.
     keep : float
-        Of an array that is not trained: the fraction of the old value that a step keeps. The rest
-        comes from the statistic that the network reports in `DropoutKeys.statistics`.
+        Of an average: the fraction of the old value that a step keeps. The rest comes from the
+        statistic that the network reports in `Training.statistics`.
 
     Raises
     ------
     InputError
-        A tag means nothing, or contradicts another.
+        A value means nothing, or contradicts another.
     """
 
     name: str
     shape: tuple[int, ...]
+    kind: Kind = "weight"
     mean: float = 0.0
     std: float = 0.0
-    trainable: bool = True
-    decay: bool = True
-    rate: float = 1.0
+    distribution: Distribution = "normal"
     keep: float = 0.0
 
     def __post_init__(self) -> None:
         fault = None
         if "/" in self.name:
             fault = "a parameter's name must not contain a slash"
-        for tag in ("trainable", "decay"):
-            if not isinstance(value := getattr(self, tag), bool):
-                fault = f"{tag} is {value}; it must be true or false"
-        for tag in ("mean", "std", "rate"):
-            value = getattr(self, tag)
-            if not math.isfinite(value):
-                fault = f"{tag} is {value}; it must be finite"
-            elif value < 0 and tag != "mean":
-                fault = f"{tag} is {value}; it must not be negative"
+        for field, words in (("kind", get_args(Kind)), ("distribution", get_args(Distribution))):
+            if (value := getattr(self, field)) not in words:
+                fault = f"{field} is {value}; it must be {', '.join(words[:-1])} or {words[-1]}"
+        for field in ("mean", "std"):
+            if not math.isfinite(value := getattr(self, field)):
+                fault = f"{field} is {value}; it must be finite"
+        if self.std < 0:
+            fault = f"std is {self.std}; it must not be negative"
         if not 0 <= self.keep <= 1:
             fault = f"keep is {self.keep}; it must be a fraction from 0 to 1"
         if self.keep and self.trainable:
-            fault = f"keep is {self.keep}, but only an array that is not trained keeps a part"
+            fault = f"keep is {self.keep}, but only an average keeps a part"
         if fault:
             raise InputError(f"network: {self.name}: {fault}")
+
+    @property
+    def trainable(self) -> bool:
+        """Whether an optimizer steps it."""
+        return self.kind != "average"
 
     def shared(self, dtype: str) -> "TensorSharedVariable":
         """A shared variable of this name and static shape, all zeros.
@@ -94,23 +101,54 @@ class Parameter:
             return np.full(self.shape, self.mean, dtype)
         key = np.array([seed % 2**64, position], np.uint64)
         generator = np.random.Generator(np.random.Philox(key=key))
-        normal = generator.standard_normal(self.shape, np.float32)
-        normal *= np.float32(self.std)
-        normal += np.float32(self.mean)
-        return normal.astype(dtype, copy=False)
+        values = _draw(self.distribution, generator, self.shape)
+        values *= np.float32(self.std)
+        values += np.float32(self.mean)
+        return values.astype(dtype, copy=False)
 
 
-def weight(layer: str, shape: tuple[int, ...], std: float) -> Parameter:
-    """The weight of a layer: initial values of mean 0, the run's rate, with decay."""
-    return Parameter(f"{layer}.weight", shape, std=std)
+def _draw(
+    distribution: Distribution, generator: np.random.Generator, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Draw float32 numbers of mean 0 and deviation 1, for truncated that of the whole normal."""
+    if distribution == "uniform":
+        values = generator.random(shape, np.float32)
+        values -= np.float32(0.5)
+        values *= np.float32(math.sqrt(12))
+        return values
+    values = generator.standard_normal(shape, np.float32)
+    while distribution == "truncated" and (outside := np.abs(values) > _WIDEST).any():
+        values[outside] = generator.standard_normal(int(outside.sum()), np.float32)
+    return values
+
+
+def weight(
+    layer: str, shape: tuple[int, ...], std: float, distribution: Distribution = "normal"
+) -> Parameter:
+    """The weight of a layer: initial values of mean 0."""
+    return Parameter(f"{layer}.weight", shape, std=std, distribution=distribution)
 
 
 def bias(layer: str, units: int, mean: float = 0.0) -> Parameter:
-    """The bias of a layer: constant at first, twice the run's rate, no decay.
+    """The bias of a layer: constant at first."""
+    return Parameter(f"{layer}.bias", (units,), "bias", mean)
 
-    Krizhevsky et al. 2012, section 5, and the original's program.
+
+def norm(
+    layer: str, channels: int, scale: float = 1.0, keep: float = 0.9
+) -> tuple[Parameter, Parameter, Parameter, Parameter]:
+    """Scale, shift and running averages of a batch normalisation, under torchvision's names.
+
+    Initial values are `scale`, 0, mean 0 and variance 1. A step keeps `keep` of the averages, which
+    is 1 minus what PyTorch calls momentum.
     """
-    return Parameter(f"{layer}.bias", (units,), mean, decay=False, rate=2.0)
+    shape = (channels,)
+    return (
+        Parameter(f"{layer}.weight", shape, "scale", scale),
+        Parameter(f"{layer}.bias", shape, "shift"),
+        Parameter(f"{layer}.running_mean", shape, "average", keep=keep),
+        Parameter(f"{layer}.running_var", shape, "average", 1.0, keep=keep),
+    )
 
 
 class Parameters(Mapping[str, "TensorSharedVariable"]):
@@ -155,20 +193,6 @@ class Parameters(Mapping[str, "TensorSharedVariable"]):
         """Set every variable to its initial value."""
         for name, value in self.initial_values(seed):
             self[name].set_value(value, borrow=True)
-
-
-@dataclass(frozen=True)
-class DropoutKeys:
-    """The symbolic inputs that are particular to training.
-
-    Dropout masks are a function of the first three. The network fills `statistics`: for each array
-    that is not trained, its value for this minibatch.
-    """
-
-    seed: "TensorVariable"  # int64 scalar
-    epoch: "TensorVariable"  # int64 scalar, from 0
-    indices: "TensorVariable"  # int64 (batch,), of the pictures in the dataset
-    statistics: "dict[str, TensorVariable]" = field(default_factory=dict)
 
 
 def layer_of(parameter: str) -> str:

@@ -32,7 +32,7 @@ class SGD(Optimizer):
     use_nesterov_momentum: bool = setting(False, "Nesterov momentum", _SWITCH)
     weight_decay: float = setting(
         0.0005,
-        "decay of weights per step and unit of rate; biases have none",
+        "weight decay per step and unit of rate, see decay_kinds",
         "a number of at least 0",
         ge=0,
     )

@@ -16,13 +16,12 @@ from tandem.artifacts.metrics import MetricSums
 from tandem.backend import DeviceSharedVariable, device_shared
 from tandem.config.schema import Config
 from tandem.data.augment import Mode
-from tandem.layers import DropoutKeys, Network, mean_over_valid
+from tandem.layers import Network, Training, mean_over_valid
 from tandem.layers.checks import check_graph
 from tandem.memory.flat import Vectors
 from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.memory.slot import Slot
 from tandem.optim import Optimizer
-from tandem.optim.parameter_groups import learned_rates, running_averages
 from tandem.training.functions import DeviceFunctions
 from tandem.training.graphs import (
     GRADIENT,
@@ -71,10 +70,8 @@ class CompiledNetwork:
         self._network, self._config, self._optimizer = network, config, optimizer
         self._device = memory.device
         declared = network.parameters.declared
-        self._rates = learned_rates(
-            declared, config.freeze, config.lr_multipliers, optimizer.weight_decay
-        )
-        self._averages = running_averages(declared, config.freeze)
+        self._rates = config.parameter_groups.learned(declared, optimizer.weight_decay)
+        self._averages = config.parameter_groups.averages(declared)
         placed = _place_vectors(memory.vectors, memory.device)
         self.weights, self.states, self.gradients = placed
         self.weights |= self._frozen()
@@ -223,14 +220,14 @@ class CompiledNetwork:
         minibatch, images = minibatch_inputs(config, self._mean, kept, coloured)
         epoch = pt.tensor("epoch", dtype="int64", shape=())
         seed = pt.constant(np.int64(config.seed))
-        keys = DropoutKeys(seed, epoch, minibatch["indices"])
-        logits = network.logits(images, keys)
+        training = Training(seed, epoch, minibatch["indices"])
+        logits = network.logits(images, training)
         cost = network.cost(logits, minibatch["labels"], minibatch["valid"])
-        check_graph(network, images, cost, keys.statistics)
+        check_graph(network, images, cost, training.statistics)
         learned = [network.parameters[name] for name in self._rates]
         gradients = cast(list[TensorVariable], pt.grad(cost, learned))
         found = dict(zip(self._rates, gradients, strict=True))
-        found |= {name: keys.statistics[name] for name in self._averages}
+        found |= {name: training.statistics[name] for name in self._averages}
         counts = count_minibatch(cost, logits, minibatch, config.print_train_error)
         return BackwardPass(minibatch, epoch, found, counts, are_finite([cost, *found.values()]))
 

@@ -1,6 +1,5 @@
 """What a trainer is made of: network, memory, compiled functions, weights, exchange, input."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from tandem.layers.network import Network, build_network
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.optim import OPTIMIZERS, Optimizer
-from tandem.optim.parameter_groups import check_layers, learned_rates, running_averages
+from tandem.optim.parameter_groups import ParameterGroups, check_layers
 from tandem.training.input_pipeline import InputPipeline, minibatch_requests
 from tandem.training.kept_pictures import read_kept_pictures
 from tandem.training.memory import open_loader, open_memory
@@ -55,7 +54,9 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     settings = ExchangeSettings.of(dict(config))
     network = build_network(spec.description, config.dtype)
     optimizer = OPTIMIZERS.chosen(dict(config))
-    layout = parameter_layout(network, optimizer, config.freeze, channels_last=spec.on_gpu)
+    layout = parameter_layout(
+        network, optimizer, config.parameter_groups, channels_last=spec.on_gpu
+    )
     memory = open_memory(spec, arguments.slots, group, layout)
     read_kept_pictures(spec, memory, arguments.status)
     sends_early = settings.exchange.buckets(layout) and spec.trainers > 1
@@ -82,12 +83,12 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
 def parameter_layout(
     network: Network,
     optimizer: Optimizer,
-    freeze: Collection[str] = (),
+    groups: ParameterGroups = ParameterGroups(),  # noqa: B008
     channels_last: bool = False,
 ) -> FlatLayout:
     """The layout of a network's parameters and optimizer states; frozen layers are left out."""
     declared = network.parameters.declared
-    learned, averages = learned_rates(declared, freeze), running_averages(declared, freeze)
+    learned, averages = groups.learned(declared), groups.averages(declared)
     return FlatLayout.of(
         {name: declared[name].shape for name in learned},
         network.dtype,

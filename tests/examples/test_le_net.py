@@ -57,7 +57,7 @@ def test_it_computes_what_its_docstring_says() -> None:
     values = dict(net.initial_values(seed=2))
     rng = np.random.default_rng(0)
     for name, variable in net.parameters.items():
-        if not net.parameters.declared[name].decay:
+        if net.parameters.declared[name].kind != "weight":
             values[name] = rng.normal(size=variable.type.shape)
         variable.set_value(values[name])
     images = pt.tensor("images", dtype="float64", shape=(2, 3, 18, 18))

@@ -7,7 +7,7 @@ import pytest
 
 from tandem import layers
 from tandem.errors import InputError
-from tandem.layers import DropoutKeys, Parameter, Parameters
+from tandem.layers import Parameter, Parameters, Training
 from tandem.ops import DropoutMask
 from tests.support.op_checks import MODE, check_gradient, evaluate, plain_python
 
@@ -171,7 +171,7 @@ def test_fully_connected_is_what_loops_compute():
 def test_dropout_zeroes_in_training_and_scales_in_validation():
     x = np.random.default_rng(0).normal(size=(6, 50)).astype("float32")
     keys = (np.int64(5), np.int64(2), np.arange(10, 16))
-    trained = evaluate(lambda x, *keys: layers.dropout(x, 0.25, 1, DropoutKeys(*keys)), x, *keys)
+    trained = evaluate(lambda x, *keys: layers.dropout(x, 0.25, 1, Training(*keys)), x, *keys)
     mask = evaluate(DropoutMask(0.25, 1, 50), *keys)
     np.testing.assert_array_equal(trained, x * mask)
     assert 0 < mask.mean() < 1
@@ -184,14 +184,14 @@ def test_gradient_of_dropout_is_the_mask():
     x = np.ones((4, 8))
     keys = (np.int64(5), np.int64(2), np.arange(4))
     gradient = evaluate(
-        lambda x, *keys: pytensor.grad(layers.dropout(x, 0.5, 0, DropoutKeys(*keys)).sum(), x),
+        lambda x, *keys: pytensor.grad(layers.dropout(x, 0.5, 0, Training(*keys)).sum(), x),
         *(x, *keys),
     )
     np.testing.assert_array_equal(gradient, evaluate(DropoutMask(0.5, 0, 8), *keys))
 
 
 def test_dropout_of_an_unknown_number_of_units_is_refused():
-    keys = DropoutKeys(pt.lscalar(), pt.lscalar(), pt.lvector())
+    keys = Training(pt.lscalar(), pt.lscalar(), pt.lvector())
     with pytest.raises(ValueError, match="number of units must be known, got"):
         layers.dropout(pt.fmatrix(), 0.5, 0, keys)
 
@@ -208,7 +208,7 @@ def test_response_norm_has_the_paper_s_constants():
 DECLARED = (
     layers.weight("a", (40, 50), std=0.01),
     layers.bias("a", 50, mean=0.1),
-    Parameter("b.weight", (50, 40), mean=1.0, std=2.0),
+    Parameter("b.weight", (50, 40), "weight", 1.0, 2.0),
     layers.bias("b", 40),
 )
 
@@ -217,7 +217,7 @@ def test_parameters_are_shared_zeros_of_static_shape_in_order():
     parameters = Parameters("float32", DECLARED)
     assert list(parameters) == list(parameters.declared) == [p.name for p in DECLARED]
     assert len(parameters) == 4
-    assert [(p.rate, p.decay) for p in parameters.declared.values()] == [(1, True), (2, False)] * 2
+    assert [p.kind for p in parameters.declared.values()] == ["weight", "bias"] * 2
     for declared in DECLARED:
         variable = parameters[declared.name]
         assert (variable.name, variable.type.shape) == (declared.name, declared.shape)
@@ -283,17 +283,47 @@ def test_a_mean_over_rows_leaves_no_shape_in_the_graph():
     [
         # Before a slash would stand the name of an optimizer's state, in a checkpoint.
         (lambda: layers.weight("block/a", (2, 2), std=1.0), "block/a.weight: .* slash"),
-        (lambda: Parameter("a.b", (2,), trainable=False, keep=1.5), "a.b: keep is 1.5"),
-        (lambda: Parameter("a.b", (2,), keep=0.5), "a.b: keep is 0.5, but .* trained"),
-        (lambda: Parameter("a.b", (2,), decay=5e-4), "a.b: decay is 0.0005; .* true or false"),
-        (lambda: Parameter("a.b", (2,), trainable="bias"), "a.b: trainable is bias; .* true or"),
-        (lambda: Parameter("a.b", (2,), rate=-1.0), "a.b: rate is -1.0"),
+        (lambda: Parameter("a.b", (2,), "average", keep=1.5), "a.b: keep is 1.5"),
+        (lambda: Parameter("a.b", (2,), keep=0.5), "a.b: keep is 0.5, but only an average"),
+        (lambda: Parameter("a.b", (2,), "gain"), "a.b: kind is gain; .* weight, .* or average"),
+        (lambda: Parameter("a.b", (2,), distribution="cauchy"), "a.b: distribution is cauchy; it"),
+        (lambda: Parameter("a.b", (2,), std=-1.0), "a.b: std is -1.0; it must not be neg"),
         (lambda: Parameter("a.b", (2,), std=float("nan")), "a.b: std is nan"),
     ],
 )
 def test_a_declaration_that_means_nothing_is_refused(declared, message):
     with pytest.raises(InputError, match=f"network: {message}"):
         declared()
+
+
+def test_each_distribution_has_its_deviation_and_bounds():
+    drawn = {
+        distribution: Parameter("a.weight", (400, 500), "weight", 1.0, 0.5, distribution)
+        .initial_value(3, 0, "float64")
+        .ravel()
+        for distribution in ("normal", "uniform", "truncated")
+    }
+    # Of a standard normal distribution within two deviations: the density is phi(x) / 0.9545.
+    within = 0.9544997361036416
+    truncated = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / within)
+    bounds = {"normal": 9.0, "uniform": 0.5 * math.sqrt(3), "truncated": 1.0}
+    for distribution, values in drawn.items():
+        expected = 0.5 * (truncated if distribution == "truncated" else 1.0)
+        assert abs(values.mean() - 1) < 5 * expected / math.sqrt(values.size)
+        assert abs(values.std() - expected) < 5 * expected / math.sqrt(values.size)
+        largest = np.abs(values - 1).max()
+        assert 0.99 * min(bounds[distribution], 2.0) < largest <= bounds[distribution] + 1e-6
+
+
+def test_batch_normalisation_declares_torchvisions_names():
+    declared = layers.norm("layer1.0.bn1", 5, scale=0.0, keep=0.8)
+    assert [(p.name.removeprefix("layer1.0.bn1."), p.kind, p.mean, p.keep) for p in declared] == [
+        ("weight", "scale", 0, 0),
+        ("bias", "shift", 0, 0),
+        ("running_mean", "average", 0, 0.8),
+        ("running_var", "average", 1, 0.8),
+    ]
+    assert [p.trainable for p in declared] == [True, True, False, False]
 
 
 def test_a_second_parameter_of_a_name_is_refused():

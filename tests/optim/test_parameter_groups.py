@@ -5,13 +5,8 @@ from typing import Any
 import pytest
 
 from tandem.errors import InputError
-from tandem.layers.parameter import Parameter, bias, weight
-from tandem.optim.parameter_groups import (
-    ParameterRate,
-    check_layers,
-    learned_rates,
-    running_averages,
-)
+from tandem.layers.parameter import Parameter, bias, norm, weight
+from tandem.optim.parameter_groups import ParameterGroups, ParameterRate, check_layers
 
 DECLARED = {
     parameter.name: parameter
@@ -21,7 +16,7 @@ DECLARED = {
 
 
 def rates(**settings: Any) -> dict[str, ParameterRate]:
-    return learned_rates(DECLARED, weight_decay=0.5, **settings)
+    return ParameterGroups(**settings).learned(DECLARED, weight_decay=0.5)
 
 
 def test_biases_learn_at_twice_the_rate_and_do_not_decay() -> None:
@@ -61,15 +56,43 @@ def test_unknown_layers_name_the_nearest(setting: str) -> None:
 
 
 def test_what_is_not_trained_has_no_rate_and_is_averaged_unless_frozen() -> None:
-    mean = Parameter("norm.mean", (3,), trainable=False, keep=0.9)
+    mean = Parameter("norm.mean", (3,), "average", keep=0.9)
     declared = {**DECLARED, "norm.mean": mean}
-    assert learned_rates(declared, weight_decay=0.5) == rates()
-    assert running_averages(declared) == {"norm.mean": 0.9}
-    assert running_averages(declared, ["norm"]) == {}
+    assert ParameterGroups().learned(declared, weight_decay=0.5) == rates()
+    assert ParameterGroups().averages(declared) == {"norm.mean": 0.9}
+    assert ParameterGroups(["norm"]).averages(declared) == {}
 
 
-def test_a_parameters_own_rate_and_decay() -> None:
-    declared = {"norm.scale": Parameter("norm.scale", (3,), decay=False, rate=0.5)}
-    assert learned_rates(declared, lr_multipliers={"norm": 4}, weight_decay=0.5) == {
-        "norm.scale": ParameterRate(2.0, 0.0)
+def test_rate_and_decay_are_by_kind() -> None:
+    declared = {p.name: p for p in (*DECLARED.values(), *norm("bn", 3))}
+    groups = ParameterGroups(
+        lr_multipliers={"bn": 4}, bias_rate=1.5, decay_kinds=("weight", "scale", "bias")
+    )
+    assert groups.learned(declared, weight_decay=0.5) == {
+        "conv1.weight": ParameterRate(1.0, 0.5),
+        "conv1.bias": ParameterRate(1.5, 0.5),
+        "fc8.weight": ParameterRate(1.0, 0.5),
+        "fc8.bias": ParameterRate(1.5, 0.5),
+        "bn.weight": ParameterRate(4.0, 0.5),
+        "bn.bias": ParameterRate(4.0, 0.0),
     }
+    assert groups.averages(declared) == {"bn.running_mean": 0.9, "bn.running_var": 0.9}
+
+
+def test_a_layer_stands_for_all_below_it() -> None:
+    layers = ("layer1.0.conv1", "layer1.1.conv1", "layer10.0.conv1", "fc")
+    made = [(weight(layer, (2, 2), 0.1), *norm(layer, 2)[2:]) for layer in layers]
+    declared = {parameter.name: parameter for group in made for parameter in group}
+    groups = ParameterGroups(["layer1"], {"layer10": 3.0, "layer10.0": 5.0})
+    assert groups.learned(declared) == {
+        "layer10.0.conv1.weight": ParameterRate(5.0, 0.0),
+        "fc.weight": ParameterRate(1.0, 0.0),
+    }
+    averaged = [name.partition(".")[0] for name in groups.averages(declared)]
+    assert averaged == ["layer10", "layer10", "fc", "fc"]
+    with pytest.raises(InputError) as caught:
+        ParameterGroups(["layer1.0.conv2"]).learned(declared)
+    assert str(caught.value) == (
+        "freeze: the network has no layer 'layer1.0.conv2'; did you mean layer1.0.conv1? "
+        "It has layer1, layer10, fc"
+    )

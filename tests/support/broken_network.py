@@ -23,7 +23,7 @@ from tandem.artifacts.metrics_log import NotFiniteRecord
 from tandem.artifacts.run_folder import RunFolder
 from tandem.backend import Lowering, lower
 from tandem.distributed import asynchronous
-from tandem.layers import DropoutKeys
+from tandem.layers import Training
 
 PICTURE = 5  # the training picture at which something happens
 
@@ -81,7 +81,7 @@ def lower_explode(op: Explode, node: Apply, device: Any, compiled: bool) -> Lowe
 class LateAlexNet(AlexNet):
     """Fails in the third epoch, in the trainer that has the picture, until FIXED is set."""
 
-    def logits(self, images: Any, keys: DropoutKeys | None) -> Any:
+    def logits(self, images: Any, keys: Training | None) -> Any:
         logits = super().logits(images, keys)
         lower.register(Explode)(lower_explode)  # in the trainer alone, not where tests look
         return logits if keys is None else Explode()(logits, keys.epoch, keys.indices)
@@ -90,7 +90,7 @@ class LateAlexNet(AlexNet):
 class NanAlexNet(AlexNet):
     """Has a loss that is NaN for the minibatch with the picture, in the second epoch."""
 
-    def logits(self, images: Any, keys: DropoutKeys | None) -> Any:
+    def logits(self, images: Any, keys: Training | None) -> Any:
         logits = super().logits(images, keys)
         if keys is None:
             return logits
@@ -101,7 +101,7 @@ class NanAlexNet(AlexNet):
 class OftenNanAlexNet(AlexNet):
     """Has a loss that is NaN for every minibatch of the second epoch."""
 
-    def logits(self, images: Any, keys: DropoutKeys | None) -> Any:
+    def logits(self, images: Any, keys: Training | None) -> Any:
         logits = super().logits(images, keys)
         if keys is None:
             return logits
@@ -111,7 +111,7 @@ class OftenNanAlexNet(AlexNet):
 class SlowNanAlexNet(NanAlexNet):
     """The same, and trainer 0 records it slowly, while it writes a checkpoint more slowly."""
 
-    def logits(self, images: Any, keys: DropoutKeys | None) -> Any:
+    def logits(self, images: Any, keys: Training | None) -> Any:
         append, save_checkpoint = RunFolder.append, run_folder.save_checkpoint
 
         def append_slowly(folder: RunFolder, record: Any) -> None:

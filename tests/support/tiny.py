@@ -95,7 +95,7 @@ def save_weights(
     for name, variable in net.parameters.items():
         shape = variable.type.shape
         inputs = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
-        std = np.sqrt(2 / inputs) if net.parameters.declared[name].decay else 0.1
+        std = np.sqrt(2 / inputs) if net.parameters.declared[name].kind == "weight" else 0.1
         weights[name] = (std * rng.normal(size=shape)).astype(np.float32)
         if value is not None:
             weights[name][...] = value

@@ -6,6 +6,7 @@ from tandem.layers import Network
 from tandem.memory import HostBuffer, HostSlots, Slot, SlotLayout
 from tandem.memory.parameters import HostMemory
 from tandem.optim import Optimizer
+from tandem.optim.parameter_groups import ParameterGroups
 from tandem.training.setup import parameter_layout
 
 
@@ -13,7 +14,7 @@ def host_memory(
     network: Network, optimizer: Optimizer, batch: int, freeze: tuple[str, ...] = ()
 ) -> HostMemory:
     """Memory for a network's parameters and for crops."""
-    layout = parameter_layout(network, optimizer, freeze)
+    layout = parameter_layout(network, optimizer, ParameterGroups(freeze))
     slots = HostSlots.create(SlotLayout(batch, network.crop_size), rank=0)
     parameters, gradients = (
         [np.zeros(nbytes, np.uint8)] for nbytes in (layout.parameters_nbytes, layout.nbytes)

@@ -17,7 +17,7 @@ from tandem.config.schema import Config
 from tandem.distributed import local_groups
 from tandem.errors import InputError
 from tandem.launch.prepare import prepare_run
-from tandem.layers import DropoutKeys, Network, Parameter
+from tandem.layers import Network, Parameter, Training
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.memory.host import ArrayBuffer
 from tandem.optim import OPTIMIZERS, Optimizer
@@ -57,14 +57,14 @@ class Centred(Network):
     def __init__(self, crop_size: int, classes: int, width: float, dtype: str) -> None:
         super().__init__(crop_size, classes, dtype)
         self.parameters.add(
-            Parameter("norm.mean", (3,), trainable=False, keep=KEEP),
+            Parameter("norm.mean", (3,), kind="average", keep=KEEP),
             layers.weight("fc", (3 * crop_size**2, classes), std=0.001),
             layers.bias("fc", classes),
         )
 
-    def logits(self, images: Any, dropout: DropoutKeys | None) -> Any:
-        if dropout is not None:
-            dropout.statistics["norm.mean"] = images.mean(axis=(0, 2, 3))
+    def logits(self, images: Any, training: Training | None) -> Any:
+        if training is not None:
+            training.statistics["norm.mean"] = images.mean(axis=(0, 2, 3))
         x = images - self.parameters["norm.mean"].dimshuffle("x", 0, "x", "x")
         x = layers.flatten(x, 3 * self.crop_size**2)
         return layers.fully_connected(x, *self.parameters.of("fc"))
@@ -108,20 +108,20 @@ class Misnamed(Centred):
 class Unmeasured(Centred):
     """Reports no statistic of its running mean."""
 
-    def logits(self, images: Any, dropout: DropoutKeys | None) -> Any:
-        logits = super().logits(images, dropout)
-        if dropout is not None:
-            del dropout.statistics["norm.mean"]
+    def logits(self, images: Any, training: Training | None) -> Any:
+        logits = super().logits(images, training)
+        if training is not None:
+            del training.statistics["norm.mean"]
         return logits
 
 
 class Overmeasured(Centred):
     """Reports a statistic of a parameter that is trained."""
 
-    def logits(self, images: Any, dropout: DropoutKeys | None) -> Any:
-        logits = super().logits(images, dropout)
-        if dropout is not None:
-            dropout.statistics["fc.bias"] = logits.mean(axis=0)
+    def logits(self, images: Any, training: Training | None) -> Any:
+        logits = super().logits(images, training)
+        if training is not None:
+            training.statistics["fc.bias"] = logits.mean(axis=0)
         return logits
 
 
@@ -136,9 +136,9 @@ class Unused(Centred):
 class Undeclared(Centred):
     """Has a shared variable that is no parameter, so that it would never be trained or saved."""
 
-    def logits(self, images: Any, dropout: DropoutKeys | None) -> Any:
+    def logits(self, images: Any, training: Training | None) -> Any:
         gain = pytensor.shared(np.ones(CLASSES, self.dtype), name="gain.weight")
-        return super().logits(images, dropout) * gain
+        return super().logits(images, training) * gain
 
 
 class Doubled(Centred):
