@@ -8,7 +8,12 @@ from typing import Any
 
 from tandem.artifacts.checkpoint import read_header
 from tandem.artifacts.metrics_log import read_records
-from tandem.artifacts.reproducibility import check_exact, conditions
+from tandem.artifacts.reproducibility import (
+    check_exact,
+    conditions,
+    recorded_norm_rows,
+    with_norm_rows,
+)
 from tandem.artifacts.run_folder import CONFIGURATION, RECORD, find_checkpoint, list_checkpoints
 from tandem.config.fields import flag
 from tandem.config.hardware import RankInfo
@@ -63,6 +68,11 @@ def prepare_run(
         find_callbacks(config.callbacks)
     path = resumed or weights
     header = None if path is None else read_header(path)
+    rows = None
+    if resumed is not None and header is not None:
+        rows = recorded_norm_rows(resumed, header.conditions)
+        if rows is not None and config.norm_rows == "auto":
+            config = config.model_copy(update={"norm_rows": rows})
     manifest = read_manifest(config.manifest_path)
     folder, labels = config.data_path, config.label_path
     train = validation = open_split(manifest, folder, "val", labels, config.val_path)
@@ -71,13 +81,14 @@ def prepare_run(
     check_crop_size(config, manifest)
     read_mean(config.mean_path, manifest.image_size)
     colours = read_basis(config.covariance_path, config.rand_colour)
+    found = conditions(config, ranks)
     spec = RunSpec(
         job,
         config,
         manifest.wnids,
         train,
         validation,
-        conditions(config, ranks),
+        found if rows is None else with_norm_rows(found, config),
         resumed,
         weights,
         header,
