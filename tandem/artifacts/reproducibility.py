@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ SAME_BITS = ("0.2.0", "0.3.0")
 """Versions of Tandem that compute the same bits, this one last; a change of bits begins anew."""
 
 Conditions = dict[str, str]
+
+NORM_ROWS = "norm_rows"  # a condition of networks with averages
 
 _IN_WORDS = {"data": "data (the checksum of manifest and mean image)"}
 
@@ -53,6 +56,26 @@ def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
     if collective := _collective(config, ranks):
         found["collective"] = collective
     return found | versions()
+
+
+def with_norm_rows(conditions: Conditions, config: Config) -> Conditions:
+    """The conditions of a network with averages, which alone depends on `norm_rows`."""
+    return {**conditions, NORM_ROWS: str(config.group_rows)}
+
+
+def recorded_norm_rows(path: Path, conditions: Mapping[str, str]) -> int | None:
+    """`norm_rows` of the run of a checkpoint; None for a network without averages.
+
+    Raises InputError if it is no whole number.
+    """
+    text = conditions.get(NORM_ROWS)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
+        raise InputError(
+            f"{path} ({NORM_ROWS}): found {text[:20]!r}, expected a whole number of at least 1"
+        )
+    return int(text)
 
 
 def versions() -> dict[str, str]:
