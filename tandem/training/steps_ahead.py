@@ -36,7 +36,7 @@ class StepsAhead:
 
     def start(self, slot: Slot, at: Position, rate: float, pictures: np.ndarray) -> None:
         """Start a step; settle the one before, while the device computes."""
-        is_finite = self._model.step(slot, at.epoch, rate)
+        is_finite = self._model.step(slot, at.epoch, rate, len(pictures))
         self.settle()
         self._last = _Started(at, rate, pictures, is_finite)
 
