@@ -2,15 +2,13 @@
 
 from typing import Any
 
-import numpy as np
 import pytensor.tensor as pt
 
-from tandem import layers
+from tandem import layers, ops
 from tandem.layers import Network, Training
 from tandem.layers.parameter import norm
 
 FILTERS, UNITS, CROP = 4, 8, 12
-EPSILON = 1e-5
 
 
 class NormNetwork(Network):
@@ -51,31 +49,12 @@ class NormNetwork(Network):
 
 
 def batch_norm(x: Any, parameters: Any, layer: str, training: Training | None) -> Any:
-    """Batch normalisation of groups of valid rows, in plain PyTensor."""
     scale, shift, mean, variance = (
         parameters[f"{layer}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
     )
-
-    def channels(values: Any) -> Any:
-        return values.reshape((-1, values.shape[-1], *(1,) * (x.ndim - 2)))
-
     if training is None or training.is_frozen(layer):
-        normal = (x - channels(mean)) / pt.sqrt(channels(variance) + EPSILON)
-        return normal * channels(scale) + channels(shift)
-    rows, axes = training.rows, (1, *range(3, x.ndim + 1))
-    groups = x.reshape((-1, rows, *x.type.shape[1:]))
-    valid = x.shape[0] if training.valid is None else training.valid
-    counts = pt.lt(pt.arange(x.shape[0]), valid).astype(x.dtype).reshape((-1, rows))
-    mask = counts.reshape((-1, rows, *(1,) * (x.ndim - 1)))
-    each = counts.sum(axis=1)
-    elements = (each * np.prod(x.type.shape[2:], dtype=x.dtype)).reshape((-1, 1))
-    means = (groups * mask).sum(axis=axes) / pt.maximum(elements, 1)
-    spread = lambda values: values.reshape((-1, 1, values.shape[1], *(1,) * (x.ndim - 2)))  # noqa: E731
-    centred = groups - spread(means)
-    biased = (centred**2 * mask).sum(axis=axes) / pt.maximum(elements, 1)
-    unbiased = biased * elements / pt.maximum(elements - 1, 1)
-    parts = (each / pt.maximum(each.sum(), 1)).reshape((-1, 1))
-    training.statistics[f"{layer}.running_mean"] = (means * parts).sum(axis=0)
-    training.statistics[f"{layer}.running_var"] = (unbiased * parts).sum(axis=0)
-    normal = (centred / pt.sqrt(spread(biased) + EPSILON)).reshape(x.shape)
-    return normal * channels(scale) + channels(shift)
+        return ops.batch_norm_inference(x, scale, shift, mean, variance)
+    y, *found = ops.batch_norm(x, scale, shift, training.rows, training.valid)
+    for name, value in zip(("running_mean", "running_var"), found, strict=True):
+        training.statistics[f"{layer}.{name}"] = value
+    return y
