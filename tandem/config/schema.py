@@ -157,7 +157,7 @@ class WarmUp(Section):
 
 @with_choices(OPTIMIZERS)
 class UpdateRule(Section):
-    heading = "Momentum and weight decay"
+    heading = "Optimizer"
 
     optimizer: str = key("sgd", "update rule of the weights: {words}", omit_default=True)
     bias_rate: Float = key(

@@ -3,6 +3,7 @@
 The lower-case functions build graphs and document what is computed; a mode lowers the classes.
 """
 
+from tandem.ops.adam import AdamStep, adam_step
 from tandem.ops.base import FLOATS
 from tandem.ops.conv import Conv2d, Conv2dBiasGrad, Conv2dInputGrad, Conv2dWeightGrad, conv2d
 from tandem.ops.crop import CropMirror, crop_mirror
@@ -16,6 +17,7 @@ from tandem.ops.relu import Relu, ReluGrad, relu
 __all__ = [
     "FLOATS",
     "LRN",
+    "AdamStep",
     "Conv2d",
     "Conv2dBiasGrad",
     "Conv2dInputGrad",
@@ -30,6 +32,7 @@ __all__ = [
     "PoolNormGrad",
     "Relu",
     "ReluGrad",
+    "adam_step",
     "conv2d",
     "crop_mirror",
     "dropout_mask",

@@ -1,6 +1,6 @@
 """A new optimizer and a network with untrained arrays need no other file than their own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
@@ -43,7 +43,13 @@ class TwoStates(Optimizer):
     weight_decay: float = setting(DECAY, "decay of weights", "a number")
 
     def step(
-        self, weight: Any, states: Sequence[Any], gradient: Any, rate: Any, decay: float
+        self,
+        weight: Any,
+        states: Sequence[Any],
+        gradient: Any,
+        rate: Any,
+        decay: float,
+        numbers: Mapping[str, Any],
     ) -> tuple[Any, tuple[Any, ...]]:
         velocity, mean = states
         velocity = self.momentum * velocity - rate * (gradient + decay * weight)
@@ -285,4 +291,4 @@ def test_a_frozen_layer_keeps_its_running_average() -> None:
 def test_an_optimizer_is_registered_by_name() -> None:
     OPTIMIZERS.register("two-states")(TwoStates)
     made = OPTIMIZERS.make("two-states", dict(Config(momentum=0.25)))
-    assert made == TwoStates(0.25, 0.0005)
+    assert made == TwoStates(momentum=0.25, weight_decay=0.0005)

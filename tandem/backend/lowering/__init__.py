@@ -17,6 +17,7 @@ from tandem.backend.lowering import (
     signal,
     subtensor,
     tensor,
+    updates,
 )
 from tandem.backend.lowering.host import host_rule
 from tandem.backend.lowering.registry import Lowering, lower
@@ -51,4 +52,5 @@ __all__ = [
     "signal",
     "subtensor",
     "tensor",
+    "updates",
 ]
