@@ -296,8 +296,8 @@ class Trainers(Section):
         affects_bits=True,
     )
     exchange: str = key(
-        "average",
-        "average weights after a step or gradients before; shared: one copy",
+        "auto",
+        "average weights after a step or gradients before; shared: one copy; auto: by optimizer",
         affects_bits=True,
     )
     rule: str = key("bsp", "over MPI: bsp, synchronous; easgd, a parameter server; gosgd, gossip")
