@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from shutil import disk_usage
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -26,10 +25,11 @@ from safetensors.numpy import save_file
 from tandem.artifacts.metrics import Pending
 from tandem.artifacts.unsupported import describe_unsupported
 from tandem.errors import InputError
-from tandem.files import replacing
+from tandem.files import free_bytes, replacing
 from tandem.layers.network import NetworkDescription
 from tandem.layers.parameter import layer_of
 from tandem.layers.training_pass import is_below
+from tandem.validation import shown_size
 
 FORMAT = 1
 
@@ -152,10 +152,9 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         reason = str(error)
         if os.strerror(errno.ENOSPC) in reason:  # a SafetensorError has no number
             nbytes = sum(array.nbytes for array in laid_out.values())
-            free, size = (n / 1e6 for n in (disk_usage(path.parent).free, nbytes))
             reason = (
-                f"{os.strerror(errno.ENOSPC)}: found {free:,.2f} MB free, expected {size:,.2f} MB; "
-                "make room, then continue with --resume_train true"
+                f"{os.strerror(errno.ENOSPC)}: found {shown_size(free_bytes(path.parent))} free, "
+                f"expected {shown_size(nbytes)}"
             )
         raise InputError(f"{path}: the checkpoint could not be written: {reason}") from error
 

@@ -38,7 +38,7 @@ def space_to_depth(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
     3 stride**2 fill them, and the few products with zeros that pad the filters cost less.
     """
     images, w, last = node.inputs
-    crop, stride = images.owner, node.op.stride
+    crop, (stride, right) = images.owner, node.op.stride
     shape = static_shape(w)
     if crop is None or not isinstance(crop.op, CropMirror) or crop.op.block > 1 or shape is None:
         return None
@@ -47,7 +47,8 @@ def space_to_depth(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
     blocks = -(-size // stride)
     outputs = (crop.op.crop_size - size) // stride + 1
     fitting = size == columns and op.image_shape[1] - blocks + 1 == outputs
-    if stride == 1 or node.op.pad or node.op.groups > 1 or not fitting:
+    plain = right == stride > 1 and node.op == type(node.op)(stride)
+    if not (plain and fitting):
         return None
     x = op(*crop.inputs)
     whole = (filters, colours, blocks * stride, blocks * stride)
@@ -112,7 +113,7 @@ class _Chain:
     @property
     def is_closed(self) -> bool:
         """Whether the kernels take this chain, and nobody reads its middle."""
-        if self._relu is None or self._x.type.dtype != "float32":
+        if self._relu is None or self._x.type.dtype != "float32" or not self._is_plain:
             return False
         known = (self._relu, self._lrn, self._grad, self._gate, self._scatter, self._sum)
         inner = [*self._pool.outputs]
@@ -133,7 +134,7 @@ class _Chain:
         y, scatter, gate, grad = self._relu.outputs[0], self._scatter, self._gate, self._grad
         if scatter is None:
             return True
-        same_window = (scatter.op.size, scatter.op.stride) == self._window
+        same_window = scatter.op == MaxPool2dGrad(*self._window)
         same_images = scatter.inputs[0].type == self._x.type
         gated = _is(gate, ReluGrad) and gate.inputs[0] is y
         if not (same_window and same_images and gated):
@@ -174,7 +175,12 @@ class _Chain:
 
     @property
     def _window(self) -> tuple[int, int]:
-        return self._pool.op.size, self._pool.op.stride
+        return self._pool.op.size[0], self._pool.op.stride[0]
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether pooling is by squares that lie in the image."""
+        return bool(self._pool.op == MaxPool2d(*self._window))
 
     @property
     def _norm(self) -> tuple[int, float, float, float] | None:

@@ -110,6 +110,22 @@ def check_settings(config: Config) -> None:
             raise InputError(f"freeze and {other} both name {both[0]}, which contradicts")
 
 
+def resolve_norm_rows(config: Config) -> Config:
+    """Replace ``norm_rows: auto`` for a network with averages; refuse rows that do not divide."""
+    rows, batch = config.group_rows, config.batch_size
+    if batch % rows:
+        divisors = [n for n in range(1, batch + 1) if batch % n == 0]
+        near = [*[n for n in divisors if n < rows][-1:], *[n for n in divisors if n > rows][:1]]
+        batches = [n for n in (batch // rows * rows, -(-batch // rows) * rows) if n]
+        raise InputError(
+            f"norm_rows: found {rows}, expected a divisor of batch_size {batch}, such as "
+            f"{' or '.join(map(str, near))} (or set batch_size to "
+            f"{' or '.join(map(str, batches))}): a group of rows that are normalised together "
+            "would lie at two trainers, and the number of trainers would change the result"
+        )
+    return config.model_copy(update={"norm_rows": rows})
+
+
 def _check_asynchronous(config: Config) -> None:
     for key, value in {"exchange": "average", "collective": "auto", "check_every": 0}.items():
         if (given := getattr(config, key)) != value:

@@ -132,11 +132,15 @@ def rank_vector(
 
     One that is apart is averaged by another thread while the trainer computes.
     """
+    vector: RankVector
     if isinstance(memory, HostMemory):
-        return HostVector(memory.flat[name], memory.rank, name == "parameters")
-    from tandem.distributed.gpu_staging import GpuVector
+        vector = HostVector(memory.flat[name], memory.rank, name == "parameters")
+    else:
+        from tandem.distributed.gpu_staging import GpuVector
 
-    return GpuVector(memory, name, group, is_apart)
+        vector = GpuVector(memory, name, group, is_apart)
+    vector.exact = memory.layout.untrained_extent
+    return vector
 
 
 @RULES.register("bsp")

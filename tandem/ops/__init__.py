@@ -5,12 +5,27 @@ The lower-case functions build graphs and document what is computed; a mode lowe
 
 from tandem.ops.adam import AdamStep, adam_step
 from tandem.ops.base import FLOATS
+from tandem.ops.batch_norm import (
+    BatchNorm,
+    BatchNormGrad,
+    BatchNormInference,
+    batch_norm,
+    batch_norm_inference,
+)
 from tandem.ops.conv import Conv2d, Conv2dBiasGrad, Conv2dInputGrad, Conv2dWeightGrad, conv2d
 from tandem.ops.crop import CropMirror, crop_mirror
-from tandem.ops.dropout import DropoutMask, dropout_mask
+from tandem.ops.dropout import Dropout, DropoutMask, dropout, dropout_mask
 from tandem.ops.lrn import LRN, LRNGrad, lrn
 from tandem.ops.momentum import MomentumStep, momentum_step
-from tandem.ops.pool import MaxPool2d, MaxPool2dGrad, max_pool2d
+from tandem.ops.pad import Pad2d, pad2d
+from tandem.ops.pool import (
+    AveragePool2d,
+    AveragePool2dGrad,
+    MaxPool2d,
+    MaxPool2dGrad,
+    average_pool2d,
+    max_pool2d,
+)
 from tandem.ops.pool_norm import PoolNorm, PoolNormGrad
 from tandem.ops.relu import Relu, ReluGrad, relu
 
@@ -18,26 +33,38 @@ __all__ = [
     "FLOATS",
     "LRN",
     "AdamStep",
+    "AveragePool2d",
+    "AveragePool2dGrad",
+    "BatchNorm",
+    "BatchNormGrad",
+    "BatchNormInference",
     "Conv2d",
     "Conv2dBiasGrad",
     "Conv2dInputGrad",
     "Conv2dWeightGrad",
     "CropMirror",
+    "Dropout",
     "DropoutMask",
     "LRNGrad",
     "MaxPool2d",
     "MaxPool2dGrad",
     "MomentumStep",
+    "Pad2d",
     "PoolNorm",
     "PoolNormGrad",
     "Relu",
     "ReluGrad",
     "adam_step",
+    "average_pool2d",
+    "batch_norm",
+    "batch_norm_inference",
     "conv2d",
     "crop_mirror",
+    "dropout",
     "dropout_mask",
     "lrn",
     "max_pool2d",
     "momentum_step",
+    "pad2d",
     "relu",
 ]

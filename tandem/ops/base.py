@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
 
@@ -17,6 +17,9 @@ Length = int | None
 """The length of an axis if it is known when the graph is built, else None."""
 
 Values = Sequence[Any]
+
+Pair = int | tuple[int, int]
+"""A number for rows and columns alike, or one for each."""
 
 
 class TensorOp(Op):
@@ -44,6 +47,15 @@ def positive_int(owner: str, name: str, value: Any, least: int = 1) -> int:
     if value < least:
         raise ValueError(f"{owner}: {name} must be at least {least}, got {value}")
     return int(value)
+
+
+def int_pair(owner: str, name: str, value: Any, least: int = 1) -> tuple[int, int]:
+    """Return an int, for rows and columns alike, or a pair as a pair; see `positive_int`."""
+    pair = value if isinstance(value, tuple | list) else (value, value)
+    if len(pair) != 2:
+        raise TypeError(f"{owner}: {name} must be an int or two, got {value!r}")
+    rows, columns = (positive_int(owner, name, number, least) for number in pair)
+    return rows, columns
 
 
 def float_dtype(owner: str, dtype: Any) -> str:
@@ -93,12 +105,28 @@ def same_shape(op: Op, what: str, *shapes: tuple[Length, ...]) -> tuple[Length, 
     )
 
 
-def window_count(op: Op, length: Length, window: Length, stride: int, pad: int = 0) -> Length:
-    """Return the number of whole windows on an axis, or raise ValueError if none fits."""
+def window_count(
+    op: Op, length: Length, window: Length, stride: int, pad: int = 0, ceil: bool = False
+) -> Length:
+    """Return the number of windows on an axis, or raise ValueError if none fits."""
     if length is None or window is None:
         return None
     if length + 2 * pad < window:
         raise ValueError(
             f"{op}: a window of {window} does not fit into an axis of {length} padded by {pad}"
         )
-    return (length + 2 * pad - window) // stride + 1
+    return int(count_windows(length, window, stride, pad, ceil))
+
+
+def count_windows(length: Any, window: Any, stride: int, pad: int = 0, ceil: bool = False) -> Any:
+    """Number of windows on an axis, of ints or symbolic: whole ones, or with `ceil` all.
+
+    With `ceil` a window may reach over the far edge, but begins in the axis or in the pad before
+    it, as PyTorch counts.
+    """
+    if not ceil:
+        return (length + 2 * pad - window) // stride + 1
+    touching = (length + 2 * pad - window + stride - 1) // stride + 1
+    inside = (length + pad - 1) // stride + 1
+    smaller = pt.minimum if isinstance(length, Variable) else min
+    return smaller(touching, inside)

@@ -15,8 +15,11 @@ from pytensor.tensor.variable import TensorVariable
 
 from tandem.ops.base import (
     Length,
+    Pair,
     TensorOp,
     Values,
+    count_windows,
+    int_pair,
     positive_int,
     same_dtype,
     same_length,
@@ -29,18 +32,25 @@ from tandem.ops.base import (
 class _ConvolutionOp(TensorOp):
     """Base of the convolution and its two gradients."""
 
-    __props__ = ("stride", "pad", "groups")
+    __props__ = ("stride", "pad", "groups", "dilation")
 
-    def __init__(self, stride: int = 1, pad: int = 0, groups: int = 1) -> None:
+    def __init__(
+        self, stride: Pair = 1, pad: Pair = 0, groups: int = 1, dilation: Pair = 1
+    ) -> None:
         owner = type(self).__name__
-        self.stride = positive_int(owner, "stride", stride)
-        self.pad = positive_int(owner, "pad", pad, least=0)
+        self.stride = int_pair(owner, "stride", stride)
+        self.pad = int_pair(owner, "pad", pad, least=0)
         self.groups = positive_int(owner, "groups", groups)
+        self.dilation = int_pair(owner, "dilation", dilation)
+
+    def _like(self, kind: type["_ConvolutionOp"]) -> "_ConvolutionOp":
+        """Another Op of this convolution."""
+        return kind(self.stride, self.pad, self.groups, self.dilation)
 
     def _output_shape(self, x: TensorVariable, w: TensorVariable) -> tuple[Length, ...]:
         """Return the static shape of the convolution of x with w, or raise ValueError."""
-        batch, channels, rows, columns = x.type.shape
-        filters, group_channels, filter_rows, filter_columns = w.type.shape
+        batch, channels, *image = x.type.shape
+        filters, group_channels, *window = w.type.shape
         if group_channels is not None:
             group_channels *= self.groups
         same_length(self, "channels of x and groups * axis 1 of w", channels, group_channels)
@@ -48,12 +58,16 @@ class _ConvolutionOp(TensorOp):
             raise ValueError(
                 f"{self}: the filters must divide into {self.groups} groups, got {filters}"
             )
-        return (
-            batch,
-            filters,
-            window_count(self, rows, filter_rows, self.stride, self.pad),
-            window_count(self, columns, filter_columns, self.stride, self.pad),
+        reach = (None if n is None else self._reach(n, axis) for axis, n in enumerate(window))
+        rows, columns = (
+            window_count(self, *lengths)
+            for lengths in zip(image, reach, self.stride, self.pad, strict=True)
         )
+        return batch, filters, rows, columns
+
+    def _reach(self, taps: Any, axis: int) -> Any:
+        """Number of pixels from the first to the last tap of a filter, both counted."""
+        return self.dilation[axis] * (taps - 1) + 1
 
     def _gradient_inputs(
         self, x: Any, w: Any, g: Any
@@ -70,12 +84,18 @@ class _ConvolutionOp(TensorOp):
 
     def _windows(self, x: np.ndarray, window: tuple[int, int]) -> np.ndarray:
         """View of the padded x as (batch, channel, out row, out column, row, column)."""
-        windows = sliding_window_view(self._padded(x), window, axis=(2, 3))
-        return windows[:, :, :: self.stride, :: self.stride]
+        reach = tuple(self._reach(taps, axis) for axis, taps in enumerate(window))
+        windows = sliding_window_view(self._padded(x), reach, axis=(2, 3))
+        (down, right), (below, beside) = self.stride, self.dilation
+        return windows[:, :, ::down, ::right, ::below, ::beside]
+
+    def _positions(self, tap: int, count: int, axis: int) -> slice:
+        """The padded rows, or columns, that a tap of the filter meets."""
+        first, stride = tap * self.dilation[axis], self.stride[axis]
+        return slice(first, first + stride * count, stride)
 
     def _padded(self, x: np.ndarray) -> np.ndarray:
-        edge = (self.pad, self.pad)
-        return np.pad(x, ((0, 0), (0, 0), edge, edge))
+        return np.pad(x, ((0, 0), (0, 0), *((pad, pad) for pad in self.pad)))
 
     def _by_group(self, *arrays_and_axes: tuple[np.ndarray, int]) -> Iterator[tuple[Any, ...]]:
         """Each group's part of every array, split along its axis."""
@@ -109,9 +129,10 @@ class Conv2d(_ConvolutionOp):
 
     def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
         (batch, _, *image), (filters, _, *window), _ = shapes
+        reach = (self._reach(taps, axis) for axis, taps in enumerate(window))
         rows, columns = (
-            (length + 2 * self.pad - part) // self.stride + 1
-            for length, part in zip(image, window, strict=True)
+            count_windows(*lengths)
+            for lengths in zip(image, reach, self.stride, self.pad, strict=True)
         )
         return [(batch, filters, rows, columns)]
 
@@ -119,8 +140,8 @@ class Conv2d(_ConvolutionOp):
         x, w, _ = inputs
         (g,) = cotangents
         return [
-            Conv2dInputGrad(self.stride, self.pad, self.groups)(x, w, g),
-            Conv2dWeightGrad(self.stride, self.pad, self.groups)(x, w, g),
+            self._like(Conv2dInputGrad)(x, w, g),
+            self._like(Conv2dWeightGrad)(x, w, g),
             g.sum(axis=(0, 2, 3)),
         ]
 
@@ -128,9 +149,9 @@ class Conv2d(_ConvolutionOp):
 class Conv2dInputGrad(_ConvolutionOp):
     """Gradient of a convolution with respect to its images.
 
-    ``Conv2dInputGrad(stride, pad, groups)(x, w, g)``, with g the gradient with respect to the
-    convolution's output, is shaped like x, of which only the shape is used. It is an Op of its own,
-    so that the first layer's, which nothing uses, is never computed.
+    ``Conv2dInputGrad(stride, pad, groups, dilation)(x, w, g)``, with g the gradient with respect to
+    the convolution's output, is shaped like x, of which only the shape is used. It is an Op of its
+    own, so that the first layer's, which nothing uses, is never computed.
     """
 
     def make_node(self, x: Any, w: Any, g: Any) -> Apply:
@@ -144,13 +165,14 @@ class Conv2dInputGrad(_ConvolutionOp):
         groups = self._by_group((padded, 1), (w, 0), (g, 1))
         for padded_part, filters, g_part in groups:
             for i, j in np.ndindex(*w.shape[2:]):
-                below = slice(i, i + self.stride * rows, self.stride)
-                right = slice(j, j + self.stride * columns, self.stride)
+                below = self._positions(i, rows, 0)
+                right = self._positions(j, columns, 1)
                 padded_part[:, :, below, right] += np.einsum(
                     "boyx,oc->bcyx", g_part, filters[:, :, i, j], optimize=True
                 )
         height, width = x.shape[2:]
-        inside = padded[:, :, self.pad : self.pad + height, self.pad : self.pad + width]
+        top, left = self.pad
+        inside = padded[:, :, top : top + height, left : left + width]
         output_storage[0][0] = np.ascontiguousarray(inside)
 
     def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
@@ -164,16 +186,16 @@ class Conv2dInputGrad(_ConvolutionOp):
         (v,) = cotangents
         return [
             disconnected_type(),
-            Conv2dWeightGrad(self.stride, self.pad, self.groups)(v, w, g),
-            Conv2d(self.stride, self.pad, self.groups)(v, w, _no_bias(w)),
+            self._like(Conv2dWeightGrad)(v, w, g),
+            self._like(Conv2d)(v, w, _no_bias(w)),
         ]
 
 
 class Conv2dWeightGrad(_ConvolutionOp):
     """Gradient of a convolution with respect to its filters.
 
-    ``Conv2dWeightGrad(stride, pad, groups)(x, w, g)``, with g the gradient with respect to the
-    convolution's output, is shaped like w, of which only the shape is used.
+    ``Conv2dWeightGrad(stride, pad, groups, dilation)(x, w, g)``, with g the gradient with respect
+    to the convolution's output, is shaped like w, of which only the shape is used.
     """
 
     def make_node(self, x: Any, w: Any, g: Any) -> Apply:
@@ -198,9 +220,9 @@ class Conv2dWeightGrad(_ConvolutionOp):
         x, _, g = inputs
         (v,) = cotangents
         return [
-            Conv2dInputGrad(self.stride, self.pad, self.groups)(x, v, g),
+            self._like(Conv2dInputGrad)(x, v, g),
             disconnected_type(),
-            Conv2d(self.stride, self.pad, self.groups)(x, v, _no_bias(v)),
+            self._like(Conv2d)(x, v, _no_bias(v)),
         ]
 
 
@@ -223,31 +245,44 @@ class Conv2dBiasGrad(TensorOp):
 
 
 def _no_bias(w: TensorVariable) -> TensorVariable:
-    return pt.zeros((w.shape[0],), dtype=w.type.dtype)
+    """A bias of zeros: a constant, which no kernel adds, if the number of filters is known."""
+    filters = w.type.shape[0]
+    if filters is None:
+        return pt.zeros((w.shape[0],), dtype=w.type.dtype)
+    return pt.constant(np.zeros(filters, w.type.dtype))
 
 
 def conv2d(
-    x: Any, w: Any, b: Any, stride: int = 1, pad: int = 0, groups: int = 1
+    x: Any,
+    w: Any,
+    b: Any = None,
+    stride: Pair = 1,
+    pad: Pair = 0,
+    groups: int = 1,
+    dilation: Pair = 1,
 ) -> TensorVariable:
     """Correlate images with filters and add a bias.
 
-    ``y[n, o, p, q] = b[o] + sum over c, i, j of x'[n, c0 + c, stride p + i, stride q + j]
-    w[o, c, i, j]``, where x' is x with `pad` zeros on every side and c0 the first channel of the
-    group of filter o. The filters are not flipped. Krizhevsky, Sutskever, Hinton 2012, "ImageNet
-    classification with deep convolutional neural networks", section 3.5, for the groups.
+    ``y[n, o, p, q] = b[o] + sum over c, i, j of x'[n, c0 + c, stride p + dilation i, stride q +
+    dilation j] w[o, c, i, j]``, where x' is x with `pad` zeros on every side and c0 the first
+    channel of the group of filter o. The filters are not flipped. Krizhevsky, Sutskever, Hinton
+    2012, "ImageNet classification with deep convolutional neural networks", section 3.5, for the
+    groups; with a group to each channel it is a depthwise convolution.
 
     Parameters
     ----------
     x : float (batch, channel, row, column)
     w : float (filter, channel of its group, row, column)
         Filters of group k, the k-th of `groups` parts, take the k-th part of the channels.
-    b : float (filter,)
-    stride, pad : int
-        Distance between windows, and zeros added on each of the four sides, in pixels.
+    b : float (filter,), optional
+    stride, pad, dilation : int or (int, int)
+        Distance between windows, zeros added on both sides, and distance between the taps of a
+        filter, in pixels: of rows and of columns, or of both.
 
     Returns
     -------
-    float (batch, filter, (row + 2 pad - filter row) // stride + 1, likewise columns)
+    float (batch, filter, (row + 2 pad - dilation (filter row - 1) - 1) // stride + 1, likewise
+    columns)
 
     Raises
     ------
@@ -256,4 +291,8 @@ def conv2d(
     ValueError
         Known shapes do not fit each other.
     """
-    return Conv2d(stride, pad, groups)(x, w, b)
+    op = Conv2d(stride, pad, groups, dilation)
+    if b is None:
+        w = tensor_input(op, "w", w, 4)
+        b = _no_bias(w)
+    return op(x, w, b)

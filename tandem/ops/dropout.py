@@ -1,4 +1,4 @@
-"""Dropout masks by a counter-based generator: a pure function of seed, epoch and picture."""
+"""Dropout by a counter-based generator: a pure function of seed, epoch and picture."""
 
 # A make_node names its inputs, in place of the *inputs of PyTensor's Op.
 # mypy: disable-error-code=override
@@ -11,23 +11,30 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply
 from pytensor.tensor.variable import TensorVariable
 
-from tandem.ops.base import TensorOp, Values, float_dtype, positive_int, tensor_input
+from tandem.ops.base import (
+    FLOATS,
+    TensorOp,
+    Values,
+    float_dtype,
+    positive_int,
+    same_length,
+    tensor_input,
+)
 from tandem.philox import Purpose, words
 
 
-class DropoutMask(TensorOp):
-    """The mask of kept units, as `dropout_mask` defines it."""
+class _DropoutOp(TensorOp):
+    """Base of the Ops that drop units of a layer."""
 
-    __props__ = ("rate", "layer", "units", "dtype")
+    rate: float
+    layer: int
 
-    def __init__(self, rate: float, layer: int, units: int, dtype: str = "float32") -> None:
+    def _set_layer(self, rate: float, layer: int) -> None:
         owner = type(self).__name__
         if not 0 <= rate < 1:
             raise ValueError(f"{owner}: rate must be in [0, 1), got {rate}")
         self.rate = float(rate)
         self.layer = positive_int(owner, "layer", layer, least=0)
-        self.units = positive_int(owner, "units", units)
-        self.dtype = float_dtype(owner, dtype)
 
     @property
     def purpose(self) -> int:
@@ -37,10 +44,26 @@ class DropoutMask(TensorOp):
     def threshold(self) -> int:
         return round(self.rate * 2**32)
 
+    def _keys(self, seed: Any, epoch: Any, indices: Any) -> list[TensorVariable]:
+        return [
+            tensor_input(self, "seed", seed, 0, ("int64",)),
+            tensor_input(self, "epoch", epoch, 0, ("int64",)),
+            tensor_input(self, "indices", indices, 1, ("int64",)),
+        ]
+
+
+class DropoutMask(_DropoutOp):
+    """The mask of kept units, as `dropout_mask` defines it."""
+
+    __props__ = ("rate", "layer", "units", "dtype")
+
+    def __init__(self, rate: float, layer: int, units: int, dtype: str = "float32") -> None:
+        self._set_layer(rate, layer)
+        self.units = positive_int("DropoutMask", "units", units)
+        self.dtype = float_dtype("DropoutMask", dtype)
+
     def make_node(self, seed: Any, epoch: Any, indices: Any) -> Apply:
-        seed = tensor_input(self, "seed", seed, 0, ("int64",))
-        epoch = tensor_input(self, "epoch", epoch, 0, ("int64",))
-        indices = tensor_input(self, "indices", indices, 1, ("int64",))
+        seed, epoch, indices = self._keys(seed, epoch, indices)
         mask = pt.tensor(dtype=self.dtype, shape=(*indices.type.shape, self.units))
         return Apply(self, [seed, epoch, indices], [mask])
 
@@ -57,6 +80,52 @@ class DropoutMask(TensorOp):
 
     def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         return [disconnected_type() for _ in inputs]
+
+
+class Dropout(_DropoutOp):
+    """The product of a layer's outputs with a mask, as `dropout` defines it.
+
+    The gradient is the same Op: it makes the mask again, which takes less than keeping it.
+    """
+
+    __props__ = ("rate", "layer", "factor")
+
+    def __init__(self, rate: float, layer: int, factor: float = 1.0) -> None:
+        self._set_layer(rate, layer)
+        self.factor = float(factor)
+
+    def make_node(self, x: Any, seed: Any, epoch: Any, indices: Any) -> Apply:
+        x = pt.as_tensor_variable(x)
+        if x.type.ndim not in (2, 4) or x.type.dtype not in FLOATS:
+            raise TypeError(
+                f"{self}: x must be a 2- or 4-dimensional tensor of {' or '.join(FLOATS)}, got"
+                f" {x.type}"
+            )
+        keys = self._keys(seed, epoch, indices)
+        batch = same_length(
+            self, "rows of x and length of indices", x.type.shape[0], keys[2].type.shape[0]
+        )
+        y = pt.tensor(dtype=x.type.dtype, shape=(batch, *x.type.shape[1:]))
+        return Apply(self, [x, *keys], [y])
+
+    def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
+        x, seed, epoch, indices = inputs
+        if len(indices) != len(x):
+            raise ValueError(f"{self}: x has {len(x)} rows, indices has {len(indices)}")
+        last = np.moveaxis(x, 1, -1)
+        units = int(np.prod(x.shape[1:]))
+        random = words(int(seed), int(epoch), indices, self.purpose, units)
+        kept = np.moveaxis((random >= self.threshold).reshape(last.shape), -1, 1)
+        output_storage[0][0] = np.where(kept, x * x.dtype.type(self.factor), x.dtype.type(0))
+
+    def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
+        return [shapes[0]]
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return [[True], [False], [False], [False]]
+
+    def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
+        return [self(cotangents[0], *inputs[1:]), *(disconnected_type() for _ in inputs[1:])]
 
 
 def dropout_mask(
@@ -105,3 +174,24 @@ def dropout_mask(
     # PyTensor would give a Python int the smallest type that holds it.
     seed, epoch = (np.int64(n) if isinstance(n, int) else n for n in (seed, epoch))
     return DropoutMask(rate, layer, units, dtype)(seed, epoch, indices)
+
+
+def dropout(
+    x: Any, seed: Any, epoch: Any, indices: Any, *, rate: float, layer: int, factor: float = 1.0
+) -> TensorVariable:
+    """Multiply each unit of each picture by `factor`, or with probability `rate` by 0.
+
+    Unit j of a picture is kept by the rule of `dropout_mask`. Units of images are counted pixel by
+    pixel, in the order (row, column, channel) in which they lie in memory. A unit that is dropped
+    is 0 even if it is infinite or NaN.
+
+    Parameters
+    ----------
+    x : float (batch, unit) or (batch, channel, row, column)
+    seed, epoch, indices, rate, layer
+        As of `dropout_mask`.
+    factor : float
+        ``1 / (1 - rate)`` keeps the mean of what follows.
+    """
+    seed, epoch = (np.int64(n) if isinstance(n, int) else n for n in (seed, epoch))
+    return Dropout(rate, layer, factor)(x, seed, epoch, indices)

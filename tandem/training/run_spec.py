@@ -68,6 +68,7 @@ class RunSpec:
             network=config.network,
             options=config.options,
             resize=self.train.resize,
+            pad=self.train.pad,
         )
 
     @property

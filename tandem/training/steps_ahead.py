@@ -40,7 +40,7 @@ class StepsAhead:
         The optimizer must have no `Optimizer.numbers`: they follow from the updates, of which the
         last is not known yet.
         """
-        is_finite = self._model.step(slot, at.epoch, rate)
+        is_finite = self._model.step(slot, at.epoch, rate, len(pictures))
         settled = self.settle()
         self._last = _Started(at, rate, pictures, is_finite)
         return settled

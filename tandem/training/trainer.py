@@ -39,7 +39,8 @@ class Trainer:
 
     def __init__(self, spec: RunSpec, arguments: "WorkerArguments", launcher: Connection) -> None:
         setup = set_up(spec, arguments)
-        self.spec, self.config = spec, spec.config
+        self.spec = spec = setup.spec
+        self.config = spec.config
         self.rank, self.group, self.status = arguments.rank, arguments.group, arguments.status
         self.memory, self.model, self.state = setup.memory, setup.model, setup.state
         self.exchange, self.pipeline = setup.exchange, setup.pipeline
@@ -113,7 +114,7 @@ class Trainer:
         """Make a step with the other trainers: they agree on it before any weight changes."""
         timer, shares = self.timer, _shares(self.spec, at.minibatch)
         self.exchange.before_gradients(shares)
-        self.model.compute_gradients(slot, at.epoch)
+        self.model.compute_gradients(slot, at.epoch, len(self.pipeline.indices))
         bad = () if self.model.is_finite() else tuple(self.pipeline.indices.tolist())
 
         timer.enter(Activity.EXCHANGING)

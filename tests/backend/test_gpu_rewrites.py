@@ -324,7 +324,7 @@ def test_a_stride_over_crops_becomes_channels(
     (crop_node,) = (node for node in nodes if isinstance(node.op, CropMirror))
     assert crop_node.op.block == stride
     (conv,) = (node for node in nodes if isinstance(node.op, Conv2d))
-    assert conv.op.stride == 1
+    assert conv.op.stride == (1, 1)
     assert conv.inputs[0].type.shape[1] == 3 * stride**2
 
 

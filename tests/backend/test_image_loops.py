@@ -83,12 +83,12 @@ def test_pooling_and_its_gradient_are_exact(
     shape: tuple[int, ...], size: int, stride: int, dtype: torch.dtype, layout: str
 ) -> None:
     x = LAYOUTS[layout](images(dtype, *shape).mul(3).round())  # with equal maxima
-    y, argmax = max_pool(x, size, stride)
+    y, argmax = max_pool(x, MaxPool2d(size, stride))
     exact_y, exact_places = by_op(MaxPool2d(size, stride), x)
     np.testing.assert_array_equal(y, exact_y)
     np.testing.assert_array_equal(argmax, exact_places)
     g = LAYOUTS[layout](images(dtype, *y.shape).mul(3).round())
-    gradient = max_pool_gradient(x, argmax, g, size, stride)
+    gradient = max_pool_gradient(x, argmax, g, MaxPool2dGrad(size, stride))
     np.testing.assert_array_equal(gradient, *by_op(MaxPool2dGrad(size, stride), x, argmax, g))
     assert_channels_last(y, argmax, gradient)
 
@@ -96,7 +96,7 @@ def test_pooling_and_its_gradient_are_exact(
 def test_a_nan_is_the_maximum_of_its_windows() -> None:
     x = torch.zeros((1, 1, 5, 5))
     x[0, 0, 1, 2] = torch.nan
-    y, argmax = max_pool(x, 3, 2)
+    y, argmax = max_pool(x, MaxPool2d(3, 2))
     np.testing.assert_array_equal(torch.isnan(y)[0, 0], [[True, True], [False, False]])
     assert argmax[0, 0, 0].tolist() == [7, 7]
 
@@ -117,9 +117,9 @@ def test_planes_hold_the_channels_asked_for(shape: tuple[int, ...]) -> None:
 def results() -> list[bytes]:
     x, g = images(torch.float32, 8, 96, 13, 13), images(torch.float32, 8, 96, 6, 6)
     y, scale = lrn(x, 5, 1e-4, 2.0)
-    pooled, argmax = max_pool(x, 3, 2)
+    pooled, argmax = max_pool(x, MaxPool2d(3, 2))
     found = [y, scale, lrn_gradient(x, scale, y, 5, 1e-4), pooled, argmax]
-    found += [max_pool_gradient(x, argmax, g, 3, 2), to_nchw(x, slice(0, 96))]
+    found += [max_pool_gradient(x, argmax, g, MaxPool2dGrad(3, 2)), to_nchw(x, slice(0, 96))]
     return [tensor.numpy().tobytes() for tensor in found]
 
 
@@ -136,10 +136,11 @@ assert found[0] == found[1] == found[2]
 _THREADS = """
 import numba, torch
 from tandem.backend.image_loops import max_pool
+from tandem.ops import MaxPool2d
 for threads in (1, 2, 1):
     torch.set_num_threads(threads)
     for _ in range(2):
-        max_pool(torch.randn(4, 4, 9, 9), 3, 2)
+        max_pool(torch.randn(4, 4, 9, 9), MaxPool2d(3, 2))
         assert torch.get_num_threads() == threads, (torch.get_num_threads(), threads)
         assert numba.get_num_threads() == threads, (numba.get_num_threads(), threads)
 print(numba.threading_layer())
@@ -173,15 +174,15 @@ def test_pytorch_keeps_its_number_of_threads_from_the_first_loop_on(layer: str) 
 def test_what_does_not_fit_is_refused() -> None:
     """A loop checks no bounds."""
     x, g = images(torch.float32, 2, 3, 9, 9), images(torch.float32, 2, 3, 4, 4)
-    _, argmax = max_pool(x, 3, 2)
+    _, argmax = max_pool(x, MaxPool2d(3, 2))
     with pytest.raises(
         ValueError, match=r"a window of 3 x 3 does not fit into images of \(2, 3, 2"
     ):
-        max_pool(x[:, :, :2], 3, 2)
+        max_pool(x[:, :, :2], MaxPool2d(3, 2))
     with pytest.raises(ValueError, match=r"g has shape \(2, 3, 4, 3\), expected \(2, 3, 4, 4\)"):
-        max_pool_gradient(x, argmax, g[..., :3], 3, 2)
+        max_pool_gradient(x, argmax, g[..., :3], MaxPool2dGrad(3, 2))
     with pytest.raises(ValueError, match=r"argmax has shape \(1, 3, 4, 4\)"):
-        max_pool_gradient(x, argmax[:1], g, 3, 2)
+        max_pool_gradient(x, argmax[:1], g, MaxPool2dGrad(3, 2))
     with pytest.raises(
         ValueError, match=r"scale has shape \(2, 2, 9, 9\), expected \(2, 3, 9, 9\)"
     ):

@@ -155,6 +155,28 @@ def test_another_optimizer_has_no_use_for_the_states(data: Path, tmp_path: Path)
         ).continues_optimizer
 
 
+def test_pictures_with_another_border_than_those_of_training(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    manifest = read_manifest(copy)
+    write_manifest(copy / "manifest.json", replace(manifest, pad=1))
+    weights = save_weights(tmp_path / "w.safetensors", manifest.wnids, pad=1)
+    assert read_header(weights).network.pad == 1
+    for folder, expected in ((copy, []), (data, ["with pad: 1, those of", "have pad: 0"])):
+        config = load_config(settings(folder, tmp_path / "run", init_weights=str(weights)))
+        caplog.clear()
+        spec = prepare_run(config)
+        warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert len(warnings) == bool(expected)
+        assert all(part in warnings[0] for part in expected)
+        assert spec.description.pad == read_manifest(folder).pad
+    config = load_config(settings(copy, tmp_path / "run", crop_size=71))
+    with pytest.raises(InputError, match=r"at most that; without their border of 1 that is 68"):
+        prepare_run(config)
+
+
 def continued(data: Path, state: RunState, **changes: Any) -> RunSpec:
     """A run of 2 images per step that continues a checkpoint of that state."""
     plain = {"batch_size": 2, "devices": ["cpu"]}

@@ -194,7 +194,7 @@ def test_a_bias_of_another_length_is_refused_when_it_runs():
         ({"pad": -1}, ValueError),
         ({"groups": 0}, ValueError),
         ({"stride": 1.5}, TypeError),
-        ({"stride": (1, 1)}, TypeError),
+        ({"stride": (1, 1, 1)}, TypeError),
     ],
 )
 def test_properties_out_of_range_are_refused(options, error):

@@ -24,7 +24,7 @@ class Events:
         slot: Any = f"slot {number}"
         return self.steps.start(slot, Position(1, number, number), 0.5, PICTURES + number)
 
-    def _step(self, slot: str, epoch: int, rate: float) -> Any:
+    def _step(self, slot: str, epoch: int, rate: float, rows: int) -> Any:
         self.seen.append(f"start {slot} {epoch} {rate}")
 
         def is_finite() -> bool:

@@ -3,6 +3,7 @@
 from pytensor.scalar.basic import ScalarOp
 
 from tandem.backend.lowering import (
+    batch_norm,
     blockwise,
     control_flow,
     convolution,
@@ -12,6 +13,7 @@ from tandem.backend.lowering import (
     matrix_functions,
     network,
     pool_norm,
+    pooling,
     reduction,
     selection,
     signal,
@@ -35,6 +37,7 @@ def covered_ops() -> frozenset[type]:
 
 __all__ = [
     "Lowering",
+    "batch_norm",
     "blockwise",
     "control_flow",
     "convolution",
@@ -47,6 +50,7 @@ __all__ = [
     "matrix_functions",
     "network",
     "pool_norm",
+    "pooling",
     "reduction",
     "selection",
     "signal",

@@ -23,19 +23,19 @@ aten = torch.ops.aten
 
 @lower.register(Conv2d)
 def lower_conv2d(op: Conv2d, node: Apply, device: torch.device, compiled: bool) -> Lowering:
-    stride, pad, groups = op.stride, op.pad, op.groups
+    stride, pad, groups, dilation = op.stride, op.pad, op.groups, op.dilation
 
     def direct(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         if b is None or b.dtype == x.dtype:
-            return F.conv2d(x, w, b, stride, pad, 1, groups)
+            return F.conv2d(x, w, b, stride, pad, dilation, groups)
         # Factors are rounded and a bias is not; torch.compile fuses the sum with what follows.
-        return F.conv2d(x, w, None, stride, pad, 1, groups).to(b.dtype) + b[:, None, None]
+        return F.conv2d(x, w, None, stride, pad, dilation, groups).to(b.dtype) + b[:, None, None]
 
     def by_fft(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        return _fft_convolution(x, w, b, pad, groups)
+        return _fft_convolution(x, w, b, pad[0], groups)
 
     x, w, b = node.inputs
-    pays = _pays(stride, x, w, node.outputs[0])
+    pays = _pays(op, x, w, node.outputs[0])
     variant = by_fft if pays and device.type == "cpu" else None
     without_bias = isinstance(b, Constant) and not np.any(b.data)
     omit = frozenset([2]) if without_bias else frozenset[int]()
@@ -50,9 +50,9 @@ def lower_conv2d_input_grad(
     size, groups = w.type.shape[2], op.groups
 
     def by_fft(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
-        return _fft_convolution(g, _turned(w, groups), None, size - 1 - op.pad, groups)
+        return _fft_convolution(g, _turned(w, groups), None, size - 1 - op.pad[0], groups)
 
-    pays = _pays(op.stride, g, w, x) and op.pad < size
+    pays = _pays(op, g, w, x) and op.pad[0] < size
     variant = by_fft if pays and device.type == "cpu" else None
     return computed(_gradient(op, 0), factors=(0, 1, 2), images=True, fft=variant)
 
@@ -76,12 +76,12 @@ def _gradient(
     op: Conv2dInputGrad | Conv2dWeightGrad, which: int
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Make PyTorch's call for one of a convolution's gradients: 0 the images', 1 the filters'."""
-    stride, pad, groups = [op.stride] * 2, [op.pad] * 2, op.groups
+    stride, pad, groups, dilation = [*op.stride], [*op.pad], op.groups, [*op.dilation]
     wanted = [which == 0, which == 1, False]
 
     def gradient(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
         return aten.convolution_backward(
-            g, x, w, None, stride, pad, [1, 1], False, [0, 0], groups, wanted
+            g, x, w, None, stride, pad, dilation, False, [0, 0], groups, wanted
         )[which]
 
     return gradient
@@ -143,7 +143,7 @@ _LEAST_TILES = 16  # in a minibatch, to make up for transforming the filters
 _LEAST_SAVING = 2.5  # factor in multiplications, to make up for transforming images and results
 
 
-def _pays(stride: int, x: Variable, w: Variable, y: Variable) -> bool:
+def _pays(op: Conv2d | Conv2dInputGrad, x: Variable, w: Variable, y: Variable) -> bool:
     """Whether NNPACK should compute the convolution y of x with w.
 
     It uses tiles of 16 x 16 pixels and Fourier's transform unless four tiles of 8 x 8 suffice, for
@@ -151,7 +151,8 @@ def _pays(stride: int, x: Variable, w: Variable, y: Variable) -> bool:
     the sum itself, and is avoided. The limits are where it became faster on a CPU with AVX2.
     """
     shapes = static_shape(x), static_shape(w), static_shape(y)
-    if None in shapes or stride != 1 or x.type.dtype != "float32":
+    plain = op.stride == op.dilation == (1, 1) and op.pad[0] == op.pad[1]
+    if None in shapes or not plain or x.type.dtype != "float32":
         return False
     (batch, *_), (*_, side, columns), (*_, height, width) = cast(Any, shapes)
     if side != columns or not 3 <= side <= 8:

@@ -1,57 +1,23 @@
 """The Ops of `tandem.ops` on PyTorch's kernels."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from pytensor.graph.basic import Apply
 
-from tandem.backend.lowering.registry import Lowering, computed, lower, torch_dtype
+from tandem.backend.lowering.pooling import image_loops
+from tandem.backend.lowering.registry import Lowering, computed, lower, torch_dtype, unsupported
 from tandem.ops.crop import CropMirror
-from tandem.ops.dropout import DropoutMask
+from tandem.ops.dropout import Dropout, DropoutMask
 from tandem.ops.lrn import LRN, LRNGrad
-from tandem.ops.pool import MaxPool2d, MaxPool2dGrad
 from tandem.ops.relu import Relu, ReluGrad
 from tandem.philox import philox4x32
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
-
-
-def _loops(device: torch.device, compiled: bool) -> Any:
-    """The module of loops for a CPU; None where PyTorch's kernels are used."""
-    if compiled or device.type != "cpu":
-        return None
-    from tandem.backend import image_loops  # imports numba
-
-    return image_loops
-
-
-@lower.register(MaxPool2d)
-def lower_max_pool2d(op: MaxPool2d, node: Apply, device: torch.device, compiled: bool) -> Lowering:
-    size, stride = op.size, op.stride
-    if loops := _loops(device, compiled):
-        return computed(lambda x: loops.max_pool(x, size, stride))
-    return computed(lambda x: aten.max_pool2d_with_indices(x, [size] * 2, [stride] * 2))
-
-
-@lower.register(MaxPool2dGrad)
-def lower_max_pool2d_grad(
-    op: MaxPool2dGrad, node: Apply, device: torch.device, compiled: bool
-) -> Lowering:
-    size, stride = op.size, op.stride
-    if loops := _loops(device, compiled):
-        return computed(lambda x, argmax, g: loops.max_pool_gradient(x, argmax, g, size, stride))
-
-    def gradient(x: Tensor, argmax: Tensor, g: Tensor) -> Tensor:
-        if argmax.is_contiguous(memory_format=torch.channels_last):
-            # With different layouts PyTorch's kernel takes five times as long.
-            g = g.contiguous(memory_format=torch.channels_last)
-        return aten.max_pool2d_with_indices_backward(
-            g, x, [size] * 2, [stride] * 2, [0, 0], [1, 1], False, argmax
-        )
-
-    return computed(gradient)
 
 
 @lower.register(Relu)
@@ -91,7 +57,7 @@ def _window_sums(x: Tensor, size: int) -> Tensor:
 @lower.register(LRN)
 def lower_lrn(op: LRN, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     size, alpha, beta, k = op.size, op.alpha, op.beta, op.k
-    if beta == 0.75 and (loops := _loops(device, compiled)):
+    if beta == 0.75 and (loops := image_loops(device, compiled)):
         return computed(lambda x: loops.lrn(x, size, alpha, k))
 
     def lrn(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,7 +70,7 @@ def lower_lrn(op: LRN, node: Apply, device: torch.device, compiled: bool) -> Low
 @lower.register(LRNGrad)
 def lower_lrn_grad(op: LRNGrad, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     size, alpha, beta = op.size, op.alpha, op.beta
-    if beta == 0.75 and (loops := _loops(device, compiled)):
+    if beta == 0.75 and (loops := image_loops(device, compiled)):
         return computed(lambda x, scale, g: loops.lrn_gradient(x, scale, g, size, alpha))
 
     def gradient(x: Tensor, scale: Tensor, g: Tensor) -> Tensor:
@@ -119,18 +85,44 @@ def lower_dropout_mask(
     op: DropoutMask, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
     dtype = torch_dtype(node.outputs[0])
-    units, purpose, threshold = op.units, op.purpose, op.threshold
+    kept = _kept_units(op, op.units, device)
+    return computed(lambda *keys: kept(*keys).to(dtype))
 
-    # Made outside of `mask`, since torch.compile takes multiples of a range for 32-bit numbers.
+
+@lower.register(Dropout)
+def lower_dropout(op: Dropout, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    factor = op.factor
+    if device.type == "cpu" and not compiled:
+        from tandem.backend import dropout_loops  # imports numba
+
+        numbers = op.purpose, op.threshold, factor
+        return computed(lambda x, *keys: dropout_loops.dropout(x, keys, *numbers))
+    shape = node.inputs[0].type.shape[1:]
+    if None in shape:
+        raise unsupported(node, "the number of units must be known")
+    kept = _kept_units(op, math.prod(shape), device)
+
+    def dropout(x: Tensor, seed: Tensor, epoch: Tensor, indices: Tensor) -> Tensor:
+        mask = kept(seed, epoch, indices).view(len(x), *shape[1:], shape[0])
+        return torch.where(mask.movedim(-1, 1), x * factor, 0)
+
+    return computed(dropout)
+
+
+def _kept_units(
+    op: Dropout | DropoutMask, units: int, device: torch.device
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Make the call for which units are kept: (batch, unit), from seed, epoch and indices."""
+    # Made outside of `kept`, since torch.compile takes multiples of a range for 32-bit numbers.
     blocks = torch.arange(-(-units // 4), device=device).unsqueeze(0)
+    purpose, threshold = op.purpose, op.threshold
 
-    def mask(seed: Tensor, epoch: Tensor, indices: Tensor) -> Tensor:
+    def kept(seed: Tensor, epoch: Tensor, indices: Tensor) -> Tensor:
         counter: tuple[Any, Any, Any, Any] = (blocks, indices.unsqueeze(1), epoch, purpose)
         words = torch.stack(torch.broadcast_tensors(*philox4x32(counter, seed)), dim=-1)
-        kept = words >= threshold
-        return kept.flatten(1)[:, :units].to(dtype)
+        return (words >= threshold).flatten(1)[:, :units]
 
-    return computed(mask)
+    return kept
 
 
 @lower.register(CropMirror)

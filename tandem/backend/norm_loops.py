@@ -1,0 +1,236 @@
+"""Batch normalisation on a CPU, by loops that numba compiles; see `tandem.backend.channels_last`.
+
+A group's pixels are shared out in parts, whose number depends on their number alone. The sums of a
+part are taken by tiles that stay in the cache, in the tensor's precision, and added up in float64.
+So what is computed depends neither on the number of threads nor on chance.
+"""
+
+import numba
+import numpy as np
+import torch
+
+from tandem.backend.channels_last import empty, pixels, run
+
+Tensor = torch.Tensor
+
+_MOST_PARTS = 64  # of a group's pixels
+_LEAST_PIXELS = 64  # in a part, where there are several
+_TILE = 32  # pixels
+
+
+def batch_norm(
+    x: Tensor, scale: Tensor, shift: Tensor, valid: Tensor | None, rows: int, epsilon: float
+) -> tuple[Tensor, ...]:
+    """Compute the outputs of `tandem.ops.BatchNorm`."""
+    y, channels = _empty_like(x), x.shape[1]
+    bounds, parts = _groups(x, valid, rows)
+    means, inverses = (torch.empty((len(bounds), channels), dtype=x.dtype) for _ in range(2))
+    mean, variance = (torch.empty(channels, dtype=x.dtype) for _ in range(2))
+    vectors = (v.contiguous().numpy() for v in (scale, shift, mean, variance, means, inverses))
+    run(_normalize, _pixels(x), _pixels(y), *vectors, bounds, parts, np.float64(epsilon))
+    return y, mean, variance, means, inverses
+
+
+def batch_norm_gradient(
+    x: Tensor,
+    scale: Tensor,
+    g: Tensor,
+    means: Tensor,
+    inverses: Tensor,
+    valid: Tensor | None,
+    rows: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the outputs of `tandem.ops.BatchNormGrad`."""
+    if g.shape != x.shape:
+        raise ValueError(f"g has shape {tuple(g.shape)}, expected {tuple(x.shape)}")
+    dx, channels = _empty_like(x), x.shape[1]
+    bounds, parts = _groups(x, valid, rows)
+    dscale, dshift = (torch.empty(channels, dtype=x.dtype) for _ in range(2))
+    vectors = (v.contiguous().numpy() for v in (scale, means, inverses, dscale, dshift))
+    run(_gradient, _pixels(x), _pixels(g), _pixels(dx), *vectors, bounds, parts)
+    return dx, dscale, dshift
+
+
+def _groups(x: Tensor, valid: Tensor | None, rows: int) -> tuple[np.ndarray, int]:
+    """Bounds of each group, (group, 3), and the number of parts of its pixels.
+
+    Bounds are its first pixel, that after its last valid one, and that after its last.
+    """
+    batch, area = len(x), x.shape[2:].numel()
+    last = batch if valid is None else int(valid)
+    first = rows * np.arange(-(-batch // rows), dtype=np.int64)
+    end = np.minimum(first + rows, batch)
+    bounds = area * np.stack([first, np.clip(last, first, end), end], axis=1)
+    parts = 1
+    while parts < _MOST_PARTS and 2 * parts * _LEAST_PIXELS <= min(rows, batch) * area:
+        parts *= 2
+    return bounds, parts
+
+
+def _empty_like(x: Tensor) -> Tensor:
+    return empty(x.shape, x.dtype) if x.ndim == 4 else torch.empty(x.shape, dtype=x.dtype)
+
+
+def _pixels(x: Tensor) -> np.ndarray:
+    """(pixel, channel), or (row, unit)."""
+    return pixels(x) if x.ndim == 4 else x.contiguous().numpy()
+
+
+def _normalize(
+    x: np.ndarray,
+    y: np.ndarray,
+    scale: np.ndarray,
+    shift: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    means: np.ndarray,
+    inverses: np.ndarray,
+    bounds: np.ndarray,
+    parts: int,
+    epsilon: float,
+) -> None:
+    groups, channels = means.shape
+    centres = np.zeros((groups * parts, channels))
+    squares = np.zeros((groups * parts, channels))
+    for number in numba.prange(groups * parts):
+        group, part = number // parts, number % parts
+        first, count = bounds[group, 0], bounds[group, 1] - bounds[group, 0]
+        begin, end = first + count * part // parts, first + count * (part + 1) // parts
+        centre, square = centres[number], squares[number]
+        total, energy = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+        for start in range(begin, end, _TILE):
+            stop = min(start + _TILE, end)
+            for c in range(channels):
+                total[c] = 0
+                energy[c] = 0
+            for p in range(start, stop):
+                for c in range(channels):
+                    total[c] += x[p, c]
+            share = x.dtype.type(1.0 / (stop - start))
+            for c in range(channels):
+                total[c] *= share
+            for p in range(start, stop):
+                for c in range(channels):
+                    d = x[p, c] - total[c]
+                    energy[c] += d * d
+            # Chan, Golub, LeVeque 1979: the sums of squares about two means, joined.
+            grown = (stop - start) / (stop - begin)
+            before = float(start - begin)
+            for c in range(channels):
+                moved = total[c] - centre[c]
+                centre[c] += moved * grown
+                square[c] += energy[c] + moved * moved * before * grown
+    for c in range(channels):
+        mean[c] = 0
+        variance[c] = 0
+    factors, offsets = np.empty((groups, channels), x.dtype), np.empty((groups, channels), x.dtype)
+    everything = 0
+    for group in range(groups):
+        everything += bounds[group, 1] - bounds[group, 0]
+    reported = np.zeros((2, channels))
+    for group in range(groups):
+        count = bounds[group, 1] - bounds[group, 0]
+        centre, square = centres[group * parts], squares[group * parts]
+        seen = count // parts
+        for part in range(1, parts):
+            more = count * (part + 1) // parts - count * part // parts
+            if more == 0:
+                continue
+            other, others = centres[group * parts + part], squares[group * parts + part]
+            grown, before = more / (seen + more), float(seen)
+            for c in range(channels):
+                moved = other[c] - centre[c]
+                centre[c] += moved * grown
+                square[c] += others[c] + moved * moved * before * grown
+            seen += more
+        weight = count / max(1, everything)
+        for c in range(channels):
+            inverse = 1.0 / np.sqrt(square[c] / max(1, count) + epsilon)
+            means[group, c] = centre[c]
+            inverses[group, c] = inverse
+            factors[group, c] = inverse * scale[c]
+            offsets[group, c] = shift[c] - centre[c] * inverse * scale[c]
+            reported[0, c] += weight * centre[c]
+            reported[1, c] += weight * square[c] / max(1, count - 1)
+    for c in range(channels):
+        mean[c] = reported[0, c]
+        variance[c] = reported[1, c]
+    for number in numba.prange(groups * parts):
+        group, part = number // parts, number % parts
+        first, valid, last = bounds[group, 0], bounds[group, 1], bounds[group, 2]
+        count = last - first
+        begin, end = first + count * part // parts, first + count * (part + 1) // parts
+        factor, offset = factors[group], offsets[group]
+        for p in range(begin, min(end, valid)):
+            for c in range(channels):
+                y[p, c] = x[p, c] * factor[c] + offset[c]
+        for p in range(max(begin, valid), end):
+            for c in range(channels):
+                y[p, c] = shift[c]
+
+
+def _gradient(
+    x: np.ndarray,
+    g: np.ndarray,
+    dx: np.ndarray,
+    scale: np.ndarray,
+    means: np.ndarray,
+    inverses: np.ndarray,
+    dscale: np.ndarray,
+    dshift: np.ndarray,
+    bounds: np.ndarray,
+    parts: int,
+) -> None:
+    groups, channels = means.shape
+    sums = np.zeros((groups * parts, channels))
+    products = np.zeros((groups * parts, channels))
+    for number in numba.prange(groups * parts):
+        group, part = number // parts, number % parts
+        first, count = bounds[group, 0], bounds[group, 1] - bounds[group, 0]
+        begin, end = first + count * part // parts, first + count * (part + 1) // parts
+        centre, add, multiply = means[group], sums[number], products[number]
+        total, along = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+        for start in range(begin, end, _TILE):
+            for c in range(channels):
+                total[c] = 0
+                along[c] = 0
+            for p in range(start, min(start + _TILE, end)):
+                for c in range(channels):
+                    total[c] += g[p, c]
+                    along[c] += g[p, c] * (x[p, c] - centre[c])
+            for c in range(channels):
+                add[c] += total[c]
+                multiply[c] += along[c]
+    factors = np.empty((3, groups, channels), x.dtype)
+    reported = np.zeros((2, channels))
+    for group in range(groups):
+        count = max(1, bounds[group, 1] - bounds[group, 0])
+        add, multiply = sums[group * parts], products[group * parts]
+        for part in range(1, parts):
+            for c in range(channels):
+                add[c] += sums[group * parts + part, c]
+                multiply[c] += products[group * parts + part, c]
+        for c in range(channels):
+            inverse = float(inverses[group, c])
+            slope = scale[c] * inverse
+            bend = -slope * multiply[c] * inverse * inverse / count
+            factors[0, group, c] = slope
+            factors[1, group, c] = bend
+            factors[2, group, c] = -slope * add[c] / count - bend * means[group, c]
+            reported[0, c] += multiply[c] * inverse
+            reported[1, c] += add[c]
+    for c in range(channels):
+        dscale[c] = reported[0, c]
+        dshift[c] = reported[1, c]
+    for number in numba.prange(groups * parts):
+        group, part = number // parts, number % parts
+        first, valid, last = bounds[group, 0], bounds[group, 1], bounds[group, 2]
+        count = last - first
+        begin, end = first + count * part // parts, first + count * (part + 1) // parts
+        slope, bend, offset = factors[0, group], factors[1, group], factors[2, group]
+        for p in range(begin, min(end, valid)):
+            for c in range(channels):
+                dx[p, c] = slope[c] * g[p, c] + (bend[c] * x[p, c] + offset[c])
+        for p in range(max(begin, valid), end):
+            for c in range(channels):
+                dx[p, c] = 0
