@@ -7,6 +7,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tandem.layers.activations import *  # noqa: F403
+    from tandem.layers.builder import *  # noqa: F403
+    from tandem.layers.initial import *  # noqa: F403
     from tandem.layers.layers import *  # noqa: F403
     from tandem.layers.losses import *  # noqa: F403
     from tandem.layers.metrics import *  # noqa: F403
@@ -14,7 +17,17 @@ if TYPE_CHECKING:
     from tandem.layers.parameter import *  # noqa: F403
     from tandem.layers.training_pass import *  # noqa: F403
 
-_MODULES = ("network", "parameter", "training_pass", "layers", "losses", "metrics")
+_MODULES = (
+    "network",
+    "parameter",
+    "training_pass",
+    "initial",
+    "layers",
+    "activations",
+    "losses",
+    "metrics",
+    "builder",
+)
 
 
 def __getattr__(name: str) -> Any:
