@@ -33,6 +33,7 @@ ALLOWED = {
     "pytensor": (
         "alex_net.py",
         "tandem/layers/",
+        "tandem/models/",
         "tandem/ops/",
         "tandem/optim/",
         "tandem/backend/",
@@ -61,7 +62,7 @@ ROWS = (
     ),
     ("ops", "memory"),
     ("layers", "data", "distributed", "processes"),
-    ("optim", "backend", "config"),
+    ("optim", "backend", "config", "models"),
     ("artifacts", "preprocessing"),
     ("training",),
     ("launch",),
@@ -94,7 +95,7 @@ def test_only_the_tests_of_benchmarks_import_them() -> None:
     for path in sorted((ROOT / "tests").rglob("*.py")):
         source = path.relative_to(ROOT).as_posix()
         if not source.startswith(
-            ("tests/benchmarks/", "tests/gpu/first/", "tests/gpu/test_scripts")
+            ("tests/benchmarks/", "tests/models/", "tests/gpu/first/", "tests/gpu/test_scripts")
         ):
             assert not {m for m in imported_modules(source) if m.startswith("benchmarks")}, source
 
@@ -132,9 +133,12 @@ def test_packages_without_configuration_import_none() -> None:
     assert not {a for a, b in imported_packages() if b == "config"} & WITHOUT_CONFIGURATION
 
 
-def test_the_network_imports_nothing_below_pytensor() -> None:
-    others = {m for m in imported_modules("alex_net.py") if m.startswith("tandem.")}
-    assert {m.split(".")[1] for m in others} <= {"layers"}
+@pytest.mark.parametrize(
+    "source", ["alex_net.py", *(s for s in SOURCES if s.startswith("tandem/models/"))]
+)
+def test_networks_import_nothing_below_pytensor(source: str) -> None:
+    others = {m for m in imported_modules(source) if m.startswith("tandem.")}
+    assert {m.split(".")[1] for m in others} <= {"layers", "models"}
 
 
 @pytest.mark.parametrize(

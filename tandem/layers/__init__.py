@@ -22,6 +22,7 @@ _MODULES = (
     "training_pass",
     "initial",
     "layers",
+    "activations",
     "losses",
     "metrics",
     "builder",
