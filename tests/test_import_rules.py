@@ -25,7 +25,13 @@ ALLOWED = {
     "h5py": ("tandem/data/",),
     "hickle": ("tandem/data/", "tandem/preprocessing/", "preprocessing/"),
     "mpi4py": ("tandem/distributed/mpi.py",),
-    "numba": ("tandem/loops.py", "tandem/backend/image_loops.py"),
+    "numba": (
+        "tandem/loops.py",
+        "tandem/backend/channels_last.py",
+        "tandem/backend/dropout_loops.py",
+        "tandem/backend/image_loops.py",
+        "tandem/backend/norm_loops.py",
+    ),
     "tensorboard": ("tandem/artifacts/tensorboard.py",),
     "rich": ("tandem/launch/live_view.py", "tandem/progress_bar.py"),
     "onnx": ("tandem/export/",),
@@ -95,7 +101,7 @@ def test_only_the_tests_of_benchmarks_import_them() -> None:
     for path in sorted((ROOT / "tests").rglob("*.py")):
         source = path.relative_to(ROOT).as_posix()
         if not source.startswith(
-            ("tests/benchmarks/", "tests/models/", "tests/gpu/first/", "tests/gpu/test_scripts")
+            ("tests/benchmarks/", "tests/gpu/first/", "tests/gpu/test_scripts")
         ):
             assert not {m for m in imported_modules(source) if m.startswith("benchmarks")}, source
 

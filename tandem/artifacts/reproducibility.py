@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +25,8 @@ SAME_BITS = ("0.2.0", "0.3.0")
 
 Conditions = dict[str, str]
 
+NORM_ROWS = "norm_rows"  # a condition of networks with averages
+
 _IN_WORDS = {"data": "data (the checksum of manifest and mean image)"}
 
 
@@ -38,7 +41,7 @@ def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
     found |= {key: _text(settings[key]) for key in affecting_bits(config)}
     found = {key: value for key, value in found.items() if omitted.get(key) != value}
     if config.rand_colour:
-        found["rand_colour"] += f" by covariance {_digest(config.covariance_path)}"
+        found["rand_colour"] += f" by the covariance of checksum {_digest(config.covariance_path)}"
     if config.compile is True and settings["bucket_mb"]:  # each segment is compiled by itself
         found["compile"] += f" in buckets of {settings['bucket_mb']:g} MB"
     found |= {
@@ -53,6 +56,26 @@ def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
     if collective := _collective(config, ranks):
         found["collective"] = collective
     return found | versions()
+
+
+def with_norm_rows(conditions: Conditions, config: Config) -> Conditions:
+    """The conditions of a network with averages, which alone depends on `norm_rows`."""
+    return {**conditions, NORM_ROWS: str(config.group_rows)}
+
+
+def recorded_norm_rows(path: Path, conditions: Mapping[str, str]) -> int | None:
+    """`norm_rows` of the run of a checkpoint; None for a network without averages.
+
+    Raises InputError if it is no whole number.
+    """
+    text = conditions.get(NORM_ROWS)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
+        raise InputError(
+            f"{path} ({NORM_ROWS}): found {text[:20]!r}, expected a whole number of at least 1"
+        )
+    return int(text)
 
 
 def versions() -> dict[str, str]:
@@ -82,8 +105,6 @@ def check_exact(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) 
         f"in the checkpoint, now {_shown(ours.get(name), theirs.get(name))}"
         for name in differing
     )
-    # A checkpoint says it shorter.
-    listed = listed.replace(" by covariance ", " by the colour covariance of checksum ")
     raise InputError(
         f"{path}: this run would not continue with the same bits: {listed}. "
         "Restore what differs, or set exact: false (--exact false) to continue anyway"

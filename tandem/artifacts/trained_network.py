@@ -23,7 +23,7 @@ class LoadedNetwork:
 
     network: Network  # in float32
     description: NetworkDescription
-    mean: np.ndarray  # float32 (3, S, S)
+    mean: np.ndarray  # float32 (3, S, S), with the border
 
 
 def load_network(weights: Path, mean: Path | None, network: str = ALEXNET) -> LoadedNetwork:
@@ -42,6 +42,11 @@ def load_network(weights: Path, mean: Path | None, network: str = ALEXNET) -> Lo
         raise InputError(
             f"the mean image is {image.shape[-1]} pixels wide and high, the network of {weights} "
             f"sees {description.crop_size}"
+        )
+    if image.shape[-1] <= 2 * description.pad:
+        raise InputError(
+            f"the mean image is {image.shape[-1]} pixels wide and high, the pictures of {weights} "
+            f"have a border of {description.pad} on each side"
         )
     for name, variable in built.parameters.items():
         variable.set_value(checkpoint.weights[name].astype(np.float32, copy=False), borrow=True)

@@ -70,6 +70,7 @@ def _kind(argument: Any) -> tuple[np.dtype, int]:
 @cache
 def _compiled(loop: Callable[..., None], *kinds: tuple[np.dtype, int]) -> Callable[..., None]:
     """Compile a loop for arguments of some dtypes and numbers of axes."""
-    sample = (np.ones((1,) * ndim, dtype) if ndim else dtype.type(1) for dtype, ndim in kinds)
+    # Without elements: a loop checks no bounds.
+    sample = (np.zeros((0,) * ndim, dtype) if ndim else dtype.type(1) for dtype, ndim in kinds)
     # A product and a sum may be one instruction, rounded once.
     return compile_loop(loop, *sample, parallel=True, fastmath={"contract"})

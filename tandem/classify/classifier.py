@@ -42,7 +42,8 @@ class Classifier:
     network : AlexNet, or any object with its ``parameters``, ``logits``, ``crop_size``
         With trained values.
     mean : float32 (3, S, S)
-        The mean image of the training pictures. Pictures are resized to its size, `image_size`.
+        The mean image of the training pictures. Pictures are resized to its size, `image_size`,
+        less the border.
     wnids : sequence of str, optional
         The classes by name, in order.
     ten_crops : bool
@@ -53,6 +54,9 @@ class Classifier:
         "cpu" or "cuda:0" and so on.
     resize : str
         How the training pictures were made squares, and how `prepare` makes them so.
+    pad : int
+        Pixels of the training pictures' border on each side. `prepare` adds it, in the colour that
+        it has in the mean image.
     """
 
     def __init__(
@@ -63,8 +67,10 @@ class Classifier:
         ten_crops: bool = False,
         device: str = "cpu",
         resize: Resize = "squash",
+        pad: int = 0,
     ) -> None:
-        self.image_size, self.resize = mean.shape[-1], resize
+        self.image_size, self.resize, self.pad = mean.shape[-1], resize, pad
+        self._border = np.rint(mean[:, 0, 0]).astype(np.uint8)
         # (row, column, mirrored) of the windows of each picture
         self.crops = _crops(self.image_size, network.crop_size, ten_crops)
         self._wnids, self._names = wnids, imagenet_names()
@@ -87,7 +93,9 @@ class Classifier:
         """
         loaded = load_network(Path(weights), None if mean is None else Path(mean), network)
         about = loaded.description
-        return cls(loaded.network, loaded.mean, about.wnids, ten_crops, device, about.resize)
+        return cls(
+            loaded.network, loaded.mean, about.wnids, ten_crops, device, about.resize, about.pad
+        )
 
     def classify(
         self, pictures: Sequence[str | Path | bytes], top: int = 5
@@ -107,13 +115,22 @@ class Classifier:
         Raises BadPictureError for a picture that cannot be read or decoded.
         """
         if isinstance(picture, bytes):
-            return decode_picture(picture, self.image_size, self.resize)
+            return self._decode(picture)
         try:
-            content = read_bytes(Path(picture), MOST_BYTES)
-            return decode_picture(content, self.image_size, self.resize)
+            return self._decode(read_bytes(Path(picture), MOST_BYTES))
         except (OSError, ValueError, BadPictureError) as error:
             reason = getattr(error, "strerror", None) or error
             raise BadPictureError(f"{picture}: {reason}") from None
+
+    def _decode(self, content: bytes) -> np.ndarray:
+        side, pad = self.image_size, self.pad
+        square = decode_picture(content, side - 2 * pad, self.resize)
+        if not pad:
+            return square
+        prepared = np.empty((side, side, 3), np.uint8)
+        prepared[...] = self._border
+        prepared[pad:-pad, pad:-pad] = square
+        return prepared
 
     def guesses(self, prepared: np.ndarray, top: int = 5) -> list[tuple[Guess, ...]]:
         """Classify pictures from `prepare`, uint8 (picture, row, column, RGB).

@@ -103,15 +103,6 @@ class _WithTrial(Config):
     )
 
 
-def load_config(
-    arguments: Sequence[str] | None = None,
-    description: str | None = None,
-    program: str | None = None,
-) -> Config:
-    """Read the configuration of a program that has no options of its own."""
-    return _line(arguments, description, program).read(Config, DEFAULT_FILE)
-
-
 def load_trial_and_config(
     arguments: Sequence[str] | None = None,
     description: str | None = None,
@@ -120,6 +111,14 @@ def load_trial_and_config(
     """Read ``--try`` and the configuration, for the program that trains."""
     settings = _line(arguments, description, program).read(_WithTrial, DEFAULT_FILE)
     return settings.trial, Config(**settings.model_dump(exclude={"trial"}))
+
+
+def load_config(arguments: Sequence[str] | None = None, description: str | None = None) -> Config:
+    """Read the configuration alone, as the program that trains does.
+
+    Tests prepare and change runs of their own with it.
+    """
+    return load_trial_and_config(arguments, description)[1]
 
 
 def load_weights_and_config(

@@ -86,6 +86,15 @@ def _shuffle_word(value: Any) -> Any:
     return value
 
 
+def _rows_word(value: Any) -> Any:
+    if value == "global":
+        raise ValueError(
+            "statistics of a whole global minibatch need an all-reduce inside the graph, which "
+            "this version does not have"
+        )
+    return value
+
+
 _Devices = Annotated[
     Literal["auto"] | Annotated[tuple[str, ...], AfterValidator(_usable_devices)],
     BeforeValidator(_devices_listed),
@@ -157,7 +166,7 @@ class WarmUp(Section):
 
 @with_choices(OPTIMIZERS)
 class UpdateRule(Section):
-    heading = "Momentum and weight decay"
+    heading = "Optimizer"
 
     optimizer: str = key("sgd", "update rule of the weights: {words}", omit_default=True)
     bias_rate: Float = key(
@@ -269,6 +278,9 @@ class Network(Section):
         return "float64" if self.precision == "float64" else "float32"
 
 
+_NORM_ROWS = 32
+
+
 @with_choices(RULES, words_only=[EXCHANGES])
 class Trainers(Section):
     heading = "Trainers and loaders"
@@ -279,6 +291,14 @@ class Trainers(Section):
         "auto, or a list such as [cpu, cpu] or [cuda:0, cuda:1]",
     )
     batch_size: int = key(128, "images per trainer and step, not global", unit="images", ge=1)
+    norm_rows: Annotated[
+        Annotated[int, Field(ge=1)] | Literal["auto"], BeforeValidator(_rows_word)
+    ] = key(
+        "auto",
+        "images that batch norm normalises together; auto: 32, or batch_size if smaller",
+        "a whole number of images of at least 1 that divides batch_size, or auto",
+        omit_default=True,
+    )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = key(
         "auto",
         "CPU threads per trainer; auto: cores divided by trainers",
@@ -296,11 +316,16 @@ class Trainers(Section):
         affects_bits=True,
     )
     exchange: str = key(
-        "average",
-        "average weights after a step or gradients before; shared: one copy",
+        "auto",
+        "average weights after a step or gradients before; shared: one copy; auto: by optimizer",
         affects_bits=True,
     )
     rule: str = key("bsp", "over MPI: bsp, synchronous; easgd, a parameter server; gosgd, gossip")
+
+    @property
+    def group_rows(self) -> int:
+        """Rows of a minibatch that are normalised together, with ``auto`` resolved."""
+        return min(_NORM_ROWS, self.batch_size) if self.norm_rows == "auto" else self.norm_rows
 
 
 @with_choices(ALL_REDUCES, EXCHANGES)

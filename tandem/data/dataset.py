@@ -22,9 +22,10 @@ class Dataset:
     offsets: tuple[int, ...]  # bytes from the start of each file to its first pixel
     counts: tuple[int, ...]  # pictures in each file
     layout: str  # b01c (picture, row, column, RGB) or c01b (RGB, row, column, picture)
-    image_size: int  # rows and columns of a picture
+    image_size: int  # rows and columns of a picture, with its border
     labels_file: str  # .npy of int64 (pictures,), absolute
     resize: "Resize" = "squash"  # how pictures were made squares
+    pad: int = 0  # pixels of the border of a picture, on each side
 
     @property
     def size(self) -> int:
@@ -56,6 +57,7 @@ def open_split(
         image_size=manifest.image_size,
         labels_file=str(labels_file.absolute()),
         resize=manifest.resize,
+        pad=manifest.pad,
     )
 
 

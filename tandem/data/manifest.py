@@ -52,6 +52,7 @@ def _expect(key: str, found: object, expected: object, why: str = "") -> None:
 
 Names = Annotated[tuple[str, ...], FailFast(), AfterValidator(_printable)]
 Count = Annotated[int, Field(strict=True, ge=1, lt=1 << 63)]
+Border = Annotated[int, Field(strict=True, ge=0, lt=1 << 16)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,7 @@ class Split:
 class Manifest:
     """Content of the batch files and how they were made."""
 
-    image_size: Count  # S, rows and columns of every stored picture
+    image_size: Count  # S, rows and columns of every stored picture, with its border
     layout: Layout  # b01c: (picture, row, column, RGB); c01b: (RGB, row, column, picture)
     pictures_per_file: Count  # the last file of a split may have fewer
     wnids: Names  # the class folders, sorted; class i is wnids[i]
@@ -88,11 +89,16 @@ class Manifest:
     versions: Mapping[str, str]  # of the programs that made the files
     splits: Mapping[str, Split]
     resize: Resize = "squash"  # left out of the file where it is that, as in older ones
+    pad: Border = 0  # pixels of the border on each side; left out of the file where it is 0
 
     def __post_init__(self) -> None:
         if not self.wnids or list(self.wnids) != sorted(set(self.wnids)):
             raise ValueError(
                 f"wnids: found {shown(self.wnids)}, expected class folders, sorted, each once"
+            )
+        if 2 * self.pad >= self.image_size:
+            raise ValueError(
+                f"pad: found {self.pad}, expected less than half of image_size, {self.image_size}"
             )
         _expect("splits", sorted(self.splits), sorted(SPLITS))
         for name, split in self.splits.items():
@@ -128,6 +134,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
         f' "format": {FORMAT}',
         f' "image_size": {manifest.image_size}',
         *([f' "resize": {json.dumps(manifest.resize)}'] if manifest.resize != "squash" else []),
+        *([f' "pad": {manifest.pad}'] if manifest.pad else []),
         f' "layout": {json.dumps(manifest.layout)}',
         f' "pictures_per_file": {manifest.pictures_per_file}',
         f' "classes": {manifest.classes}',

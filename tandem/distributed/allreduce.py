@@ -331,14 +331,18 @@ class Compressed(AllReduceChoice):
     )
 
     def make(self, vector: "RankVector", parts: Sequence[slice], group: Group) -> list[AllReduce]:
-        from tandem.distributed.compressed import CompressedAllReduce, TransferFormat
+        from tandem.distributed.compressed import (
+            CompressedAllReduce,
+            TransferFormat,
+            make_piecewise,
+        )
 
         def compress(part: Any) -> AllReduce:
             transfer = TransferFormat(self.wire)
             rounded = CompressedAllReduce(group, part, transfer, self.error_feedback)
             return DeltaAllReduce(rounded, part) if vector.is_common else rounded
 
-        return vector.by_messages(parts, compress)
+        return make_piecewise(vector, parts, compress, lambda part: ShardedAllReduce(group, part))
 
     def condition(self, facts: RunFacts) -> str:
         buckets = f" in buckets of {facts.bucket_mb:g} MB" if facts.bucket_mb else ""

@@ -1,7 +1,7 @@
 """Averaging with half the bytes: vectors travel in 16 bits and are added in 32."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tandem.distributed.allreduce import (
@@ -14,6 +14,7 @@ from tandem.distributed.allreduce import (
     zeros_like,
 )
 from tandem.distributed.group import Group
+from tandem.distributed.rank_vector import RankVector
 
 
 class TransferFormat:
@@ -61,6 +62,9 @@ class CompressedAllReduce(AllReduce):
     float16 has a small range, so each rank multiplies what it sends by a power of two that brings
     its largest element to [2**14, 2**15), which is exact; elements that are smaller than 2**-29 of
     the largest lose relative precision, at an absolute error of at most 2**-40 of the largest.
+
+    Running averages are of another size than the weights or gradients that they lie with, which
+    would have few bits left beside them, and are few: they travel in float32 (`make_piecewise`).
 
     With error feedback, what a rounding has lost is added to what is sent in the next step (Seide
     et al. 2014, section 3; on both ways as Tang et al. 2019, "DoubleSqueeze"): the sums over many
@@ -131,3 +135,54 @@ class CompressedAllReduce(AllReduce):
         if largest == 0 or not math.isfinite(largest):
             return 1.0
         return 2.0 ** min(self._transfer.largest_exponent - math.frexp(largest)[1], 126)
+
+
+class PiecewiseAllReduce(AllReduce):
+    """Average pieces of a vector, each by an all-reduce of its own."""
+
+    def __init__(self, pieces: Sequence[tuple[slice, AllReduce]]) -> None:
+        self._pieces = pieces
+
+    def average(self, vector: Any, shares: Sequence[float]) -> None:
+        for piece, all_reduce in self._pieces:
+            all_reduce.average(vector[piece], shares)
+
+
+def make_piecewise(
+    vector: RankVector,
+    parts: Sequence[slice],
+    compress: Callable[[Any], AllReduce],
+    keep: Callable[[Any], AllReduce],
+) -> list[AllReduce]:
+    """Make what averages each part: `keep` where the vector is exact, `compress` elsewhere.
+
+    A part without exact elements is averaged as one. Collective.
+    """
+    divided = [_divide(part, vector.exact) for part in parts]
+
+    def make(is_exact: bool, make_one: Callable[[Any], AllReduce]) -> list[AllReduce]:
+        pieces = [piece for pieces in divided for piece, exact in pieces if exact == is_exact]
+        return vector.by_messages(pieces, make_one)
+
+    made = {
+        is_exact: iter(make(is_exact, one)) for is_exact, one in ((False, compress), (True, keep))
+    }
+    found: list[AllReduce] = []
+    for part, pieces in zip(parts, divided, strict=True):
+        own = [
+            (slice(piece.start - part.start, piece.stop - part.start), next(made[exact]))
+            for piece, exact in pieces
+        ]
+        found.append(own[0][1] if len(own) == 1 else PiecewiseAllReduce(own))
+    return found
+
+
+def _divide(part: slice, exact: slice) -> list[tuple[slice, bool]]:
+    """The pieces of a part before, within and behind what is exact; the part if it has none."""
+    begin, end = (min(max(at, part.start), part.stop) for at in (exact.start, exact.stop))
+    if begin == end:
+        return [(part, False)]
+    pieces = [(slice(part.start, begin), False), (slice(begin, end), True)]
+    return [
+        each for each in [*pieces, (slice(end, part.stop), False)] if each[0].start < each[0].stop
+    ]

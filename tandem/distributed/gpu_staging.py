@@ -49,6 +49,10 @@ class GpuVector(RankVector):
 
         return torch.as_tensor(self._memory.flat[self._name], device=self._memory.device)
 
+    @cached_property
+    def _whole_copy(self) -> np.ndarray:
+        return self._host_copy(self._buffer.nbytes // self._dtype.itemsize)
+
     def by_memory(self, parts: Sequence[slice], group: Group) -> list[AllReduce]:
         vectors = PeerVectors(group, self._driver, self._buffer, self._dtype.name)
         peers = PeerToPeerAllReduce(vectors, self.stream, self._memory.kernel)
@@ -61,7 +65,7 @@ class GpuVector(RankVector):
     ) -> list[AllReduce]:
         if self._is_direct:
             return [make(self.own[part]) for part in parts]
-        copy = self._host_copy(self._buffer.nbytes // self._dtype.itemsize)
+        copy = self._whole_copy
         return [StagedAllReduce(self, copy[part], part.start, make(copy[part])) for part in parts]
 
     def on_host(self, size: int) -> tuple[np.ndarray, Access]:

@@ -19,6 +19,8 @@ class RankVector(ABC):
 
     own: Any  # float (n,), an array or a tensor
     is_common: bool  # whether all ranks hold the same bits between steps, as of parameters
+    # Elements that are never rounded for the way: averages of another size than what they lie with.
+    exact: slice = slice(0, 0)
 
     @abstractmethod
     def by_memory(self, parts: Sequence[slice], group: Group) -> list[AllReduce]:

@@ -64,9 +64,9 @@ def export(weights: Path, target: Path, mean: Path | None = None, network: str =
     """Write an ONNX file of a network in validation, from pictures to probabilities.
 
     Its input ``pictures`` is uint8 (batch, S, S, 3), (row, column, RGB): pictures resized to the
-    size of the mean image, as the metadata ``resize`` says, see `decode_picture`. The centre crop
-    and the mean image are in the file. Its outputs are ``logits`` and ``probabilities``, float32
-    (batch, class); its metadata name the classes.
+    size of the mean image without its border, as the metadata ``resize`` says, see
+    `decode_picture`. The centre crop and the mean image are in the file. Its outputs are
+    ``logits`` and ``probabilities``, float32 (batch, class); its metadata name the classes.
 
     Parameters
     ----------
@@ -104,11 +104,13 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
 
     from tandem.export.graph import OPSET, OnnxGraph
 
-    network, side = loaded.network, loaded.mean.shape[-1]
+    network, pad = loaded.network, loaded.description.pad
+    side = loaded.mean.shape[-1] - 2 * pad
+    mean = loaded.mean[:, pad : pad + side, pad : pad + side]
     images = pt.tensor("images", dtype="float32", shape=(None, *network.shapes["input"]))
     logits = network.logits(images, None)
     graph = OnnxGraph()
-    graph.bind(images, _prepare(graph, loaded.mean, network.crop_size))
+    graph.bind(images, _prepare(graph, mean, network.crop_size))
     outputs = {"logits": logits, "probabilities": pt.special.softmax(logits, axis=1)}
     for name, variable in outputs.items():
         graph.add("Identity", [graph.translate(variable)], name)
@@ -133,17 +135,27 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
 
 
 def _prepare(graph: "OnnxGraph", mean: np.ndarray, crop_size: int) -> str:
-    """Add the steps from ``pictures`` to images: centre crop, float, channels first, minus mean."""
+    """Add the steps from ``pictures`` to images: centre crop, float, channels first, minus mean.
+
+    A crop that is larger than the pictures reaches into their border, which is 0 less the mean.
+    """
     from onnx import TensorProto
 
-    first = (mean.shape[-1] - crop_size) // 2
-    last = first + crop_size
+    side = mean.shape[-1]
+    before = max(0, -((side - crop_size) // 2))
+    after = max(0, crop_size - side - before)
+    first = max(0, (side - crop_size) // 2)
+    last = min(side, first + crop_size)
     bounds = [graph.constant(np.array([n, n], np.int64)) for n in (first, last)]
     axes = graph.constant(np.array([1, 2], np.int64))
     window = graph.constant(mean[:, first:last, first:last].copy(), "mean")
     cropped = graph.add("Slice", ["pictures", *bounds, axes])
     numbers = graph.add("Cast", [cropped], to=TensorProto.FLOAT)
-    return graph.add("Sub", [graph.add("Transpose", [numbers], perm=[0, 3, 1, 2]), window])
+    images = graph.add("Sub", [graph.add("Transpose", [numbers], perm=[0, 3, 1, 2]), window])
+    if crop_size <= side:
+        return images
+    ends = [0, 0, before, before, 0, 0, after, after]
+    return graph.add("Pad", [images, graph.constant(np.array(ends, np.int64))])
 
 
 def _class_names(wnids: Sequence[str] | None) -> dict[str, str]:

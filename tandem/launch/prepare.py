@@ -6,9 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tandem.artifacts.checkpoint import read_header
+from tandem.artifacts.checkpoint import CheckpointHeader, read_header
 from tandem.artifacts.metrics_log import read_records
-from tandem.artifacts.reproducibility import check_exact, conditions
+from tandem.artifacts.reproducibility import (
+    check_exact,
+    conditions,
+    recorded_norm_rows,
+    with_norm_rows,
+)
 from tandem.artifacts.run_folder import CONFIGURATION, RECORD, find_checkpoint, list_checkpoints
 from tandem.config.fields import flag
 from tandem.config.hardware import RankInfo
@@ -63,6 +68,11 @@ def prepare_run(
         find_callbacks(config.callbacks)
     path = resumed or weights
     header = None if path is None else read_header(path)
+    rows = None
+    if resumed is not None and header is not None:
+        rows = recorded_norm_rows(resumed, header.conditions)
+        if rows is not None and config.norm_rows == "auto":
+            config = config.model_copy(update={"norm_rows": rows})
     manifest = read_manifest(config.manifest_path)
     folder, labels = config.data_path, config.label_path
     train = validation = open_split(manifest, folder, "val", labels, config.val_path)
@@ -71,13 +81,14 @@ def prepare_run(
     check_crop_size(config, manifest)
     read_mean(config.mean_path, manifest.image_size)
     colours = read_basis(config.covariance_path, config.rand_colour)
+    found = conditions(config, ranks)
     spec = RunSpec(
         job,
         config,
         manifest.wnids,
         train,
         validation,
-        conditions(config, ranks),
+        found if rows is None else with_norm_rows(found, config),
         resumed,
         weights,
         header,
@@ -91,9 +102,12 @@ def prepare_run(
 def check_crop_size(config: Config, manifest: Manifest) -> None:
     """Refuse a crop that is larger than the pictures."""
     if config.crop_size > manifest.image_size:
+        own = manifest.image_size - 2 * manifest.pad
+        advice = f"; without their border of {manifest.pad} that is {own}" if manifest.pad else ""
         raise InputError(
             f"crop_size is {config.crop_size}, but the pictures of {config.manifest_path} are "
             f"{manifest.image_size} pixels wide and high; choose a crop_size of at most that"
+            + advice
         )
 
 
@@ -150,19 +164,23 @@ def _check_weights(spec: RunSpec) -> None:
     path, header = spec.resumed or spec.weights, spec.header
     if path is None or header is None:
         return
-    if (theirs := header.network.resize) != (ours := spec.train.resize):
-        log.warning(
-            "%s: this checkpoint is of pictures with resize: %s, those of %s have resize: %s; "
-            "expect errors of another size than on pictures like its own",
-            path,
-            theirs,
-            spec.config.manifest_path,
-            ours,
-        )
+    for name in ("resize", "pad"):
+        if (theirs := getattr(header.network, name)) != (ours := getattr(spec.train, name)):
+            log.warning(
+                "%s: this checkpoint is of pictures with %s: %s, those of %s have %s: %s; "
+                "expect errors of another size than on pictures like its own",
+                path,
+                name,
+                theirs,
+                spec.config.manifest_path,
+                name,
+                ours,
+            )
     if spec.resumed is not None:
         _check_same_network(spec, path, header.network)
         check_continues(spec)
         if spec.config.exact and not spec.is_complete:
+            _check_same_optimizer(spec, path, header)
             check_exact(path, header.conditions, spec.conditions)
     elif spec.job == "validate":
         _check_same_network(spec, path, header.network)
@@ -180,6 +198,16 @@ def _check_same_network(spec: RunSpec, path: Path, found: NetworkDescription) ->
         raise InputError(
             f"{path}: class {number} of this checkpoint is {found.wnids[number]}, of the pictures "
             f"{spec.wnids[number]}: it was trained on other classes"
+        )
+
+
+def _check_same_optimizer(spec: RunSpec, path: Path, header: CheckpointHeader) -> None:
+    if not spec.continues_optimizer:
+        before, now = header.config.get("optimizer", "sgd"), spec.config.optimizer
+        raise InputError(
+            f"{path}: this checkpoint has the states of optimizer {before}, which mean nothing to "
+            f"{now}: restore it, or set exact: false (--exact false) to continue with states of "
+            "zero"
         )
 
 

@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tandem.layers.activations import *  # noqa: F403
     from tandem.layers.builder import *  # noqa: F403
     from tandem.layers.initial import *  # noqa: F403
     from tandem.layers.layers import *  # noqa: F403

@@ -3,13 +3,14 @@
 What one part lacks would otherwise be trained from zeros, or not at all, without a word.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tandem.errors import InputError
 from tandem.layers.network import Network
+from tandem.layers.training_pass import Training
 
 if TYPE_CHECKING:
     from pytensor.tensor.variable import TensorVariable
@@ -36,7 +37,7 @@ def check_graph(
     network: Network,
     images: "TensorVariable",
     cost: "TensorVariable",
-    statistics: "Collection[str] | None" = None,
+    training: Training | None = None,
 ) -> None:
     """Refuse a graph of a network that does not fit the parameters that it declares.
 
@@ -45,14 +46,16 @@ def check_graph(
     images : dtype (batch, RGB, crop_size, crop_size)
         What the graph is built on; what they come from is not looked at.
     cost : dtype scalar
-    statistics : collection of str or None
-        Names of the arrays whose statistics the graph reports; None for validation.
+        Of all heads, auxiliary ones included.
+    training : Training or None
+        What the graph was built with, and the statistics that it reports; None for validation.
 
     Raises
     ------
     InputError
         The cost depends on a shared variable that is no parameter, or, in training, not on a
-        parameter that is trained; or the statistics are not those of the arrays that are not.
+        parameter that is trained; or the statistics are not those of the arrays that are not,
+        but for frozen layers, which need none.
     """
     from pytensor.compile.sharedvalue import SharedVariable
     from pytensor.graph.traversal import ancestors
@@ -66,12 +69,13 @@ def check_graph(
                 f"{kind} uses {variable}, a shared variable that is not among its parameters, so "
                 "that it would be neither trained nor saved; declare it, or make it a constant"
             )
-    if statistics is None:
+    if training is None:
         return
+    statistics = training.statistics
     for name, parameter in parameters.declared.items():
         if parameter.trainable and parameters[name] not in used:
             raise InputError(f"{kind} has a loss that does not depend on {name}, which is trained")
-        if not parameter.trainable and name not in statistics:
+        if not (parameter.trainable or name in statistics or training.is_frozen(name)):
             raise InputError(f"{kind} reports no statistic of {name}, which is not trained")
     for name in statistics:
         if name not in parameters.declared or parameters.declared[name].trainable:

@@ -4,27 +4,34 @@ Each takes symbolic variables and returns one. Axes are (batch, channel, row, co
 convolutions and (batch, unit) between fully connected layers. Nothing here knows of devices.
 """
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from tandem import ops
 from tandem.layers.training_pass import Training
+from tandem.ops import average_pool2d as average_pool
 from tandem.ops import conv2d as convolution
 from tandem.ops import max_pool2d as max_pool
-from tandem.ops import relu
+from tandem.ops import pad2d as pad
 
 __all__ = [
     "NORM_ALPHA",
     "NORM_BETA",
     "NORM_K",
     "NORM_SIZE",
+    "average_pool",
+    "batch_norm",
+    "concatenate",
     "convolution",
     "dropout",
     "flatten",
     "fully_connected",
+    "global_average_pool",
     "max_pool",
-    "relu",
+    "pad",
     "response_norm",
 ]
 
@@ -32,9 +39,72 @@ NORM_SIZE, NORM_ALPHA, NORM_BETA, NORM_K = 5, 1e-4, 0.75, 2.0
 """The paper's constants of local response normalisation (section 3.3)."""
 
 
-def response_norm(x: TensorVariable) -> TensorVariable:
-    """Local response normalisation with the paper's constants; see `tandem.ops.lrn`."""
-    return ops.lrn(x, size=NORM_SIZE, alpha=NORM_ALPHA, beta=NORM_BETA, k=NORM_K)
+def response_norm(
+    x: TensorVariable,
+    size: int = NORM_SIZE,
+    alpha: float = NORM_ALPHA,
+    beta: float = NORM_BETA,
+    k: float = NORM_K,
+) -> TensorVariable:
+    """Local response normalisation, with the paper's constants; see `tandem.ops.lrn`.
+
+    `alpha` is not divided by `size`: Caffe's alpha is `size` times as large.
+    """
+    return ops.lrn(x, size, alpha, beta, k)
+
+
+def batch_norm(
+    x: TensorVariable,
+    parameters: Mapping[str, TensorVariable],
+    layer: str,
+    training: Training | None,
+    epsilon: float = 1e-5,
+) -> TensorVariable:
+    """Batch normalisation with the parameters that `tandem.layers.norm` declares.
+
+    In training, statistics are those of `training.rows` consecutive rows, see
+    `tandem.ops.batch_norm`, and are reported for the running averages. In validation, and in a
+    layer that is frozen, the running averages are used.
+
+    Parameters
+    ----------
+    x : float (batch, channel, row, column) or (batch, unit)
+    parameters : mapping of str to variable
+        Holds ``layer.weight``, ``layer.bias``, ``layer.running_mean`` and ``layer.running_var``.
+    layer : str
+    training : Training or None
+        None for validation.
+    epsilon : float
+        Added to the variance.
+
+    Returns
+    -------
+    float, shaped like x
+    """
+    scale, shift = parameters[f"{layer}.weight"], parameters[f"{layer}.bias"]
+    averages = [f"{layer}.running_mean", f"{layer}.running_var"]
+    if training is None or training.is_frozen(layer):
+        mean, variance = (parameters[name] for name in averages)
+        return ops.batch_norm_inference(x, scale, shift, mean, variance, epsilon)
+    y, *statistics = ops.batch_norm(x, scale, shift, training.rows, training.valid, epsilon)
+    training.statistics.update(zip(averages, statistics, strict=True))
+    return y
+
+
+def concatenate(parts: Sequence[TensorVariable]) -> TensorVariable:
+    """The channels of several images, or units, one behind the other."""
+    return pt.concatenate(parts, axis=1)
+
+
+def global_average_pool(x: TensorVariable) -> TensorVariable:
+    """Mean over all pixels: (batch, channel, row, column) to (batch, channel).
+
+    The numbers of rows and columns must be known.
+    """
+    rows, columns = x.type.shape[2:]
+    if rows is None or columns is None:
+        raise ValueError(f"global_average_pool: rows and columns must be known, got {x.type}")
+    return x.sum(axis=(2, 3)) * np.asarray(1 / (rows * columns), x.type.dtype)
 
 
 def flatten(x: TensorVariable, units: int) -> TensorVariable:
@@ -50,18 +120,23 @@ def fully_connected(
 
 
 def dropout(
-    x: TensorVariable, rate: float, layer: int, training: Training | None
+    x: TensorVariable,
+    rate: float,
+    layer: int,
+    training: Training | None,
+    inverted: bool = False,
 ) -> TensorVariable:
     """Drop units in training; in validation scale them by the fraction that training keeps.
 
     In training each unit is multiplied by 0 with probability `rate`, else by 1; in validation all
     are multiplied by ``1 - rate``. This is the convention of the paper's section 4.2 and of the
-    weights published for this network; libraries that divide by ``1 - rate`` in training instead
-    learn weights of another size.
+    weights published for AlexNet. With `inverted`, units that are kept are divided by ``1 - rate``
+    in training, and validation leaves them alone, which is what other libraries do: weights learnt
+    by one convention have another size than by the other.
 
     Parameters
     ----------
-    x : float (batch, unit)
+    x : float (batch, unit) or (batch, channel, row, column)
         The number of units must be known.
     rate : float
         In [0, 1).
@@ -69,22 +144,21 @@ def dropout(
         Number of the dropout layer in the network, from 0.
     training : Training or None
         None for validation; the graph then holds no mask.
+    inverted : bool
 
     References
     ----------
     Krizhevsky, Sutskever, Hinton 2012, section 4.2.
     """
     if training is None:
-        return x * np.asarray(1 - rate, x.type.dtype)
-    units = x.type.shape[1]
-    if units is None:
+        return x if inverted else x * np.asarray(1 - rate, x.type.dtype)
+    if None in x.type.shape[1:]:
         raise ValueError(f"dropout: the number of units must be known, got {x.type}")
-    return x * ops.dropout_mask(
-        training.seed,
-        training.epoch,
-        training.indices,
-        rate=rate,
-        layer=layer,
-        units=units,
-        dtype=x.type.dtype,
+    keys = (training.seed, training.epoch, training.indices)
+    if inverted or x.type.ndim == 4:
+        factor = 1 / (1 - rate) if inverted else 1.0
+        return ops.dropout(x, *keys, rate=rate, layer=layer, factor=factor)
+    mask = ops.dropout_mask(
+        *keys, rate=rate, layer=layer, units=x.type.shape[1], dtype=x.type.dtype
     )
+    return x * mask

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from tandem.data.manifest import Resize
+from tandem.data.manifest import Border, Resize
 from tandem.errors import InputError
 from tandem.layers.parameter import Parameters
 from tandem.layers.training_pass import Training
@@ -46,6 +46,7 @@ class NetworkDescription:
     network: str = ALEXNET  # "module:class", which the user has to name too, see `check_network`
     options: Mapping[str, Any] = field(default_factory=dict)  # other arguments of the class
     resize: Resize = "squash"  # how the training pictures were made squares
+    pad: Border = 0  # pixels of the mean colour on each side of a training picture
 
     def __post_init__(self) -> None:
         options = dict(self.options)
@@ -61,12 +62,14 @@ class NetworkDescription:
         return {_ALIAS: True, **self.options} if self.norm_before_pool else dict(self.options)
 
     def header(self) -> dict[str, Any]:
-        """The description as JSON in a checkpoint, without options and resize at their defaults."""
+        """The description as JSON in a checkpoint, without options, resize and pad at defaults."""
         values = dataclasses.asdict(self)
         if not self.options:
             del values["options"]
         if self.resize == "squash":
             del values["resize"]
+        if not self.pad:
+            del values["pad"]
         return values
 
     def differences(

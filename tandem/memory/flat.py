@@ -71,6 +71,11 @@ class FlatLayout:
         return self.size * self._itemsize
 
     @property
+    def untrained_extent(self) -> slice:
+        """Elements of the untrained arrays, in the vector of weights and in that of gradients."""
+        return slice(self._padded_size(self.shapes), self.size)
+
+    @property
     def state_offsets(self) -> dict[str, int]:
         """First byte of each state, behind the weights."""
         step = self._padded_size(self.shapes) * self._itemsize

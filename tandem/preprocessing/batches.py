@@ -16,7 +16,7 @@ import numpy as np
 
 from tandem.data.batch_file import write_batch
 from tandem.data.colour import colour_moments
-from tandem.errors import InputError
+from tandem.preprocessing.border import inside, unwritable
 from tandem.preprocessing.listed import Listed
 from tandem.preprocessing.pool import CHUNK, DecodePool, Task
 from tandem.preprocessing.progress import Progress, Skipped, SplitProgress, save_progress
@@ -88,17 +88,15 @@ class BatchWriter:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             sums, moments = self.progress.sums, self.progress.moments
             if split == "train":
+                own = inside(chosen, self.progress.spec["pad"])
                 # 32 bits hold the sum of any file: a picture adds at most 255.
-                sums = sums + chosen.sum(0, dtype=np.uint32)
-                moments = moments + colour_moments(chosen)
+                sums = sums + own.sum(0, dtype=np.uint32)
+                moments = moments + colour_moments(own)
             splits = self.progress.splits | {split: done}
             self.progress = replace(self.progress, sums=sums, moments=moments, splits=splits)
             save_progress(self._folder, self.progress)
         except OSError as error:
-            raise InputError(
-                f"{error.filename or path}: cannot be written: {error.strerror or error}; what is"
-                " done is kept, and the same command continues from there"
-            ) from error
+            raise unwritable(path, error) from error
         self._complete = True
         return slots
 

@@ -22,6 +22,7 @@ from tandem.data.decode import BadPictureError, decode_picture, keep_memory
 from tandem.data.manifest import Resize
 from tandem.errors import InputError
 from tandem.memory.host import HostBuffer
+from tandem.preprocessing.border import inside
 from tandem.preprocessing.listed import WHOLE, Place
 from tandem.processes.spawn import SPAWN
 
@@ -45,27 +46,28 @@ class DecodePool:
     """Decodes pictures into slots of a shared array, in `workers` processes.
 
     With one worker, the work is done in this process, when it is submitted. `pictures` is uint8
-    (slot, row, column, RGB). `free` are the slots not in use; whoever submits a task takes them,
-    and returns them.
+    (slot, row, column, RGB): pictures of `size` rows and columns in a border of `pad` zeros.
+    `free` are the slots not in use; whoever submits a task takes them, and returns them.
     """
 
-    def __init__(self, workers: int, slots: int, size: int, resize: Resize) -> None:
+    def __init__(self, workers: int, slots: int, size: int, resize: Resize, pad: int = 0) -> None:
         self.free = deque(range(slots))
-        shape = (slots, size, size, 3)
-        self._resize = resize
+        side = size + 2 * pad
+        shape = (slots, side, side, 3)
+        self._resize, self._pad = resize, pad
         self._buffer: HostBuffer | None = None
         self._executor: Executor | None = None
         if workers == 1:
             keep_memory()
-            self.pictures = np.empty(shape, np.uint8)
+            self.pictures = np.zeros(shape, np.uint8)
             return
-        self._buffer = HostBuffer.create(slots * size * size * 3, name="tandem-pictures")
+        self._buffer = HostBuffer.create(slots * side * side * 3, name="tandem-pictures")
         self.pictures = self._buffer.array(shape, np.uint8)
         self._executor = ProcessPoolExecutor(
             workers,
             START,
             initializer=_start_worker,
-            initargs=(self._buffer, shape, resize),
+            initargs=(self._buffer, shape, resize, pad),
         )
 
     def submit(self, task: Task) -> "Future[list[str | None]]":
@@ -73,7 +75,7 @@ class DecodePool:
         if self._executor is not None:
             return self._executor.submit(_decode_in_worker, task)
         future: Future[list[str | None]] = Future()
-        future.set_result(_decode_all(self.pictures, task, self._resize))
+        future.set_result(_decode_all(inside(self.pictures, self._pad), task, self._resize))
         return future
 
     def __enter__(self) -> "DecodePool":
@@ -91,11 +93,11 @@ class DecodePool:
 _shared: tuple[HostBuffer, np.ndarray, Resize] | None = None
 
 
-def _start_worker(buffer: HostBuffer, shape: tuple[int, ...], resize: Resize) -> None:
+def _start_worker(buffer: HostBuffer, shape: tuple[int, ...], resize: Resize, pad: int) -> None:
     global _shared
     follow_parent()
     keep_memory()
-    _shared = buffer, buffer.array(shape, np.uint8), resize
+    _shared = buffer, inside(buffer.array(shape, np.uint8), pad), resize
 
 
 def follow_parent() -> None:

@@ -25,6 +25,7 @@ from tandem.data.manifest import (
 from tandem.errors import InputError
 from tandem.files import locked, make_folder, remove_partials, write_array
 from tandem.preprocessing.batches import BatchWriter, SplitWriter, batch_name
+from tandem.preprocessing.border import fill_borders, inside, mean_colour
 from tandem.preprocessing.index import save_index
 from tandem.preprocessing.listed import Listed
 from tandem.preprocessing.listing import Listing, list_pictures
@@ -37,7 +38,7 @@ from tandem.preprocessing.settings import Settings
 log = logging.getLogger(__name__)
 
 MEAN_NAME = "img_mean.npy"
-_COMPARED = ("image_size", "resize", "layout", "batch_size", "seed")
+_COMPARED = ("image_size", "pad", "resize", "layout", "batch_size", "seed")
 _PIECE = 1 << 14  # pictures whose names are in memory twice
 _REMEDY = "choose another tar_root_dir, or delete what this one holds to start over"
 
@@ -104,7 +105,7 @@ def _make_all(
     slots = min(longest, 2 * settings.batch_size + 2 * workers * CHUNK)
     with (
         report.shown(),
-        DecodePool(workers, slots, settings.image_size, settings.resize) as pool,
+        DecodePool(workers, slots, settings.image_size, settings.resize, settings.pad) as pool,
         BatchWriter(root, settings.layout, progress) as writer,
     ):
         for split in SPLITS:
@@ -120,12 +121,16 @@ def _finish(settings: Settings, listing: Listing, progress: Progress, report: Re
     for listed in kept.values():
         if not listed.pictures:
             raise InputError(f"{listed.folder}: none of its pictures can be decoded")
-    mean = mean_of(progress.sums, len(kept["train"].pictures))
+    colour = mean_colour(progress.sums, len(kept["train"].pictures))
+    mean = np.empty((3, settings.stored_size, settings.stored_size), np.float32)
+    mean[...] = colour[:, np.newaxis, np.newaxis]
+    inner = mean_of(progress.sums, len(kept["train"].pictures))
+    inside(mean.transpose(1, 2, 0), settings.pad)[...] = inner.transpose(1, 2, 0)
     write_array(settings.misc_folder / MEAN_NAME, mean)
     write_array(settings.misc_folder / COVARIANCE_NAME, covariance_of(progress.moments))
     report.write_skipped()
     manifest = Manifest(
-        image_size=settings.image_size,
+        image_size=settings.stored_size,
         layout=settings.layout,
         pictures_per_file=settings.batch_size,
         wnids=listing.wnids,
@@ -140,7 +145,13 @@ def _finish(settings: Settings, listing: Listing, progress: Progress, report: Re
             for name, listed in kept.items()
         },
         resize=settings.resize,
+        pad=settings.pad,
     )
+    if settings.pad:
+        log.info("filling the borders with the mean colour, RGB %s", colour.tolist())
+        for name in SPLITS:
+            located = locate_split(manifest, settings.tar_root_dir, name)
+            fill_borders(located, settings.layout, settings.pad, colour)
     write_manifest(settings.tar_root_dir / MANIFEST_NAME, manifest)
     (settings.tar_root_dir / PROGRESS_NAME).unlink()
     log.info(
@@ -196,7 +207,7 @@ def _digest(listing: Listing, listed: Listed) -> str:
 
 
 def _check_same(path: Path, state: str, found: dict[str, Any], spec: dict[str, Any]) -> None:
-    before, now = _flat(found), _flat(spec)
+    before, now = {"pad": 0} | _flat(found), _flat(spec)  # older runs had none
     for key in now:
         if before.get(key) != now[key]:
             raise InputError(
@@ -231,14 +242,19 @@ def _check_space(
     pictures = sum(len(listed.pictures) for listed in listing.splits.values())
     if progress is not None:
         pictures -= sum(split.cursor for split in progress.splits.values())
-    check_space(settings.tar_root_dir, batch_bytes(pictures, settings.image_size), purpose)
+    if settings.pad:
+        pictures += settings.batch_size  # a file is there twice while its border is filled
+    check_space(settings.tar_root_dir, batch_bytes(pictures, settings.stored_size), purpose)
 
 
 def _check_finished(settings: Settings, listing: Listing) -> None:
     """Refuse the output of a finished run with other settings or pictures."""
     path = settings.tar_root_dir / MANIFEST_NAME
     manifest = read_manifest(path)
-    found = vars(manifest) | {"batch_size": manifest.pictures_per_file}
+    found = vars(manifest) | {
+        "batch_size": manifest.pictures_per_file,
+        "image_size": manifest.image_size - 2 * manifest.pad,
+    }
     _check_same(path, "finished", found, {key: getattr(settings, key) for key in _COMPARED})
     skipped = read_skipped(settings.misc_folder / SKIPPED_NAME)
     for name in SPLITS:
@@ -282,5 +298,5 @@ def _complete(settings: Settings) -> None:
         pixels: np.ndarray = np.memmap(file, np.uint8, "r", location.offset, location.shape)
         if manifest.layout == "c01b":
             pixels = pixels.transpose(3, 1, 2, 0)
-        moments += colour_moments(pixels)
+        moments += colour_moments(inside(pixels, manifest.pad))
     write_array(path, covariance_of(moments))

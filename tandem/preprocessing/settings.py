@@ -13,12 +13,14 @@ from tandem.validation import read_yaml
 DEFAULT_CONFIG = Path(__file__).resolve().parents[2] / "preprocessing" / "paths.yaml"
 
 _PATHS = ("source", "_dir", "_file", "_mat")  # ends of the keys of paths
+_MOST_PIXELS = 65_500  # rows or columns
 _ANSWERS = {
     **dict.fromkeys(("output", "out", "output_dir", "target"), "tar_root_dir"),
     **dict.fromkeys(("data", "data_dir", "dataset", "imagenet", "input", "root"), "source"),
     **dict.fromkeys(("train", "train_dir", "traindir"), "train_img_dir"),
     **dict.fromkeys(("val", "val_dir", "valdir"), "val_img_dir"),
     **dict.fromkeys(("size", "img_size", "resize_height", "resize_width"), "image_size"),
+    **dict.fromkeys(("padding", "border"), "pad"),
     **dict.fromkeys(("j", "num_workers", "jobs", "processes", "threads"), "workers"),
     **dict.fromkeys(("limit", "max_images"), "subset"),
     "shuffle": "the list is always shuffled, once; seed chooses the order",
@@ -57,7 +59,10 @@ class Settings(Options):
         None, "folder of the label files (default: labels in tar_root_dir)"
     )
     # The highest sizes keep a file's pixels and sums within their types.
-    image_size: int = _number(256, "rows and columns of a stored picture, pixels", 1, 65_500)
+    image_size: int = _number(
+        256, "rows and columns of a stored picture without its border, pixels", 1, _MOST_PIXELS
+    )
+    pad: int = _number(0, "border of the mean colour around a stored picture, pixels", 0, 32_750)
     batch_size: int = _number(256, "pictures per batch file", 1, 1 << 24)
     resize: Resize = option(
         "squash",
@@ -69,6 +74,11 @@ class Settings(Options):
     subset: int = _number(0, "pictures of each split; 0: all", 0, 1 << 32)
     max_bad: int = _number(50, "undecodable pictures that may be left out", 0, 1 << 32)
     workers: int = _number(0, "processes that decode; 0: one for each core", 0, 4096)
+
+    @property
+    def stored_size(self) -> int:
+        """Rows and columns of a stored picture with its border."""
+        return self.image_size + 2 * self.pad
 
     @property
     def misc_folder(self) -> Path:
@@ -96,11 +106,16 @@ def read_settings(
     """Read the configuration file and the command line. Errors as of `CommandLine.read`.
 
     Folders of pictures on the command line replace the source in the file. Raises InputError where
-    the command line has both.
+    the command line has both, and where pictures with their border are too large.
     """
     line = CommandLine(arguments, description, program, _ANSWERS)
     typed = line.read(Settings, DEFAULT_CONFIG, lambda _: {}).model_fields_set
     settings = line.read(Settings, DEFAULT_CONFIG, _read_paths)
+    if settings.stored_size > _MOST_PIXELS:
+        most, size = (_MOST_PIXELS - settings.image_size) // 2, settings.image_size
+        raise InputError(
+            f"--pad: found {settings.pad}, expected at most {most} with image_size {size}"
+        )
     if not (folders := typed & {"train_img_dir", "val_img_dir"}):
         return settings
     if "source" in typed:

@@ -5,6 +5,7 @@ Importing this module imports PyTensor and PyTorch: only a trainer process does.
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from tandem.optim import Optimizer
 from tandem.training.functions import DeviceFunctions
 from tandem.training.graphs import (
     GRADIENT,
+    SHORT,
     BackwardPass,
     FunctionGraph,
     Tensors,
@@ -45,7 +47,9 @@ class CompiledNetwork:
     """A network whose parameters, optimizer states and gradients lie in flat vectors.
 
     Frozen parameters lie beside them, so that no exchange touches them. An array that is not
-    trained has its statistic, computed with the gradients, in the vector of gradients.
+    trained has its statistic, computed with the gradients, in the vector of gradients. A network
+    with such arrays has two functions of gradients: for minibatches of which every row is valid,
+    and for short ones, compiled when the first of them comes.
 
     Parameters
     ----------
@@ -88,8 +92,10 @@ class CompiledNetwork:
         self.functions = DeviceFunctions(
             {
                 "gradients": self._gradient_graph,
+                SHORT + "gradients": partial(self._gradient_graph, short=True),
                 "update": self._update_graph,
                 "step": self._step_graph,
+                SHORT + "step": partial(self._step_graph, short=True),
                 "validation": self._validation_graph,
                 "crop": self._crop_graph,
             },
@@ -150,33 +156,44 @@ class CompiledNetwork:
         }
         return weights, states
 
-    def compute_gradients(self, slot: Slot, epoch: int) -> None:
+    def compute_gradients(self, slot: Slot, epoch: int, rows: int | None = None) -> None:
         """Write the gradients of the mean cost over the slot's valid pictures to their vector.
 
-        Loss and errors are of the same forward pass, with dropout; the update counts them.
+        Loss and errors are of the same forward pass, with dropout; the update counts them. `rows`
+        is the number of valid pictures, None where all are.
         """
-        self.functions("gradients", slot, epoch=np.array(epoch, np.int64))
+        name = self._of_rows("gradients", rows)
+        self.functions(name, slot, epoch=np.array(epoch, np.int64))
 
     def is_finite(self) -> bool:
         """Whether the loss and all gradients that were computed last are finite."""
         return bool(self._finite.get_value())
 
-    def update(self, learning_rate: float) -> None:
+    def update(self, learning_rate: float, updates: int = 0) -> None:
         """Step weights and optimizer states, in place, from the gradients in their vector.
 
-        The loss and errors of the gradients' forward pass are added to the sums of training.
+        `updates` is how many were made before. The loss and errors of the gradients' forward pass
+        are added to the sums of training.
         """
-        rate = np.asarray(learning_rate, self._config.dtype)
-        self.functions("update", None, learning_rate=rate)
+        self.functions("update", None, **self._update_numbers(learning_rate, updates))
 
-    def step(self, slot: Slot, epoch: int, learning_rate: float) -> Callable[[], bool]:
+    def step(
+        self,
+        slot: Slot,
+        epoch: int,
+        learning_rate: float,
+        rows: int | None = None,
+        updates: int = 0,
+    ) -> Callable[[], bool]:
         """Compute gradients and update in one function, without waiting.
 
         Where the loss or a gradient is not finite nothing is updated, and nothing counted. The
-        result waits for the step and returns whether all were finite. For a trainer alone.
+        result waits for the step and returns whether all were finite. For a trainer alone. `rows`
+        is that of `compute_gradients`.
         """
-        rate = np.asarray(learning_rate, self._config.dtype)
-        self.functions("step", slot, epoch=np.array(epoch, np.int64), learning_rate=rate)
+        numbers = self._update_numbers(learning_rate, updates)
+        name = self._of_rows("step", rows)
+        self.functions(name, slot, epoch=np.array(epoch, np.int64), **numbers)
         finite = self._finite.read_later()
         return lambda: bool(finite())
 
@@ -213,52 +230,80 @@ class CompiledNetwork:
         for name, variable in self._sums[mode].items():
             variable.set_value(np.asarray(getattr(sums, name), variable.dtype))
 
-    def _backward(self) -> BackwardPass:
-        """Build the forward and the backward pass."""
+    def _of_rows(self, name: str, rows: int | None) -> str:
+        """The function for so many valid rows: only averages tell a short minibatch by it."""
+        is_short = rows is not None and rows < self._config.batch_size
+        return SHORT + name if is_short and self._averages else name
+
+    def _backward(self, short: bool) -> BackwardPass:
+        """Build the forward and the backward pass, of a minibatch that is short or is not.
+
+        What is trained is the cost with those of auxiliary heads; what is counted, without.
+        """
         network, config = self._network, self._config
         kept, coloured = self._kept.get("train"), config.rand_colour > 0
         minibatch, images = minibatch_inputs(config, self._mean, kept, coloured)
         epoch = pt.tensor("epoch", dtype="int64", shape=())
         seed = pt.constant(np.int64(config.seed))
-        training = Training(seed, epoch, minibatch["indices"])
+        labels, valid = minibatch["labels"], minibatch["valid"]
+        training = Training(
+            seed,
+            epoch,
+            minibatch["indices"],
+            valid if short else None,
+            config.group_rows,
+            config.freeze,
+        )
         logits = network.logits(images, training)
-        cost = network.cost(logits, minibatch["labels"], minibatch["valid"])
-        check_graph(network, images, cost, training.statistics)
+        cost = total = network.cost(logits, labels, valid)
+        for outputs, weight in training.auxiliary:
+            part = network.cost(outputs, labels, valid)
+            total = total + np.asarray(weight, part.dtype) * part
+        check_graph(network, images, total, training)
         learned = [network.parameters[name] for name in self._rates]
-        gradients = cast(list[TensorVariable], pt.grad(cost, learned))
+        gradients = cast(list[TensorVariable], pt.grad(total, learned))
         found = dict(zip(self._rates, gradients, strict=True))
         found |= {name: training.statistics[name] for name in self._averages}
         counts = count_minibatch(cost, logits, minibatch, config.print_train_error)
-        return BackwardPass(minibatch, epoch, found, counts, are_finite([cost, *found.values()]))
+        return BackwardPass(minibatch, epoch, found, counts, are_finite([total, *found.values()]))
 
-    def _gradient_graph(self) -> FunctionGraph:
-        found = self._backward()
+    def _gradient_graph(self, short: bool = False) -> FunctionGraph:
+        found = self._backward(short)
         updates = [(self.gradients[name], value) for name, value in found.gradients.items()]
         updates += [(self._last[name], value) for name, value in found.counts.items()]
         updates.append((self._finite, found.finite.astype("int64")))
         return FunctionGraph(found.minibatch, {"epoch": found.epoch}, updates)
 
     def _update_graph(self) -> FunctionGraph:
-        rate = self._rate_input()
-        updates = self._updates(self._updated, self._last, rate)
-        return FunctionGraph({}, {"learning_rate": rate}, updates)
+        numbers = self._number_inputs()
+        updates = self._updates(self._updated, self._last, numbers)
+        return FunctionGraph({}, numbers, updates)
 
-    def _step_graph(self) -> FunctionGraph:
-        found, rate = self._backward(), self._rate_input()
-        updates = self._updates((self.weights, self.states, found.gradients), found.counts, rate)
+    def _step_graph(self, short: bool = False) -> FunctionGraph:
+        found, numbers = self._backward(short), self._number_inputs()
+        placed = self.weights, self.states, found.gradients
+        updates = self._updates(placed, found.counts, numbers)
         kept = [(v, pt.switch(found.finite, new, v)) for v, new in updates]
         kept.append((self._finite, found.finite.astype("int64")))
-        numbers = {"epoch": found.epoch, "learning_rate": rate}
-        return FunctionGraph(found.minibatch, numbers, kept)
+        return FunctionGraph(found.minibatch, {"epoch": found.epoch, **numbers}, kept)
 
-    def _rate_input(self) -> TensorVariable:
-        return pt.tensor("learning_rate", dtype=self._config.dtype, shape=())
+    def _update_numbers(self, learning_rate: float, updates: int) -> dict[str, np.ndarray]:
+        """The rate and the optimizer's numbers, as an update takes them."""
+        numbers = {"learning_rate": learning_rate, **self._optimizer.numbers(updates)}
+        return {key: np.asarray(value, self._config.dtype) for key, value in numbers.items()}
+
+    def _number_inputs(self) -> Tensors:
+        kind = self._config.dtype
+        return {
+            key: pt.tensor(key, dtype=kind, shape=())
+            for key in self._update_numbers(0.0, updates=0)
+        }
 
     def _updates(
-        self, placed: _Placed, counts: Mapping[str, TensorVariable], rate: TensorVariable
+        self, placed: _Placed, counts: Mapping[str, TensorVariable], numbers: Tensors
     ) -> list[tuple[DeviceSharedVariable, TensorVariable]]:
         """Pairs of a variable and its value after a step."""
-        updates = added(self._sums["train"], counts)
+        updates, rate = added(self._sums["train"], counts), numbers["learning_rate"]
         weights, states, gradients = placed
         for name, own in self._rates.items():
             if name not in gradients:  # another trainer updates it
@@ -270,6 +315,7 @@ class CompiledNetwork:
                 gradients[name],
                 rate if own.factor == 1 else rate * np.asarray(own.factor, rate.dtype),
                 own.decay,
+                numbers,
             )
             updates += [(weights[name], weight), *zip(before, after, strict=True)]
         for name, keep in self._averages.items():

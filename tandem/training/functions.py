@@ -22,7 +22,7 @@ from tandem.config.schema import Config
 from tandem.distributed import ExchangeSettings
 from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.memory.slot import Slot
-from tandem.training.graphs import GRADIENT, FunctionGraph
+from tandem.training.graphs import GRADIENT, SHORT, FunctionGraph
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,8 @@ class DeviceFunctions:
 
             buckets = ExchangeSettings.of(dict(config)).exchange.buckets(memory.layout)
             names = [[GRADIENT + name for name in bucket.names] for bucket in buckets]
-            self._modes["gradients"] = make_mode(on_gradient_ready=report, buckets=names)
+            for name in ("gradients", SHORT + "gradients"):
+                self._modes[name] = make_mode(on_gradient_ready=report, buckets=names)
         self._numbers: dict[str, DeviceSharedVariable] = {}
         self._compiled: dict[str, tuple[Function, tuple[str, ...]]] = {}
         self._recorded: dict[tuple[str, Slot | None], Callable[[], Any]] = {}

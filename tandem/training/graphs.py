@@ -15,6 +15,7 @@ from tandem.ops import crop_mirror
 
 Tensors = dict[str, TensorVariable]
 GRADIENT = "gradient/"  # begins the name of every gradient's shared variable
+SHORT = "short "  # begins the name of a function for minibatches with rows that are not valid
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from tandem.artifacts.checkpoint import RunState, initial_weights, read_checkpoint
 from tandem.artifacts.metrics import MetricSums
+from tandem.artifacts.reproducibility import with_norm_rows
+from tandem.config.resolve import resolve_norm_rows
 from tandem.data.mean_image import read_mean
 from tandem.distributed import Exchange, ExchangeSettings, make_exchange
 from tandem.layers.checks import checked_initial_values
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 class TrainingSetup:
     """The parts of a trainer."""
 
+    spec: RunSpec  # with `norm_rows` resolved, where the network has averages
     memory: HostMemory | CudaMemory
     model: "CompiledNetwork"  # with the weights of the run's beginning
     state: RunState  # where the run begins
@@ -53,6 +56,10 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     config, group = spec.config, arguments.group
     settings = ExchangeSettings.of(dict(config))
     network = build_network(spec.description, config.dtype)
+    untrained = tuple(n for n, p in network.parameters.declared.items() if not p.trainable)
+    if untrained and spec.job == "train":
+        spec = with_averages(spec)
+        config = spec.config
     optimizer = OPTIMIZERS.chosen(dict(config))
     layout = parameter_layout(
         network, optimizer, config.parameter_groups, channels_last=spec.on_gpu
@@ -74,10 +81,17 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     loader = open_loader(memory, arguments.loader, spec.minibatch_builder())
     pipeline = InputPipeline(minibatch_requests(spec, arguments.rank, state), loader)
     group.barrier()  # shared memory is complete when every trainer has loaded its weights
-    whole = parameter_layout(network, optimizer)
-    untrained = tuple(name for name, _ in whole.untrained)
-    nbytes = whole.parameters_nbytes
-    return TrainingSetup(memory, model, state, exchange, pipeline, nbytes, untrained)
+    nbytes = parameter_layout(network, optimizer).parameters_nbytes
+    return TrainingSetup(spec, memory, model, state, exchange, pipeline, nbytes, untrained)
+
+
+def with_averages(spec: RunSpec) -> RunSpec:
+    """The run of a network with averages: `norm_rows` is resolved, and one of its conditions.
+
+    Raises InputError if `norm_rows` does not divide the batch size.
+    """
+    config = resolve_norm_rows(spec.config)
+    return replace(spec, config=config, conditions=with_norm_rows(spec.conditions, config))
 
 
 def parameter_layout(
@@ -107,9 +121,14 @@ def _load_weights(spec: RunSpec, network: Network, model: "CompiledNetwork") -> 
     whole = spec.resumed or (spec.weights if spec.job == "validate" else None)
     if whole is not None:
         checkpoint = read_checkpoint(whole, shapes)
-        model.load(checkpoint.weights, checkpoint.states)
+        state = checkpoint.state
+        if spec.continues_optimizer:
+            model.load(checkpoint.weights, checkpoint.states)
+        else:  # whose states begin at zero
+            model.load(checkpoint.weights)
+            state = replace(state, updates=0)
         return replace(
-            checkpoint.state,
+            state,
             global_batch=begin.global_batch,
             train_pictures=begin.train_pictures,
             skipped=tuple(dict.fromkeys((*checkpoint.state.skipped, *spec.skipped))),

@@ -131,6 +131,38 @@ def test_pictures_are_resized_as_those_of_training(mean: Path, tmp_path: Path) -
     assert (prepared["squash"] != prepared["shorter_side"]).any()
 
 
+def test_pictures_get_the_border_of_those_of_training(tmp_path: Path) -> None:
+    """A crop of their own size is the picture itself; a larger one shows the border."""
+    rng = np.random.default_rng(4)
+    for pad in (1, 2):
+        own = SIZE - 2 * pad
+        mean = np.empty((3, SIZE, SIZE), np.float32)
+        mean[...] = [[[91]], [[120]], [[133]]]
+        mean[:, pad:-pad, pad:-pad] = rng.uniform(90, 130, (3, own, own))
+        np.save(tmp_path / "mean.npy", mean)
+        weights = save_weights(tmp_path / f"{pad}.safetensors", WNIDS, pad=pad)
+        classifier = Classifier.load(weights, tmp_path / "mean.npy")
+        pixels = rng.integers(0, 256, (own, own, 3), np.uint8)
+        prepared = classifier.prepare(png(pixels))
+        assert prepared.shape == (SIZE, SIZE, 3)
+        np.testing.assert_array_equal(prepared[pad:-pad, pad:-pad], pixels)
+        outside = np.ones((SIZE, SIZE), bool)
+        outside[pad:-pad, pad:-pad] = False
+        assert (prepared[outside] == [91, 120, 133]).all()
+        found = classifier.probabilities(prepared[np.newaxis])
+        crops = cut(prepared[np.newaxis], tmp_path / "mean.npy", 1, 1)
+        np.testing.assert_allclose(found, by_hand(weights, tmp_path / "mean.npy", crops), rtol=1e-4)
+
+
+@pytest.mark.parametrize("pad", [35, 100])
+def test_a_border_wider_than_the_mean_image_is_refused(
+    mean: Path, tmp_path: Path, pad: int
+) -> None:
+    weights = save_weights(tmp_path / "w.safetensors", WNIDS, pad=pad)
+    with pytest.raises(InputError, match=f"70 pixels wide and high, .* a border of {pad}"):
+        Classifier.load(weights, mean)
+
+
 def test_classes_without_names_have_numbers(mean: Path, tmp_path: Path) -> None:
     weights = save_weights(tmp_path / "w.safetensors", None, classes=3)
     (guesses,) = Classifier.load(weights, mean).guesses(noise(1))

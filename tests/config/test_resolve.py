@@ -11,11 +11,12 @@ from tandem.config.resolve import check_settings, resolve
 from tandem.config.schema import affecting_bits, make_config
 from tandem.errors import InputError
 
+RANK = RankInfo(0, (0, 1), (), (), "a processor", (), "mpirun")
+
 
 def resolved(values: dict[str, Any], ranks: int = 0) -> Any:
     """As resolved for a launcher's own trainers, or for ranks started by mpirun."""
-    rank = RankInfo(0, (0, 1), (), (), "a processor", (), "mpirun")
-    return resolve(make_config({"devices": ["cpu"], **values}), [rank] * ranks)
+    return resolve(make_config({"devices": ["cpu"], **values}), [RANK] * ranks)
 
 
 AVX2 = "x86_64 AMD EPYC avx2 fma"
@@ -81,6 +82,8 @@ def test_settings_that_contradict_each_other(values: dict[str, Any], expected: s
         ({"collective": "ar"}, 0, "collective: ar is for trainers that are ranks"),
         ({"rule": "gosgd"}, 0, "rule: gosgd is for trainers that are joined by MPI"),
         ({"exchange": "shared"}, 2, "ranks have their own"),
+        ({"exchange": "average", "optimizer": "nadam"}, 0, "nadam's results is not nadam"),
+        ({"exchange": "average", "optimizer": "adam"}, 2, "adam's results is not adam"),
     ],
 )
 def test_choices_that_the_trainers_do_not_permit(
@@ -88,6 +91,21 @@ def test_choices_that_the_trainers_do_not_permit(
 ) -> None:
     with pytest.raises(InputError, match=expected):
         resolved(values, ranks)
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_what_is_exchanged_follows_from_the_optimizer(ranks: int) -> None:
+    assert resolved({}, ranks).exchange == "average"
+    assert resolved({"optimizer": "adamw"}, ranks).exchange == "gradients"
+    assert resolved({"exchange": "gradients"}, ranks).exchange == "gradients"
+    if ranks:
+        found = resolved({"optimizer": "adam", "bucket_mb": 2.0}, ranks)
+        assert found.exchange == "gradients"
+        elastic = resolved({"optimizer": "adam", "rule": "easgd"}, ranks)
+        assert elastic.exchange == "average"
+        assert resolve(elastic, [RANK] * ranks) == elastic
+    else:
+        assert resolved({"optimizer": "adam", "exchange": "shared"}).exchange == "shared"
 
 
 def test_what_auto_stands_for() -> None:

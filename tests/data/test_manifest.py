@@ -54,6 +54,14 @@ def test_how_pictures_were_resized_is_written_only_if_it_is_not_the_default(path
     assert path.read_text().replace(' "resize": "shorter_side",\n', "") == before
 
 
+def test_the_border_is_written_only_if_there_is_one(path: Path) -> None:
+    before = path.read_text()
+    assert read_manifest(path).pad == 0
+    write_manifest(path, replace(make_manifest(), pad=2))
+    assert read_manifest(path).pad == 2
+    assert path.read_text().replace(' "pad": 2,\n', "") == before
+
+
 def test_counts_and_shapes() -> None:
     manifest = make_manifest()
     assert manifest.classes == 2
@@ -72,6 +80,9 @@ CHANGES: dict[str, tuple[str, Any, str]] = {
     "no size": ("image_size", 0, "greater than or equal to 1"),
     "unknown layout": ("layout", "bc01", "input should be 'b01c' or 'c01b'"),
     "unsorted classes": ("wnids", ["n02", "n01"], "sorted, each once"),
+    "a negative border": ("pad", -1, "pad is -1: input should be greater"),
+    "a border of text": ("pad", "1", 'pad is "1": input should be a valid integer'),
+    "a border without a picture": ("pad", 4, "less than half of image_size"),
     "a class twice": ("wnids", ["n01", "n01"], "sorted, each once"),
     "other class count": ("classes", 3, "classes is 3, expected 2"),
     "a label too high": ("splits.train.labels", [1, 0, 2, 0, 0], "from 0 to 2"),

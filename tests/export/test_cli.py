@@ -91,6 +91,25 @@ def test_it_agrees_with_validation(
     assert record["top5_error"] == np.mean((order[:, :5] != labels[:, None]).all(axis=1))
 
 
+@pytest.mark.parametrize("pad", [1, 2])
+def test_it_takes_pictures_without_their_border(tmp_path: Path, pad: int) -> None:
+    """Also where the crop is larger than the picture, and reaches into the border."""
+    rng, size, own = np.random.default_rng(6), 70, 70 - 2 * pad
+    mean = np.full((3, size, size), 117, np.float32)
+    mean[:, pad:-pad, pad:-pad] = rng.uniform(90, 130, (3, own, own))
+    np.save(tmp_path / "mean.npy", mean)
+    weights = save_weights(tmp_path / "w.safetensors", ("n01", "n02", "n03"), pad=pad)
+    classifier = Classifier.load(weights, tmp_path / "mean.npy")
+    pictures = rng.integers(0, 256, (7, own, own, 3), np.uint8)
+    prepared = np.full((7, size, size, 3), 117, np.uint8)
+    prepared[:, pad:-pad, pad:-pad] = pictures
+    expected = classifier.probabilities(prepared)
+    assert np.ptp(expected, axis=0).max() > 0.001
+    target = tmp_path / "w.onnx"
+    assert main([str(weights), str(target), "--mean", str(tmp_path / "mean.npy")]) == 0
+    np.testing.assert_allclose(run(target, pictures)[1], expected, rtol=1e-4, atol=1e-6)
+
+
 def test_it_agrees_with_classification(weights: Path, exported: Path, pictures: np.ndarray) -> None:
     expected = Classifier.load(weights).probabilities(pictures)
     assert np.ptp(expected, axis=0).max() > 0.01

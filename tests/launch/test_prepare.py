@@ -129,6 +129,54 @@ def test_pictures_resized_otherwise_than_those_of_training(
             assert spec.description.resize == read_manifest(folder).resize
 
 
+def test_another_optimizer_has_no_use_for_the_states(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    wnids = read_manifest(data).wnids
+    for before, now in (("sgd", "adam"), ("adam", "nadam"), ("rmsprop", "sgd")):
+        saved = make_config({"optimizer": before, "crop_size": 67}).model_dump(mode="json")
+        save_weights(
+            run / "epoch-0001.safetensors", wnids, state=RunState(1, updates=5), config=saved
+        )
+        changes = {"resume_train": True, "optimizer": now, "n_epochs": 2}
+        with pytest.raises(InputError) as caught:
+            prepare_run(load_config(settings(data, run, **changes)))
+        assert str(caught.value) == (
+            f"{run}/epoch-0001.safetensors: this checkpoint has the states of optimizer {before}, "
+            f"which mean nothing to {now}: restore it, or set exact: false (--exact false) to "
+            "continue with states of zero"
+        )
+        assert [path.name for path in run.iterdir()] == ["epoch-0001.safetensors"]
+        spec = prepare_run(load_config(settings(data, run, **changes, exact=False)))
+        assert not spec.continues_optimizer
+        changes["optimizer"] = before
+        assert prepare_run(
+            load_config(settings(data, run, **changes, exact=False))
+        ).continues_optimizer
+
+
+def test_pictures_with_another_border_than_those_of_training(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    manifest = read_manifest(copy)
+    write_manifest(copy / "manifest.json", replace(manifest, pad=1))
+    weights = save_weights(tmp_path / "w.safetensors", manifest.wnids, pad=1)
+    assert read_header(weights).network.pad == 1
+    for folder, expected in ((copy, []), (data, ["with pad: 1, those of", "have pad: 0"])):
+        config = load_config(settings(folder, tmp_path / "run", init_weights=str(weights)))
+        caplog.clear()
+        spec = prepare_run(config)
+        warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert len(warnings) == bool(expected)
+        assert all(part in warnings[0] for part in expected)
+        assert spec.description.pad == read_manifest(folder).pad
+    config = load_config(settings(copy, tmp_path / "run", crop_size=71))
+    with pytest.raises(InputError, match=r"at most that; without their border of 1 that is 68"):
+        prepare_run(config)
+
+
 def continued(data: Path, state: RunState, **changes: Any) -> RunSpec:
     """A run of 2 images per step that continues a checkpoint of that state."""
     plain = {"batch_size": 2, "devices": ["cpu"]}

@@ -11,10 +11,10 @@ import pytensor.tensor as pt
 import pytest
 import torch
 
-from benchmarks import plain_networks as plain
 from tandem.backend import device_mode
 from tandem.layers import LayeredNetwork, Training
 from tandem.layers.losses import mean_over_valid, negative_log_likelihood
+from tests.support import torch_networks as plain
 
 CLASSES = 5
 

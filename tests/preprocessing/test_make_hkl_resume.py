@@ -18,10 +18,7 @@ from PIL import Image
 from tandem.preprocessing import batches, prepare, report
 from tandem.preprocessing.progress import load_progress
 from tests.support.picture_files import Pictures, Refusal, contents
-
-
-class _Stop(BaseException):
-    """Nothing may catch it, as nothing catches SIGKILL."""
+from tests.support.stopped_preprocessing import stop
 
 
 @pytest.fixture(autouse=True)
@@ -33,30 +30,6 @@ def _bad_pictures(pictures: Pictures) -> None:
 def expected(tmp_path: Path, pictures: Pictures) -> dict[str, bytes]:
     assert make_hkl.main(pictures.options(tmp_path / "undisturbed")) == 0
     return contents(tmp_path / "undisturbed")
-
-
-def stopping(function: Callable, call: int, *, after: bool) -> Callable:
-    """`function`, but its call number `call` (from 0) stops the run, before or after it works."""
-    calls = iter(range(1_000_000))
-
-    def stopped(*args: object) -> object:
-        stop = next(calls) == call
-        if stop and not after:
-            raise _Stop
-        result = function(*args)
-        if stop:
-            raise _Stop
-        return result
-
-    return stopped
-
-
-def stop(monkeypatch, pictures: Pictures, out: Path, module, name: str, call=0, after=False):
-    """Start a run that stops at a call of a function of a module."""
-    with monkeypatch.context() as patch:
-        patch.setattr(module, name, stopping(getattr(module, name), call, after=after))
-        with pytest.raises(_Stop):
-            make_hkl.main(pictures.options(out))
 
 
 # Where a run may stop, and how often it passes there: three train, two val files.
@@ -76,7 +49,7 @@ MOMENTS = [
 def test_a_run_stopped_anywhere_goes_on(
     pictures: Pictures, expected, out: Path, monkeypatch, module, name: str, call: int, after: bool
 ) -> None:
-    stop(monkeypatch, pictures, out, module, name, call, after)
+    stop(monkeypatch, pictures.options(out), module, name, call, after)
     assert contents(out) != expected
     (out / ".progress.abc.partial.npz").write_bytes(b"half")
     if (out / "progress.npz").exists():
@@ -88,7 +61,7 @@ def test_a_run_stopped_anywhere_goes_on(
 def test_what_is_done_is_not_done_again(
     pictures: Pictures, expected: dict[str, bytes], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop(monkeypatch, pictures, out, batches, "write_batch", 2)
+    stop(monkeypatch, pictures.options(out), batches, "write_batch", 2)
     progress = load_progress(out)
     assert progress is not None
     assert progress.splits["train"].files == 2
@@ -129,7 +102,7 @@ def test_a_run_does_not_go_on_with_other_versions(
     pictures: Pictures, out: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal, versions
 ) -> None:
     """They may decode or resize otherwise; a finished run, though, is still good."""
-    stop(monkeypatch, pictures, out, prepare, "write_manifest")
+    stop(monkeypatch, pictures.options(out), prepare, "write_manifest")
     before = contents(out)
     now = prepare._versions()
     with monkeypatch.context() as patch:
@@ -153,7 +126,11 @@ def test_a_damaged_record_is_refused(out: Path, refusal: Refusal, content: bytes
 
 def record(**changes: object) -> dict[str, object]:
     split = {"cursor": 4, "files": 1, "skipped": []}
-    return {"spec": {"image_size": 8}, "splits": {"train": split, "val": split}, **changes}
+    return {
+        "spec": {"image_size": 8, "pad": 0},
+        "splits": {"train": split, "val": split},
+        **changes,
+    }
 
 
 # A compressed array may be a thousand times as large as its file.
@@ -161,7 +138,7 @@ def record(**changes: object) -> dict[str, object]:
     ("content", "save"),
     [
         (record(spec=3), np.savez),
-        (record(spec={"image_size": 9}), np.savez),
+        (record(spec={"image_size": 9, "pad": 0}), np.savez),
         (record(splits={}), np.savez),
         (record(splits={"train": {"cursor": "all", "files": 1, "skipped": []}}), np.savez),
         (record(splits={"train": {"cursor": 4, "files": -1, "skipped": []}}), np.savez),
@@ -189,7 +166,7 @@ def test_a_run_that_an_older_version_began_is_refused(
     pictures: Pictures, out: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
     """It has not counted the colours of the pictures that are in batch files already."""
-    stop(monkeypatch, pictures, out, batches, "write_batch", 2)
+    stop(monkeypatch, pictures.options(out), batches, "write_batch", 2)
     with np.load(out / "progress.npz") as arrays:
         kept = {name: arrays[name] for name in ("record", "sums")}
     np.savez(out / "progress.npz", **kept)

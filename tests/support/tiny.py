@@ -79,6 +79,7 @@ def save_weights(
     claimed_width: float | None = None,
     value: float | None = None,
     resize: Resize = "squash",
+    pad: int = 0,
     **fields: Any,
 ) -> Path:
     """Write a checkpoint of untrained weights; return `path`.
@@ -99,7 +100,13 @@ def save_weights(
         if value is not None:
             weights[name][...] = value
     network = NetworkDescription(
-        crop_size, classes, claimed_width or width, wnids, norm_before_pool, resize=resize
+        crop_size,
+        classes,
+        claimed_width or width,
+        wnids,
+        norm_before_pool,
+        resize=resize,
+        pad=pad,
     )
     save_checkpoint(path, Checkpoint(weights, {}, network, **fields))
     return path

@@ -32,8 +32,8 @@ def lower_batch_norm(op: BatchNorm, node: Apply, device: torch.device, compiled:
             )
         )
     if len(node.inputs) == 3:
-        return computed(lambda *inputs: _by_group(*inputs, rows, epsilon))
-    return computed(lambda *inputs: _masked(*inputs, rows, epsilon))
+        return computed(lambda x, scale, shift: _by_group(x, scale, shift, rows, epsilon))
+    return computed(lambda x, scale, shift, valid: _masked(x, scale, shift, valid, rows, epsilon))
 
 
 @lower.register(BatchNormGrad)
@@ -48,8 +48,8 @@ def lower_batch_norm_grad(
             )
         )
     if len(node.inputs) == 5:
-        return computed(lambda *inputs: _gradient_by_group(*inputs, rows))
-    return computed(lambda *inputs: _masked_gradient(*inputs, rows))
+        return computed(lambda *inputs: _gradient_by_group(rows, *inputs))
+    return computed(lambda *inputs: _masked_gradient(rows, *inputs))
 
 
 @lower.register(BatchNormInference)
@@ -90,7 +90,7 @@ def _by_group(
 
 
 def _gradient_by_group(
-    x: Tensor, scale: Tensor, g: Tensor, means: Tensor, inverses: Tensor, rows: int
+    rows: int, x: Tensor, scale: Tensor, g: Tensor, means: Tensor, inverses: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
         g = g.contiguous(memory_format=torch.channels_last)
@@ -153,20 +153,21 @@ def _masked(
     variances = groups.sum(centred * centred) / groups.divisor
     inverses = torch.rsqrt(variances + epsilon)
     y = centred * groups.across(inverses * scale) + groups.across(shift)
-    weights = (groups.counts / groups.counts.sum().clamp(min=1)).to(x.dtype).unsqueeze(1)
+    counts = groups.counts.to(x.dtype).unsqueeze(1)
+    weights = counts / counts.sum().clamp(min=1)
     unbiased = variances * groups.divisor / (groups.values - 1).clamp(min=1)
-    reported = ((weights * each).sum(0).to(x.dtype) for each in (means, unbiased))
+    reported = ((weights * each).sum(0) for each in (means, unbiased))
     return groups.join(y), *reported, means, inverses
 
 
 def _masked_gradient(
+    rows: int,
     x: Tensor,
     scale: Tensor,
     g: Tensor,
     means: Tensor,
     inverses: Tensor,
     valid: Tensor,
-    rows: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     groups = _Groups(x, valid, rows)
     slope, inverse = groups.split(g), groups.across(inverses)
