@@ -174,7 +174,7 @@ class PlainCifarResNet(PlainNetwork):
     def __init__(
         self, depth: int, classes: int, width: float = 1.0, projection: bool = False
     ) -> None:
-        super().__init__(CIFAR_STD)
+        super().__init__((1.0, 1.0, 1.0))
         channels = max(1, round(16 * width))
         self.conv1 = nn.Conv2d(3, channels, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
@@ -398,7 +398,7 @@ class PlainDenseNet(PlainNetwork):
     """DenseNet-BC: of 121 layers for ImageNet, or of 100 for CIFAR."""
 
     def __init__(self, depth: int, classes: int, width: float = 1.0) -> None:
-        super().__init__(CIFAR_STD if depth == 100 else IMAGENET_STD)
+        super().__init__((1.0, 1.0, 1.0) if depth == 100 else IMAGENET_STD)
         growth = max(1, round((12 if depth == 100 else 32) * width))
         channels = max(1, round((24 if depth == 100 else 64) * width))
         if depth == 100:
