@@ -103,6 +103,7 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
     from onnx import TensorProto, checker, helper
 
     from tandem.export.graph import OPSET, OnnxGraph
+    from tandem.ops.batch_norm_folding import fold_batch_norms
 
     network, pad = loaded.network, loaded.description.pad
     side = loaded.mean.shape[-1] - 2 * pad
@@ -111,6 +112,7 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
     logits = network.logits(images, None)
     graph = OnnxGraph()
     graph.bind(images, _prepare(graph, mean, network.crop_size))
+    (logits,) = fold_batch_norms([logits])
     outputs = {"logits": logits, "probabilities": pt.special.softmax(logits, axis=1)}
     for name, variable in outputs.items():
         graph.add("Identity", [graph.translate(variable)], name)

@@ -24,9 +24,7 @@ class Builder:
     of its layers. `training` is None in validation.
     """
 
-    def __init__(
-        self, network: Network, training: Training | None, declares: bool = False
-    ) -> None:
+    def __init__(self, network: Network, training: Training | None, declares: bool = False) -> None:
         self.training = training
         self._network, self._declares, self._dropouts = network, declares, 0
 
@@ -99,9 +97,7 @@ class Builder:
         self._declare(name, (inputs, units), (inputs, units), bias, initial)
         if x.type.ndim != 2:
             x = layers.flatten(x, inputs)
-        return self._shaped(
-            name, layers.fully_connected(x, *self._network.parameters.of(name))
-        )
+        return self._shaped(name, layers.fully_connected(x, *self._network.parameters.of(name)))
 
     def dropout(self, x: TensorVariable, rate: float) -> TensorVariable:
         """Drop units in training and divide the others by ``1 - rate``."""
@@ -114,7 +110,11 @@ class Builder:
             self.training.auxiliary.append((logits, weight))
 
     def _declare(
-        self, name: str, shape: tuple[int, ...], fans: tuple[int, int], bias: float | None,
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        fans: tuple[int, int],
+        bias: float | None,
         initial: Initial,
     ) -> None:
         """Declare weight and bias, if this is the first graph."""

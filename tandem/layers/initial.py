@@ -9,7 +9,16 @@ from collections.abc import Callable
 
 from tandem.layers.parameter import Distribution
 
-__all__ = ["Initial", "glorot", "he_in", "he_out", "lecun_uniform", "normal", "torch_linear", "truncated"]
+__all__ = [
+    "Initial",
+    "glorot",
+    "he_in",
+    "he_out",
+    "lecun_uniform",
+    "normal",
+    "torch_linear",
+    "truncated",
+]
 
 Initial = Callable[[int, int], tuple[float, Distribution]]
 

@@ -108,13 +108,9 @@ class GoogLeNet(LayeredNetwork):
     def head(self, net: Builder, name: str, x: TensorVariable) -> None:
         """An auxiliary head: average pooling, 1x1, and two fully connected layers."""
         x = self._convolve(net, f"{name}.conv", average_pool(x, 5, 3, ceil=True), 128, 1)
-        x = net.fully_connected(
-            f"{name}.fc", x, self.scaled(1024), bias=0.2, initial=lecun_uniform
-        )
+        x = net.fully_connected(f"{name}.fc", x, self.scaled(1024), bias=0.2, initial=lecun_uniform)
         x = net.dropout(relu(x), 0.7)
-        logits = net.fully_connected(
-            f"{name}.classifier", x, self.classes, initial=lecun_uniform
-        )
+        logits = net.fully_connected(f"{name}.classifier", x, self.classes, initial=lecun_uniform)
         net.auxiliary(logits, WEIGHT)
 
     def _convolve(

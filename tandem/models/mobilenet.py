@@ -62,9 +62,7 @@ class MobileNetV2(LayeredNetwork):
         return filters + DIVISOR if filters < 0.9 * wanted else filters
 
     def build(self, net: Builder, x: TensorVariable) -> TensorVariable:
-        x = net.convolution(
-            "features.0.0", x, self.scaled(32), 3, 2, input_std=IMAGENET_STD
-        )
+        x = net.convolution("features.0.0", x, self.scaled(32), 3, 2, input_std=IMAGENET_STD)
         x = relu6(net.batch_norm("features.0.1", x))
         number = 1
         for expansion, filters, blocks, first in STAGES:

@@ -51,17 +51,13 @@ class ResNet50(LayeredNetwork):
         super().__init__(crop_size, classes, width, dtype)
 
     def build(self, net: Builder, x: TensorVariable) -> TensorVariable:
-        x = net.convolution(
-            "conv1", x, self.scaled(64), 7, 2, input_std=IMAGENET_STD
-        )
+        x = net.convolution("conv1", x, self.scaled(64), 7, 2, input_std=IMAGENET_STD)
         x = max_pool(relu(net.batch_norm("bn1", x)), 3, 2, pad=1)
         for stage, blocks in enumerate(self.blocks):
             for block in range(blocks):
                 stride = 2 if stage and not block else 1
                 x = self.block(net, f"layer{stage + 1}.{block}", x, 64 * 2**stage, stride)
-        return net.fully_connected(
-            "fc", global_average_pool(x), self.classes
-        )
+        return net.fully_connected("fc", global_average_pool(x), self.classes)
 
     def block(
         self, net: Builder, name: str, x: TensorVariable, filters: int, stride: int
@@ -145,9 +141,7 @@ class ResNet20(LayeredNetwork):
             for block in range(self.blocks):
                 stride = 2 if stage and not block else 1
                 x = self.block(net, f"layer{stage + 1}.{block}", x, 16 * 2**stage, stride)
-        return net.fully_connected(
-            "fc", global_average_pool(x), self.classes
-        )
+        return net.fully_connected("fc", global_average_pool(x), self.classes)
 
     def block(
         self, net: Builder, name: str, x: TensorVariable, filters: int, stride: int

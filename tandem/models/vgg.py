@@ -54,9 +54,7 @@ class VGG11(LayeredNetwork):
         for convolutions, filters in zip(self.stages, (64, 128, 256, 512, 512), strict=True):
             for _ in range(convolutions):
                 name, std = f"features.{number}", None if number else IMAGENET_STD
-                x = net.convolution(
-                    name, x, self.scaled(filters), 3, bias=0.0, input_std=std
-                )
+                x = net.convolution(name, x, self.scaled(filters), 3, bias=0.0, input_std=std)
                 x, number = relu(x), number + 2
             x, number = max_pool(x, 2, 2), number + 1
         for number in (0, 3):
