@@ -5,7 +5,7 @@ from it: it has no wheel for every CPU.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
     The running averages take the mean over the groups, weighted by their numbers of rows.
     """
 
+    running_mean: Tensor
+    running_var: Tensor
+
     def __init__(self, channels: int, rows: int) -> None:
         super().__init__(channels)
         self.rows = rows
@@ -28,18 +31,16 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
         if not self.training:
             return super().forward(x)
         assert self.momentum is not None
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        results, mean, variance = [], torch.zeros(()), torch.zeros(())
+        averages = (self.running_mean, self.running_var)
+        results, totals = [], [torch.zeros_like(average) for average in averages]
         for group in x.split(self.rows):
-            share = len(group) / len(x)
-            results.append(F.batch_norm(group, None, None, self.weight, self.bias, True))
-            with torch.no_grad():
-                found, at = torch.var_mean(group, (0, 2, 3))
-                mean, variance = mean + share * at, variance + share * found
-        with torch.no_grad():
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance, self.momentum)
+            # With a momentum of 1 they become the group's own.
+            found = [torch.zeros_like(average) for average in averages]
+            results.append(F.batch_norm(group, *found, self.weight, self.bias, True, 1.0, self.eps))
+            for total, own in zip(totals, found, strict=True):
+                total += len(group) / len(x) * own
+        for average, total in zip(averages, totals, strict=True):
+            average.lerp_(total, self.momentum)
         return torch.cat(results)
 
 
@@ -55,7 +56,7 @@ def _conv(
 class VGG(nn.Module):
     """VGG (Simonyan, Zisserman 2015) by the filters of its layers, "M" being a pooling."""
 
-    layers = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")  # VGG-11
+    layers: ClassVar = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")  # VGG-11
 
     def __init__(self, classes: int, crop: int) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class VGG(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions of 3 x 3; the shortcut skips pixels and adds channels of zeros (option A)."""
+    """Two convolutions of 3 x 3; the shortcut skips pixels and adds zeros (option A)."""
 
     def __init__(self, inputs: int, filters: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -183,7 +184,9 @@ class ResNet50(nn.Module):
         super().__init__()
         self.conv1, self.bn1 = _conv(3, 64, 7, 2), nn.BatchNorm2d(64)
         channels = 64
-        for number, (width, count) in enumerate(zip((64, 128, 256, 512), (3, 4, 6, 3), strict=True)):
+        for number, (width, count) in enumerate(
+            zip((64, 128, 256, 512), (3, 4, 6, 3), strict=True)
+        ):
             blocks = []
             for block in range(count):
                 stride = 2 if number and block == 0 else 1
@@ -244,7 +247,7 @@ class InceptionAux(nn.Module):
 class GoogLeNet(nn.Module):
     """GoogLeNet with batch normalisation, as torchvision's; logits of its heads in training."""
 
-    inceptions = {
+    inceptions: ClassVar = {
         "3a": (192, 64, 96, 128, 16, 32, 32),
         "3b": (256, 128, 128, 192, 32, 96, 64),
         "4a": (480, 192, 96, 208, 16, 48, 64),

@@ -66,6 +66,18 @@ class RunState:
     # Epoch and number, from 0, of each global minibatch that is passed over: it made the loss or a
     # gradient not finite, and the run went back to a checkpoint.
     skipped: tuple[tuple[_Count, _Count], ...] = ()
+    # Updates that the optimizer has made: steps without those that were skipped; 0 in files of
+    # before, whose optimizer does not depend on it.
+    updates: _Count = 0
+    # What `lr_monitor` and `stop_monitor` may name, after each whole epoch. In files of before it
+    # is known of the errors alone.
+    history: tuple[dict[str, _Error], ...] = ()
+
+    def __post_init__(self) -> None:
+        known = [{"top1_error": error} for error in self.validation_errors]
+        if len(self.history) < len(known):
+            history = (*known[: len(known) - len(self.history)], *self.history)
+            object.__setattr__(self, "history", history)
 
 
 @dataclass(frozen=True)
@@ -299,8 +311,9 @@ def _parse_metadata(path: Path, metadata: Mapping[str, str] | None) -> _Metadata
 def _metadata_text(checkpoint: Checkpoint) -> str:
     state = asdict(checkpoint.state)
     # JSON has no NaN: the error of an epoch in which the weights were lost.
-    state["validation_errors"] = [
-        float(error) if math.isfinite(error) else None for error in state["validation_errors"]
+    state["validation_errors"] = [_finite(error) for error in state["validation_errors"]]
+    state["history"] = [
+        {name: _finite(value) for name, value in epoch.items()} for epoch in state["history"]
     ]
     states = tuple(checkpoint.states)
     values = {
@@ -316,6 +329,10 @@ def _metadata_text(checkpoint: Checkpoint) -> str:
     if checkpoint.untrained:
         values["untrained"] = checkpoint.untrained
     return json.dumps(values, allow_nan=False)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def _fault(described: _Described, states: Sequence[str], untrained: Collection[str]) -> str | None:

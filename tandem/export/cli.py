@@ -109,10 +109,9 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
     side = loaded.mean.shape[-1] - 2 * pad
     mean = loaded.mean[:, pad : pad + side, pad : pad + side]
     images = pt.tensor("images", dtype="float32", shape=(None, *network.shapes["input"]))
-    logits = network.logits(images, None)
+    (logits,) = fold_batch_norms([network.logits(images, None)])
     graph = OnnxGraph()
     graph.bind(images, _prepare(graph, mean, network.crop_size))
-    (logits,) = fold_batch_norms([logits])
     outputs = {"logits": logits, "probabilities": pt.special.softmax(logits, axis=1)}
     for name, variable in outputs.items():
         graph.add("Identity", [graph.translate(variable)], name)

@@ -13,6 +13,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.scalar.basic import (
     Add,
     ArcTan,
@@ -34,6 +35,8 @@ from pytensor.tensor.special import Softmax
 
 from tandem.errors import InputError
 from tandem.ops import LRN, AveragePool2d, BatchNormInference, Conv2d, MaxPool2d, Pad2d, Relu
+
+_PYTHON = Mode("py", RewriteDatabaseQuery(include=[]))
 
 OPSET = 17
 """Version of ONNX's operators, of 2022: the operators used here have not changed since."""
@@ -122,7 +125,7 @@ def _value(variable: Variable) -> np.ndarray:
         return np.asarray(variable.data)
     if isinstance(variable, TensorSharedVariable):
         return np.asarray(variable.get_value(borrow=True))
-    return np.asarray(pytensor.function([], variable, mode=Mode("py", None))())
+    return np.asarray(pytensor.function([], variable, mode=_PYTHON)())
 
 
 def _sources(node: Apply | None) -> Sequence[Variable]:
@@ -156,7 +159,11 @@ def _untranslated(op: Op) -> InputError:
 
 @translated.register
 def _(op: Conv2d, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    windows = {"strides": op.stride, "pads": [*op.pad] * 2, "dilations": op.dilation}
+    windows: dict[str, Any] = {
+        "strides": op.stride,
+        "pads": [*op.pad] * 2,
+        "dilations": op.dilation,
+    }
     return graph.add("Conv", inputs, group=op.groups, **windows)
 
 

@@ -87,7 +87,7 @@ def test_missing_steps_are_refused(
         "use_nesterov_momentum: true",
         "precision: float64",
         "init_weights: a.safetensors",
-        "lr_multipliers: {fc8: 2}",
+        "freeze: [conv1]",
         "norm_before_pool: true",
         "lr_policy: auto",
     ],

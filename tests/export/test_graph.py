@@ -96,7 +96,7 @@ def by_onnxruntime(x: Any, y: Any, value: np.ndarray) -> np.ndarray:
         (IMAGES, layers.global_average_pool),
         (IMAGES, lambda x: layers.pad(x, (0, 1, 2, 3))),
         (IMAGES, lambda x: layers.concatenate([x, layers.relu(x), x])),
-        (IMAGES, lambda x: layers.relu(x + layers.convolution(x, 0.1 * shared(6, 6, 1, 1)))),
+        (IMAGES, lambda x: layers.relu(x + layers.convolution(x, shared(6, 6, 1, 1)))),
         (IMAGES, lambda x: layers.response_norm(x, 3, 0.1, 0.6, 1.0)),
         (IMAGES, lambda x: layers.dropout(x, 0.25, 0, None)),
         (IMAGES, lambda x: layers.relu(layers.dropout(x, 0.25, 0, None, inverted=True))),
