@@ -39,6 +39,7 @@ from tandem.errors import InputError
 from tandem.launch.prepare import prepare_run
 from tandem.layers.network import ALEXNET, build_network
 from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.models.pictures import CIFAR_STD
 from tandem.philox import Purpose, words
 from tandem.training.learning_rate import learning_rate
 from tandem.validation import read_yaml
@@ -119,7 +120,8 @@ class PlainResNet:
     ) -> torch.Tensor:
         """Return the logits; in validation, `indices` being None, running averages are used."""
         self._network.train(indices is not None)
-        return self._network(images.contiguous(memory_format=torch.channels_last))
+        scaled = images / torch.tensor(CIFAR_STD).view(3, 1, 1)
+        return self._network(scaled.contiguous(memory_format=torch.channels_last))
 
 
 def dropout_mask(
