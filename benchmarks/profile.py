@@ -26,6 +26,7 @@ from examples.resident_step import ON_CPU, ResidentStep, Sizes
 from tandem.backend import device_mode, keep_freed_memory, set_threads
 from tandem.ops import (
     LRN,
+    AdamStep,
     Conv2d,
     Conv2dInputGrad,
     Conv2dWeightGrad,
@@ -47,7 +48,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "normalisation": (LRN, LRNGrad),
     "pooling": (MaxPool2d, MaxPool2dGrad),
     "ReLU": (Relu, ReluGrad),
-    "update": (MomentumStep,),
+    "update": (MomentumStep, AdamStep),
     "crops": (CropMirror,),
     "dropout masks": (DropoutMask,),
 }

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,11 @@ def existing_folder(folder: Path) -> Path:
     """Return the folder, absolute, or the nearest above it that exists."""
     folder = folder.absolute()
     return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes that are free on the disk of a folder, which need not exist yet."""
+    return shutil.disk_usage(existing_folder(folder)).free
 
 
 def remove_partials(folder: Path) -> None:

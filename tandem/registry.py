@@ -77,15 +77,23 @@ class Registry(Generic[T]):
 
 
 def setting(
-    default: Any, meaning: str, allowed: str, *, affects_bits: bool = False, **bounds: Any
+    default: Any,
+    meaning: str,
+    allowed: str,
+    *,
+    affects_bits: bool = False,
+    omit_default: bool = False,
+    **bounds: Any,
 ) -> Any:
     """Field of a choice that is a key of the configuration.
 
     `meaning` names the unit; `allowed` completes "it must be ..."; a key that `affects_bits` must
-    be the same in a resumed run; `bounds` are those of pydantic's ``Field``, such as ``gt=0``.
+    be the same in a resumed run; with `omit_default` the default is left out where settings are
+    saved; `bounds` are those of pydantic's ``Field``, such as ``gt=0``.
     """
-    details = {"meaning": meaning, "allowed": allowed, "affects_bits": affects_bits}
-    return dataclasses.field(default=default, metadata={**details, "bounds": bounds})
+    details = {"meaning": meaning, "allowed": allowed, "bounds": bounds}
+    flags = {"affects_bits": affects_bits, "omit_default": omit_default}
+    return dataclasses.field(default=default, metadata=details | flags)
 
 
 def check(setting: str, choice: Choice, facts: Any) -> None:

@@ -120,6 +120,11 @@ def counted(things: Sized, noun: str) -> str:
     return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
+def shown_size(nbytes: float) -> str:
+    """A number of bytes in GB or MB."""
+    return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.2f} MB"
+
+
 def nearest(word: str, words: Iterable[str]) -> str:
     """The word that was probably meant; empty where none is near."""
     lowered = {word.lower(): word for word in words}

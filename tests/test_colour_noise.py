@@ -56,7 +56,7 @@ def test_a_resumed_run_has_the_same_colours(data: Path, tmp_path: Path, alone: P
         settings(data, parts, batch_size=6, n_epochs=2, precision="float64", resume_train=True),
     )
     assert result.returncode == 2
-    assert "rand_colour 5.0 by covariance" in result.stderr
+    assert "rand_colour 5.0 by the covariance of checksum" in result.stderr
     coloured(data, parts, batch_size=6, resume_train=True)
     assert_same_weights(parts, alone)
 

@@ -134,6 +134,23 @@ def test_of_many_classes_the_smallest_and_the_largest_are_listed() -> None:
     assert everything["classes"][0]["name"] == "tench"
 
 
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [
+        (12, [*map(str, range(12))]),
+        (13, ["12", "11", "10", "9", "8", "...", "4", "3", "2", "1", "0"]),
+    ],
+)
+def test_more_than_twelve_classes_are_in_the_order_of_their_sizes(
+    classes: int, expected: list[str]
+) -> None:
+    labels = [number for number in range(classes) for _ in range(1212 // (number + 1))]
+    lines = describe_counts(count_classes(counted(labels, labels, classes))).splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == expected
+    (largest,) = (line.split() for line in lines if " tench " in line)
+    assert largest[-2:] == ["1,212", "1,212"]
+
+
 def test_the_program_writes_a_sheet_and_prints_counts(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

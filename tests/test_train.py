@@ -1,6 +1,8 @@
 """train.py and validate.py as a user runs them, on a tiny data set."""
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ TRAIN_KEYS = (
 )
 VALIDATION_KEYS = "event epoch step loss top1_error top5_error images"
 DOUBLE = {"n_epochs": 2, "precision": "float64", "learning_rate": 0.05}
+SLOWLY = {**DOUBLE, "learning_rate": 0.001}
 
 slow = pytest.mark.slow
 
@@ -47,6 +50,47 @@ def test_the_number_of_trainers_does_not_change_what_is_computed(
     changes = {**DOUBLE, "batch_size": 6 // trainers, "devices": ["cpu"] * trainers}
     run = train(data, tmp_path / "run", **changes, exchange=exchange, check_every=1)
     assert_close(run, alone, 1e-9)
+
+
+OPTIMIZERS = ["rmsprop", "adam", "adamw", "nadam"]
+
+
+@pytest.fixture(scope="module")
+def by_optimizer(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """One trainer with each optimizer."""
+
+    @cache
+    def run(optimizer: str) -> Path:
+        folder = tmp_path_factory.mktemp(optimizer) / "run"
+        return train(data, folder, batch_size=6, optimizer=optimizer, **SLOWLY)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "trainers", "exchange"),
+    [
+        ("adam", 2, "auto"),
+        *(
+            pytest.param(optimizer, trainers, exchange, marks=slow)
+            for optimizer in OPTIMIZERS
+            for trainers in (2, 3)
+            for exchange in ("gradients", "shared")
+        ),
+    ],
+)
+def test_nor_does_it_with_another_optimizer(
+    data: Path,
+    by_optimizer: Callable[[str], Path],
+    tmp_path: Path,
+    optimizer: str,
+    trainers: int,
+    exchange: str,
+) -> None:
+    changes = {**SLOWLY, "batch_size": 6 // trainers, "devices": ["cpu"] * trainers}
+    chosen = {"optimizer": optimizer, "exchange": exchange}
+    run = train(data, tmp_path / "run", **changes, **chosen, check_every=1)
+    assert_close(run, by_optimizer(optimizer), 1e-9)
 
 
 def test_a_run_leaves_checkpoints_a_record_and_its_configuration(alone: Path) -> None:

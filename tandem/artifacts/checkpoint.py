@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from shutil import disk_usage
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -26,10 +25,11 @@ from safetensors.numpy import save_file
 from tandem.artifacts.metrics import Pending
 from tandem.artifacts.unsupported import describe_unsupported
 from tandem.errors import InputError
-from tandem.files import replacing
+from tandem.files import free_bytes, replacing
 from tandem.layers.network import NetworkDescription
 from tandem.layers.parameter import layer_of
 from tandem.layers.training_pass import is_below
+from tandem.validation import shown_size
 
 FORMAT = 1
 
@@ -66,6 +66,18 @@ class RunState:
     # Epoch and number, from 0, of each global minibatch that is passed over: it made the loss or a
     # gradient not finite, and the run went back to a checkpoint.
     skipped: tuple[tuple[_Count, _Count], ...] = ()
+    # Updates that the optimizer has made: steps without those that were skipped; 0 in files of
+    # before, whose optimizer does not depend on it.
+    updates: _Count = 0
+    # What `lr_monitor` and `stop_monitor` may name, after each whole epoch. In files of before it
+    # is known of the errors alone.
+    history: tuple[dict[str, _Error], ...] = ()
+
+    def __post_init__(self) -> None:
+        known = [{"top1_error": error} for error in self.validation_errors]
+        if len(self.history) < len(known):
+            history = (*known[: len(known) - len(self.history)], *self.history)
+            object.__setattr__(self, "history", history)
 
 
 @dataclass(frozen=True)
@@ -140,10 +152,9 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         reason = str(error)
         if os.strerror(errno.ENOSPC) in reason:  # a SafetensorError has no number
             nbytes = sum(array.nbytes for array in laid_out.values())
-            free, size = (n / 1e6 for n in (disk_usage(path.parent).free, nbytes))
             reason = (
-                f"{os.strerror(errno.ENOSPC)}: found {free:,.2f} MB free, expected {size:,.2f} MB; "
-                "make room, then continue with --resume_train true"
+                f"{os.strerror(errno.ENOSPC)}: found {shown_size(free_bytes(path.parent))} free, "
+                f"expected {shown_size(nbytes)}"
             )
         raise InputError(f"{path}: the checkpoint could not be written: {reason}") from error
 
@@ -300,8 +311,9 @@ def _parse_metadata(path: Path, metadata: Mapping[str, str] | None) -> _Metadata
 def _metadata_text(checkpoint: Checkpoint) -> str:
     state = asdict(checkpoint.state)
     # JSON has no NaN: the error of an epoch in which the weights were lost.
-    state["validation_errors"] = [
-        float(error) if math.isfinite(error) else None for error in state["validation_errors"]
+    state["validation_errors"] = [_finite(error) for error in state["validation_errors"]]
+    state["history"] = [
+        {name: _finite(value) for name, value in epoch.items()} for epoch in state["history"]
     ]
     states = tuple(checkpoint.states)
     values = {
@@ -317,6 +329,10 @@ def _metadata_text(checkpoint: Checkpoint) -> str:
     if checkpoint.untrained:
         values["untrained"] = checkpoint.untrained
     return json.dumps(values, allow_nan=False)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def _fault(described: _Described, states: Sequence[str], untrained: Collection[str]) -> str | None:

@@ -62,6 +62,16 @@ class ValidationRecord(_Strict):
     images: Count
     crops: Count = 1  # of each image, whose probabilities are averaged
 
+    @property
+    def monitored(self) -> dict[str, float]:
+        """What decisions may follow from; NaN for whatever is not finite, as in a checkpoint."""
+        found = {
+            "validation_loss": self.loss,
+            "top1_error": self.top1_error,
+            "top5_error": self.top5_error,
+        }
+        return {key: value if math.isfinite(value) else math.nan for key, value in found.items()}
+
 
 @dataclass(frozen=True)
 class NotFiniteRecord(_Strict):

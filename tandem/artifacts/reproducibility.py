@@ -41,7 +41,7 @@ def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
     found |= {key: _text(settings[key]) for key in affecting_bits(config)}
     found = {key: value for key, value in found.items() if omitted.get(key) != value}
     if config.rand_colour:
-        found["rand_colour"] += f" by covariance {_digest(config.covariance_path)}"
+        found["rand_colour"] += f" by the covariance of checksum {_digest(config.covariance_path)}"
     if config.compile is True and settings["bucket_mb"]:  # each segment is compiled by itself
         found["compile"] += f" in buckets of {settings['bucket_mb']:g} MB"
     found |= {
@@ -105,8 +105,6 @@ def check_exact(path: Path, theirs: Mapping[str, str], ours: Mapping[str, str]) 
         f"in the checkpoint, now {_shown(ours.get(name), theirs.get(name))}"
         for name in differing
     )
-    # A checkpoint says it shorter.
-    listed = listed.replace(" by covariance ", " by the colour covariance of checksum ")
     raise InputError(
         f"{path}: this run would not continue with the same bits: {listed}. "
         "Restore what differs, or set exact: false (--exact false) to continue anyway"

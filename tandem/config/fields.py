@@ -173,7 +173,11 @@ def _field_of(setting: dataclasses.Field, annotation: Any) -> tuple[Any, Any]:
         annotation = Annotated[annotation, BeforeValidator(listed)]
     details = setting.metadata
     return annotation, key(
-        setting.default, details["meaning"], details["allowed"], **details["bounds"]
+        setting.default,
+        details["meaning"],
+        details["allowed"],
+        omit_default=details["omit_default"],
+        **details["bounds"],
     )
 
 

@@ -16,6 +16,7 @@ from tandem.config.hardware import (
 from tandem.config.schema import CHOICES, Config
 from tandem.distributed import RULES, RunFacts
 from tandem.errors import InputError
+from tandem.optim import OPTIMIZERS
 from tandem.processor import describe_processor, prefers_fft
 from tandem.registry import check
 
@@ -32,6 +33,8 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
     were started together. Raises `InputError` if settings contradict each other, or require what
     the trainers do not have.
     """
+    if config.exchange == "auto":
+        config = config.model_copy(update={"exchange": _exchange(config)})
     check_settings(config)
     if ranks:
         _check_ranks(config, ranks)
@@ -74,6 +77,9 @@ def run_facts(config: Config, ranks: Sequence[RankInfo] = ()) -> RunFacts:
         bool(ranks) and have_own_gpus(config.devices, ranks),
         dict(config)["bucket_mb"],
         config.precision,
+        config.optimizer,
+        OPTIMIZERS[config.optimizer].is_linear,
+        RULES[config.rule].is_synchronous,
     )
 
 
@@ -211,6 +217,15 @@ def _precision(facts: RunFacts, ranks: Sequence[RankInfo]) -> str:
     else:
         able = all(has_bfloat16(number) for number in sorted(set(numbers)))
     return "bfloat16" if able else "float32"
+
+
+def _exchange(config: Config) -> str:
+    """The exchange that ``exchange: auto`` stands for.
+
+    Without synchrony it has no effect, and is named as ever.
+    """
+    averages = OPTIMIZERS[config.optimizer].is_linear or not RULES[config.rule].is_synchronous
+    return "average" if averages else "gradients"
 
 
 def _collective(config: Config, facts: RunFacts) -> str:

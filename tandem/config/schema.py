@@ -166,7 +166,7 @@ class WarmUp(Section):
 
 @with_choices(OPTIMIZERS)
 class UpdateRule(Section):
-    heading = "Momentum and weight decay"
+    heading = "Optimizer"
 
     optimizer: str = key("sgd", "update rule of the weights: {words}", omit_default=True)
     bias_rate: Float = key(
@@ -316,8 +316,8 @@ class Trainers(Section):
         affects_bits=True,
     )
     exchange: str = key(
-        "average",
-        "average weights after a step or gradients before; shared: one copy",
+        "auto",
+        "average weights after a step or gradients before; shared: one copy; auto: by optimizer",
         affects_bits=True,
     )
     rule: str = key("bsp", "over MPI: bsp, synchronous; easgd, a parameter server; gosgd, gossip")

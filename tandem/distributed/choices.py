@@ -32,6 +32,9 @@ class RunFacts:
     has_own_gpus: bool = False  # whether each trainer has a GPU to itself
     bucket_mb: float = 0.0  # of gradients; 0 for none
     precision: str = "float32"  # of products, as the setting; "float64" is that of weights too
+    optimizer: str = "sgd"
+    is_linear: bool = True  # whether averaging its results is a step with the averaged gradient
+    is_synchronous: bool = True  # whether trainers stay in step
 
     @property
     def on_gpu(self) -> bool:

@@ -156,10 +156,18 @@ class InStep(RuleChoice):
         return settings.exchange.make(settings.collective, memory, group)
 
 
-@EXCHANGES.register("average")
 @dataclass(frozen=True)
-class Average(ExchangeChoice):
+class _Parameters(ExchangeChoice):
     """Weights and optimizer state, after the update."""
+
+    requires = (
+        Requirement(
+            # Ranks that are not in step never average the results of one step.
+            lambda facts: facts.is_linear or not facts.is_synchronous,
+            "averages the results of updates, which is for sgd, whose update is linear in the "
+            "gradient: averaging {optimizer}'s results is not {optimizer}; use gradients",
+        ),
+    )
 
     def make(
         self, collective: AllReduceChoice, memory: HostMemory | CudaMemory, group: Group
@@ -167,6 +175,18 @@ class Average(ExchangeChoice):
         vector, whole = rank_vector(memory, "parameters", group), memory.layout.parameters_size
         (all_reduce,) = collective.make(vector, [slice(0, whole)], group)
         return ExchangeParameters(all_reduce, vector)
+
+
+@EXCHANGES.register("auto")
+@dataclass(frozen=True)
+class Auto(_Parameters):
+    """By the optimizer: `tandem.config.resolve` replaces it; until then, as average."""
+
+
+@EXCHANGES.register("average")
+@dataclass(frozen=True)
+class Average(_Parameters):
+    """Weights and optimizer state, after the update."""
 
 
 @EXCHANGES.register("gradients")

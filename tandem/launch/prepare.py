@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tandem.artifacts.checkpoint import read_header
+from tandem.artifacts.checkpoint import CheckpointHeader, read_header
 from tandem.artifacts.metrics_log import read_records
 from tandem.artifacts.reproducibility import (
     check_exact,
@@ -180,6 +180,7 @@ def _check_weights(spec: RunSpec) -> None:
         _check_same_network(spec, path, header.network)
         check_continues(spec)
         if spec.config.exact and not spec.is_complete:
+            _check_same_optimizer(spec, path, header)
             check_exact(path, header.conditions, spec.conditions)
     elif spec.job == "validate":
         _check_same_network(spec, path, header.network)
@@ -197,6 +198,16 @@ def _check_same_network(spec: RunSpec, path: Path, found: NetworkDescription) ->
         raise InputError(
             f"{path}: class {number} of this checkpoint is {found.wnids[number]}, of the pictures "
             f"{spec.wnids[number]}: it was trained on other classes"
+        )
+
+
+def _check_same_optimizer(spec: RunSpec, path: Path, header: CheckpointHeader) -> None:
+    if not spec.continues_optimizer:
+        before, now = header.config.get("optimizer", "sgd"), spec.config.optimizer
+        raise InputError(
+            f"{path}: this checkpoint has the states of optimizer {before}, which mean nothing to "
+            f"{now}: restore it, or set exact: false (--exact false) to continue with states of "
+            "zero"
         )
 
 

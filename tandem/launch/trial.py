@@ -8,12 +8,11 @@ import contextlib
 import logging
 import math
 import os
-import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from tandem.config.schema import Config
 from tandem.data.order import minibatch_count
 from tandem.distributed import RULES
 from tandem.errors import InputError
-from tandem.files import existing_folder
+from tandem.files import existing_folder, free_bytes
 from tandem.launch.local import Launcher
 from tandem.launch.prepare import prepare_run
 from tandem.launch.programs import announce
@@ -35,6 +34,7 @@ from tandem.processes.signals import exits_at
 from tandem.processes.supervisor import ProgressReporter
 from tandem.training.messages import Notice, Progress
 from tandem.training.run_spec import RunSpec
+from tandem.validation import shown_size
 
 log = logging.getLogger(__name__)
 
@@ -63,18 +63,8 @@ def run_trial(config: Config, launcher: Launcher) -> int:
     ):
         trial = _trial_of(spec, folder)
         log.info("trial: %d epochs of %d steps", _EPOCHS, trial.steps("train"))
-        if status := launcher.launch(trial, first).status:
+        if status := _run_first(trial, launcher, first):
             return status
-        if not first.is_finite:
-            log.error(
-                "error: found no finite loss in an epoch of the trial, expected one; "
-                "on_nan: %s left out its %d steps",
-                config.on_nan,
-                trial.steps("train"),
-            )
-            return 1
-        if not launcher.ranks:  # otherwise it is a trainer as well
-            first.memory["launcher"] = peak_memory(os.getpid())  # before it reads a checkpoint
         newest = list_checkpoints(folder)[-1]
         nbytes, whole = newest.stat().st_size, read_checkpoint(newest)
         newest.unlink()
@@ -83,26 +73,19 @@ def run_trial(config: Config, launcher: Launcher) -> int:
             return status
         differing = _differing(whole, read_checkpoint(newest))
     if differing and is_exact(spec):
-        log.error(
-            "error: resume: found other bits than without an interruption, expected the same: %s "
-            "and %d other arrays of the checkpoint differ; validation loss %r, without %r",
-            differing[0],
-            len(differing) - 1,
-            again.validation[-1].loss,
-            first.validation[-1].loss,
-        )
+        _tell_other_bits(differing, first, again)
         return 1
     disk = Disk.of(spec, nbytes, first.hours(spec))
-    lines = {
-        "trial": f"all worked, in {shown_time((time.monotonic() - began) / 3600)}",
-        "resume": _OTHER_BITS if differing else "the same bits as without an interruption",
-        **_times(spec, first),
-        **_memory(first, again),
-        "checkpoints": disk.describe(spec),
-        "batch files": f"{shown_size(data_bytes(spec))} in {spec.config.data_folder}",
-    }
-    width = max(map(len, lines)) + 2
-    sys.stdout.write("".join(f"{name:{width}}{text}\n" for name, text in lines.items()))
+    _print_table(
+        {
+            "trial": f"all worked, in {shown_time((time.monotonic() - began) / 3600)}",
+            "resume": _OTHER_BITS if differing else "the same bits as without an interruption",
+            **_times(spec, first),
+            **_memory(first, again),
+            "checkpoints": disk.describe(spec),
+            "batch files": f"{shown_size(data_bytes(spec))} in {spec.config.data_folder}",
+        }
+    )
     disk.check(spec)
     return 0
 
@@ -207,7 +190,7 @@ class Disk:
             present = 0
             if config.snapshot_minutes and math.isfinite(sum(hours)):
                 count += int(epochs_left(spec) * sum(hours) * 60 / config.snapshot_minutes)
-        return cls(nbytes, count, present, shutil.disk_usage(existing_folder(folder)).free)
+        return cls(nbytes, count, present, free_bytes(folder))
 
     @property
     def needed(self) -> int:
@@ -266,8 +249,25 @@ def _trial_of(spec: RunSpec, folder: Path) -> RunSpec:
     return replace(trial, config=spec.config.model_copy(update=changes))
 
 
+def _run_first(trial: RunSpec, launcher: Launcher, reporter: TrialReporter) -> int:
+    """Run the trial from its beginning; return its exit status, not 0 without a finite loss."""
+    if status := launcher.launch(trial, reporter).status:
+        return status
+    if not reporter.is_finite:
+        log.error(
+            "error: found no finite loss in an epoch of the trial, expected one; "
+            "on_nan: %s left out its %d steps",
+            trial.config.on_nan,
+            trial.steps("train"),
+        )
+        return 1
+    if not launcher.ranks:  # otherwise it is a trainer as well
+        reporter.memory["launcher"] = peak_memory(os.getpid())  # before it reads a checkpoint
+    return 0
+
+
 def _resumed(trial: RunSpec) -> RunSpec:
-    """The trial once more, from its newest checkpoint."""
+    """The trial again, from its newest checkpoint."""
     path = find_checkpoint(trial.config.weights_path, "latest")
     if path is None:
         raise RuntimeError("the trial has left no checkpoint")
@@ -285,6 +285,17 @@ def _differing(ours: Checkpoint, theirs: Checkpoint) -> list[str]:
         for name in mine
         if mine[name].tobytes() != others[name].tobytes()
     ]
+
+
+def _tell_other_bits(differing: Sequence[str], first: TrialReporter, again: TrialReporter) -> None:
+    log.error(
+        "error: resume: found other bits than without an interruption, expected the same: %s "
+        "and %d other arrays of the checkpoint differ; validation loss %r, without %r",
+        differing[0],
+        len(differing) - 1,
+        again.validation[-1].loss,
+        first.validation[-1].loss,
+    )
 
 
 def _times(spec: RunSpec, reporter: TrialReporter) -> dict[str, str]:
@@ -311,16 +322,16 @@ def _memory(*reporters: TrialReporter) -> dict[str, str]:
     return lines
 
 
+def _print_table(lines: Mapping[str, str]) -> None:
+    width = max(map(len, lines)) + 2
+    sys.stdout.write("".join(f"{name:{width}}{text}\n" for name, text in lines.items()))
+
+
 def shown_time(hours: float) -> str:
     """A duration in days, hours, minutes or seconds."""
     units = {"days": 1 / 24, "hours": 1, "minutes": 60, "seconds": 3600}
     found = (f"{hours * n:,.1f} {unit}" for unit, n in units.items() if hours * n >= 2)
     return next(found, f"{hours * 3600:.1f} seconds")
-
-
-def shown_size(nbytes: float) -> str:
-    """A number of bytes in GB or MB."""
-    return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.2f} MB"
 
 
 @contextlib.contextmanager

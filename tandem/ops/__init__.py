@@ -3,6 +3,7 @@
 The lower-case functions build graphs and document what is computed; a mode lowers the classes.
 """
 
+from tandem.ops.adam import AdamStep, adam_step
 from tandem.ops.base import FLOATS
 from tandem.ops.batch_norm import (
     BatchNorm,
@@ -31,6 +32,7 @@ from tandem.ops.relu import Relu, ReluGrad, relu
 __all__ = [
     "FLOATS",
     "LRN",
+    "AdamStep",
     "AveragePool2d",
     "AveragePool2dGrad",
     "BatchNorm",
@@ -52,6 +54,7 @@ __all__ = [
     "PoolNormGrad",
     "Relu",
     "ReluGrad",
+    "adam_step",
     "average_pool2d",
     "batch_norm",
     "batch_norm_inference",

@@ -11,6 +11,8 @@ from tandem.registry import setting
 if TYPE_CHECKING:
     from pytensor.tensor.variable import TensorVariable
 
+    from tandem.optim.optimizer import Numbers, Stepped
+
 _SWITCH = "true or false"
 
 
@@ -20,22 +22,17 @@ class SGD(Optimizer):
     """SGD with momentum, or Nesterov's form of it; `tandem.ops.momentum_step` has the equations."""
 
     states = ("momentum",)
+    is_linear = True
 
-    use_momentum: bool = setting(True, "momentum SGD; false: plain SGD", _SWITCH)
+    use_momentum: bool = setting(True, "sgd: momentum; false: plain SGD", _SWITCH)
     momentum: float = setting(
         0.9,
-        "fraction of the velocity kept from step to step",
+        "sgd: fraction of the velocity kept from step to step",
         "a number of at least 0 and below 1",
         ge=0,
         lt=1,
     )
-    use_nesterov_momentum: bool = setting(False, "Nesterov momentum", _SWITCH)
-    weight_decay: float = setting(
-        0.0005,
-        "weight decay per step and unit of rate, see decay_kinds",
-        "a number of at least 0",
-        ge=0,
-    )
+    use_nesterov_momentum: bool = setting(False, "sgd: Nesterov momentum", _SWITCH)
 
     def __post_init__(self) -> None:
         if self.use_nesterov_momentum and not self.use_momentum:
@@ -51,7 +48,8 @@ class SGD(Optimizer):
         gradient: "TensorVariable",
         rate: "TensorVariable",
         decay: float,
-    ) -> "tuple[TensorVariable, tuple[TensorVariable, ...]]":
+        numbers: "Numbers",
+    ) -> "Stepped":
         from tandem.ops import momentum_step
 
         (velocity,) = states

@@ -5,7 +5,7 @@ have pictures, with ``tars`` and ``ground_truth`` for archives and ILSVRC's deve
 ``unsupported`` for other forms; ``listed`` is the list of a split, ``listing`` that of all
 pictures, ``output`` checks where they go, ``index`` keeps what was read of archives, ``pool``
 decodes pictures in processes, ``batches`` writes batch files in the order of the list, ``progress``
-records what a stopped run has done, ``report`` shows how far a run is, ``prepare`` is the whole of
-make_hkl.py, ``derive`` writes text and label files from the manifest, ``program`` is what the three
-programs share.
+records what a stopped run has done, ``npz`` is the form of the files of both, ``report`` shows how
+far a run is, ``prepare`` is the whole of make_hkl.py, ``derive`` writes text and label files from
+the manifest, ``program`` is what the three programs share.
 """

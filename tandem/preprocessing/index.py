@@ -1,6 +1,6 @@
 """The index of pictures in archives, kept beside the batch files.
 
-Listing archives takes minutes: every header in 150 GB is read. With the index, neither a stopped
+Listing archives takes minutes: every header in 155 GB is read. With the index, neither a stopped
 run that continues nor the check of a finished one reads them again. It is valid for the same
 archives only, by their paths, sizes and modification times.
 """
@@ -15,12 +15,11 @@ import numpy as np
 
 from tandem.data.manifest import MANIFEST_NAME, SPLITS
 from tandem.errors import InputError
-from tandem.files import replacing
 from tandem.preprocessing.listed import Listed, Places
-from tandem.preprocessing.progress import check_stored
+from tandem.preprocessing.npz import read_npz, write_npz
 from tandem.preprocessing.settings import Settings
 from tandem.preprocessing.sources import Source
-from tandem.validation import one_line, parse_json
+from tandem.validation import one_line
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +57,7 @@ def save_index(root: Path, index: str, splits: Mapping[str, Listed]) -> None:
         arrays |= {
             f"{split}_{name}": a for name, a in zip(_COLUMNS, columns, strict=True) if a is not None
         }
-    text = np.frombuffer(json.dumps(record).encode(), np.uint8)
-    with replacing(root / INDEX_NAME) as partial, partial.open("wb") as file:
-        np.savez(file, record=text, **arrays)  # type: ignore[arg-type]
+    write_npz(root / INDEX_NAME, record, arrays)
 
 
 def load_index(root: Path, index: str, folder: Path) -> dict[str, Listed] | None:
@@ -72,14 +69,11 @@ def load_index(root: Path, index: str, folder: Path) -> dict[str, Listed] | None
     if not path.exists():
         return None
     try:
-        check_stored(path)
-        with np.load(path, allow_pickle=False) as arrays:
-            record = parse_json(arrays["record"].tobytes())
-            if record["index"] != index:
-                return None
-            splits = {split: _split(split, record, arrays, folder) for split in SPLITS}
+        record, arrays = read_npz(path)
+        if record["index"] != index:
+            return None
+        splits = {split: _split(split, record, arrays, folder) for split in SPLITS}
     except Exception as error:
-        # A damaged archive makes NumPy, zipfile or zlib raise many types of exceptions.
         log.warning("%s: is damaged (%s), so the archives are read again", path, one_line(error))
         return None
     files = [folder / file for listed in splits.values() for file in listed.places.files]

@@ -2,11 +2,10 @@
 
 import math
 import os
-import shutil
 from pathlib import Path
 
 from tandem.errors import InputError
-from tandem.files import existing_folder
+from tandem.files import existing_folder, free_bytes
 
 
 def check_writable(folder: Path) -> None:
@@ -19,11 +18,6 @@ def check_writable(folder: Path) -> None:
             f"{existing}: found a folder that is not writable, expected one that is"
             + ("" if existing == folder.absolute() else f", for {folder}")
         )
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that are free on the disk of a folder, which need not exist yet."""
-    return shutil.disk_usage(existing_folder(folder)).free
 
 
 def batch_bytes(pictures: int, image_size: int) -> int:

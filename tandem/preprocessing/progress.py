@@ -1,7 +1,5 @@
 """Progress of a run, saved after every batch file, so that a stopped run can continue."""
 
-import json
-import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +8,8 @@ import numpy as np
 from pydantic import Field, InstanceOf
 
 from tandem.errors import InputError
-from tandem.files import replacing
-from tandem.validation import parse_json, validated
+from tandem.preprocessing.npz import read_npz, write_npz
+from tandem.validation import validated
 
 PROGRESS_NAME = "progress.npz"
 
@@ -64,10 +62,9 @@ class Progress:
 def save_progress(folder: Path, progress: Progress) -> None:
     """Write `progress` into `folder`, whole or not at all."""
     splits = {name: asdict(split) for name, split in progress.splits.items()}
-    text = json.dumps({"spec": progress.spec, "splits": splits})
-    with replacing(folder / PROGRESS_NAME) as partial, partial.open("wb") as file:
-        packed = np.frombuffer(text.encode(), np.uint8)
-        np.savez(file, record=packed, sums=progress.sums, moments=progress.moments)
+    record = {"spec": progress.spec, "splits": splits}
+    arrays = {"sums": progress.sums, "moments": progress.moments}
+    write_npz(folder / PROGRESS_NAME, record, arrays)
 
 
 def load_progress(folder: Path) -> Progress | None:
@@ -76,24 +73,12 @@ def load_progress(folder: Path) -> Progress | None:
     if not path.exists():
         return None
     try:
-        check_stored(path)
-        with np.load(path, allow_pickle=False) as arrays:
-            record = parse_json(arrays["record"].tobytes())
-            if "moments" not in arrays:
-                raise ValueError("a run that an older version began, which cannot be continued")
-            found = {name: arrays[name] for name in ("sums", "moments")}
-            return validated(Progress, {**record, **found})
+        record, arrays = read_npz(path)
+        if "moments" not in arrays:
+            raise ValueError("a run that an older version began, which cannot be continued")
+        return validated(Progress, {**record, **arrays})
     except Exception as error:
-        # A damaged archive makes NumPy, zipfile or zlib raise many types of exceptions.
         raise InputError(
             f"{path}: found something else ({error}), expected the progress of a stopped run;"
             f" delete {folder} to start over, or choose another tar_root_dir"
         ) from None
-
-
-def check_stored(path: Path) -> None:
-    """Refuse an ``.npz`` file with compressed arrays; raises ValueError."""
-    # A compressed member can unpack to a thousand times its size; none is compressed here.
-    with zipfile.ZipFile(path) as archive:
-        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-            raise ValueError("compressed arrays")

@@ -169,16 +169,21 @@ class CompiledNetwork:
         """Whether the loss and all gradients that were computed last are finite."""
         return bool(self._finite.get_value())
 
-    def update(self, learning_rate: float) -> None:
+    def update(self, learning_rate: float, updates: int = 0) -> None:
         """Step weights and optimizer states, in place, from the gradients in their vector.
 
-        The loss and errors of the gradients' forward pass are added to the sums of training.
+        `updates` is how many were made before. The loss and errors of the gradients' forward pass
+        are added to the sums of training.
         """
-        rate = np.asarray(learning_rate, self._config.dtype)
-        self.functions("update", None, learning_rate=rate)
+        self.functions("update", None, **self._update_numbers(learning_rate, updates))
 
     def step(
-        self, slot: Slot, epoch: int, learning_rate: float, rows: int | None = None
+        self,
+        slot: Slot,
+        epoch: int,
+        learning_rate: float,
+        rows: int | None = None,
+        updates: int = 0,
     ) -> Callable[[], bool]:
         """Compute gradients and update in one function, without waiting.
 
@@ -186,8 +191,9 @@ class CompiledNetwork:
         result waits for the step and returns whether all were finite. For a trainer alone. `rows`
         is that of `compute_gradients`.
         """
-        rate, name = np.asarray(learning_rate, self._config.dtype), self._of_rows("step", rows)
-        self.functions(name, slot, epoch=np.array(epoch, np.int64), learning_rate=rate)
+        numbers = self._update_numbers(learning_rate, updates)
+        name = self._of_rows("step", rows)
+        self.functions(name, slot, epoch=np.array(epoch, np.int64), **numbers)
         finite = self._finite.read_later()
         return lambda: bool(finite())
 
@@ -269,26 +275,35 @@ class CompiledNetwork:
         return FunctionGraph(found.minibatch, {"epoch": found.epoch}, updates)
 
     def _update_graph(self) -> FunctionGraph:
-        rate = self._rate_input()
-        updates = self._updates(self._updated, self._last, rate)
-        return FunctionGraph({}, {"learning_rate": rate}, updates)
+        numbers = self._number_inputs()
+        updates = self._updates(self._updated, self._last, numbers)
+        return FunctionGraph({}, numbers, updates)
 
     def _step_graph(self, short: bool = False) -> FunctionGraph:
-        found, rate = self._backward(short), self._rate_input()
-        updates = self._updates((self.weights, self.states, found.gradients), found.counts, rate)
+        found, numbers = self._backward(short), self._number_inputs()
+        placed = self.weights, self.states, found.gradients
+        updates = self._updates(placed, found.counts, numbers)
         kept = [(v, pt.switch(found.finite, new, v)) for v, new in updates]
         kept.append((self._finite, found.finite.astype("int64")))
-        numbers = {"epoch": found.epoch, "learning_rate": rate}
-        return FunctionGraph(found.minibatch, numbers, kept)
+        return FunctionGraph(found.minibatch, {"epoch": found.epoch, **numbers}, kept)
 
-    def _rate_input(self) -> TensorVariable:
-        return pt.tensor("learning_rate", dtype=self._config.dtype, shape=())
+    def _update_numbers(self, learning_rate: float, updates: int) -> dict[str, np.ndarray]:
+        """The rate and the optimizer's numbers, as an update takes them."""
+        numbers = {"learning_rate": learning_rate, **self._optimizer.numbers(updates)}
+        return {key: np.asarray(value, self._config.dtype) for key, value in numbers.items()}
+
+    def _number_inputs(self) -> Tensors:
+        kind = self._config.dtype
+        return {
+            key: pt.tensor(key, dtype=kind, shape=())
+            for key in self._update_numbers(0.0, updates=0)
+        }
 
     def _updates(
-        self, placed: _Placed, counts: Mapping[str, TensorVariable], rate: TensorVariable
+        self, placed: _Placed, counts: Mapping[str, TensorVariable], numbers: Tensors
     ) -> list[tuple[DeviceSharedVariable, TensorVariable]]:
         """Pairs of a variable and its value after a step."""
-        updates = added(self._sums["train"], counts)
+        updates, rate = added(self._sums["train"], counts), numbers["learning_rate"]
         weights, states, gradients = placed
         for name, own in self._rates.items():
             if name not in gradients:  # another trainer updates it
@@ -300,6 +315,7 @@ class CompiledNetwork:
                 gradients[name],
                 rate if own.factor == 1 else rate * np.asarray(own.factor, rate.dtype),
                 own.decay,
+                numbers,
             )
             updates += [(weights[name], weight), *zip(before, after, strict=True)]
         for name, keep in self._averages.items():

@@ -45,6 +45,15 @@ class RunSpec:
         return self.header.state.epoch >= self.config.n_epochs
 
     @property
+    def continues_optimizer(self) -> bool:
+        """Whether the checkpoint's optimizer states are of the optimizer that is configured.
+
+        A checkpoint whose settings name none is of SGD.
+        """
+        before = {} if self.header is None else self.header.config
+        return before.get("optimizer", "sgd") == self.config.optimizer
+
+    @property
     def classes(self) -> int:
         return len(self.wnids)
 

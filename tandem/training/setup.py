@@ -121,9 +121,14 @@ def _load_weights(spec: RunSpec, network: Network, model: "CompiledNetwork") -> 
     whole = spec.resumed or (spec.weights if spec.job == "validate" else None)
     if whole is not None:
         checkpoint = read_checkpoint(whole, shapes)
-        model.load(checkpoint.weights, checkpoint.states)
+        state = checkpoint.state
+        if spec.continues_optimizer:
+            model.load(checkpoint.weights, checkpoint.states)
+        else:  # whose states begin at zero
+            model.load(checkpoint.weights)
+            state = replace(state, updates=0)
         return replace(
-            checkpoint.state,
+            state,
             global_batch=begin.global_batch,
             train_pictures=begin.train_pictures,
             skipped=tuple(dict.fromkeys((*checkpoint.state.skipped, *spec.skipped))),

@@ -34,21 +34,27 @@ class StepsAhead:
         self._model, self._refusals = model, refusals
         self._last: _Started | None = None
 
-    def start(self, slot: Slot, at: Position, rate: float, pictures: np.ndarray) -> None:
-        """Start a step; settle the one before, while the device computes."""
-        is_finite = self._model.step(slot, at.epoch, rate, len(pictures))
-        self.settle()
-        self._last = _Started(at, rate, pictures, is_finite)
+    def start(self, slot: Slot, at: Position, rate: float, pictures: np.ndarray) -> int:
+        """Start a step; settle the one before, while the device computes, and return its updates.
 
-    def settle(self) -> None:
-        """Wait for the last step; refuse it if it was not finite.
+        The optimizer must have no `Optimizer.numbers`: they follow from the updates, of which the
+        last is not known yet.
+        """
+        is_finite = self._model.step(slot, at.epoch, rate, len(pictures))
+        settled = self.settle()
+        self._last = _Started(at, rate, pictures, is_finite)
+        return settled
+
+    def settle(self) -> int:
+        """Wait for the last step; refuse it if it was not finite. Return how many updates it made.
 
         Exceptions are those of `Refusals.refuse`, which does what `on_nan` says.
         """
         last, self._last = self._last, None
         if last is None:
-            return
+            return 0
         if last.is_finite():
             self._refusals.in_a_row = 0
-        else:
-            self._refusals.refuse(last.at, last.rate, last.pictures.tolist())
+            return 1
+        self._refusals.refuse(last.at, last.rate, last.pictures.tolist())
+        return 0

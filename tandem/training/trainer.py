@@ -14,6 +14,7 @@ from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
 from tandem.data.augment import Mode
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count
 from tandem.memory import Slot
+from tandem.optim import OPTIMIZERS
 from tandem.processes.messages import Ready
 from tandem.training.ballot import Ballot
 from tandem.training.learning_rate import learning_rate
@@ -54,7 +55,8 @@ class Trainer:
             self.config, self.rank, self.group, self.reports, self.exchange.is_synchronous
         )
         alone = spec.trainers == 1 and self.memory.records
-        self.ahead = StepsAhead(self.model, self.refusals) if alone else None
+        runs_ahead = alone and not OPTIMIZERS.chosen(dict(self.config)).numbers(0)
+        self.ahead = StepsAhead(self.model, self.refusals) if runs_ahead else None
         launcher.send(Ready())
 
     def train(self) -> None:
@@ -100,7 +102,7 @@ class Trainer:
         at, rate = Position(epoch, step, self.state.step), self._rate(epoch, step)
         self.timer.enter(Activity.COMPUTING)
         if self.ahead is not None:
-            self.ahead.start(slot, at, rate, self.pipeline.indices)
+            self._count_updates(self.ahead.start(slot, at, rate, self.pipeline.indices))
             self._seconds += self.timer.end()
             votes = self.ballot.vote()
         else:
@@ -124,11 +126,15 @@ class Trainer:
             self.refusals.in_a_row = 0
             self.exchange.before_update(shares)
             timer.enter(Activity.COMPUTING)
-            self.model.update(rate)
+            self.model.update(rate, self.state.updates)
+            self._count_updates(1)
             timer.enter(Activity.EXCHANGING)
             self.exchange.after_update(shares)
             self._seconds += timer.end()
         return votes
+
+    def _count_updates(self, made: int) -> None:
+        self.state = replace(self.state, updates=self.state.updates + made)
 
     def _pass_over(self, epoch: int, step: int) -> None:
         """Leave out a minibatch for which the run has gone back to a checkpoint."""
@@ -163,7 +169,7 @@ class Trainer:
         """Wait for the device and settle the last step: what follows reads or keeps its state."""
         self.timer.begin(Activity.COMPUTING)
         if self.ahead is not None:
-            self.ahead.settle()
+            self._count_updates(self.ahead.settle())
         self.memory.wait()
         self._seconds += self.timer.end()
 
@@ -202,9 +208,12 @@ class Trainer:
                 self.model.validate_crop(slot, last=crop == self.spec.crops - 1)
 
     def _finish_epoch(self, epoch: int, record: ValidationRecord) -> None:
-        history = (*self.state.validation_errors, record.top1_error)
         self.state = replace(
-            self.state, epoch=epoch + 1, step_in_epoch=0, validation_errors=history
+            self.state,
+            epoch=epoch + 1,
+            step_in_epoch=0,
+            validation_errors=(*self.state.validation_errors, record.top1_error),
+            history=(*self.state.history, record.monitored),
         )
         self.reports.record(record)
         if self._is_kept(epoch + 1):

@@ -105,12 +105,40 @@ def test_everything_comes_back(tmp_path: Path, dtype: str) -> None:
     errors = found.state.validation_errors
     assert (errors[0], errors[2], len(errors)) == (0.9, 0.5, 3)
     assert math.isnan(errors[1])
-    assert replace(found.state, validation_errors=()) == replace(STATE, validation_errors=())
+    nothing: dict[str, Any] = {"validation_errors": (), "history": ()}
+    assert replace(found.state, **nothing) == replace(STATE, **nothing)
+    assert [list(epoch) for epoch in found.state.history] == [["top1_error"]] * 3
     assert Config(**found.config) == Config()
     assert found.conditions == written.conditions
     header = read_header(tmp_path / "a.safetensors")
     assert (header.network, header.state.step) == (NETWORK, 36)
     assert (header.config, header.conditions) == (written.config, written.conditions)
+
+
+def test_the_history_comes_back_and_is_completed_from_older_files(tmp_path: Path) -> None:
+    history = ({"validation_loss": 0.1 + 0.2, "f1": 0.5}, {"validation_loss": math.nan})
+    state = RunState(2, 0, 8, (0.9, 0.5), updates=7, history=history)
+    found = read_checkpoint(write_checkpoint(tmp_path, make(state=state))).state
+    assert (found.updates, found.history[0]) == (7, history[0])
+    assert math.isnan(found.history[1]["validation_loss"])
+    before = RunState(3, 0, 9, (0.9, 0.8, 0.5), history=({"top1_error": 0.5, "f1": 0.25},))
+    assert before.history == (
+        {"top1_error": 0.9},
+        {"top1_error": 0.8},
+        {"top1_error": 0.5, "f1": 0.25},
+    )
+    path = write_checkpoint(tmp_path, make())
+    with safe_open(path, framework="numpy") as file:
+        old = json.loads(file.metadata()["tandem"])["state"]
+    del old["updates"], old["history"]
+    header = read_header(with_metadata(path, state=old))
+    assert (header.state.updates, header.state.history[2]) == (0, {"top1_error": 0.5})
+    for bad, place in (
+        ({**old, "updates": -1}, "state.updates"),
+        ({**old, "history": [{"f1": "low"}]}, "state.history.0.f1"),
+    ):
+        with pytest.raises(InputError, match=place):
+            read_header(with_metadata(path, state=bad))
 
 
 def test_weights_without_momentum_belong_to_the_reader(tmp_path: Path) -> None:
@@ -162,7 +190,7 @@ def test_a_failed_write_leaves_the_older_file(path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tandem.artifacts.checkpoint.save_file", fail)
-    message = r"No space left on device: found .* MB free, expected 0.00 MB; make room, then"
+    message = r"No space left on device: found .* free, expected 0.00 MB$"
     with pytest.raises(InputError, match=message):
         write_checkpoint(path.parent, make())
     assert path.read_bytes() == before

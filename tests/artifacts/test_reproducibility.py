@@ -77,7 +77,7 @@ def test_a_run_in_float32_continues_where_auto_stands_for_it(config: Config) -> 
         ({"precision": "float64"}, "precision float32 in the checkpoint, now float64"),
         (
             {"rand_colour": 0.1},
-            "rand_colour 0.0 in the checkpoint, now 0.1 by the colour covariance of \\w+ \\w{16}",
+            "rand_colour 0.0 in the checkpoint, now 0.1 by the covariance of checksum \\w{16}",
         ),
     ],
 )
@@ -95,7 +95,7 @@ def test_without_colour_noise_a_run_of_before_continues(config: Config) -> None:
     assert "rand_colour" not in conditions(config)
     coloured = conditions(config.model_copy(update={"rand_colour": 0.1}))
     other = conditions(config.model_copy(update={"rand_colour": 0.2}))
-    assert "rand_colour 0.1 by the colour covariance " in refusal(coloured, other)
+    assert "rand_colour 0.1 by the covariance of checksum " in refusal(coloured, other)
     check_exact(PATH, coloured, dict(coloured))
 
 

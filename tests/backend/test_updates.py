@@ -1,16 +1,20 @@
 """Updates: in place on the device, as if all had been computed before the first was written."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+import torch
 from pytensor.compile.io import Out
 from pytensor.tensor.sharedvar import TensorSharedVariable
 
 from tandem.backend import device_shared
-from tandem.ops import momentum_step
+from tandem.backend.lowering import updates
+from tandem.ops import adam_step, momentum_step
 from tests.support.check_function import DEVICE, VIEWS_AND_EXPRESSIONS
 
 START = np.arange(6.0).reshape(2, 3)
@@ -317,3 +321,38 @@ def test_momentum_step_keeps_every_bit_of_the_rate(rate: float, dtype: str) -> N
     new_w, new_v = momentum_step(w, v, np.ones(4, dtype), rate, 0.9, 0.0, False)
     pytensor.function([], updates=[(w, new_w), (v, new_v)], mode=DEVICE)()
     np.testing.assert_array_equal(v.get_value(), -rate)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_adam_step_on_parts_of_memory(
+    layout: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By PyTorch's kernel, in one pass, where the parts fill their memory."""
+    called: list[float] = []
+
+    def fused(*tensors: Any, **settings: Any) -> None:
+        called.append(settings["lr"])
+        torch.ops.aten._fused_adamw_(*tensors, **settings)
+
+    monkeypatch.setattr(updates, "aten", SimpleNamespace(_fused_adamw_=fused))
+    rng = np.random.default_rng(0)
+    blocks = [rng.random((6, 8)).astype(dtype) for _ in range(4)]
+    before = [block.copy() for block in blocks]
+    w, m, v, g = (device_shared(None, memory=LAYOUTS[layout](block)) for block in blocks)
+    rate, factor, epsilon = (np.dtype(dtype).type(number) for number in (0.1, 0.5, 1e-3))
+    new = adam_step(
+        w, (m, v), g, rate, factor, epsilon, betas=(0.9, 0.99), decay=0.2, is_decoupled=True
+    )
+    pytensor.function([], updates=list(zip((w, m, v), new, strict=True)), mode=DEVICE)()
+    assert len(called) == ("columns" not in layout and layout != "rows")
+    weight, first, second, gradient = (LAYOUTS[layout](block) for block in before)
+    first[:] = 0.9 * first + 0.1 * gradient
+    second[:] = 0.99 * second + 0.01 * gradient**2
+    weight *= 1 - 0.1 * 0.2
+    weight -= 0.05 * first / (np.sqrt(second) + 1e-3)
+    for block, expected in zip(blocks, before, strict=True):
+        np.testing.assert_allclose(block, expected, rtol=1e-5)
+        outside = np.ones((6, 8), bool)
+        LAYOUTS[layout](outside)[:] = False
+        np.testing.assert_array_equal(block[outside], expected[outside])

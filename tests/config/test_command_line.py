@@ -23,7 +23,7 @@ def test_help_lists_every_key_with_meaning_and_default(capsys: pytest.CaptureFix
     for key, field in Config.model_fields.items():
         assert f"--{key} " in words
         assert str(field.description) in words
-    assert words.count("default: ") == len(Config.model_fields) + 1  # and --config's
+    assert words.count("default: ") == len(Config.model_fields) + 2  # and --config, --try
     assert "default: [20, 40]]" in words
     assert "--batch_size VALUE images" in words
     assert "--devices VALUE [VALUE ...] " in words

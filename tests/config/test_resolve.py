@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from tandem.config.hardware import RankInfo
-from tandem.config.resolve import check_settings, resolve
+from tandem.config.resolve import check_settings, resolve, resolve_norm_rows
 from tandem.config.schema import affecting_bits, make_config
 from tandem.errors import InputError
+
+RANK = RankInfo(0, (0, 1), (), (), "a processor", (), "mpirun")
 
 
 def resolved(values: dict[str, Any], ranks: int = 0) -> Any:
     """As resolved for a launcher's own trainers, or for ranks started by mpirun."""
-    rank = RankInfo(0, (0, 1), (), (), "a processor", (), "mpirun")
-    return resolve(make_config({"devices": ["cpu"], **values}), [rank] * ranks)
+    return resolve(make_config({"devices": ["cpu"], **values}), [RANK] * ranks)
 
 
 AVX2 = "x86_64 AMD EPYC avx2 fma"
@@ -81,6 +82,8 @@ def test_settings_that_contradict_each_other(values: dict[str, Any], expected: s
         ({"collective": "ar"}, 0, "collective: ar is for trainers that are ranks"),
         ({"rule": "gosgd"}, 0, "rule: gosgd is for trainers that are joined by MPI"),
         ({"exchange": "shared"}, 2, "ranks have their own"),
+        ({"exchange": "average", "optimizer": "nadam"}, 0, "nadam's results is not nadam"),
+        ({"exchange": "average", "optimizer": "adam"}, 2, "adam's results is not adam"),
     ],
 )
 def test_choices_that_the_trainers_do_not_permit(
@@ -88,6 +91,21 @@ def test_choices_that_the_trainers_do_not_permit(
 ) -> None:
     with pytest.raises(InputError, match=expected):
         resolved(values, ranks)
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_what_is_exchanged_follows_from_the_optimizer(ranks: int) -> None:
+    assert resolved({}, ranks).exchange == "average"
+    assert resolved({"optimizer": "adamw"}, ranks).exchange == "gradients"
+    assert resolved({"exchange": "gradients"}, ranks).exchange == "gradients"
+    if ranks:
+        found = resolved({"optimizer": "adam", "bucket_mb": 2.0}, ranks)
+        assert found.exchange == "gradients"
+        elastic = resolved({"optimizer": "adam", "rule": "easgd"}, ranks)
+        assert elastic.exchange == "average"
+        assert resolve(elastic, [RANK] * ranks) == elastic
+    else:
+        assert resolved({"optimizer": "adam", "exchange": "shared"}).exchange == "shared"
 
 
 def test_what_auto_stands_for() -> None:
@@ -241,3 +259,23 @@ def test_on_gpus_functions_are_compiled_where_that_is_possible(
         for wish in (True, False):
             assert resolve(make_config({**changes, "compile": wish}), ranks).compile is wish
         assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "near", "batches"),
+    [
+        (48, "auto", "24 or 48", "32 or 64"),
+        (128, 33, "32 or 64", "99 or 132"),
+        (7, 3, "1 or 7", "6 or 9"),
+        (4, 9, "4", "9"),
+    ],
+)
+def test_groups_of_rows_that_trainers_would_share_are_refused(
+    batch: int, rows: Any, near: str, batches: str
+) -> None:
+    config = make_config({"batch_size": batch, "norm_rows": rows})
+    expected = f"expected a divisor of batch_size {batch}, such as {near} .or set batch_size to"
+    with pytest.raises(InputError, match=f"{expected} {batches}.: a group of rows"):
+        resolve_norm_rows(config)
+    whole = make_config({"batch_size": 96, "norm_rows": "auto"})
+    assert resolve_norm_rows(whole).norm_rows == 32

@@ -47,8 +47,9 @@ def test_sums_that_floats_do_not_hold_are_exact() -> None:
     assert (found[1:] == 0).all()
 
 
-def test_the_paper_s_formula_for_pixels_from_0_to_1() -> None:
-    rng = np.random.default_rng(1)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_paper_s_formula_for_pixels_from_0_to_1(seed: int) -> None:
+    rng = np.random.default_rng(seed)
     vectors = np.linalg.qr(rng.normal(size=(3, 3)))[0]
     covariance = vectors @ np.diag(IMAGENET) @ vectors.T * 255**2
     covariance = (covariance + covariance.T) / 2
@@ -66,6 +67,11 @@ def test_the_covariance_of_the_noise() -> None:
     values, vectors = np.linalg.eigh(covariance / 255**2)
     expected = vectors @ np.diag((2 * values) ** 2) @ vectors.T
     np.testing.assert_allclose(rows.T @ rows, expected, rtol=1e-9)
+
+
+def test_an_eigenvalue_below_zero_adds_nothing() -> None:
+    """Rounding makes it of one that is zero, in pictures without colour."""
+    assert colour_basis(np.diag([2.0, 1.0, -1e-9]), 1.0)[2] == (0, 0, 0)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The choices of an exchange: their names, what they require, what their bits depend on."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,13 +11,15 @@ from tandem.errors import InputError
 from tandem.registry import Registry, check
 
 ALONE = RunFacts(None, ("cpu", "cpu"))
+BY_ADAM = RunFacts(None, ("cpu", "cpu"), optimizer="adam", is_linear=False)
+ELASTIC_ADAM = replace(BY_ADAM, starter="mpirun", is_synchronous=False)
 BY_MPI = RunFacts("mpirun", ("cpu", "cpu"), ("a", "b"))
 BY_TORCHRUN = RunFacts("torchrun", ("cuda:0", "cuda:0"), ("a", "a"))
 
 
 def test_names_are_those_of_the_configuration() -> None:
     assert list(ALL_REDUCES) == ["auto", "ar", "asa", "asa16", "hierarchical", "nccl"]
-    assert list(EXCHANGES) == ["average", "gradients", "shared"]
+    assert list(EXCHANGES) == ["auto", "average", "gradients", "shared"]
     assert list(RULES) == ["bsp", "easgd", "gosgd"]
 
 
@@ -30,6 +33,11 @@ def test_names_are_those_of_the_configuration() -> None:
         (EXCHANGES, "shared", {}, BY_MPI, "exchange: shared is one copy .* ranks have their own"),
         (EXCHANGES, "shared", {}, RunFacts(None, ("cuda:0",)), "on GPUs use average or gradients"),
         (RULES, "easgd", {}, BY_TORCHRUN, "rule: easgd is for trainers that are joined by MPI"),
+        (EXCHANGES, "average", {}, BY_ADAM, "adam's results is not adam; use gradients"),
+        (EXCHANGES, "average", {}, ELASTIC_ADAM, None),
+        (EXCHANGES, "gradients", {}, BY_ADAM, None),
+        (EXCHANGES, "shared", {}, BY_ADAM, None),
+        (RULES, "easgd", {}, ELASTIC_ADAM, None),
         (ALL_REDUCES, "auto", {}, ALONE, None),
         (ALL_REDUCES, "asa16", {}, BY_MPI, None),
         (EXCHANGES, "gradients", {}, ALONE, None),

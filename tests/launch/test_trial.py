@@ -1,4 +1,4 @@
-"""A trial tells what would fail, and leaves nothing behind."""
+"""A trial reports what would fail, and leaves nothing behind."""
 
 import math
 import os
@@ -19,11 +19,13 @@ from tandem.config.schema import Config
 from tandem.errors import InputError
 from tandem.launch import trial
 from tandem.launch.local import Launcher
-from tandem.launch.trial import run_trial, shown_size, shown_time
+from tandem.launch.prepare import prepare_run
+from tandem.launch.trial import Disk, TrialReporter, epochs_left, run_trial, shown_time
 from tandem.processes.messages import Failed
 from tandem.processes.supervisor import Outcome, ProgressReporter
 from tandem.training.messages import Progress
 from tandem.training.run_spec import RunSpec
+from tandem.validation import shown_size
 from tests.support.picture_files import contents
 from tests.support.ranks import need_ranks, run_ranks
 from tests.support.runs import train as run
@@ -119,6 +121,48 @@ def test_the_minibatch_that_is_loaded_ahead_does_not_count_as_fast(
     launcher.load_wait = 4.0  # with 1 s of computing: one second for each other step
     assert run_trial(config, launcher) == 0
     assert f"speed        {13 * 5 / 6:.1f} images per second" in capsys.readouterr().out
+
+
+def test_the_time_of_the_whole_run(
+    config: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrialReporter, "hours", lambda reporter, spec: (2.0, 1.0))
+    assert run_trial(changed(config, n_epochs=10), FakeLauncher()) == 0
+    lines = dict(line.split(maxsplit=2)[1:] for line in capsys.readouterr().out.splitlines()[2:5])
+    assert lines["epoch"] == "2.0 hours of training, 60.0 minutes of validation"
+    assert lines["run"] == "30.0 hours for 10 epochs"
+
+
+def test_hours_are_those_of_all_pictures(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From some steps of each: 13 pictures of training, four steps of validation."""
+    spec, now = prepare_run(config), 0.0
+    monkeypatch.setattr(trial, "time", SimpleNamespace(monotonic=lambda: now))
+    reporter = TrialReporter(spec)
+    reporter.report(TrainRecord(1, 5, 1.0, None, 0.1, 0.5, 1.0, 0.0, 0.0))
+    for step in (1, 2, 3):
+        now = 10.0 + 3 * step
+        reporter.report(Progress("validation", 1, step, 3))
+    reporter.report(ValidationRecord(1, 5, 1.0, 0.5, 0.5, 6))
+    seconds = [hours * 3600 for hours in reporter.hours(spec)]
+    assert seconds == pytest.approx([13 / 0.5, 4 * 3.0])
+
+
+def test_epochs_that_are_left_of_a_resumed_run(config: Config) -> None:
+    header = SimpleNamespace(state=RunState(4))
+    spec = SimpleNamespace(config=config, resumed=Path("epoch-0004.safetensors"), header=header)
+    assert epochs_left(spec) == 56  # type: ignore[arg-type]
+
+
+def test_the_disk_of_checkpoints(config: Config) -> None:
+    """Of all in 30 hours every half an hour, or a few that replace those of before."""
+    every = {"keep_snapshots": "all", "snapshot_minutes": 30.0, "snapshot_freq": 5}
+    few, many = prepare_run(config), prepare_run(changed(config, n_epochs=10, **every))
+    config.weights_path.mkdir(parents=True)
+    (config.weights_path / "epoch-0001.safetensors").write_bytes(bytes(150))
+    disk = Disk.of(few, 100, (2.0, 1.0))
+    assert (disk.count, disk.needed) == (5, 350)
+    disk = Disk.of(many, 100, (2.0, 1.0))
+    assert (disk.count, disk.needed) == (2 + 2 + 60, 6400)
 
 
 def test_sigterm_between_its_two_runs_leaves_nothing(config: Config, tmp_path: Path) -> None:

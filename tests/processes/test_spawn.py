@@ -62,6 +62,23 @@ def test_other_threads_see_their_main_meanwhile() -> None:
     del main.of_this_test  # type: ignore[attr-defined]
 
 
+def test_one_thread_at_a_time_hides_main() -> None:
+    """Otherwise one would put back what hides it for the other."""
+    main, inside = sys.modules["__main__"], threading.Event()
+
+    def hide() -> None:
+        with hidden_main():
+            inside.set()
+
+    thread = threading.Thread(target=hide)
+    with hidden_main():
+        thread.start()
+        assert not inside.wait(0.1)
+    thread.join()
+    assert inside.is_set()
+    assert sys.modules["__main__"] is main
+
+
 def test_signals_are_not_counted_on_another_thread() -> None:
     counts: list[int] = []
 

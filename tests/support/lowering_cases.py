@@ -24,6 +24,7 @@ from pytensor.tensor.subtensor import AdvancedIncSubtensor1, AdvancedSubtensor1
 
 from tandem.ops import (
     LRN,
+    AdamStep,
     Conv2d,
     Conv2dBiasGrad,
     Conv2dInputGrad,
@@ -609,6 +610,15 @@ def _network_cases() -> list[Case]:
                     *(x, x[::-1], x * x, np.dtype(dtype).type(0.1)),
                 )
                 for m, decay, nesterov in ((0.9, 0.01, False), (0.9, 0.0, True), (0.0, 0.01, False))
+            ),
+            *(
+                case(
+                    f"adam-{dtype}-{decay}-{is_decoupled}",
+                    AdamStep(0.9, 0.99, decay, is_decoupled),
+                    *(x, x[::-1], x * x, x[:, ::-1]),
+                    *(np.dtype(dtype).type(number) for number in (0.1, 0.5, 1e-3)),
+                )
+                for decay, is_decoupled in ((0.01, False), (0.01, True), (0.0, True))
             ),
             case(f"lrn-few-channels-{dtype}", LRN(5, 0.5, 0.75, 1.0), x[:, :2]),
             case(f"relu-{dtype}", lambda x: [Relu()(x), Relu()(x * 2)], x),

@@ -1,6 +1,6 @@
 """A new optimizer and a network with untrained arrays need no other file than their own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytensor
 import pytest
 
 from tandem import layers
-from tandem.artifacts.checkpoint import read_checkpoint
+from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint
 from tandem.config.command_line import load_config
 from tandem.config.schema import Config
 from tandem.distributed import local_groups
@@ -43,7 +43,13 @@ class TwoStates(Optimizer):
     weight_decay: float = setting(DECAY, "decay of weights", "a number")
 
     def step(
-        self, weight: Any, states: Sequence[Any], gradient: Any, rate: Any, decay: float
+        self,
+        weight: Any,
+        states: Sequence[Any],
+        gradient: Any,
+        rate: Any,
+        decay: float,
+        numbers: Mapping[str, Any],
     ) -> tuple[Any, tuple[Any, ...]]:
         velocity, mean = states
         velocity = self.momentum * velocity - rate * (gradient + decay * weight)
@@ -250,6 +256,36 @@ def test_a_run_and_its_checkpoints_carry_them_and_resuming_gives_the_same_bits(
         }
 
 
+def adam(run: Path, data: Path, epochs: int, optimizer: str = "adam", **changes: Any) -> Checkpoint:
+    resume = run.exists()
+    run_here(data, run, n_epochs=epochs, resume_train=resume, optimizer=optimizer, **changes)
+    return read_checkpoint(run / f"epoch-{epochs:04}.safetensors")
+
+
+def test_numbers_of_an_optimizer_follow_the_updates_through_a_resume(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.backend.set_threads", lambda threads: None)
+    monkeypatch.setattr("tandem.backend.keep_freed_memory", lambda: None)
+    straight = adam(tmp_path / "straight", data, 2)
+    first = adam(tmp_path / "resumed", data, 1)
+    resumed = adam(tmp_path / "resumed", data, 2)
+    assert (first.state.updates, straight.state.updates) == (7, 14)
+    assert list(straight.states) == ["first_moment", "second_moment"]
+    for name, value in straight.states["second_moment"].items():
+        assert value.any()
+        for ours, theirs in (
+            (straight.weights, resumed.weights),
+            *((straight.states[state], resumed.states[state]) for state in straight.states),
+        ):
+            assert ours[name].tobytes() == theirs[name].tobytes()
+    # Another optimizer begins with states of zero, although these have the same names.
+    other = adam(tmp_path / "resumed", data, 3, "nadam", exact=False)
+    assert (other.state.step, other.state.updates) == (21, 7)
+    begun = abs(other.states["second_moment"]["fc.weight"]).mean()
+    assert begun < 0.6 * abs(resumed.states["second_moment"]["fc.weight"]).mean()
+
+
 def run_here(
     data: Path, run: Path, network: str = f"{__name__}:Centred", **changes: Any
 ) -> FlatLayout:
@@ -285,4 +321,4 @@ def test_a_frozen_layer_keeps_its_running_average() -> None:
 def test_an_optimizer_is_registered_by_name() -> None:
     OPTIMIZERS.register("two-states")(TwoStates)
     made = OPTIMIZERS.make("two-states", dict(Config(momentum=0.25)))
-    assert made == TwoStates(0.25, 0.0005)
+    assert made == TwoStates(momentum=0.25, weight_decay=0.0005)

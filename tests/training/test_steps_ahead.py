@@ -20,11 +20,11 @@ class Events:
         self.refusals: Any = SimpleNamespace(in_a_row=3, refuse=self._refuse)
         self.steps = StepsAhead(model, self.refusals)
 
-    def start(self, number: int) -> None:
+    def start(self, number: int) -> int:
         slot: Any = f"slot {number}"
-        self.steps.start(slot, Position(1, number, number), 0.5, PICTURES + number)
+        return self.steps.start(slot, Position(1, number, number), 0.5, PICTURES + number)
 
-    def _step(self, slot: str, epoch: int, rate: float) -> Any:
+    def _step(self, slot: str, epoch: int, rate: float, rows: int) -> Any:
         self.seen.append(f"start {slot} {epoch} {rate}")
 
         def is_finite() -> bool:
@@ -39,17 +39,17 @@ class Events:
 
 def test_a_step_is_waited_for_when_the_next_has_started() -> None:
     events = Events([True, False, True])
-    events.steps.settle()
+    assert events.steps.settle() == 0
     assert events.seen == []
-    events.start(0)
+    assert events.start(0) == 0
     assert events.seen == ["start slot 0 1 0.5"]
     assert events.refusals.in_a_row == 3
-    events.start(1)
+    assert events.start(1) == 1
     assert events.seen[1:] == ["start slot 1 1 0.5", "wait slot 0"]
     assert events.refusals.in_a_row == 0
-    events.start(2)
+    assert events.start(2) == 0
     assert events.seen[3:] == ["start slot 2 1 0.5", "wait slot 1", "refuse 1 0.5 [5, 3]"]
-    events.steps.settle()
+    assert events.steps.settle() == 1
     assert events.seen[6:] == ["wait slot 2"]
-    events.steps.settle()
+    assert events.steps.settle() == 0
     assert len(events.seen) == 7

@@ -97,6 +97,8 @@ def test_what_reads_the_state_comes_after_a_refusal(
     for step in range(STEPS):
         trainer._train_step(0, step)
     assert trainer.seen == expected
+    # Steps that were skipped are no updates of the optimizer.
+    assert (trainer.state.step, trainer.state.updates) == (STEPS, STEPS - 2)
 
 
 @pytest.mark.parametrize("vote", [StepVote(snapshot=True), StepVote(stop=True)])

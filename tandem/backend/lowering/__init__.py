@@ -19,6 +19,7 @@ from tandem.backend.lowering import (
     signal,
     subtensor,
     tensor,
+    updates,
 )
 from tandem.backend.lowering.host import host_rule
 from tandem.backend.lowering.registry import Lowering, lower
@@ -55,4 +56,5 @@ __all__ = [
     "signal",
     "subtensor",
     "tensor",
+    "updates",
 ]

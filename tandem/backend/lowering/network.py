@@ -13,7 +13,6 @@ from tandem.backend.lowering.registry import Lowering, computed, lower, torch_dt
 from tandem.ops.crop import CropMirror
 from tandem.ops.dropout import Dropout, DropoutMask
 from tandem.ops.lrn import LRN, LRNGrad
-from tandem.ops.momentum import MomentumStep
 from tandem.ops.relu import Relu, ReluGrad
 from tandem.philox import philox4x32
 
@@ -79,61 +78,6 @@ def lower_lrn_grad(op: LRNGrad, node: Apply, device: torch.device, compiled: boo
         return scaled - 2 * alpha * beta * x * _window_sums(scaled * x / scale, size)
 
     return computed(gradient)
-
-
-@lower.register(MomentumStep)
-def lower_momentum_step(
-    op: MomentumStep, node: Apply, device: torch.device, compiled: bool
-) -> Lowering:
-    m, decay, nesterov = op.momentum, op.decay, op.nesterov
-
-    def step(w: Tensor, v: Tensor, g: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
-        change = rate * (g + decay * w if decay else g)
-        v = m * v - change
-        return (w + (m * v - change) if nesterov else w + v), v
-
-    def into(
-        new_w: Tensor, new_v: Tensor, w: Tensor, v: Tensor, g: Tensor, rate: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        if not (new_w is w and new_v is v and m and not nesterov and _fusible(w, v, rate)):
-            found = step(w, v, g, rate)
-            return new_w.copy_(found[0]), new_v.copy_(found[1])
-        # One pass over memory. PyTorch's kernel computes v <- m v + (1 - dampening) (g + decay w)
-        # and w <- w - lr v; ours has the rate in v. It assumes that all three are laid out alike.
-        if g.stride() != w.stride():
-            g = torch.empty_like(w).copy_(g)
-        aten._fused_sgd_(
-            [w],
-            [g],
-            [v],
-            weight_decay=decay,
-            momentum=m,
-            lr=-1.0,
-            dampening=1 + rate.item(),
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
-        return w, v
-
-    return computed(step, into=None if device.type != "cpu" else into, in_place=True)
-
-
-def _fusible(w: Tensor, v: Tensor, rate: Tensor) -> bool:
-    """Whether PyTorch's kernel for a step may be used: it takes 1 + rate, and whole memory."""
-    number = rate.item()
-    # Below 2**-29, 1 + rate has lost bits of a float32 rate.
-    return w.stride() == v.stride() and (1 + number) - 1 == number and _is_dense(w)
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Whether the elements fill their memory, in any order of axes, without gaps or overlaps."""
-    length = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size != 1 and stride != length:
-            return False
-        length *= size
-    return True
 
 
 @lower.register(DropoutMask)

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from tandem.data.manifest import MANIFEST_NAME
 from tandem.errors import InputError
-from tandem.files import locked, make_folder, remove_partials, replacing, write_text
+from tandem.files import free_bytes, locked, make_folder, remove_partials, replacing, write_text
 from tandem.preprocessing.listed import Listed, is_imagenet_name
-from tandem.preprocessing.output import batch_bytes, check_space, free_bytes
+from tandem.preprocessing.output import batch_bytes, check_space
 from tandem.preprocessing.pool import START, follow_parent
 from tandem.preprocessing.progress import PROGRESS_NAME
 from tandem.preprocessing.sources import SOURCES, Folder, Source

@@ -1,0 +1,92 @@
+"""Adam and AdamW."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from tandem.optim.optimizer import OPTIMIZERS, Optimizer
+from tandem.registry import setting
+
+if TYPE_CHECKING:
+    from pytensor.tensor.variable import TensorVariable
+
+    from tandem.optim.optimizer import Numbers, Stepped
+
+_BETA = "a number of at least 0 and below 1"
+
+
+@dataclass(frozen=True)
+class Moments(Optimizer):
+    """Base of optimizers with running means of the gradient and of its square."""
+
+    states = ("first_moment", "second_moment")
+
+    adam_beta1: float = setting(
+        0.9,
+        "adam, adamw, nadam: fraction of the mean gradient kept in a step",
+        _BETA,
+        omit_default=True,
+        ge=0,
+        lt=1,
+    )
+    adam_beta2: float = setting(
+        0.999,
+        "adam, adamw, nadam: fraction of the mean square kept in a step",
+        _BETA,
+        omit_default=True,
+        ge=0,
+        lt=1,
+    )
+    adam_epsilon: float = setting(
+        1e-8,
+        "adam, adamw, nadam: added to the root of the mean square",
+        "a number above 0",
+        omit_default=True,
+        gt=0,
+    )
+
+
+@OPTIMIZERS.register("adam")
+@dataclass(frozen=True)
+class Adam(Moments):
+    """Adam, with the weight decay in the gradient; `tandem.ops.adam_step` has the equations."""
+
+    is_decoupled: ClassVar[bool] = False  # weight decay
+
+    def numbers(self, updates: int) -> dict[str, float]:
+        root = (1 - self.adam_beta2 ** (updates + 1)) ** 0.5
+        factor = root / (1 - self.adam_beta1 ** (updates + 1))
+        return {"rate_factor": factor, "epsilon": root * self.adam_epsilon}
+
+    def step(
+        self,
+        weight: "TensorVariable",
+        states: "Sequence[TensorVariable]",
+        gradient: "TensorVariable",
+        rate: "TensorVariable",
+        decay: float,
+        numbers: "Numbers",
+    ) -> "Stepped":
+        from tandem.ops import adam_step
+
+        first, second = states
+        weight, first, second = adam_step(
+            weight,
+            (first, second),
+            gradient,
+            rate,
+            numbers["rate_factor"],
+            numbers["epsilon"],
+            betas=(self.adam_beta1, self.adam_beta2),
+            decay=decay,
+            is_decoupled=self.is_decoupled,
+        )
+        return weight, (first, second)
+
+
+@OPTIMIZERS.register("adamw")
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam, with the weight decay beside the step and not in the gradient."""
+
+    is_decoupled = True

@@ -1,0 +1,238 @@
+"""Runs of a network with batch normalisation, on tiny pictures: whoever computes them, alike."""
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.artifacts.run_folder import list_checkpoints
+from tests.support.norm_network import CROP, NETWORK
+from tests.support.ranks import Starter, job, need_ranks, run_ranks
+from tests.support.runs import RunningJob, assert_close, assert_same_bits, train, weights
+from tests.support.tiny import prepare, read_record, run_program, settings
+
+GLOBAL = 12
+# 31 pictures: the last minibatch has seven, so that of three trainers one has none and one a group
+# that is cut, and of two trainers one has a single row.
+COMMON: dict[str, Any] = {
+    "network": NETWORK,
+    "crop_size": CROP,
+    "norm_rows": 2,
+    "n_epochs": 2,
+    "learning_rate": 0.1,
+    "shuffle": "images",
+}
+DOUBLE = {**COMMON, "precision": "float64"}
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("data"), train=31, image_size=CROP + 2)
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One trainer, in float64."""
+    run = tmp_path_factory.mktemp("alone") / "run"
+    return train(data, run, **DOUBLE, batch_size=GLOBAL)
+
+
+def train_ranks(data: Path, run: Path, ranks: int, by: Starter, **changes: Any) -> Path:
+    if by == "mpirun":
+        need_ranks()
+    arguments = settings(data, run, **{**changes, "batch_size": GLOBAL // ranks})
+    result = run_ranks(ranks, "train.py", arguments, by=by)
+    assert result.returncode == 0, result.stderr
+    return run
+
+
+# What is computed
+
+
+@slow
+@pytest.mark.parametrize("exchange", ["average", "gradients", "shared"])
+@pytest.mark.parametrize("trainers", [2, 3])
+def test_the_number_of_trainers_changes_nothing(
+    data: Path, alone: Path, tmp_path: Path, trainers: int, exchange: str
+) -> None:
+    changes = {**DOUBLE, "batch_size": GLOBAL // trainers, "devices": ["cpu"] * trainers}
+    run = train(data, tmp_path / "run", **changes, exchange=exchange, check_every=1)
+    assert_close(run, alone, 1e-9)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("ranks", "by", "changes"),
+    [
+        (3, "mpirun", {"collective": "asa", "exchange": "average"}),
+        (3, "mpirun", {"collective": "asa", "exchange": "gradients"}),
+        (2, "mpirun", {"collective": "ar", "exchange": "average"}),
+        (3, "mpirun", {"collective": "ar", "exchange": "gradients"}),
+        (3, "mpirun", {"collective": "hierarchical", "exchange": "average"}),
+        (3, "mpirun", {"collective": "hierarchical", "exchange": "gradients"}),
+        (3, "mpirun", {"collective": "asa", "exchange": "gradients", "bucket_mb": 0.002}),
+        (3, "torchrun", {"collective": "asa", "exchange": "average"}),
+        (2, "torchrun", {"collective": "ar", "exchange": "gradients", "bucket_mb": 0.002}),
+    ],
+)
+def test_the_number_of_ranks_changes_nothing(
+    data: Path, alone: Path, tmp_path: Path, ranks: int, by: Starter, changes: dict[str, Any]
+) -> None:
+    run = train_ranks(data, tmp_path / "run", ranks, by, **DOUBLE, **changes, check_every=1)
+    assert_close(run, alone, 1e-9)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("changes", "exchange"),
+    [
+        ({"optimizer": "adam"}, "gradients"),
+        ({"optimizer": "adamw"}, "shared"),
+        ({"optimizer": "nadam"}, "gradients"),
+        ({"optimizer": "rmsprop"}, "shared"),
+        ({"use_nesterov_momentum": True}, "average"),
+    ],
+)
+def test_the_number_of_trainers_changes_nothing_by_any_optimizer(
+    data: Path, tmp_path: Path, changes: dict[str, Any], exchange: str
+) -> None:
+    changes = {**DOUBLE, "learning_rate": 0.002, **changes}
+    one = train(data, tmp_path / "one", **changes, batch_size=GLOBAL)
+    several = {"batch_size": GLOBAL // 3, "devices": ["cpu"] * 3, "exchange": exchange}
+    assert_close(train(data, tmp_path / "run", **changes, **several), one, 1e-9)
+
+
+@slow
+@pytest.mark.parametrize("exchange", ["average", "gradients"])
+def test_sixteen_bits_leave_averages_whole(data: Path, tmp_path: Path, exchange: str) -> None:
+    """One step: the averages are those of float32, weights and momenta are rounded."""
+    need_ranks()
+    small = prepare(tmp_path / "data", train=GLOBAL, image_size=CROP + 2)
+    found = {
+        collective: weights(
+            train_ranks(
+                small,
+                tmp_path / collective,
+                2,
+                "mpirun",
+                **{**COMMON, "n_epochs": 1},
+                collective=collective,
+                exchange=exchange,
+            )
+        )
+        for collective in ("asa", "asa16")
+    }
+    rounded, whole = found["asa16"], found["asa"]
+    for name in whole:
+        bound = 1e-6 if "running" in name else 2**-9
+        scale = np.abs(whole[name]).max()
+        np.testing.assert_allclose(rounded[name], whole[name], 0, bound * scale, err_msg=name)
+    assert rounded["fc1.weight"].tobytes() != whole["fc1.weight"].tobytes()
+
+
+@slow
+@pytest.mark.parametrize("rule", [{"rule": "easgd"}, {"rule": "gosgd", "gosgd_p": 0.5}])
+def test_ranks_that_are_not_in_step_carry_averages(
+    data: Path, tmp_path: Path, rule: dict[str, Any]
+) -> None:
+    """The consensus has them, and resumes; what is kept is what is validated."""
+    changes = {**COMMON, **rule, "learning_rate": 0.01}
+    run = train_ranks(data, tmp_path / "run", 3, "mpirun", **{**changes, "n_epochs": 4})
+    train_ranks(data, run, 3, "mpirun", **{**changes, "n_epochs": 6}, resume_train=True)
+    last, record = list_checkpoints(run)[-1], read_record(run)[-1]
+    found = weights(run)
+    assert all((found[f"{name}.norm.running_var"] != 1).all() for name in ("conv1", "fc1"))
+    arguments = settings(data, run, **{**COMMON, "norm_rows": "auto", "batch_size": 5})
+    result = run_program("validate.py", ["--weights", str(last), *arguments])
+    assert result.returncode == 0, result.stderr
+    match = re.search(r'"loss": ([0-9.]+)', result.stdout)
+    assert match is not None
+    assert float(match[1]) == pytest.approx(record["loss"], rel=1e-4)
+
+
+@slow
+def test_auxiliary_heads_train_and_are_not_reported(data: Path, tmp_path: Path) -> None:
+    """The first loss is the main head's alone; validation needs no head."""
+    runs = [
+        train(
+            data,
+            tmp_path / str(weight),
+            **{**COMMON, "batch_size": GLOBAL},
+            network_options=f"{{auxiliary: {weight}}}",
+        )
+        for weight in (0.3, 0.6)
+    ]
+    first, second = (read_record(run) for run in runs)
+    assert first[0]["loss"] == second[0]["loss"]
+    assert first[1]["loss"] != second[1]["loss"]
+
+
+# How it resumes
+
+
+@slow
+@pytest.mark.parametrize("exchange", ["average", "gradients", "shared"])
+def test_a_killed_run_ends_in_the_same_bits(data: Path, tmp_path: Path, exchange: str) -> None:
+    changes = {**COMMON, "devices": ["cpu"] * 2, "batch_size": GLOBAL // 2, "exchange": exchange}
+    whole = train(data, tmp_path / "whole", **{**changes, "n_epochs": 4})
+    endless = {**changes, "n_epochs": 10_000, "keep_snapshots": "all", "snapshot_minutes": 0.001}
+    running = RunningJob(data, tmp_path / "parts", steps=6, **endless)
+    running.signal(signal.SIGKILL, "trainer 1")
+    running.end(1)
+    for later in list_checkpoints(running.run):
+        if later.name >= "epoch-0003-":
+            later.unlink()
+    train(data, running.run, **{**changes, "n_epochs": 4}, resume_train=True)
+    assert_same_bits(running.run, whole)
+
+
+@slow
+def test_a_killed_job_ends_in_the_same_bits(data: Path, tmp_path: Path) -> None:
+    need_ranks()
+    changes = {**COMMON, "batch_size": GLOBAL // 2}
+    whole = train(data, tmp_path / "whole", **changes, devices=["cpu"] * 2)
+    run = tmp_path / "parts"
+    started = job(data, run, 2, 5, **{**changes, "n_epochs": 10_000}, keep_snapshots="all")
+    os.kill(started.find("trainer 1"), signal.SIGKILL)
+    assert started.finish(20).returncode != 0
+    for later in list_checkpoints(run):
+        if later.name >= "epoch-0001-":
+            later.unlink()
+    train_ranks(data, run, 2, "mpirun", **changes, resume_train=True)
+    assert_same_bits(run, whole)
+
+
+def refusal(data: Path, run: Path, **changes: Any) -> str:
+    """The one line of a run that is refused; nothing is written."""
+    before = {path: path.read_bytes() for path in run.glob("*")}
+    result = run_program("train.py", settings(data, run, **{**COMMON, **changes}))
+    assert result.returncode == 2, result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if "error" in line]
+    assert {path: path.read_bytes() for path in run.glob("*")} == before
+    return line
+
+
+def test_rows_that_would_straddle_trainers_are_refused(data: Path, tmp_path: Path) -> None:
+    """Of a network with averages; another does not care."""
+    line = refusal(data, tmp_path / "run", norm_rows=4, batch_size=6, devices=["cpu"] * 2)
+    text = "norm_rows: found 4, expected a divisor of batch_size 6, such as 3 or 6"
+    assert line.count(text) == 1
+    assert "a group of rows that are normalised together would lie at two trainers" in line
+    assert not list((tmp_path / "run").glob("*"))
+    assert (
+        train(
+            data,
+            tmp_path / "other",
+            crop_size=CROP,
+            norm_rows=4,
+            batch_size=6,
+            network="tests.support.norm_network:Plain",
+        )
+        / "record.jsonl"
+    ).exists()
