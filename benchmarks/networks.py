@@ -22,9 +22,8 @@ from benchmarks.measure import Comparison, Figure, Found, Step, compare, measure
 from examples.resident_step import Sizes
 
 if TYPE_CHECKING:  # torch is imported in the processes that are measured
-    from torch import nn
-
     from tandem.layers import Network
+    from tests.support.torch_networks import PlainNetwork
 
 OURS, BEST = "ours", "the best of PyTorch"
 SPEED, MEMORY, COMPILE = 1.0, 1.2, 2.3  # targets: at least, at most, at most
@@ -33,12 +32,12 @@ FIRST_STEP_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Case:
-    """A network of `tandem.models`, its sizes, and how plain PyTorch's twin is called."""
+    """A network of `tandem.models`, its sizes, and how plain PyTorch's is called."""
 
     network: str
     sizes: Sizes
-    twin: str  # class in benchmarks.plain_networks
-    arguments: tuple[Any, ...] = ()
+    peer: str  # class in tests.support.torch_networks
+    arguments: tuple[Any, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def ours(self) -> "Network":
@@ -52,11 +51,11 @@ class Case:
             )
         )
 
-    def plain(self) -> "nn.Module":
-        """Make plain PyTorch's twin."""
-        from benchmarks import plain_networks
+    def plain(self) -> "PlainNetwork":
+        """Make plain PyTorch's network."""
+        from tests.support import torch_networks
 
-        return getattr(plain_networks, self.twin)(*self.arguments)
+        return getattr(torch_networks, self.peer)(*self.arguments)
 
 
 def _sizes(crop: int, classes: int) -> Sizes:
@@ -65,17 +64,21 @@ def _sizes(crop: int, classes: int) -> Sizes:
 
 SMALL, LARGE = _sizes(32, 10), _sizes(224, 1000)
 CASES = {
-    "VGG-11": Case("vgg:VGG11", SMALL, "VGG", (10, 32)),
-    "ResNet-32": Case("resnet:ResNet32", SMALL, "CifarResNet", (32,)),
+    "VGG-11": Case("vgg:VGG11", SMALL, "PlainVGG", (11, 32, 10)),
+    "ResNet-32": Case("resnet:ResNet32", SMALL, "PlainCifarResNet", (32, 10)),
     "WRN-16-4": Case(
-        "wide_resnet:WideResNet", replace(SMALL, width=4.0), "WideResNet", (16, 4), {"depth": 16}
+        "wide_resnet:WideResNet",
+        replace(SMALL, width=4.0),
+        "PlainWideResNet",
+        (16, 4, 10),
+        {"depth": 16},
     ),
-    "ResNet-50": Case("resnet:ResNet50", LARGE, "ResNet50"),
-    "GoogLeNet": Case("googlenet:GoogLeNetBN", LARGE, "GoogLeNet"),
+    "ResNet-50": Case("resnet:ResNet50", LARGE, "PlainResNet", (50, 1000)),
+    "GoogLeNet": Case("googlenet:GoogLeNetBN", LARGE, "PlainGoogLeNetBN", (1000,)),
 }
 DEEP = {
-    "ResNet-110": Case("resnet:ResNet110", SMALL, "CifarResNet", (110,)),
-    "ResNet-56": Case("resnet:ResNet56", SMALL, "CifarResNet", (56,)),
+    "ResNet-110": Case("resnet:ResNet110", SMALL, "PlainCifarResNet", (110, 10)),
+    "ResNet-56": Case("resnet:ResNet56", SMALL, "PlainCifarResNet", (56, 10)),
 }
 
 
@@ -106,12 +109,11 @@ def plain_training(case: Case) -> dict[str, Step]:
     """Make plain PyTorch's step in its variants."""
     import torch
 
-    from benchmarks.plain_networks import cost
     from benchmarks.plain_step import training_variants
 
     sizes = case.sizes
     labels = torch.randint(0, sizes.classes, (sizes.batch,))
-    return training_variants(case.plain, _images(sizes), labels, cost)
+    return training_variants(case.plain, _images(sizes), labels)
 
 
 def plain_inference(case: Case) -> dict[str, Step]:

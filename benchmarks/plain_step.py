@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from benchmarks.measure import Step
 from tandem.compilers import cpp_compiler
+from tests.support.torch_networks import PlainNetwork
 
 EAGER, COMPILED = "PyTorch, eager", "PyTorch, compiled, channels-last"
 
@@ -38,27 +39,20 @@ def inference_step(model: nn.Module, images: Tensor, compile_mode: str | None) -
 
 
 def training_variants(
-    make: Callable[[], nn.Module],
-    images: Tensor,
-    labels: Tensor,
-    cost: Callable[[Any, Tensor], Tensor],
+    make: Callable[[], PlainNetwork], images: Tensor, labels: Tensor
 ) -> dict[str, Step]:
     """Make the training step of a network: eager, channels-last with fused SGD, and compiled."""
 
     def step(tuned: bool, compiled: bool) -> Step:
         model, own = _placed(make, images, tuned)
-
-        def loss_of(images: Tensor, labels: Tensor) -> Tensor:
-            return cost(model(images), labels)
-
-        call: Any = torch.compile(loss_of) if compiled else loss_of
+        call: Any = torch.compile(model.loss) if compiled else model.loss
         return sgd_step(model, lambda: call(own, labels), tuned)
 
     found = {EAGER: step(False, False), "PyTorch, channels-last, fused SGD": step(True, False)}
     return found | ({f"{COMPILED}, fused SGD": step(True, True)} if cpp_compiler() else {})
 
 
-def inference_variants(make: Callable[[], nn.Module], images: Tensor) -> dict[str, Step]:
+def inference_variants(make: Callable[[], PlainNetwork], images: Tensor) -> dict[str, Step]:
     """Make the inference of a network: eager, channels-last, and compiled."""
 
     def step(channels_last: bool, compile_mode: str | None) -> Step:
@@ -69,8 +63,8 @@ def inference_variants(make: Callable[[], nn.Module], images: Tensor) -> dict[st
 
 
 def _placed(
-    make: Callable[[], nn.Module], images: Tensor, channels_last: bool
-) -> tuple[nn.Module, Tensor]:
+    make: Callable[[], PlainNetwork], images: Tensor, channels_last: bool
+) -> tuple[PlainNetwork, Tensor]:
     layout = torch.channels_last if channels_last else torch.contiguous_format
     torch.manual_seed(0)
     return make().to(memory_format=layout), images.contiguous(memory_format=layout)
