@@ -9,10 +9,11 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, NoReturn
 
 from tandem.artifacts.checkpoint import Checkpoint
-from tandem.artifacts.metrics import MetricSums, Pending, Seconds
+from tandem.artifacts.metrics import Pending, Seconds, Sums
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
 from tandem.data.augment import Mode
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count
+from tandem.layers.choices import evaluate_metrics, metrics_of
 from tandem.memory import Slot
 from tandem.optim import OPTIMIZERS
 from tandem.processes.messages import Ready
@@ -47,6 +48,7 @@ class Trainer:
         self.steps = spec.steps("train")
         self.timer = StepTimer(self.status)
         self.untrained = setup.untrained
+        self._metrics = metrics_of(self.config.metrics)
         self._seconds = self.state.pending.seconds if self.rank == 0 else Seconds()
         self._check_equal()
         self.reports = Reports(spec, arguments, self.state, launcher, setup.checkpoint_nbytes)
@@ -190,9 +192,10 @@ class Trainer:
             epoch=epoch + 1,
             step=self.state.step,
             loss=sums.loss / sums.images,
-            top1_error=sums.top1_errors / sums.images,
-            top5_error=sums.top5_errors / sums.images,
+            top1_error=sums.error(1),
+            top5_error=sums.error(5),
             images=sums.images,
+            metrics=evaluate_metrics(self._metrics, sums.images, sums.values),
             crops=self.spec.crops,
         )
 
@@ -232,7 +235,7 @@ class Trainer:
             if self.rank == 0:
                 self.reports.save(self._checkpoint(sums))
 
-    def _checkpoint(self, sums: tuple[MetricSums, ...]) -> Checkpoint:
+    def _checkpoint(self, sums: tuple[Sums, ...]) -> Checkpoint:
         return Checkpoint(
             *self.model.state(),
             self.spec.description,
@@ -260,7 +263,7 @@ class Trainer:
         own = StepVote(any(v.stop for v in votes), any(v.snapshot for v in votes), not_finite)
         return (own,)
 
-    def _gather_sums(self, mode: Mode) -> MetricSums:
+    def _gather_sums(self, mode: Mode) -> Sums:
         first, *others = self.group.all_gather_object(self.model.take_sums(mode))
         return sum(others, first)
 
@@ -283,15 +286,16 @@ class Trainer:
                 epoch=epoch + 1,
                 step=self.state.step,
                 loss=sums.loss / sums.images,
-                top1_error=sums.top1_errors / sums.images
-                if self.config.print_train_error
-                else None,
+                top1_error=sums.error(1) if self.config.print_train_error else None,
                 learning_rate=rate,
                 # Of ranks that are not in step, this one may have made none.
                 images_per_second=sums.images / seconds.steps if seconds.steps else 0.0,
                 compute_seconds=seconds.compute,
                 load_wait_seconds=seconds.load_wait,
                 exchange_seconds=seconds.exchange,
+                metrics=evaluate_metrics(self._metrics, sums.images, sums.values)
+                if self.config.print_train_error
+                else {},
             )
         )
 

@@ -27,7 +27,7 @@ from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.memory import make_slots
 from tandem.training.trainer import Trainer
 from tandem.training.worker import WorkerArguments
-from tests.support.tiny import settings
+from tests.support.tiny import read_record, settings
 from tests.support.trainer_memory import host_memory, noise_slot
 
 BATCH, CROP, CLASSES = 4, 6, 3
@@ -284,6 +284,44 @@ def test_numbers_of_an_optimizer_follow_the_updates_through_a_resume(
     assert (other.state.step, other.state.updates) == (21, 7)
     begun = abs(other.states["second_moment"]["fc.weight"]).mean()
     assert begun < 0.6 * abs(resumed.states["second_moment"]["fc.weight"]).mean()
+
+
+def test_metrics_are_in_the_record_and_in_the_history(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.backend.set_threads", lambda threads: None)
+    monkeypatch.setattr("tandem.backend.keep_freed_memory", lambda: None)
+    run = tmp_path / "run"
+    chosen: dict[str, Any] = {"metrics": ["accuracy", "f1"], "print_freq": 3}
+    run_here(data, run, loss="binary_cross_entropy", **chosen)
+    lines = read_record(run)
+    assert [list(line["metrics"]) for line in lines] == [["accuracy", "f1"]] * 3
+    for line in lines:
+        assert line["metrics"]["accuracy"] == pytest.approx(1 - line["top1_error"])
+        assert 0 < line["loss"] < 2
+    state = read_checkpoint(run / "epoch-0001.safetensors").state
+    assert state.pending.sums[0].images == 1
+    assert len(state.pending.sums[0].values["class_right"]) == CLASSES
+    (epoch,) = state.history
+    assert epoch == {
+        "validation_loss": lines[-1]["loss"],
+        "top1_error": lines[-1]["top1_error"],
+        "top5_error": lines[-1]["top5_error"],
+        **lines[-1]["metrics"],
+    }
+    # What was not measured before is not known in the first line after a resume.
+    run_here(
+        data,
+        run,
+        loss="binary_cross_entropy",
+        print_freq=3,
+        metrics=["accuracy", "mse"],
+        n_epochs=2,
+        resume_train=True,
+    )
+    first, second = [line["metrics"] for line in read_record(run)[3:5]]
+    assert first["mse"] is None
+    assert second["mse"] > 0 < first["accuracy"]
 
 
 def run_here(
