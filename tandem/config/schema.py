@@ -132,6 +132,30 @@ class Run(Section):
     seed: int = key(1, "random seed", "a whole number from 0 to 2**63 - 1", ge=0, lt=2**63)
 
 
+class EarlyEnd(Section):
+    heading = Run.heading
+
+    stop_patience: int = key(
+        0,
+        "epochs without improvement of stop_monitor after which training ends; 0: never",
+        unit="epochs",
+        omit_default=True,
+        ge=0,
+    )
+    stop_monitor: str = key(
+        "validation_loss",
+        "what stop_patience and stop_at look at: as lr_monitor",
+        "validation_loss, top1_error, top5_error or one of metrics",
+        omit_default=True,
+    )
+    stop_at: Float | None = key(
+        None,
+        "value of stop_monitor at which training ends; null: none",
+        "a number, or null",
+        omit_default=True,
+    )
+
+
 class FineTuning(Section):
     heading = "Fine-tuning"
 
@@ -437,6 +461,7 @@ class Config(
     WarmUp,
     LearningRate,
     FineTuning,
+    EarlyEnd,
     Run,
 ):
     """Every setting of a run, checked; see each field's description for unit and meaning.

@@ -57,7 +57,7 @@ def _execute_training(
     while True:
         spec = prepare_run(config, skipped=skipped.minibatches, ranks=launcher.ranks)
         if spec.is_complete:
-            log.info("%s: all %d epochs are done already", spec.resumed, config.n_epochs)
+            log.info("%s: %s", spec.resumed, spec.reason_complete)
             return Outcome(0)
         announce(spec)
         if failed := callbacks.begin(spec):

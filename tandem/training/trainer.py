@@ -18,6 +18,7 @@ from tandem.memory import Slot
 from tandem.optim import OPTIMIZERS
 from tandem.processes.messages import Ready
 from tandem.training.ballot import Ballot
+from tandem.training.early_end import reason_to_end
 from tandem.training.learning_rate import learning_rate
 from tandem.training.messages import Activity, StepVote
 from tandem.training.not_finite import Position, Refusals
@@ -62,7 +63,7 @@ class Trainer:
         launcher.send(Ready())
 
     def train(self) -> None:
-        """Train from `state` until ``n_epochs`` are done.
+        """Train from `state` until ``n_epochs`` are done, or `reason_to_end` finds a reason.
 
         Raises
         ------
@@ -72,6 +73,9 @@ class Trainer:
             A loss or a gradient is not finite, and `on_nan` ends the run.
         """
         for epoch in range(self.state.epoch, self.config.n_epochs):
+            if reason := reason_to_end(self.config, self.state.history):
+                self.reports.notice(reason)
+                break
             for step in range(self.state.step_in_epoch, self.steps):
                 if (epoch, step) in self.state.skipped:
                     self._pass_over(epoch, step)
@@ -219,7 +223,7 @@ class Trainer:
             history=(*self.state.history, record.monitored),
         )
         self.reports.record(record)
-        if self._is_kept(epoch + 1):
+        if self._is_kept(epoch + 1) or reason_to_end(self.config, self.state.history):
             self._save()
 
     def _is_kept(self, done: int) -> bool:
@@ -251,7 +255,7 @@ class Trainer:
 
     def _rate(self, epoch: int, step: int) -> float:
         whole = minibatch_count(self.spec.train.size, self.spec.global_batch)
-        return learning_rate(self.config, epoch, step, whole, self.state.validation_errors)
+        return learning_rate(self.config, epoch, step, whole, self.state.history)
 
     def _vote(self, not_finite: tuple[int, ...]) -> Sequence[StepVote]:
         """Vote on a step; trainers that are not in step do so only now and then."""
