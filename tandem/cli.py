@@ -23,7 +23,15 @@ from pydantic.fields import FieldInfo
 
 from tandem import __version__
 from tandem.errors import InputError
-from tandem.validation import declared, parse_yaml, read_yaml, shown, unknown, validated
+from tandem.validation import (
+    declared,
+    parse_yaml,
+    read_yaml,
+    shown,
+    suggestion,
+    unknown,
+    validated,
+)
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +86,7 @@ class CommandLine:
     program: str | None = None  # such as python -m tandem.plot; None: its file
     answers: Mapping[str, str] = field(default_factory=dict)  # of `tandem.validation.unknown`
     once: bool = False  # refuse an option that is given twice; otherwise the last counts
+    recipes: Path | None = None  # folder of files that --config may name without path and suffix
 
     def read(
         self,
@@ -99,11 +108,13 @@ class CommandLine:
         if default_file is not None:
             where = f" beside the {beside[0]} or in the current folder" if beside else ""
             meaning = f"YAML file of settings (default: {default_file.name}{where}, if it exists)"
+            if self.recipes is not None:
+                meaning += ", or a recipe of tandem.models, such as resnet50"
             fields = {"config": option(None, meaning, "a path", "text"), **fields}
         values, typed = self._parse(fields)
         source = default_file if default_file is not None and default_file.is_file() else None
         if named := values.pop("config", None):
-            source = Path(named)
+            source = self._named(named)
         elif (
             default_file is not None
             and beside
@@ -115,6 +126,17 @@ class CommandLine:
             values = in_file | values
             labels = {k: f"{v} (in {source}: {k})" for k, v in labels.items() if k not in in_file}
         return validated(model, values, labels | typed, source or "", self.answers)
+
+    def _named(self, name: str) -> Path:
+        """The file of settings that ``--config`` names: a path, or else a recipe."""
+        path = Path(name)
+        if self.recipes is None or path.name != name or path.suffix or path.exists():
+            return path
+        known = sorted(recipe.stem for recipe in self.recipes.glob("*.yaml"))
+        if name not in known:
+            hint = suggestion(name, known) or f"; recipes are {', '.join(known)}"
+            raise InputError(f"--config {name}: there is no such file, and no such recipe{hint}")
+        return self.recipes / f"{name}.yaml"
 
     def _parse(self, fields: Mapping[str, FieldInfo]) -> tuple[dict[str, Any], dict[str, str]]:
         """The values by key, as YAML would hold them, and each option as it was typed."""

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.cli import CommandLine, PathOption, configure_logging, exit_status, option
-from tandem.config.command_line import ANSWERS, DEFAULT_FILE
+from tandem.config.command_line import ANSWERS, DEFAULT_FILE, RECIPES
 from tandem.config.schema import Config
 from tandem.data.class_names import imagenet_names
 from tandem.data.colour import read_basis
@@ -77,7 +77,7 @@ def run_look(
 ) -> int:
     """Draw pictures and count classes by the settings of a command line; return the exit status."""
     configure_logging()
-    line = CommandLine(arguments, description, program, ANSWERS, once=True)
+    line = CommandLine(arguments, description, program, ANSWERS, once=True, recipes=RECIPES)
     return exit_status(lambda: look(line.read(LookOptions, DEFAULT_FILE)))
 
 

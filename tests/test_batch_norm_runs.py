@@ -89,6 +89,26 @@ def test_the_number_of_ranks_changes_nothing(
 
 
 @slow
+@pytest.mark.parametrize(
+    ("changes", "exchange"),
+    [
+        ({"optimizer": "adam"}, "gradients"),
+        ({"optimizer": "adamw"}, "shared"),
+        ({"optimizer": "nadam"}, "gradients"),
+        ({"optimizer": "rmsprop"}, "shared"),
+        ({"use_nesterov_momentum": True}, "average"),
+    ],
+)
+def test_the_number_of_trainers_changes_nothing_by_any_optimizer(
+    data: Path, tmp_path: Path, changes: dict[str, Any], exchange: str
+) -> None:
+    changes = {**DOUBLE, "learning_rate": 0.002, **changes}
+    one = train(data, tmp_path / "one", **changes, batch_size=GLOBAL)
+    several = {"batch_size": GLOBAL // 3, "devices": ["cpu"] * 3, "exchange": exchange}
+    assert_close(train(data, tmp_path / "run", **changes, **several), one, 1e-9)
+
+
+@slow
 @pytest.mark.parametrize("exchange", ["average", "gradients"])
 def test_sixteen_bits_leave_averages_whole(data: Path, tmp_path: Path, exchange: str) -> None:
     """One step: the averages are those of float32, weights and momenta are rounded."""

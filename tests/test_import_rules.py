@@ -39,6 +39,7 @@ ALLOWED = {
     "pytensor": (
         "alex_net.py",
         "tandem/layers/",
+        "tandem/models/",
         "tandem/ops/",
         "tandem/optim/",
         "tandem/backend/",
@@ -67,7 +68,7 @@ ROWS = (
     ),
     ("ops", "memory"),
     ("layers", "data", "distributed", "processes"),
-    ("optim", "backend", "config"),
+    ("optim", "backend", "config", "models"),
     ("artifacts", "preprocessing"),
     ("training",),
     ("launch",),
@@ -138,9 +139,12 @@ def test_packages_without_configuration_import_none() -> None:
     assert not {a for a, b in imported_packages() if b == "config"} & WITHOUT_CONFIGURATION
 
 
-def test_the_network_imports_nothing_below_pytensor() -> None:
-    others = {m for m in imported_modules("alex_net.py") if m.startswith("tandem.")}
-    assert {m.split(".")[1] for m in others} <= {"layers"}
+@pytest.mark.parametrize(
+    "source", ["alex_net.py", *(s for s in SOURCES if s.startswith("tandem/models/"))]
+)
+def test_networks_import_nothing_below_pytensor(source: str) -> None:
+    others = {m for m in imported_modules(source) if m.startswith("tandem.")}
+    assert {m.split(".")[1] for m in others} <= {"layers", "models"}
 
 
 @pytest.mark.parametrize(

@@ -151,13 +151,13 @@ def of_record(record: Record) -> Iterator[tuple[str, Value]]:
 
 
 def of_checkpoint(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
-    """Histograms of weights and updates, the ratios of their norms, and the first filters.
+    """Histograms of weights, averages and updates, ratios of norms, and the first filters.
 
     The update is the momentum, which the last step has added to the weights. (With Nesterov's
     momentum that is the velocity, and the step adds a little more.) Norms are Euclidean.
     """
     for name, weight in checkpoint.weights.items():
-        yield f"weights/{name}", weight
+        yield f"{'averages' if name in checkpoint.untrained else 'weights'}/{name}", weight
         update = checkpoint.states.get("momentum", {}).get(name)
         if update is not None:
             yield f"updates/{name}", update

@@ -1,9 +1,10 @@
 """The command line of a run: ``--config FILE`` and an option for every key of `Config`.
 
-A value on the command line wins over the file, which wins over the defaults. Where ``--config`` is
-not given, ``config.yaml`` in the current folder is read if it exists. A program that reads one
-checkpoint takes the ``config.yaml`` beside it first: that of the run, saved with every ``auto``
-resolved, of which `read_run_settings` takes what does not depend on the machine.
+A value on the command line wins over the file, which wins over the defaults. ``--config resnet50``
+is the recipe of that name, unless there is such a file. Where ``--config`` is not given,
+``config.yaml`` in the current folder is read if it exists. A program that reads one checkpoint
+takes the ``config.yaml`` beside it first: that of the run, saved with every ``auto`` resolved, of
+which `read_run_settings` takes what does not depend on the machine.
 """
 
 import logging
@@ -19,6 +20,7 @@ from tandem.validation import read_yaml
 log = logging.getLogger(__name__)
 
 DEFAULT_FILE = Path("config.yaml")
+RECIPES = Path(__file__).parents[1] / "models"
 
 _USE_DEVICES = "use devices, a list with one entry for each trainer, such as devices: [cpu, cpu]"
 _NO_PORT = "trainers and loaders are connected by pipes and shared memory, which need no port"
@@ -174,4 +176,4 @@ def read_run_settings(path: Path) -> dict[str, Any]:
 def _line(
     arguments: Sequence[str] | None, description: str | None, program: str | None
 ) -> CommandLine:
-    return CommandLine(arguments, description, program, ANSWERS, once=True)
+    return CommandLine(arguments, description, program, ANSWERS, once=True, recipes=RECIPES)

@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError
 
 from tandem.data.manifest import Border, Resize
 from tandem.errors import InputError
@@ -17,7 +18,7 @@ from tandem.layers.choices import CrossEntropy, Loss
 from tandem.layers.parameter import Parameters
 from tandem.layers.training_pass import Training
 from tandem.registry import find_class
-from tandem.validation import suggestion
+from tandem.validation import shown, suggestion
 
 if TYPE_CHECKING:
     from pytensor.tensor.variable import TensorVariable
@@ -230,11 +231,12 @@ def build_network(description: NetworkDescription, dtype: str = "float32") -> Ne
     try:
         return kind(**arguments)
     except (ValueError, MemoryError, OverflowError) as error:
-        raise InputError(f"crop_size, width: {error or 'there is no memory for that'}") from error
+        settings = "crop_size, width" + ", network_options" * bool(description.all_options)
+        raise InputError(f"{settings}: {error or 'there is no memory for that'}") from error
 
 
 def _check_options(description: NetworkDescription, kind: type[Network]) -> None:
-    """Refuse options that the class of a network does not take."""
+    """Refuse options that the class of a network does not take, and values of another type."""
     parameters = inspect.signature(kind).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return
@@ -247,6 +249,26 @@ def _check_options(description: NetworkDescription, kind: type[Network]) -> None
                 f"network_options: {description.network} has no option {option!r}"
                 f"{suggestion(option, known) or '.'} It has {', '.join(known) or 'none'}"
             )
+    _check_types(description, kind)
+
+
+def _check_types(description: NetworkDescription, kind: type[Network]) -> None:
+    """Refuse values of options that are not of the types that a class's constructor annotates."""
+    try:
+        types = get_type_hints(kind.__init__, include_extras=True)
+    except NameError:  # of what is imported for type checkers alone
+        return
+    for option, value in description.all_options.items():
+        try:
+            TypeAdapter(types.get(option, Any)).validate_python(value, strict=True)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise InputError(
+                f"network_options: {option} of {description.network} is {shown(value)}: "
+                f"{reason[0].lower()}{reason[1:]}"
+            ) from error
+        except PydanticSchemaGenerationError:
+            continue
 
 
 def check_network(path: str | Path, description: NetworkDescription, network: str) -> None:

@@ -15,7 +15,7 @@ from tandem.layers import (
     relu,
 )
 from tandem.models.options import Rate
-from tandem.models.pictures import CIFAR_STD, IMAGENET_STD
+from tandem.models.pictures import IMAGENET_STD
 
 
 class DenseNet121(LayeredNetwork):
@@ -89,7 +89,7 @@ class DenseNet100(DenseNet121):
     def first(self, net: Builder, x: TensorVariable) -> TensorVariable:
         """A convolution of 3x3."""
         filters = self.scaled(2 * self.growth)
-        return net.convolution("features.conv0", x, filters, 3, initial=he_in, input_std=CIFAR_STD)
+        return net.convolution("features.conv0", x, filters, 3, initial=he_in)
 
 
 def _transition(net: Builder, name: str, x: TensorVariable) -> TensorVariable:

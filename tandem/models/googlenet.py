@@ -55,13 +55,15 @@ class GoogLeNet(LayeredNetwork):
     auxiliaries : bool
         Whether there are auxiliary heads.
     dropout : float
-        Before the output; in auxiliary heads it is 0.7.
+        Probability that a unit before the output is dropped; in auxiliary heads it is 0.7.
 
     References
     ----------
     Szegedy et al. 2015, "Going deeper with convolutions", CVPR, arXiv 1409.4842; BVLC,
     ``models/bvlc_googlenet/train_val.prototxt``.
     """
+
+    head_dropout = 0.7
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class GoogLeNet(LayeredNetwork):
         """An auxiliary head: average pooling, 1x1, and two fully connected layers."""
         x = self._convolve(net, f"{name}.conv", average_pool(x, 5, 3, ceil=True), 128, 1)
         x = net.fully_connected(f"{name}.fc", x, self.scaled(1024), bias=0.2, initial=lecun_uniform)
-        x = net.dropout(relu(x), 0.7)
+        x = net.dropout(relu(x), self.head_dropout)
         logits = net.fully_connected(f"{name}.classifier", x, self.classes, initial=lecun_uniform)
         net.auxiliary(logits, WEIGHT)
 
@@ -139,7 +141,7 @@ class GoogLeNetBN(LayeredNetwork):
     auxiliaries : bool
         Whether there are auxiliary heads.
     dropout : float
-        Before the output; in auxiliary heads it is 0.7.
+        Probability that a unit before the output is dropped; in auxiliary heads it is 0.7.
 
     References
     ----------
@@ -147,6 +149,7 @@ class GoogLeNetBN(LayeredNetwork):
     normalization", ICML, arXiv 1502.03167; torchvision, ``models/googlenet.py``.
     """
 
+    head_dropout = 0.7
     input_std = (127.5, 127.5, 127.5)  # of torchvision's weights, which were Google's
 
     def __init__(
@@ -194,7 +197,7 @@ class GoogLeNetBN(LayeredNetwork):
         """An auxiliary head: averages of 4x4 areas, 1x1, and two fully connected layers."""
         x = self._convolve(net, f"{name}.conv", area_averages(x, 4), 128, 1)
         x = net.fully_connected(f"{name}.fc1", x, self.scaled(1024), initial=truncated(0.01))
-        x = net.dropout(relu(x), 0.7)
+        x = net.dropout(relu(x), self.head_dropout)
         logits = net.fully_connected(f"{name}.fc2", x, self.classes, initial=truncated(0.01))
         net.auxiliary(logits, WEIGHT)
 

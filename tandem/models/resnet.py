@@ -12,7 +12,7 @@ from tandem.layers import (
     max_pool,
     relu,
 )
-from tandem.models.pictures import CIFAR_STD, IMAGENET_STD
+from tandem.models.pictures import IMAGENET_STD
 
 Shortcut = Literal["identity", "projection"]
 
@@ -135,7 +135,7 @@ class ResNet20(LayeredNetwork):
         super().__init__(crop_size, classes, width, dtype)
 
     def build(self, net: Builder, x: TensorVariable) -> TensorVariable:
-        x = net.convolution("conv1", x, self.scaled(16), 3, input_std=CIFAR_STD)
+        x = net.convolution("conv1", x, self.scaled(16), 3)
         x = relu(net.batch_norm("bn1", x))
         for stage in range(3):
             for block in range(self.blocks):
