@@ -130,10 +130,14 @@ def of_record(record: Record) -> Iterator[tuple[str, Value]]:
         yield "loss/validation", record.loss
         yield "error/validation_top1", record.top1_error
         yield "error/validation_top5", record.top5_error
+        for name, value in record.metrics.items():
+            yield f"metrics/validation_{name}", value
         return
     yield "loss/training", record.loss
     if record.top1_error is not None:
         yield "error/training_top1", record.top1_error
+    for name, value in record.metrics.items():
+        yield f"metrics/training_{name}", value
     yield "run/learning_rate", record.learning_rate
     yield "run/images_per_second", record.images_per_second
     seconds = {

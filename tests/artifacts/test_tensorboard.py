@@ -73,6 +73,13 @@ def test_what_is_recorded_becomes_curves(tmp_path: Path) -> None:
         np.testing.assert_allclose(found[tag], points, rtol=1e-6, err_msg=tag)
 
 
+def test_chosen_metrics_become_curves() -> None:
+    train = replace(TRAIN, metrics={"f1": 0.5})
+    validation = replace(VALIDATION, metrics={"f1": 0.25})
+    assert ("metrics/training_f1", 0.5) in list(tensorboard.of_record(train))
+    assert ("metrics/validation_f1", 0.25) in list(tensorboard.of_record(validation))
+
+
 def test_a_checkpoint_shows_weights_updates_and_filters(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     filters = rng.standard_normal((6, 3, 5, 5)).astype(np.float32)

@@ -125,7 +125,7 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("loader_threads", "0", "0", "at least 1, or auto"),
         ("precision", "float16", '"float16"', "float32, tf32, bfloat16 or float64"),
         ("exchange", "gossip", '"gossip"', "average, gradients or shared"),
-        ("lr_policy", "stairs", '"stairs"', "step, auto, poly, cosine or constant"),
+        ("lr_policy", "stairs", '"stairs"', "constant, onecycle or table"),
         ("lr_step", "[40, 20]", "[40, 20]", "must increase"),
         ("lr_step", "[0, 20]", "[0, 20]", "at least 1"),
         ("lr_step", "[20.5]", "[20.5]", "whole numbers"),
