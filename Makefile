@@ -15,10 +15,12 @@ test: .venv/test
 test-slow: .venv/test .venv/docs
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m slow
 
-# About twenty minutes of injected faults on the demo's data; the last line compares every bit.
+# About half an hour of injected faults on the demo's data; the last line compares every bit.
 soak: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/prepare.sh
 	$(BIN)/python -m tests.soak --faults 50
+	$(BIN)/python -m tests.soak --faults 20 --runs runs/soak/norm \
+		--network tests.support.norm_network:NormNetwork
 
 # Each part against its peer, on a CPU that should be otherwise idle; about twenty minutes.
 bench: .venv/installed

@@ -29,6 +29,7 @@ QUESTIONS = (
     "preprocessing",
     "start",
     "memory",
+    "networks",
     "profile",
 )
 RESULTS = Path(__file__).parent / "results"

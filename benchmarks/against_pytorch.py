@@ -21,7 +21,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +28,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from benchmarks.plain_networks import CifarResNet, GroupedBatchNorm2d
+from benchmarks.grouped_norm import normalise_groups
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
 from tandem.config.schema import Config, make_config
 from tandem.data.mean_image import read_mean
@@ -42,9 +41,9 @@ from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.philox import Purpose, words
 from tandem.training.learning_rate import learning_rate
 from tandem.validation import read_yaml
+from tests.support.torch_networks import PlainCifarResNet
 
 MODELLED = {
-    "precision": "float32",
     "use_momentum": True,
     "use_nesterov_momentum": False,
     "init_weights": None,
@@ -62,8 +61,8 @@ DEPTHS = {f"{RESNET}{depth}": depth for depth in (20, 32, 44, 56, 110)}
 class PlainAlexNet:
     """AlexNet as a PyTorch user writes it, over a dictionary of parameters."""
 
-    def __init__(self, values: dict[str, torch.Tensor]) -> None:
-        self.parameters = {name: value.requires_grad_() for name, value in values.items()}
+    def __init__(self, values: dict[str, np.ndarray]) -> None:
+        self.parameters = {n: torch.from_numpy(v).requires_grad_() for n, v in values.items()}
 
     def _conv(self, x: torch.Tensor, name: str, **options: int) -> torch.Tensor:
         return F.relu(
@@ -99,20 +98,13 @@ class PlainAlexNet:
 class PlainResNet:
     """A ResNet for CIFAR that normalises the same groups of rows as a run."""
 
-    def __init__(self, depth: int, rows: int, values: dict[str, torch.Tensor]) -> None:
-        classes = len(values["fc.bias"])
-        self._network = CifarResNet(depth, classes, partial(GroupedBatchNorm2d, rows=rows))
-        self._network = self._network.to(memory_format=torch.channels_last)
-        turned = {n: v.T if n == "fc.weight" else v for n, v in values.items()}
-        self._network.load_state_dict(turned, strict=False)
+    def __init__(self, depth: int, rows: int, values: dict[str, np.ndarray]) -> None:
+        self._network = PlainCifarResNet(depth, len(values["fc.bias"]))
+        normalise_groups(self._network, rows)
+        self._network.to(torch.from_numpy(values["fc.bias"]).dtype)
+        self._network.load(values)
+        self._network.to(memory_format=torch.channels_last)
         self.parameters = dict(self._network.named_parameters())
-        missing = {*self.parameters, *self._averages()} ^ values.keys()
-        if missing:
-            raise InputError(f"plain PyTorch: found other parameters: {', '.join(sorted(missing))}")
-
-    def _averages(self) -> set[str]:
-        names = dict(self._network.named_buffers())
-        return {name for name in names if not name.endswith("num_batches_tracked")}
 
     def logits(
         self, images: torch.Tensor, seed: int, epoch: int, indices: np.ndarray | None
@@ -139,11 +131,11 @@ class PlainRun:
         self._config = config.model_copy(update=other_folder | on_cpu)
         self._spec = spec = prepare_run(self._config)
         self._mean = read_mean(config.mean_path, spec.train.image_size)
-        network = build_network(spec.description)
+        network = build_network(spec.description, config.dtype)
         self._rates = config.parameter_groups.learned(
             network.parameters.declared, config.weight_decay
         )
-        values = {n: torch.from_numpy(v) for n, v in network.initial_values(config.seed)}
+        values = dict(network.initial_values(config.seed))
         depth = DEPTHS.get(config.network)
         self._plain = (
             PlainAlexNet(values) if depth is None else PlainResNet(depth, config.group_rows, values)
@@ -184,6 +176,7 @@ class PlainRun:
         slot, rows = self._slot, global_minibatch(order, k, self._global_batch)
         self._builder.fill(slot, MinibatchRequest(0, mode, epoch, k, rows))
         images = images_of(slot, self._mean, self._config.crop_size)
+        images = images.to(next(iter(self._velocity.values())).dtype)
         return images, torch.from_numpy(slot.labels[: len(rows)].copy())
 
     def _update(self, loss: torch.Tensor, rate: float) -> None:
@@ -212,6 +205,10 @@ def images_of(slot: Slot, mean: np.ndarray, crop: int) -> torch.Tensor:
 def read_modelled(path: Path) -> Config:
     """Read the configuration of a run that plain PyTorch can repeat."""
     config = make_config(read_yaml(path))
+    if config.precision not in ("float32", "float64"):
+        raise InputError(
+            f"{path}: precision is {config.precision}; only float32 and float64 can be compared"
+        )
     for key, modelled in MODELLED.items():
         if (found := getattr(config, key)) != modelled:
             raise InputError(f"{path}: {key} is {found}; only {modelled} can be compared")

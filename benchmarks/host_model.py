@@ -4,6 +4,7 @@ import numpy as np
 
 from examples.resident_step import Sizes
 from tandem.config.schema import Config
+from tandem.layers import Network
 from tandem.memory import HostBuffer, HostSlots
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import HostMemory
@@ -12,15 +13,20 @@ from tandem.optim import SGD
 from tandem.training.compiled_network import CompiledNetwork
 
 
-def host_model(sizes: Sizes, device_crops: bool = False) -> CompiledNetwork:
-    """Compile a trainer's functions on the CPU; `device_crops` as with `use_data_layer`."""
+def host_model(
+    sizes: Sizes, device_crops: bool = False, network: Network | None = None
+) -> CompiledNetwork:
+    """Compile a trainer's functions on the CPU, of AlexNet or a given network.
+
+    `device_crops` is as with `use_data_layer`.
+    """
     config = Config(
         batch_size=sizes.batch,
         crop_size=sizes.crop,
         width=sizes.width,
         use_data_layer=device_crops,
     )
-    net = sizes.network()
+    net = network or sizes.network()
     layout = FlatLayout.of(
         {k: v.type.shape for k, v in net.parameters.items()}, "float32", states=SGD.states
     )

@@ -251,11 +251,12 @@ def run(
     rounds: int,
     arguments: Sequence[str] | None = None,
     parts: Sequence[str] = (),
+    choices: Mapping[str, Sequence[str]] | None = None,
 ) -> int:
     """Run the command line of a benchmark: print JSON lines, then a table; return the exit status.
 
-    `answer` takes the number of rounds, and with `parts` (the choices of ``--only``) one of them
-    or None; it yields results.
+    `answer` takes the number of rounds, and for each option of `choices` one of its choices or
+    None; it yields results. `parts` are the choices of ``--only``.
     """
     parser = argparse.ArgumentParser(
         description=description,
@@ -263,8 +264,8 @@ def run(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=rounds, help=f"default {rounds}")
-    if parts:
-        parser.add_argument("--only", choices=parts, help="one part of the question")
+    for name, words in (choices or ({"only": parts} if parts else {})).items():
+        parser.add_argument(f"--{name}", choices=words, help="one of them; all without")
     options = vars(parser.parse_args(arguments))
     rows = []
     for found in answer(**options):

@@ -10,6 +10,7 @@ Prints JSON lines, then a table.
 import multiprocessing
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from typing import Any
 
 from benchmarks.loader import resident
 from benchmarks.measure import Figure, Found, run
@@ -23,24 +24,27 @@ WARM_STEPS = 5
 
 
 def our_steps(sizes: Sizes, steps: int, report: Connection) -> None:
-    """Make steps; send a message when warm, and when done."""
+    """Make a trainer's steps."""
     from benchmarks.host_model import host_model, noise_slot, train_step
     from tandem.backend import keep_freed_memory, set_threads
 
     keep_freed_memory()
     set_threads(multiprocessing.cpu_count())
     model, slot = host_model(sizes), noise_slot(sizes)
-    _make(lambda: train_step(model, slot), steps, report)
+    make_steps(lambda: train_step(model, slot), steps, report)
 
 
 def plain_steps(sizes: Sizes, steps: int, report: Connection) -> None:
     """Make steps in plain PyTorch."""
     from benchmarks.plain_alexnet import plain_step
 
-    _make(plain_step(sizes.network(), sizes.batch, "cpu", "module", tuned=False), steps, report)
+    make_steps(
+        plain_step(sizes.network(), sizes.batch, "cpu", "module", tuned=False), steps, report
+    )
 
 
-def _make(step: Callable[[], None], steps: int, report: Connection) -> None:
+def make_steps(step: Callable[[], Any], steps: int, report: Connection) -> None:
+    """Make steps; send a message when warm, and when done."""
     for number in range(steps):
         if number == WARM_STEPS:
             report.send("warm")
@@ -49,8 +53,11 @@ def _make(step: Callable[[], None], steps: int, report: Connection) -> None:
     report.recv()
 
 
-def watch(target: Callable[..., None], sizes: Sizes, steps: int) -> tuple[float, float]:
-    """Return the megabytes of a process that makes steps: its peak, and its growth once warm."""
+def watch(target: Callable[..., None], sizes: Any, steps: int) -> tuple[float, float]:
+    """Return the megabytes of a process that makes steps: its peak, and its growth once warm.
+
+    `target` is called with `sizes`, `steps` and a connection, see `make_steps`.
+    """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=target, args=(sizes, steps, there), daemon=True)

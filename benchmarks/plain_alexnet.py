@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from alex_net import AlexNet
+from benchmarks.measure import Step
+from benchmarks.plain_step import inference_step, sgd_step
 
 Norm = Literal["module", "slices"]  # nn.LocalResponseNorm, or sums of slices
 
@@ -84,7 +86,7 @@ def plain_step(
             return F.cross_entropy(model(images), labels)
 
     call: Any = loss_of if compile_mode is None else torch.compile(loss_of, mode=compile_mode)
-    return _sgd_step(model, lambda: call(images, labels), tuned)
+    return sgd_step(model, lambda: call(images, labels), tuned)
 
 
 def ddp_step(net: AlexNet, batch: int, tuned: bool) -> Callable[[], None]:
@@ -95,35 +97,15 @@ def ddp_step(net: AlexNet, batch: int, tuned: bool) -> Callable[[], None]:
     model, images = _on(net, batch, "cpu", "module", tuned)
     labels = torch.randint(0, net.classes, (batch,))
     ranks = DistributedDataParallel(model)
-    return _sgd_step(ranks, lambda: F.cross_entropy(ranks(images), labels), tuned)
-
-
-def _sgd_step(model: nn.Module, loss: Callable[[], Tensor], tuned: bool) -> Callable[[], None]:
-    """Make a step of SGD with momentum and weight decay."""
-    fused = True if tuned else None
-    sgd = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=5e-4, fused=fused)
-
-    def step() -> None:
-        sgd.zero_grad(set_to_none=True)
-        loss().backward()
-        sgd.step()
-
-    return step
+    return sgd_step(ranks, lambda: F.cross_entropy(ranks(images), labels), tuned)
 
 
 def plain_inference(
     net: AlexNet, batch: int, norm: Norm, compile_mode: str | None = None, tuned: bool = True
-) -> Callable[[], Tensor]:
+) -> Step:
     """Make the inference of a minibatch on the CPU."""
     model, images = _on(net, batch, "cpu", norm, tuned)
-    model.eval()
-    call: Any = model if compile_mode is None else torch.compile(model, mode=compile_mode)
-
-    def infer() -> Tensor:
-        with torch.inference_mode():
-            return call(images)
-
-    return infer
+    return inference_step(model, images, compile_mode)
 
 
 def _on(

@@ -93,7 +93,10 @@ def setting(
     """
     details = {"meaning": meaning, "allowed": allowed, "bounds": bounds}
     flags = {"affects_bits": affects_bits, "omit_default": omit_default}
-    return dataclasses.field(default=default, metadata=details | flags)
+    metadata = {**details, **flags, "default": default}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def check(setting: str, choice: Choice, facts: Any) -> None:

@@ -22,6 +22,7 @@ from os import kill, killpg
 from pathlib import Path
 
 from tandem.artifacts.run_folder import list_checkpoints
+from tandem.layers.network import ALEXNET
 from tandem.processes.heartbeat import PATIENCE_SECONDS
 from tests.support.runs import assert_same_bits
 from tests.support.tiny import (
@@ -269,6 +270,7 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, default=Path("runs/soak"))
     parser.add_argument("--faults", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--network", default=ALEXNET)
     options = parser.parse_args()
     shutil.rmtree(options.runs, ignore_errors=True)
     soak(
@@ -280,6 +282,7 @@ def main() -> int:
         devices=["cpu"] * 3,
         batch_size=16,
         width=0.1,
+        network=options.network,
         n_epochs=4 * options.faults,
         learning_rate=0.02,
         shuffle="images",

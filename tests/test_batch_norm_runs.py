@@ -1,5 +1,6 @@
 """Runs of a network with batch normalisation, on tiny pictures: whoever computes them, alike."""
 
+import json
 import os
 import re
 import signal
@@ -8,8 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from tandem.artifacts.checkpoint import read_checkpoint, save_checkpoint
 from tandem.artifacts.run_folder import list_checkpoints
+from tandem.classify.cli import run_classification
+from tandem.export.cli import main as export
 from tests.support.norm_network import CROP, NETWORK
 from tests.support.ranks import Starter, job, need_ranks, run_ranks
 from tests.support.runs import RunningJob, assert_close, assert_same_bits, train, weights
@@ -86,6 +91,27 @@ def test_the_number_of_ranks_changes_nothing(
 ) -> None:
     run = train_ranks(data, tmp_path / "run", ranks, by, **DOUBLE, **changes, check_every=1)
     assert_close(run, alone, 1e-9)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("changes", "exchange"),
+    [
+        ({"optimizer": "adam"}, "gradients"),
+        ({"optimizer": "adamw"}, "shared"),
+        ({"optimizer": "nadam"}, "gradients"),
+        ({"optimizer": "rmsprop"}, "shared"),
+        ({"use_nesterov_momentum": True}, "average"),
+    ],
+)
+def test_the_number_of_trainers_changes_nothing_by_any_optimizer(
+    data: Path, tmp_path: Path, changes: dict[str, Any], exchange: str
+) -> None:
+    # Small steps: what divides by the root of a mean square enlarges roundings of small gradients.
+    changes = {**DOUBLE, "learning_rate": 0.0002, **changes}
+    one = train(data, tmp_path / "one", **changes, batch_size=GLOBAL)
+    several = {"batch_size": GLOBAL // 3, "devices": ["cpu"] * 3, "exchange": exchange}
+    assert_close(train(data, tmp_path / "run", **changes, **several), one, 1e-9)
 
 
 @slow
@@ -216,3 +242,32 @@ def test_rows_that_would_straddle_trainers_are_refused(data: Path, tmp_path: Pat
         )
         / "record.jsonl"
     ).exists()
+
+
+# What its checkpoints are used for
+
+
+@slow
+def test_checkpoints_are_validated_classified_and_exported(
+    data: Path, alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the running averages: with others, the outputs are others."""
+    last = list_checkpoints(alone)[-1]
+    result = run_program("validate.py", ["--weights", str(last), *settings(data, alone, **DOUBLE)])
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["loss"] == pytest.approx(read_record(alone)[-1]["loss"], 1e-9)
+    picture, moved = tmp_path / "grey.png", tmp_path / "moved.safetensors"
+    Image.fromarray(np.arange(768, dtype=np.uint8).reshape(16, 16, 3)).save(picture)
+    checkpoint = read_checkpoint(last)
+    for name in checkpoint.untrained:
+        checkpoint.weights[name] *= 4
+    save_checkpoint(moved, checkpoint)
+    guesses = []
+    for weights_file in (last, moved):
+        arguments = ["--network", NETWORK, "--weights", str(weights_file), "--json", str(picture)]
+        assert run_classification(arguments, None) == 0
+        guesses.append(json.loads(capsys.readouterr().out)["guesses"])
+    assert guesses[0] != guesses[1]
+    target = tmp_path / "norm.onnx"
+    assert export([str(last), str(target), "--network", NETWORK]) == 0
+    assert target.exists()

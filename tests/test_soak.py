@@ -4,14 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from tandem.layers.network import ALEXNET
 from tests.soak import soak
+from tests.support.norm_network import NETWORK
 from tests.support.runs import assert_same_bits
 from tests.support.tiny import prepare
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_after_every_end_the_bits_are_as_if_nothing_had_happened(tmp_path: Path) -> None:
+@pytest.mark.parametrize("network", [ALEXNET, NETWORK])
+def test_after_every_end_the_bits_are_as_if_nothing_had_happened(
+    tmp_path: Path, network: str
+) -> None:
     soak(
         prepare(tmp_path / "data", train=241),
         tmp_path,
@@ -19,6 +24,7 @@ def test_after_every_end_the_bits_are_as_if_nothing_had_happened(tmp_path: Path)
         seed=3,
         kinds=["kill launcher", "stop trainer 1", "SIGTERM to all"],
         devices=["cpu", "cpu"],
+        network=network,
         exchange="shared",
         batch_size=8,
         n_epochs=24,

@@ -312,6 +312,7 @@ def _metadata_text(checkpoint: Checkpoint) -> str:
     state = asdict(checkpoint.state)
     # JSON has no NaN: the error of an epoch in which the weights were lost.
     state["validation_errors"] = [_finite(error) for error in state["validation_errors"]]
+    state["pending"]["sums"] = [sums.as_json() for sums in checkpoint.state.pending.sums]
     state["history"] = [
         {name: _finite(value) for name, value in epoch.items()} for epoch in state["history"]
     ]

@@ -1,26 +1,75 @@
 """Sums of losses, errors and seconds between two lines of the record."""
 
-from dataclasses import astuple, dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
 from operator import add
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 _Count = Annotated[int, Field(ge=0)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
+_Sum = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+
 @dataclass(frozen=True)
-class MetricSums:
+class Sums:
     """Sums over pictures, which add up over trainers."""
 
-    loss: _Finite = 0.0  # cross-entropies, in nats
-    top1_errors: _Count = 0  # pictures whose label is not ranked first
-    top5_errors: _Count = 0  # nor among the first five
     images: _Count = 0
+    loss: _Finite = 0.0
+    # Pictures whose label is not ranked first (top1_errors), nor among the first five
+    # (top5_errors), and what the metrics of the run add up; NaN where it is not known.
+    values: Mapping[str, _Sum | tuple[_Sum, ...]] = field(default_factory=dict)
 
-    def __add__(self, other: "MetricSums") -> "MetricSums":
-        return MetricSums(*map(add, astuple(self), astuple(other)))
+    def __add__(self, other: "Sums") -> "Sums":
+        values = {
+            name: _added(self.values.get(name), other.values.get(name))
+            for name in {**self.values, **other.values}
+        }
+        return Sums(self.images + other.images, self.loss + other.loss, values)
+
+    def error(self, k: int) -> float:
+        """The top-k error, of 1 or 5."""
+        errors = self.values.get(f"top{k}_errors", 0)
+        return errors / self.images if not isinstance(errors, tuple) else math.nan
+
+    def as_json(self) -> dict[str, Any]:
+        """All sums beside each other, as in files of before there were metrics."""
+        values = {name: _plain(value) for name, value in self.values.items()}
+        return {"loss": self.loss, **values, "images": self.images}
+
+
+def _added(
+    one: float | tuple[float, ...] | None, other: float | tuple[float, ...] | None
+) -> float | tuple[float, ...]:
+    if one is None or other is None:
+        return (one if other is None else other) or 0
+    if isinstance(one, tuple) or isinstance(other, tuple):
+        pair = [value if isinstance(value, tuple) else (value,) for value in (one, other)]
+        return tuple(map(add, *pair))
+    return one + other
+
+
+def _plain(value: float | tuple[float, ...]) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value if math.isfinite(value) else None
+
+
+def _nested(value: Any) -> Any:
+    """What `Sums.as_json` returned, as its fields."""
+    if not isinstance(value, dict):
+        return value
+    values = {
+        key: tuple(sums) if isinstance(sums, list) else sums
+        for key, sums in value.items()
+        if key not in ("images", "loss")
+    }
+    return {key: value[key] for key in ("images", "loss") if key in value} | {"values": values}
 
 
 @dataclass(frozen=True)
@@ -40,5 +89,6 @@ class Seconds:
 class Pending:
     """Metrics since the last line about training, when a checkpoint is written."""
 
-    sums: tuple[MetricSums, ...] = ()  # by rank: another order would give other last bits
+    # By rank: another order would give other last bits.
+    sums: tuple[Annotated[Sums, BeforeValidator(_nested)], ...] = ()
     seconds: Seconds = Seconds()  # of trainer 0

@@ -9,8 +9,8 @@ finite is written as null, and read back as NaN.
 import json
 import math
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -47,6 +47,7 @@ class TrainRecord(_Strict):
     compute_seconds: Loss  # this and the next two of trainer 0
     load_wait_seconds: Loss
     exchange_seconds: Loss
+    metrics: Mapping[str, Loss] = field(default_factory=dict)  # those chosen, by name
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class ValidationRecord(_Strict):
     top1_error: Loss
     top5_error: Loss
     images: Count
+    metrics: Mapping[str, Loss] = field(default_factory=dict)  # those chosen, by name
     crops: Count = 1  # of each image, whose probabilities are averaged
 
     @property
@@ -69,6 +71,7 @@ class ValidationRecord(_Strict):
             "validation_loss": self.loss,
             "top1_error": self.top1_error,
             "top5_error": self.top5_error,
+            **self.metrics,
         }
         return {key: value if math.isfinite(value) else math.nan for key, value in found.items()}
 
@@ -92,15 +95,20 @@ _KINDS: dict[str, type[Record]] = {
 }
 
 
+def describe_metrics(metrics: Mapping[str, float], between: str = ", ") -> str:
+    """Metrics with their values, in a line."""
+    return between.join(f"{name} {value:.4f}" for name, value in metrics.items())
+
+
 def to_json(record: Record) -> str:
     """Format as one line, without its end: the event, then the fields in their order.
 
     A field at its default is left out.
     """
     values = {
-        field.name: _plain(field.type, value)
-        for field in fields(record)
-        if (value := getattr(record, field.name)) != field.default
+        each.name: _plain(each.type, value)
+        for each in fields(record)
+        if (value := getattr(record, each.name)) not in (each.default, {})
     }
     return json.dumps({"event": record.event, **values}, allow_nan=False)
 
@@ -221,4 +229,6 @@ def _plain(kind: Any, value: Any) -> Any:
         return int(value)
     if kind in (str, tuple[str, ...]):
         return value
+    if isinstance(value, Mapping):
+        return {name: _plain(Loss, each) for name, each in value.items()}
     return float(value) if value is not None and math.isfinite(value) else None

@@ -130,10 +130,14 @@ def of_record(record: Record) -> Iterator[tuple[str, Value]]:
         yield "loss/validation", record.loss
         yield "error/validation_top1", record.top1_error
         yield "error/validation_top5", record.top5_error
+        for name, value in record.metrics.items():
+            yield f"metrics/validation_{name}", value
         return
     yield "loss/training", record.loss
     if record.top1_error is not None:
         yield "error/training_top1", record.top1_error
+    for name, value in record.metrics.items():
+        yield f"metrics/training_{name}", value
     yield "run/learning_rate", record.learning_rate
     yield "run/images_per_second", record.images_per_second
     seconds = {
@@ -147,13 +151,13 @@ def of_record(record: Record) -> Iterator[tuple[str, Value]]:
 
 
 def of_checkpoint(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
-    """Histograms of weights and updates, the ratios of their norms, and the first filters.
+    """Histograms of weights, averages and updates, ratios of norms, and the first filters.
 
     The update is the momentum, which the last step has added to the weights. (With Nesterov's
     momentum that is the velocity, and the step adds a little more.) Norms are Euclidean.
     """
     for name, weight in checkpoint.weights.items():
-        yield f"weights/{name}", weight
+        yield f"{'averages' if name in checkpoint.untrained else 'weights'}/{name}", weight
         update = checkpoint.states.get("momentum", {}).get(name)
         if update is not None:
             yield f"updates/{name}", update

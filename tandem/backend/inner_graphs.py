@@ -11,12 +11,15 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.ifelse import IfElse
 
+from tandem.backend.norm_rewrites import NORMALIZATION
 from tandem.backend.pooling_rewrites import POOLING
 
 REQUIRED_REWRITES = ("minimum_compile", "lazy_branches")
 
 # A trace of a Scan is cut to what is read of it, in a form that no other backend needs.
-REWRITES = RewriteDatabaseQuery(include=["fast_run", "scan_save_mem_no_prealloc", POOLING])
+REWRITES = RewriteDatabaseQuery(
+    include=["fast_run", "scan_save_mem_no_prealloc", POOLING, NORMALIZATION]
+)
 
 # Rewrites for another backend (C code, BLAS through C, loops in C or Numba), and those that write
 # over operands or fuse, which the program itself or torch.compile does.

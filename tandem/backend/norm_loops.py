@@ -24,6 +24,7 @@ def batch_norm(
     """Compute the outputs of `tandem.ops.BatchNorm`."""
     y, channels = _empty_like(x), x.shape[1]
     bounds, parts = _groups(x, valid, rows)
+    _check_lengths(channels, scale=scale, shift=shift)
     means, inverses = (torch.empty((len(bounds), channels), dtype=x.dtype) for _ in range(2))
     mean, variance = (torch.empty(channels, dtype=x.dtype) for _ in range(2))
     vectors = (v.contiguous().numpy() for v in (scale, shift, mean, variance, means, inverses))
@@ -45,10 +46,22 @@ def batch_norm_gradient(
         raise ValueError(f"g has shape {tuple(g.shape)}, expected {tuple(x.shape)}")
     dx, channels = _empty_like(x), x.shape[1]
     bounds, parts = _groups(x, valid, rows)
+    _check_lengths(channels, scale=scale)
+    for name, each in (("means", means), ("inverses", inverses)):
+        if each.shape != (len(bounds), channels):
+            raise ValueError(
+                f"{name} has shape {tuple(each.shape)}, expected {(len(bounds), channels)}"
+            )
     dscale, dshift = (torch.empty(channels, dtype=x.dtype) for _ in range(2))
     vectors = (v.contiguous().numpy() for v in (scale, means, inverses, dscale, dshift))
     run(_gradient, _pixels(x), _pixels(g), _pixels(dx), *vectors, bounds, parts)
     return dx, dscale, dshift
+
+
+def _check_lengths(channels: int, **vectors: Tensor) -> None:
+    for name, vector in vectors.items():
+        if len(vector) != channels:
+            raise ValueError(f"{name} has {len(vector)} numbers, expected {channels}")
 
 
 def _groups(x: Tensor, valid: Tensor | None, rows: int) -> tuple[np.ndarray, int]:
@@ -123,7 +136,7 @@ def _normalize(
     for c in range(channels):
         mean[c] = 0
         variance[c] = 0
-    factors, offsets = np.empty((groups, channels), x.dtype), np.empty((groups, channels), x.dtype)
+    factors = np.empty((groups, channels), x.dtype)
     everything = 0
     for group in range(groups):
         everything += bounds[group, 1] - bounds[group, 0]
@@ -149,7 +162,6 @@ def _normalize(
             means[group, c] = centre[c]
             inverses[group, c] = inverse
             factors[group, c] = inverse * scale[c]
-            offsets[group, c] = shift[c] - centre[c] * inverse * scale[c]
             reported[0, c] += weight * centre[c]
             reported[1, c] += weight * square[c] / max(1, count - 1)
     for c in range(channels):
@@ -160,10 +172,10 @@ def _normalize(
         first, valid, last = bounds[group, 0], bounds[group, 1], bounds[group, 2]
         count = last - first
         begin, end = first + count * part // parts, first + count * (part + 1) // parts
-        factor, offset = factors[group], offsets[group]
+        factor, middle = factors[group], means[group]
         for p in range(begin, min(end, valid)):
             for c in range(channels):
-                y[p, c] = x[p, c] * factor[c] + offset[c]
+                y[p, c] = (x[p, c] - middle[c]) * factor[c] + shift[c]
         for p in range(max(begin, valid), end):
             for c in range(channels):
                 y[p, c] = shift[c]
@@ -212,11 +224,9 @@ def _gradient(
                 multiply[c] += products[group * parts + part, c]
         for c in range(channels):
             inverse = float(inverses[group, c])
-            slope = scale[c] * inverse
-            bend = -slope * multiply[c] * inverse * inverse / count
-            factors[0, group, c] = slope
-            factors[1, group, c] = bend
-            factors[2, group, c] = -slope * add[c] / count - bend * means[group, c]
+            factors[0, group, c] = scale[c] * inverse
+            factors[1, group, c] = add[c] / count
+            factors[2, group, c] = multiply[c] * inverse * inverse / count
             reported[0, c] += multiply[c] * inverse
             reported[1, c] += add[c]
     for c in range(channels):
@@ -227,10 +237,12 @@ def _gradient(
         first, valid, last = bounds[group, 0], bounds[group, 1], bounds[group, 2]
         count = last - first
         begin, end = first + count * part // parts, first + count * (part + 1) // parts
-        slope, bend, offset = factors[0, group], factors[1, group], factors[2, group]
+        slope, level, along = factors[0, group], factors[1, group], factors[2, group]
+        middle = means[group]
         for p in range(begin, min(end, valid)):
             for c in range(channels):
-                dx[p, c] = slope[c] * g[p, c] + (bend[c] * x[p, c] + offset[c])
+                rest = (g[p, c] - level[c]) - (x[p, c] - middle[c]) * along[c]
+                dx[p, c] = slope[c] * rest
         for p in range(max(begin, valid), end):
             for c in range(channels):
                 dx[p, c] = 0

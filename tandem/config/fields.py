@@ -43,6 +43,13 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
 
 
+def _numbers(value: Any) -> Any:
+    """Read the values of a mapping as `_number` reads one."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _number(each) for key, each in value.items()}
+
+
 def listed(value: Any) -> Any:
     """Make a list a tuple, and a bare number or text a tuple of one."""
     if isinstance(value, list):
@@ -171,9 +178,11 @@ def _field_of(setting: dataclasses.Field, annotation: Any) -> tuple[Any, Any]:
         annotation = Float
     elif _form(annotation) == "list":
         annotation = Annotated[annotation, BeforeValidator(listed)]
+    elif _form(annotation) == "mapping":
+        annotation = Annotated[annotation, BeforeValidator(_numbers)]
     details = setting.metadata
     return annotation, key(
-        setting.default,
+        details["default"],
         details["meaning"],
         details["allowed"],
         omit_default=details["omit_default"],

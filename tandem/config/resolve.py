@@ -16,6 +16,7 @@ from tandem.config.hardware import (
 from tandem.config.schema import CHOICES, Config
 from tandem.distributed import RULES, RunFacts
 from tandem.errors import InputError
+from tandem.layers.monitored import check_monitor
 from tandem.optim import OPTIMIZERS
 from tandem.processor import describe_processor, prefers_fft
 from tandem.registry import check
@@ -93,6 +94,10 @@ def check_settings(config: Config) -> None:
         )
     if not RULES[config.rule].is_synchronous:
         _check_asynchronous(config)
+    if config.lr_policy == "plateau":
+        check_monitor("lr_monitor", settings["lr_monitor"], config.metrics)
+    if config.stop_patience or config.stop_at is not None:
+        check_monitor("stop_monitor", config.stop_monitor, config.metrics)
     if bucket_mb := settings["bucket_mb"]:
         _check_buckets(config, f"bucket_mb is {bucket_mb:g}", settings["error_feedback"])
     if config.norm_before_pool and config.network_options.get("norm_before_pool") is False:

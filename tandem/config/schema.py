@@ -29,12 +29,13 @@ from tandem.data.colour import COVARIANCE_NAME
 from tandem.distributed import ALL_REDUCES, EXCHANGES, RULES
 from tandem.errors import InputError
 from tandem.files import write_text
+from tandem.layers.choices import LOSSES, METRIC_NAMES, find_metric
 from tandem.layers.network import ALEXNET
 from tandem.optim import OPTIMIZERS, SCHEDULES
 from tandem.optim.parameter_groups import ParameterGroups
 from tandem.processor import Convolutions
 from tandem.registry import Registry
-from tandem.validation import validated
+from tandem.validation import suggestion, validated
 
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d{0,3})")
 _DEVICE_GUESS = re.compile(r"(?:gpu|cuda):?(\d+)?", re.IGNORECASE)
@@ -65,6 +66,13 @@ def _meant_device(device: str) -> str:
 def _class_name(value: str) -> str:
     if not _CLASS.fullmatch(value):
         raise ValueError("it needs a module and a class with a colon between them")
+    return value
+
+
+def _metric_name(value: str) -> str:
+    if find_metric(value) is None:
+        hint = suggestion(value, METRIC_NAMES) or "."
+        raise ValueError(f"there is no metric {value!r}{hint} There are {', '.join(METRIC_NAMES)}")
     return value
 
 
@@ -102,7 +110,7 @@ _Devices = Annotated[
 _LAYERS = "a list of layers such as [conv1, conv2], each once"
 
 
-CHOICES: tuple[Registry[Any], ...] = (SCHEDULES, OPTIMIZERS, EXCHANGES, RULES, ALL_REDUCES)
+CHOICES: tuple[Registry[Any], ...] = (SCHEDULES, OPTIMIZERS, LOSSES, EXCHANGES, RULES, ALL_REDUCES)
 """What the configuration chooses from; `tandem.config.resolve` checks each choice."""
 
 
@@ -122,6 +130,30 @@ class Run(Section):
         "stop", "when the loss or a gradient is not finite: stop, skip or rollback"
     )
     seed: int = key(1, "random seed", "a whole number from 0 to 2**63 - 1", ge=0, lt=2**63)
+
+
+class EarlyEnd(Section):
+    heading = Run.heading
+
+    stop_patience: int = key(
+        0,
+        "epochs without improvement of stop_monitor after which training ends; 0: never",
+        unit="epochs",
+        omit_default=True,
+        ge=0,
+    )
+    stop_monitor: str = key(
+        "validation_loss",
+        "what stop_patience and stop_at look at: as lr_monitor",
+        "validation_loss, top1_error, top5_error or one of metrics",
+        omit_default=True,
+    )
+    stop_at: Float | None = key(
+        None,
+        "value of stop_monitor at which training ends; null: none",
+        "a number, or null",
+        omit_default=True,
+    )
 
 
 class FineTuning(Section):
@@ -180,6 +212,28 @@ class UpdateRule(Section):
         ("weight",),
         "parameters that decay: weight, bias; of batch norm scale, shift",
         "a list of weight, bias, scale and shift, each once",
+        omit_default=True,
+    )
+
+
+@with_choices(LOSSES)
+class TrainedLoss(Section):
+    heading = "Loss and metrics"
+
+    loss: str = key("cross_entropy", "what training minimises: {words}", omit_default=True)
+
+
+class Metrics(Section):
+    heading = TrainedLoss.heading
+
+    metrics: Annotated[
+        tuple[Annotated[str, AfterValidator(_metric_name)], ...],
+        AfterValidator(each_once),
+        BeforeValidator(listed),
+    ] = key(
+        (),
+        f"measured beside loss and errors: any of {', '.join(METRIC_NAMES)} (or another number)",
+        "a list of metrics such as [accuracy, f1], each once",
         omit_default=True,
     )
 
@@ -401,10 +455,13 @@ class Config(
     Network,
     Augmentation,
     Data,
+    Metrics,
+    TrainedLoss,
     UpdateRule,
     WarmUp,
     LearningRate,
     FineTuning,
+    EarlyEnd,
     Run,
 ):
     """Every setting of a run, checked; see each field's description for unit and meaning.

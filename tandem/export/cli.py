@@ -103,12 +103,13 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
     from onnx import TensorProto, checker, helper
 
     from tandem.export.graph import OPSET, OnnxGraph
+    from tandem.ops.batch_norm_folding import fold_batch_norms
 
     network, pad = loaded.network, loaded.description.pad
     side = loaded.mean.shape[-1] - 2 * pad
     mean = loaded.mean[:, pad : pad + side, pad : pad + side]
     images = pt.tensor("images", dtype="float32", shape=(None, *network.shapes["input"]))
-    logits = network.logits(images, None)
+    (logits,) = fold_batch_norms([network.logits(images, None)])
     graph = OnnxGraph()
     graph.bind(images, _prepare(graph, mean, network.crop_size))
     outputs = {"logits": logits, "probabilities": pt.special.softmax(logits, axis=1)}

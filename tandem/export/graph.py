@@ -4,22 +4,39 @@ A network that uses another Op needs a function here, registered for the Op's cl
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytensor
 from onnx import NodeProto, TensorProto, helper, numpy_helper
+from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
-from pytensor.scalar.basic import Add, Mul
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.scalar.basic import (
+    Add,
+    ArcTan,
+    Expm1,
+    Mul,
+    Neg,
+    ScalarMinimum,
+    ScalarOp,
+    Sub,
+    Tanh,
+)
+from pytensor.scalar.math import Sigmoid, Softplus
+from pytensor.tensor.basic import Join
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.math import Dot
+from pytensor.tensor.math import Dot, Sum
 from pytensor.tensor.shape import Reshape
 from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.special import Softmax
 
 from tandem.errors import InputError
-from tandem.ops import LRN, Conv2d, MaxPool2d, Relu
+from tandem.ops import LRN, AveragePool2d, BatchNormInference, Conv2d, MaxPool2d, Pad2d, Relu
+
+_PYTHON = Mode("py", RewriteDatabaseQuery(include=[]))
 
 OPSET = 17
 """Version of ONNX's operators, of 2022: the operators used here have not changed since."""
@@ -32,6 +49,7 @@ class OnnxGraph:
         self.nodes: list[NodeProto] = []
         self.constants: list[TensorProto] = []
         self._names: dict[Variable, str] = {}
+        self._fixed: set[Variable] = set()  # that depend on no input
 
     def bind(self, variable: Variable, name: str) -> None:
         """Name an input of the PyTensor graph."""
@@ -51,40 +69,78 @@ class OnnxGraph:
         self.constants.append(numpy_helper.from_array(value, name))
         return name
 
+    def integers(self, *values: int) -> str:
+        """Add a constant vector of integers and return its name."""
+        return self.constant(np.array(values, np.int64))
+
     def translate(self, output: Variable) -> str:
-        """Add everything that an output depends on; return the output's name."""
+        """Add everything that an output depends on; return the output's name.
+
+        What depends on no input is computed here, and is a constant of the ONNX graph.
+        """
         pending = [output]
         while pending:
             variable = pending[-1]
-            waiting = [] if variable in self._names else self._unnamed_sources(variable)
+            waiting = [] if self._is_known(variable) else self._unknown_sources(variable)
             if waiting:
                 pending += waiting
                 continue
-            if variable not in self._names:
-                self._names[variable] = self._name(variable)
+            if not self._is_known(variable):
+                if self._is_fixed(variable):
+                    self._fixed.add(variable)
+                else:
+                    self._names[variable] = self._translated(variable)
             pending.pop()
-        return self._names[output]
+        return self._name(output)
 
-    def _unnamed_sources(self, variable: Variable) -> list[Variable]:
-        return [v for v in _sources(variable.owner) if v not in self._names]
+    def _is_known(self, variable: Variable) -> bool:
+        return variable in self._names or variable in self._fixed
+
+    def _unknown_sources(self, variable: Variable) -> list[Variable]:
+        return [v for v in _sources(variable.owner) if not self._is_known(v)]
+
+    def _is_fixed(self, variable: Variable) -> bool:
+        if variable.owner is None:
+            return isinstance(variable, Constant | TensorSharedVariable)
+        return all(v in self._fixed for v in variable.owner.inputs)
 
     def _name(self, variable: Variable) -> str:
+        """Name a variable that is known; one that depends on no input becomes a constant."""
+        if variable not in self._names:
+            name = variable.name if isinstance(variable, TensorSharedVariable) else None
+            self._names[variable] = self.constant(_value(variable), name)
+        return self._names[variable]
+
+    def _translated(self, variable: Variable) -> str:
         node = variable.owner
-        if isinstance(variable, Constant):
-            return self.constant(np.asarray(variable.data))
-        if isinstance(variable, TensorSharedVariable):
-            return self.constant(variable.get_value(borrow=True), variable.name)
         if node is None or variable is not node.outputs[0]:
             raise InputError(f"ONNX: the graph needs {variable}, which has no translation")
-        names = [self._names[source] for source in _sources(node)]
+        names = [self._name(source) for source in _sources(node)]
         return translated(node.op, node, names, self)
+
+
+def _value(variable: Variable) -> np.ndarray:
+    """The value of a variable that depends on no input."""
+    if isinstance(variable, Constant):
+        return np.asarray(variable.data)
+    if isinstance(variable, TensorSharedVariable):
+        return np.asarray(variable.get_value(borrow=True))
+    return np.asarray(pytensor.function([], variable, mode=_PYTHON)())
 
 
 def _sources(node: Apply | None) -> Sequence[Variable]:
     """Return the inputs of a node that ONNX needs: known lengths are part of a type."""
     if node is None:
         return ()
-    return node.inputs[:1] if isinstance(node.op, Reshape) else node.inputs
+    if isinstance(node.op, Reshape):
+        return node.inputs[:1]
+    if isinstance(node.op, Join):
+        return node.inputs[1:]
+    if isinstance(node.op, Conv2d):
+        bias = node.inputs[2]
+        is_zero = isinstance(bias, Constant) and not np.any(bias.data)
+        return node.inputs[:2] if is_zero else node.inputs
+    return node.inputs
 
 
 @functools.singledispatch
@@ -103,7 +159,23 @@ def _untranslated(op: Op) -> InputError:
 
 @translated.register
 def _(op: Conv2d, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    return graph.add("Conv", inputs, strides=[op.stride] * 2, pads=[op.pad] * 4, group=op.groups)
+    windows: dict[str, Any] = {
+        "strides": op.stride,
+        "pads": [*op.pad] * 2,
+        "dilations": op.dilation,
+    }
+    return graph.add("Conv", inputs, group=op.groups, **windows)
+
+
+@translated.register
+def _(op: BatchNormInference, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    return graph.add("BatchNormalization", inputs, epsilon=op.epsilon)
+
+
+@translated.register
+def _(op: Pad2d, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    top, bottom, left, right = op.sides
+    return graph.add("Pad", [*inputs, graph.integers(0, 0, top, left, 0, 0, bottom, right)])
 
 
 @translated.register
@@ -113,7 +185,51 @@ def _(op: Relu, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
 
 @translated.register
 def _(op: MaxPool2d, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    return graph.add("MaxPool", inputs, kernel_shape=[op.size] * 2, strides=[op.stride] * 2)
+    return graph.add("MaxPool", inputs, **_windows(op, node))
+
+
+@translated.register
+def _(op: AveragePool2d, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    windows = _windows(op, node)
+    if not (op.count_pad and any(op.pad)):
+        return graph.add("AveragePool", inputs, **windows)
+    # ONNX counts all zeros or none, and those that `ceil` adds do not count.
+    rows, columns = op.pad
+    ends = windows["pads"][2:]
+    windows["pads"] = [0, 0, ends[0] - rows, ends[1] - columns]
+    zeros = graph.integers(0, 0, rows, columns, 0, 0, rows, columns)
+    return graph.add("AveragePool", [graph.add("Pad", [*inputs, zeros])], **windows)
+
+
+def _windows(op: MaxPool2d | AveragePool2d, node: Apply) -> dict[str, Any]:
+    """Attributes of a pooling: `ceil`, of which runtimes differ, as pads at the ends."""
+    (x,), y = node.inputs, node.outputs[0]
+    ends = [*op.pad]
+    if op.ceil:
+        image, pooled = x.type.shape[2:], y.type.shape[2:]
+        if None in (*image, *pooled):
+            raise InputError(f"ONNX: {op} of {x.type}: rows and columns must be known")
+        ends = [
+            max(pad, (count - 1) * stride + size - pad - length)
+            for length, count, size, stride, pad in zip(
+                image, pooled, op.size, op.stride, op.pad, strict=True
+            )
+        ]
+    return {"kernel_shape": op.size, "strides": op.stride, "pads": [*op.pad, *ends]}
+
+
+@translated.register
+def _(op: Join, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    axis = node.inputs[0]
+    if not isinstance(axis, Constant):
+        raise InputError(f"ONNX: {op}: the axis must be known")
+    return graph.add("Concat", inputs, axis=int(axis.data))
+
+
+@translated.register
+def _(op: Sum, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    axes = range(node.inputs[0].type.ndim) if op.axis is None else op.axis
+    return graph.add("ReduceSum", [*inputs, graph.integers(*axes)], keepdims=0)
 
 
 @translated.register
@@ -141,7 +257,7 @@ def _(op: Reshape, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
     shape = [-1 if length is None else length for length in node.outputs[0].type.shape]
     if shape.count(-1) > 1:
         raise InputError(f"ONNX: {op} to {node.outputs[0].type}: only one length may be unknown")
-    return graph.add("Reshape", [*inputs, graph.constant(np.array(shape, np.int64))])
+    return graph.add("Reshape", [*inputs, graph.integers(*shape)])
 
 
 @translated.register
@@ -150,21 +266,39 @@ def _(op: DimShuffle, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> s
     if kept != list(range(node.inputs[0].type.ndim)):
         raise InputError(f"ONNX: {op} has no translation: axes can be added, not moved or dropped")
     added = [index for index, axis in enumerate(op.new_order) if axis == "x"]
-    return graph.add("Unsqueeze", [*inputs, graph.constant(np.array(added, np.int64))])
+    return graph.add("Unsqueeze", [*inputs, graph.integers(*added)])
+
+
+_ELEMENTWISE: Mapping[type[ScalarOp], str] = {
+    Add: "Add",
+    ArcTan: "Atan",
+    Mul: "Mul",
+    Neg: "Neg",
+    ScalarMinimum: "Min",
+    Sigmoid: "Sigmoid",
+    Softplus: "Softplus",
+    Sub: "Sub",
+    Tanh: "Tanh",
+}
 
 
 @translated.register
 def _(op: Elemwise, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    kinds = {Add: "Add", Mul: "Mul"}
-    if type(op.scalar_op) not in kinds:
+    kind = type(op.scalar_op)
+    if kind is Expm1:
+        one = graph.constant(np.ones((), node.outputs[0].type.dtype))
+        return graph.add("Sub", [graph.add("Exp", inputs), one])
+    if kind not in _ELEMENTWISE:
         raise _untranslated(op)
     # ONNX has no mixed arithmetic: PyTensor's 2, say, is an int8.
     dtype = node.outputs[0].type.dtype
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    onnx_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     first, *others = (
-        name if source.type.dtype == dtype else graph.add("Cast", [name], to=kind)
+        name if source.type.dtype == dtype else graph.add("Cast", [name], to=onnx_type)
         for name, source in zip(inputs, node.inputs, strict=True)
     )
+    if not others:
+        return graph.add(_ELEMENTWISE[kind], [first])
     for other in others:
-        first = graph.add(kinds[type(op.scalar_op)], [first, other])
+        first = graph.add(_ELEMENTWISE[kind], [first, other])
     return first

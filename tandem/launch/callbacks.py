@@ -15,6 +15,7 @@ from tandem.processes.heartbeat import HeartbeatTable
 from tandem.processes.messages import Failed
 from tandem.processes.supervisor import Outcome, ProgressReporter
 from tandem.registry import find_class
+from tandem.training.early_end import reason_to_end
 from tandem.training.run_spec import RunSpec
 
 
@@ -111,6 +112,8 @@ class CallbackReporter(ProgressReporter):
     def __init__(self, spec: RunSpec, reporter: ProgressReporter, callbacks: Callbacks) -> None:
         self._spec, self._reporter, self._callbacks = spec, reporter, callbacks
         self._train: list[TrainRecord] = []  # of this epoch
+        header = spec.header if spec.resumed is not None else None
+        self._history = () if header is None else header.state.history
         self.stderr = reporter.stderr
 
     @property
@@ -131,7 +134,9 @@ class CallbackReporter(ProgressReporter):
         elif isinstance(message, ValidationRecord):
             self._callbacks.end_epoch(message, self._train)
             self._train = []
-            if message.epoch < self._spec.config.n_epochs:
+            self._history = (*self._history, message.monitored)
+            config = self._spec.config
+            if message.epoch < config.n_epochs and not reason_to_end(config, self._history):
                 self._callbacks.begin_epoch(message.epoch + 1)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
+from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, describe_metrics
 from tandem.processes.heartbeat import HeartbeatTable
 from tandem.processes.supervisor import ProgressReporter
 from tandem.training.messages import CheckpointWritten, Notice
@@ -74,7 +74,8 @@ def describe_training(record: TrainRecord) -> str:
     error = "" if record.top1_error is None else f"top-1 error {100 * record.top1_error:.1f} %, "
     return (
         f"epoch {record.epoch} step {record.step}: loss {record.loss:.4f}, {error}"
-        f"{record.images_per_second:.1f} images/s, rate {record.learning_rate:.3g}; "
+        + (f"{describe_metrics(record.metrics)}, " if record.metrics else "")
+        + f"{record.images_per_second:.1f} images/s, rate {record.learning_rate:.3g}; "
         f"seconds: compute {record.compute_seconds:.2f}, "
         f"load {record.load_wait_seconds:.2f}, exchange {record.exchange_seconds:.2f}"
     )
@@ -85,5 +86,6 @@ def describe_validation(record: ValidationRecord) -> str:
         f"epoch {record.epoch} validation: loss {record.loss:.4f}, "
         f"top-1 error {100 * record.top1_error:.2f} %, top-5 error {100 * record.top5_error:.2f} % "
         f"of {record.images} images"
+        + (f"; {describe_metrics(record.metrics)}" if record.metrics else "")
         + (f", averaged over {record.crops} crops of each" if record.crops > 1 else "")
     )

@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
+from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, describe_metrics
 from tandem.processes.heartbeat import HeartbeatTable
 from tandem.processes.supervisor import ProgressReporter
 from tandem.training.messages import Activity, CheckpointBegun, CheckpointWritten, Progress
@@ -210,14 +210,15 @@ def _figures(status: Status) -> Text:
     if (train := status.train) is not None:
         error = "" if train.top1_error is None else f"top-1 error {100 * train.top1_error:.1f} %   "
         lines.append(
-            f"training    loss {train.loss:.4f}   {error}"
+            f"training    loss {train.loss:.4f}   {error}{_metrics(train.metrics)}"
             f"{train.images_per_second:.1f} images/s   rate {train.learning_rate:.3g}"
         )
     if (validation := status.validation) is not None:
         lines.append(
             f"validation  loss {validation.loss:.4f}   "
             f"top-1 error {100 * validation.top1_error:.1f} %   "
-            f"top-5 error {100 * validation.top5_error:.1f} %   after epoch {validation.epoch}"
+            f"top-5 error {100 * validation.top5_error:.1f} %   "
+            f"{_metrics(validation.metrics)}after epoch {validation.epoch}"
         )
     if train is not None:
         seconds = {
@@ -229,6 +230,10 @@ def _figures(status: Status) -> Text:
         shares = [f"{name} {100 * part / whole:.0f} %" for name, part in seconds.items()]
         lines.append("time        " + "   ".join(shares))
     return Text("\n".join(lines), no_wrap=True, overflow="ellipsis", end="\n" if lines else "")
+
+
+def _metrics(metrics: Mapping[str, float]) -> str:
+    return f"{describe_metrics(metrics, '   ')}   " if metrics else ""
 
 
 def _processes(

@@ -17,6 +17,7 @@ from tandem.launch.console import TrainingReporter, ValidationReporter
 from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import changed_settings, prepare_run
 from tandem.launch.ranks import is_rank, work_on_ranks
+from tandem.layers.choices import metrics_of
 from tandem.processes.supervisor import Outcome
 from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
@@ -56,7 +57,7 @@ def _execute_training(
     while True:
         spec = prepare_run(config, skipped=skipped.minibatches, ranks=launcher.ranks)
         if spec.is_complete:
-            log.info("%s: all %d epochs are done already", spec.resumed, config.n_epochs)
+            log.info("%s: %s", spec.resumed, spec.reason_complete)
             return Outcome(0)
         announce(spec)
         if failed := callbacks.begin(spec):
@@ -107,6 +108,12 @@ def execute_validation(
     """Validate a checkpoint; the record is None if that fails."""
     spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
     spec = replace(spec, crops=10 if ten_crops else 1)
+    for metric in metrics_of(config.metrics):
+        if ten_crops and metric.of_outputs:
+            raise InputError(
+                f"metrics: {metric.name} is of the network's outputs, of which ten crops average "
+                "the probabilities; leave it out"
+            )
     announce(spec)
     reporter = ValidationReporter(spec)
     outcome = launcher.launch(spec, reporter)

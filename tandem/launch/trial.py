@@ -52,7 +52,7 @@ def run_trial(config: Config, launcher: Launcher) -> int:
     began = time.monotonic()
     spec = prepare_run(config, ranks=launcher.ranks)
     if spec.is_complete:
-        log.info("%s: all %d epochs are done already", spec.resumed, config.n_epochs)
+        log.info("%s: %s", spec.resumed, spec.reason_complete)
         return 0
     announce(spec)
     first, again = TrialReporter(spec), TrialReporter(spec)
@@ -238,6 +238,8 @@ def _trial_of(spec: RunSpec, folder: Path) -> RunSpec:
     changes: dict[str, Any] = {
         "weights_dir": str(folder),
         "n_epochs": _EPOCHS,
+        "stop_patience": 0,
+        "stop_at": None,
         "resume_train": False,
         "snapshot_freq": 1,
         "snapshot_minutes": 0.0,

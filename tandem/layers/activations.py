@@ -24,9 +24,8 @@ def elu(x: TensorVariable, alpha: float = 1.0) -> TensorVariable:
 
     Clevert, Unterthiner, Hochreiter 2015.
     """
-    # What is not chosen has a gradient too: of an unbounded exponential it would be infinity.
-    below = pt.expm1(pt.minimum(x, _number(x, 0)))
-    return pt.switch(x > 0, x, _number(x, alpha) * below)
+    # Of an unbounded exponential, which is not used, the gradient would be infinity times 0.
+    return relu(x) + _number(x, alpha) * pt.expm1(pt.minimum(x, _number(x, 0)))
 
 
 def leaky_relu(x: TensorVariable, slope: float = 0.01) -> TensorVariable:
@@ -34,7 +33,7 @@ def leaky_relu(x: TensorVariable, slope: float = 0.01) -> TensorVariable:
 
     Maas, Hannun, Ng 2013.
     """
-    return pt.switch(x > 0, x, _number(x, slope) * x)
+    return relu(x) + _number(x, slope) * pt.minimum(x, _number(x, 0))
 
 
 def relu6(x: TensorVariable) -> TensorVariable:
@@ -42,7 +41,7 @@ def relu6(x: TensorVariable) -> TensorVariable:
 
     Howard et al. 2017, "MobileNets", by its program.
     """
-    return pt.switch(x >= 6, _number(x, 6), relu(x))
+    return pt.minimum(relu(x), _number(x, 6))
 
 
 def sigmoid(x: TensorVariable) -> TensorVariable:

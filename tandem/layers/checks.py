@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tandem.errors import InputError
+from tandem.layers.choices import CrossEntropy, Loss
 from tandem.layers.network import Network
 from tandem.layers.training_pass import Training
 
@@ -83,3 +84,13 @@ def check_graph(
                 f"{kind} reports a statistic of {name}, which is no array that it declares as not"
                 " trained"
             )
+
+
+def choose_loss(network: Network, loss: Loss) -> None:
+    """Let a network's `Network.cost` be a mean of `loss`; InputError if it is one of its own."""
+    if type(network).cost is not Network.cost and loss != CrossEntropy():
+        raise InputError(
+            f"loss is {loss.name}, or smoothed, and {type(network).__name__} has a cost of its own,"
+            " which this does not change: leave loss at cross_entropy and label_smoothing at 0"
+        )
+    network.loss = loss

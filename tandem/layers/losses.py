@@ -1,4 +1,9 @@
-"""Losses of a minibatch, of which some rows may be invalid."""
+"""Losses of a minibatch, of which some rows may be invalid.
+
+Each takes a network's outputs, before the softmax, and targets: labels, int64 (batch,), or soft
+targets (batch, class), of the outputs' dtype, such as probabilities. A label stands for its
+one-hot row. Each returns the loss of each row, (batch,).
+"""
 
 import numpy as np
 import pytensor.tensor as pt
@@ -6,7 +11,16 @@ from pytensor.tensor.variable import TensorVariable
 
 from tandem.ops import FLOATS
 
-__all__ = ["mean_over_valid", "negative_log_likelihood"]
+__all__ = [
+    "binary_cross_entropy",
+    "categorical_cross_entropy",
+    "categorical_hinge",
+    "kl_divergence",
+    "mean_absolute_error",
+    "mean_over_valid",
+    "mean_squared_error",
+    "negative_log_likelihood",
+]
 
 
 def negative_log_likelihood(logits: TensorVariable, labels: TensorVariable) -> TensorVariable:
@@ -25,6 +39,81 @@ def negative_log_likelihood(logits: TensorVariable, labels: TensorVariable) -> T
     """
     rows = pt.arange(logits.shape[0])
     return -pt.special.log_softmax(logits, axis=1)[rows, labels]
+
+
+def categorical_cross_entropy(
+    outputs: TensorVariable, targets: TensorVariable, label_smoothing: float = 0.0
+) -> TensorVariable:
+    """Softmax cross-entropy of each row, in nats, against smoothed targets.
+
+    Smoothed targets are ``(1 - s) t + s / classes`` (Szegedy et al. 2016, arXiv 1512.00567,
+    section 7), as in PyTorch.
+    """
+    if targets.type.ndim == 1 and not label_smoothing:
+        return negative_log_likelihood(outputs, targets)
+    rows = target_rows(outputs, targets)
+    if label_smoothing:
+        kept, spread = (np.asarray(x, rows.dtype) for x in (1 - label_smoothing, label_smoothing))
+        rows = kept * rows + spread / outputs.shape[1].astype(rows.dtype)
+    return -(rows * pt.special.log_softmax(outputs, axis=1)).sum(axis=1)
+
+
+def binary_cross_entropy(outputs: TensorVariable, targets: TensorVariable) -> TensorVariable:
+    """Sigmoid cross-entropy, a mean over the classes of each row, in nats.
+
+    ``log(1 + exp(y)) - t y`` of output y, which does not overflow.
+    """
+    rows = target_rows(outputs, targets)
+    return _mean(pt.softplus(outputs) - rows * outputs)
+
+
+def mean_squared_error(outputs: TensorVariable, targets: TensorVariable) -> TensorVariable:
+    """Squared difference of outputs and targets, a mean over the classes of each row."""
+    return _mean(pt.sqr(outputs - target_rows(outputs, targets)))
+
+
+def mean_absolute_error(outputs: TensorVariable, targets: TensorVariable) -> TensorVariable:
+    """Absolute difference of outputs and targets, a mean over the classes of each row."""
+    return _mean(abs(outputs - target_rows(outputs, targets)))
+
+
+def kl_divergence(outputs: TensorVariable, targets: TensorVariable) -> TensorVariable:
+    """Kullback-Leibler divergence of each row's softmax from its targets, in nats.
+
+    ``sum over j of t_j (log t_j - log softmax_j)``, where ``0 log 0`` is 0. For labels it is the
+    cross-entropy.
+    """
+    if targets.type.ndim == 1:
+        return negative_log_likelihood(outputs, targets)
+    one = np.ones((), targets.dtype)
+    logarithms = pt.log(pt.switch(pt.gt(targets, 0), targets, one))
+    return (targets * (logarithms - pt.special.log_softmax(outputs, axis=1))).sum(axis=1)
+
+
+def categorical_hinge(outputs: TensorVariable, targets: TensorVariable) -> TensorVariable:
+    """Margin by which the best other class beats the true one, plus 1, if above 0.
+
+    ``max(0, 1 + max over j of (1 - t_j) y_j - sum over j of t_j y_j)``, as in Keras: the other
+    outputs count as at least 0, the product of the true one.
+    """
+    rows = target_rows(outputs, targets)
+    one, zero = np.ones((), outputs.dtype), np.zeros((), outputs.dtype)
+    other = pt.max((one - rows) * outputs, axis=1)
+    return pt.maximum(zero, one + other - (rows * outputs).sum(axis=1))
+
+
+def target_rows(outputs: TensorVariable, targets: TensorVariable) -> TensorVariable:
+    """Targets as rows (batch, class) of the outputs' dtype; labels become one-hot rows."""
+    if targets.type.ndim == 2:
+        return targets.astype(outputs.dtype)
+    classes = pt.arange(outputs.shape[1]).dimshuffle("x", 0)
+    return pt.eq(targets.dimshuffle(0, "x"), classes).astype(outputs.dtype)
+
+
+def _mean(values: TensorVariable) -> TensorVariable:
+    """Mean over the classes, of the values' dtype."""
+    dtype = values.dtype
+    return values.sum(axis=1, dtype=dtype) / values.shape[1].astype(dtype)
 
 
 def mean_over_valid(values: TensorVariable, valid: TensorVariable) -> TensorVariable:

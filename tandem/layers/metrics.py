@@ -3,7 +3,7 @@
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-__all__ = ["label_rank"]
+__all__ = ["class_counts", "label_rank"]
 
 
 def label_rank(logits: TensorVariable, labels: TensorVariable) -> TensorVariable:
@@ -30,3 +30,31 @@ def label_rank(logits: TensorVariable, labels: TensorVariable) -> TensorVariable
     more = pt.invert(pt.le(logits, true))
     earlier = pt.and_(pt.eq(logits, true), pt.lt(classes, label))
     return pt.or_(more, earlier).sum(axis=1, dtype="int64")
+
+
+def class_counts(
+    outputs: TensorVariable, labels: TensorVariable, counted: TensorVariable
+) -> tuple[TensorVariable, TensorVariable, TensorVariable]:
+    """Number of pictures of each class that are right, that are taken for it, and that are of it.
+
+    Parameters
+    ----------
+    outputs : float (batch, class)
+    labels : int64 (batch,)
+        In [0, classes).
+    counted : bool (batch,)
+        Whether each row counts.
+
+    Returns
+    -------
+    right, predicted, labelled : float64 (class,)
+    """
+    classes = pt.arange(outputs.shape[1]).dimshuffle("x", 0)
+    right = counted & pt.eq(label_rank(outputs, labels), 0)
+    labelled = pt.eq(labels.dimshuffle(0, "x"), classes)
+    predicted = pt.eq(pt.argmax(outputs, axis=1).dimshuffle(0, "x"), classes)
+    return (
+        (right.dimshuffle(0, "x") & labelled).sum(axis=0, dtype="float64"),
+        (counted.dimshuffle(0, "x") & predicted).sum(axis=0, dtype="float64"),
+        (counted.dimshuffle(0, "x") & labelled).sum(axis=0, dtype="float64"),
+    )

@@ -14,6 +14,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 
 from tandem.data.manifest import Border, Resize
 from tandem.errors import InputError
+from tandem.layers.choices import CrossEntropy, Loss
 from tandem.layers.parameter import Parameters
 from tandem.layers.training_pass import Training
 from tandem.registry import find_class
@@ -111,7 +112,11 @@ class Network(ABC):
         In order; all zeros until `initialize` or a checkpoint sets them.
     shapes : dict of str to tuple of int
         Shape for one picture of ``input``, and of the outputs of layers.
+    loss : Loss
+        Of each row, for `cost`.
     """
+
+    loss: Loss = CrossEntropy()
 
     def __init__(self, crop_size: int, classes: int, dtype: str) -> None:
         self.crop_size, self.classes, self.dtype = crop_size, classes, dtype
@@ -171,10 +176,10 @@ class Network(ABC):
     def cost(
         self, logits: "TensorVariable", labels: "TensorVariable", valid: "TensorVariable"
     ) -> "TensorVariable":
-        """Mean cross-entropy of the first `valid` rows, in nats; 0 if there are none.
+        """Mean loss of the first `valid` rows, in nats for the cross-entropy; 0 if there are none.
 
-        Whatever replaces it must be a mean over rows: otherwise the number of trainers changes the
-        result.
+        The setting `loss` chooses another one. Whatever replaces it must be a mean over rows:
+        otherwise the number of trainers changes the result.
 
         Parameters
         ----------
@@ -186,9 +191,9 @@ class Network(ABC):
         -------
         dtype scalar
         """
-        from tandem.layers.losses import mean_over_valid, negative_log_likelihood
+        from tandem.layers.losses import mean_over_valid
 
-        return mean_over_valid(negative_log_likelihood(logits, labels), valid)
+        return mean_over_valid(self.loss(logits, labels), valid)
 
 
 def build_network(description: NetworkDescription, dtype: str = "float32") -> Network:

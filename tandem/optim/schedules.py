@@ -7,15 +7,15 @@ run has exactly the rate that it would have had, and skips no drop.
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from tandem.layers.monitored import History, is_better, values_of, worst
 from tandem.registry import Choice, Registry, setting
 
-_DROP = 10
+_FRACTION = "a number above 0 and below 1"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,9 @@ class Moment:
     epoch: int  # whole epochs done
     done: float  # epochs done, with the fraction of the current one
     epochs: int  # of the whole training
-    validation_errors: Sequence[float] = ()  # top-1, after each whole epoch so far, fractions
+    history: History = ()  # what was monitored, after each whole epoch so far
+    step: int = 0  # steps done
+    steps: int = 0  # of the whole training
 
 
 class Schedule(Choice, ABC):
@@ -37,6 +39,11 @@ class Schedule(Choice, ABC):
 
 
 _Epoch = Annotated[int, Field(ge=1)]
+# A checkpoint's settings are JSON, whose keys are text.
+_Done = Annotated[
+    int, BeforeValidator(lambda key: int(key) if str(key).isdecimal() else key), Field(ge=0)
+]
+_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _increasing(epochs: tuple[int, ...]) -> tuple[int, ...]:
@@ -48,10 +55,29 @@ def _increasing(epochs: tuple[int, ...]) -> tuple[int, ...]:
 SCHEDULES: Registry[Schedule] = Registry("lr_policy")
 
 
+@dataclass(frozen=True)
+class _Falling(Schedule):
+    """Base of schedules that multiply the rate by a factor."""
+
+    lr_factor: float = setting(
+        0.1,
+        "step, every, plateau: what the rate is multiplied by",
+        _FRACTION,
+        omit_default=True,
+        gt=0,
+        lt=1,
+    )
+
+    def after(self, base: float, drops: int) -> float:
+        """The rate after so many drops."""
+        # The tenth as a quotient: the bits of runs from before there was a factor.
+        return base / 10**drops if self.lr_factor == 0.1 else base * self.lr_factor**drops
+
+
 @SCHEDULES.register("step")
 @dataclass(frozen=True)
-class Step(Schedule):
-    """Divide the rate by 10 at each listed epoch.
+class Step(_Falling):
+    """Multiply the rate by a factor, a tenth, at each listed epoch.
 
     With 20, the first twenty epochs have the whole rate and the twenty-first a tenth of it.
 
@@ -63,12 +89,84 @@ class Step(Schedule):
 
     lr_step: Annotated[tuple[_Epoch, ...], AfterValidator(_increasing)] = setting(
         (20, 40),
-        "step: epochs done when the rate is divided by 10",
+        "step: epochs done when the rate falls",
         "a list of increasing whole numbers of epochs, each at least 1",
     )
 
     def rate(self, base: float, moment: Moment) -> float:
-        return base / _DROP ** sum(moment.epoch >= drop for drop in self.lr_step)
+        return self.after(base, sum(moment.epoch >= drop for drop in self.lr_step))
+
+
+@SCHEDULES.register("every")
+@dataclass(frozen=True)
+class Every(_Falling):
+    """Multiply the rate by a factor after every so many epochs."""
+
+    lr_every: int = setting(
+        10,
+        "every: epochs between two falls of the rate",
+        "a whole number of epochs of at least 1",
+        omit_default=True,
+        ge=1,
+    )
+
+    def rate(self, base: float, moment: Moment) -> float:
+        return self.after(base, moment.epoch // self.lr_every)
+
+
+@SCHEDULES.register("plateau")
+@dataclass(frozen=True)
+class Plateau(_Falling):
+    """Multiply the rate by a factor when a monitored value has stopped improving.
+
+    That is when more than `lr_patience` epochs in a row were no better than the best before them,
+    by more than the fraction `lr_threshold` of it; then they are counted anew. The rate never falls
+    below `lr_min`, nor by less than 1e-8: PyTorch's ``ReduceLROnPlateau``.
+    """
+
+    LEAST_FALL: ClassVar[float] = 1e-8
+
+    lr_patience: int = setting(
+        10,
+        "plateau: epochs without improvement that are borne",
+        "a whole number of epochs of at least 0",
+        omit_default=True,
+        ge=0,
+    )
+    lr_threshold: float = setting(
+        1e-4,
+        "plateau: least improvement, as a fraction of the best value",
+        "a number of at least 0 and below 1",
+        omit_default=True,
+        ge=0,
+        lt=1,
+    )
+    lr_min: float = setting(
+        0.0,
+        "plateau: least rate, before lr_scaling",
+        "a number of at least 0",
+        omit_default=True,
+        ge=0,
+    )
+    lr_monitor: str = setting(
+        "validation_loss",
+        "plateau: what is to improve: validation_loss, top1_error, top5_error or one of metrics",
+        "validation_loss, top1_error, top5_error or one of metrics",
+        omit_default=True,
+    )
+
+    def rate(self, base: float, moment: Moment) -> float:
+        rate, best, bad = base, worst(self.lr_monitor), 0
+        for value in values_of(self.lr_monitor, moment.history):
+            if is_better(value, best, self.lr_monitor, self.lr_threshold):
+                best, bad = value, 0
+            else:
+                bad += 1
+            if bad > self.lr_patience:
+                lower, bad = max(rate * self.lr_factor, self.lr_min), 0
+                if rate - lower > self.LEAST_FALL:
+                    rate = lower
+        return rate
 
 
 @SCHEDULES.register("auto")
@@ -92,7 +190,7 @@ class Auto(Schedule):
     )
 
     def rate(self, base: float, moment: Moment) -> float:
-        errors = moment.validation_errors
+        errors = values_of("top1_error", moment.history)
         drops, last_drop = 0, 0
         for done in range(self.FIRST_EPOCHS + 1, len(errors) + 1):
             improvement = errors[done - 1 - self.WINDOW] - errors[done - 1]
@@ -100,7 +198,7 @@ class Auto(Schedule):
             improved = improvement >= self.lr_adapt_threshold
             if done - last_drop >= self.WINDOW and not improved:
                 drops, last_drop = drops + 1, done
-        return base / _DROP**drops
+        return base / 10**drops
 
 
 @SCHEDULES.register("poly")
@@ -138,3 +236,67 @@ class Constant(Schedule):
 
     def rate(self, base: float, moment: Moment) -> float:
         return base
+
+
+@SCHEDULES.register("onecycle")
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """Let the rate rise to `base`, then fall to nearly 0, each as half a cosine.
+
+    It begins at ``base / lr_begin_divisor``, has risen at the fraction `lr_rise` of all steps, and
+    ends at the beginning's rate divided by `lr_end_divisor`: PyTorch's ``OneCycleLR``, which leaves
+    the momentum alone here (Smith and Topin 2018, arXiv 1708.07120).
+    """
+
+    lr_rise: float = setting(
+        0.3,
+        "onecycle: fraction of all steps in which the rate rises",
+        _FRACTION,
+        omit_default=True,
+        gt=0,
+        lt=1,
+    )
+    lr_begin_divisor: float = setting(
+        25.0,
+        "onecycle: learning_rate divided by the first rate",
+        "a number of at least 1",
+        omit_default=True,
+        ge=1,
+    )
+    lr_end_divisor: float = setting(
+        1e4,
+        "onecycle: first rate divided by the last",
+        "a number of at least 1",
+        omit_default=True,
+        ge=1,
+    )
+
+    def rate(self, base: float, moment: Moment) -> float:
+        first = base / self.lr_begin_divisor
+        risen, last = self.lr_rise * moment.steps - 1, moment.steps - 1
+        step = min(moment.step, last)
+        if step <= risen and risen > 0:
+            return _half_cosine(first, base, step / risen)
+        fallen = (step - risen) / (last - risen) if last > risen else 1.0
+        return _half_cosine(base, first / self.lr_end_divisor, fallen)
+
+
+def _half_cosine(begin: float, end: float, done: float) -> float:
+    return end + (begin - end) / 2 * (1 + math.cos(math.pi * done))
+
+
+@SCHEDULES.register("table")
+@dataclass(frozen=True)
+class Table(Schedule):
+    """Take the rate from a table; before its first epoch it is `base`."""
+
+    lr_table: dict[_Done, _Rate] = setting(
+        {},
+        "table: rate from so many epochs done on, such as {0: 0.1, 30: 0.01}",
+        "whole numbers of epochs and rates above 0, such as {0: 0.1, 30: 0.01}",
+        omit_default=True,
+    )
+
+    def rate(self, base: float, moment: Moment) -> float:
+        begun = [epoch for epoch in self.lr_table if epoch <= moment.epoch]
+        return self.lr_table[max(begun)] if begun else base

@@ -4,7 +4,6 @@ Importing this module imports PyTensor and PyTorch: only a trainer process does.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
@@ -13,12 +12,13 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-from tandem.artifacts.metrics import MetricSums
+from tandem.artifacts.metrics import Sums
 from tandem.backend import DeviceSharedVariable, device_shared
 from tandem.config.schema import Config
 from tandem.data.augment import Mode
 from tandem.layers import Network, Training, mean_over_valid
-from tandem.layers.checks import check_graph
+from tandem.layers.checks import check_graph, choose_loss
+from tandem.layers.choices import LOSSES, metrics_of
 from tandem.memory.flat import Vectors
 from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.memory.slot import Slot
@@ -72,6 +72,8 @@ class CompiledNetwork:
         on_gradient_ready: Callable[[str], None] | None = None,
     ) -> None:
         self._network, self._config, self._optimizer = network, config, optimizer
+        choose_loss(network, LOSSES.chosen(dict(config)))
+        self._metrics = metrics_of(config.metrics)
         self._device = memory.device
         declared = network.parameters.declared
         self._rates = config.parameter_groups.learned(declared, optimizer.weight_decay)
@@ -116,10 +118,12 @@ class CompiledNetwork:
         }
 
     def _zero_sums(self, prefix: str) -> _Variables:
-        return {
-            name: self._shared(np.zeros((), type(value)), f"{prefix} {name}")
-            for name, value in asdict(MetricSums()).items()
-        }
+        zero = np.zeros((), np.int64)
+        zeros = {"loss": np.zeros(()), "top1_errors": zero, "top5_errors": zero, "images": zero}
+        for metric in self._metrics:
+            shape = (self._network.classes,) if metric.by_class else ()
+            zeros |= {name: np.zeros(shape) for name in metric.sums}
+        return {name: self._shared(value, f"{prefix} {name}") for name, value in zeros.items()}
 
     def load(
         self,
@@ -205,7 +209,7 @@ class CompiledNetwork:
         """Add the class probabilities of one of the `CROPS` crops of a minibatch to the others'.
 
         After the `last` one, loss and errors of the averages are added to the sums: the loss of a
-        picture is the negative logarithm of its class's averaged probability.
+        picture is the negative logarithm of its class's averaged probability, whatever `loss` is.
         """
         self.functions("crop", slot, last=np.array(last, np.int64))
 
@@ -215,20 +219,28 @@ class CompiledNetwork:
             raise RuntimeError("nothing has been validated yet")
         return self._scores.get_value()
 
-    def read_sums(self, mode: Mode) -> MetricSums:
+    def read_sums(self, mode: Mode) -> Sums:
         """The sums of training or of validation since they were last taken."""
-        return MetricSums(**{name: v.get_value().item() for name, v in self._sums[mode].items()})
+        found = {name: v.get_value().tolist() for name, v in self._sums[mode].items()}
+        images, loss = found.pop("images"), found.pop("loss")
+        values = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
+        return Sums(images, loss, values)
 
-    def take_sums(self, mode: Mode) -> MetricSums:
+    def take_sums(self, mode: Mode) -> Sums:
         """Return the sums, and start from zero."""
         sums = self.read_sums(mode)
-        self.put_sums(mode, MetricSums())
+        self.put_sums(mode, Sums())
         return sums
 
-    def put_sums(self, mode: Mode, sums: MetricSums) -> None:
-        """Continue from `sums`."""
+    def put_sums(self, mode: Mode, sums: Sums) -> None:
+        """Continue from `sums`; what they lack of pictures that were counted is not known."""
+        given: dict[str, Any] = {"images": sums.images, "loss": sums.loss, **sums.values}
         for name, variable in self._sums[mode].items():
-            variable.set_value(np.asarray(getattr(sums, name), variable.dtype))
+            shape, dtype = variable.type.shape, variable.dtype
+            value = np.asarray(given.get(name, np.nan if sums.images else 0))
+            if value.shape != shape or (dtype == "int64" and not np.isfinite(value)):
+                value = np.full(shape, np.nan if sums.images and dtype == "float64" else 0)
+            variable.set_value(value.astype(dtype))
 
     def _of_rows(self, name: str, rows: int | None) -> str:
         """The function for so many valid rows: only averages tell a short minibatch by it."""
@@ -264,7 +276,8 @@ class CompiledNetwork:
         gradients = cast(list[TensorVariable], pt.grad(total, learned))
         found = dict(zip(self._rates, gradients, strict=True))
         found |= {name: training.statistics[name] for name in self._averages}
-        counts = count_minibatch(cost, logits, minibatch, config.print_train_error)
+        measured = self._metrics if config.print_train_error else None
+        counts = count_minibatch(cost, logits, minibatch, measured)
         return BackwardPass(minibatch, epoch, found, counts, are_finite([total, *found.values()]))
 
     def _gradient_graph(self, short: bool = False) -> FunctionGraph:
@@ -335,7 +348,7 @@ class CompiledNetwork:
 
     def _validation_graph(self) -> FunctionGraph:
         minibatch, logits, cost = self._forward()
-        counts = count_minibatch(cost, logits, minibatch, errors=True)
+        counts = count_minibatch(cost, logits, minibatch, self._metrics)
         if self._scores is None:
             shape = (self._config.batch_size, self._network.classes)
             value = np.zeros(shape, self._config.dtype)
@@ -354,7 +367,7 @@ class CompiledNetwork:
         rows = pt.arange(self._config.batch_size)
         losses = -pt.log(sums[rows, minibatch["labels"]] / CROPS)
         cost = mean_over_valid(losses, minibatch["valid"])
-        counts = count_minibatch(cost, sums, minibatch, errors=True)
+        counts = count_minibatch(cost, sums, minibatch, self._metrics)
         counted = {name: pt.switch(last, n, pt.zeros_like(n)) for name, n in counts.items()}
         updates = added(self._sums["validation"], counted)
         updates.append((self._probabilities, pt.switch(last, pt.zeros_like(sums), sums)))

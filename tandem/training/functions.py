@@ -63,8 +63,8 @@ class DeviceFunctions:
 
             buckets = ExchangeSettings.of(dict(config)).exchange.buckets(memory.layout)
             names = [[GRADIENT + name for name in bucket.names] for bucket in buckets]
-            for name in ("gradients", SHORT + "gradients"):
-                self._modes[name] = make_mode(on_gradient_ready=report, buckets=names)
+            mode = make_mode(on_gradient_ready=report, buckets=names)
+            self._modes |= dict.fromkeys(("gradients", SHORT + "gradients"), mode)
         self._numbers: dict[str, DeviceSharedVariable] = {}
         self._compiled: dict[str, tuple[Function, tuple[str, ...]]] = {}
         self._recorded: dict[tuple[str, Slot | None], Callable[[], Any]] = {}

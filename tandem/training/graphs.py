@@ -1,6 +1,6 @@
 """Symbolic parts of the functions of a trainer: inputs, counts, and checks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -11,6 +11,7 @@ from pytensor.tensor.variable import TensorVariable
 from tandem.backend import DeviceSharedVariable
 from tandem.config.schema import Config
 from tandem.layers import label_rank
+from tandem.layers.choices import Metric
 from tandem.ops import crop_mirror
 
 Tensors = dict[str, TensorVariable]
@@ -81,16 +82,22 @@ def minibatch_inputs(
 
 
 def count_minibatch(
-    cost: TensorVariable, logits: TensorVariable, minibatch: Tensors, errors: bool
+    cost: TensorVariable,
+    logits: TensorVariable,
+    minibatch: Tensors,
+    metrics: Sequence[Metric] | None,
 ) -> Tensors:
-    """What one minibatch adds to the sums; `errors` is whether errors are counted."""
+    """What one minibatch adds to the sums; with `metrics` None neither errors nor metrics."""
     labels, valid = minibatch["labels"], minibatch["valid"]
     found = {"loss": cost.astype("float64") * valid, "images": valid}
-    if errors:
+    if metrics is not None:
         counted = pt.arange(labels.type.shape[0]) < valid
         rank = label_rank(logits, labels)
         found["top1_errors"] = pt.sum(counted & (rank >= 1), dtype="int64")
         found["top5_errors"] = pt.sum(counted & (rank >= 5), dtype="int64")
+        for metric in metrics:
+            counts = metric.counts(logits, labels, counted)
+            found |= dict(zip(metric.sums, counts, strict=True))
     return found
 
 

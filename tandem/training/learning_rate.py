@@ -1,9 +1,9 @@
 """The learning rate of a step: the schedule, the warm-up and the scaling together."""
 
 import math
-from collections.abc import Sequence
 
 from tandem.config.schema import Config
+from tandem.layers.monitored import History
 from tandem.optim import SCHEDULES, Moment
 
 
@@ -12,7 +12,7 @@ def learning_rate(
     epoch: int,
     step_in_epoch: int,
     steps_per_epoch: int,
-    validation_errors: Sequence[float] = (),
+    history: History = (),
 ) -> float:
     """The rate of weights in one step, by the configured schedule, warm-up and scaling.
 
@@ -22,14 +22,15 @@ def learning_rate(
         With its devices resolved.
     epoch, step_in_epoch : int
         Whole epochs done, and steps done in this epoch, from 0.
-    validation_errors : sequence of float
-        Top-1 error after each whole epoch, as a fraction. Only the first `epoch` are used.
+    history : sequence of mappings
+        What was monitored after each whole epoch. Only the first `epoch` are used.
     """
     done = epoch + step_in_epoch / steps_per_epoch
-    moment = Moment(epoch, done, config.n_epochs, validation_errors[:epoch])
+    steps = epoch * steps_per_epoch + step_in_epoch
+    whole = config.n_epochs * steps_per_epoch
+    moment = Moment(epoch, done, config.n_epochs, history[:epoch], steps, whole)
     schedule = SCHEDULES.chosen(dict(config))
     rate = schedule.rate(config.learning_rate, moment)
-    steps = epoch * steps_per_epoch + step_in_epoch
     warmup_steps = config.warmup_epochs * steps_per_epoch
     if config.lr_scaling == "none":
         return rate * warmup_factor(steps, warmup_steps)

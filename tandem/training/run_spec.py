@@ -14,6 +14,7 @@ from tandem.data.minibatch import MinibatchBuilder
 from tandem.data.order import minibatch_count
 from tandem.layers.network import NetworkDescription
 from tandem.memory import SlotLayout
+from tandem.training.early_end import reason_to_end
 
 Job = Literal["train", "validate"]
 
@@ -39,10 +40,17 @@ class RunSpec:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the checkpoint to continue has all epochs."""
+        """Whether the checkpoint to continue has all epochs, or training has ended before."""
+        return self.reason_complete is not None
+
+    @property
+    def reason_complete(self) -> str | None:
+        """Why nothing is left to train; None if something is."""
         if self.resumed is None or self.header is None:
-            return False
-        return self.header.state.epoch >= self.config.n_epochs
+            return None
+        if self.header.state.epoch >= self.config.n_epochs:
+            return f"all {self.config.n_epochs} epochs are done already"
+        return reason_to_end(self.config, self.header.state.history)
 
     @property
     def continues_optimizer(self) -> bool:

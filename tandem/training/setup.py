@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tandem.artifacts.checkpoint import RunState, initial_weights, read_checkpoint
-from tandem.artifacts.metrics import MetricSums
+from tandem.artifacts.metrics import Sums
 from tandem.artifacts.reproducibility import with_norm_rows
 from tandem.config.resolve import resolve_norm_rows
 from tandem.data.mean_image import read_mean
@@ -146,5 +146,5 @@ def _load_sums(model: "CompiledNetwork", state: RunState, rank: int, trainers: i
     """Continue the sums of a checkpoint, which another number of trainers may have written."""
     sums = list(state.pending.sums)
     if len(sums) != trainers:
-        sums = [sum(sums, MetricSums())] + [MetricSums()] * (trainers - 1)
+        sums = [sum(sums, Sums())] + [Sums()] * (trainers - 1)
     model.put_sums("train", sums[rank])

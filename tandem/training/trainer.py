@@ -9,14 +9,16 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, NoReturn
 
 from tandem.artifacts.checkpoint import Checkpoint
-from tandem.artifacts.metrics import MetricSums, Pending, Seconds
+from tandem.artifacts.metrics import Pending, Seconds, Sums
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
 from tandem.data.augment import Mode
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count
+from tandem.layers.choices import evaluate_metrics, metrics_of
 from tandem.memory import Slot
 from tandem.optim import OPTIMIZERS
 from tandem.processes.messages import Ready
 from tandem.training.ballot import Ballot
+from tandem.training.early_end import reason_to_end
 from tandem.training.learning_rate import learning_rate
 from tandem.training.messages import Activity, StepVote
 from tandem.training.not_finite import Position, Refusals
@@ -47,6 +49,7 @@ class Trainer:
         self.steps = spec.steps("train")
         self.timer = StepTimer(self.status)
         self.untrained = setup.untrained
+        self._metrics = metrics_of(self.config.metrics)
         self._seconds = self.state.pending.seconds if self.rank == 0 else Seconds()
         self._check_equal()
         self.reports = Reports(spec, arguments, self.state, launcher, setup.checkpoint_nbytes)
@@ -60,7 +63,7 @@ class Trainer:
         launcher.send(Ready())
 
     def train(self) -> None:
-        """Train from `state` until ``n_epochs`` are done.
+        """Train from `state` until ``n_epochs`` are done, or `reason_to_end` finds a reason.
 
         Raises
         ------
@@ -70,6 +73,9 @@ class Trainer:
             A loss or a gradient is not finite, and `on_nan` ends the run.
         """
         for epoch in range(self.state.epoch, self.config.n_epochs):
+            if reason := reason_to_end(self.config, self.state.history):
+                self.reports.notice(reason)
+                break
             for step in range(self.state.step_in_epoch, self.steps):
                 if (epoch, step) in self.state.skipped:
                     self._pass_over(epoch, step)
@@ -190,9 +196,10 @@ class Trainer:
             epoch=epoch + 1,
             step=self.state.step,
             loss=sums.loss / sums.images,
-            top1_error=sums.top1_errors / sums.images,
-            top5_error=sums.top5_errors / sums.images,
+            top1_error=sums.error(1),
+            top5_error=sums.error(5),
             images=sums.images,
+            metrics=evaluate_metrics(self._metrics, sums.images, sums.values),
             crops=self.spec.crops,
         )
 
@@ -216,7 +223,7 @@ class Trainer:
             history=(*self.state.history, record.monitored),
         )
         self.reports.record(record)
-        if self._is_kept(epoch + 1):
+        if self._is_kept(epoch + 1) or reason_to_end(self.config, self.state.history):
             self._save()
 
     def _is_kept(self, done: int) -> bool:
@@ -232,7 +239,7 @@ class Trainer:
             if self.rank == 0:
                 self.reports.save(self._checkpoint(sums))
 
-    def _checkpoint(self, sums: tuple[MetricSums, ...]) -> Checkpoint:
+    def _checkpoint(self, sums: tuple[Sums, ...]) -> Checkpoint:
         return Checkpoint(
             *self.model.state(),
             self.spec.description,
@@ -248,7 +255,7 @@ class Trainer:
 
     def _rate(self, epoch: int, step: int) -> float:
         whole = minibatch_count(self.spec.train.size, self.spec.global_batch)
-        return learning_rate(self.config, epoch, step, whole, self.state.validation_errors)
+        return learning_rate(self.config, epoch, step, whole, self.state.history)
 
     def _vote(self, not_finite: tuple[int, ...]) -> Sequence[StepVote]:
         """Vote on a step; trainers that are not in step do so only now and then."""
@@ -260,7 +267,7 @@ class Trainer:
         own = StepVote(any(v.stop for v in votes), any(v.snapshot for v in votes), not_finite)
         return (own,)
 
-    def _gather_sums(self, mode: Mode) -> MetricSums:
+    def _gather_sums(self, mode: Mode) -> Sums:
         first, *others = self.group.all_gather_object(self.model.take_sums(mode))
         return sum(others, first)
 
@@ -283,15 +290,16 @@ class Trainer:
                 epoch=epoch + 1,
                 step=self.state.step,
                 loss=sums.loss / sums.images,
-                top1_error=sums.top1_errors / sums.images
-                if self.config.print_train_error
-                else None,
+                top1_error=sums.error(1) if self.config.print_train_error else None,
                 learning_rate=rate,
                 # Of ranks that are not in step, this one may have made none.
                 images_per_second=sums.images / seconds.steps if seconds.steps else 0.0,
                 compute_seconds=seconds.compute,
                 load_wait_seconds=seconds.load_wait,
                 exchange_seconds=seconds.exchange,
+                metrics=evaluate_metrics(self._metrics, sums.images, sums.values)
+                if self.config.print_train_error
+                else {},
             )
         )
 

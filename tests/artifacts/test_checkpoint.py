@@ -26,7 +26,7 @@ from tandem.artifacts.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from tandem.artifacts.metrics import MetricSums, Pending, Seconds
+from tandem.artifacts.metrics import Pending, Seconds, Sums
 from tandem.artifacts.run_folder import list_checkpoints
 from tandem.artifacts.run_lock import locked
 from tandem.config.schema import Config
@@ -41,7 +41,11 @@ SHAPES = {
 }
 NETWORK = NetworkDescription(67, 3, 0.25, ("n01", "n02", "n03"), True)
 PENDING = Pending(
-    (MetricSums(0.1 + 0.2, 1, 0, 3), MetricSums(7e-9, 2, 1, 4)), Seconds(1 / 3, 0.1, 0.2, 0.7)
+    (
+        Sums(3, 0.1 + 0.2, {"top1_errors": 1, "top5_errors": 0}),
+        Sums(4, 7e-9, {"top1_errors": 2, "top5_errors": 1, "class_right": (0.0, 2.0)}),
+    ),
+    Seconds(1 / 3, 0.1, 0.2, 0.7),
 )
 STATE = RunState(3, 0, 36, (0.9, math.nan, 0.5), 64, None, PENDING, ((2, 7),))
 

@@ -73,6 +73,13 @@ def test_what_is_recorded_becomes_curves(tmp_path: Path) -> None:
         np.testing.assert_allclose(found[tag], points, rtol=1e-6, err_msg=tag)
 
 
+def test_chosen_metrics_become_curves() -> None:
+    train = replace(TRAIN, metrics={"f1": 0.5})
+    validation = replace(VALIDATION, metrics={"f1": 0.25})
+    assert ("metrics/training_f1", 0.5) in list(tensorboard.of_record(train))
+    assert ("metrics/validation_f1", 0.25) in list(tensorboard.of_record(validation))
+
+
 def test_a_checkpoint_shows_weights_updates_and_filters(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     filters = rng.standard_normal((6, 3, 5, 5)).astype(np.float32)
@@ -205,3 +212,17 @@ def test_the_numbers_of_a_histogram_are_what_tensorboard_shows() -> None:
     np.testing.assert_allclose(buckets[:, 2], counts)
     np.testing.assert_allclose(buckets[:, 0], edges[:-1], atol=1e-6)
     np.testing.assert_allclose(buckets[:, 1], edges[1:], atol=1e-6)
+
+
+def test_averages_have_histograms_and_no_updates(tmp_path: Path) -> None:
+    """They have no step whose size would say something."""
+    trained = checkpoint(3, w=np.arange(1, 9, dtype=np.float32).reshape(2, 4))
+    mean = np.arange(4, dtype=np.float32)
+    write(
+        tmp_path,
+        0,
+        replace(trained, weights={**trained.weights, "bn.mean": mean}, untrained=("bn.mean",)),
+    )
+    tags = read(tmp_path).Tags()
+    assert tags["histograms"] == ["weights/w", "updates/w", "averages/bn.mean"]
+    assert tags["scalars"] == ["update_ratio/w"]

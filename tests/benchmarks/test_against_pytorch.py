@@ -85,7 +85,7 @@ def test_missing_steps_are_refused(
     [
         "use_momentum: false",
         "use_nesterov_momentum: true",
-        "precision: float64",
+        "precision: bfloat16",
         "init_weights: a.safetensors",
         "freeze: [conv1]",
         "norm_before_pool: true",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandem.config.hardware import RankInfo
-from tandem.config.resolve import check_settings, resolve
+from tandem.config.resolve import check_settings, resolve, resolve_norm_rows
 from tandem.config.schema import affecting_bits, make_config
 from tandem.errors import InputError
 
@@ -259,3 +259,23 @@ def test_on_gpus_functions_are_compiled_where_that_is_possible(
         for wish in (True, False):
             assert resolve(make_config({**changes, "compile": wish}), ranks).compile is wish
         assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "near", "batches"),
+    [
+        (48, "auto", "24 or 48", "32 or 64"),
+        (128, 33, "32 or 64", "99 or 132"),
+        (7, 3, "1 or 7", "6 or 9"),
+        (4, 9, "4", "9"),
+    ],
+)
+def test_groups_of_rows_that_trainers_would_share_are_refused(
+    batch: int, rows: Any, near: str, batches: str
+) -> None:
+    config = make_config({"batch_size": batch, "norm_rows": rows})
+    expected = f"expected a divisor of batch_size {batch}, such as {near} .or set batch_size to"
+    with pytest.raises(InputError, match=f"{expected} {batches}.: a group of rows"):
+        resolve_norm_rows(config)
+    whole = make_config({"batch_size": 96, "norm_rows": "auto"})
+    assert resolve_norm_rows(whole).norm_rows == 32

@@ -125,7 +125,7 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("loader_threads", "0", "0", "at least 1, or auto"),
         ("precision", "float16", '"float16"', "float32, tf32, bfloat16 or float64"),
         ("exchange", "gossip", '"gossip"', "average, gradients or shared"),
-        ("lr_policy", "stairs", '"stairs"', "step, auto, poly, cosine or constant"),
+        ("lr_policy", "stairs", '"stairs"', "constant, onecycle or table"),
         ("lr_step", "[40, 20]", "[40, 20]", "must increase"),
         ("lr_step", "[0, 20]", "[0, 20]", "at least 1"),
         ("lr_step", "[20.5]", "[20.5]", "whole numbers"),
@@ -145,6 +145,8 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("devices", "['cpu:0']", '["cpu:0"]', "did you mean cpu?"),
         ("shuffle", "true", "true", "for true write files"),
         ("shuffle", "false", "false", "for false write none"),
+        ("norm_rows", "global", '"global"', "an all-reduce inside the graph"),
+        ("norm_rows", "0", "0", "a whole number of images of at least 1 that divides batch_size"),
         ("shuffle", "all", '"all"', "none, files or images"),
         ("freeze", "[conv1, conv1]", '["conv1", "conv1"]', "conv1 is listed twice"),
         ("freeze", "{conv1: 2}", '{"conv1": 2}', "a list of layers"),
@@ -239,3 +241,12 @@ def test_callbacks_may_be_classes_of_the_users_own_program() -> None:
     assert make_config({"callbacks": "__main__:Log"}).callbacks == ("__main__:Log",)
     with pytest.raises(InputError, match="the processes of a run do not run your program"):
         make_config({"network": "__main__:Net"})
+
+
+@pytest.mark.parametrize(
+    ("given", "batch", "rows"), [("auto", 128, 32), ("auto", 32, 32), ("auto", 20, 20), (8, 128, 8)]
+)
+def test_a_group_has_32_rows_or_the_whole_minibatch(given: object, batch: int, rows: int) -> None:
+    config = make_config({"norm_rows": given, "batch_size": batch})
+    assert config.group_rows == rows
+    assert ("norm_rows" in config.model_dump(mode="json")) == (given != "auto")

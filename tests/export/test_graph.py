@@ -14,6 +14,7 @@ from tandem import layers
 from tandem.errors import InputError
 from tandem.export.graph import OPSET, OnnxGraph
 from tandem.ops import MaxPool2d
+from tandem.ops.batch_norm_folding import fold_batch_norms
 from tests.support.op_checks import MODE, plain_python
 
 IMAGES = (None, 6, 9, 9)
@@ -26,6 +27,25 @@ def noise(*shape: int) -> np.ndarray:
 
 def shared(*shape: int) -> Any:
     return pytensor.shared(noise(*shape), name=f"w{shape}", shape=shape)
+
+
+def norm(channels: int) -> dict[str, Any]:
+    """Parameters of a batch normalisation."""
+    names = ("weight", "bias", "running_mean", "running_var")
+    values = np.random.default_rng(0).uniform(0.5, 2, (4, channels)).astype(np.float32)
+    return {f"bn.{n}": pytensor.shared(v, n) for n, v in zip(names, values, strict=True)}
+
+
+ACTIVATIONS = (
+    layers.elu,
+    layers.leaky_relu,
+    layers.relu6,
+    layers.sigmoid,
+    layers.tanh,
+    layers.softplus,
+    layers.log_sigmoid,
+    layers.arctan,
+)
 
 
 def translated(x: Any, y: Any) -> tuple[OnnxGraph, str]:
@@ -62,6 +82,27 @@ def by_onnxruntime(x: Any, y: Any, value: np.ndarray) -> np.ndarray:
         (IMAGES, lambda x: layers.response_norm(30 * x)),
         (IMAGES, lambda x: layers.flatten(x, 486)),
         (ROWS, lambda x: layers.fully_connected(x, shared(5, 3), shared(3))),
+        (IMAGES, lambda x: layers.convolution(x, shared(4, 6, 3, 2), None, (2, 1), (0, 2))),
+        (IMAGES, lambda x: layers.convolution(x, shared(6, 1, 3, 3), pad=2, groups=6, dilation=2)),
+        (IMAGES, lambda x: layers.max_pool(x, 3, 2, 1)),
+        (IMAGES, lambda x: layers.max_pool(x, (2, 3), 2, (1, 0), ceil=True)),
+        (IMAGES, lambda x: layers.max_pool(x, 2, 3, 1, ceil=True)),
+        (IMAGES, lambda x: layers.average_pool(x, 3, 2)),
+        (IMAGES, lambda x: layers.average_pool(x, 2, 2, ceil=True)),
+        (IMAGES, lambda x: layers.average_pool(x, 3, 2, 1)),
+        (IMAGES, lambda x: layers.average_pool(x, 3, 2, 1, count_pad=False)),
+        (IMAGES, lambda x: layers.average_pool(x, (2, 4), (2, 3), (1, 2), ceil=True)),
+        (IMAGES, lambda x: layers.average_pool(x, (2, 4), 2, 1, ceil=True, count_pad=False)),
+        (IMAGES, layers.global_average_pool),
+        (IMAGES, lambda x: layers.pad(x, (0, 1, 2, 3))),
+        (IMAGES, lambda x: layers.concatenate([x, layers.relu(x), x])),
+        (IMAGES, lambda x: layers.relu(x + layers.convolution(x, shared(6, 6, 1, 1)))),
+        (IMAGES, lambda x: layers.response_norm(x, 3, 0.1, 0.6, 1.0)),
+        (IMAGES, lambda x: layers.dropout(x, 0.25, 0, None)),
+        (IMAGES, lambda x: layers.relu(layers.dropout(x, 0.25, 0, None, inverted=True))),
+        (IMAGES, lambda x: layers.batch_norm(x, norm(6), "bn", None)),
+        (ROWS, lambda x: layers.batch_norm(x, norm(5), "bn", None)),
+        *((ROWS, lambda x, f=f: f(30 * x)) for f in ACTIVATIONS),
         (ROWS, lambda x: layers.dropout(x, 0.25, 0, None)),
         (ROWS, lambda x: pt.special.softmax(x, axis=1)),
         (ROWS, lambda x: x + x * pt.constant(noise(5))),
@@ -103,6 +144,36 @@ def test_the_places_of_maxima_have_no_translation() -> None:
     x = pt.tensor("x", dtype="float32", shape=IMAGES)
     with pytest.raises(InputError, match="has no translation"):
         translated(x, MaxPool2d(3, 2)(x)[1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "build", "kinds"),
+    [
+        (IMAGES, lambda x: layers.convolution(x, shared(4, 6, 3, 3), shared(4)), ["Conv"]),
+        (IMAGES, lambda x: layers.convolution(x, shared(4, 6, 3, 3)), ["Conv"]),
+        (ROWS, lambda x: layers.fully_connected(x, shared(5, 4), shared(4)), ["MatMul", "Add"]),
+        (ROWS, lambda x: pt.dot(x, shared(5, 4)), ["MatMul", "Add"]),
+    ],
+)
+def test_batch_normalisation_is_in_the_weights(
+    shape: tuple[int | None, ...], build: Callable[[Any], Any], kinds: list[str]
+) -> None:
+    x = pt.tensor("x", dtype="float32", shape=shape)
+    value = noise(3, *(n for n in shape if n))
+    y = layers.batch_norm(build(x), norm(4), "bn", None)
+    with plain_python():
+        expected = pytensor.function([x], y, mode=MODE)(value)
+    (y,) = fold_batch_norms([y])
+    graph, _ = translated(x, y)
+    assert [node.op_type for node in graph.nodes] == kinds
+    assert len(graph.constants) == 2
+    np.testing.assert_allclose(by_onnxruntime(x, y, value), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_windows_over_the_edge_of_unknown_images_have_no_translation() -> None:
+    x = pt.tensor("x", dtype="float32", shape=(None, 6, None, 9))
+    with pytest.raises(InputError, match="rows and columns must be known"):
+        translated(x, layers.max_pool(x, 3, 2, ceil=True))
 
 
 def test_a_shared_part_is_added_once() -> None:

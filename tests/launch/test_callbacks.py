@@ -88,6 +88,7 @@ def test_a_run_calls_each_method_at_its_time(config: Config, calls: Path) -> Non
         "top1_error": 0.25,
         "top5_error": 0.125,
         "images": 7,
+        "metrics": {},
         "train_loss": 2.5,
         "train_top1_error": 0.5,
         "images_per_second": 10.0,

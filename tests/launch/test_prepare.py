@@ -5,18 +5,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tandem.artifacts.checkpoint import CheckpointHeader, RunState, read_header
+from tandem.artifacts.checkpoint import (
+    Checkpoint,
+    CheckpointHeader,
+    RunState,
+    read_header,
+    save_checkpoint,
+)
 from tandem.config.command_line import load_config
 from tandem.config.hardware import RankInfo
 from tandem.config.schema import make_config
 from tandem.data.manifest import read_manifest, write_manifest
 from tandem.distributed.group import Starter
 from tandem.errors import InputError
-from tandem.launch.prepare import check_continues, prepare_run
+from tandem.launch.prepare import changed_settings, check_continues, prepare_run
 from tandem.training.run_spec import RunSpec
 from tests.support.tiny import save_weights, settings
+
+NETWORK = "tests.support.norm_network:NormNetwork"
+EPOCHS = "n_epochs was 1, now 2"
 
 
 def spec(data: Path, starter: Starter, gpus: int = 2, **changes: Any) -> RunSpec:
@@ -205,3 +215,57 @@ def test_inside_an_epoch_they_may_not(data: Path) -> None:
         with pytest.raises(InputError, match=f"inside epoch 4.*{expected}"):
             check_continues(spec)
     check_continues(continued(data, replace(state, global_batch=None), batch_size=1))
+
+
+def resumed(data: Path, folder: Path, rows: str | None, **changes: Any) -> RunSpec:
+    """A run that continues one of a network with averages, normalised by groups of `rows`."""
+    plain = {"network": NETWORK, "crop_size": 12, "batch_size": 12}
+    begun = prepare_run(load_config(settings(data, folder, **plain)))
+    found = begun.conditions if rows is None else {**begun.conditions, "norm_rows": rows}
+    header = begun.config.model_dump(mode="json") | ({} if rows is None else {"norm_rows": 2})
+    folder.mkdir()
+    save_checkpoint(
+        folder / "epoch-0001.safetensors",
+        Checkpoint(
+            {"fc1.bias": np.zeros(3, np.float32)},
+            {},
+            begun.description,
+            RunState(1),
+            header,
+            found,
+        ),
+    )
+    changes = {**plain, "resume_train": True, "n_epochs": 2, **changes}
+    return prepare_run(load_config(settings(data, folder, **changes)))
+
+
+def test_a_resumed_run_normalises_groups_of_as_many_rows(data: Path, tmp_path: Path) -> None:
+    spec = resumed(data, tmp_path / "run", "2")
+    assert (spec.config.norm_rows, spec.conditions["norm_rows"]) == (2, "2")
+    assert spec.header is not None
+    assert changed_settings(spec.header.config, spec.config) == [EPOCHS]
+
+
+def test_a_resumed_run_of_other_rows_is_not_exact(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"same bits: norm_rows 2 in the checkpoint, now 4\. Rest"):
+        resumed(data, tmp_path / "run", "2", norm_rows=4)
+    spec = resumed(data, tmp_path / "other", "2", norm_rows=4, exact=False)
+    assert spec.config.norm_rows == 4
+    assert spec.header is not None
+    assert changed_settings(spec.header.config, spec.config) == [EPOCHS, "norm_rows was 2, now 4"]
+
+
+@pytest.mark.parametrize("rows", ["auto", 4])
+def test_networks_without_averages_do_not_depend_on_rows(
+    data: Path, tmp_path: Path, rows: object
+) -> None:
+    """So checkpoints of before the setting are continued exactly."""
+    spec = resumed(data, tmp_path / "run", None, norm_rows=rows)
+    assert "norm_rows" not in spec.conditions
+    assert spec.config.norm_rows == rows
+
+
+@pytest.mark.parametrize("rows", ["", "0", "-2", "2.0", "9" * 5000, "²"])
+def test_rows_of_a_damaged_checkpoint_are_refused(data: Path, tmp_path: Path, rows: str) -> None:
+    with pytest.raises(InputError, match=r"safetensors \(norm_rows\): found '.*', expected a whol"):
+        resumed(data, tmp_path / "run", rows)

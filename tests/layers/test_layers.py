@@ -8,7 +8,7 @@ import pytest
 from tandem import layers
 from tandem.errors import InputError
 from tandem.layers import Parameter, Parameters, Training
-from tandem.ops import DropoutMask
+from tandem.ops import Dropout, DropoutMask
 from tests.support.op_checks import MODE, check_gradient, evaluate, plain_python
 
 BATCHES = [(1, 1), (1, 4), (5, 3), (4, 10)]
@@ -201,6 +201,62 @@ def test_response_norm_has_the_paper_s_constants():
     energy = [sum(x[0, max(0, c - 2) : c + 3, 0, 0] ** 2) for c in range(7)]
     expected = x[0, :, 0, 0] / (2 + 1e-4 * np.array(energy)) ** 0.75
     np.testing.assert_allclose(evaluate(layers.response_norm, x)[0, :, 0, 0], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (3, 2, 4, 3)])
+def test_inverted_dropout_keeps_the_mean_and_leaves_validation_alone(shape):
+    x = np.random.default_rng(0).normal(size=shape).astype("float32")
+    keys = (np.int64(5), np.int64(2), np.arange(3))
+
+    def build(x, *keys):
+        return layers.dropout(x, 0.25, 1, Training(*keys), inverted=True)
+
+    trained = evaluate(build, x, *keys)
+    expected = evaluate(Dropout(0.25, 1, 1 / 0.75), x, *keys)
+    np.testing.assert_array_equal(trained, expected)
+    assert 0 < (trained == 0).mean() < 1
+    kept = trained != 0
+    np.testing.assert_allclose(trained[kept], x[kept] / 0.75, rtol=1e-6)
+    symbol = pt.tensor(dtype="float32", shape=shape)
+    assert layers.dropout(symbol, 0.25, 1, None, inverted=True) is symbol
+
+
+def test_images_are_dropped_by_one_op():
+    keys = (pt.lscalar(), pt.lscalar(), pt.lvector())
+    x = pt.tensor(dtype="float32", shape=(3, 2, 4, 3))
+    function = pytensor.function([x, *keys], layers.dropout(x, 0.25, 1, Training(*keys)), mode=MODE)
+    (node,) = function.maker.fgraph.apply_nodes
+    assert node.op == Dropout(0.25, 1)
+
+
+def test_response_norm_takes_other_constants():
+    x = 5 * np.random.default_rng(0).normal(size=(1, 7, 1, 1))
+    energy = [sum(x[0, max(0, c - 1) : c + 2, 0, 0] ** 2) for c in range(7)]
+    expected = x[0, :, 0, 0] / (1 + 0.02 * np.array(energy)) ** 0.6
+    found = evaluate(lambda x: layers.response_norm(x, 3, 0.02, 0.6, 1.0), x)
+    np.testing.assert_allclose(found[0, :, 0, 0], expected, rtol=1e-12)
+
+
+def test_global_average_pool_is_the_mean_over_pixels():
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 5))
+    expected = np.empty((2, 3))
+    for n, c in np.ndindex(2, 3):
+        expected[n, c] = sum(x[n, c].ravel()) / 20
+    np.testing.assert_allclose(evaluate(layers.global_average_pool, x), expected, rtol=1e-12)
+    check_gradient(layers.global_average_pool, x)
+    with pytest.raises(ValueError, match="rows and columns must be known, got"):
+        layers.global_average_pool(pt.dtensor4())
+
+
+def test_concatenate_puts_channels_behind_each_other():
+    rng = np.random.default_rng(0)
+    for image in ((), (2, 3)):
+        parts = [rng.normal(size=(2, channels, *image)) for channels in (1, 3, 2)]
+        found = evaluate(lambda *parts: layers.concatenate(parts), *parts)
+        assert found.shape == (2, 6, *image)
+        for first, part in zip((0, 1, 4), parts, strict=True):
+            np.testing.assert_array_equal(found[:, first : first + part.shape[1]], part)
+        check_gradient(lambda *parts: layers.concatenate(parts), *parts)
 
 
 # Parameters

@@ -18,7 +18,17 @@ CASES = [
     pytest.param((2, 4, 5, 4), (6, 2, 3, 3), (1, 1, 2), id="groups"),
     pytest.param((1, 3, 4, 4), (3, 1, 2, 2), (1, 0, 3), id="a-group-to-each-channel"),
     pytest.param((2, 4, 7, 6), (4, 2, 3, 2), (2, 1, 2), id="stride-pad-groups"),
+    pytest.param((1, 2, 7, 6), (3, 2, 3, 2), ((2, 1), (0, 2), 1), id="pairs"),
+    pytest.param((1, 2, 8, 7), (2, 2, 3, 3), (1, 2, 1, 2), id="dilation"),
+    pytest.param((1, 4, 9, 8), (4, 1, 2, 3), ((1, 2), (1, 0), 4, (3, 2)), id="depthwise-pairs"),
 ]
+
+
+def parts(options):
+    """Stride, pad and dilation as pairs, and the number of groups."""
+    stride, pad, groups, dilation = (*options, 1)[:4]
+    pairs = (v if isinstance(v, tuple) else (v, v) for v in (stride, pad, dilation))
+    return *pairs, groups
 
 
 def arrays(x_shape, w_shape, dtype="float64"):
@@ -27,18 +37,23 @@ def arrays(x_shape, w_shape, dtype="float64"):
 
 
 def output_shape(x, w, options):
-    stride, pad, _ = options
-    sides = ((n + 2 * pad - k) // stride + 1 for n, k in zip(x.shape[2:], w.shape[2:], strict=True))
+    sides = (
+        (n + 2 * pad - dilation * (k - 1) - 1) // stride + 1
+        for n, k, stride, pad, dilation in zip(
+            x.shape[2:], w.shape[2:], *parts(options)[:3], strict=True
+        )
+    )
     return (x.shape[0], w.shape[0], *sides)
 
 
 def taps(x, w, options):
     """Every product in a convolution: the indices of its output, its input and its weight."""
-    stride, pad, groups = options
+    (down, right), (above, before), (below, beside), groups = parts(options)
     for n, o, p, q in itertools.product(*map(range, output_shape(x, w, options))):
         first_channel = o // (w.shape[0] // groups) * w.shape[1]
         for c, i, j in itertools.product(*map(range, w.shape[1:])):
-            row, column = stride * p + i - pad, stride * q + j - pad
+            row = down * p + below * i - above
+            column = right * q + beside * j - before
             if 0 <= row < x.shape[2] and 0 <= column < x.shape[3]:
                 yield (n, o, p, q), (n, first_channel + c, row, column), (o, c, i, j)
 
@@ -130,6 +145,28 @@ def test_a_gradient_that_nobody_asks_for_is_not_computed():
     assert Conv2dInputGrad not in found
 
 
+@pytest.mark.parametrize("static", [True, False])
+def test_without_a_bias_nothing_is_added(static):
+    x, w, _ = arrays((2, 3, 5, 5), (4, 3, 3, 3))
+    found, gradient = evaluate(
+        lambda x, w: [y := conv2d(x, w, pad=1), pytensor.grad((y**2).sum(), w)], x, w, static=static
+    )
+    zeros = np.zeros(4)
+    expected = conv2d_by_loops(x, w, zeros, (1, 1, 1))
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    expected = gradients_by_loops(x, w, 2 * expected, (1, 1, 1))[1]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_graph_without_a_bias_has_no_gradient_of_one():
+    x, w = pt.tensor("x", shape=(2, 3, 5, 5)), pt.tensor("w", shape=(4, 3, 3, 3))
+    y = conv2d(x, w)
+    gradient = pytensor.grad((y**2).sum(), w)
+    step = pytensor.function([x, w], gradient, mode=MODE)
+    names = [type(node.op).__name__ for node in step.maker.fgraph.apply_nodes]
+    assert "Sum" not in names
+
+
 def test_an_empty_batch_passes():
     x, w, b = arrays((0, 2, 4, 4), (3, 2, 3, 3))
     y, gw = evaluate(
@@ -141,7 +178,10 @@ def test_an_empty_batch_passes():
 
 def test_ops_are_equal_by_their_properties():
     assert Conv2d(2, 1, 2) == Conv2d(stride=2, pad=1, groups=2)
+    assert Conv2d(2, 1, 2) == Conv2d((2, 2), (1, 1), 2, (1, 1))
     assert Conv2d(2, 1, 2) != Conv2d(2, 1, 1)
+    assert Conv2d(2, 1, 2) != Conv2d((2, 1), 1, 2)
+    assert Conv2d() != Conv2d(dilation=2)
     assert hash(Conv2d(2, 1, 2)) == hash(Conv2d(2, 1, 2))
 
 
@@ -193,6 +233,7 @@ def test_a_bias_of_another_length_is_refused_when_it_runs():
         ({"stride": 0}, ValueError),
         ({"pad": -1}, ValueError),
         ({"groups": 0}, ValueError),
+        ({"dilation": (1, 0)}, ValueError),
         ({"stride": 1.5}, TypeError),
         ({"stride": (1, 1, 1)}, TypeError),
     ],

@@ -3,10 +3,10 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from tandem.ops import DropoutMask, dropout_mask
+from tandem.ops import Dropout, DropoutMask, dropout, dropout_mask
 from tandem.philox import Purpose
 from tests.support import slow_philox
-from tests.support.op_checks import check_shapes, evaluate
+from tests.support.op_checks import check_gradient, check_shapes, evaluate
 
 INDICES = np.array([0, 1, 5, 255, 256, 1_281_166, 2**32 - 1], np.int64)
 
@@ -99,3 +99,51 @@ def test_a_rate_out_of_range_is_refused(rate):
 def test_inputs_that_do_not_fit_are_refused(inputs, message):
     with pytest.raises(TypeError, match=message):
         dropout_mask(*inputs, rate=0.5, layer=0, units=4)
+
+
+KEYS = (np.int64(7), np.int64(3), INDICES)
+
+
+@pytest.mark.parametrize("shape", [(7, 10), (7, 3, 2, 5), (7, 4, 3, 3)])
+@pytest.mark.parametrize("factor", [1.0, 1.25])
+def test_units_are_multiplied_by_the_mask_in_the_order_of_memory(shape, factor):
+    x = np.random.default_rng(0).normal(size=shape)
+    found = evaluate(Dropout(0.2, 1, factor), x, *KEYS)
+    units = int(np.prod(shape[1:]))
+    flat = mask(0.2, 1, units)
+    for place in np.ndindex(shape):
+        unit = place[1]
+        if len(shape) == 4:
+            unit = (place[2] * shape[3] + place[3]) * shape[1] + place[1]
+        assert found[place] == x[place] * factor * flat[place[0], unit]
+
+
+def test_gradient_of_dropout_is_dropout():
+    x = np.random.default_rng(0).normal(size=(7, 2, 3, 2))
+    keys = [pt.constant(key) for key in KEYS]
+    check_gradient(lambda x: Dropout(0.4, 0, 2.0)(x, *keys), x)
+    check_shapes(Dropout(0.4, 0, 2.0), x, *KEYS)
+
+
+def test_a_unit_that_is_dropped_is_zero_whatever_it_was():
+    found = evaluate(Dropout(0.5, 0), np.full((7, 10), np.nan), *KEYS)
+    np.testing.assert_array_equal(np.isnan(found), mask() == 1)
+    assert (found[mask() == 0] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("x", "indices", "error", "message"),
+    [
+        (pt.dtensor3(), pt.lvector(), TypeError, "x must be a 2- or 4-dimensional .* got"),
+        (pt.imatrix(), pt.lvector(), TypeError, "x must be .* got .*int32"),
+        (pt.tensor(shape=(3, 4)), pt.tensor(dtype="int64", shape=(2,)), ValueError, "2 and 3"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(x, indices, error, message):
+    with pytest.raises(error, match=message):
+        dropout(x, 1, 2, indices, rate=0.5, layer=0)
+
+
+def test_rows_without_an_index_are_refused_when_it_runs():
+    with pytest.raises(ValueError, match="x has 7 rows, indices has 3"):
+        evaluate(Dropout(0.5, 0), np.ones((7, 2)), *KEYS[:2], INDICES[:3], static=False)

@@ -2,25 +2,44 @@
 
 import math
 import random
+import warnings
+from typing import Any
 
 import pytest
+import torch
+from torch.optim import SGD, lr_scheduler
 
-from tandem.optim.schedules import SCHEDULES, Auto, Cosine, Moment, Poly, Schedule, Step
+from tandem.optim.schedules import (
+    SCHEDULES,
+    Auto,
+    Cosine,
+    Every,
+    Moment,
+    OneCycle,
+    Plateau,
+    Poly,
+    Schedule,
+    Step,
+    Table,
+)
 
 NAN = math.nan
 
 
 def step_rate(epoch: int, base: float, drops: tuple[int, ...]) -> float:
-    return Step(drops).rate(base, Moment(epoch, epoch, 60))
+    return Step(lr_step=drops).rate(base, Moment(epoch, epoch, 60))
 
 
 def auto_rate(base: float, errors: list[float], threshold: float) -> float:
     done = len(errors)
-    return Auto(threshold).rate(base, Moment(done, done, 60, errors))
+    history = [{"top1_error": error} for error in errors]
+    return Auto(threshold).rate(base, Moment(done, done, 60, history))
 
 
 def test_every_schedule_has_a_name() -> None:
-    assert list(SCHEDULES) == ["step", "auto", "poly", "cosine", "constant"]
+    assert list(SCHEDULES) == [
+        *("step", "every", "plateau", "auto", "poly", "cosine", "constant", "onecycle", "table")
+    ]
 
 
 def simulate_steps(base: float, drops: tuple[int, ...], epochs: int) -> list[float]:
@@ -113,3 +132,121 @@ def test_auto_takes_an_error_that_is_no_number_as_no_improvement(place: int) -> 
 )
 def test_poly_and_cosine_fall_to_zero(schedule: Schedule, done: float, expected: float) -> None:
     assert schedule.rate(0.5, Moment(int(done), done, 10)) == pytest.approx(expected)
+
+
+# Against torch.optim.lr_scheduler
+
+
+def made_by_torch(kind: Any, base: float, **settings: Any) -> tuple[SGD, Any]:
+    optimizer = SGD([torch.nn.Parameter(torch.zeros(1))], lr=base)
+    return optimizer, kind(optimizer, **settings)
+
+
+def rates_by_torch(kind: Any, base: float, steps: int, **settings: Any) -> list[float]:
+    """The rates of so many steps of a scheduler that needs no metric."""
+    optimizer, scheduler = made_by_torch(kind, base, **settings)
+    rates = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no optimizer steps here
+        for step in range(steps):
+            rates.append(optimizer.param_groups[0]["lr"])
+            if step < steps - 1:
+                scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.2, 0.97])
+def test_a_factor_at_epochs_is_that_of_torch(factor: float) -> None:
+    moments = [Moment(epoch, epoch, 30) for epoch in range(30)]
+    milestones = rates_by_torch(lr_scheduler.MultiStepLR, 0.5, 30, milestones=[7, 9], gamma=factor)
+    found = [Step(factor, (7, 9)).rate(0.5, moment) for moment in moments]
+    assert found == pytest.approx(milestones, rel=1e-12)
+    every = rates_by_torch(lr_scheduler.StepLR, 0.5, 30, step_size=4, gamma=factor)
+    found = [Every(factor, 4).rate(0.5, moment) for moment in moments]
+    assert found == pytest.approx(every, rel=1e-12)
+
+
+def test_without_a_factor_the_rate_is_divided_as_ever() -> None:
+    """The bits of runs from before there was one."""
+    for epoch, drops in ((0, 0), (20, 1), (40, 2)):
+        assert Step().rate(0.01, Moment(epoch, epoch, 60)) == 0.01 / 10**drops
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("validation_loss", "min"), ("top1_error", "min"), ("f1", "max")]
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_plateau_falls_where_torch_does(name: str, mode: str, seed: int) -> None:
+    source = random.Random(seed)
+    settings = {
+        "factor": source.choice([0.1, 0.5]),
+        "patience": source.choice([0, 1, 3]),
+        "threshold": source.choice([1e-4, 0.02]),
+    }
+    least = source.choice([0.0, 0.004])
+    sign = 1 if mode == "min" else -1
+    values, value = [], 1.0
+    for _ in range(60):
+        value -= sign * source.choice([-0.01, 0.0, 0.0, 0.004, 0.03]) * value
+        values.append(NAN if source.random() < 0.05 else value)
+    optimizer, scheduler = made_by_torch(
+        lr_scheduler.ReduceLROnPlateau, 0.1, mode=mode, min_lr=least, **settings
+    )
+    expected = [0.1]
+    for value in values:
+        scheduler.step(value)
+        expected.append(optimizer.param_groups[0]["lr"])
+    ours = Plateau(
+        lr_factor=settings["factor"],
+        lr_patience=int(settings["patience"]),
+        lr_threshold=settings["threshold"],
+        lr_min=least,
+        lr_monitor=name,
+    )
+    history = [{name: value, "another": 0.0} for value in values]
+    found = [ours.rate(0.1, Moment(done, done, 60, history[:done])) for done in range(61)]
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert len(set(expected)) > 1
+
+
+def test_epochs_in_which_a_value_was_not_measured_do_not_count() -> None:
+    """Those before a resume that began to monitor it."""
+    history = [{"top1_error": 0.5}] * 40 + [{"f1": 0.5}] * 2
+    plateau = Plateau(lr_patience=1, lr_monitor="f1")
+    assert plateau.rate(1.0, Moment(42, 42, 60, history)) == 1
+    assert plateau.rate(1.0, Moment(43, 43, 60, [*history, {"f1": 0.5}])) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("steps", "settings"),
+    [
+        (1, {}),
+        (2, {}),
+        (3, {}),
+        (40, {}),
+        (100, {"pct_start": 0.1, "div_factor": 10.0, "final_div_factor": 100.0}),
+        (7, {"pct_start": 0.9}),
+    ],
+)
+def test_one_cycle_is_that_of_torch(steps: int, settings: dict[str, float]) -> None:
+    expected = rates_by_torch(
+        lr_scheduler.OneCycleLR,
+        0.5,
+        steps,
+        max_lr=0.5,
+        total_steps=steps,
+        cycle_momentum=False,
+        **settings,
+    )
+    defaults = {"pct_start": 0.3, "div_factor": 25.0, "final_div_factor": 1e4}
+    ours = OneCycle(*(defaults | settings).values())
+    found = [ours.rate(0.5, Moment(0, n / steps, 1, (), n, steps)) for n in range(steps)]
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert ours.rate(0.5, Moment(2, 2, 1, (), 2 * steps, steps)) == found[-1]
+
+
+def test_a_table_holds_from_each_of_its_epochs_on() -> None:
+    table = Table({3: 0.5, 1: 0.25})
+    rates = [table.rate(0.1, Moment(epoch, epoch, 5)) for epoch in range(5)]
+    assert rates == [0.1, 0.25, 0.25, 0.5, 0.5]
+    assert Table().rate(0.1, Moment(9, 9, 10)) == 0.1

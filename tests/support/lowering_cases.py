@@ -25,16 +25,23 @@ from pytensor.tensor.subtensor import AdvancedIncSubtensor1, AdvancedSubtensor1
 from tandem.ops import (
     LRN,
     AdamStep,
+    AveragePool2d,
+    AveragePool2dGrad,
+    BatchNorm,
+    BatchNormGrad,
+    BatchNormInference,
     Conv2d,
     Conv2dBiasGrad,
     Conv2dInputGrad,
     Conv2dWeightGrad,
     CropMirror,
+    Dropout,
     DropoutMask,
     LRNGrad,
     MaxPool2d,
     MaxPool2dGrad,
     MomentumStep,
+    Pad2d,
     Relu,
     ReluGrad,
 )  # fmt: skip
@@ -629,9 +636,75 @@ def _network_cases() -> list[Case]:
             values = (np.int64(2**62 + 12345), np.int64(3), np.array([0, 7, 2**31 + 5]))
             cases.append(case(f"dropout-{dtype}-{units}", mask, *values))
         cases += _crop_cases(dtype)
+        cases += _padded_cases(dtype)
+        cases += _norm_cases(dtype)
     cases += large_convolutions()
     large = sample("float32", (3, 96, 55, 55))
     cases.append(case("lrn-large", LRN(5, 1e-4, 0.75, 2.0), large))
+    return cases
+
+
+def _padded_cases(dtype: str) -> list[Case]:
+    """Windows and pads of two lengths, windows over the edge, and averages."""
+    x = sample(dtype, (2, 4, 9, 8))
+    cases = [case(f"pad-{dtype}", Pad2d((0, 1, 2, 3)), x)]
+    for number, (filters, options) in enumerate(
+        (
+            ((6, 4, 3, 2), ((2, 1), (0, 2), 1, 1)),
+            ((6, 2, 3, 3), (1, 2, 2, 2)),
+            ((4, 1, 3, 3), ((1, 2), (1, 0), 4, (1, 2))),
+        )
+    ):
+        w, b = sample(dtype, filters), sample(dtype, filters[:1])
+
+        def gradients(x: Any, w: Any, b: Any, options: Any = options) -> list[Variable]:
+            g = Conv2d(*options)(x, w, b) * 2
+            return [Conv2dInputGrad(*options)(x, w, g), Conv2dWeightGrad(*options)(x, w, g)]
+
+        cases += [
+            case(f"conv2d-pairs-{dtype}-{number}", Conv2d(*options), x, w, b),
+            case(f"conv2d-pairs-gradients-{dtype}-{number}", gradients, x, w, b),
+        ]
+    for number, options in enumerate(
+        ((3, 2, 1, False), (3, 2, 0, True), ((2, 3), 2, (1, 0), True))
+    ):
+
+        def pools(x: Any, options: Any = options) -> list[Variable]:
+            y, argmax = MaxPool2d(*options)(x)
+            return [y, argmax, MaxPool2dGrad(*options)(x, argmax, y * 2)]
+
+        cases.append(case(f"pool-padded-{dtype}-{number}", pools, x))
+        for count_pad in (False, True):
+
+            def means(x: Any, options: Any = (*options, count_pad)) -> list[Variable]:
+                y = AveragePool2d(*options)(x)
+                return [y, AveragePool2dGrad(*options)(x, y * 2)]
+
+            cases.append(case(f"average-{dtype}-{number}-{count_pad}", means, x))
+    return cases
+
+
+def _norm_cases(dtype: str) -> list[Case]:
+    cases = []
+    for shape in ((7, 5, 4, 3), (7, 5), (6, 40, 9, 9), (1, 3)):
+        x, scale, shift = (sample(dtype, s) for s in (shape, shape[1:2], shape[1:2]))
+        name = f"{dtype}-{'x'.join(map(str, shape))}"
+        statistics = np.abs(scale) + 1
+        infer = BatchNormInference(1e-3)
+        cases.append(case(f"norm-inference-{name}", infer, x, scale, shift, shift, statistics))
+        for rows in (2, 7):
+
+            def norm(x: Any, a: Any, b: Any, *valid: Any, rows: int = rows) -> list[Variable]:
+                y, mean, variance, *saved = BatchNorm(rows, 1e-3)(x, a, b, *valid)
+                gradients = BatchNormGrad(rows)(x, a, y * x, *saved, *valid)
+                return [y, mean, variance, *saved, *gradients]
+
+            cases.append(case(f"norm-{name}-{rows}", norm, x, scale, shift))
+            for valid in sorted({0, len(x) // 2, len(x)}):
+                operands = (x, scale, shift, np.int64(valid))
+                cases.append(case(f"norm-{name}-{rows}-{valid}", norm, *operands))
+        keys = (np.int64(2**62 + 12345), np.int64(3), np.arange(len(x)) + 2**31)
+        cases.append(case(f"dropout-fused-{name}", Dropout(0.3, 1, 1.5), x, *keys))
     return cases
 
 

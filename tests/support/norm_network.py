@@ -4,9 +4,8 @@ from typing import Any
 
 import pytensor.tensor as pt
 
-from tandem import layers, ops
+from tandem import layers
 from tandem.layers import Network, Training
-from tandem.layers.parameter import norm
 
 NETWORK = f"{__name__}:NormNetwork"
 FILTERS, UNITS, CROP = 4, 8, 12
@@ -25,9 +24,9 @@ class NormNetwork(Network):
         self._auxiliary, self._units = auxiliary, FILTERS * ((crop_size - 3) // 2 + 1) ** 2
         self.parameters.add(
             layers.weight("conv1", (FILTERS, 3, 3, 3), std=0.01),
-            *norm("conv1.norm", FILTERS),
+            *layers.norm("conv1.norm", FILTERS),
             layers.weight("fc1", (self._units, UNITS), std=0.1),
-            *norm("fc1.norm", UNITS, keep=0.75),
+            *layers.norm("fc1.norm", UNITS, keep=0.75),
             layers.weight("fc2", (UNITS, classes), std=0.3),
             layers.bias("fc2", classes),
         )
@@ -37,15 +36,14 @@ class NormNetwork(Network):
             )
 
     def logits(self, images: Any, training: Training | None) -> Any:
-        none = pt.zeros(FILTERS, dtype=self.dtype)
-        x = layers.convolution(images, self.parameters["conv1.weight"], none, stride=2)
-        x = layers.relu(batch_norm(x, self.parameters, "conv1.norm", training))
+        x = layers.convolution(images, self.parameters["conv1.weight"], stride=2)
+        x = layers.relu(layers.batch_norm(x, self.parameters, "conv1.norm", training))
         x = layers.flatten(x, self._units)
         if self._auxiliary and training is not None:
             outputs = layers.fully_connected(x, *self.parameters.of("head"))
             training.auxiliary.append((outputs, self._auxiliary))
         x = pt.dot(x, self.parameters["fc1.weight"])
-        x = layers.relu(batch_norm(x, self.parameters, "fc1.norm", training))
+        x = layers.relu(layers.batch_norm(x, self.parameters, "fc1.norm", training))
         return layers.fully_connected(x, *self.parameters.of("fc2"))
 
 
@@ -62,15 +60,3 @@ class Plain(Network):
     def logits(self, images: Any, training: Training | None) -> Any:
         x = layers.flatten(images, 3 * self.crop_size**2)
         return layers.fully_connected(x, *self.parameters.of("fc1"))
-
-
-def batch_norm(x: Any, parameters: Any, layer: str, training: Training | None) -> Any:
-    scale, shift, mean, variance = (
-        parameters[f"{layer}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
-    )
-    if training is None or training.is_frozen(layer):
-        return ops.batch_norm_inference(x, scale, shift, mean, variance)
-    y, *found = ops.batch_norm(x, scale, shift, training.rows, training.valid)
-    for name, value in zip(("running_mean", "running_var"), found, strict=True):
-        training.statistics[f"{layer}.{name}"] = value
-    return y

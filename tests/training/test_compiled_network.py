@@ -12,8 +12,11 @@ import pytensor.tensor as pt
 import pytest
 
 from alex_net import AlexNet
-from tandem.artifacts.metrics import MetricSums
+from tandem.artifacts.metrics import Sums
 from tandem.config.schema import Config
+from tandem.errors import InputError
+from tandem.layers.checks import choose_loss
+from tandem.layers.choices import LOSSES, CrossEntropy, evaluate_metrics, metrics_of
 from tandem.ops import Conv2d, Conv2dInputGrad, Conv2dWeightGrad, DropoutMask, MaxPool2dGrad
 from tandem.optim import OPTIMIZERS
 from tandem.training.compiled_network import CROPS, CompiledNetwork
@@ -54,7 +57,10 @@ def put_values(variables: dict[str, Any], values: dict[str, np.ndarray]) -> None
         variables[name].set_value(value)
 
 
-def counted(model: CompiledNetwork) -> MetricSums:
+ZERO = Sums(values={"top1_errors": 0, "top5_errors": 0})
+
+
+def counted(model: CompiledNetwork) -> Sums:
     """What the gradients that were computed last add to the sums, by an update of no effect."""
     groups = model.weights, model.states["momentum"]
     before = [values_of(group) for group in groups]
@@ -87,7 +93,7 @@ def test_update_gives_biases_twice_the_rate_and_no_decay(nesterov: bool) -> None
 
 def test_crops_are_averaged_before_they_are_judged() -> None:
     """By loops, over two minibatches; rows beyond the valid ones do not count."""
-    model, expected, found = build(), MetricSums(), MetricSums()
+    model, expected, found = build(), Sums(), Sums()
     for seed, valid in ((1, 3), (2, 2)):
         slots = [slot_of(valid, 10 * seed + crop) for crop in range(CROPS)]
         averages = np.zeros((BATCH, CLASSES))
@@ -101,15 +107,16 @@ def test_crops_are_averaged_before_they_are_judged() -> None:
             label = slots[0].labels[row]
             better = int((averages[row] > averages[row, label]).sum())
             loss = -np.log(averages[row, label])
-            expected += MetricSums(loss, int(better >= 1), int(better >= 5), 1)
+            errors = {"top1_errors": int(better >= 1), "top5_errors": int(better >= 5)}
+            expected += Sums(1, loss, errors)
         for slot in slots[:-1]:
             model.validate_crop(slot, last=False)
-        assert model.read_sums("validation") == MetricSums()
+        assert model.read_sums("validation") == ZERO
         model.validate_crop(slots[-1], last=True)
         found += model.take_sums("validation")
     assert found.loss == pytest.approx(expected.loss, rel=1e-12)
     assert replace(found, loss=0.0) == replace(expected, loss=0.0)
-    assert found.top1_errors > 0
+    assert found.values["top1_errors"] > 0
 
 
 def test_gradients_are_those_of_finite_differences() -> None:
@@ -138,7 +145,7 @@ def test_a_trainer_without_pictures_has_a_gradient_of_zero() -> None:
     model.compute_gradients(slot_of(valid=0), epoch=0)
     assert all((value == 0).all() for value in values_of(model.gradients).values())
     assert model.is_finite()
-    assert counted(model) == MetricSums()
+    assert counted(model) == ZERO
 
 
 def test_stale_rows_change_nothing() -> None:
@@ -152,7 +159,7 @@ def test_stale_rows_change_nothing() -> None:
         np.testing.assert_allclose(value, expected[name], rtol=1e-9, atol=1e-15)
     again = counted(model)
     assert again.loss == pytest.approx(sums.loss)
-    assert (again.top1_errors, again.images) == (sums.top1_errors, 2)
+    assert (again.values["top1_errors"], again.images) == (sums.values["top1_errors"], 2)
 
 
 def test_pictures_that_are_kept_give_the_same_bits() -> None:
@@ -187,9 +194,9 @@ def test_sums_count_every_valid_picture_until_they_are_taken() -> None:
         model.validate(slot_of(valid))
     sums = model.take_sums("validation")
     assert sums.images == 4
-    assert 0 <= sums.top5_errors <= sums.top1_errors <= 4
+    assert 0 <= sums.values["top5_errors"] <= sums.values["top1_errors"] <= 4
     assert sums.loss == pytest.approx(4 * np.log(CLASSES), rel=0.2)
-    assert model.take_sums("validation") == MetricSums()
+    assert model.take_sums("validation") == ZERO
 
 
 @pytest.mark.parametrize("records", [False, True])
@@ -207,7 +214,55 @@ def test_scores_are_the_outputs_that_loss_and_errors_follow_from(records: bool) 
         likelihood = powers[[0, 1], labels] / powers.sum(axis=1)
         sums = model.take_sums("validation")
         assert sums.loss == pytest.approx(-np.log(likelihood).sum(), rel=1e-9)
-        assert sums.top1_errors == np.count_nonzero(scores[:2].argmax(axis=1) != labels)
+        assert sums.values["top1_errors"] == np.count_nonzero(scores[:2].argmax(axis=1) != labels)
+
+
+def test_the_chosen_loss_is_trained_and_reported_and_metrics_are_counted() -> None:
+    model = build(loss="mse", metrics=("accuracy", "mse", "f1"))
+    slot = slot_of(3)
+    for mode in ("validation", "train"):
+        if mode == "validation":
+            model.validate(slot)
+        else:
+            model.compute_gradients(slot, 0)
+            model.update(1e-3)
+        sums = model.take_sums(mode)
+        found = evaluate_metrics(metrics_of(("accuracy", "mse", "f1")), 3, sums.values)
+        assert found["mse"] == pytest.approx(sums.loss / 3, rel=1e-12)
+        assert found["accuracy"] == pytest.approx(1 - sums.error(1))
+        assert sum(sums.values["class_labelled"]) == sum(sums.values["class_predicted"]) == 3
+        assert model.read_sums(mode).values["class_right"] == (0.0,) * CLASSES
+        if mode == "validation":
+            errors = model.read_scores()[:3] - np.eye(CLASSES)[slot.labels[:3]]
+            assert sums.loss / 3 == pytest.approx((errors**2).mean(), rel=1e-12)
+    assert build(metrics=("f1",), print_train_error=False)._sums["train"].keys() >= {"class_right"}
+
+
+def test_sums_of_metrics_that_a_checkpoint_lacks_are_not_known() -> None:
+    model = build(metrics=("accuracy", "recall"))
+    model.put_sums("train", Sums(5, 0.5, {"top1_errors": 2, "class_right": (1.0,)}))
+    found = model.read_sums("train")
+    assert (found.images, found.values["top1_errors"], found.values["top5_errors"]) == (5, 2, 0)
+    for name in ("top1_right", "class_right", "class_labelled"):
+        assert np.isnan(found.values[name]).all()
+    model.put_sums("train", found)
+    model.put_sums("train", Sums())
+    assert not any(np.any(value) for value in model.read_sums("train").values.values())
+
+
+class OwnCost(AlexNet):
+    """A network with a cost of its own."""
+
+    def cost(self, logits: Any, labels: Any, valid: Any) -> Any:
+        return super().cost(2 * logits, labels, valid)
+
+
+def test_a_loss_is_not_for_a_network_with_a_cost_of_its_own() -> None:
+    network = OwnCost(67, CLASSES, 0.05, "float64")
+    choose_loss(network, CrossEntropy())
+    for loss in (LOSSES["mae"](), CrossEntropy(0.1)):
+        with pytest.raises(InputError, match="OwnCost has a cost of its own"):
+            choose_loss(network, loss)
 
 
 def test_dropout_is_in_the_training_graph_alone() -> None:
@@ -233,7 +288,7 @@ def test_dropout_depends_on_the_epoch() -> None:
 def test_only_what_is_updated_is_counted_on_top_of_sums_that_were_put() -> None:
     """A minibatch that the trainers agree to leave out is in no figure either."""
     model = build()
-    begin = MetricSums(0.1 + 0.2, 2, 1, 5)
+    begin = Sums(5, 0.1 + 0.2, {"top1_errors": 2, "top5_errors": 1})
     model.put_sums("train", begin)
     before = values_of(model.weights)
     model.compute_gradients(slot_of(3), 0)
@@ -242,7 +297,7 @@ def test_only_what_is_updated_is_counted_on_top_of_sums_that_were_put() -> None:
     model.compute_gradients(slot_of(2), 0)
     model.update(0.01)
     assert model.take_sums("train").images == 7
-    assert model.take_sums("train") == MetricSums()
+    assert model.take_sums("train") == ZERO
     assert any((value != before[name]).any() for name, value in values_of(model.weights).items())
 
 
@@ -291,7 +346,7 @@ def test_a_whole_step_is_a_gradient_and_an_update() -> None:
             np.testing.assert_allclose(found, value, 1e-11, 1e-15, err_msg=name)
     sums, expected = whole.take_sums("train"), apart.take_sums("train")
     assert sums.loss == pytest.approx(expected.loss, rel=1e-12)
-    assert (sums.images, sums.top1_errors) == (10, expected.top1_errors)
+    assert (sums.images, sums.values["top1_errors"]) == (10, expected.values["top1_errors"])
 
 
 def _groups(model: CompiledNetwork) -> tuple[dict[str, Any], ...]:

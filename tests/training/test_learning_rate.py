@@ -5,6 +5,7 @@ import math
 import pytest
 
 from tandem.config.schema import Config, make_config
+from tandem.optim import SCHEDULES
 from tandem.training.learning_rate import (
     gradual_factor,
     learning_rate,
@@ -13,6 +14,11 @@ from tandem.training.learning_rate import (
 )
 
 STEPS = 4
+# Up in steps 0 to 2, down in nine: the top is exactly at 2.
+ONE_CYCLE = [
+    *(1 / 25 + (1 - 1 / 25) * (1 - math.cos(math.pi * n / 2)) / 2 for n in range(2)),
+    *(4e-6 + (1 - 4e-6) * (1 + math.cos(math.pi * n / 9)) / 2 for n in range(10)),
+]
 
 
 def test_resuming_skips_no_drop() -> None:
@@ -28,9 +34,13 @@ def test_warm_up_rises_by_equal_amounts() -> None:
     assert warmup_factor(0, 2.5) == 0.4
 
 
+def history_of(errors: tuple[float, ...]) -> list[dict[str, float]]:
+    return [{"top1_error": error} for error in errors]
+
+
 def rates_of(config: Config, errors: tuple[float, ...] = ()) -> list[float]:
     return [
-        learning_rate(config, epoch, step, STEPS, errors)
+        learning_rate(config, epoch, step, STEPS, history_of(errors))
         for epoch in range(config.n_epochs)
         for step in range(STEPS)
     ]
@@ -42,6 +52,9 @@ def rates_of(config: Config, errors: tuple[float, ...] = ()) -> list[float]:
         ({"lr_policy": "constant"}, [1.0] * 12),
         ({"lr_step": [1, 2]}, [1] * 4 + [0.1] * 4 + [0.01] * 4),
         ({"lr_policy": "poly", "lr_power": 2}, [(1 - n / 12) ** 2 for n in range(12)]),
+        ({"lr_policy": "every", "lr_every": 2, "lr_factor": 0.5}, [1] * 8 + [0.5] * 4),
+        ({"lr_policy": "table", "lr_table": {1: 0.5, 2: 3}}, [1] * 4 + [0.5] * 4 + [3] * 4),
+        ({"lr_policy": "onecycle", "lr_rise": 0.25}, ONE_CYCLE),
         ({"lr_policy": "cosine"}, [math.cos(math.pi * n / 24) ** 2 for n in range(12)]),
     ],
 )
@@ -54,10 +67,10 @@ def test_auto_looks_only_at_epochs_that_lie_before() -> None:
     config = make_config({"lr_policy": "auto", "learning_rate": 1.0, "n_epochs": 9})
     errors = (0.5,) * 9
     assert rates_of(config, errors) == [1] * 24 + [0.1] * 8 + [0.01] * 4
-    assert learning_rate(config, 6, 0, STEPS, errors[:6]) == 0.1
+    assert learning_rate(config, 6, 0, STEPS, history_of(errors[:6])) == 0.1
 
 
-@pytest.mark.parametrize("policy", ["step", "auto", "poly", "cosine", "constant"])
+@pytest.mark.parametrize("policy", [*SCHEDULES])
 def test_warm_up_multiplies_every_policy(policy: str) -> None:
     plain = make_config({"lr_policy": policy, "n_epochs": 3, "lr_step": [1]})
     warmed = make_config({**plain.model_dump(mode="json"), "warmup_epochs": 1.5})

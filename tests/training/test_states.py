@@ -12,6 +12,7 @@ import pytest
 
 from tandem import layers
 from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint
+from tandem.artifacts.run_folder import list_checkpoints
 from tandem.config.command_line import load_config
 from tandem.config.schema import Config
 from tandem.distributed import local_groups
@@ -25,9 +26,10 @@ from tandem.processes.heartbeat import HeartbeatTable, StatusSlot
 from tandem.registry import setting
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.memory import make_slots
+from tandem.training.run_spec import RunSpec
 from tandem.training.trainer import Trainer
 from tandem.training.worker import WorkerArguments
-from tests.support.tiny import settings
+from tests.support.tiny import read_record, settings
 from tests.support.trainer_memory import host_memory, noise_slot
 
 BATCH, CROP, CLASSES = 4, 6, 3
@@ -286,19 +288,96 @@ def test_numbers_of_an_optimizer_follow_the_updates_through_a_resume(
     assert begun < 0.6 * abs(resumed.states["second_moment"]["fc.weight"]).mean()
 
 
+def test_metrics_are_in_the_record_and_in_the_history(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.backend.set_threads", lambda threads: None)
+    monkeypatch.setattr("tandem.backend.keep_freed_memory", lambda: None)
+    run = tmp_path / "run"
+    chosen: dict[str, Any] = {"metrics": ["accuracy", "f1"], "print_freq": 3}
+    run_here(data, run, loss="binary_cross_entropy", **chosen)
+    lines = read_record(run)
+    assert [list(line["metrics"]) for line in lines] == [["accuracy", "f1"]] * 3
+    for line in lines:
+        assert line["metrics"]["accuracy"] == pytest.approx(1 - line["top1_error"])
+        assert 0 < line["loss"] < 2
+    state = read_checkpoint(run / "epoch-0001.safetensors").state
+    assert state.pending.sums[0].images == 1
+    assert len(state.pending.sums[0].values["class_right"]) == CLASSES
+    (epoch,) = state.history
+    assert epoch == {
+        "validation_loss": lines[-1]["loss"],
+        "top1_error": lines[-1]["top1_error"],
+        "top5_error": lines[-1]["top5_error"],
+        **lines[-1]["metrics"],
+    }
+    # What was not measured before is not known in the first line after a resume.
+    run_here(
+        data,
+        run,
+        loss="binary_cross_entropy",
+        print_freq=3,
+        metrics=["accuracy", "mse"],
+        n_epochs=2,
+        resume_train=True,
+    )
+    first, second = [line["metrics"] for line in read_record(run)[3:5]]
+    assert first["mse"] is None
+    assert second["mse"] > 0 < first["accuracy"]
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_run_that_is_interrupted_within_the_patience_ends_where_it_would_have(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int
+) -> None:
+    monkeypatch.setattr("tandem.backend.set_threads", lambda threads: None)
+    monkeypatch.setattr("tandem.backend.keep_freed_memory", lambda: None)
+    ending: dict[str, Any] = {
+        "stop_patience": 2,
+        "stop_monitor": "top5_error",  # always 0, of three classes
+        "snapshot_freq": 50,
+        "lr_policy": "plateau",
+        "lr_patience": 0,
+        "lr_monitor": "top5_error",
+    }
+    ended = {}
+    for name, interrupted in (("straight", None), ("resumed", epochs)):
+        run = tmp_path / name
+        if interrupted:
+            run_here(data, run, n_epochs=interrupted, **ending)
+        run_here(data, run, n_epochs=9, resume_train=interrupted is not None, **ending)
+        assert list_checkpoints(run)[-1].name == "epoch-0003.safetensors"
+        ended[name] = read_checkpoint(list_checkpoints(run)[-1])
+        rates = [line["learning_rate"] for line in read_record(run) if line["event"] == "train"]
+        assert rates[::7] == pytest.approx([1e-7, 1e-7, 1e-8])
+    straight, resumed = ended["straight"], ended["resumed"]
+    assert straight.state.history == resumed.state.history
+    for name, value in straight.weights.items():
+        assert value.tobytes() == resumed.weights[name].tobytes()
+    # Nothing is left to do.
+    spec = spec_of(data, tmp_path / "resumed", n_epochs=9, resume_train=True, **ending)
+    assert spec.is_complete
+    reason = "top5_error has not improved on 0 for 2 epochs: training ends"
+    assert spec.reason_complete == reason
+
+
+def spec_of(data: Path, run: Path, network: str = f"{__name__}:Centred", **changes: Any) -> RunSpec:
+    """A run of one trainer, as prepared."""
+    values = {"crop_size": CROP, "width": 1, "learning_rate": 1e-7, **changes}
+    arguments = settings(data, run, network=network, **values)
+    return prepare_run(
+        load_config(
+            [*arguments, "--para_load", "false", "--tensorboard", "false", "--precision", "float64"]
+        )
+    )
+
+
 def run_here(
     data: Path, run: Path, network: str = f"{__name__}:Centred", **changes: Any
 ) -> FlatLayout:
     """Train in this process, as its only trainer; return the layout of its memory."""
     run.mkdir(exist_ok=True)
-    arguments = settings(
-        data, run, network=network, crop_size=CROP, width=1, learning_rate=1e-7, **changes
-    )
-    spec = prepare_run(
-        load_config(
-            [*arguments, "--para_load", "false", "--tensorboard", "false", "--precision", "float64"]
-        )
-    )
+    spec = spec_of(data, run, network, **changes)
     (group,) = local_groups(1)
     status = StatusSlot(HeartbeatTable.create(("launcher", "trainer 0"), timeout=60), index=1)
     launcher, end = Pipe()

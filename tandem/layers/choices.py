@@ -1,0 +1,253 @@
+"""What a run minimises and measures, by name: losses and metrics.
+
+Their graphs are in `tandem.layers.losses` and `tandem.layers.metrics`; importing this module
+imports no PyTensor.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from tandem.registry import Choice, Registry, setting
+
+if TYPE_CHECKING:
+    from pytensor.tensor.variable import TensorVariable
+
+MetricValues = Mapping[str, float | tuple[float, ...]]
+"""Sums over pictures by name; those of a confusion have a number for each class."""
+
+# Losses
+
+
+class Loss(Choice, ABC):
+    """Base of a loss: a frozen dataclass of its settings, registered by name."""
+
+    @abstractmethod
+    def __call__(self, outputs: "TensorVariable", targets: "TensorVariable") -> "TensorVariable":
+        """Build the graph of the loss of each row, see `tandem.layers.losses`."""
+
+
+LOSSES: Registry[Loss] = Registry("loss")
+
+
+@LOSSES.register("cross_entropy")
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """Softmax cross-entropy."""
+
+    label_smoothing: float = setting(
+        0.0,
+        "cross_entropy: part of each target that is spread over all classes",
+        "a number of at least 0 and below 1",
+        omit_default=True,
+        ge=0,
+        lt=1,
+    )
+
+    def __call__(self, outputs: "TensorVariable", targets: "TensorVariable") -> "TensorVariable":
+        from tandem.layers.losses import categorical_cross_entropy
+
+        return categorical_cross_entropy(outputs, targets, self.label_smoothing)
+
+
+@dataclass(frozen=True)
+class _Plain(Loss):
+    """A loss without settings: the function `function` of `tandem.layers.losses`."""
+
+    function: ClassVar[str]
+
+    def __call__(self, outputs: "TensorVariable", targets: "TensorVariable") -> "TensorVariable":
+        from tandem.layers import losses
+
+        return getattr(losses, self.function)(outputs, targets)
+
+
+@LOSSES.register("binary_cross_entropy")
+@dataclass(frozen=True)
+class BinaryCrossEntropy(_Plain):
+    """Sigmoid cross-entropy of each class."""
+
+    function = "binary_cross_entropy"
+
+
+@LOSSES.register("mse")
+@dataclass(frozen=True)
+class MeanSquaredError(_Plain):
+    """Mean squared error of the outputs."""
+
+    function = "mean_squared_error"
+
+
+@LOSSES.register("mae")
+@dataclass(frozen=True)
+class MeanAbsoluteError(_Plain):
+    """Mean absolute error of the outputs."""
+
+    function = "mean_absolute_error"
+
+
+@LOSSES.register("kl_divergence")
+@dataclass(frozen=True)
+class KLDivergence(_Plain):
+    """Kullback-Leibler divergence of the softmax from the targets."""
+
+    function = "kl_divergence"
+
+
+@LOSSES.register("categorical_hinge")
+@dataclass(frozen=True)
+class CategoricalHinge(_Plain):
+    """Hinge of the true class against the best other one."""
+
+    function = "categorical_hinge"
+
+
+# Metrics
+
+
+@dataclass(frozen=True)
+class Metric(ABC):
+    """Base of a metric: sums over pictures, and the value that follows from them."""
+
+    name: str
+    higher_is_better: ClassVar[bool] = True
+    of_outputs: ClassVar[bool] = False  # rather than of the order of classes
+
+    @property
+    @abstractmethod
+    def sums(self) -> tuple[str, ...]:
+        """Names of its sums, which it may have in common with other metrics."""
+
+    by_class: ClassVar[bool] = False  # whether its sums have a number for each class
+
+    @abstractmethod
+    def counts(
+        self, outputs: "TensorVariable", labels: "TensorVariable", counted: "TensorVariable"
+    ) -> "Sequence[TensorVariable]":
+        """Build what a minibatch adds to each of its sums, float64.
+
+        `counted` is whether each row counts, bool (batch,).
+        """
+
+    @abstractmethod
+    def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
+        """The metric over so many images, at least one."""
+
+
+@dataclass(frozen=True)
+class TopK(Metric):
+    """Fraction of pictures whose class is among the k most probable ones."""
+
+    k: int = 1
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        return (f"top{self.k}_right",)
+
+    def counts(
+        self, outputs: "TensorVariable", labels: "TensorVariable", counted: "TensorVariable"
+    ) -> "Sequence[TensorVariable]":
+        from tandem.layers.metrics import label_rank
+
+        return [(counted & (label_rank(outputs, labels) < self.k)).sum(dtype="float64")]
+
+    def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
+        return _number(sums[0]) / images
+
+
+@dataclass(frozen=True)
+class OutputError(Metric):
+    """Mean of a loss of the outputs against one-hot targets."""
+
+    higher_is_better = False
+    of_outputs = True
+    function: str = ""  # of `tandem.layers.losses`
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        return (f"{self.name}_sum",)
+
+    def counts(
+        self, outputs: "TensorVariable", labels: "TensorVariable", counted: "TensorVariable"
+    ) -> "Sequence[TensorVariable]":
+        import pytensor.tensor as pt
+
+        from tandem.layers import losses
+
+        rows = getattr(losses, self.function)(outputs.astype("float64"), labels)
+        return [pt.switch(counted, rows, np.float64(0)).sum()]
+
+    def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
+        return _number(sums[0]) / images
+
+
+@dataclass(frozen=True)
+class Confusion(Metric):
+    """Mean over classes of what follows from each class's counts.
+
+    Classes that neither are nor were taken for any picture do not count; 0 divided by 0 is 0.
+    """
+
+    by_class = True
+    # Of right, predicted and labelled pictures of each class, float64 (class,):
+    ratio: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = (
+        lambda right, predicted, labelled: (2 * right, predicted + labelled)
+    )
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        return ("class_right", "class_predicted", "class_labelled")
+
+    def counts(
+        self, outputs: "TensorVariable", labels: "TensorVariable", counted: "TensorVariable"
+    ) -> "Sequence[TensorVariable]":
+        from tandem.layers.metrics import class_counts
+
+        return class_counts(outputs, labels, counted)
+
+    def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
+        right, predicted, labelled = (np.asarray(values, np.float64) for values in sums)
+        above, below = self.ratio(right, predicted, labelled)
+        occurs = predicted + labelled > 0
+        values = np.divide(above, below, out=np.zeros_like(right), where=below > 0)
+        return float(values[occurs].mean()) if occurs.any() else 0.0
+
+
+_TOP_K = re.compile(r"top([1-9]\d{0,3})")
+_METRICS: dict[str, Metric] = {
+    "accuracy": TopK("accuracy"),
+    "mse": OutputError("mse", "mean_squared_error"),
+    "mae": OutputError("mae", "mean_absolute_error"),
+    "precision": Confusion("precision", lambda right, predicted, _: (right, predicted)),
+    "recall": Confusion("recall", lambda right, _, labelled: (right, labelled)),
+    "f1": Confusion("f1"),
+}
+METRIC_NAMES = (*_METRICS, "top3")
+"""The names of metrics, with 3 for any number of classes."""
+
+
+def find_metric(name: str) -> Metric | None:
+    """The metric of a name; None if there is none."""
+    if match := _TOP_K.fullmatch(name):
+        return TopK(name, int(match[1]))
+    return _METRICS.get(name)
+
+
+def metrics_of(names: Sequence[str]) -> tuple[Metric, ...]:
+    """The metrics of names that were checked."""
+    return tuple(metric for name in names if (metric := find_metric(name)) is not None)
+
+
+def evaluate_metrics(
+    metrics: Sequence[Metric], images: int, values: MetricValues
+) -> dict[str, float]:
+    """The value of each metric by its name, from the sums over at least one image."""
+    return {m.name: m.value(images, [values[name] for name in m.sums]) for m in metrics}
+
+
+def _number(value: float | tuple[float, ...]) -> float:
+    return float(np.sum(value))
