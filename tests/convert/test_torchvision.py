@@ -37,13 +37,16 @@ def convert(*arguments: object) -> int:
 
 
 def peer_of(name: str) -> plain.PlainNetwork:
-    """A network whose running averages are not at their beginning."""
+    """A network whose outputs differ, and whose running averages are not at their beginning."""
     torch.manual_seed(3)
     peer = PEERS[name]()
     peer.train()
     with torch.no_grad():
-        for _ in range(3):
-            peer(60 * torch.randn(8, 3, 64, 64))
+        for parameter in peer.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.kaiming_normal_(parameter)
+        for _ in range(10):
+            peer(60 * torch.randn(8, 3, 64, 64) + 60 * torch.randn(8, 3, 1, 1))
     return peer.eval()
 
 
@@ -69,7 +72,9 @@ def test_the_outputs_are_those_of_the_state_dict(name: str, tmp_path: Path) -> N
     averages = {n for n in checkpoint.weights if "running" in n}
     assert {*checkpoint.untrained} == averages
 
-    pictures = np.random.default_rng(4).integers(0, 256, (3, 3, 64, 64)).astype(np.float32)
+    rng = np.random.default_rng(4)
+    pictures = rng.integers(0, rng.integers(9, 256, (3, 3, 1, 1)), (3, 3, 64, 64))
+    pictures = pictures.astype(np.float32)
     mean = np.load(tmp_path / "x_mean.npy")
     assert (mean.dtype, mean.shape) == (np.float32, (3, 256, 256))
     ours = our_outputs(checkpoint, pictures - mean[:, :64, :64])
