@@ -6,8 +6,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-# Parameter names of torchvision's AlexNet and of networks that follow it.
-_NAMES = ("features.0.weight", "classifier.6.weight")
+# Parameter names of torchvision's AlexNet; VGG has the first and last, and not both of the others.
+_NAMES = ("features.0.weight", "features.3.weight", "features.10.weight", "classifier.6.weight")
 _MOST_BYTES = 1 << 20  # names and shapes; the numbers follow in a file of their own
 _LEGACY = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # how torch.save began until 2020
 
@@ -16,9 +16,11 @@ TORCHVISION = (
     "2014, arXiv 1404.5997: 64, 192, 384, 256 and 256 filters, no groups, no normalisation), so "
     "its weights fit nothing here; pretrained/README.md lists weights that do"
 )
-PYTORCH = (
+_PYTORCH = (
     "a PyTorch file, and reading it would execute code that it holds, so this program does not; "
-    "pretrained/README.md lists weights that can be used"
+    "PyTorch makes a safetensors file of a state dict, for tandem convert: python -c "
+    "'import torch, safetensors.torch as s; "
+    's.save_file(torch.load("{name}", weights_only=True), "{stem}.safetensors")\''
 )
 
 
@@ -33,7 +35,7 @@ def describe_unsupported(path: Path) -> str | None:
         with path.open("rb") as file:
             beginning = file.read(_MOST_BYTES)
         if beginning.startswith(_LEGACY):
-            return _describe_pickle(beginning)
+            return _describe_pickle(path, beginning)
         with safe_open(path, framework="numpy") as tensors:
             return TORCHVISION if {*_NAMES} <= {*tensors.keys()} else None
     except (OSError, SafetensorError, ValueError):
@@ -48,11 +50,13 @@ def _describe_archive(path: Path) -> str | None:
             if not pickles:
                 return None
             with archive.open(pickles[0]) as file:
-                return _describe_pickle(file.read(_MOST_BYTES))
+                return _describe_pickle(path, file.read(_MOST_BYTES))
     except Exception:
         # zipfile raises BadZipFile, zlib.error, NotImplementedError, RuntimeError, and others.
         return None
 
 
-def _describe_pickle(content: bytes) -> str:
-    return TORCHVISION if all(name.encode() in content for name in _NAMES) else PYTORCH
+def _describe_pickle(path: Path, content: bytes) -> str:
+    if all(name.encode() in content for name in _NAMES):
+        return TORCHVISION
+    return _PYTORCH.format(name=path.name, stem=path.stem)

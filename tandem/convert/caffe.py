@@ -40,10 +40,10 @@ _V1_LAYERS, _V0_LAYER, _LAYERS = 2, 1, 100
 _V1_KINDS = {4: "Convolution", 14: "InnerProduct", 15: "LRN", 17: "Pooling"}
 _DATA, _SHAPE, _OLD_SHAPE = 5, 7, (1, 2, 3, 4)
 
-_CONVOLUTION, _DENSE, _NORM, _POOL = "Convolution", "InnerProduct", "LRN", "Pooling"
-_LAST = [_CONVOLUTION] * 3 + [_POOL] + [_DENSE] * 3
-_POOL_LAST = [_CONVOLUTION, _NORM, _POOL] * 2 + _LAST
-_NORM_LAST = [_CONVOLUTION, _POOL, _NORM] * 2 + _LAST
+CONVOLUTION, DENSE, NORM, POOL = "Convolution", "InnerProduct", "LRN", "Pooling"
+_LAST = [CONVOLUTION] * 3 + [POOL] + [DENSE] * 3
+_POOL_LAST = [CONVOLUTION, NORM, POOL] * 2 + _LAST
+_NORM_LAST = [CONVOLUTION, POOL, NORM] * 2 + _LAST
 
 
 @dataclass(frozen=True)
@@ -73,22 +73,31 @@ class CaffeNetwork:
 
         Raises InputError if a layer's shape or setting differs from the network's.
         """
-        with _naming(self.path):
+        with naming(self.path):
             return _converted(self.layers, network)
+
+
+def read_layers(path: Path) -> tuple[Layer, ...]:
+    """Read the layers of a caffemodel; raises InputError if it is missing or damaged."""
+    with naming(path):
+        return tuple(_layers(Message(read_bytes(path, _MOST_BYTES))))
 
 
 def read_caffemodel(path: Path) -> CaffeNetwork:
     """Read a caffemodel; raises InputError if it is missing, damaged, or another network's."""
-    with _naming(path):
-        net = Message(read_bytes(path, _MOST_BYTES))
-        layers = tuple(_layers(net))
+    return alexnet(path, read_layers(path))
+
+
+def alexnet(path: Path, layers: tuple[Layer, ...]) -> CaffeNetwork:
+    """AlexNet or CaffeNet of the layers of a caffemodel; raises InputError for other layers."""
+    with naming(path):
         kinds = [layer.kind for layer in layers]
         if kinds not in (_POOL_LAST, _NORM_LAST):
             raise ValueError(
                 f"found the layers {', '.join(kinds) or 'none'}, which are not those of AlexNet"
             )
         for layer in layers:
-            if layer.kind in (_CONVOLUTION, _DENSE) and len(layer.blobs) != 2:
+            if layer.kind in (CONVOLUTION, DENSE) and len(layer.blobs) != 2:
                 raise ValueError(f"{layer.name}: found {len(layer.blobs)} blobs, expected 2")
         return CaffeNetwork(path, layers, kinds == _POOL_LAST)
 
@@ -98,7 +107,7 @@ def read_mean_proto(path: Path) -> np.ndarray:
 
     Raises InputError if the file is missing, damaged, or not a mean image.
     """
-    with _naming(path):
+    with naming(path):
         mean = _blob(Message(read_bytes(path, _MOST_MEAN_BYTES)))
         if mean.ndim != 3 or mean.shape[0] != 3 or mean.shape[1] != mean.shape[2]:
             raise ValueError(f"found the shape {mean.shape}, expected (3, S, S)")
@@ -106,7 +115,7 @@ def read_mean_proto(path: Path) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Turn errors about a file into an `InputError` that names it."""
     try:
         yield
@@ -127,11 +136,11 @@ def _layers(net: Message) -> list[Layer]:
                 "converts them"
             )
         if kind := _V1_KINDS.get(layer.integer(5, 0)):
-            options = {_CONVOLUTION: 10, _DENSE: 17, _NORM: 18, _POOL: 19}[kind]
+            options = {CONVOLUTION: 10, DENSE: 17, NORM: 18, POOL: 19}[kind]
             found.append(_layer(layer, layer.text(4), kind, 6, options))
     for layer in net.messages(_LAYERS):
         if (kind := layer.text(2)) in _V1_KINDS.values():
-            options = {_CONVOLUTION: 106, _DENSE: 117, _NORM: 118, _POOL: 121}[kind]
+            options = {CONVOLUTION: 106, DENSE: 117, NORM: 118, POOL: 121}[kind]
             found.append(_layer(layer, layer.text(1), kind, 7, options))
     return found
 
@@ -156,14 +165,14 @@ def _blob(blob: Message) -> np.ndarray:
 
 def _converted(layers: Sequence[Layer], network: Any) -> dict[str, np.ndarray]:
     ours = (*network.convolutions, *network.fully_connected)
-    learned = [layer for layer in layers if layer.kind in (_CONVOLUTION, _DENSE)]
+    learned = [layer for layer in layers if layer.kind in (CONVOLUTION, DENSE)]
     _check_options(layers, network.convolutions)
     weights: dict[str, np.ndarray] = {}
     pending = 1.0  # factor on the input of the next layer
     for theirs, layer, norm in zip(learned, ours, _norms(layers), strict=True):
         own, after = (1.0, 1.0) if norm is None else _scales(norm)
         weight, bias = theirs.blobs
-        if theirs.kind == _DENSE:
+        if theirs.kind == DENSE:
             weight = weight.T
         for kind, value, factor in (("weight", weight, own * pending), ("bias", bias, own)):
             name = f"{layer.name}.{kind}"
@@ -181,9 +190,9 @@ def _norms(layers: Sequence[Layer]) -> list[Layer | None]:
     """The normalisation after each layer with weights, or None."""
     found: list[Layer | None] = []
     for layer in layers:
-        if layer.kind in (_CONVOLUTION, _DENSE):
+        if layer.kind in (CONVOLUTION, DENSE):
             found.append(None)
-        elif layer.kind == _NORM:
+        elif layer.kind == NORM:
             found[-1] = layer
     return found
 
@@ -203,22 +212,23 @@ def _check_options(layers: Sequence[Layer], ours: Sequence[Any]) -> None:
     """Check the options that shapes do not show."""
     convolutions = iter(ours)
     for layer in layers:
-        if layer.kind == _CONVOLUTION:
+        if layer.kind == CONVOLUTION:
             own = next(convolutions)
-            _check(layer, "pad", 3, 0, own.pad)
-            _check(layer, "group", 5, 1, own.groups)
-            _check(layer, "stride", 6, 1, own.stride)
-        elif layer.kind == _POOL:
-            _check(layer, "pool", 1, 0, 0)  # the maximum
-            _check(layer, "kernel_size", 2, 0, 3)
-            _check(layer, "stride", 3, 1, 2)
-            _check(layer, "pad", 4, 0, 0)
-        elif layer.kind == _NORM:
-            _check(layer, "local_size", 1, 5, NORM_SIZE)
-            _check(layer, "norm_region", 4, 0, 0)  # across channels
+            check_option(layer, "pad", 3, 0, own.pad)
+            check_option(layer, "group", 5, 1, own.groups)
+            check_option(layer, "stride", 6, 1, own.stride)
+        elif layer.kind == POOL:
+            check_option(layer, "pool", 1, 0, 0)  # the maximum
+            check_option(layer, "kernel_size", 2, 0, 3)
+            check_option(layer, "stride", 3, 1, 2)
+            check_option(layer, "pad", 4, 0, 0)
+        elif layer.kind == NORM:
+            check_option(layer, "local_size", 1, 5, NORM_SIZE)
+            check_option(layer, "norm_region", 4, 0, 0)  # across channels
 
 
-def _check(layer: Layer, option: str, field: int, default: int, expected: int) -> None:
+def check_option(layer: Layer, option: str, field: int, default: int, expected: int) -> None:
+    """Raise ValueError unless an option of a layer has the value expected."""
     found = layer.options.integers(field) or [default]
     if set(found) != {expected}:
         raise ValueError(f"{layer.name}: {option} is {found}, expected {expected}")

@@ -3,7 +3,8 @@
 The original's folder:   tandem convert weights_folder alexnet.safetensors --epoch 65
 Back to such a folder:   tandem convert alexnet.safetensors weights_folder
 Its published archive:   tandem convert parameters_releasing.zip alexnet.safetensors
-Caffe's network:         tandem convert bvlc_alexnet.caffemodel caffe.safetensors
+Caffe's network:         tandem convert bvlc_googlenet.caffemodel googlenet.safetensors
+torchvision's names:     tandem convert torchvision_resnet50.safetensors resnet50.safetensors
 Caffe's mean image:      tandem convert imagenet_mean.binaryproto caffe_mean.npy
 """
 
@@ -22,8 +23,10 @@ from tandem.artifacts.checkpoint import (
 )
 from tandem.artifacts.unsupported import describe_unsupported
 from tandem.cli import CommandLine, Options, PathOption, option, run_program
-from tandem.convert.caffe import read_caffemodel, read_mean_proto
+from tandem.convert.caffe import alexnet, read_layers, read_mean_proto
+from tandem.convert.caffe_networks import convert_network
 from tandem.convert.fetch import EPOCH, FILE, download, unpacked, verify
+from tandem.convert.published import Converted
 from tandem.convert.theano_folder import (
     LibConv,
     find_classes,
@@ -31,12 +34,15 @@ from tandem.convert.theano_folder import (
     read_folder,
     write_folder,
 )
+from tandem.convert.torchvision import read_state_dict
 from tandem.data.class_names import imagenet_names
 from tandem.errors import InputError
 from tandem.files import write_array
 from tandem.layers.network import ALEXNET, NetworkDescription, build_network
 
 log = logging.getLogger(__name__)
+
+CROP_SIZE = 227  # pixels, of AlexNet
 
 
 class Settings(Options):
@@ -54,13 +60,21 @@ class Settings(Options):
         "of the original's configuration in training: cudnn or cudaconvnet",
         "cudnn or cudaconvnet",
     )
-    crop_size: int = option(227, "of the network", "a whole number of pixels")
+    crop_size: int | None = option(
+        None, "of the network (default: 227 of AlexNet, 224 of others)", "a whole number of pixels"
+    )
     width: float = option(1.0, "of the network", "a number")
+    network: str | None = option(
+        None,
+        "class of the network of a state dict, as module:class (default: by its names)",
+        "a module and a class, such as tandem.models.resnet:ResNet50",
+    )
 
     def describe(self, classes: int, norm_before_pool: bool = False) -> NetworkDescription:
         names = tuple(imagenet_names())
         wnids = names if classes == len(names) else None
-        return NetworkDescription(self.crop_size, classes, self.width, wnids, norm_before_pool)
+        crop_size = CROP_SIZE if self.crop_size is None else self.crop_size
+        return NetworkDescription(crop_size, classes, self.width, wnids, norm_before_pool)
 
 
 class ConvertOptions(Settings):
@@ -106,7 +120,7 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
     """
     kinds: dict[str, Callable[[Path, Path, Settings], None]] = {
         ".zip": _convert_archive,
-        ".safetensors": _convert_checkpoint,
+        ".safetensors": _convert_safetensors,
         ".caffemodel": _convert_caffe,
         ".binaryproto": _convert_mean,
     }
@@ -152,6 +166,15 @@ def _convert_archive(archive: Path, target: Path, settings: Settings) -> None:
         _convert_folder(folder, target, settings)
 
 
+def _convert_safetensors(path: Path, target: Path, settings: Settings) -> None:
+    """A state dict to a checkpoint, or a checkpoint to the original's folder."""
+    if target.suffix != ".safetensors":
+        _convert_checkpoint(path, target, settings)
+    else:
+        found = read_state_dict(path, settings.network, settings.crop_size, settings.width)
+        _save_converted(target, found)
+
+
 def _convert_checkpoint(path: Path, folder: Path, settings: Settings) -> None:
     description = read_header(path).network
     if description.network != ALEXNET:
@@ -170,14 +193,21 @@ def _convert_checkpoint(path: Path, folder: Path, settings: Settings) -> None:
 
 def _convert_caffe(path: Path, target: Path, settings: Settings) -> None:
     _check_suffix(target, ".safetensors")
-    caffe = read_caffemodel(path)
+    layers = read_layers(path)
+    if found := convert_network(path, layers, settings.crop_size, settings.width):
+        _save_converted(target, found)
+        return
+    caffe = alexnet(path, layers)
     description = settings.describe(caffe.classes, caffe.norm_before_pool)
     _save(target, caffe.weights(build_network(description)), description, RunState())
 
 
 def _convert_mean(path: Path, target: Path, settings: Settings) -> None:
     _check_suffix(target, ".npy")
-    mean = read_mean_proto(path)
+    _write_mean(target, read_mean_proto(path))
+
+
+def _write_mean(target: Path, mean: np.ndarray) -> None:
     try:
         write_array(target, mean)
     except OSError as error:
@@ -191,6 +221,16 @@ def _save(
     save_checkpoint(target, Checkpoint(weights, {}, network, state))
     order = " (norm_before_pool: true)" if network.norm_before_pool else ""
     log.info("wrote %s: AlexNet of %d classes%s", target, network.classes, order)
+
+
+def _save_converted(target: Path, found: Converted) -> None:
+    """Write a network of `tandem.models`, and its mean colour as a mean image beside it."""
+    network = found.description
+    checkpoint = Checkpoint(found.weights, {}, network, untrained=found.untrained)
+    save_checkpoint(target, checkpoint)
+    log.info("wrote %s: %s", target, network.summary)
+    if found.mean is not None:
+        _write_mean(target.with_name(f"{target.stem}_mean.npy"), found.mean)
 
 
 def _check_suffix(target: Path, suffix: str) -> None:

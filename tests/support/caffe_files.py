@@ -60,6 +60,7 @@ def _classes() -> dict[str, Any]:
 
 PROTO = _classes()
 Blobs = Mapping[str, tuple[np.ndarray, np.ndarray]]
+Layers = list[tuple[str, str, dict[str, Any]]]
 
 
 def fill_blob(blob: Any, array: np.ndarray, modern: bool) -> None:
@@ -72,7 +73,7 @@ def fill_blob(blob: Any, array: np.ndarray, modern: bool) -> None:
         blob.num, blob.channels, blob.height, blob.width = axes
 
 
-def alexnet_layers(norm_before_pool: bool) -> list[tuple[str, str, dict[str, Any]]]:
+def alexnet_layers(norm_before_pool: bool) -> Layers:
     """Names, types and options of the layers of bvlc_alexnet, or of CaffeNet."""
     convolutions = [
         {"kernel_size": [11], "stride": [4]},
@@ -81,7 +82,7 @@ def alexnet_layers(norm_before_pool: bool) -> list[tuple[str, str, dict[str, Any
         {"kernel_size": [3], "pad": [1], "group": 2},
         {"kernel_size": [3], "pad": [1], "group": 2},
     ]
-    layers: list[tuple[str, str, dict[str, Any]]] = [("data", "Data", {})]
+    layers: Layers = [("data", "Data", {})]
     for number, options in enumerate(convolutions, 1):
         layers += [(f"conv{number}", "Convolution", options), (f"relu{number}", "ReLU", {})]
         pool = (f"pool{number}", "Pooling", {"pool": 0, "kernel_size": 3, "stride": 2})
@@ -101,14 +102,15 @@ def caffemodel(
     norm_before_pool: bool = True,
     modern: bool = False,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
+    layers: Layers | None = None,
 ) -> Any:
     """A network with its blobs (weight and bias) by the layer's name, as a message.
 
-    Layers are of today's kind if `modern`, otherwise of that of 2014; `changes` are options of
-    layers to set otherwise, by the layer's name.
+    It is AlexNet unless other `layers` are given. Layers are of today's kind if `modern`, otherwise
+    of that of 2014; `changes` are options of layers to set otherwise, by the layer's name.
     """
     net = PROTO["Net"](name="AlexNet")
-    for name, kind, options in alexnet_layers(norm_before_pool):
+    for name, kind, options in layers or alexnet_layers(norm_before_pool):
         layer = (net.layer if modern else net.layers).add(name=name)
         layer.type = kind if modern else V1_TYPES[kind]
         for option, value in {**options, **(changes or {}).get(name, {})}.items():
@@ -130,7 +132,7 @@ def random_blobs(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[np.nd
     rng = np.random.default_rng(6)
     blobs = {}
     for name, shape in shapes.items():
-        layer, kind = name.split(".")
+        layer, _, kind = name.rpartition(".")
         if kind == "weight":
             shape = shape if len(shape) == 4 else shape[::-1]
             std = np.sqrt(2 / np.prod(shape[1:]))
