@@ -41,10 +41,11 @@ class Callback:
             Counted from 1.
         record : mapping
             Of the validation ``loss`` (nats), ``top1_error`` and ``top5_error`` (fractions) and
-            ``images``; ``step``, the steps of the whole run so far; and means of the reports
-            (``print_freq``) of this epoch's training: ``train_loss``, ``train_top1_error``,
-            ``images_per_second``, with ``learning_rate``, the last. These four are None without a
-            report, ``train_top1_error`` also with ``print_train_error: false``.
+            ``images``, and each of the chosen `metrics` under its name; ``step``, the steps of the
+            whole run so far; and means of the reports (``print_freq``) of this epoch's training:
+            ``train_loss``, ``train_top1_error``, ``images_per_second``, with ``learning_rate``, the
+            last. These four are None without a report, ``train_top1_error`` also with
+            ``print_train_error: false``.
         """
 
     def on_train_end(self, result: Mapping[str, Any]) -> None:

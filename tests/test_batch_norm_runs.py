@@ -20,6 +20,7 @@ from tests.support.ranks import Starter, job, need_ranks, run_ranks
 from tests.support.runs import RunningJob, assert_close, assert_same_bits, train, weights
 from tests.support.tiny import prepare, read_record, run_program, settings
 
+SIMULATED = "tests/support/simulated_train.py"
 GLOBAL = 12
 # 31 pictures: the last minibatch has seven, so that of three trainers one has none and one a group
 # that is cut, and of two trainers one has a single row.
@@ -91,6 +92,28 @@ def test_the_number_of_ranks_changes_nothing(
 ) -> None:
     run = train_ranks(data, tmp_path / "run", ranks, by, **DOUBLE, **changes, check_every=1)
     assert_close(run, alone, 1e-9)
+
+
+@slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"collective": "asa"},
+        {"collective": "hierarchical", "exchange": "gradients", "bucket_mb": 0.002},
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_on_gpus_compute_what_they_do_on_the_host(
+    data: Path, alone: Path, tmp_path: Path, ranks: int, changes: dict[str, Any]
+) -> None:
+    """On simulated GPUs: both functions of gradients are recorded; one rank makes whole steps."""
+    need_ranks()
+    gpus = {"devices": [f"cuda:{rank}" for rank in range(ranks)], "compile": False}
+    changes = {**DOUBLE, **gpus, **changes, "batch_size": GLOBAL // ranks}
+    result = run_ranks(ranks, SIMULATED, settings(data, tmp_path / "run", **changes))
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("left on GPUs: 0, shared: 0\n") == ranks
+    assert_close(tmp_path / "run", alone, 1e-9)
 
 
 @slow

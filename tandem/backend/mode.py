@@ -10,6 +10,7 @@ from tandem.backend.gpu_rewrites import GPU, TRITON
 from tandem.backend.inner_graphs import REWRITES
 from tandem.backend.linker import DeviceLinker
 from tandem.backend.lowering.convolution import has_nnpack
+from tandem.backend.norm_rewrites import BY_LOOPS
 from tandem.backend.precision import Precision, ProductPrecision, set_tf32
 from tandem.backend.runtime import as_device, require_compiler
 from tandem.compilers import missing_for_triton
@@ -89,4 +90,6 @@ def device_mode(
     rewrites = REWRITES
     if target.type == "cuda":
         rewrites = REWRITES.including(GPU, *([] if missing_for_triton() else [TRITON]))
+    elif not compile:
+        rewrites = REWRITES.including(BY_LOOPS)
     return Mode(linker, rewrites)

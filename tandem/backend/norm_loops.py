@@ -19,16 +19,27 @@ _TILE = 32  # pixels
 
 
 def batch_norm(
-    x: Tensor, scale: Tensor, shift: Tensor, valid: Tensor | None, rows: int, epsilon: float
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    valid: Tensor | None,
+    rows: int,
+    epsilon: float,
+    rectify: bool = False,
+    other: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Compute the outputs of `tandem.ops.BatchNorm`."""
+    """Compute the outputs of `tandem.ops.BatchNorm`, or of `tandem.ops.NormRelu` with `rectify`."""
+    if other is not None and other.shape != x.shape:
+        raise ValueError(f"other has shape {tuple(other.shape)}, expected {tuple(x.shape)}")
     y, channels = _empty_like(x), x.shape[1]
     bounds, parts = _groups(x, valid, rows)
     _check_lengths(channels, scale=scale, shift=shift)
     means, inverses = (torch.empty((len(bounds), channels), dtype=x.dtype) for _ in range(2))
     mean, variance = (torch.empty(channels, dtype=x.dtype) for _ in range(2))
     vectors = (v.contiguous().numpy() for v in (scale, shift, mean, variance, means, inverses))
-    run(_normalize, _pixels(x), _pixels(y), *vectors, bounds, parts, np.float64(epsilon))
+    images = _pixels(x), _pixels(y), _pixels(x if other is None else other)
+    adds = other is not None
+    run(_normalize, *images, *vectors, bounds, parts, np.float64(epsilon), rectify, adds)
     return y, mean, variance, means, inverses
 
 
@@ -40,8 +51,12 @@ def batch_norm_gradient(
     inverses: Tensor,
     valid: Tensor | None,
     rows: int,
+    rectified: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the outputs of `tandem.ops.BatchNormGrad`."""
+    """Compute the outputs of `tandem.ops.BatchNormGrad`.
+
+    `rectified` is the shift, if a ReLU follows: then those of `tandem.ops.NormReluGrad`.
+    """
     if g.shape != x.shape:
         raise ValueError(f"g has shape {tuple(g.shape)}, expected {tuple(x.shape)}")
     dx, channels = _empty_like(x), x.shape[1]
@@ -53,8 +68,10 @@ def batch_norm_gradient(
                 f"{name} has shape {tuple(each.shape)}, expected {(len(bounds), channels)}"
             )
     dscale, dshift = (torch.empty(channels, dtype=x.dtype) for _ in range(2))
-    vectors = (v.contiguous().numpy() for v in (scale, means, inverses, dscale, dshift))
-    run(_gradient, _pixels(x), _pixels(g), _pixels(dx), *vectors, bounds, parts)
+    shift, has_relu = (scale, False) if rectified is None else (rectified, True)
+    _check_lengths(channels, shift=shift)
+    vectors = (v.contiguous().numpy() for v in (scale, shift, means, inverses, dscale, dshift))
+    run(_gradient, _pixels(x), _pixels(g), _pixels(dx), *vectors, bounds, parts, has_relu)
     return dx, dscale, dshift
 
 
@@ -92,6 +109,7 @@ def _pixels(x: Tensor) -> np.ndarray:
 def _normalize(
     x: np.ndarray,
     y: np.ndarray,
+    other: np.ndarray,
     scale: np.ndarray,
     shift: np.ndarray,
     mean: np.ndarray,
@@ -101,8 +119,11 @@ def _normalize(
     bounds: np.ndarray,
     parts: int,
     epsilon: float,
+    rectify: bool,
+    adds: bool,
 ) -> None:
     groups, channels = means.shape
+    none = x.dtype.type(0)
     centres = np.zeros((groups * parts, channels))
     squares = np.zeros((groups * parts, channels))
     for number in numba.prange(groups * parts):
@@ -149,19 +170,19 @@ def _normalize(
             more = count * (part + 1) // parts - count * part // parts
             if more == 0:
                 continue
-            other, others = centres[group * parts + part], squares[group * parts + part]
+            added, energies = centres[group * parts + part], squares[group * parts + part]
             grown, before = more / (seen + more), float(seen)
             for c in range(channels):
-                moved = other[c] - centre[c]
+                moved = added[c] - centre[c]
                 centre[c] += moved * grown
-                square[c] += others[c] + moved * moved * before * grown
+                square[c] += energies[c] + moved * moved * before * grown
             seen += more
         weight = count / max(1, everything)
         for c in range(channels):
             inverse = 1.0 / np.sqrt(square[c] / max(1, count) + epsilon)
             means[group, c] = centre[c]
             inverses[group, c] = inverse
-            factors[group, c] = inverse * scale[c]
+            factors[group, c] = inverses[group, c] * scale[c]
             reported[0, c] += weight * centre[c]
             reported[1, c] += weight * square[c] / max(1, count - 1)
     for c in range(channels):
@@ -173,12 +194,30 @@ def _normalize(
         count = last - first
         begin, end = first + count * part // parts, first + count * (part + 1) // parts
         factor, middle = factors[group], means[group]
-        for p in range(begin, min(end, valid)):
-            for c in range(channels):
-                y[p, c] = (x[p, c] - middle[c]) * factor[c] + shift[c]
-        for p in range(max(begin, valid), end):
-            for c in range(channels):
-                y[p, c] = shift[c]
+        if adds:
+            for p in range(begin, min(end, valid)):
+                for c in range(channels):
+                    value = (x[p, c] - middle[c]) * factor[c] + shift[c] + other[p, c]
+                    y[p, c] = none if value <= none else value
+            for p in range(max(begin, valid), end):
+                for c in range(channels):
+                    value = shift[c] + other[p, c]
+                    y[p, c] = none if value <= none else value
+        elif rectify:
+            for p in range(begin, min(end, valid)):
+                for c in range(channels):
+                    value = (x[p, c] - middle[c]) * factor[c] + shift[c]
+                    y[p, c] = none if value <= none else value
+            for p in range(max(begin, valid), end):
+                for c in range(channels):
+                    y[p, c] = none if shift[c] <= none else shift[c]
+        else:
+            for p in range(begin, min(end, valid)):
+                for c in range(channels):
+                    y[p, c] = (x[p, c] - middle[c]) * factor[c] + shift[c]
+            for p in range(max(begin, valid), end):
+                for c in range(channels):
+                    y[p, c] = shift[c]
 
 
 def _gradient(
@@ -186,14 +225,21 @@ def _gradient(
     g: np.ndarray,
     dx: np.ndarray,
     scale: np.ndarray,
+    shift: np.ndarray,
     means: np.ndarray,
     inverses: np.ndarray,
     dscale: np.ndarray,
     dshift: np.ndarray,
     bounds: np.ndarray,
     parts: int,
+    has_relu: bool,
 ) -> None:
     groups, channels = means.shape
+    none = x.dtype.type(0)
+    factors = np.empty((3, groups, channels), x.dtype)
+    for group in range(groups):
+        for c in range(channels):
+            factors[0, group, c] = inverses[group, c] * scale[c]
     sums = np.zeros((groups * parts, channels))
     products = np.zeros((groups * parts, channels))
     for number in numba.prange(groups * parts):
@@ -202,18 +248,26 @@ def _gradient(
         begin, end = first + count * part // parts, first + count * (part + 1) // parts
         centre, add, multiply = means[group], sums[number], products[number]
         total, along = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+        slope = factors[0, group]
         for start in range(begin, end, _TILE):
             for c in range(channels):
                 total[c] = 0
                 along[c] = 0
-            for p in range(start, min(start + _TILE, end)):
-                for c in range(channels):
-                    total[c] += g[p, c]
-                    along[c] += g[p, c] * (x[p, c] - centre[c])
+            if has_relu:
+                for p in range(start, min(start + _TILE, end)):
+                    for c in range(channels):
+                        d = x[p, c] - centre[c]
+                        gated = none if d * slope[c] + shift[c] <= none else g[p, c]
+                        total[c] += gated
+                        along[c] += gated * d
+            else:
+                for p in range(start, min(start + _TILE, end)):
+                    for c in range(channels):
+                        total[c] += g[p, c]
+                        along[c] += g[p, c] * (x[p, c] - centre[c])
             for c in range(channels):
                 add[c] += total[c]
                 multiply[c] += along[c]
-    factors = np.empty((3, groups, channels), x.dtype)
     reported = np.zeros((2, channels))
     for group in range(groups):
         count = max(1, bounds[group, 1] - bounds[group, 0])
@@ -224,7 +278,6 @@ def _gradient(
                 multiply[c] += products[group * parts + part, c]
         for c in range(channels):
             inverse = float(inverses[group, c])
-            factors[0, group, c] = scale[c] * inverse
             factors[1, group, c] = add[c] / count
             factors[2, group, c] = multiply[c] * inverse * inverse / count
             reported[0, c] += multiply[c] * inverse
@@ -239,10 +292,17 @@ def _gradient(
         begin, end = first + count * part // parts, first + count * (part + 1) // parts
         slope, level, along = factors[0, group], factors[1, group], factors[2, group]
         middle = means[group]
-        for p in range(begin, min(end, valid)):
-            for c in range(channels):
-                rest = (g[p, c] - level[c]) - (x[p, c] - middle[c]) * along[c]
-                dx[p, c] = slope[c] * rest
+        if has_relu:
+            for p in range(begin, min(end, valid)):
+                for c in range(channels):
+                    d = x[p, c] - middle[c]
+                    gated = none if d * slope[c] + shift[c] <= none else g[p, c]
+                    dx[p, c] = slope[c] * ((gated - level[c]) - d * along[c])
+        else:
+            for p in range(begin, min(end, valid)):
+                for c in range(channels):
+                    d = x[p, c] - middle[c]
+                    dx[p, c] = slope[c] * ((g[p, c] - level[c]) - d * along[c])
         for p in range(max(begin, valid), end):
             for c in range(channels):
                 dx[p, c] = 0

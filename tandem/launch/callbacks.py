@@ -151,7 +151,9 @@ def summarised(record: ValidationRecord, train: Sequence[TrainRecord]) -> dict[s
         return None if not values or None in values else fmean(values)
 
     return {
-        **{key: value for key, value in asdict(record).items() if key != "crops"},  # 1 in training
+        # Of crops there is one in training.
+        **{key: v for key, v in asdict(record).items() if key not in ("crops", "metrics")},
+        **record.metrics,
         "train_loss": mean("loss"),
         "train_top1_error": mean("top1_error"),
         "images_per_second": mean("images_per_second"),

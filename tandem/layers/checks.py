@@ -78,11 +78,16 @@ def check_graph(
             raise InputError(f"{kind} has a loss that does not depend on {name}, which is trained")
         if not (parameter.trainable or name in statistics or training.is_frozen(name)):
             raise InputError(f"{kind} reports no statistic of {name}, which is not trained")
-    for name in statistics:
+    for name, value in statistics.items():
         if name not in parameters.declared or parameters.declared[name].trainable:
             raise InputError(
                 f"{kind} reports a statistic of {name}, which is no array that it declares as not"
                 " trained"
+            )
+        expected = parameters[name].type
+        if value.type.ndim != expected.ndim or value.type.dtype != expected.dtype:
+            raise InputError(
+                f"{kind} ({name}): found a statistic of {value.type}, expected {expected}"
             )
 
 

@@ -17,6 +17,7 @@ from tandem.ops.crop import CropMirror, crop_mirror
 from tandem.ops.dropout import Dropout, DropoutMask, dropout, dropout_mask
 from tandem.ops.lrn import LRN, LRNGrad, lrn
 from tandem.ops.momentum import MomentumStep, momentum_step
+from tandem.ops.norm_relu import NormRelu, NormReluGrad
 from tandem.ops.pad import Pad2d, pad2d
 from tandem.ops.pool import (
     AveragePool2d,
@@ -49,6 +50,8 @@ __all__ = [
     "MaxPool2d",
     "MaxPool2dGrad",
     "MomentumStep",
+    "NormRelu",
+    "NormReluGrad",
     "Pad2d",
     "PoolNorm",
     "PoolNormGrad",

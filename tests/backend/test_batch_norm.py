@@ -111,7 +111,9 @@ def results() -> list[bytes]:
     for valid in (None, torch.tensor(7)):
         y, mean, variance, *saved = batch_norm(x, scale, shift, valid, 4, 1e-5)
         gradients = batch_norm_gradient(x, scale, g, saved[0], saved[1], valid, 4)
-        found += [y, mean, variance, *saved, *gradients]
+        rectified = batch_norm(x, scale, shift, valid, 4, 1e-5, True, g)[0]
+        gated = batch_norm_gradient(x, scale, g, saved[0], saved[1], valid, 4, shift)
+        found += [y, mean, variance, *saved, *gradients, rectified, *gated]
     keys = torch.tensor(5), torch.tensor(2), torch.arange(12)
     found.append(dropout(x, keys, 256, 2**31, 2.0))
     return [tensor.numpy().tobytes() for tensor in found]
@@ -144,6 +146,8 @@ def test_loops_refuse_what_does_not_fit() -> None:
         batch_norm_gradient(x, scale, g[..., :1], saved[0], saved[1], None, 2)
     with pytest.raises(ValueError, match=r"means has shape \(1, 3\), expected \(2, 3\)"):
         batch_norm_gradient(x, scale, g, saved[0][:1], saved[1], None, 2)
+    with pytest.raises(ValueError, match=r"other has shape \(3, 3, 2, 2\), expected \(4, 3, 2"):
+        batch_norm(x, scale, shift, None, 2, 1e-5, True, g[:3])
     with pytest.raises(ValueError, match="x has 4 rows, indices has 2"):
         dropout(x, (torch.tensor(1), torch.tensor(1), torch.arange(2)), 256, 1, 1.0)
 

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -88,7 +89,6 @@ def test_a_run_calls_each_method_at_its_time(config: Config, calls: Path) -> Non
         "top1_error": 0.25,
         "top5_error": 0.125,
         "images": 7,
-        "metrics": {},
         "train_loss": 2.5,
         "train_top1_error": 0.5,
         "images_per_second": 10.0,
@@ -109,6 +109,8 @@ def test_an_epoch_without_reports_has_no_means() -> None:
     assert {key for key, value in found.items() if value is None} == {
         *("train_loss", "train_top1_error", "images_per_second", "learning_rate")
     }
+    measured = replace(validation, metrics={"f1": 0.5})
+    assert callbacks.summarised(measured, []) == found | {"f1": 0.5}
     unknown = TrainRecord(1, 1, 3.0, None, 0.1, 10.0, 1.0, 0.0, 0.0)
     assert callbacks.summarised(validation, [unknown])["train_top1_error"] is None
 

@@ -41,6 +41,8 @@ from tandem.ops import (
     MaxPool2d,
     MaxPool2dGrad,
     MomentumStep,
+    NormRelu,
+    NormReluGrad,
     Pad2d,
     Relu,
     ReluGrad,
@@ -703,6 +705,16 @@ def _norm_cases(dtype: str) -> list[Case]:
             for valid in sorted({0, len(x) // 2, len(x)}):
                 operands = (x, scale, shift, np.int64(valid))
                 cases.append(case(f"norm-{name}-{rows}-{valid}", norm, *operands))
+
+        def rectified(x: Any, a: Any, b: Any, *valid: Any) -> list[Variable]:
+            y, mean, variance, *saved = NormRelu(2, 1e-3)(x, a, b, *valid)
+            gradients = NormReluGrad(2)(x, a, b, y * x, *saved, *valid)
+            added = NormRelu(2, 1e-3, True)(x, a, b, x[:, ::-1], *valid)
+            return [y, mean, variance, *gradients, *added]
+
+        cases.append(case(f"norm-relu-{name}", rectified, x, scale, shift))
+        valid = np.int64(len(x) // 2)
+        cases.append(case(f"norm-relu-{name}-valid", rectified, x, scale, shift, valid))
         keys = (np.int64(2**62 + 12345), np.int64(3), np.arange(len(x)) + 2**31)
         cases.append(case(f"dropout-fused-{name}", Dropout(0.3, 1, 1.5), x, *keys))
     return cases

@@ -70,6 +70,7 @@ class Compiled:
                 getattr(slot, name)[:count] = getattr(whole, name)[first : first + count]
             self.model.compute_gradients(slot, 0, count)
             assert self.model.is_finite()
+            assert count or not self.gradients.any()
             parts.append(self.gradients.copy())
         average_into_all(parts, [count / rows for count in counts])
         self.gradients[...] = parts[0]

@@ -133,6 +133,16 @@ class Overmeasured(Centred):
         return logits
 
 
+class Mismeasured(Centred):
+    """Reports a statistic that is a number for each colour of each picture."""
+
+    def logits(self, images: Any, training: Training | None) -> Any:
+        logits = super().logits(images, training)
+        if training is not None:
+            training.statistics["norm.mean"] = images.mean(axis=(2, 3))
+        return logits
+
+
 class Unused(Centred):
     """Has a parameter that its output does not depend on."""
 
@@ -164,6 +174,7 @@ class Doubled(Centred):
         (Misnamed, "network: Misnamed has an initial value of fc.wieght, which it does not decl"),
         (Unmeasured, "network: Unmeasured reports no statistic of norm.mean, which is not traine"),
         (Overmeasured, "Overmeasured reports a statistic of fc.bias, which is no array"),
+        (Mismeasured, r"Mismeasured \(norm.mean\): found a statistic of Matrix.*, expected Vector"),
         (Unused, "network: Unused has a loss that does not depend on gain.bias"),
         (Undeclared, "network: Undeclared uses gain.weight, a shared variable that is not among"),
         (Doubled, "network: fc.bias is declared twice"),

@@ -25,6 +25,7 @@ class Events:
         return self.steps.start(slot, Position(1, number, number), 0.5, PICTURES + number)
 
     def _step(self, slot: str, epoch: int, rate: float, rows: int) -> Any:
+        assert rows == len(PICTURES)
         self.seen.append(f"start {slot} {epoch} {rate}")
 
         def is_finite() -> bool:

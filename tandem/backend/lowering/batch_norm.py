@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from pytensor.graph.basic import Apply
 
-from tandem.backend.lowering.registry import Lowering, computed, lower
+from tandem.backend.lowering.registry import Lowering, computed, lower, unsupported
 from tandem.ops.batch_norm import BatchNorm, BatchNormGrad, BatchNormInference
+from tandem.ops.norm_relu import NormRelu, NormReluGrad
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -50,6 +51,40 @@ def lower_batch_norm_grad(
     if len(node.inputs) == 5:
         return computed(lambda *inputs: _gradient_by_group(rows, *inputs))
     return computed(lambda *inputs: _masked_gradient(rows, *inputs))
+
+
+@lower.register(NormRelu)
+def lower_norm_relu(op: NormRelu, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    loops = _required_loops(node, device, compiled)
+    rows, epsilon, adds = op.rows, op.epsilon, op.adds
+
+    def normalize(x: Tensor, scale: Tensor, shift: Tensor, *more: Tensor) -> Any:
+        other, valid = more[0] if adds else None, more[adds] if len(more) > adds else None
+        return loops.batch_norm(x, scale, shift, valid, rows, epsilon, True, other)
+
+    return computed(normalize)
+
+
+@lower.register(NormReluGrad)
+def lower_norm_relu_grad(
+    op: NormReluGrad, node: Apply, device: torch.device, compiled: bool
+) -> Lowering:
+    loops, rows = _required_loops(node, device, compiled), op.rows
+
+    def gradient(x: Tensor, scale: Tensor, shift: Tensor, *more: Tensor) -> Any:
+        g, means, inverses, *valid = more
+        return loops.batch_norm_gradient(
+            x, scale, g, means, inverses, valid[0] if valid else None, rows, shift
+        )
+
+    return computed(gradient)
+
+
+def _required_loops(node: Apply, device: torch.device, compiled: bool) -> Any:
+    loops = _loops(device, compiled)
+    if loops is None:
+        raise unsupported(node, "its loops are for a CPU, without torch.compile")
+    return loops
 
 
 @lower.register(BatchNormInference)

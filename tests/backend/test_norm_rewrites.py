@@ -1,0 +1,113 @@
+"""Batch normalisation with ReLU, and with a shortcut, in one pass over memory."""
+
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from tandem import layers
+from tandem.backend import device_mode
+from tandem.layers import Parameters, Training
+from tandem.ops import BatchNorm, BatchNormGrad, NormRelu, NormReluGrad, Relu, ReluGrad
+from tests.support.check_function import PYTHON
+
+FUSED = {BatchNorm, BatchNormGrad, NormRelu, NormReluGrad, Relu, ReluGrad}
+
+
+class Block:
+    """A convolution and a batch normalisation of images, in training."""
+
+    def __init__(self, dtype: str = "float64", valid: bool = False) -> None:
+        self.x = pt.tensor("x", dtype=dtype, shape=(6, 4, 5, 5))
+        self.valid = pt.lscalar("valid")
+        declared = [layers.weight("conv", (4, 4, 3, 3), 0.3), *layers.norm("bn", 4)]
+        self.parameters = Parameters(dtype, declared)
+        rng = np.random.default_rng(0)
+        for value in self.parameters.values():
+            value.set_value(rng.normal(size=value.get_value().shape).astype(dtype))
+        keys = pt.lscalar(), pt.lscalar(), pt.lvector()
+        self.training = Training(*keys, valid=self.valid if valid else None, rows=2)
+        self.before = layers.convolution(self.x, self.parameters["conv.weight"], pad=1)
+        self.y = layers.batch_norm(self.before, self.parameters, "bn", self.training)
+
+    def check(self, *outputs: Any, valid: int = 6) -> dict[type, int]:
+        """Compare outputs, statistics and gradients with Python's; count the fused Ops."""
+        cost = sum((output[:valid] ** 3).sum() for output in outputs)
+        trained = [self.parameters[name] for name in ("conv.weight", "bn.weight", "bn.bias")]
+        gradients = pytensor.grad(cost, [self.x, *trained])
+        wanted = [*(y[:valid] for y in outputs), *self.training.statistics.values(), *gradients]
+        values = np.random.default_rng(1).normal(size=(6, 4, 5, 5)).astype(self.x.type.dtype)
+        found = []
+        for mode in (device_mode(strict=True), PYTHON):
+            function = pytensor.function(
+                [self.x, self.valid], wanted, mode=mode, on_unused_input="ignore"
+            )
+            found.append((function, function(values, valid)))
+        tolerance = 1e-9 if self.x.type.dtype == "float64" else 1e-3
+        for one, other in zip(found[0][1], found[1][1], strict=True):
+            np.testing.assert_allclose(one, other, tolerance, tolerance)
+        ops = [type(node.op) for node in found[0][0].maker.fgraph.apply_nodes]
+        return {kind: ops.count(kind) for kind in FUSED & set(ops)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("valid", [None, 3])
+def test_relu_is_done_where_images_are_normalised(dtype: str, valid: int | None) -> None:
+    block = Block(dtype, valid is not None)
+    found = block.check(layers.relu(block.y), valid=6 if valid is None else valid)
+    assert found == {NormRelu: 1, NormReluGrad: 1}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("valid", [None, 5])
+def test_a_shortcut_is_added_where_images_are_normalised(first: bool, valid: int | None) -> None:
+    block = Block(valid=valid is not None)
+    y = block.y + block.x if first else block.x + block.y
+    found = block.check(layers.relu(y), valid=6 if valid is None else valid)
+    # The shortcut has the gated gradient too.
+    assert found == {NormRelu: 1, ReluGrad: 1, BatchNormGrad: 1}
+
+
+def test_images_that_are_read_before_relu_are_written() -> None:
+    block = Block()
+    found = block.check(layers.relu(block.y), block.y)
+    assert found == {BatchNorm: 1, Relu: 1, ReluGrad: 1, BatchNormGrad: 1}
+
+
+def test_a_sum_that_is_read_before_relu_is_written() -> None:
+    block = Block()
+    y = block.y + block.x
+    found = block.check(layers.relu(y), y)
+    assert found == {BatchNorm: 1, Relu: 1, ReluGrad: 1, BatchNormGrad: 1}
+
+
+def test_what_is_repeated_over_pixels_is_no_shortcut() -> None:
+    block = Block()
+    found = block.check(layers.relu(block.y + block.x.mean(axis=(2, 3), keepdims=True)))
+    assert NormRelu not in found
+
+
+def test_a_graph_for_the_compiler_is_left_to_it() -> None:
+    block = Block("float32")
+    function = pytensor.function([block.x], layers.relu(block.y), mode=device_mode(compile=True))
+    ops = {type(node.op) for node in function.maker.fgraph.apply_nodes}
+    assert {BatchNorm, Relu} <= ops
+    assert NormRelu not in ops
+
+
+def test_a_nan_passes() -> None:
+    block = Block()
+    function = pytensor.function(
+        [block.x],
+        [y := layers.relu(block.y), pytensor.grad(y.sum(), block.before)],
+        mode=device_mode(),
+    )
+    values = np.random.default_rng(1).normal(size=(6, 4, 5, 5))
+    values[1, 0, 0, 0] = np.nan
+    y, gradient = function(values)
+    assert np.isnan(y[:2]).all()
+    assert np.isnan(gradient[:2]).all()
+    assert not np.isnan(y[2:]).any()
+    assert not np.isnan(gradient[2:]).any()
