@@ -27,30 +27,39 @@ from tandem.backend import device_mode, keep_freed_memory, set_threads
 from tandem.ops import (
     LRN,
     AdamStep,
+    AveragePool2d,
+    AveragePool2dGrad,
+    BatchNorm,
+    BatchNormGrad,
+    BatchNormInference,
     Conv2d,
     Conv2dInputGrad,
     Conv2dWeightGrad,
     CropMirror,
+    Dropout,
     DropoutMask,
     LRNGrad,
     MaxPool2d,
     MaxPool2dGrad,
     MomentumStep,
+    NormRelu,
+    NormReluGrad,
     Relu,
     ReluGrad,
 )
 
+BATCH_NORMS = (BatchNorm, BatchNormGrad, BatchNormInference, NormRelu, NormReluGrad)
 KINDS: dict[str, tuple[type, ...]] = {
     "convolutions, forward": (Conv2d,),
     "convolutions, gradient of the filters": (Conv2dWeightGrad,),
     "convolutions, gradient of the images": (Conv2dInputGrad,),
     "fully connected layers": (Dot,),
-    "normalisation": (LRN, LRNGrad),
-    "pooling": (MaxPool2d, MaxPool2dGrad),
+    "normalisation": (LRN, LRNGrad, *BATCH_NORMS),
+    "pooling": (MaxPool2d, MaxPool2dGrad, AveragePool2d, AveragePool2dGrad),
     "ReLU": (Relu, ReluGrad),
     "update": (MomentumStep, AdamStep),
     "crops": (CropMirror,),
-    "dropout masks": (DropoutMask,),
+    "dropout masks": (DropoutMask, Dropout),
 }
 OTHER = "other"
 _CALL = re.compile(r"= (\w+)\(")
