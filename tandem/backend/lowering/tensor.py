@@ -163,7 +163,7 @@ def lower_make_vector(
     dtype = torch_dtype(node.outputs[0])
     if not node.inputs:
         return Lowering(lambda: torch.empty(0, dtype=dtype, device=device))
-    return Lowering(lambda *scalars: torch.stack(scalars))
+    return Lowering(lambda *scalars: torch.stack(scalars), certain=True)
 
 
 @lower.register(Shape)
