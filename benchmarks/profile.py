@@ -48,13 +48,13 @@ from tandem.ops import (
     ReluGrad,
 )
 
+BATCH_NORMS = (BatchNorm, BatchNormGrad, BatchNormInference, NormRelu, NormReluGrad)
 KINDS: dict[str, tuple[type, ...]] = {
     "convolutions, forward": (Conv2d,),
     "convolutions, gradient of the filters": (Conv2dWeightGrad,),
     "convolutions, gradient of the images": (Conv2dInputGrad,),
     "fully connected layers": (Dot,),
-    "normalisation": (LRN, LRNGrad),
-    "batch normalisation": (BatchNorm, BatchNormGrad, BatchNormInference, NormRelu, NormReluGrad),
+    "normalisation": (LRN, LRNGrad, *BATCH_NORMS),
     "pooling": (MaxPool2d, MaxPool2dGrad, AveragePool2d, AveragePool2dGrad),
     "ReLU": (Relu, ReluGrad),
     "update": (MomentumStep, AdamStep),

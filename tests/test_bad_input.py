@@ -193,6 +193,47 @@ def test_a_checkpoint_of_another_network(pristine: Path, run: Path, refused: Ref
     refused(pristine, run, "no checkpoint", "load_epoch 4", "epoch-0001", load_epoch=4, **RESUMED)
 
 
+def test_a_checkpoint_of_another_optimizer(pristine: Path, run: Path, refused: Refused) -> None:
+    refused(pristine, run, "states of optimizer sgd", "adam", **RESUMED, optimizer="adam")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"optimizer": "adam", "exchange": "average"}, "adam's results is not adam; use gradients"),
+        ({"optimizer": "adagrad"}, "it must be sgd, adam, adamw, nadam or rmsprop"),
+        ({"lr_policy": "plateau", "lr_monitor": "f1"}, "f1 is not measured: add it to metrics"),
+        ({"stop_at": 0.5, "stop_monitor": "loss"}, "stop_monitor: there is no value 'loss'"),
+        ({"metrics": ["f1", "auc"]}, "there is no metric 'auc'"),
+        ({"loss": "hinge"}, "it must be cross_entropy, "),
+        (
+            {"lr_policy": "table", "lr_table": "{0: -1}"},
+            "whole numbers of epochs and rates above 0",
+        ),
+    ],
+)
+def test_optimizers_losses_and_rates_that_cannot_be_used(
+    pristine: Path, tmp_path: Path, refused: Refused, changes: Changes, expected: str
+) -> None:
+    refused(pristine, tmp_path / "run", expected, **changes)
+
+
+@pytest.mark.slow
+def test_a_loss_for_a_network_with_its_own(
+    pristine: Path, tmp_path: Path, refused: Refused
+) -> None:
+    own = "tests.training.test_compiled_network:OwnCost"
+    refused(pristine, tmp_path / "run", "OwnCost has a cost of its own", network=own, loss="mse")
+
+
+def test_ten_crops_have_no_outputs_to_measure(finished: Path, pristine: Path) -> None:
+    weights = ["--weights", str(finished / "epoch-0001.safetensors"), "--ten_crops"]
+    arguments = [*weights, *settings(pristine, finished, metrics=["f1", "mse"])]
+    result = run_program("validate.py", arguments)
+    assert result.returncode == 2, result.stderr
+    assert "metrics: mse is of the network's outputs" in result.stderr
+
+
 def test_a_checkpoint_of_another_number_of_classes(finished: Path, tmp_path: Path) -> None:
     other = prepare(tmp_path / "four", classes=4)
     weights = finished / "epoch-0001.safetensors"

@@ -222,6 +222,34 @@ def test_ctrl_c_twice_ends_at_once(data: Path, tmp_path: Path) -> None:
 # Resuming
 
 
+@pytest.mark.slow
+def test_a_run_that_is_killed_within_the_patience_ends_with_the_same_bits(
+    data: Path, tmp_path: Path
+) -> None:
+    """With an optimizer, a rate and an end that follow from what the run has done before."""
+    common = {
+        **COMMON,
+        "n_epochs": 40,
+        "optimizer": "nadam",
+        "learning_rate": 0.001,
+        "metrics": ["f1", "top2"],
+        "lr_policy": "plateau",
+        "lr_monitor": "top5_error",  # always 0, of three classes
+        "lr_patience": 1,
+        "stop_monitor": "top5_error",
+        "stop_patience": 5,
+        "snapshot_minutes": 0.0001,
+    }
+    whole = train(data, tmp_path / "whole", **common)
+    assert list_checkpoints(whole)[-1].name == "epoch-0006.safetensors"
+    job = RunningJob(data, tmp_path / "run", 14, **common)
+    job.signal(signal.SIGKILL, "trainer 1")
+    job.end(1)
+    assert read_header(list_checkpoints(job.run)[-1]).state.epoch < 6
+    train(data, job.run, **common, resume_train=True)
+    assert_same_bits(job.run, whole)
+
+
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(
     data: Path, tmp_path: Path, whole: Path
 ) -> None:

@@ -85,6 +85,18 @@ def test_trainers_on_gpus_compute_what_they_do_on_the_host(
     check_close(run, on_host)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cuda:2"]])
+def test_an_optimizer_that_counts_updates_computes_the_same_on_gpus(
+    data: Path, tmp_path: Path, simulated: None, devices: list[str]
+) -> None:
+    """A trainer alone waits for each step: whether it was an update decides on the next."""
+    changes = {"optimizer": "adam", "learning_rate": 0.001, "batch_size": 4 // len(devices)}
+    assert train_simulated(data, tmp_path / "run", **changes, devices=devices) == 0
+    common = {**COMMON, **changes, "devices": ["cpu"] * len(devices)}
+    check_close(tmp_path / "run", train(data, tmp_path / "host", **common))
+
+
 def check_close(run: Path, on_host: Path) -> None:
     assert_close(run, on_host, 1e-9)
     for line, expected in zip(read_record(run), read_record(on_host), strict=True):

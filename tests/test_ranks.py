@@ -118,6 +118,20 @@ def test_the_number_of_ranks_does_not_change_what_is_computed(
 
 
 @slow
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adam", "adamw", "nadam"])
+@both
+def test_nor_does_it_with_another_optimizer(
+    data: Path, tmp_path: Path, starter: Starter, optimizer: str
+) -> None:
+    changes = {**DOUBLE, "learning_rate": 0.001, "optimizer": optimizer}
+    alone = train(data, tmp_path / "alone", **changes, batch_size=6)
+    for number, more in enumerate(({}, {"collective": "ar", "bucket_mb": 0.1})):
+        run = tmp_path / f"ranks-{number}"
+        train_ranks(data, run, 3, starter, **changes, **more, batch_size=2)
+        assert_close(run, alone, 1e-9)
+
+
+@slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -257,6 +271,9 @@ def assert_last_validation(data: Path, run: Path) -> None:
         {"rule": "easgd", "easgd_tau": 2, "print_freq": 3},
         # Reports of one step, in which a rank may have had no picture.
         {"rule": "gosgd", "gosgd_p": 0.5, "print_freq": 1},
+        # Each rank steps by itself, so that nothing need be linear.
+        {"rule": "easgd", "optimizer": "adam", "learning_rate": 0.001, "print_freq": 3},
+        {"rule": "gosgd", "optimizer": "nadam", "learning_rate": 0.001, "gosgd_p": 0.5},
     ],
 )
 @pytest.mark.usefixtures("starter")

@@ -16,7 +16,7 @@ import pytest
 from tandem import __version__
 from tandem.__main__ import VERBS
 from tests.support.pages import copy_project
-from tests.support.tiny import ROOT
+from tests.support.tiny import ROOT, prepare, settings
 
 pytestmark = pytest.mark.slow
 
@@ -65,9 +65,25 @@ def test_the_wheel_holds_the_library_and_nothing_else(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert names == tracked | {"alex_net.py"}
-    assert "tandem/py.typed" in names
+    assert {"tandem/py.typed", "tandem/models/resnet50.yaml"} <= names
     assert license_text == (ROOT / "LICENSE").read_text()
     assert "License-Expression: BSD-3-Clause\n" in metadata
+
+
+def test_a_recipe_of_the_wheel_trains_by_its_name(wheel: Path, tmp_path: Path) -> None:
+    """Unpacked, with the packages of this environment, from an empty folder."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "wheel")
+    data, here = prepare(tmp_path / "data", image_size=36), tmp_path / "empty"
+    here.mkdir()
+    start = "import sys; sys.path[0] = sys.argv.pop(1); from tandem.__main__ import main; "
+    start += "raise SystemExit(main())"
+    command = [sys.executable, "-c", start, tmp_path / "wheel", "train", "--config", "resnet_cifar"]
+    options = settings(data, tmp_path / "run", crop_size=32, width=0.25, batch_size=4)
+    run(*command, *options, cwd=here)
+    saved = (tmp_path / "run" / "config.yaml").read_text()
+    assert "network: tandem.models.resnet:ResNet20" in saved
+    assert (tmp_path / "run" / "epoch-0001.safetensors").exists()
 
 
 @pytest.mark.timeout(1800)

@@ -28,10 +28,12 @@ from pytensor.scalar.basic import (
 from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.tensor.basic import Join
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.math import Dot, Sum
 from pytensor.tensor.shape import Reshape
 from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.special import Softmax
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor, get_constant_idx
 
 from tandem.errors import InputError
 from tandem.ops import LRN, AveragePool2d, BatchNormInference, Conv2d, MaxPool2d, Pad2d, Relu
@@ -136,6 +138,8 @@ def _sources(node: Apply | None) -> Sequence[Variable]:
         return node.inputs[:1]
     if isinstance(node.op, Join):
         return node.inputs[1:]
+    if isinstance(node.op, Subtensor | IncSubtensor):
+        return node.inputs[: 1 + isinstance(node.op, IncSubtensor)]
     if isinstance(node.op, Conv2d):
         bias = node.inputs[2]
         is_zero = isinstance(bias, Constant) and not np.any(bias.data)
@@ -267,6 +271,50 @@ def _(op: DimShuffle, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> s
         raise InputError(f"ONNX: {op} has no translation: axes can be added, not moved or dropped")
     added = [index for index, axis in enumerate(op.new_order) if axis == "x"]
     return graph.add("Unsqueeze", [*inputs, graph.integers(*added)])
+
+
+@translated.register
+def _(op: Subtensor, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    slices = _slices(op, node.inputs)
+    starts = [part.start or 0 for part in slices]
+    ends = [_FAR if part.stop is None else part.stop for part in slices]
+    steps = [part.step or 1 for part in slices]
+    bounds = (starts, ends, range(len(slices)), steps)
+    return graph.add("Slice", [*inputs, *(graph.integers(*values) for values in bounds)])
+
+
+@translated.register
+def _(op: IncSubtensor, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    """What is added is padded with zeros first."""
+    slices = _slices(op, [node.inputs[0], *node.inputs[2:]])
+    begins, ends = [], []
+    for axis, length in enumerate(node.inputs[0].type.shape):
+        part = slices[axis] if axis < len(slices) else slice(None)
+        if part == slice(None):
+            begins.append(0)
+            ends.append(0)
+        elif op.set_instead_of_inc or length is None or part.step not in (None, 1):
+            raise _untranslated(op)
+        else:
+            first, last, _ = part.indices(length)
+            begins.append(first)
+            ends.append(length - last)
+    whole = graph.add("Pad", [inputs[1], graph.integers(*begins, *ends)])
+    return graph.add("Add", [inputs[0], whole])
+
+
+_FAR = np.iinfo(np.int64).max  # where a slice without an end has it
+
+
+def _slices(op: Subtensor | IncSubtensor, inputs: Sequence[Variable]) -> list[slice]:
+    """The slices of an Op over parts of a tensor, which have to be known."""
+    try:
+        found = get_constant_idx(op.idx_list, inputs)
+    except NotScalarConstantError as error:
+        raise _untranslated(op) from error
+    if not all(isinstance(part, slice) and (part.step or 1) > 0 for part in found):
+        raise _untranslated(op)
+    return [*found]
 
 
 _ELEMENTWISE: Mapping[type[ScalarOp], str] = {

@@ -27,6 +27,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
         "threads": 1,
         "compile": False,
         "convolutions": "fft",
+        "exchange": "average",
         "precision": "float32",
         "use_data_layer": False,
     }

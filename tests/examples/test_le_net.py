@@ -10,7 +10,7 @@ import pytensor.tensor as pt
 import pytest
 from PIL import Image
 
-from examples.le_net import LeNet
+from examples.le_net import CONTRAST, LeNet
 from tandem.backend import device_mode
 from tandem.classify.cli import run_classification
 from tandem.config.command_line import load_config
@@ -44,7 +44,7 @@ def pool(x: np.ndarray) -> np.ndarray:
 
 
 def slow_logits(values: dict[str, np.ndarray], picture: np.ndarray) -> np.ndarray:
-    x = picture
+    x = picture / CONTRAST[0]
     for name in ("conv1", "conv2"):
         x = correlate(x, values[f"{name}.weight"], values[f"{name}.bias"])
         x = pool(np.maximum(x, 0))
@@ -81,7 +81,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Data set and checkpoint of a run of two trainers."""
     folder = tmp_path_factory.mktemp("le_net")
     data, run = prepare(folder / "data", train=32, image_size=20), folder / "run"
-    changes = {"network": NAME, "crop_size": 18, "width": 0.5, "learning_rate": 0.0003}
+    changes = {"network": NAME, "crop_size": 18, "width": 0.5, "learning_rate": 0.01}
     trainers = {"batch_size": 4, "devices": ["cpu", "cpu"], "n_epochs": 6}
     train(data, run, **changes, **trainers)
     return data, run / "epoch-0006.safetensors"

@@ -102,6 +102,9 @@ def by_onnxruntime(x: Any, y: Any, value: np.ndarray) -> np.ndarray:
         (IMAGES, lambda x: layers.relu(layers.dropout(x, 0.25, 0, None, inverted=True))),
         (IMAGES, lambda x: layers.batch_norm(x, norm(6), "bn", None)),
         (ROWS, lambda x: layers.batch_norm(x, norm(5), "bn", None)),
+        (IMAGES, lambda x: x[:, 1:5, ::2, 1::3]),
+        (IMAGES, lambda x: x[:, -2:]),
+        (IMAGES, lambda x: pt.inc_subtensor(layers.relu(x)[:, 1:-2], x[:, :3])),
         *((ROWS, lambda x, f=f: f(30 * x)) for f in ACTIVATIONS),
         (ROWS, lambda x: layers.dropout(x, 0.25, 0, None)),
         (ROWS, lambda x: pt.special.softmax(x, axis=1)),
@@ -132,6 +135,11 @@ def test_onnx_computes_what_the_op_does(
         (lambda x: pt.special.softmax(x), "only a softmax over a single axis"),
         (lambda x: x + pt.tensor("other", dtype="float32", shape=(5,)), "other, which has no"),
         (lambda x: x.reshape((x.shape[0], -1, x.shape[1] // 2)), "only one length may be unknown"),
+        (lambda x: x[:, ::-1], "Subtensor.* has no translation"),
+        (lambda x: x[0], "Subtensor.* has no translation"),
+        (lambda x: x[: x.shape[1]], "Subtensor.* has no translation"),
+        (lambda x: pt.set_subtensor(x[:, 1:], 0), "SetSubtensor.* has no translation"),
+        (lambda x: pt.inc_subtensor(x[:, 1:], x[:, :-1]), "IncSubtensor.* has no translation"),
     ],
 )
 def test_what_has_no_translation_is_refused(build: Callable[[Any], Any], reason: str) -> None:

@@ -62,7 +62,7 @@ def test_another_network_is_made_with_the_same_arguments() -> None:
         ("nowhere:Net", "no module 'nowhere' for nowhere:Net"),
         ("examples.nowhere:Net", "no module 'examples.nowhere'"),
         ("examples.le_net:Lenet", "no class 'Lenet'; did you mean examples.le_net:LeNet"),
-        ("examples.le_net:FILTER", "no class 'FILTER'"),
+        ("examples.le_net:CONTRAST", "no class 'CONTRAST'"),
     ],
 )
 def test_a_module_or_class_that_is_not_there(network: str, message: str) -> None:
@@ -92,7 +92,7 @@ def test_a_module_that_lacks_another_says_so_itself(
         (
             "examples.le_net:LeNet",
             {"crop_size": 15},
-            "LeNet: at crop_size 15 nothing is left; it needs 16",
+            "LeNet: at crop_size 15: MaxPool2d.* does not fit",
         ),
         (
             "alex_net:AlexNet",
