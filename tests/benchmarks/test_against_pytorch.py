@@ -1,10 +1,15 @@
 """The training steps of a run against the same steps in plain PyTorch."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from benchmarks.against_pytorch import main
 from tests.support.runs import train
@@ -153,3 +158,28 @@ def test_a_resnet_normalises_the_groups_of_plain_pytorch(
     *_, summary = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert summary["largest_difference"] < 1e-7
     assert main([str(folder), "--epochs", "2", "--points", "0"]) == 0
+
+
+@pytest.mark.slow
+def test_the_trial_on_cifar_runs_as_its_page_says(tmp_path: Path) -> None:
+    """On a few pictures of noise."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("test", 3)):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "pictures" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 256, (32, 32, 3), np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    settings = {"PYTHON": sys.executable, "EPOCHS": "1", "STEPS": "3", "BATCH": "4"}
+    result = subprocess.run(
+        ["benchmarks/cifar.sh", tmp_path / "pictures", tmp_path / "out"],
+        cwd=ROOT,
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert result.returncode in (0, 1), result.stderr  # a picture more or less is 17 %
+    for name, count in (("steps", 3), ("epochs", 1)):
+        assert len((tmp_path / "out" / f"{name}.jsonl").read_text().splitlines()) == count + 1
