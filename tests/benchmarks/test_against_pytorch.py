@@ -161,6 +161,7 @@ def test_a_resnet_normalises_the_groups_of_plain_pytorch(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_trial_on_cifar_runs_as_its_page_says(tmp_path: Path) -> None:
     """On a few pictures of noise."""
     rng = np.random.default_rng(0)
