@@ -62,15 +62,20 @@ def run(loop: Callable[..., None], *arguments: Any) -> None:
                 torch.set_num_threads(threads)
 
 
-def _kind(argument: Any) -> tuple[np.dtype, int]:
-    value = np.asarray(argument)
-    return value.dtype, value.ndim
+def _kind(argument: Any) -> tuple[np.dtype, int] | type:
+    if isinstance(argument, np.ndarray):
+        return argument.dtype, argument.ndim
+    return type(argument)
 
 
 @cache
-def _compiled(loop: Callable[..., None], *kinds: tuple[np.dtype, int]) -> Callable[..., None]:
-    """Compile a loop for arguments of some dtypes and numbers of axes."""
+def _compiled(
+    loop: Callable[..., None], *kinds: tuple[np.dtype, int] | type
+) -> Callable[..., None]:
+    """Compile a loop for arrays of some dtypes and numbers of axes, and scalars of some types."""
     # Without elements: a loop checks no bounds.
-    sample = (np.zeros((0,) * ndim, dtype) if ndim else dtype.type(1) for dtype, ndim in kinds)
+    sample = (
+        kind(1) if isinstance(kind, type) else np.zeros((0,) * kind[1], kind[0]) for kind in kinds
+    )
     # A product and a sum may be one instruction, rounded once.
     return compile_loop(loop, *sample, parallel=True, fastmath={"contract"})

@@ -5,6 +5,8 @@ part are taken by tiles that stay in the cache, in the tensor's precision, and a
 So what is computed depends neither on the number of threads nor on chance.
 """
 
+from functools import lru_cache
+
 import numba
 import numpy as np
 import torch
@@ -86,8 +88,12 @@ def _groups(x: Tensor, valid: Tensor | None, rows: int) -> tuple[np.ndarray, int
 
     Bounds are its first pixel, that after its last valid one, and that after its last.
     """
-    batch, area = len(x), x.shape[2:].numel()
-    last = batch if valid is None else int(valid)
+    batch = len(x)
+    return _bounds(batch, x.shape[2:].numel(), rows, batch if valid is None else int(valid))
+
+
+@lru_cache(maxsize=256)  # a network has a few sizes of images; NumPy takes longer than a small loop
+def _bounds(batch: int, area: int, rows: int, last: int) -> tuple[np.ndarray, int]:
     first = rows * np.arange(-(-batch // rows), dtype=np.int64)
     end = np.minimum(first + rows, batch)
     bounds = area * np.stack([first, np.clip(last, first, end), end], axis=1)

@@ -84,9 +84,12 @@ def fit(lowering: Lowering, node: Apply, precision: ProductPrecision) -> Lowerin
     channels_last = precision.channels_last and lowering.images
     if not (narrow or channels_last):
         return lowering
+    call = lowering.call
+    if narrow:
+        call = _with_results(call, [torch_dtype(output) for output in node.outputs])
     return replace(
         lowering,
-        call=_with_results(lowering.call, [torch_dtype(output) for output in node.outputs]),
+        call=call,
         prepare=dict.fromkeys(lowering.factors, _converter(narrow, channels_last)),
         into=None,
     )

@@ -132,7 +132,11 @@ class Schedule:
     def _is_certain(self, node: Apply) -> bool:
         """Whether a node cannot fail: its shapes are known to fit, and no value is out of range."""
         lowering = self.lowerings[node]
-        given = [v for at, v in enumerate(node.inputs) if at not in lowering.omit]
+        given = [
+            v
+            for at, v in enumerate(node.inputs)
+            if at not in lowering.omit and not isinstance(v, Constant)
+        ]
         variables = [*given, *node.outputs]
         static = all(isinstance(v.type, TensorType) and None not in v.type.shape for v in variables)
         return static and lowering.certain

@@ -118,3 +118,27 @@ def test_torch_compile_may_leave_out_what_only_moves_numbers(computes: bool) -> 
     moved = Toy(computes=computes)(a)
     function = pytensor.function([], moved, updates=[(a, a + 1)], mode=mode)
     assert (function.vm.program.settle is None) is computes
+
+
+@pytest.mark.parametrize(
+    ("part", "is_certain"),
+    [
+        (lambda x: x[:, 1:3], True),
+        (lambda x: pt.inc_subtensor(x[:, ::2], x[:, 2:]), True),
+        (lambda x: pt.inc_subtensor(x[:, :1], x[:1, :1]), False),  # repeated over the slice
+        (lambda x: pt.inc_subtensor(x[0], x[1]), False),
+        (lambda x: pt.split(x, [1, 3], axis=1)[0], True),
+        (lambda x: pt.split(x, [1, 2], axis=1)[0], False),
+        (lambda x: pt.alloc(x[:, :, None], 2, 4, 5), True),
+    ],
+)
+def test_slices_splits_and_repetitions_that_fit_cannot_fail(part: Any, is_certain: bool) -> None:
+    """Else all filters' gradients would wait for those of a shortcut or of a concatenation."""
+    x = pt.tensor("x", shape=(2, 4), dtype="float64")
+    found = part(pt.cos(x))
+    a = device_shared(np.ones((2, 4)), "a")
+    b = device_shared(np.ones(found.type.shape), "b")
+    updates = [(a, pt.exp(x)), (b, found)]
+    functions = [pytensor.function([x], updates=u, mode=DEVICE) for u in (updates, updates[::-1])]
+    kept = [nodes(function) == function.maker.fgraph.toposort() for function in functions]
+    assert all(kept) == is_certain

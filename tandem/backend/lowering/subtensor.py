@@ -7,6 +7,7 @@ steps: such an axis is flipped first, which copies). Index tensors are then appl
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from pytensor.graph.basic import Apply
 from pytensor.tensor.subtensor import (
@@ -20,7 +21,13 @@ from pytensor.tensor.subtensor import (
 )
 from pytensor.tensor.type_other import NoneTypeT
 
-from tandem.backend.lowering.registry import Lowering, constant_number, lower, torch_dtype
+from tandem.backend.lowering.registry import (
+    Lowering,
+    constant_number,
+    lower,
+    static_shape,
+    torch_dtype,
+)
 from tandem.backend.lowering.scatter import add, add_once, put
 
 Tensor = torch.Tensor
@@ -135,7 +142,18 @@ def lower_inc_subtensor(
         written(own=False),
         host=frozenset(range(2, len(node.inputs))),
         reuse={0: written(own=True)},
+        certain=_fits_slices(op, node),
     )
+
+
+def _fits_slices(op: IncSubtensor, node: Apply) -> bool:
+    """Whether the index is of constant slices, of which the second operand has the shape."""
+    shape, given = (static_shape(variable) for variable in node.inputs[:2])
+    known = _known_index(op, node.inputs[2:])
+    if shape is None or given is None or known is None:
+        return False
+    part = np.broadcast_to(np.uint8(0), shape)[known]
+    return all(isinstance(entry, slice) for entry in known) and part.shape == given
 
 
 def _index_places(op: Any, node: Apply, first: int) -> tuple[frozenset[int], frozenset[int]]:

@@ -53,6 +53,7 @@ def lower_alloc(op: Alloc, node: Apply, device: torch.device, compiled: bool) ->
             return Lowering(
                 lambda: torch.full(shape, number, dtype=dtype, device=device),
                 omit=frozenset(range(len(node.inputs))),
+                certain=True,
             )
         return Lowering(
             lambda *sizes: torch.full(sizes, number, dtype=dtype, device=device),
@@ -62,7 +63,11 @@ def lower_alloc(op: Alloc, node: Apply, device: torch.device, compiled: bool) ->
     # Repeated, not copied: a user that needs memory of its own copies it.
     if shape is not None and static_shape(value) is not None:
         return Lowering(
-            lambda value: value.expand(shape), omit=sizes, views={0: (0,)}, repeats=True
+            lambda value: value.expand(shape),
+            omit=sizes,
+            views={0: (0,)},
+            repeats=True,
+            certain=True,
         )
     return Lowering(_repeater(value.type.shape), host=sizes, views={0: (0,)}, repeats=True)
 
@@ -153,7 +158,16 @@ def lower_split(op: Split, node: Apply, device: torch.device, compiled: bool) ->
         parts = torch.split(x, list(sizes), axis)
         return parts[0] if count == 1 else parts
 
-    return Lowering(split, host=frozenset((1, 2)))
+    return Lowering(split, host=frozenset((1, 2)), certain=_fits_split(op, node))
+
+
+def _fits_split(op: Split, node: Apply) -> bool:
+    """Whether axis and sizes are constants that divide the operand."""
+    shape, sizes = static_shape(node.inputs[0]), constant_integers(node.inputs[2])
+    axis = constant_number(node.inputs[1])
+    if shape is None or sizes is None or axis is None or len(sizes) != op.len_splits:
+        return False
+    return min(sizes) >= 0 and -len(shape) <= axis < len(shape) and sum(sizes) == shape[int(axis)]
 
 
 @lower.register(MakeVector)
