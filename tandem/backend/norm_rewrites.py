@@ -29,8 +29,9 @@ def rectify_norm(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
         return None
     for part, other in (add.inputs, add.inputs[::-1]):
         found = _norm(fgraph, part)
-        fits = found is not None and other.type.broadcastable == part.type.broadcastable
-        if fits and not _depends(other, found):
+        if found is None or other.type.broadcastable != part.type.broadcastable:
+            continue
+        if not _depends(other, found):
             return _fused(node, found, (other,))
     return None
 
