@@ -133,7 +133,7 @@ class PlainRun:
         on_cpu = {"use_data_layer": False, "devices": ("cpu",) * trainers}
         self._config = config.model_copy(update=other_folder | on_cpu)
         self._spec = spec = prepare_run(self._config)
-        self._mean = read_mean(config.mean_path, spec.train.image_size)
+        self._mean = read_mean(config.mean_path, spec.train.image_size).astype(config.dtype)
         network = build_network(spec.description, config.dtype)
         self._rates = config.parameter_groups.learned(
             network.parameters.declared, config.weight_decay
@@ -179,7 +179,6 @@ class PlainRun:
         slot, rows = self._slot, global_minibatch(order, k, self._global_batch)
         self._builder.fill(slot, MinibatchRequest(0, mode, epoch, k, rows))
         images = images_of(slot, self._mean, self._config.crop_size)
-        images = images.to(next(iter(self._velocity.values())).dtype)
         return images, torch.from_numpy(slot.labels[: len(rows)].copy())
 
     def _update(self, loss: torch.Tensor, rate: float) -> None:
@@ -195,7 +194,7 @@ class PlainRun:
 
 def images_of(slot: Slot, mean: np.ndarray, crop: int) -> torch.Tensor:
     """Return the valid crops minus the mean at their windows, (n, RGB, row, column)."""
-    images = np.empty((int(slot.valid), 3, crop, crop), np.float32)
+    images = np.empty((int(slot.valid), 3, crop, crop), mean.dtype)
     for i in range(int(slot.valid)):
         row, column = slot.origins[i]
         window = mean[:, row : row + crop, column : column + crop]

@@ -194,5 +194,6 @@ def _compiled(network: Any, mean: np.ndarray, device: str) -> Any:
         pt.special.softmax(network.logits(images, None), axis=1),
         givens=values,
         mode=device_mode(device),
+        on_unused_input="ignore",  # what only an auxiliary head has
         name="classify",
     )

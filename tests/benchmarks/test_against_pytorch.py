@@ -1,10 +1,15 @@
 """The training steps of a run against the same steps in plain PyTorch."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from benchmarks.against_pytorch import main
 from tests.support.runs import train
@@ -109,3 +114,77 @@ def test_what_plain_pytorch_does_not_repeat_is_refused(
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
     assert compare(tmp_path) == 2
+
+
+def test_every_epoch_has_the_error_of_plain_pytorch(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run), "--epochs", "2"]) == 0
+    first, second, summary = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for number, found in enumerate((first, second), start=1):
+        assert found["epoch"] == number
+        assert found["ours"] == found["plain"]
+    assert summary == {"epochs": 2, "last_difference": 0}
+    assert main([str(run), "--epochs", "2", "--points", "-1"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("epochs", "message"),
+    [("3", "found no validation of epoch 3, expected 3"), ("0", "--epochs is 0")],
+)
+def test_missing_epochs_are_refused(
+    run: Path, epochs: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run), "--epochs", epochs]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_another_network_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run / "config.yaml"
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("network:")]
+    path.write_text("\n".join([*lines, "network: tandem.models.vgg:VGG11"]) + "\n")
+    assert compare(run) == 2
+    assert "network is tandem.models.vgg:VGG11; only alex_net:AlexNet, " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_resnet_normalises_the_groups_of_plain_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Groups of 2 rows in minibatches of 8 over two trainers; the last minibatch has 5."""
+    network = {"network": "tandem.models.resnet:ResNet20", "crop_size": 16, "norm_rows": 2}
+    changes = {"devices": ["cpu", "cpu"], "batch_size": 4, "n_epochs": 2, "precision": "float64"}
+    folder = train(
+        prepare(tmp_path / "data", train=21), tmp_path / "run", **network | changes, width=1.0
+    )
+    monkeypatch.chdir(ROOT)
+    assert compare(folder, steps=6) == 0
+    *_, summary = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert summary["largest_difference"] < 1e-7
+    assert main([str(folder), "--epochs", "2", "--points", "0"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_trial_on_cifar_runs_as_its_page_says(tmp_path: Path) -> None:
+    """On a few pictures of noise."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("test", 3)):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "pictures" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 256, (32, 32, 3), np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    settings = {"PYTHON": sys.executable, "EPOCHS": "1", "STEPS": "3", "BATCH": "4"}
+    result = subprocess.run(
+        ["benchmarks/cifar.sh", tmp_path / "pictures", tmp_path / "out"],
+        cwd=ROOT,
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert result.returncode in (0, 1), result.stderr  # a picture more or less is 17 %
+    for name, count in (("steps", 3), ("epochs", 1)):
+        assert len((tmp_path / "out" / f"{name}.jsonl").read_text().splitlines()) == count + 1

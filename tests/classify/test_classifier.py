@@ -11,10 +11,11 @@ from PIL import Image
 
 from alex_net import AlexNet
 from tandem import classify
-from tandem.artifacts.checkpoint import read_checkpoint
+from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
 from tandem.classify import Classifier
 from tandem.data.decode import BadPictureError, decode_picture
 from tandem.errors import InputError
+from tandem.layers.network import NetworkDescription, build_network
 from tests.support.op_checks import MODE, plain_python
 from tests.support.tiny import save_weights
 
@@ -220,3 +221,32 @@ def test_weights_that_cannot_be_used(mean: Path, tmp_path: Path) -> None:
         path = save_weights(tmp_path / "w.safetensors", WNIDS, **changes)
         with pytest.raises(InputError, match=reason):
             Classifier.load(path, mean).probabilities(noise(1))
+
+
+HEADED = """
+from tandem.layers import Builder, LayeredNetwork, global_average_pool, relu
+
+
+class Headed(LayeredNetwork):
+    def build(self, net: Builder, x):
+        x = global_average_pool(relu(net.convolution("conv1", x, 4, 3)))
+        if net.training is not None:
+            net.auxiliary(net.fully_connected("head", x, self.classes), 0.3)
+        return net.fully_connected("fc", x, self.classes)
+"""
+
+
+def test_a_network_with_an_auxiliary_head_classifies_without_it(
+    mean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "headed_network.py").write_text(HEADED)
+    monkeypatch.syspath_prepend(tmp_path)
+    description = NetworkDescription(67, 3, 1.0, network="headed_network:Headed")
+    values = dict(build_network(description).initial_values(seed=1))
+    assert "head.weight" in values
+    weights = tmp_path / "headed.safetensors"
+    save_checkpoint(weights, Checkpoint(values, {}, description))
+    classifier = Classifier.load(weights, mean, network=description.network)
+    picture = np.random.default_rng(2).integers(0, 256, (70, 70, 3), np.uint8)
+    (guesses,) = classifier.classify([png(picture)], top=3)
+    assert sum(guess.probability for guess in guesses) == pytest.approx(1, rel=1e-5)

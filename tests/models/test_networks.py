@@ -68,11 +68,11 @@ def kind_of(name: str) -> type[LayeredNetwork]:
 DRY = (("dropout", 0.0),)
 CIFAR = 16
 QUICK = [
-    Case("resnet:ResNet20", lambda: plain.PlainCifarResNet(20, CLASSES, 0.25), CIFAR, 0.25),
+    Case("vgg:VGG11", lambda: plain.PlainVGG(11, 32, CLASSES, 0.125), 32, options=DRY),
 ]
 SLOW = [
     Case("mobilenet:MobileNetV2", lambda: plain.PlainMobileNetV2(CLASSES, 0.125), 64, options=DRY),
-    Case("vgg:VGG11", lambda: plain.PlainVGG(11, 64, CLASSES, 0.125), 64, options=DRY),
+    Case("resnet:ResNet20", lambda: plain.PlainCifarResNet(20, CLASSES, 0.25), CIFAR, 0.25),
     Case("vgg:VGG16", lambda: plain.PlainVGG(16, 32, CLASSES, 0.125), 32, options=DRY),
     Case("vgg:VGG19", lambda: plain.PlainVGG(19, 32, CLASSES, 0.125), 32, options=DRY),
     Case("resnet:ResNet18", lambda: plain.PlainResNet(18, CLASSES, 0.125), 64),
