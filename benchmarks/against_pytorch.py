@@ -51,6 +51,9 @@ MODELLED = {
     "norm_before_pool": False,
     "network_options": {},
     "optimizer": "sgd",
+    "loss": "cross_entropy",
+    "label_smoothing": 0.0,
+    "rand_colour": 0.0,
 }
 """Settings for which the plain PyTorch side supports a single value."""
 
@@ -214,8 +217,8 @@ def read_modelled(path: Path) -> Config:
     if config.network != ALEXNET and config.network not in DEPTHS:
         known = ", ".join((ALEXNET, *DEPTHS))
         raise InputError(f"{path}: network is {config.network}; only {known} can be compared")
-    if config.lr_policy == "auto":
-        raise InputError(f"{path}: lr_policy is auto; only the others can be compared")
+    if config.lr_policy in ("auto", "plateau"):  # which depend on validations
+        raise InputError(f"{path}: lr_policy is {config.lr_policy}; it cannot be compared")
     return config
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-_Count = Annotated[int, Field(ge=0)]
+_Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -24,6 +24,12 @@ class Sums:
     # Pictures whose label is not ranked first (top1_errors), nor among the first five
     # (top5_errors), and what the metrics of the run add up; NaN where it is not known.
     values: Mapping[str, _Sum | tuple[_Sum, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("top1_errors", "top5_errors"):
+            errors = self.values.get(name, 0)
+            if isinstance(errors, tuple) or not 0 <= errors <= self.images:
+                raise ValueError(f"{name}: found {errors}, expected at most images, {self.images}")
 
     def __add__(self, other: "Sums") -> "Sums":
         values = {

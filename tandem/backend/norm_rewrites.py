@@ -6,6 +6,7 @@ from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add
 from pytensor.tensor.elemwise import Elemwise
 
@@ -28,9 +29,17 @@ def rectify_norm(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
         return None
     for part, other in (add.inputs, add.inputs[::-1]):
         found = _norm(fgraph, part)
-        if found is not None and other.type.broadcastable == part.type.broadcastable:
+        if found is None or other.type.broadcastable != part.type.broadcastable:
+            continue
+        if not _depends(other, found):
             return _fused(node, found, (other,))
     return None
+
+
+def _depends(variable: Variable, node: Apply) -> bool:
+    """Whether a variable is computed from outputs of a node, such as its statistics."""
+    before = ancestors([variable], blockers=node.inputs)
+    return any(each.owner is node for each in before)
 
 
 def _norm(fgraph: FunctionGraph, y: Variable) -> Apply | None:

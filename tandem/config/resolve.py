@@ -1,5 +1,6 @@
 """Settings in relation to each other and to the machine: what contradicts, what ``auto`` means."""
 
+import itertools
 import logging
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from tandem.config.schema import CHOICES, Config
 from tandem.distributed import RULES, RunFacts
 from tandem.errors import InputError
 from tandem.layers.monitored import check_monitor
+from tandem.layers.training_pass import is_below
 from tandem.optim import OPTIMIZERS
 from tandem.processor import describe_processor, prefers_fft
 from tandem.registry import check
@@ -98,6 +100,8 @@ def check_settings(config: Config) -> None:
         check_monitor("lr_monitor", settings["lr_monitor"], config.metrics)
     if config.stop_patience or config.stop_at is not None:
         check_monitor("stop_monitor", config.stop_monitor, config.metrics)
+    if config.lr_policy == "table" and not settings["lr_table"]:
+        raise InputError("lr_table: found {}, expected rates for lr_policy: table")
     if bucket_mb := settings["bucket_mb"]:
         _check_buckets(config, f"bucket_mb is {bucket_mb:g}", settings["error_feedback"])
     if config.norm_before_pool and config.network_options.get("norm_before_pool") is False:
@@ -110,9 +114,25 @@ def check_settings(config: Config) -> None:
                 "freeze is set, but init_weights names no checkpoint: the layers would keep "
                 "their random initial weights"
             )
-    for other in ("init_weights_skip", "lr_multipliers"):
-        if both := [layer for layer in config.freeze if layer in settings[other]]:
-            raise InputError(f"freeze and {other} both name {both[0]}, which contradicts")
+    _check_frozen(config)
+
+
+def _check_frozen(config: Config) -> None:
+    """Refuse frozen layers with random weights, or with a rate that would have no effect."""
+    others = {
+        "init_weights_skip": config.init_weights_skip,
+        "lr_multipliers": config.lr_multipliers,
+    }
+    for setting, layers in others.items():
+        for frozen, layer in itertools.product(config.freeze, layers):
+            if layer == frozen:
+                raise InputError(f"freeze and {setting} both name {layer}, which contradicts")
+            is_within = setting == "init_weights_skip" and is_below(frozen, [layer])
+            if is_within or is_below(layer, [frozen]):
+                raise InputError(
+                    f"freeze names {frozen} and {setting} {layer}, one of which is below the "
+                    "other, which contradicts"
+                )
 
 
 def resolve_norm_rows(config: Config) -> Config:

@@ -23,9 +23,7 @@ class Published:
     """A network of ours whose weights others publish."""
 
     network: str  # module:class
-    mean: (
-        tuple[float, float, float] | None
-    )  # RGB, that is subtracted from all pixels; None: unknown
+    mean: tuple[float, float, float] | None  # RGB, subtracted from all pixels; None: unknown
     resize: Resize = "shorter_side"
     options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -285,8 +285,11 @@ def _(op: Subtensor, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> st
 
 @translated.register
 def _(op: IncSubtensor, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    """What is added is padded with zeros first."""
+    """What is added is padded with zeros first; nothing is repeated."""
     slices = _slices(op, [node.inputs[0], *node.inputs[2:]])
+    added = node.inputs[1].type
+    if added.ndim != node.inputs[0].type.ndim:
+        raise _untranslated(op)
     begins, ends = [], []
     for axis, length in enumerate(node.inputs[0].type.shape):
         part = slices[axis] if axis < len(slices) else slice(None)
@@ -297,6 +300,8 @@ def _(op: IncSubtensor, node: Apply, inputs: Sequence[str], graph: OnnxGraph) ->
             raise _untranslated(op)
         else:
             first, last, _ = part.indices(length)
+            if added.shape[axis] != last - first:
+                raise _untranslated(op)
             begins.append(first)
             ends.append(length - last)
     whole = graph.add("Pad", [inputs[1], graph.integers(*begins, *ends)])

@@ -4,6 +4,7 @@ Their graphs are in `tandem.layers.losses` and `tandem.layers.metrics`; importin
 imports no PyTensor.
 """
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -189,7 +190,8 @@ class OutputError(Metric):
 class Confusion(Metric):
     """Mean over classes of what follows from each class's counts.
 
-    Classes that neither are nor were taken for any picture do not count; 0 divided by 0 is 0.
+    Classes that neither are nor were taken for any picture do not count; 0 divided by 0 is 0. Of
+    sums that are not known it is NaN.
     """
 
     by_class = True
@@ -212,6 +214,8 @@ class Confusion(Metric):
     def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
         right, predicted, labelled = (np.asarray(values, np.float64) for values in sums)
         above, below = self.ratio(right, predicted, labelled)
+        if np.isnan(labelled).any():
+            return math.nan
         occurs = predicted + labelled > 0
         values = np.divide(above, below, out=np.zeros_like(right), where=below > 0)
         return float(values[occurs].mean()) if occurs.any() else 0.0

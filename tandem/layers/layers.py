@@ -150,6 +150,8 @@ def dropout(
     ----------
     Krizhevsky, Sutskever, Hinton 2012, section 4.2.
     """
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout: rate must be in [0, 1), got {rate}")
     if training is None:
         return x if inverted else x * np.asarray(1 - rate, x.type.dtype)
     if None in x.type.shape[1:]:

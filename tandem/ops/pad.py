@@ -19,7 +19,7 @@ class Pad2d(TensorOp):
     __props__ = ("sides",)
 
     def __init__(self, sides: tuple[int, int, int, int]) -> None:
-        if len(sides) != 4:
+        if not isinstance(sides, tuple | list) or len(sides) != 4:
             raise TypeError(f"Pad2d: sides must be (top, bottom, left, right), got {sides!r}")
         self.sides = tuple(positive_int("Pad2d", "sides", side, least=0) for side in sides)
 

@@ -239,11 +239,13 @@ def _check_space(
     settings: Settings, listing: Listing, purpose: str, progress: Progress | None = None
 ) -> None:
     """Refuse a disk without room for the batch files of all pictures that are not done."""
-    pictures = sum(len(listed.pictures) for listed in listing.splits.values())
+    counts = [len(listed.pictures) for listed in listing.splits.values()]
+    pictures = sum(counts)
     if progress is not None:
         pictures -= sum(split.cursor for split in progress.splits.values())
     if settings.pad:
-        pictures += settings.batch_size  # a file is there twice while its border is filled
+        # A file is there twice while its border is filled.
+        pictures += min(settings.batch_size, max(counts))
     check_space(settings.tar_root_dir, batch_bytes(pictures, settings.stored_size), purpose)
 
 

@@ -89,6 +89,14 @@ def test_what_is_repeated_over_pixels_is_no_shortcut() -> None:
     assert NormRelu not in found
 
 
+def test_what_depends_on_the_statistics_is_no_shortcut() -> None:
+    """It cannot be an input of the Op that computes them."""
+    block = Block()
+    mean = block.training.statistics["bn.running_mean"].dimshuffle("x", 0, "x", "x")
+    found = block.check(layers.relu(block.y + layers.relu(block.x - mean)))
+    assert NormRelu not in found
+
+
 def test_a_graph_for_the_compiler_is_left_to_it() -> None:
     block = Block("float32")
     function = pytensor.function([block.x], layers.relu(block.y), mode=device_mode(compile=True))

@@ -95,6 +95,10 @@ def test_missing_steps_are_refused(
         "freeze: [conv1]",
         "norm_before_pool: true",
         "lr_policy: auto",
+        "lr_policy: plateau",
+        "loss: mse",
+        "label_smoothing: 0.1",
+        "rand_colour: 0.1",
     ],
 )
 def test_what_plain_pytorch_does_not_repeat_is_refused(

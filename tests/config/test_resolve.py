@@ -22,6 +22,7 @@ def resolved(values: dict[str, Any], ranks: int = 0) -> Any:
 AVX2 = "x86_64 AMD EPYC avx2 fma"
 AVX_512 = "x86_64 AMD EPYC avx2 avx512bw fma"
 FREEZE = {"init_weights": "w.safetensors", "freeze": ["fc8"]}
+INNER = {"init_weights": "w.safetensors", "freeze": ["layer1.0"]}
 BUCKETS = {"bucket_mb": 25.0, "exchange": "gradients"}
 FED_BACK = {"collective": "asa16", "error_feedback": True, "on_nan": "skip"}
 
@@ -33,6 +34,11 @@ FED_BACK = {"collective": "asa16", "error_feedback": True, "on_nan": "skip"}
         ({"init_weights_skip": ["fc8"]}, "init_weights_skip is set, but init_weights"),
         ({**FREEZE, "lr_multipliers": {"fc8": 2.0}}, "both name fc8"),
         ({**FREEZE, "init_weights_skip": ["fc8"]}, "both name fc8"),
+        # A name stands for all below it.
+        ({**FREEZE, "init_weights_skip": ["fc8.inner"]}, "freeze names fc8 and .* fc8.inner"),
+        ({**INNER, "init_weights_skip": ["layer1"]}, "freeze names layer1.0 and .* layer1, "),
+        ({**FREEZE, "lr_multipliers": {"fc8.inner": 2.0}}, "freeze names fc8 and .* fc8.inner"),
+        ({"lr_policy": "table"}, r"lr_table: found \{\}, expected"),
         # The rounding error of a skipped minibatch must not be fed back.
         ({**BUCKETS, **FED_BACK}, "change one of the three"),
     ],

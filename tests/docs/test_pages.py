@@ -268,6 +268,15 @@ def test_the_glossary_is_in_english_order() -> None:
     assert terms == sorted(terms, key=lambda term: re.sub(r"[^a-z0-9]", " ", term))
 
 
+def test_the_glossary_has_each_term_once() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    terms = re.findall(r"^\| ([^|]*) \|", page, re.MULTILINE)[1:]
+    names = [re.sub(r" \(.*\)$", "", term) for term in terms]
+    settings = [re.findall(r"\(`([a-z_]+)`\)$|^`([a-z_]+)`$", term) for term in terms]
+    names += [max(pair) for found in settings for pair in found]
+    assert [name for name in {*names} if names.count(name) > 1] == []
+
+
 def test_the_picture_is_well_formed() -> None:
     root = ElementTree.parse(ROOT / "docs" / "processes.svg").getroot()
     words = " ".join(root.itertext())

@@ -148,6 +148,16 @@ def test_what_has_no_translation_is_refused(build: Callable[[Any], Any], reason:
         translated(x, build(x))
 
 
+@pytest.mark.parametrize(
+    "added", [lambda x: x[:, :1], lambda x: pt.constant(noise(3)), lambda x: pt.constant(noise())]
+)
+def test_what_is_repeated_over_a_part_is_refused(added: Callable[[Any], Any]) -> None:
+    """Padded with zeros it would be as long as the part only where it is as long already."""
+    x = pt.tensor("x", dtype="float32", shape=ROWS)
+    with pytest.raises(InputError, match=r"ONNX: IncSubtensor.* has no translation"):
+        translated(x, pt.inc_subtensor(layers.relu(x)[:, 1:4], added(x)))
+
+
 def test_the_places_of_maxima_have_no_translation() -> None:
     x = pt.tensor("x", dtype="float32", shape=IMAGES)
     with pytest.raises(InputError, match="has no translation"):

@@ -139,6 +139,18 @@ def test_a_resumed_run_begins_with_its_epoch(config: Config, calls: Path) -> Non
     assert found[-1][1]["weights"] == str(path)
 
 
+def test_no_epoch_begins_after_training_has_ended_early(config: Config, calls: Path) -> None:
+    """By the epochs of the checkpoint that was resumed as well."""
+    config.weights_path.mkdir()
+    state = RunState(1, history=({"validation_loss": 1.0},))
+    path = config.weights_path / "epoch-0001.safetensors"
+    save_weights(path, None, 3, width=0.05, state=state)
+    changes = {"resume_train": True, "n_epochs": 4, "stop_patience": 2}
+    launcher = FakeLauncher(((2, 3), Outcome(0)))
+    found = read_after(launcher, config, calls, **changes)
+    assert [number for name, number, *_ in found if name == "on_epoch_begin"] == [2, 3]
+
+
 @pytest.mark.parametrize(
     ("error", "status"), [(OSError, 1), (KeyboardInterrupt, 130), (InputError, 2)]
 )

@@ -98,6 +98,13 @@ def test_what_a_run_takes(
     assert "for the last 3, the best and one being written" in text
 
 
+def test_a_trial_does_not_end_early(config: Config) -> None:
+    launcher = FakeLauncher()
+    assert run_trial(changed(config, stop_patience=1, stop_at=9.0), launcher) == 0
+    for spec in launcher.specs:
+        assert (spec.config.stop_patience, spec.config.stop_at) == (0, None)
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, None])
 def test_steps_that_are_all_left_out_are_a_failure(
     config: Config,

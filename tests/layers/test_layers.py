@@ -203,6 +203,15 @@ def test_response_norm_has_the_paper_s_constants():
     np.testing.assert_allclose(evaluate(layers.response_norm, x)[0, :, 0, 0], expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, math.nan])
+@pytest.mark.parametrize("training", [None, Training(pt.lscalar(), pt.lscalar(), pt.lvector())])
+@pytest.mark.parametrize("inverted", [False, True])
+def test_a_rate_of_dropout_that_is_no_fraction_is_refused(rate, training, inverted):
+    x = pt.fmatrix() if training is None else pt.tensor(dtype="float32", shape=(None, 4))
+    with pytest.raises(ValueError, match=r"rate must be in \[0, 1\), got"):
+        layers.dropout(x, rate, 0, training, inverted=inverted)
+
+
 @pytest.mark.parametrize("shape", [(3, 8), (3, 2, 4, 3)])
 def test_inverted_dropout_keeps_the_mean_and_leaves_validation_alone(shape):
     x = np.random.default_rng(0).normal(size=shape).astype("float32")

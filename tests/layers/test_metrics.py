@@ -77,6 +77,14 @@ def test_a_quotient_of_nothing_is_defined() -> None:
     assert set(evaluate_metrics(metrics_of(names), 1, nothing).values()) == {0.0}
 
 
+def test_sums_that_are_not_known_give_no_value() -> None:
+    """Such as those of a metric that a resumed run has chosen within an epoch."""
+    unknown = (np.nan,) * CLASSES
+    sums = dict.fromkeys(("class_right", "class_predicted", "class_labelled"), unknown)
+    found = evaluate_metrics(metrics_of(("precision", "recall", "f1")), 1, sums)
+    assert np.isnan([*found.values()]).all()
+
+
 def test_an_output_that_is_no_number_is_never_right() -> None:
     outputs = np.full((1, CLASSES), np.nan)
     names = ("accuracy", "top3", "f1")

@@ -161,6 +161,27 @@ def test_the_published_number_of_parameters_without_auxiliary_heads(name: str, n
     assert trained_numbers(net) == number
 
 
+@pytest.mark.parametrize(
+    ("width", "filters"),
+    [
+        (0.35, [16, 8, 8, 16, 24, 32, 56, 112, 1280]),
+        (0.75, [24, 16, 24, 24, 48, 72, 120, 240, 1280]),
+        (1.4, [48, 24, 32, 48, 88, 136, 224, 448, 1792]),
+    ],
+)
+def test_mobilenets_of_other_widths_have_the_published_filters(
+    width: float, filters: list[int]
+) -> None:
+    """Multiples of 8, not below 90 % of what is wanted; the last are never fewer than 1280."""
+    declared = kind_of("mobilenet:MobileNetV2")(32, 10, width, "float32").parameters.declared
+    blocks = (1, 2, 4, 7, 11, 14, 17)  # the first of each stage
+    names = [f"features.{n}.conv.{2 if n == 1 else 3}.weight" for n in blocks]
+    found = [
+        declared[name].shape[0] for name in ("features.0.0.weight", *names, "features.18.0.weight")
+    ]
+    assert found == filters
+
+
 class Graphs:
     """Training and validation of a network on symbolic minibatches."""
 

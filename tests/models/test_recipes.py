@@ -12,6 +12,34 @@ from tandem.errors import InputError
 from tandem.layers.network import NetworkDescription, build_network
 from tests.support.tiny import ROOT, prepare, read_record, run_program, settings
 
+
+def settings_of(
+    batch: int,
+    rate: float,
+    policy: str,
+    epochs: int,
+    decay: float,
+    decays: list[str],
+    *,
+    bias_rate: float = 1.0,
+    nesterov: bool = False,
+    **others: object,
+) -> dict[str, object]:
+    return {
+        "batch_size": batch,
+        "learning_rate": rate,
+        "lr_policy": policy,
+        "n_epochs": epochs,
+        "weight_decay": decay,
+        "decay_kinds": decays,
+        "bias_rate": bias_rate,
+        "use_nesterov_momentum": nesterov,
+        "momentum": 0.9,
+        "optimizer": "sgd",
+        **others,
+    }
+
+
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 PARAMETERS = {
     "densenet": 769_162,
@@ -23,6 +51,30 @@ PARAMETERS = {
     "resnet_cifar": 269_722,
     "vgg16": 138_357_544,
     "wide_resnet": 36_479_194,
+}
+
+ALL = ["weight", "bias", "scale", "shift"]
+# What the sources that each recipe names have: batch, rate, policy, epochs, decay, what decays, the
+# rate of biases, Nesterov's momentum, and what else is particular.
+SETTINGS: dict[str, dict[str, object]] = {
+    "densenet": settings_of(64, 0.1, "step", 300, 1e-4, ALL, nesterov=True, lr_step=[150, 225]),
+    "googlenet": settings_of(32, 0.01, "poly", 60, 2e-4, ["weight"], bias_rate=2.0, lr_power=0.5),
+    "googlenet_bn": settings_of(256, 0.1, "step", 90, 1e-4, ["weight"], lr_step=[30, 60, 80]),
+    "mobilenet": settings_of(256, 0.045, "every", 300, 4e-5, ALL, lr_every=1, lr_factor=0.98),
+    "resnet18": settings_of(256, 0.1, "step", 90, 1e-4, ALL, lr_step=[30, 60]),
+    # Goyal et al. 2017, section 5.1: Nesterov's momentum, no decay of scale and shift.
+    "resnet50": settings_of(
+        256, 0.1, "step", 90, 1e-4, ["weight"], nesterov=True, lr_step=[30, 60, 80]
+    ),
+    "resnet_cifar": settings_of(128, 0.1, "step", 164, 1e-4, ALL, lr_step=[82, 123]),
+    "vgg16": settings_of(256, 0.01, "step", 90, 1e-4, ["weight", "bias"], lr_step=[30, 60]),
+    "wide_resnet": settings_of(
+        *(128, 0.1, "step", 200, 5e-4, ALL),
+        nesterov=True,
+        lr_step=[60, 120, 160],
+        lr_factor=0.2,
+        width=10,
+    ),
 }
 
 
@@ -45,6 +97,14 @@ def test_a_recipe_names_the_published_network(
     assert trained == PARAMETERS[name]
     assert config.weights_dir == f"runs/{name}"
     assert config == load_config(["--config", str(RECIPES / f"{name}.yaml")])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_has_the_published_settings(name: str) -> None:
+    config = load_config(["--config", name])
+    found = {key: getattr(config, key) for key in SETTINGS[name]}
+    found = {k: [*v] if isinstance(v, tuple) else v for k, v in found.items()}
+    assert found == SETTINGS[name]
 
 
 def test_a_file_comes_before_the_recipe_of_its_name(

@@ -35,6 +35,7 @@ def test_gradients_and_theirs_agree_with_finite_differences():
     ("sides", "error", "message"),
     [
         ((1, 2), TypeError, r"sides must be \(top, bottom, left, right\), got \(1, 2\)"),
+        (2, TypeError, r"sides must be \(top, bottom, left, right\), got 2"),
         ((1, -1, 0, 0), ValueError, "sides must be at least 0, got -1"),
         ((1, 0.5, 0, 0), TypeError, "sides must be an int, got 0.5"),
     ],

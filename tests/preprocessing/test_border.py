@@ -136,15 +136,22 @@ def test_a_full_disk_while_borders_are_filled(
     assert make_hkl.main(pictures.options(out, *PADDED)) == 0
 
 
+@pytest.mark.parametrize(("per_file", "twice"), [(PER_FILE, PER_FILE), (1000, 13)])
 def test_room_is_needed_for_the_border_and_a_file_twice(
-    pictures: Pictures, out: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+    pictures: Pictures,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: Refusal,
+    per_file: int,
+    twice: int,
 ) -> None:
-    needed = (13 + 6 + PER_FILE) * (SIDE + 2 * PAD) ** 2 * 3
+    options = (*PADDED, "--batch-size", str(per_file))
+    needed = (13 + 6 + twice) * (SIDE + 2 * PAD) ** 2 * 3
     monkeypatch.setattr("tandem.preprocessing.output.free_bytes", lambda folder: needed - 1)
-    assert f"{out} (tar_root_dir): found 0.0 MB free" in refusal(*PADDED)
+    assert f"{out} (tar_root_dir): found 0.0 MB free" in refusal(*options)
     assert not out.exists()
     monkeypatch.setattr("tandem.preprocessing.output.free_bytes", lambda folder: needed)
-    assert make_hkl.main(pictures.options(out, *PADDED)) == 0
+    assert make_hkl.main(pictures.options(out, *options)) == 0
 
 
 @pytest.mark.parametrize(

@@ -51,19 +51,25 @@ def test_pages_that_unpack_to_more_than_memory_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("subset", "is_stopped", "expected"),
+    ("subset", "pad", "is_stopped", "expected"),
     [
-        (0, False, r"12\.9 MB for the copies of the pictures and the batch"),
-        (10, False, r"4\.0 MB for the copies of the pictures and the batch"),
-        (0, True, r"0\.1 MB for the copies of the pictures$"),
+        (0, 0, False, r"12\.9 MB for the copies of the pictures and the batch"),
+        (10, 0, False, r"4\.0 MB for the copies of the pictures and the batch"),
+        (10, 128, False, r"15\.8 MB for the copies of the pictures and the batch"),
+        (0, 0, True, r"0\.1 MB for the copies of the pictures$"),
     ],
 )
 def test_the_room_is_for_what_will_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subset: int, is_stopped: bool, expected: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    subset: int,
+    pad: int,
+    is_stopped: bool,
+    expected: str,
 ) -> None:
     """Of a subset fewer batch files; of a stopped run some are there."""
     layouts.parquet(tmp_path / "in")
-    source = parquet.Parquet(tmp_path / "in", tmp_path / "out", 256, subset)
+    source = parquet.Parquet(tmp_path / "in", tmp_path / "out", 256, pad, subset)
     if is_stopped:
         layouts.write(tmp_path / "out" / parquet.PROGRESS_NAME, b"")
     monkeypatch.setattr("shutil.disk_usage", lambda path: namedtuple("usage", "free")(0))

@@ -57,6 +57,7 @@ class Parquet(Source):
     source: Path
     tar_root_dir: Path
     image_size: int
+    pad: int
     subset: int
 
     @staticmethod
@@ -150,9 +151,10 @@ class Parquet(Source):
         # A stopped run, whose copies are gone, has written some of the batch files.
         if not (self.tar_root_dir / PROGRESS_NAME).exists():
             purpose += " and the batch files"
+            side = self.image_size + 2 * self.pad
             for paths in self._shards().values():
                 rows = sum(shapes[path].rows for path in paths)
-                needed += batch_bytes(min(rows, self.subset or rows), self.image_size)
+                needed += batch_bytes(min(rows, self.subset or rows), side)
         check_space(self.tar_root_dir, needed, purpose)
 
 
