@@ -290,3 +290,12 @@ def test_checkpoints_are_validated_classified_and_exported(
     target = tmp_path / "norm.onnx"
     assert export([str(last), str(target), "--network", NETWORK]) == 0
     assert target.exists()
+
+
+@slow
+def test_ranks_report_such_rows_once(data: Path, tmp_path: Path) -> None:
+    need_ranks()
+    changes = {**COMMON, "norm_rows": 4, "batch_size": 6}
+    result = run_ranks(3, "train.py", settings(data, tmp_path / "run", **changes), by="mpirun")
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.count("norm_rows: found 4, expected a divisor") == 1, result.stderr

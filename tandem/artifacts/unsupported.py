@@ -20,7 +20,7 @@ _PYTORCH = (
     "a PyTorch file, and reading it would execute code that it holds, so this program does not; "
     "PyTorch makes a safetensors file of a state dict, for tandem convert: python -c "
     "'import torch, safetensors.torch as s; "
-    's.save_file(torch.load("{name}", weights_only=True), "{stem}.safetensors")\''
+    's.save_file(torch.load("{path}", weights_only=True), "{target}")\''
 )
 
 
@@ -59,4 +59,4 @@ def _describe_archive(path: Path) -> str | None:
 def _describe_pickle(path: Path, content: bytes) -> str:
     if all(name.encode() in content for name in _NAMES):
         return TORCHVISION
-    return _PYTORCH.format(name=path.name, stem=path.stem)
+    return _PYTORCH.format(path=path, target=path.with_suffix(".safetensors"))

@@ -131,9 +131,11 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
     elif source.suffix in kinds:
         kinds[source.suffix](source, target, settings)
     else:
+        if unsupported := describe_unsupported(source):
+            raise InputError(f"{source}: {unsupported}")
         raise InputError(
-            f"{source}: {describe_unsupported(source) or 'of no kind that can be converted'}; "
-            f"expected a folder, or a file {', '.join(kinds)}"
+            f"{source}: of no kind that can be converted; expected a folder, or a file "
+            f"{', '.join(kinds)}"
         )
 
 

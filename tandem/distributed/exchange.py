@@ -165,7 +165,8 @@ class _Parameters(ExchangeChoice):
             # Ranks that are not in step never average the results of one step.
             lambda facts: facts.is_linear or not facts.is_synchronous,
             "averages the results of updates, which is for sgd, whose update is linear in the "
-            "gradient: averaging {optimizer}'s results is not {optimizer}; use gradients",
+            "gradient: averaging {optimizer}'s results is not {optimizer}; use gradients, "
+            "or leave it at auto",
         ),
     )
 

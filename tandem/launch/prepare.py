@@ -206,8 +206,8 @@ def _check_same_optimizer(spec: RunSpec, path: Path, header: CheckpointHeader) -
         before, now = header.config.get("optimizer", "sgd"), spec.config.optimizer
         raise InputError(
             f"{path}: this checkpoint has the states of optimizer {before}, which mean nothing to "
-            f"{now}: restore it, or set exact: false (--exact false) to continue with states of "
-            "zero"
+            f"{now}: use --optimizer {before}, or set exact: false (--exact false) to continue "
+            "with states of zero"
         )
 
 

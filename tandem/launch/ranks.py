@@ -44,7 +44,9 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 0.5
 FIRST_TIMEOUT = 60.0  # before the configuration is known
 END_SECONDS = 10.0  # for a trainer to end, once all have agreed to
-TURN_SECONDS = 0.5  # head start of rank 0 in reporting, where all ranks fail alike
+# Head start of rank 0 in reporting, where all ranks fail alike. Bad input is refused when imports
+# are done, which takes one rank longer than another.
+TURN_SECONDS, INPUT_TURN_SECONDS = 0.5, 3.0
 
 
 def is_rank() -> bool:
@@ -174,7 +176,7 @@ class RankLauncher(Launcher):
             if self.world.rank == 0 or failure is None:
                 outcome.explain()
             elif not agreed:  # where all know why, rank 0 explains
-                time.sleep(TURN_SECONDS)
+                time.sleep(INPUT_TURN_SECONDS if failure.kind == "input" else TURN_SECONDS)
                 outcome.explain()
             # A trainer that has reported its end may still be giving back its memory.
             if not (agreed and main_is_done.wait(END_SECONDS)):

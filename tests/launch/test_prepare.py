@@ -153,8 +153,8 @@ def test_another_optimizer_has_no_use_for_the_states(data: Path, tmp_path: Path)
             prepare_run(load_config(settings(data, run, **changes)))
         assert str(caught.value) == (
             f"{run}/epoch-0001.safetensors: this checkpoint has the states of optimizer {before}, "
-            f"which mean nothing to {now}: restore it, or set exact: false (--exact false) to "
-            "continue with states of zero"
+            f"which mean nothing to {now}: use --optimizer {before}, or set exact: false (--exact "
+            "false) to continue with states of zero"
         )
         assert [path.name for path in run.iterdir()] == ["epoch-0001.safetensors"]
         spec = prepare_run(load_config(settings(data, run, **changes, exact=False)))
