@@ -93,7 +93,7 @@ def setting(
     """
     details = {"meaning": meaning, "allowed": allowed, "bounds": bounds}
     flags = {"affects_bits": affects_bits, "omit_default": omit_default}
-    metadata = {**details, **flags, "default": default}
+    metadata = {**details, **flags, "default_value": default}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -182,7 +182,7 @@ def _field_of(setting: dataclasses.Field, annotation: Any) -> tuple[Any, Any]:
         annotation = Annotated[annotation, BeforeValidator(_numbers)]
     details = setting.metadata
     return annotation, key(
-        details["default"],
+        details["default_value"],
         details["meaning"],
         details["allowed"],
         omit_default=details["omit_default"],
