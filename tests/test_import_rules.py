@@ -63,6 +63,7 @@ ROWS = (
         "processor",
         "progress_bar",
         "registry",
+        "split",
         "validation",
         "cli",
     ),
