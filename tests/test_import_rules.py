@@ -64,6 +64,7 @@ ROWS = (
         "processor",
         "progress_bar",
         "registry",
+        "split",
         "validation",
         "cli",
     ),

@@ -1,1 +1,1 @@
-"""Data-parallel functions for PyTensor programs."""
+"""Data-parallel functions for any PyTensor program."""
