@@ -46,8 +46,8 @@ def resolve(
 ) -> Resolved:
     """Apply givens to outputs and updates, and add default updates.
 
-    ``pytensor.function(inputs, resolved.outputs, updates=resolved.updates)``, with
-    ``no_default_updates=True``, computes what `pytensor.function` computes with the arguments given
+    ``pytensor.function(inputs, resolved.outputs, updates=resolved.updates)``, on shared variables
+    without default updates, computes what `pytensor.function` computes with the arguments given
     here. What no given replaces stays the same variable. An explicit update of a shared variable
     takes precedence over its default update.
 
