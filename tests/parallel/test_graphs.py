@@ -129,6 +129,19 @@ def test_a_default_update_is_of_replaced_variables_too() -> None:
     assert_as_pytensor([x, y], [s * 2], [s], givens={a: x + y})
 
 
+def test_a_replaced_variable_has_no_default_update() -> None:
+    x, y = pt.dvectors("x", "y")
+    s = vector("s", lambda v: v + 1)
+    assert_as_pytensor([x, y], [s * 2], [s], givens={s: x})
+    assert resolve([x], [s * 2], givens={s: x}).updates == {}
+
+
+def test_an_input_that_is_computed_from_others_stays_an_input() -> None:
+    x, a = pt.dvectors("x", "a")
+    y = a + 1
+    assert_as_pytensor([x, y], [y * 2 + a], [], givens={a: x})
+
+
 @st.composite
 def arguments(draw: st.DrawFn) -> tuple[Any, ...]:
     """Random outputs, updates and givens over a few vectors."""
