@@ -260,16 +260,20 @@ class TestCasts:
 
     @pytest.mark.parametrize("expected", DTYPES)
     @pytest.mark.parametrize("value", [0.1, 0.5, 3, -1, 300, True, np.float64(0.1), np.int64(2)])
-    def test_numbers_are_cast_as_pytensor_does(self, value: Any, expected: str) -> None:
+    @pytest.mark.parametrize("float_x", ["float32", "float64"])
+    def test_numbers_are_cast_as_pytensor_does(
+        self, value: Any, expected: str, float_x: str
+    ) -> None:
         kind = pt.TensorType(expected, shape=())
-        try:
-            accepted = kind.filter(value)
-        except (TypeError, OverflowError):
-            with pytest.raises(TypeError, match=f"input 0: expected {expected}, got"):
-                as_array(value, expected, 0, "input 0")
-        else:
-            found = as_array(value, expected, 0, "input 0")
-            np.testing.assert_array_equal(found, accepted, strict=True)
+        with pytensor.config.change_flags(floatX=float_x):
+            try:
+                accepted = kind.filter(value)
+            except (TypeError, OverflowError):
+                with pytest.raises(TypeError, match=f"input 0: expected {expected}, got"):
+                    as_array(value, expected, 0, "input 0")
+            else:
+                found = as_array(value, expected, 0, "input 0")
+                np.testing.assert_array_equal(found, accepted, strict=True)
 
     @given(
         # Not both of the last: beside a NaN, PyTensor lets pass what is rounded.

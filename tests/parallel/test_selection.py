@@ -1,5 +1,6 @@
 """What `batch` and `batch_s` select, against NumPy's indexing."""
 
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ WORKERS = st.integers(1, 4)
 
 
 def rows(length: int) -> np.ndarray:
-    """Rows that tell their number: int64 (length, 2)."""
+    """Numbered rows: int64 (length, 2)."""
     return np.stack([np.arange(length), 100 + np.arange(length)], axis=1)
 
 
@@ -92,6 +93,17 @@ def test_rows_of_slices_are_views_and_indices_are_not_copied() -> None:
     part = select(9, indices).part(1, 3)
     assert isinstance(part, np.ndarray)
     assert np.shares_memory(part, indices)
+
+
+def test_a_few_rows_of_a_large_array_of_any_order_take_little_memory() -> None:
+    array, indices, out = np.zeros((1000, 1000)).T, np.array([5, 3]), np.ones((2, 1000))
+    tracemalloc.start()
+    try:
+        select(1000, indices).take(array, 0, 2, out)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert not out.any()
 
 
 def test_negative_indices_leave_the_callers_array_as_it_was() -> None:
