@@ -325,6 +325,8 @@ class Function:
         self, team: Team, values: Sequence[Any], share: Share, local: Sequence[Selection] | None
     ) -> Call:
         """Put what the workers need where they see it: rows of arrays, and indices."""
+        if not values and not local:
+            return Call(self.number, (), (), share.counts, None, share.slices, share.outputs)
         reserved: list[tuple[Selection | None, np.ndarray]] = []
         sent: list[Selection] = []
         rows = [*share.rows, *[None] * (len(values) - len(share.rows))]
