@@ -164,7 +164,7 @@ def describe(
         [*scattered, *broadcast],
         [variable for variable, _ in pairs],
         [(variable, new) for variable, new, _ in triples],
-        [*_given(givens), *stood_for],
+        [*stood_for, *_given(givens)],  # which may be computed from what these stand for
         kept.pop("no_default_updates", False),
         rebuild_strict=kept.get("rebuild_strict", True),
     )

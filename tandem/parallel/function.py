@@ -60,8 +60,6 @@ class Function:
         self.local = LocalFunction(description, pool.make_mode)
         self._inputs = [*description.scattered, *description.broadcast]
         self._updated = [label(update.variable) for update in description.updates]
-        # Data need not have lengths that are known before.
-        self._kinds = [v.type.clone(shape=(None,) * v.type.ndim) for v in self._inputs]
         self._labels = [_named(i, variable) for i, variable in enumerate(self._inputs)]
         number_of = pool.registry.number_of
         self._written = [number_of(update.variable) for update in description.updates]
@@ -240,22 +238,21 @@ class Function:
 
     def _conditioned(self, position: int, value: Any) -> Any:
         """Return an input as an array of its dtype, or a `Data` that can be up-cast to it."""
-        kind = self._kinds[position]
+        kind, got = self._inputs[position].type, value
         if isinstance(value, Data):
-            fits = kind.dtype == value.dtype or scalar.upcast(kind.dtype, value.dtype.name) == (
-                kind.dtype
-            )
-            if fits and value.ndim == kind.ndim:
+            is_safe = kind.dtype in (value.dtype, scalar.upcast(kind.dtype, value.dtype.name))
+            if is_safe and _has_lengths(value.shape, kind.shape):
                 return value
-            got = f"{value.dtype} with {value.ndim} axes"
         else:
             try:
                 return kind.filter(value, strict=False, allow_downcast=None)
             except (TypeError, ValueError):
-                array = np.asarray(value)
-                got = f"{array.dtype} with {array.ndim} axes"
+                try:
+                    got = np.asarray(value)
+                except ValueError as error:
+                    raise TypeError(f"{self._labels[position]} is no array: {error}") from error
         raise TypeError(
-            f"{self._labels[position]} is {kind.dtype} with {kind.ndim} axes; got {got}"
+            f"{self._labels[position]} is {_described(kind)}; got {_described(got)}"
         )
 
     def _checked_slices(self, number: Any) -> int:
@@ -421,6 +418,21 @@ class Function:
 
 
 _MISSING = object()
+
+
+def _has_lengths(shape: Sequence[int], lengths: Sequence[int | None]) -> bool:
+    """Whether a shape has these lengths, of which None may be any."""
+    return len(shape) == len(lengths) and all(
+        length in (None, n) for n, length in zip(shape, lengths, strict=True)
+    )
+
+
+def _described(kind: Any) -> str:
+    """Describe an array, or a type of which lengths may be known."""
+    text = f"{kind.dtype} with {kind.ndim} axes"
+    if any(n is not None for n in kind.shape):
+        text += f", ({', '.join('any' if n is None else str(n) for n in kind.shape)})"
+    return text
 
 
 def _named(position: int, variable: TensorVariable) -> str:
