@@ -251,9 +251,7 @@ class Function:
                     got = np.asarray(value)
                 except ValueError as error:
                     raise TypeError(f"{self._labels[position]} is no array: {error}") from error
-        raise TypeError(
-            f"{self._labels[position]} is {_described(kind)}; got {_described(got)}"
-        )
+        raise TypeError(f"{self._labels[position]} is {_described(kind)}; got {_described(got)}")
 
     def _checked_slices(self, number: Any) -> int:
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
