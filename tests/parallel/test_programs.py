@@ -5,8 +5,9 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,19 @@ import tandem.parallel as synk
 from tests.support.tiny import python_path
 
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
-BY_RANK = {"batch": "scatter", "master_rank": "fork"}
+TABLE = (
+    *("fork", "function", "shared", "distribute", "close", "get_n_gpu", "data", "row_index"),
+    *("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce"),
+    *("set_value", "get_value", "get_lengths", "get_shapes"),
+    *("Function.__call__", "Function.build_inputs", "Function.as_theano"),
+    *("Data.set_value", "Data.set_length", "Data.set_shape", "Data.condition_data"),
+    "Data.free_memory",
+)
+FUNCTIONS = ("f", "g", "gradients")  # as the programs call them
+OPS_OF_THE_TABLE = {
+    *("avg", "uavg", "sum", "prod", "max", "min", "gather", "inc"),
+    *("c_avg", "c_sum", "c_prod", "c_max", "c_min", "c_gather"),
+}
 
 
 def run(program: Path, workers: int, folder: Path) -> None:
@@ -42,3 +55,41 @@ def test_a_program_with_two_workers(program: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_a_program(program: Path, workers: int, tmp_path: Path) -> None:
     run(program, workers, tmp_path)
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Each call in the programs, with the name of what is called."""
+    for program in PROGRAMS:
+        for node in ast.walk(ast.parse(program.read_text())):
+            if isinstance(node, ast.Call):
+                named = node.func
+                yield getattr(named, "attr", getattr(named, "id", "")), node
+
+
+def arguments(called: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(called).parameters.values()
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_programs_use_every_argument(name: str) -> None:
+    """By keyword, or by position."""
+    owner, _, method = name.partition(".")
+    called = getattr(synk, owner)
+    wanted = arguments(getattr(called, method) if method else called)[bool(method) :]
+    used: set[str] = set()
+    for found, call in calls():
+        if found == (method or owner) or (method == "__call__" and found in FUNCTIONS):
+            used |= {keyword.arg for keyword in call.keywords if keyword.arg}
+            used |= set(wanted[: len(call.args)])
+    assert set(wanted) <= used
+
+
+def test_the_programs_use_every_operation() -> None:
+    words = {
+        node.value
+        for program in PROGRAMS
+        for node in ast.walk(ast.parse(program.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert OPS_OF_THE_TABLE <= words

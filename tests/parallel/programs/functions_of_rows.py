@@ -165,6 +165,8 @@ assert whole.condition_data([1, 2]).dtype == np.int32
 assert whole.condition_data([1.7], force_cast=True).tolist() == [1]
 whole.set_value([1.5, 2.5], force_cast=True)
 assert whole.data.tolist() == [1, 2]
+cast = synk.data([1.5, 2.5], dtype="int32", force_cast=True)
+assert cast.data.tolist() == [1, 2]
 like = synk.data(var=x, shape=(4, 6), minibatch=True)
 assert (like.dtype, like.ndim, like.size, like.minibatch) == ("float64", 2, 24, True)
 forced = uneven.build_inputs(heights.astype("float32"), force_cast=True, oversize=1.2)

@@ -17,7 +17,7 @@ sizes = [len(points) * (i + 1) // WORKERS - len(points) * i // WORKERS for i in 
 starts = np.cumsum([0, *sizes])
 shares = [points[a:b] for a, b in zip(starts, starts[1:], strict=False)]
 
-synk.fork(WORKERS, threads=1)
+assert synk.fork(devices=["cpu"] * WORKERS, threads=1) == WORKERS
 s_x = theano.shared(np.ones((5, 4)), name="s_x")
 s_n = theano.shared(np.zeros(5, np.int64), name="s_n")
 weights = theano.shared(np.zeros((4, 2)), name="weights")
@@ -59,13 +59,13 @@ synk.scatter([s_x, s_n], [points, synk.data(labels)])
 # Broadcast: the master's own value, an array, Data.
 matrix = rng.normal(size=(4, 2))
 weights.set_value(matrix)
-synk.broadcast(weights)
-synk.broadcast([weights, resident], [synk.data(2 * matrix), np.ones((3, 2))])
+synk.broadcast("weights")
+synk.broadcast([weights, resident], [synk.data(2 * matrix), np.ones((3, 2))], nccl=False)
 for rank in range(WORKERS):
     np.testing.assert_array_equal(synk.get_value(rank, weights), 2 * matrix)
     np.testing.assert_array_equal(synk.get_value(rank, resident), np.ones((3, 2)))
 synk.broadcast(weights, matrix)
-assert np.shape(synk.gather(weights)) == (WORKERS, 4, 2)
+assert np.shape(synk.gather(weights, nccl=False)) == (WORKERS, 4, 2)
 
 # Whole variables, and what `batch_s` selects within each worker, with and without slices.
 wanted = [points.dot(matrix).mean(0), points.sum(0), points[:, 0]]
@@ -104,6 +104,8 @@ np.testing.assert_allclose(beside(labels), (points[:, 0] * labels).sum(), rtol=1
 for rank in range(WORKERS):
     synk.set_value(rank, s_x, np.full((2, 4), float(rank)))
     assert (synk.get_value(rank, s_x) == rank).all()
+synk.set_value(0, s_x, points, batch=[2, 0])
+np.testing.assert_array_equal(synk.get_value(0, s_x), points[[2, 0]])
 synk.set_value(rank=LAST, shared_vars=[weights, resident], values=[synk.data(-matrix), [[7.0, 7]] * 3])
 np.testing.assert_array_equal(synk.get_value(LAST, [weights])[0], -matrix)
 assert (synk.get_value(LAST, resident) == 7).all()
@@ -129,7 +131,7 @@ for op, oracle in OPS.items():
     variables, found = ([numbers], [values]) if op == "avg" else ([numbers, counts], [values, whole])
     for in_place in (False, True):
         reset()
-        results = synk.reduce(variables, op=op, in_place=in_place)
+        results = synk.reduce(variables, op=op, in_place=in_place, nccl=False)
         if in_place:
             results = [synk.get_value(0, one) for one in variables]
         for result, one in zip(results, found, strict=True):
@@ -158,7 +160,7 @@ np.testing.assert_allclose(
     synk.reduce(numbers, in_place=False, weights=own.tolist()), (own / own.sum()).dot(values), rtol=1e-12
 )
 synk.scatter(s_x, points)
-synk.all_gather(s_x)
+synk.all_gather(s_x, nccl=False)
 assert synk.get_lengths(s_x) == [len(points)] * WORKERS
 np.testing.assert_array_equal(synk.get_value(LAST, s_x), points)
 
