@@ -187,7 +187,7 @@ def test_a_killed_worker_is_reported_and_nobody_waits() -> None:
         (worker,) = children() - before
         os.kill(worker, signal.SIGKILL)
         began = time.monotonic()
-        with pytest.raises(WorkerLost, match="worker 1 .*(SIGKILL|signal 9)"):
+        with pytest.raises(WorkerLost, match=r"worker 1 .*(SIGKILL|signal 9)"):
             f(ROWS)
         assert time.monotonic() - began < 5
         with pytest.raises(RuntimeError):

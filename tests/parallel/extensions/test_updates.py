@@ -5,11 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytensor
 import pytensor.tensor as pt
-import pytest
 
-import tandem.parallel as synk
 from tandem.parallel.extensions import updates
 from tandem.parallel.extensions.train import make_train_function
 

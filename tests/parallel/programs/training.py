@@ -15,7 +15,11 @@ WORKERS = int(sys.argv[1])
 rng = np.random.default_rng(1)
 inputs = rng.normal(size=(65, 5))
 targets = np.tanh(inputs.dot(rng.normal(size=(5, 2)))) + 0.1
-first = {"hidden": rng.normal(size=(5, 8)) / 2, "out": rng.normal(size=(8, 2)) / 2, "bias": np.zeros(2)}
+first = {
+    "hidden": rng.normal(size=(5, 8)) / 2,
+    "out": rng.normal(size=(8, 2)) / 2,
+    "bias": np.zeros(2),
+}
 batches = [rng.permutation(65)[:size] for size in (33, 7, 64, 1, 20)]
 
 synk.fork(WORKERS, threads=1)
