@@ -135,7 +135,7 @@ def test_workers_drop_different_units(two: Pool) -> None:
         two.function([x], pt.mean(x * random.uniform(size=x.shape)))
     from tandem.ops import dropout
 
-    dropped = dropout(x, 3, 0, two.row_index(), rate=0.5, layer=0)
+    dropped = dropout(x, 3, 0, synk.row_index(), rate=0.5, layer=0)
     f = two.function([x], (dropped, "gather"))
     kept = f(np.ones((40, 8)))
     assert 0 < kept.mean() < 1
