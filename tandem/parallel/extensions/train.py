@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
+from pytensor.tensor.sharedvar import TensorSharedVariable
+from pytensor.tensor.variable import TensorVariable
 
 import tandem.parallel as synk
 
@@ -13,9 +14,9 @@ __all__ = ["make_train_function"]
 
 def make_train_function(
     loss: Variable,
-    params: Sequence[SharedVariable],
-    x: Variable,
-    y: Variable,
+    params: Sequence[TensorSharedVariable],
+    x: TensorVariable,
+    y: TensorVariable,
     update_rule: Callable[..., Any],
     *args: Any,
     **kwargs: Any,

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
+from pytensor.tensor.sharedvar import TensorSharedVariable
 
 import tandem.parallel as synk
 
@@ -34,13 +34,13 @@ __all__ = [
     "sgd_nonflat",
 ]
 
-Updates = list[tuple[SharedVariable, Variable]]
+Updates = list[tuple[TensorSharedVariable, Variable]]
 Rule = tuple[Updates, Updates, Any]  # grad_updates, param_updates, grad_shared
 # From a parameter, its gradient, and a conversion of numbers to the parameter's dtype:
-Step = Callable[[SharedVariable, Variable, Callable[[Any], Any]], Updates]
+Step = Callable[[TensorSharedVariable, Variable, Callable[[Any], Any]], Updates]
 
 
-def sgd(loss: Variable, params: Sequence[SharedVariable], lr: Any) -> Rule:
+def sgd(loss: Variable, params: Sequence[TensorSharedVariable], lr: Any) -> Rule:
     """Stochastic gradient descent: ``p <- p - lr g``.
 
     Parameters
@@ -70,7 +70,7 @@ def sgd(loss: Variable, params: Sequence[SharedVariable], lr: Any) -> Rule:
 
 
 def momentum(
-    loss: Variable, params: Sequence[SharedVariable], lr: Any, momentum: Any = 0.9
+    loss: Variable, params: Sequence[TensorSharedVariable], lr: Any, momentum: Any = 0.9
 ) -> Rule:
     """Stochastic gradient descent with momentum: ``v <- m v - lr g``, ``p <- p + v``.
 
@@ -78,7 +78,7 @@ def momentum(
     results and errors are those of `sgd`; `momentum` is m.
     """
 
-    def step(p: SharedVariable, g: Variable, number: Callable[[Any], Any]) -> Updates:
+    def step(p: TensorSharedVariable, g: Variable, number: Callable[[Any], Any]) -> Updates:
         v = _state(p, "velocity")
         new = number(momentum) * v - number(lr) * g
         return [(v, new), (p, p + new)]
@@ -87,7 +87,7 @@ def momentum(
 
 
 def nesterov_momentum(
-    loss: Variable, params: Sequence[SharedVariable], lr: Any, momentum: Any = 0.9
+    loss: Variable, params: Sequence[TensorSharedVariable], lr: Any, momentum: Any = 0.9
 ) -> Rule:
     """Nesterov's momentum: ``v <- m v - lr g``, ``p <- p + m v - lr g``.
 
@@ -96,7 +96,7 @@ def nesterov_momentum(
     Parameters, results and errors are those of `sgd`; `momentum` is m.
     """
 
-    def step(p: SharedVariable, g: Variable, number: Callable[[Any], Any]) -> Updates:
+    def step(p: TensorSharedVariable, g: Variable, number: Callable[[Any], Any]) -> Updates:
         v = _state(p, "velocity")
         new = number(momentum) * v - number(lr) * g
         return [(v, new), (p, p + number(momentum) * new - number(lr) * g)]
@@ -105,7 +105,7 @@ def nesterov_momentum(
 
 
 def adagrad(
-    loss: Variable, params: Sequence[SharedVariable], lr: Any = 1.0, epsilon: Any = 1e-6
+    loss: Variable, params: Sequence[TensorSharedVariable], lr: Any = 1.0, epsilon: Any = 1e-6
 ) -> Rule:
     """Adagrad: ``s <- s + g**2``, ``p <- p - lr g / sqrt(s + epsilon)``.
 
@@ -113,7 +113,7 @@ def adagrad(
     optimization". Parameters, results and errors are those of `sgd`.
     """
 
-    def step(p: SharedVariable, g: Variable, number: Callable[[Any], Any]) -> Updates:
+    def step(p: TensorSharedVariable, g: Variable, number: Callable[[Any], Any]) -> Updates:
         s = _state(p, "sum of squares")
         new = s + pt.sqr(g)
         return [(s, new), (p, p - number(lr) * g / pt.sqrt(new + number(epsilon)))]
@@ -123,7 +123,7 @@ def adagrad(
 
 def rmsprop(
     loss: Variable,
-    params: Sequence[SharedVariable],
+    params: Sequence[TensorSharedVariable],
     lr: Any = 1.0,
     rho: Any = 0.9,
     epsilon: Any = 1e-6,
@@ -134,7 +134,7 @@ def rmsprop(
     results and errors are those of `sgd`.
     """
 
-    def step(p: SharedVariable, g: Variable, number: Callable[[Any], Any]) -> Updates:
+    def step(p: TensorSharedVariable, g: Variable, number: Callable[[Any], Any]) -> Updates:
         s = _state(p, "mean square")
         new = number(rho) * s + number(1 - rho) * pt.sqr(g)
         return [(s, new), (p, p - number(lr) * g / pt.sqrt(new + number(epsilon)))]
@@ -144,7 +144,7 @@ def rmsprop(
 
 def adadelta(
     loss: Variable,
-    params: Sequence[SharedVariable],
+    params: Sequence[TensorSharedVariable],
     lr: Any = 1.0,
     rho: Any = 0.95,
     epsilon: Any = 1e-6,
@@ -156,7 +156,7 @@ def adadelta(
     rate method", arXiv 1212.5701, algorithm 1. Parameters, results and errors are those of `sgd`.
     """
 
-    def step(p: SharedVariable, g: Variable, number: Callable[[Any], Any]) -> Updates:
+    def step(p: TensorSharedVariable, g: Variable, number: Callable[[Any], Any]) -> Updates:
         s, d = _state(p, "mean square"), _state(p, "mean squared step")
         kept, rest, small = number(rho), number(1 - rho), number(epsilon)
         new = kept * s + rest * pt.sqr(g)
@@ -168,7 +168,7 @@ def adadelta(
 
 def adam(
     loss: Variable,
-    params: Sequence[SharedVariable],
+    params: Sequence[TensorSharedVariable],
     lr: Any = 0.001,
     beta1: Any = 0.9,
     beta2: Any = 0.999,
@@ -184,7 +184,7 @@ def adam(
     count, t = _steps(params)
     rate = lr * pt.sqrt(1 - beta2**t) / (1 - beta1**t)
 
-    def step(p: SharedVariable, g: Variable, number: Callable[[Any], Any]) -> Updates:
+    def step(p: TensorSharedVariable, g: Variable, number: Callable[[Any], Any]) -> Updates:
         m, v = _state(p, "first moment"), _state(p, "second moment")
         first = number(beta1) * m + number(1 - beta1) * g
         second = number(beta2) * v + number(1 - beta2) * pt.sqr(g)
@@ -196,7 +196,7 @@ def adam(
 
 def adamax(
     loss: Variable,
-    params: Sequence[SharedVariable],
+    params: Sequence[TensorSharedVariable],
     lr: Any = 0.002,
     beta1: Any = 0.9,
     beta2: Any = 0.999,
@@ -211,7 +211,7 @@ def adamax(
     count, t = _steps(params)
     rate = lr / (1 - beta1**t)
 
-    def step(p: SharedVariable, g: Variable, number: Callable[[Any], Any]) -> Updates:
+    def step(p: TensorSharedVariable, g: Variable, number: Callable[[Any], Any]) -> Updates:
         m, u = _state(p, "first moment"), _state(p, "infinity norm")
         first = number(beta1) * m + number(1 - beta1) * g
         norm = pt.maximum(number(beta2) * u, pt.abs(g))
@@ -221,7 +221,7 @@ def adamax(
     return _flat(loss, params, step, [count])
 
 
-def sgd_nonflat(loss: Variable, params: Sequence[SharedVariable], lr: Any) -> Rule:
+def sgd_nonflat(loss: Variable, params: Sequence[TensorSharedVariable], lr: Any) -> Rule:
     """Stochastic gradient descent, each gradient in a variable of its own.
 
     To measure what the flat vector is worth: `grad_shared` is a list, and an all-reduce of it as
@@ -237,7 +237,10 @@ def sgd_nonflat(loss: Variable, params: Sequence[SharedVariable], lr: Any) -> Ru
 
 
 def _flat(
-    loss: Variable, params: Sequence[SharedVariable], step: Step, counts: Updates | None = None
+    loss: Variable,
+    params: Sequence[TensorSharedVariable],
+    step: Step,
+    counts: Updates | None = None,
 ) -> Rule:
     """Return the two halves of a rule, with the gradients in one flat vector between them."""
     gradients = _gradients(loss, params)
@@ -253,27 +256,29 @@ def _flat(
     return grad_updates, param_updates, flat.vector
 
 
-def _gradients(loss: Variable, params: Sequence[SharedVariable]) -> list[Variable]:
+def _gradients(loss: Variable, params: Sequence[TensorSharedVariable]) -> list[Variable]:
     if not params:
         raise ValueError("there are no parameters to update")
     for number, p in enumerate(params):
-        if not isinstance(p, SharedVariable) or np.dtype(p.dtype).kind != "f":
+        if not isinstance(p, TensorSharedVariable) or np.dtype(p.dtype).kind != "f":
             raise TypeError(f"parameter {number} is {p} ({p.type}), no shared variable of floats")
     return list(pytensor.grad(loss, list(params)))
 
 
-def _state(p: SharedVariable, kind: str) -> SharedVariable:
+def _state(p: TensorSharedVariable, kind: str) -> TensorSharedVariable:
     """Return zeros in the shape of a parameter, resident if it is."""
     return _like(p, np.zeros_like(p.get_value(borrow=True)), f"{kind} of {p.name or 'a parameter'}")
 
 
-def _steps(params: Sequence[SharedVariable]) -> tuple[tuple[SharedVariable, Variable], Variable]:
+def _steps(
+    params: Sequence[TensorSharedVariable],
+) -> tuple[tuple[TensorSharedVariable, Variable], Variable]:
     """Return the update of a count of steps, and the number of the step, from 1, in float64."""
     steps = _like(params[0], np.array(0, np.int64), "steps") if params else pt.constant(0)
     return (steps, steps + 1), (steps + 1).astype("float64")
 
 
-def _like(p: SharedVariable, value: np.ndarray, name: str) -> SharedVariable:
+def _like(p: TensorSharedVariable, value: np.ndarray, name: str) -> TensorSharedVariable:
     """Return a shared variable of the sort of a parameter: resident, or of PyTensor."""
     if _is_resident(p):
         return synk.shared(value, name)
@@ -281,20 +286,20 @@ def _like(p: SharedVariable, value: np.ndarray, name: str) -> SharedVariable:
     return pytensor.shared(value, name=name, shape=shape)
 
 
-def _is_resident(p: SharedVariable) -> bool:
+def _is_resident(p: TensorSharedVariable) -> bool:
     from tandem.backend.shared import DeviceSharedVariable
 
     return isinstance(p, DeviceSharedVariable)
 
 
-def _as(number: Any, p: SharedVariable) -> Any:
+def _as(number: Any, p: TensorSharedVariable) -> Any:
     """Return a number or scalar variable in the dtype of a parameter."""
     if isinstance(number, Variable):
         return pt.cast(number, p.dtype)
     return np.dtype(p.dtype).type(number)
 
 
-def _fitted(new: Variable, old: SharedVariable) -> Variable:
+def _fitted(new: Variable, old: TensorSharedVariable) -> Variable:
     """Return a new value with the dtype and the fixed shape of the variable that takes it."""
     if new.type.dtype != old.type.dtype:
         new = pt.cast(new, old.type.dtype)

@@ -149,7 +149,7 @@ np.testing.assert_allclose(single(table), heights[50:100].mean(0), rtol=1e-12)
 table.set_value(heights[:70])
 assert table.alloc_size == 450
 np.testing.assert_allclose(single(table), heights[:70].mean(0), rtol=1e-12)
-table.set_length(20)
+table.set_length(20, oversize=1.5)
 np.testing.assert_array_equal(table.data, heights[:20])
 np.testing.assert_allclose(single(table), heights[:20].mean(0), rtol=1e-12)
 table.set_shape((100, 6), oversize=2)

@@ -1,4 +1,4 @@
-"""Training by data-parallel functions: python training.py 2"""
+"""Training by data-parallel functions: python training.py 2, or some rules: ... 2 sgd adam"""
 
 import sys
 
@@ -57,7 +57,7 @@ alone_updates = [(count, count + 1)]
 for param, velocity in zip(alone.values(), velocities, strict=True):
     new = 0.8 * velocity - rate * theano.grad(alone_loss, param)
     alone_updates += [(velocity, new), (param, param + new)]
-serial = theano.function([x, y], alone_loss, updates=alone_updates)
+serial = theano.function([x, y], alone_loss, updates=alone_updates, mode="FAST_COMPILE")
 
 x_data, y_data = gradients.build_inputs(inputs, targets)
 before = test(x_data, y_data)[0]
@@ -87,11 +87,11 @@ RULES = {
     "adam": {"lr": 0.01, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-7},
     "adamax": {"lr": 0.01, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-7},
 }
-for number, (name, numbers) in enumerate(RULES.items()):
+for number, name in enumerate(sys.argv[2:] or RULES):
     make = synk.shared if number % 2 else theano.shared
     params = parameters(make)
     train = make_train_function(
-        loss_of(params), [*params.values()], x, y, getattr(updates, name), **numbers
+        loss_of(params), [*params.values()], x, y, getattr(updates, name), **RULES[name]
     )
     losses = [train(x_data, y_data) for _ in range(5)]
     losses.append(train(inputs, targets, batch=slice(0, 65), num_slices=2))
