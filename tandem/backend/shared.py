@@ -91,6 +91,8 @@ class DeviceSharedVariable(TensorSharedVariable):
     `device_shared`.
     """
 
+    writes = 0  # how often `set_value` or `zero` has written it
+
     @property
     def buffer(self) -> torch.Tensor:
         """The tensor that holds the value, at a fixed address."""
@@ -137,9 +139,11 @@ class DeviceSharedVariable(TensorSharedVariable):
             Shape or dtype do not fit; the value is then unchanged.
         """
         write(self.buffer, new_value, self.type, self.name)
+        self.writes += 1
 
     def zero(self, borrow: bool = False) -> None:
         """Write zeros into the variable's memory."""
+        self.writes += 1
         self.buffer.zero_()
 
 

@@ -127,6 +127,19 @@ def _await_writers(pool: WorkerPool, failure: Failed, signals: StopSignals) -> N
         time.sleep(WRITE_POLL_SECONDS)
 
 
+def find_end(pool: WorkerPool, killed: Mapping[str, float]) -> Failed:
+    """Find which worker has ended, and how, after its pipe has broken.
+
+    `killed` are the workers that were killed after so many seconds without a sign of life.
+    """
+    deadline = time.monotonic() + GRACE_SECONDS
+    while not (failures := _deaths(pool)) and time.monotonic() < deadline:
+        time.sleep(WRITE_POLL_SECONDS)
+    failures = [_silent(f.who, killed[f.who]) if f.who in killed else f for f in failures]
+    unseen = Failed("a worker", "death", "has closed its pipe", "")
+    return min(failures, key=lambda f: (f.kind != "death", f.who), default=unseen)
+
+
 def _deaths(pool: WorkerPool) -> list[Failed]:
     """Describe each worker that has ended and should not have."""
     failures = []
@@ -144,15 +157,15 @@ def _silences(pool: WorkerPool, monitor: HeartbeatMonitor) -> list[Failed]:
     """Describe each worker that is alive and sends no heartbeats."""
     silent = {pool.table.names[index]: seconds for index, seconds in monitor.silent().items()}
     return [
-        Failed(
-            handle.name,
-            "death",
-            f"has given no sign of life for {silent[handle.name]:.0f} s: was it stopped?",
-            "",
-        )
+        _silent(handle.name, silent[handle.name])
         for handle in pool.handles
         if handle.name in silent and not handle.finished and handle.exit_status is None
     ]
+
+
+def _silent(who: str, seconds: float) -> Failed:
+    message = f"has given no sign of life for {seconds:.0f} s: was it stopped?"
+    return Failed(who, "death", message, "")
 
 
 def _describe_exit(status: int) -> str:

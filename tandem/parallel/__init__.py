@@ -1,0 +1,1 @@
+"""Data-parallel functions for any PyTensor program."""

@@ -1,0 +1,98 @@
+"""Memory that all ranks of a pool see: host buffers, known by number in every process."""
+
+import itertools
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem.memory import HostBuffer
+from tandem.parallel.messages import Place
+
+
+class SharedBuffers:
+    """The buffers that a master shares with its workers, who learn of them by messages.
+
+    A buffer that nobody uses any more is dropped in the workers too, with the next message.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: weakref.WeakKeyDictionary[HostBuffer, int] = weakref.WeakKeyDictionary()
+        self._count = itertools.count()
+        self._new: dict[int, weakref.ref[HostBuffer]] = {}
+        self._dropped: list[int] = []
+
+    def number(self, buffer: HostBuffer) -> int:
+        """Number a buffer, and have it sent with the next message if the workers lack it."""
+        found = self._numbers.get(buffer)
+        if found is None:
+            found = self._numbers[buffer] = next(self._count)
+            self._new[found] = weakref.ref(buffer)
+            weakref.finalize(buffer, self._drop, found)
+        return found
+
+    def place(self, buffer: HostBuffer, array: npt.NDArray[Any], offset: int = 0) -> Place:
+        """Describe an array at the beginning of a buffer, or at a byte of it."""
+        return Place(self.number(buffer), array.dtype.str, array.shape, offset)
+
+    def changes(self) -> tuple[Mapping[int, HostBuffer], tuple[int, ...]]:
+        """Take the buffers that are new since the last call, and the numbers of dropped ones."""
+        new = {number: buffer for number, ref in self._new.items() if (buffer := ref())}
+        dropped, self._dropped = tuple(self._dropped), []
+        self._new = {}
+        return new, dropped
+
+    def _drop(self, number: int) -> None:
+        # Of a buffer that no worker has heard of there is nothing to drop.
+        if self._new.pop(number, None) is None:
+            self._dropped.append(number)
+
+
+class ReceivedBuffers:
+    """The buffers of the master, as a worker has them."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, HostBuffer] = {}
+        self._arrays: dict[Place, npt.NDArray[Any]] = {}
+
+    def add(self, number: int, buffer: HostBuffer) -> None:
+        self._buffers[number] = buffer
+
+    def drop(self, number: int) -> None:
+        self._buffers.pop(number).close()
+        self._arrays = {p: a for p, a in self._arrays.items() if p.buffer != number}
+
+    def array(self, place: Place) -> npt.NDArray[Any]:
+        """Return an array by its place; it lies there, and is not copied."""
+        found = self._arrays.get(place)
+        if found is None:
+            if len(self._arrays) >= _MOST_ARRAYS:
+                self._arrays.clear()
+            buffer = self._buffers[place.buffer]
+            found = buffer.array(place.shape, np.dtype(place.dtype), place.offset)
+            self._arrays[place] = found
+        return found
+
+
+_MOST_ARRAYS = 1024  # that are remembered by their places
+
+
+class Staging:
+    """One buffer that is used again and again, and grows with the largest use."""
+
+    def __init__(self, name: str) -> None:
+        self._buffer = HostBuffer.create(0, name)
+
+    def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return an array, uninitialised, at its beginning; the last one is overwritten."""
+        kind = np.dtype(dtype)
+        self.reserve(int(np.prod(shape, dtype=np.int64)) * kind.itemsize)
+        return self._buffer.array(shape, kind)
+
+    def reserve(self, nbytes: int) -> HostBuffer:
+        """Grow to a number of bytes, if there are fewer; return the buffer."""
+        if nbytes > self._buffer.nbytes:
+            self._buffer.resize(nbytes)
+        return self._buffer

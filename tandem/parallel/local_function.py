@@ -1,0 +1,231 @@
+"""One rank's part of a data-parallel function: taking rows, computing, folding slices."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Variable
+
+from tandem.parallel.description import Description, Update
+from tandem.parallel.fold import Fold, op_weights
+from tandem.parallel.graphs import replace_sliceables
+from tandem.parallel.selection import Selection
+from tandem.split import edges
+
+Selector = Literal["all", "slice", "index"]
+"""What is read of sliceable variables."""
+
+Weights = tuple[tuple[tuple[float, ...], ...], float]
+"""Of partial results, by rank, then by slice; and what their sum is divided by."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank computes in a call."""
+
+    rank: int
+    ranks: int
+    rows: Sequence[Selection]  # of each scattered input, those of all ranks
+    counts: tuple[int, ...] | None  # rows of each rank; None: nothing is divided
+    local: Selection | None  # of this rank's sliceable variables; None: all of them
+    slices: int
+    outputs: tuple[int, ...]  # numbers of those that are computed
+
+    @property
+    def has_rows(self) -> bool:
+        return self.counts is None or self.counts[self.rank] > 0
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """First and last of this rank's rows in each slice that has any."""
+        if self.counts is None:
+            return [(0, 0)]
+        bounds = edges(self.counts[self.rank], self.slices)
+        return [(lo, hi) for lo, hi in pairwise(bounds) if hi > lo]
+
+    def weights(self, op: str | None) -> Sequence[float]:
+        """Weigh this rank's slices among those of all ranks, for an output."""
+        counts = self.counts or (1,) * self.ranks
+        return partial_weights(counts, self.slices, op)[0][self.rank]
+
+    def own_weights(self, op: str | None) -> tuple[Sequence[float], float]:
+        """Weigh this rank's slices among themselves, for a variable; and the divisor."""
+        weights, divisor = partial_weights(
+            (self.counts[self.rank] if self.counts else 1,), self.slices, op
+        )
+        return weights[0], divisor
+
+
+@lru_cache(maxsize=256)
+def partial_weights(counts: tuple[int, ...], slices: int, op: str | None) -> Weights:
+    """Weigh partial results by their rows, as `op` uses them.
+
+    Slices without rows have no partial result.
+    """
+    parts = [[hi - lo for lo, hi in pairwise(edges(n, slices)) if hi > lo] for n in counts]
+    weights, divisor = op_weights(op, [size for part in parts for size in part])
+    remaining = iter(weights)
+    return tuple(tuple(next(remaining) for _ in part) for part in parts), divisor
+
+
+class LocalFunction:
+    """A function as one rank computes it; a variant of it is compiled when it is first needed.
+
+    Variants differ in the outputs that are asked for, in what is read of sliceable variables, and
+    in whether new values of shared variables are written or returned: slices are all computed from
+    the values before the call.
+    """
+
+    def __init__(self, description: Description, make_mode: Callable[[], Mode]) -> None:
+        self.description, self._make_mode = description, make_mode
+        self._variants: dict[tuple[tuple[int, ...], Selector, bool], Callable[..., Any]] = {}
+        self.excerpt = self.function = 0.0  # seconds of the last call
+
+    def compile(self) -> None:
+        """Compile the variant of a plain call."""
+        self._variant(tuple(range(len(self.description.outputs))), "all", True)
+
+    def whole(self, inputs: Sequence[np.ndarray]) -> list[Any]:
+        """Compute on all rows of all inputs and variables, as one PyTensor function does."""
+        count = len(inputs[0]) if self.description.scattered else 0
+        numbers = [np.arange(count)] * len(self.description.row_numbers)
+        outputs = tuple(range(len(self.description.outputs)))
+        return list(self._variant(outputs, "all", True)(*inputs, *numbers))
+
+    def run(self, inputs: Sequence[np.ndarray], share: Share) -> list[Fold] | None:
+        """Compute a rank's part; return what each output adds up to, or None without rows."""
+        began, self.excerpt, self.function = time.perf_counter(), 0.0, 0.0
+        if not share.has_rows:
+            return None
+        is_sliced = share.slices > 1
+        writes = not (is_sliced and self.description.updates)
+        local = share.local
+        if is_sliced and local is None and self.description.sliceables and share.counts:
+            local = Selection(share.counts[share.rank], 0, 1, None)
+        selector = _selector(local)
+        function = self._variant(share.outputs, selector, writes)
+        ops = [self.description.output_ops[number] for number in share.outputs]
+        weights = [share.weights(op) for op in ops]
+        updates = [] if writes else [(u, *share.own_weights(u.op)) for u in self.description.updates]
+        folded = [Fold(op) for op in ops]
+        new = [
+            Fold("sum" if update.op == "inc" else update.op, divisor)
+            for update, _, divisor in updates
+        ]
+        weights += [own for _, own, _ in updates]
+        for number, (lo, hi) in enumerate(share.pieces()):
+            arguments = self._arguments(inputs, share, (lo, hi), local)
+            results = function(*arguments)
+            for fold, result, own in zip([*folded, *new], results, weights, strict=True):
+                fold.add(result, own[number])
+        for (update, *_), fold in zip(updates, new, strict=True):
+            _write(update, fold.value())
+        self.function = time.perf_counter() - began - self.excerpt
+        return folded
+
+    def _arguments(
+        self,
+        inputs: Sequence[np.ndarray],
+        share: Share,
+        piece: tuple[int, int],
+        local: Selection | None,
+    ) -> list[Any]:
+        """Take the rows of one slice."""
+        began = time.perf_counter()
+        first = sum(share.counts[: share.rank]) if share.counts else 0
+        lo, hi = first + piece[0], first + piece[1]
+        scattered = [
+            array[rows.part(lo, hi)].astype(variable.type.dtype, copy=False)
+            for array, rows, variable in zip(
+                inputs, share.rows, self.description.scattered, strict=False
+            )
+        ]
+        numbers = [np.arange(lo, hi)] * len(self.description.row_numbers)
+        arguments = [*scattered, *inputs[len(scattered) :], *numbers]
+        if local is not None:
+            if _selector(local) == "slice":
+                arguments += [np.asarray(local.start + edge) for edge in piece]
+            else:
+                arguments.append(_numbers(local, *piece))
+        self.excerpt += time.perf_counter() - began
+        return arguments
+
+    def _variant(
+        self, outputs: tuple[int, ...], selector: Selector, writes: bool
+    ) -> Callable[..., Any]:
+        key = outputs, selector, writes
+        if key not in self._variants:
+            self._variants[key] = self._compile(outputs, selector, writes)
+        return self._variants[key]
+
+    def _compile(
+        self, outputs: tuple[int, ...], selector: Selector, writes: bool
+    ) -> Callable[..., Any]:
+        about = self.description
+        results = [about.outputs[number] for number in outputs]
+        new = [_returned(update, writes) for update in about.updates]
+        selectors: list[Variable] = []
+        if selector != "all":
+            read: Any
+            if selector == "slice":
+                selectors = [pt.lscalar("start"), pt.lscalar("stop")]
+                read = slice(*selectors)
+            else:
+                selectors = [pt.lvector("rows")]
+                read = selectors[0]
+            replaced = replace_sliceables(
+                [*results, *new], {variable: variable[read] for variable in about.sliceables}
+            )
+            results, new = replaced[: len(results)], replaced[len(results) :]
+        variables = [update.variable for update in about.updates]
+        options = dict(about.options)
+        return pytensor.function(
+            [*about.inputs, *selectors],
+            results if writes else [*results, *new],
+            updates=list(zip(variables, new, strict=True)) if writes else [],
+            mode=options.pop("mode", None) or self._make_mode(),
+            trust_input=True,
+            on_unused_input="ignore",
+            no_default_updates=True,
+            **options,
+        )
+
+
+def _selector(local: Selection | None) -> Selector:
+    if local is None:
+        return "all"
+    return "slice" if local.indices is None and local.step == 1 else "index"
+
+
+def _numbers(rows: Selection, lo: int, hi: int) -> np.ndarray:
+    """Rows ``lo:hi`` of a selection as numbers of rows, int64 (hi - lo,)."""
+    part = rows.part(lo, hi)
+    if isinstance(part, slice):
+        return rows.start + rows.step * np.arange(lo, hi)
+    return part
+
+
+def _returned(update: Update, writes: bool) -> Variable:
+    """The new value of a variable, or what is added to it where slices are added up."""
+    if update.op == "inc" and not writes:
+        return update.new - update.variable
+    return update.new
+
+
+def _write(update: Update, value: Any) -> None:
+    """Set a variable to what its slices have added up to."""
+    variable = update.variable
+    if hasattr(value, "detach"):  # a tensor, which stays on its device
+        variable.buffer.copy_(variable.buffer + value if update.op == "inc" else value)
+        return
+    if update.op == "inc":
+        value = variable.get_value(borrow=True) + value
+    variable.set_value(np.asarray(value))
+
+

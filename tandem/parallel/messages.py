@@ -1,0 +1,146 @@
+"""What the master tells the workers, one message for a call, and what they answer.
+
+A message is the same for all workers: each finds its own part by its rank. Arrays are not in it but
+where they lie, in memory that all ranks see.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Place(NamedTuple):
+    """Where an array lies."""
+
+    buffer: int  # number of the buffer
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int = 0  # bytes
+
+
+class Rows(NamedTuple):
+    """Rows of an array: `start + step * i`, or those that `indices` list, for i below `count`."""
+
+    count: int
+    start: int = 0
+    step: int = 1
+    indices: Place | None = None  # int64 (count,)
+
+
+class Extent(NamedTuple):
+    """Where a resident variable lies in the memory of every rank."""
+
+    offset: int  # bytes
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class SentVariable(NamedTuple):
+    """A shared variable that the workers are to have too."""
+
+    number: int
+    name: str | None
+    type: Any  # of PyTensor
+    where: Place | Extent  # its value; an extent is that of a resident
+
+
+class SentFunction(NamedTuple):
+    """A function without its graph's objects, see `graph_transfer`."""
+
+    number: int
+    description: bytes
+    constants: tuple[Place, ...]
+    scattered: int  # numbers of the graph's inputs, in this order
+    broadcast: int
+    row_numbers: int
+    output_ops: tuple[str | None, ...]
+    updated: tuple[int, ...]  # numbers of variables; their new values are the graph's last outputs
+    update_ops: tuple[str | None, ...]
+    sliceables: tuple[int, ...]  # numbers of variables
+    options: Mapping[str, Any]  # of `pytensor.function`
+
+
+class Define(NamedTuple):
+    """Make variables and functions."""
+
+    variables: tuple[SentVariable, ...]
+    functions: tuple[SentFunction, ...]
+
+
+class Call(NamedTuple):
+    """Call a function on this rank's rows."""
+
+    function: int
+    inputs: tuple[Place, ...]  # scattered ones first
+    rows: tuple[Rows, ...]  # of each scattered input, those of all ranks
+    # Rows of each rank; None: there is nothing to divide, and every rank computes the same.
+    counts: tuple[int, ...] | None
+    local: tuple[Rows, ...] | None  # of sliceable variables, by rank; None: all that each has
+    slices: int
+    outputs: tuple[int, ...]  # numbers of those that are computed
+
+
+class Put(NamedTuple):
+    """Set variables, each to the rows of an array that are this rank's, or to all of it."""
+
+    variables: tuple[int, ...]
+    values: tuple[Place, ...]
+    rows: tuple[Rows, ...] | None  # None: the whole array
+    rank: int | None = None  # of the only one that does it
+
+
+class Publish(NamedTuple):
+    """Write variables where other ranks see them, at this rank's places."""
+
+    variables: tuple[int, ...]
+    places: tuple[tuple[Place, ...], ...]  # by rank, then by variable
+    rank: int | None = None  # of the only one that does it
+
+
+class Vector(NamedTuple):
+    """A vector of each rank, where all ranks see it."""
+
+    places: tuple[Place, ...]  # by rank
+    shares: tuple[float, ...]  # weights by rank; one of weight 0 is not read
+
+
+class Reduce(NamedTuple):
+    """Reduce this rank's shard of vectors that all ranks see, into all of them."""
+
+    vectors: tuple[Vector, ...]
+    op: str
+
+
+class Close(NamedTuple):
+    """End."""
+
+
+Task = Define | Call | Put | Publish | Reduce | Close
+
+
+class Message(NamedTuple):
+    """A task, and changes of what memory all ranks see.
+
+    The descriptors of new buffers follow it through the pipe.
+    """
+
+    task: Task
+    new: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
+
+
+class Answer(NamedTuple):
+    """A task is done."""
+
+    # Of a call: where each result lies in the worker's own memory; None: this rank had no rows.
+    results: tuple[Place | None, ...] | None = None
+    shapes: Mapping[int, tuple[int, ...]] = {}  # of private variables whose shape has changed
+    excerpt: float = 0.0  # seconds: of taking rows
+    function: float = 0.0  # seconds: of computing
+
+
+class Fault(NamedTuple):
+    """A task has raised an exception."""
+
+    error: Exception | None  # None where it cannot be pickled
+    description: str
+    traceback: str

@@ -1,0 +1,175 @@
+"""One rank of a pool: its variables and functions, and every task that a message asks for."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytensor
+from pytensor.compile.mode import Mode
+from pytensor.compile.sharedvalue import SharedVariable
+
+from tandem.distributed.allreduce import shard
+from tandem.memory import HostBuffer
+from tandem.parallel.description import Description, Update
+from tandem.parallel.fold import Fold
+from tandem.parallel.local_function import LocalFunction, Share
+from tandem.parallel.messages import (
+    Call,
+    Define,
+    Extent,
+    Place,
+    Publish,
+    Put,
+    Reduce,
+    Rows,
+    SentVariable,
+)
+from tandem.parallel.residents import HostResidents, Residents
+from tandem.parallel.selection import Selection
+from tandem.parallel.worker import RankSettings
+from tandem.split import edges
+
+
+@dataclass
+class Rank:
+    """A rank's variables and functions, by number.
+
+    In a worker `array` finds an array by its place; the master has its inputs at hand.
+    """
+
+    number: int
+    size: int
+    residents: Residents
+    make_mode: Callable[[], Mode]
+    array: Callable[[Place], np.ndarray]
+    variables: dict[int, SharedVariable] = field(default_factory=dict)
+    numbers: dict[SharedVariable, int] = field(default_factory=dict)
+    functions: dict[int, LocalFunction] = field(default_factory=dict)
+    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # as the master knows them
+
+    def define(self, task: Define) -> None:
+        """Make variables and functions that the master has sent."""
+        for sent in task.variables:
+            if sent.number not in self.variables:
+                made = self.variables[sent.number] = self._made(sent)
+                self.numbers[made] = sent.number
+        for function in task.functions:
+            description = Description.unpack(function, self.variables, self.array)
+            compiled = LocalFunction(description, self.make_mode)
+            compiled.compile()
+            self.functions[function.number] = compiled
+
+    def _made(self, sent: SentVariable) -> SharedVariable:
+        if isinstance(sent.where, Extent):
+            return self.residents.variable(sent.where, sent.name)
+        value = self.array(sent.where).copy()
+        self.shapes[sent.number] = value.shape
+        # Of the same type, which may have a shape that is free, or lengths of one that broadcast.
+        return pytensor.shared(value, name=sent.name, shape=sent.type.shape)
+
+    def call(
+        self, task: Call, inputs: Sequence[np.ndarray] | None = None
+    ) -> list[Fold] | None:
+        """Compute this rank's part of a call; None if it has no rows."""
+        if inputs is None:
+            inputs = [self.array(place) for place in task.inputs]
+        local = None if task.local is None else self._selection(task.local[self.number])
+        share = Share(
+            self.number,
+            self.size,
+            [self._selection(rows) for rows in task.rows],
+            task.counts,
+            local,
+            task.slices,
+            task.outputs,
+        )
+        return self.functions[task.function].run(inputs, share)
+
+    def put(self, task: Put) -> None:
+        """Set private variables from memory that all ranks see."""
+        if task.rank not in (None, self.number):
+            return
+        for index, (number, place) in enumerate(zip(task.variables, task.values, strict=True)):
+            value = self.array(place)
+            if task.rows is not None:
+                rows = self._selection(task.rows[index])
+                lo, hi = edges(rows.count, self.size)[self.number : self.number + 2]
+                value = value[rows.part(lo, hi)]
+            variable = self.variables[number]
+            variable.set_value(np.array(value, variable.type.dtype), borrow=True)
+            self.shapes[number] = value.shape
+
+    def publish(self, task: Publish) -> None:
+        """Write private variables where other ranks see them."""
+        if task.rank in (None, self.number):
+            places = task.places[self.number]
+            for number, place in zip(task.variables, places, strict=True):
+                self.array(place)[...] = self.variables[number].get_value(borrow=True)
+
+    def reduce(self, task: Reduce) -> None:
+        """Reduce this rank's shard of vectors into all of them."""
+        for vector in task.vectors:
+            vectors = [self.array(place) for place in vector.places]
+            reduce_shard(vectors, task.op, vector.shares, self.number)
+
+    def changed_shapes(self, updates: Sequence[Update]) -> Mapping[int, tuple[int, ...]]:
+        """Find private variables that an update has given shapes the master does not know."""
+        changed = {}
+        for update in updates:
+            number = self.numbers[update.variable]
+            if number in self.shapes:
+                shape = update.variable.get_value(borrow=True).shape
+                if shape != self.shapes[number]:
+                    changed[number] = self.shapes[number] = shape
+        return changed
+
+    def _selection(self, rows: Rows) -> Selection:
+        indices = None if rows.indices is None else self.array(rows.indices)
+        return Selection(rows.count, rows.start, rows.step, indices)
+
+
+_LOOPS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def reduce_shard(
+    vectors: Sequence[np.ndarray], op: str, shares: Sequence[float], rank: int
+) -> None:
+    """Replace shard `rank` of all vectors by its reduction over them, in rank order.
+
+    Parameters
+    ----------
+    vectors : sequence of ndarray, (n,)
+        By rank, of one size and dtype, each in one piece.
+    op : "avg", "sum", "prod", "max" or "min"
+    shares : sequence of float
+        Weights by rank, which add up to 1 for "avg", and are 1 for other reductions. A vector of
+        weight 0 is not read, but written.
+    """
+    part = shard(vectors[0].size, len(vectors), rank)
+    parts = [vector[part] for vector in vectors]
+    if op in ("avg", "sum") and np.issubdtype(parts[0].dtype, np.floating):
+        from tandem.distributed import kernels
+
+        kernels.average_into_all(parts, shares)
+        return
+    read = [piece for piece, share in zip(parts, shares, strict=True) if share > 0]
+    total = read[0].copy()
+    for piece in read[1:]:
+        _LOOPS[op](total, piece, out=total)
+    for piece in parts:
+        piece[...] = total
+
+
+def open_rank(
+    settings: RankSettings, residents: Sequence[HostBuffer], array: Callable[[Place], np.ndarray]
+) -> Rank:
+    """Set up this process as a rank: threads, device, memory."""
+    from tandem.backend import device_mode, keep_freed_memory, set_threads
+
+    set_threads(settings.threads)
+    keep_freed_memory()  # results of kernels
+    mode = partial(device_mode, settings.device, precision=settings.precision)
+    memory = HostResidents(residents, settings.rank)
+    return Rank(settings.rank, settings.ranks, memory, mode, array)

@@ -1,0 +1,128 @@
+"""The shared variables of a pool: their numbers, shapes on all ranks, and rows they were made of."""
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.tensor.sharedvar import TensorSharedVariable
+
+from tandem.parallel.messages import Extent
+
+Shape = tuple[int, ...]
+
+
+@dataclass
+class _Record:
+    """The rows from which each rank has computed a variable."""
+
+    counts: tuple[int, ...]
+    witness: Any  # tells whether the master has set the variable since
+
+
+class Registry:
+    """The shared variables of a pool, by number.
+
+    A resident variable has an extent of every rank's memory. Another is private: each rank has an
+    array of its own, whose shape may differ.
+    """
+
+    def __init__(self) -> None:
+        self.variables: list[SharedVariable] = []
+        self.extents: dict[int, Extent] = {}  # of residents
+        self.parts: dict[int, tuple[int, ...]] = {}  # of a vector: the variables that lie in it
+        self._numbers: dict[SharedVariable, int] = {}
+        self._shapes: dict[int, dict[int, Shape]] = {}  # of private ones, by rank
+        self._records: dict[int, _Record] = {}
+
+    def number_of(self, variable: SharedVariable) -> int:
+        """Number a variable, which may be new.
+
+        Raises TypeError if it holds no tensor.
+        """
+        number = self._numbers.get(variable)
+        if number is not None:
+            return number
+        if not isinstance(variable, TensorSharedVariable):
+            raise TypeError(
+                f"{label(variable)} is a shared variable of {variable.type}; those of tensors can "
+                "be shared with workers"
+            )
+        if hasattr(variable, "buffer"):
+            raise TypeError(
+                f"{label(variable)} lies on a device of this process alone: make it by the pool's "
+                "`shared`, which all workers see"
+            )
+        return self._add(variable)
+
+    def add_resident(self, variable: SharedVariable, extent: Extent) -> int:
+        """Number a variable that lies in an extent of every rank's memory."""
+        number = self._add(variable)
+        self.extents[number] = extent
+        return number
+
+    def _add(self, variable: SharedVariable) -> int:
+        number = self._numbers[variable] = len(self.variables)
+        self.variables.append(variable)
+        return number
+
+    def is_resident(self, number: int) -> bool:
+        return number in self.extents
+
+    # Shapes
+
+    def shape(self, number: int, rank: int, master: int) -> Shape:
+        """The shape of a variable on a rank."""
+        variable = self.variables[number]
+        if rank == master or number in self.extents:
+            return tuple(variable.get_value(borrow=True).shape)
+        return self._shapes[number][rank]
+
+    def set_shape(self, number: int, rank: int, shape: Sequence[int]) -> None:
+        self._shapes.setdefault(number, {})[rank] = tuple(shape)
+
+    # Rows
+
+    def record_rows(self, numbers: Iterable[int], counts: tuple[int, ...]) -> None:
+        """Remember that each rank has computed variables from so many rows."""
+        for number in numbers:
+            self._records[number] = _Record(counts, _witness(self.variables[number]))
+
+    def clear_rows(self, numbers: Iterable[int]) -> None:
+        """Forget it: variables have been written in another way."""
+        for number in numbers:
+            self._records.pop(number, None)
+            for part in self.parts.get(number, ()):
+                self._records.pop(part, None)
+
+    def rows(self, number: int) -> tuple[int, ...] | None:
+        """Rows from which each rank has computed a variable, if that was its last write."""
+        if number in self.parts:
+            found = {self.rows(part) for part in self.parts[number]}
+            return found.pop() if len(found) == 1 else None
+        record = self._records.get(number)
+        if record is None or not _is_same(record.witness, _witness(self.variables[number])):
+            return None
+        return record.counts
+
+
+def label(variable: SharedVariable) -> str:
+    """How messages call a variable."""
+    return repr(variable.name) if variable.name else "a shared variable without name"
+
+
+def _witness(variable: SharedVariable) -> Any:
+    """What changes when a variable is set."""
+    writes = getattr(variable, "writes", None)
+    if writes is not None:
+        return writes
+    value = variable.container.storage[0]
+    return weakref.ref(value) if isinstance(value, np.ndarray) else value
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    if isinstance(before, weakref.ref) and isinstance(now, weakref.ref):
+        return before() is not None and before() is now()
+    return bool(before == now)

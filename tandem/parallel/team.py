@@ -1,0 +1,163 @@
+"""The worker processes of a pool: one message out and one answer back for each task."""
+
+import contextlib
+import logging
+import os
+import pickle
+import select
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+from tandem.memory import HostBuffer
+from tandem.parallel.buffers import SharedBuffers
+from tandem.parallel.messages import Answer, Close, Fault, Message, Task
+from tandem.parallel.worker import RankSettings, serve
+from tandem.processes.supervisor import find_end
+from tandem.processes.watchdog import Watchdog
+from tandem.processes.worker_pool import WorkerPool
+
+log = logging.getLogger(__name__)
+
+Own = TypeVar("Own")
+
+
+class WorkerLost(RuntimeError):
+    """A worker process has ended, or gave no sign of life and was ended. The pool is closed."""
+
+
+class Team:
+    """Worker processes, and the messages between them and the master.
+
+    Whatever ends a worker breaks its pipe, so that no wait is longer than the life of the workers;
+    a watchdog ends those that give no sign of life.
+    """
+
+    def __init__(
+        self,
+        settings: Sequence[RankSettings],
+        master: int,
+        residents: Sequence[HostBuffer],
+        timeout: float,
+    ) -> None:
+        self.buffers = SharedBuffers()
+        self.waited = 0.0  # seconds: between the master's own work on the last task and all answers
+        self.results = {s.rank: HostBuffer.create(0, "results") for s in settings}
+        self._pid, self.is_open = os.getpid(), True
+        others = [s for s in settings if s.rank != master]
+        self._closing = contextlib.ExitStack()
+        self._pool = self._closing.enter_context(
+            WorkerPool([f"worker {s.rank}" for s in others], timeout)
+        )
+        try:
+            for each in others:
+                memory = list(residents), self.results[each.rank]
+                self._pool.start(f"worker {each.rank}", serve, each, *memory)
+        except BaseException:
+            self.close(kill=True)
+            raise
+        self._watchdog = Watchdog(self._pool)
+        self._watchdog.start()
+        self._pipes: dict[int, tuple[int, Connection]] = {
+            handle.connection.fileno(): (settings.rank, handle.connection)
+            for settings, handle in zip(others, self._pool.handles, strict=True)
+        }
+        self._readable = select.poll()
+        for descriptor in self._pipes:
+            self._readable.register(descriptor, select.POLLIN)
+
+    def run(
+        self, task: Task, own: Callable[[], Own], updated: Sequence[str] = ()
+    ) -> tuple[Own, Mapping[int, Answer]]:
+        """Have all workers do a task while the master does its own part.
+
+        Returns what the master's part returns, and the answers of the workers by rank. `updated`
+        are the names of variables that the task writes, for messages.
+
+        Raises
+        ------
+        Exception
+            That of the first rank whose part failed, when all have answered.
+        WorkerLost
+            A worker has ended. The pool is closed, as it is by an interrupt.
+        """
+        try:
+            self._send(task)
+            error: Exception | None = None
+            try:
+                result = own()
+            except Exception as found:
+                error = found
+            began = time.perf_counter()
+            answers = self._answers()
+            self.waited = time.perf_counter() - began
+        except OSError as broken:
+            raise self._lost() from broken
+        except BaseException:
+            self.close(kill=True)
+            raise
+        faults = [rank for rank in sorted(answers) if isinstance(answers[rank], Fault)]
+        if error is None and faults:
+            error = _raised(faults[0], answers[faults[0]])
+        if error is not None:
+            if updated:
+                error.add_note(
+                    f"undefined until the next broadcast: {', '.join(updated)}, which the call "
+                    "was to update"
+                )
+            raise error
+        return result, answers  # type: ignore[return-value]
+
+    def _send(self, task: Task) -> None:
+        new, dropped = self.buffers.changes()
+        data = pickle.dumps(Message(task, tuple(new), dropped))
+        for _, connection in self._pipes.values():
+            connection.send_bytes(data)
+            for buffer in new.values():
+                reduction.send_handle(connection, buffer.fileno(), None)
+
+    def _answers(self) -> dict[int, Answer | Fault]:
+        """Receive an answer from every worker; raise OSError when one has ended."""
+        answers: dict[int, Answer | Fault] = {}
+        while len(answers) < len(self._pipes):
+            for descriptor, _ in self._readable.poll():
+                rank, connection = self._pipes[descriptor]
+                try:
+                    answers[rank] = pickle.loads(connection.recv_bytes())
+                except EOFError as error:
+                    raise BrokenPipeError(str(error)) from error
+        return answers
+
+    def _lost(self) -> WorkerLost:
+        """Close the pool, and find out which worker has ended, and how."""
+        cause = find_end(self._pool, self._watchdog.killed)
+        self.close(kill=True)
+        return WorkerLost(f"{cause.who} {cause.message}")
+
+    def close(self, kill: bool = False) -> None:
+        """End all workers; at once, where they may be in the middle of a task."""
+        if not self.is_open or os.getpid() != self._pid:
+            return
+        self.is_open = False
+        if not kill:
+            with contextlib.suppress(OSError):
+                self._send(Close())
+        for handle in self._pool.handles:
+            handle.finished = not kill
+        with contextlib.suppress(AttributeError):
+            self._watchdog.stop()
+        self._closing.close()
+        for handle in self._pool.handles:
+            handle.connection.close()
+
+
+def _raised(rank: int, fault: Answer | Fault) -> Exception:
+    """The exception of a worker, to be raised in the master."""
+    assert isinstance(fault, Fault)
+    error = fault.error or RuntimeError(fault.description)
+    error.add_note(f"in worker {rank}:\n{fault.traceback.rstrip()}")
+    return error
+
+

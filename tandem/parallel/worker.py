@@ -1,0 +1,181 @@
+"""A worker process: it does what the master's messages ask for, one after another.
+
+Importing this module is cheap; PyTensor and PyTorch are imported when the worker starts to work.
+"""
+
+import contextlib
+import cProfile
+import os
+import pickle
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tandem.memory import HostBuffer
+from tandem.parallel.buffers import ReceivedBuffers
+from tandem.parallel.messages import (
+    Answer,
+    Call,
+    Close,
+    Define,
+    Fault,
+    Message,
+    Place,
+    Publish,
+    Put,
+    Reduce,
+    Task,
+)
+from tandem.processes.messages import Finished, describe
+
+if TYPE_CHECKING:
+    from tandem.parallel.fold import Fold
+    from tandem.parallel.rank import Rank
+
+_ALIGNMENT = 64  # bytes
+
+
+@dataclass(frozen=True)
+class RankSettings:
+    """What a rank is told when it starts."""
+
+    rank: int
+    ranks: int
+    device: str
+    threads: int
+    precision: str
+    profile: str | None = None  # file to which a profile of the worker's work is written
+
+
+def serve(
+    settings: RankSettings,
+    residents: Sequence[HostBuffer],
+    results: HostBuffer,
+    master: Connection,
+) -> None:
+    """Work until the master closes the pool or is gone."""
+    with _profiled(settings.profile):
+        _Worker(settings, residents, results, master).work()
+
+
+class _Worker:
+    def __init__(
+        self,
+        settings: RankSettings,
+        residents: Sequence[HostBuffer],
+        results: HostBuffer,
+        master: Connection,
+    ) -> None:
+        self._settings, self._residents = settings, residents
+        self._results, self._master = results, master
+        self._buffers = ReceivedBuffers()
+        self._rank: Rank | None = None
+
+    def work(self) -> None:
+        while True:
+            task = self._receive()
+            if isinstance(task, Close):
+                with contextlib.suppress(OSError):
+                    self._master.send(Finished())
+                return
+            try:
+                answer: Answer | Fault = self._do(task)
+            except Exception as error:
+                answer = fault_of(error)
+            try:
+                self._master.send_bytes(pickle.dumps(answer))
+            except OSError:
+                raise SystemExit(1) from None  # the master is gone
+
+    def _receive(self) -> Task:
+        """Receive a message, and what it says of memory."""
+        try:
+            message: Message = pickle.loads(self._master.recv_bytes())
+            for number in message.new:
+                descriptor = reduction.recv_handle(self._master)
+                os.set_inheritable(descriptor, False)
+                self._buffers.add(number, HostBuffer(descriptor, "parallel"))
+        except (EOFError, OSError):
+            raise SystemExit(1) from None  # the master is gone
+        for number in message.dropped:
+            self._buffers.drop(number)
+        return message.task
+
+    def _do(self, task: Task) -> Answer:
+        if self._rank is None:
+            from tandem.parallel.rank import open_rank
+
+            self._rank = open_rank(self._settings, self._residents, self._buffers.array)
+        rank = self._rank
+        match task:
+            case Define():
+                rank.define(task)
+            case Call():
+                return self._call(rank, task)
+            case Put():
+                rank.put(task)
+            case Publish():
+                rank.publish(task)
+            case Reduce():
+                rank.reduce(task)
+        return Answer()
+
+    def _call(self, rank: "Rank", task: Call) -> Answer:
+        folds = rank.call(task)
+        function = rank.functions[task.function]
+        shapes = rank.changed_shapes(function.description.updates)
+        results = None if folds is None else self._written(folds)
+        return Answer(results, shapes, function.excerpt, function.function)
+
+    def _written(self, folds: "Sequence[Fold]") -> tuple[Place | None, ...]:
+        """Write results where the master sees them."""
+        values = [None if fold.op is None else as_array(fold.value()) for fold in folds]
+        places, end = [], 0
+        for value in values:
+            if value is None:
+                places.append(None)
+                continue
+            places.append(Place(0, value.dtype.str, value.shape, end))
+            end += -(-value.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if end > self._results.nbytes:
+            self._results.resize(end)
+        for value, place in zip(values, places, strict=True):
+            if value is not None and place is not None:
+                self._results.array(place.shape, value.dtype, place.offset)[...] = value
+        return tuple(places)
+
+
+def as_array(value: Any) -> np.ndarray:
+    """Return a result, which may be a tensor on a device, as an array."""
+    return value.cpu().numpy() if hasattr(value, "cpu") else np.asarray(value)
+
+
+def fault_of(error: Exception) -> Fault:
+    """Describe an exception to the master, with the exception itself where it can be sent."""
+    sent: Exception | None = error
+    try:
+        if type(pickle.loads(pickle.dumps(error))) is not type(error):
+            sent = None
+    except Exception:
+        sent = None
+    return Fault(sent, describe(error), "".join(traceback.format_exception(error)))
+
+
+@contextlib.contextmanager
+def _profiled(path: str | None) -> Iterator[None]:
+    """Context manager: write a profile of what is done within to a file."""
+    if path is None:
+        yield
+        return
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        yield
+    finally:
+        profile.disable()
+        profile.dump_stats(path)
