@@ -21,7 +21,8 @@ class SharedBuffers:
     def __init__(self) -> None:
         self._numbers: weakref.WeakKeyDictionary[HostBuffer, int] = weakref.WeakKeyDictionary()
         self._count = itertools.count()
-        self._new: dict[int, weakref.ref[HostBuffer]] = {}
+        self._buffers: weakref.WeakValueDictionary[int, HostBuffer] = weakref.WeakValueDictionary()
+        self._new: set[int] = set()
         self._dropped: list[int] = []
 
     def number(self, buffer: HostBuffer) -> int:
@@ -29,24 +30,32 @@ class SharedBuffers:
         found = self._numbers.get(buffer)
         if found is None:
             found = self._numbers[buffer] = next(self._count)
-            self._new[found] = weakref.ref(buffer)
-            weakref.finalize(buffer, self._drop, found)
+            self._buffers[found] = buffer
+            self._new.add(found)
+            weakref.finalize(buffer, self._drop, found).atexit = False
         return found
 
     def place(self, buffer: HostBuffer, array: npt.NDArray[Any], offset: int = 0) -> Place:
         """Describe an array at the beginning of a buffer, or at a byte of it."""
         return Place(self.number(buffer), array.dtype.str, array.shape, offset)
 
+    def array(self, place: Place) -> npt.NDArray[Any]:
+        """Return an array by its place; it lies there, and is not copied."""
+        buffer = self._buffers[place.buffer]
+        return buffer.array(place.shape, np.dtype(place.dtype), place.offset)
+
     def changes(self) -> tuple[Mapping[int, HostBuffer], tuple[int, ...]]:
         """Take the buffers that are new since the last call, and the numbers of dropped ones."""
-        new = {number: buffer for number, ref in self._new.items() if (buffer := ref())}
+        numbers, self._new = self._new, set()
+        new = {n: buffer for n in sorted(numbers) if (buffer := self._buffers.get(n))}
         dropped, self._dropped = tuple(self._dropped), []
-        self._new = {}
         return new, dropped
 
     def _drop(self, number: int) -> None:
         # Of a buffer that no worker has heard of there is nothing to drop.
-        if self._new.pop(number, None) is None:
+        if number in self._new:
+            self._new.remove(number)
+        else:
             self._dropped.append(number)
 
 

@@ -1,19 +1,22 @@
 """Collective operations on shared variables, which may differ between the ranks of a pool."""
 
 import logging
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 
+from tandem.distributed.shares import weights_and_divisor
 from tandem.memory import HostBuffer
 from tandem.parallel.data import Data
 from tandem.parallel.fold import Fold
-from tandem.parallel.messages import Place, Publish, Put, Reduce, Rows, Task, Vector
+from tandem.parallel.messages import Place, Publish, Put, Reduce, Vector
+from tandem.parallel.rank import Rank
 from tandem.parallel.registry import Registry, Shape, label
-from tandem.parallel.selection import Batch, Selection, select
+from tandem.parallel.selection import Batch, select
 from tandem.parallel.team import Team
 from tandem.split import edges
 
@@ -36,13 +39,13 @@ class Collectives(ABC):
 
     ranks: int
     master_rank: int
-    _registry: Registry
-    _rank: Rank  # the master's
-    _staging: HostBuffer  # for values on their way
+    registry: Registry
+    rank: Rank  # the master's
+    staging: HostBuffer  # for values on their way
     _has_logged_weights = False
 
     @abstractmethod
-    def _opened(self) -> Team:
+    def opened(self) -> Team:
         """Return the workers, which have all functions and variables; RuntimeError if closed."""
 
     # Writing
@@ -60,9 +63,11 @@ class Collectives(ABC):
         TypeError
             A value does not fit its variable.
         """
-        numbers, team = self._numbers(shared_vars), self._opened()
+        numbers, team = self._numbers(shared_vars), self.opened()
         found = self._paired(shared_vars, numbers, values)
-        self._put(team, numbers, found, None)
+        own = [self.registry.variables[number].get_value() for number in numbers]
+        found = [b if a is None else a for a, b in zip(found, own, strict=True)]
+        self._put(team, numbers, found)
 
     def scatter(self, shared_vars: Variables, values: Any, batch: Batch = None) -> None:
         """Divide the rows of values over the ranks: each sets its variable to its part.
@@ -81,13 +86,16 @@ class Collectives(ABC):
         TypeError, ValueError
             A value does not fit its variable.
         """
-        numbers, team = self._numbers(shared_vars), self._opened()
+        numbers, team = self._numbers(shared_vars), self.opened()
         found = self._paired(shared_vars, numbers, values)
         if any(value is None for value in found):
             raise TypeError("scatter needs a value for each variable")
-        self._put(team, numbers, found, [select(_length(value), batch) for value in found])
+        found = [_selected(value, batch) for value in found]
+        self._put(team, numbers, found, scattered=True)
 
-    def set_value(self, rank: int, shared_vars: Variables, values: Any, batch: Batch = None) -> None:
+    def set_value(
+        self, rank: int, shared_vars: Variables, values: Any, batch: Batch = None
+    ) -> None:
         """Set variables on one rank, to values or to the rows of them that `batch` selects.
 
         Raises
@@ -96,34 +104,36 @@ class Collectives(ABC):
             As `scatter`; there is no such rank.
         """
         self._check_rank(rank)
-        numbers, team = self._numbers(shared_vars), self._opened()
+        numbers, team = self._numbers(shared_vars), self.opened()
         found = self._paired(shared_vars, numbers, values)
+        if any(value is None for value in found):
+            raise TypeError("set_value needs a value for each variable")
         if batch is not None:
             found = [_selected(value, batch) for value in found]
-        self._put(team, numbers, found, None, rank)
+        self._put(team, numbers, found, only=rank)
 
     # Reading
 
     def get_value(self, rank: int, shared_vars: Variables) -> Any:
         """Return copies of the values of variables on one rank; ValueError without such a rank."""
         self._check_rank(rank)
-        numbers, team = self._numbers(shared_vars), self._opened()
+        numbers, team = self._numbers(shared_vars), self.opened()
         values = [every[rank] for every in self._published(team, numbers, rank)]
         return _alike(shared_vars, [np.array(value) for value in values])
 
     def get_shapes(self, shared_vars: Variables) -> Any:
         """Return the shape of variables on each rank, a list by rank."""
         numbers = self._numbers(shared_vars)
-        self._opened()
+        self.opened()
         return _alike(shared_vars, [self._shapes(number) for number in numbers])
 
     def get_lengths(self, shared_vars: Variables) -> Any:
         """Return the length of the first axis of variables on each rank, a list by rank."""
         numbers = self._numbers(shared_vars)
-        self._opened()
+        self.opened()
         for number in numbers:
-            if self._registry.variables[number].type.ndim == 0:
-                raise TypeError(f"{label(self._registry.variables[number])} has no first axis")
+            if self.registry.variables[number].type.ndim == 0:
+                raise TypeError(f"{label(self.registry.variables[number])} has no first axis")
         return _alike(shared_vars, [[s[0] for s in self._shapes(n)] for n in numbers])
 
     def gather(self, shared_vars: Variables, nd_up: int = 1, nccl: bool = True) -> Any:
@@ -140,7 +150,7 @@ class Collectives(ABC):
         ValueError
             Shapes do not fit, or `nd_up` is neither.
         """
-        numbers, team = self._numbers(shared_vars), self._opened()
+        numbers, team = self._numbers(shared_vars), self.opened()
         if nd_up not in (0, 1):
             raise ValueError(f"nd_up is {nd_up!r}; it can be 0 or 1")
         for number in numbers:
@@ -158,16 +168,16 @@ class Collectives(ABC):
         ValueError
             Shapes do not fit.
         """
-        numbers, team = self._numbers(shared_vars), self._opened()
+        numbers, team = self._numbers(shared_vars), self.opened()
         for number in numbers:
             self._check_shapes(number, 1)
-            if self._registry.is_resident(number):
+            if self.registry.is_resident(number):
                 raise TypeError(
-                    f"{label(self._registry.variables[number])} is resident, of a fixed shape, and "
+                    f"{label(self.registry.variables[number])} is resident, of a fixed shape, and "
                     "can't take the values of all ranks"
                 )
         joined = [np.concatenate(every) for every in self._published(team, numbers)]
-        self._put(team, numbers, joined, None)
+        self._put(team, numbers, joined)
 
     # Reducing
 
@@ -194,7 +204,7 @@ class Collectives(ABC):
         TypeError, ValueError
             As of `all_reduce`.
         """
-        numbers, team = self._numbers(shared_vars), self._opened()
+        numbers, team = self._numbers(shared_vars), self.opened()
         shares = [self._shares(number, op, weights) for number in numbers]
         results = []
         for every, share in zip(self._published(team, numbers), shares, strict=True):
@@ -202,8 +212,8 @@ class Collectives(ABC):
         if not in_place:
             return _alike(shared_vars, results)
         for number, result in zip(numbers, results, strict=True):
-            self._registry.variables[number].set_value(result)
-        self._registry.clear_rows(numbers)
+            self.registry.variables[number].set_value(result)
+        self.registry.clear_rows(numbers)
         return None
 
     def all_reduce(
@@ -233,27 +243,27 @@ class Collectives(ABC):
         ValueError
             Shapes differ; there is no such reduction; weights do not fit.
         """
-        numbers, team = self._numbers(shared_vars), self._opened()
+        numbers, team = self._numbers(shared_vars), self.opened()
         shares = [tuple(self._shares(number, op, weights)) for number in numbers]
-        private = [number for number in numbers if not self._registry.is_resident(number)]
+        private = [number for number in numbers if not self.registry.is_resident(number)]
         published = dict(zip(private, self._publish(team, private), strict=True))
         vectors = []
         for number, share in zip(numbers, shares, strict=True):
-            where = published.get(number) or self._registry.extents[number]
+            where = published.get(number) or self.registry.extents[number]
             vectors.append(Vector(where, share))
         self._run(team, Reduce(tuple(vectors), op))
         if private:
             first = tuple(published[number][self.master_rank] for number in private)
-            self._run(team, Put(tuple(private), first, None))
+            self._run(team, Put(tuple(private), first))
             for number, place in zip(private, first, strict=True):
                 for rank in range(self.ranks):
-                    self._registry.set_shape(number, rank, place.shape)
-        self._registry.clear_rows(numbers)
+                    self.registry.set_shape(number, rank, place.shape)
+        self.registry.clear_rows(numbers)
 
     # Helpers
 
     def _run(self, team: Team, task: Put | Publish | Reduce) -> None:
-        team.run(task, lambda: self._rank.do(task))
+        team.run(task, lambda: self.rank.do(task))
 
     def _numbers(self, shared_vars: Variables) -> list[int]:
         """Number variables, which are given themselves or by name."""
@@ -265,14 +275,14 @@ class Collectives(ABC):
 
     def _number(self, variable: Any) -> int:
         if isinstance(variable, str):
-            found = [n for n, v in enumerate(self._registry.variables) if v.name == variable]
+            found = [n for n, v in self.registry.variables.items() if v.name == variable]
             if len(found) != 1:
                 count = "no shared variable" if not found else f"{len(found)} shared variables"
                 raise ValueError(f"{count} of this pool has the name {variable!r}")
             return found[0]
         if not isinstance(variable, SharedVariable):
             raise TypeError(f"a shared variable is needed, not {type(variable).__name__}")
-        return self._registry.number_of(variable)
+        return self.registry.number_of(variable)
 
     def _paired(self, shared_vars: Variables, numbers: Sequence[int], values: Any) -> list[Any]:
         """Pair values with variables; each is an array or `Data` that fits, or None."""
@@ -288,7 +298,7 @@ class Collectives(ABC):
         ]
 
     def _fitting(self, number: int, value: Any) -> Any:
-        variable = self._registry.variables[number]
+        variable = self.registry.variables[number]
         kind = variable.type.clone(shape=(None,) * variable.type.ndim)
         if isinstance(value, Data) and value.data.dtype == kind.dtype and value.ndim == kind.ndim:
             return value
@@ -306,37 +316,185 @@ class Collectives(ABC):
         team: Team,
         numbers: Sequence[int],
         values: Sequence[Any],
-        rows: Sequence[Selection] | None,
+        scattered: bool = False,
         only: int | None = None,
     ) -> None:
         """Set variables on all ranks, or only one, to values or to their parts of the rows."""
         ranks = range(self.ranks) if only is None else [only]
-        master = self._registry.variables
-        values = [
-            master[number].get_value(borrow=True) if value is None else value
-            for number, value in zip(numbers, values, strict=True)
-        ]
-        parts = [self._parts(value, rows and rows[i]) for i, value in enumerate(values)]
-        for number, every in zip(numbers, parts, strict=True):
-            for rank in ranks:
-                self._check_shape(number, every[rank].shape)
+        parts = {}
+        for number, value in zip(numbers, values, strict=True):
+            array = np.asarray(value)
+            bounds = edges(len(array), self.ranks) if scattered else []
+            parts[number] = [
+                array[bounds[rank] : bounds[rank + 1]] if scattered else array for rank in ranks
+            ]
+            for part in parts[number]:
+                self._check_fits(number, part.shape)
         sent = []
-        for index, number in enumerate(numbers):
-            if self._registry.is_resident(number):
-                for rank in ranks:
-                    self._rank.residents.write(
-                        self._registry.extents[number], rank, parts[index][rank]
-                    )
-            else:
-                sent.append(index)
+        for number, value in zip(numbers, values, strict=True):
+            if not self.registry.is_resident(number):
+                sent.append((number, value))
+                continue
+            extent = self.registry.extents[number]
+            for rank, part in zip(ranks, parts[number], strict=True):
+                self.rank.residents.write(extent, rank, part)
         if sent:
-            places = self._staged(team, [values[index] for index in sent])
-            packed = None
-            if rows is not None:
-                packed = tuple(self._packed(team, rows[index]) for index in sent)
-            variables = tuple(numbers[index] for index in sent)
-            self._run(team, Put(variables, tuple(places), packed, only))
-        for index in sent:
-            for rank in ranks:
-                self._registry.set_shape(numbers[index], rank, parts[index][rank].shape)
-        self._registry.clear_rows(numbers)
+            places = self._staged(team, [value for _, value in sent])
+            self._run(team, Put(tuple(number for number, _ in sent), places, scattered, only))
+        for number, _ in sent:
+            for rank, part in zip(ranks, parts[number], strict=True):
+                self.registry.set_shape(number, rank, part.shape)
+        self.registry.clear_rows(numbers)
+
+    def _check_fits(self, number: int, shape: Shape) -> None:
+        variable = self.registry.variables[number]
+        lengths = variable.type.shape
+        if any(n is not None and n != m for n, m in zip(lengths, shape, strict=True)):
+            raise ValueError(
+                f"{label(variable)} has the shape {lengths}; a value has the shape {shape}"
+            )
+
+    def _staged(self, team: Team, values: Sequence[Any]) -> tuple[Place, ...]:
+        """Put values where all ranks see them; `Data` is there already."""
+        arrays = [value for value in values if not isinstance(value, Data)]
+        areas = iter(self.reserve(team, [(array.shape, array.dtype) for array in arrays]))
+        places = []
+        for value in values:
+            if isinstance(value, Data):
+                places.append(team.buffers.place(value.buffer, value.data, value.array_place[0]))
+            else:
+                places.append(next(areas))
+                team.buffers.array(places[-1])[...] = value
+        return tuple(places)
+
+    def reserve(self, team: Team, kinds: Sequence[tuple[Shape, np.dtype]]) -> list[Place]:
+        """Reserve staging memory for arrays of such shapes and dtypes."""
+        places, end, number = [], 0, team.buffers.number(self.staging)
+        for shape, dtype in kinds:
+            places.append(Place(number, dtype.str, tuple(shape), end))
+            size = math.prod(shape) * dtype.itemsize
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        if end > self.staging.nbytes:
+            self.staging.resize(end)
+        return places
+
+    def _publish(
+        self, team: Team, numbers: Sequence[int], only: int | None = None
+    ) -> list[tuple[Place, ...]]:
+        """Have ranks write private variables where all see them; places by variable, then rank."""
+        if not numbers:
+            return []
+        kinds = [
+            (shape, np.dtype(self.registry.variables[number].type.dtype))
+            for number in numbers
+            for shape in self._shapes(number)
+        ]
+        places = self.reserve(team, kinds)
+        by_variable = [
+            tuple(places[i * self.ranks : (i + 1) * self.ranks]) for i in range(len(numbers))
+        ]
+        self._run(team, Publish(tuple(numbers), tuple(by_variable), only))
+        return by_variable
+
+    def _published(
+        self, team: Team, numbers: Sequence[int], only: int | None = None
+    ) -> list[list[np.ndarray]]:
+        """Values by variable, then rank, where they lie: of all ranks, or only one that is read."""
+        private = [number for number in numbers if not self.registry.is_resident(number)]
+        published = dict(zip(private, self._publish(team, private, only), strict=True))
+        values = []
+        for number in numbers:
+            if number in published:
+                values.append([team.buffers.array(place) for place in published[number]])
+            else:
+                extent, read = self.registry.extents[number], self.rank.residents.read
+                values.append([read(extent, rank) for rank in range(self.ranks)])
+        return values
+
+    def _shapes(self, number: int) -> list[Shape]:
+        return [self.registry.shape(number, rank, self.master_rank) for rank in range(self.ranks)]
+
+    def _check_shapes(self, number: int, first: int) -> None:
+        """Raise ValueError unless shapes are equal on all ranks, from axis `first` on."""
+        shapes, variable = self._shapes(number), self.registry.variables[number]
+        if variable.type.ndim < first:
+            raise ValueError(f"{label(variable)} has no axis on which values could be joined")
+        if len({shape[first:] for shape in shapes}) > 1:
+            raise ValueError(f"{label(variable)} has different shapes on the ranks: {shapes}")
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"there is no rank {rank}; there are {self.ranks}")
+
+    def _shares(self, number: int, op: str, weights: Weights) -> list[float]:
+        """The weight of each rank's value in a reduction; 0 for one that is not read."""
+        op = op.removeprefix("c_")
+        variable = self.registry.variables[number]
+        if op not in REDUCTIONS:
+            raise ValueError(f"there is no reduction {op!r}; there are {', '.join(REDUCTIONS)}")
+        self._check_shapes(number, 0)
+        if op == "avg" and np.dtype(variable.type.dtype).kind not in "fc":
+            raise TypeError(
+                f"{label(variable)} is {variable.type.dtype}, whose average would be rounded: use "
+                'op="sum"'
+            )
+        rows = self.registry.rows(number)
+        if not isinstance(weights, str):
+            return _given_shares(weights, self.ranks, op)
+        if weights not in ("rows", "equal"):
+            raise ValueError(f"weights is {weights!r}; it can be 'rows', 'equal', or numbers")
+        if rows is None or weights == "equal":
+            return [1 / self.ranks if op == "avg" else 1.0] * self.ranks
+        if op != "avg":
+            return [float(count > 0) for count in rows]
+        if len(set(rows)) > 1 and not self._has_logged_weights:
+            self._has_logged_weights = True
+            log.info(
+                "%s is averaged by the rows from which each worker has computed it, %s; "
+                'weights="equal" weighs workers equally',
+                label(variable),
+                list(rows),
+            )
+        return [count / sum(rows) for count in rows]
+
+
+def reduced(values: Sequence[np.ndarray], op: str, shares: Sequence[float]) -> np.ndarray:
+    """Reduce values in their order, weighted where `op` is "avg"; one of share 0 is not read.
+
+    The bits are those of `tandem.parallel.rank.reduce_shard`.
+    """
+    op = op.removeprefix("c_")
+    weights, divisor = weights_and_divisor(shares) if op == "avg" else (shares, 1.0)
+    fold = Fold(op, divisor)
+    for value, weight in zip(values, weights, strict=True):
+        if weight > 0:
+            fold.add(value, weight)
+    return np.array(fold.value())
+
+
+def _given_shares(weights: Sequence[float], ranks: int, op: str) -> list[float]:
+    numbers = [float(weight) for weight in weights]
+    if op != "avg":
+        raise ValueError(f"weights are of an average, and the op is {op!r}")
+    if len(numbers) != ranks or min(numbers) < 0 or not 0 < sum(numbers) < math.inf:
+        raise ValueError(
+            f"weights are {numbers}; there are {ranks} ranks, each with a number of at least 0, "
+            "not all 0"
+        )
+    return [number / sum(numbers) for number in numbers]
+
+
+def _alike(shared_vars: Variables, results: list[Any]) -> Any:
+    """Return a list of results for several variables, the result itself for one."""
+    return results if isinstance(shared_vars, list | tuple) else results[0]
+
+
+def _selected(value: Any, batch: Batch) -> Any:
+    """The rows of a value, or the value itself without a selection."""
+    array = np.asarray(value)
+    if array.ndim == 0:
+        raise TypeError("a value without axes has no rows")
+    if batch is None:
+        return value
+    selection = select(len(array), batch)
+    return selection.take(array, 0, selection.count)

@@ -117,7 +117,7 @@ class Fold:
     """
 
     def __init__(self, op: Op, divisor: float = 1.0) -> None:
-        self._op, self._divisor = op, divisor
+        self.op, self._divisor = op, divisor
         self._parts: list[Any] = []  # what was added; of all ops but "gather" the total alone
         self._is_own = False  # whether the total may be changed
 
@@ -129,15 +129,15 @@ class Fold:
         """
         if isinstance(partial, np.generic):
             partial, is_own = np.asarray(partial), True
-        if self._op == "gather":
+        if self.op == "gather":
             self._parts.append(partial)
             return
-        if self._op in _AVERAGES and weight != 1:
+        if self.op in _AVERAGES and weight != 1:
             if is_own:
                 partial *= weight
             else:
                 partial, is_own = _as_array(partial * weight), True
-        if self._op is None or not self._parts:
+        if self.op is None or not self._parts:
             self._parts, self._is_own = [partial], is_own
         else:
             self._parts, self._is_own = [self._folded(self._parts[0], partial)], True
@@ -151,9 +151,9 @@ class Fold:
             Nothing was added.
         """
         if not self._parts:
-            raise ValueError(f"there is no partial result to fold by {self._op!r}")
+            raise ValueError(f"there is no partial result to fold by {self.op!r}")
         first = self._parts[0]
-        if self._op == "gather":
+        if self.op == "gather":
             if first.ndim == 0:
                 return library_of(first).stack(self._parts)
             return first if len(self._parts) == 1 else library_of(first).concatenate(self._parts)
@@ -172,14 +172,14 @@ class Fold:
         if total.shape != partial.shape:  # which would be broadcast where one has a length of 1
             raise ValueError(
                 f"partial results of shapes {tuple(total.shape)} and {tuple(partial.shape)} can't "
-                f'be folded by {self._op!r}; "gather" joins them'
+                f'be folded by {self.op!r}; "gather" joins them'
             )
         library, own = library_of(total), {"out": total} if self._is_own else {}
-        if self._op == "max":
+        if self.op == "max":
             result = library.maximum(total, partial, **own)
-        elif self._op == "min":
+        elif self.op == "min":
             result = library.minimum(total, partial, **own)
-        elif self._op == "prod":
+        elif self.op == "prod":
             result = library.multiply(total, partial, **own)
         else:
             result = library.add(total, partial, **own)

@@ -112,7 +112,9 @@ class LocalFunction:
         function = self._variant(share.outputs, selector, writes)
         ops = [self.description.output_ops[number] for number in share.outputs]
         weights = [share.weights(op) for op in ops]
-        updates = [] if writes else [(u, *share.own_weights(u.op)) for u in self.description.updates]
+        updates = (
+            [] if writes else [(u, *share.own_weights(u.op)) for u in self.description.updates]
+        )
         folded = [Fold(op) for op in ops]
         new = [
             Fold("sum" if update.op == "inc" else update.op, divisor)
@@ -180,7 +182,7 @@ class LocalFunction:
                 selectors = [pt.lvector("rows")]
                 read = selectors[0]
             replaced = replace_sliceables(
-                [*results, *new], {variable: variable[read] for variable in about.sliceables}
+                [*results, *new], {variable: _read(variable, read) for variable in about.sliceables}
             )
             results, new = replaced[: len(results)], replaced[len(results) :]
         variables = [update.variable for update in about.updates]
@@ -195,6 +197,12 @@ class LocalFunction:
             no_default_updates=True,
             **options,
         )
+
+
+def _read(variable: Any, rows: Any) -> Variable:
+    """The rows of a variable that are read, symbolically."""
+    read: Variable = variable[rows]
+    return read
 
 
 def _selector(local: Selection | None) -> Selector:
@@ -214,18 +222,16 @@ def _numbers(rows: Selection, lo: int, hi: int) -> np.ndarray:
 def _returned(update: Update, writes: bool) -> Variable:
     """The new value of a variable, or what is added to it where slices are added up."""
     if update.op == "inc" and not writes:
-        return update.new - update.variable
+        return pt.sub(update.new, update.variable)
     return update.new
 
 
 def _write(update: Update, value: Any) -> None:
     """Set a variable to what its slices have added up to."""
-    variable = update.variable
+    variable: Any = update.variable
     if hasattr(value, "detach"):  # a tensor, which stays on its device
         variable.buffer.copy_(variable.buffer + value if update.op == "inc" else value)
         return
     if update.op == "inc":
         value = variable.get_value(borrow=True) + value
     variable.set_value(np.asarray(value))
-
-

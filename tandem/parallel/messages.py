@@ -18,12 +18,12 @@ class Place(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of an array: `start + step * i`, or those that `indices` list, for i below `count`."""
+    """Rows of an array: `start + step * i`, or those that `indices` list, for i below `number`."""
 
-    count: int
+    number: int
     start: int = 0
     step: int = 1
-    indices: Place | None = None  # int64 (count,)
+    indices: Place | None = None  # int64 (number,)
 
 
 class Extent(NamedTuple):
@@ -80,26 +80,26 @@ class Call(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Set variables, each to the rows of an array that are this rank's, or to all of it."""
+    """Set private variables, each to an array or, `scattered`, to this rank's part of its rows."""
 
     variables: tuple[int, ...]
     values: tuple[Place, ...]
-    rows: tuple[Rows, ...] | None  # None: the whole array
+    scattered: bool = False
     rank: int | None = None  # of the only one that does it
 
 
 class Publish(NamedTuple):
-    """Write variables where other ranks see them, at this rank's places."""
+    """Write private variables where other ranks see them, at this rank's places."""
 
     variables: tuple[int, ...]
-    places: tuple[tuple[Place, ...], ...]  # by rank, then by variable
+    places: tuple[tuple[Place, ...], ...]  # by variable, then by rank
     rank: int | None = None  # of the only one that does it
 
 
 class Vector(NamedTuple):
     """A vector of each rank, where all ranks see it."""
 
-    places: tuple[Place, ...]  # by rank
+    where: tuple[Place, ...] | Extent  # places by rank, or an extent of every rank's memory
     shares: tuple[float, ...]  # weights by rank; one of weight 0 is not read
 
 

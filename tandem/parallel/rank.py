@@ -3,14 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytensor
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 
-from tandem.distributed.allreduce import shard
 from tandem.memory import HostBuffer
 from tandem.parallel.description import Description, Update
 from tandem.parallel.fold import Fold
@@ -26,7 +24,7 @@ from tandem.parallel.messages import (
     Rows,
     SentVariable,
 )
-from tandem.parallel.residents import HostResidents, Residents
+from tandem.parallel.residents import HostResidents, Residents, reduce_shard
 from tandem.parallel.selection import Selection
 from tandem.parallel.worker import RankSettings
 from tandem.split import edges
@@ -34,10 +32,7 @@ from tandem.split import edges
 
 @dataclass
 class Rank:
-    """A rank's variables and functions, by number.
-
-    In a worker `array` finds an array by its place; the master has its inputs at hand.
-    """
+    """A rank's variables and functions, by number; `array` finds an array by its place."""
 
     number: int
     size: int
@@ -48,6 +43,16 @@ class Rank:
     numbers: dict[SharedVariable, int] = field(default_factory=dict)
     functions: dict[int, LocalFunction] = field(default_factory=dict)
     shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # as the master knows them
+
+    def do(self, task: Put | Publish | Reduce) -> None:
+        """Do a task on shared variables."""
+        match task:
+            case Put():
+                self.put(task)
+            case Publish():
+                self.publish(task)
+            case Reduce():
+                self.reduce(task)
 
     def define(self, task: Define) -> None:
         """Make variables and functions that the master has sent."""
@@ -69,34 +74,29 @@ class Rank:
         # Of the same type, which may have a shape that is free, or lengths of one that broadcast.
         return pytensor.shared(value, name=sent.name, shape=sent.type.shape)
 
-    def call(
-        self, task: Call, inputs: Sequence[np.ndarray] | None = None
-    ) -> list[Fold] | None:
+    def call(self, task: Call) -> list[Fold] | None:
         """Compute this rank's part of a call; None if it has no rows."""
-        if inputs is None:
-            inputs = [self.array(place) for place in task.inputs]
-        local = None if task.local is None else self._selection(task.local[self.number])
         share = Share(
             self.number,
             self.size,
             [self._selection(rows) for rows in task.rows],
             task.counts,
-            local,
+            None if task.local is None else self._selection(task.local[self.number]),
             task.slices,
             task.outputs,
         )
+        inputs = [self.array(place) for place in task.inputs]
         return self.functions[task.function].run(inputs, share)
 
     def put(self, task: Put) -> None:
         """Set private variables from memory that all ranks see."""
         if task.rank not in (None, self.number):
             return
-        for index, (number, place) in enumerate(zip(task.variables, task.values, strict=True)):
+        for number, place in zip(task.variables, task.values, strict=True):
             value = self.array(place)
-            if task.rows is not None:
-                rows = self._selection(task.rows[index])
-                lo, hi = edges(rows.count, self.size)[self.number : self.number + 2]
-                value = value[rows.part(lo, hi)]
+            if task.scattered:
+                lo, hi = edges(len(value), self.size)[self.number : self.number + 2]
+                value = value[lo:hi]
             variable = self.variables[number]
             variable.set_value(np.array(value, variable.type.dtype), borrow=True)
             self.shapes[number] = value.shape
@@ -104,15 +104,18 @@ class Rank:
     def publish(self, task: Publish) -> None:
         """Write private variables where other ranks see them."""
         if task.rank in (None, self.number):
-            places = task.places[self.number]
-            for number, place in zip(task.variables, places, strict=True):
-                self.array(place)[...] = self.variables[number].get_value(borrow=True)
+            for number, places in zip(task.variables, task.places, strict=True):
+                value = self.variables[number].get_value(borrow=True)
+                self.array(places[self.number])[...] = value
 
     def reduce(self, task: Reduce) -> None:
         """Reduce this rank's shard of vectors into all of them."""
         for vector in task.vectors:
-            vectors = [self.array(place) for place in vector.places]
-            reduce_shard(vectors, task.op, vector.shares, self.number)
+            if isinstance(vector.where, Extent):
+                self.residents.reduce(vector.where, task.op, vector.shares)
+            else:
+                vectors = [self.array(place).reshape(-1) for place in vector.where]
+                reduce_shard(vectors, task.op, vector.shares, self.number)
 
     def changed_shapes(self, updates: Sequence[Update]) -> Mapping[int, tuple[int, ...]]:
         """Find private variables that an update has given shapes the master does not know."""
@@ -127,39 +130,7 @@ class Rank:
 
     def _selection(self, rows: Rows) -> Selection:
         indices = None if rows.indices is None else self.array(rows.indices)
-        return Selection(rows.count, rows.start, rows.step, indices)
-
-
-_LOOPS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-
-
-def reduce_shard(
-    vectors: Sequence[np.ndarray], op: str, shares: Sequence[float], rank: int
-) -> None:
-    """Replace shard `rank` of all vectors by its reduction over them, in rank order.
-
-    Parameters
-    ----------
-    vectors : sequence of ndarray, (n,)
-        By rank, of one size and dtype, each in one piece.
-    op : "avg", "sum", "prod", "max" or "min"
-    shares : sequence of float
-        Weights by rank, which add up to 1 for "avg", and are 1 for other reductions. A vector of
-        weight 0 is not read, but written.
-    """
-    part = shard(vectors[0].size, len(vectors), rank)
-    parts = [vector[part] for vector in vectors]
-    if op in ("avg", "sum") and np.issubdtype(parts[0].dtype, np.floating):
-        from tandem.distributed import kernels
-
-        kernels.average_into_all(parts, shares)
-        return
-    read = [piece for piece, share in zip(parts, shares, strict=True) if share > 0]
-    total = read[0].copy()
-    for piece in read[1:]:
-        _LOOPS[op](total, piece, out=total)
-    for piece in parts:
-        piece[...] = total
+        return Selection(rows.number, rows.start, rows.step, indices)
 
 
 def open_rank(

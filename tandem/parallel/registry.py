@@ -1,4 +1,4 @@
-"""The shared variables of a pool: their numbers, shapes on all ranks, and rows they were made of."""
+"""The shared variables of a pool: their numbers, shapes on all ranks, and rows."""
 
 import weakref
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        self.variables: list[SharedVariable] = []
+        self.variables: dict[int, SharedVariable] = {}
         self.extents: dict[int, Extent] = {}  # of residents
         self.parts: dict[int, tuple[int, ...]] = {}  # of a vector: the variables that lie in it
         self._numbers: dict[SharedVariable, int] = {}
@@ -65,7 +65,7 @@ class Registry:
 
     def _add(self, variable: SharedVariable) -> int:
         number = self._numbers[variable] = len(self.variables)
-        self.variables.append(variable)
+        self.variables[number] = variable
         return number
 
     def is_resident(self, number: int) -> bool:

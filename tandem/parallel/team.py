@@ -69,12 +69,13 @@ class Team:
             self._readable.register(descriptor, select.POLLIN)
 
     def run(
-        self, task: Task, own: Callable[[], Own], updated: Sequence[str] = ()
+        self, task: Task | None, own: Callable[[], Own], updated: Sequence[str] = ()
     ) -> tuple[Own, Mapping[int, Answer]]:
         """Have all workers do a task while the master does its own part.
 
-        Returns what the master's part returns, and the answers of the workers by rank. `updated`
-        are the names of variables that the task writes, for messages.
+        Without workers there is no task to send. `updated` are the names of variables that the
+        task writes, for messages. Returns what the master's part returns, and the answers of the
+        workers by rank.
 
         Raises
         ------
@@ -84,7 +85,8 @@ class Team:
             A worker has ended. The pool is closed, as it is by an interrupt.
         """
         try:
-            self._send(task)
+            if task is not None:
+                self._send(task)
             error: Exception | None = None
             try:
                 result = own()
@@ -159,5 +161,3 @@ def _raised(rank: int, fault: Answer | Fault) -> Exception:
     error = fault.error or RuntimeError(fault.description)
     error.add_note(f"in worker {rank}:\n{fault.traceback.rstrip()}")
     return error
-
-

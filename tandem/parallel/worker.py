@@ -1,7 +1,4 @@
-"""A worker process: it does what the master's messages ask for, one after another.
-
-Importing this module is cheap; PyTensor and PyTorch are imported when the worker starts to work.
-"""
+"""A worker process: it does what the master's messages ask for, one after another."""
 
 import contextlib
 import cProfile
@@ -34,6 +31,7 @@ from tandem.parallel.messages import (
 from tandem.processes.messages import Finished, describe
 
 if TYPE_CHECKING:
+    from tandem.backend import Precision
     from tandem.parallel.fold import Fold
     from tandem.parallel.rank import Rank
 
@@ -48,7 +46,7 @@ class RankSettings:
     ranks: int
     device: str
     threads: int
-    precision: str
+    precision: "Precision"
     profile: str | None = None  # file to which a profile of the worker's work is written
 
 
@@ -117,12 +115,8 @@ class _Worker:
                 rank.define(task)
             case Call():
                 return self._call(rank, task)
-            case Put():
-                rank.put(task)
-            case Publish():
-                rank.publish(task)
-            case Reduce():
-                rank.reduce(task)
+            case Put() | Publish() | Reduce():
+                rank.do(task)
         return Answer()
 
     def _call(self, rank: "Rank", task: Call) -> Answer:
@@ -135,7 +129,8 @@ class _Worker:
     def _written(self, folds: "Sequence[Fold]") -> tuple[Place | None, ...]:
         """Write results where the master sees them."""
         values = [None if fold.op is None else as_array(fold.value()) for fold in folds]
-        places, end = [], 0
+        places: list[Place | None] = []
+        end = 0
         for value in values:
             if value is None:
                 places.append(None)

@@ -1,0 +1,67 @@
+"""The device of each rank."""
+
+from collections.abc import Sequence
+
+from tandem.config.hardware import available_cores, cuda_device_count, missing_for_gpus
+from tandem.errors import InputError
+
+
+def choose_devices(
+    ranks: int | None, use_gpu: bool | None, devices: Sequence[str] | None
+) -> list[str]:
+    """Choose the device of each rank.
+
+    Parameters
+    ----------
+    ranks : int, optional
+        By default one for each device that is listed, for each GPU, or for each core.
+    use_gpu : bool, optional
+        By default whether there are GPUs that can be used.
+    devices : sequence of str, optional
+        The device of each rank.
+
+    Raises
+    ------
+    InputError
+        There is no such device.
+    ValueError
+        The numbers of ranks and of devices differ, or there is no rank.
+    """
+    if ranks is not None and ranks < 1:
+        raise ValueError(f"n_parallel is {ranks}; there is at least one rank, the master")
+    if devices is not None:
+        if ranks not in (None, len(devices)):
+            raise ValueError(f"n_parallel is {ranks}, for {len(devices)} devices")
+        if use_gpu is not None and any((name != "cpu") != use_gpu for name in devices):
+            raise ValueError(f"use_gpu is {use_gpu}, and devices are {', '.join(devices)}")
+        chosen = list(devices)
+    else:
+        chosen = _automatic(ranks, use_gpu)
+    if not chosen:
+        raise ValueError("devices is empty; there is at least one rank, the master")
+    kinds = {name.partition(":")[0] for name in chosen}
+    if len(kinds) > 1:
+        raise InputError(f"devices are {', '.join(chosen)}; either all are GPUs or all cpu")
+    if kinds == {"cuda"} and (reason := _missing()):
+        raise InputError(f"devices are {', '.join(chosen)}; {reason}")
+    return chosen
+
+
+def _automatic(ranks: int | None, use_gpu: bool | None) -> list[str]:
+    reason = _missing()
+    if use_gpu and reason:
+        raise InputError(f"use_gpu is True; {reason}")
+    if use_gpu is False or reason:
+        return ["cpu"] * (ranks or len(available_cores()))
+    count = cuda_device_count()
+    if ranks is not None and ranks > count:
+        raise InputError(
+            f"n_parallel is {ranks}, and there are {count} GPUs; list devices to have ranks share "
+            "them"
+        )
+    return [f"cuda:{number}" for number in range(ranks or count)]
+
+
+def _missing() -> str | None:
+    """Why no GPU can be used, if so."""
+    return missing_for_gpus() if cuda_device_count() else "no GPU was found"

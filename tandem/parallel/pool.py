@@ -1,0 +1,400 @@
+"""A pool of ranks that share functions, variables and data: its life, and what is made in it."""
+
+import atexit
+import multiprocessing
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from pytensor.compile.mode import Mode
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.tensor.variable import TensorVariable
+
+from tandem.config.hardware import available_cores
+from tandem.memory import HostBuffer
+from tandem.memory.flat import ALIGNMENT, FlatLayout
+from tandem.parallel.buffers import SharedBuffers
+from tandem.parallel.collectives import Collectives
+from tandem.parallel.data import Data, data
+from tandem.parallel.description import describe
+from tandem.parallel.devices import choose_devices
+from tandem.parallel.function import Function
+from tandem.parallel.messages import Define, Extent, Place, SentVariable
+from tandem.parallel.rank import open_rank
+from tandem.parallel.registry import Registry
+from tandem.parallel.team import Team
+from tandem.parallel.worker import RankSettings
+
+if TYPE_CHECKING:
+    from tandem.backend import Precision
+
+
+@dataclass(frozen=True)
+class FlatShared:
+    """Resident variables that lie side by side in one vector, which is one for collectives."""
+
+    vector: SharedVariable  # (n,), padding included
+    views: Mapping[str, SharedVariable]
+
+
+class Pool(Collectives):
+    """Ranks that compute functions on parts of the same data. A context manager.
+
+    The process that makes it is one of the ranks, the master; the others are worker processes. All
+    functions of `tandem.parallel` are methods of a pool; the module has one of its own, made by
+    `fork`.
+
+    Parameters
+    ----------
+    n_parallel : int, optional
+        Ranks, the master included: by default one for each GPU, or for each core of the processor.
+    use_gpu : bool, optional
+        Whether ranks compute on GPUs; by default where there are any.
+    master_rank : int
+        The rank of this process.
+    profile_workers : bool
+        Have each worker r write a profile of its work to ``worker_r.prof`` when the pool is closed.
+    max_n_var, max_dim : int, optional
+        Of the original; without effect, for nothing here has such limits.
+    devices : sequence of str, optional
+        The device of each rank, "cpu" or "cuda:0" and so on; several may have the same.
+    threads : int, optional
+        Of each rank's computation on the processor; by default the cores divided by the ranks. They
+        are set for this process too.
+    precision : "float32", "tf32" or "bfloat16"
+        Of the operands of products and convolutions, see `tandem.backend.device_mode`.
+    timeout : float
+        Seconds without a sign of life after which a worker is taken for dead.
+
+    Raises
+    ------
+    InputError
+        A device does not exist.
+    RuntimeError
+        This is a worker process.
+    ValueError
+        A number is not possible.
+    """
+
+    def __init__(
+        self,
+        n_parallel: int | None = None,
+        use_gpu: bool | None = None,
+        master_rank: int = 0,
+        profile_workers: bool = False,
+        max_n_var: int | None = None,
+        max_dim: int | None = None,
+        *,
+        devices: Sequence[str] | None = None,
+        threads: int | None = None,
+        precision: "Precision" = "float32",
+        timeout: float = 30.0,
+    ) -> None:
+        self.registry = Registry()
+        self.staging = HostBuffer.create(0, "staging")
+        self._functions: list[Function] = []
+        self._memory = HostBuffer.create(0, "residents")  # the master's
+        self._memory_end = 0
+        self._team: Team | None = None
+        self.start(
+            n_parallel,
+            use_gpu,
+            master_rank,
+            profile_workers,
+            devices=devices,
+            threads=threads,
+            precision=precision,
+            timeout=timeout,
+        )
+
+    def start(
+        self,
+        n_parallel: int | None = None,
+        use_gpu: bool | None = None,
+        master_rank: int = 0,
+        profile_workers: bool = False,
+        *,
+        devices: Sequence[str] | None = None,
+        threads: int | None = None,
+        precision: "Precision" = "float32",
+        timeout: float = 30.0,
+    ) -> None:
+        """Start the workers of a pool that is closed, from the master's values.
+
+        Parameters and errors are those of `Pool`.
+        """
+        if self._team is not None and self._team.is_open:
+            raise RuntimeError("the pool is open: close it first")
+        if multiprocessing.current_process().daemon:
+            raise RuntimeError("a worker process can't have workers of its own")
+        chosen = choose_devices(n_parallel, use_gpu, devices)
+        self.ranks, self.master_rank = len(chosen), master_rank
+        if not 0 <= master_rank < self.ranks:
+            raise ValueError(f"master_rank is {master_rank}; there are {self.ranks} ranks")
+        count = threads or max(1, len(available_cores()) // self.ranks)
+        settings = [
+            RankSettings(
+                rank,
+                self.ranks,
+                device,
+                count,
+                precision,
+                f"worker_{rank}.prof" if profile_workers else None,
+            )
+            for rank, device in enumerate(chosen)
+        ]
+        self._residents = [
+            self._memory if rank == master_rank else HostBuffer.create(0, f"residents {rank}")
+            for rank in range(self.ranks)
+        ]
+        for buffer in self._residents:
+            buffer.resize(self._memory.nbytes)
+        self._team = Team(settings, master_rank, self._residents, timeout)
+        self.rank = open_rank(settings[master_rank], self._residents, self._team.buffers.array)
+        self.rank.variables = self.registry.variables
+        self._sent_variables: set[int] = set()
+        self._sent_functions: set[int] = set()
+        self._pid = os.getpid()
+        atexit.register(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers. Functions can be called no more; variables keep the master's values."""
+        if self._team is not None:
+            self._team.close()
+        atexit.unregister(self.close)
+
+    def get_n_gpu(self) -> int:
+        """Return the number of ranks, which in the original were GPUs."""
+        self.check_open()
+        return self.ranks
+
+    # What is made in a pool
+
+    def function(
+        self,
+        inputs: Sequence[TensorVariable],
+        outputs: Any = None,
+        bcast_inputs: Sequence[TensorVariable] | None = None,
+        updates: Any = None,
+        givens: Any = None,
+        sliceable_shareds: Sequence[Any] | None = None,
+        **kw: Any,
+    ) -> Function:
+        """Make a data-parallel function, as `pytensor.function` makes a serial one.
+
+        Parameters
+        ----------
+        inputs : list of variable
+            Scattered: each rank gets a part of the rows, the first axis.
+        outputs : variable, (variable, op), or list of these, optional
+            What ranks, and slices, return is reduced by the op: "avg" (the default), which weighs
+            each by its rows; "uavg", which weighs them equally; "sum", "prod", "max", "min";
+            "gather", which joins them on the first axis; None, for the master's own. A name may
+            begin with "c_".
+        bcast_inputs : list of variable, optional
+            Inputs that every rank gets whole.
+        updates : dict, or list of (shared, new) or (shared, new, op), optional
+            New values of shared variables; each rank writes its own. The op, which may also be
+            "inc" (the old value plus all differences), counts only where a call is sliced.
+        givens : as of `pytensor.function`, optional
+        sliceable_shareds : list of shared variable, or of (variable, shared), optional
+            Shared variables whose rows are divided by slices and by `batch_s`; a pair also stands
+            for a given.
+        **kw
+            `name`, `mode` (a name), `accept_inplace`, `rebuild_strict`, `no_default_updates`, as of
+            `pytensor.function`.
+
+        Raises
+        ------
+        RuntimeError
+            The pool is closed.
+        TypeError, ValueError
+            An argument is not of these forms; an average of integers; a random generator among the
+            shared variables.
+        """
+        self.check_open()
+        description, returns_list = describe(
+            inputs, outputs, bcast_inputs, updates, givens, sliceable_shareds, kw
+        )
+        for variable in description.shared:
+            self.registry.number_of(variable)
+        made = Function(self, len(self._functions), description, returns_list)
+        self._functions.append(made)
+        return made
+
+    def shared(self, value: Any, name: str | None = None) -> SharedVariable:
+        """Make a resident shared variable: of fixed shape, in memory that all ranks see.
+
+        Functions read and update it in place, and collectives need no copy.
+
+        Parameters
+        ----------
+        value : array_like
+            It fixes dtype and shape, and is the first value on all ranks.
+
+        Raises
+        ------
+        RuntimeError
+            The pool is closed.
+        TypeError
+            The dtype is not one of PyTorch's.
+        """
+        self.check_open()
+        array = np.asarray(value)
+        variable = self._resident(self._allocate(array.nbytes), array.dtype, array.shape, name)
+        extent = self.registry.extents[self.registry.number_of(variable)]
+        for rank in range(self.ranks):
+            self.rank.residents.write(extent, rank, array)
+        return variable
+
+    def flat(
+        self, shapes: Mapping[str, Sequence[int]], dtype: str, name: str | None = None
+    ) -> FlatShared:
+        """Make resident variables of given shapes, zero, that lie in one vector.
+
+        Raises RuntimeError if the pool is closed.
+        """
+        self.check_open()
+        layout = FlatLayout.of({key: tuple(shape) for key, shape in shapes.items()}, dtype)
+        start, kind = self._allocate(layout.nbytes), np.dtype(dtype)
+        vector = self._resident(start, kind, (layout.size,), name)
+        views = {
+            key: self._resident(start + layout.offsets[key] * kind.itemsize, kind, shape, key)
+            for key, shape in layout.shapes
+        }
+        number_of = self.registry.number_of
+        self.registry.parts[number_of(vector)] = tuple(map(number_of, views.values()))
+        return FlatShared(vector, views)
+
+    def data(self, *args: Any, **named: Any) -> Data:
+        """Make a `Data`, see `tandem.parallel.data`, which needs no pool."""
+        return data(*args, **named)
+
+    def _allocate(self, nbytes: int) -> int:
+        """Reserve memory of every rank; return its first byte."""
+        start = self._memory_end
+        self._memory_end += -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        if self._memory_end > self._memory.nbytes:
+            # Pages that nobody has touched take no memory.
+            size = max(self._memory_end, 2 * self._memory.nbytes, _LEAST_MEMORY)
+            for buffer in self._residents:
+                buffer.resize(size)
+        return start
+
+    def _resident(
+        self, offset: int, dtype: np.dtype, shape: tuple[int, ...], name: str | None
+    ) -> SharedVariable:
+        extent = Extent(offset, dtype.str, shape)
+        variable: SharedVariable = self.rank.residents.variable(extent, name)
+        self.registry.add_resident(variable, extent)
+        return variable
+
+    # Distribution
+
+    def distribute(self) -> None:
+        """Send the workers all functions that they do not have, and compile them on all ranks.
+
+        Calls do it where it has not been done.
+
+        Raises
+        ------
+        InputError
+            An Op can't be sent, such as one of a class that ``__main__`` defines.
+        RuntimeError
+            The pool is closed.
+        """
+        self.check_open()
+        self._distribute()
+
+    def _distribute(self) -> None:
+        variables = [n for n in self.registry.variables if n not in self._sent_variables]
+        functions = [f for f in self._functions if f.number not in self._sent_functions]
+        if not variables and not functions:
+            return
+        team = self._team
+        assert team is not None
+        sent = _Sent(team.buffers)
+        packed = tuple(
+            f.description.pack(f.number, self.registry.number_of, sent.place) for f in functions
+        )
+        described = []
+        for number in variables:
+            variable = self.registry.variables[number]
+            value = variable.get_value(borrow=True)
+            where: Place | Extent
+            extent = self.registry.extents.get(number)
+            if extent is None:
+                where = sent.place(value)
+                for rank in range(self.ranks):
+                    self.registry.set_shape(number, rank, value.shape)
+            else:
+                where = extent
+                for rank in self._other_ranks:
+                    self.rank.residents.write(extent, rank, value)
+            described.append(SentVariable(number, variable.name, variable.type, where))
+        sent.write()
+
+        def compile_own() -> None:
+            for function in functions:
+                function.local.compile()
+
+        team.run(Define(tuple(described), packed), compile_own)
+        self._sent_variables.update(variables)
+        self._sent_functions.update(f.number for f in functions)
+
+    @property
+    def _other_ranks(self) -> list[int]:
+        return [rank for rank in range(self.ranks) if rank != self.master_rank]
+
+    # What functions and collectives need
+
+    def check_open(self) -> None:
+        """Raise RuntimeError unless this process may use the pool now."""
+        if os.getpid() != self._pid:
+            raise RuntimeError("this pool is of another process, from which this one was forked")
+        if self._team is None or not self._team.is_open:
+            raise RuntimeError("the pool is closed; fork() starts it again")
+
+    def opened(self) -> Team:
+        """Return the workers, which have all functions and variables; RuntimeError if closed."""
+        self.check_open()
+        self._distribute()
+        assert self._team is not None
+        return self._team
+
+    def make_mode(self) -> Mode:
+        """Make the mode of this process's functions."""
+        return self.rank.make_mode()
+
+
+_LEAST_MEMORY = 1 << 20  # bytes of a rank's first memory
+
+
+class _Sent:
+    """Arrays that the workers take over, in one buffer."""
+
+    def __init__(self, buffers: SharedBuffers) -> None:
+        self._buffers = buffers
+        self._buffer = HostBuffer.create(0, "definitions")
+        self._arrays: list[tuple[Place, np.ndarray]] = []
+        self._end = 0
+
+    def place(self, array: np.ndarray) -> Place:
+        place = self._buffers.place(self._buffer, array, self._end)
+        self._arrays.append((place, array))
+        self._end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        return place
+
+    def write(self) -> None:
+        """Write the arrays."""
+        self._buffer.resize(self._end)
+        for place, array in self._arrays:
+            self._buffers.array(place)[...] = array
