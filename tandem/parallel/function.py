@@ -288,7 +288,8 @@ class Function:
                 raise TypeError("batch: the function has no scattered input")
             return []
         are_cut = [isinstance(value, Data) and value.minibatch for value in scattered]
-        rows = select_many([len(value) for value in scattered], batch, are_cut, self._labels)
+        labels = self._labels[: len(scattered)]
+        rows = select_many([len(value) for value in scattered], batch, are_cut, labels)
         whole = Selection(rows.count)
         return [whole if is_cut else rows for is_cut in are_cut]
 
