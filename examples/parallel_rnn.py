@@ -15,15 +15,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-import tandem.parallel as synk
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 from tandem.parallel.extensions import updates
 from tandem.parallel.extensions.train import make_train_function
 
-from tandem.backend import DeviceSharedVariable
+import tandem.parallel as synk
 
 STEPS, UNITS, SEQUENCES, BATCH = 8, 24, 1024, 64
-Weights = dict[str, DeviceSharedVariable]
+Weights = dict[str, SharedVariable]
 
 
 def sequences(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
