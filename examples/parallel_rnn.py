@@ -17,10 +17,10 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
-from tandem.parallel.extensions import updates
-from tandem.parallel.extensions.train import make_train_function
 
 import tandem.parallel as synk
+from tandem.parallel.extensions import updates
+from tandem.parallel.extensions.train import make_train_function
 
 STEPS, UNITS, SEQUENCES, BATCH = 8, 24, 1024, 64
 Weights = dict[str, SharedVariable]

@@ -69,7 +69,10 @@ class ReceivedBuffers:
         self._buffers[number] = buffer
 
     def drop(self, number: int) -> None:
-        self._buffers.pop(number).close()
+        found = self._buffers.pop(number, None)
+        if found is None:
+            return  # it was dropped before it was sent
+        found.close()
 
     def array(self, place: Place) -> npt.NDArray[Any]:
         """Return an array by its place; it lies there, and is not copied."""

@@ -91,6 +91,10 @@ class LocalFunction:
         """Compile the variant of a plain call."""
         self._variant(tuple(range(len(self.description.outputs))), "all", True)
 
+    def forget(self) -> None:
+        """Have variants compiled again, for another device or precision."""
+        self._variants.clear()
+
     def whole(self, inputs: Sequence[np.ndarray]) -> list[Any]:
         """Compute on all rows of all inputs and variables, as one PyTensor function does."""
         count = len(inputs[0]) if self.description.scattered else 0

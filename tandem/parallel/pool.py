@@ -3,6 +3,7 @@
 import atexit
 import multiprocessing
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -19,7 +20,7 @@ from tandem.parallel.buffers import SharedBuffers
 from tandem.parallel.collectives import Collectives
 from tandem.parallel.data import Data, data
 from tandem.parallel.description import describe
-from tandem.parallel.devices import choose_devices
+from tandem.parallel.devices import check_numbers, choose_devices
 from tandem.parallel.function import Function
 from tandem.parallel.messages import Define, Extent, Place, SentVariable
 from tandem.parallel.rank import open_rank
@@ -75,7 +76,7 @@ class Pool(Collectives):
         A device does not exist.
     RuntimeError
         This is a worker process.
-    ValueError
+    TypeError, ValueError
         A number is not possible.
     """
 
@@ -99,11 +100,14 @@ class Pool(Collectives):
         self._memory = HostBuffer.create(0, "residents")  # the master's
         self._memory_end = 0
         self._team: Team | None = None
+        self._pid = os.getpid()
         self.start(
             n_parallel,
             use_gpu,
             master_rank,
             profile_workers,
+            max_n_var,
+            max_dim,
             devices=devices,
             threads=threads,
             precision=precision,
@@ -116,6 +120,8 @@ class Pool(Collectives):
         use_gpu: bool | None = None,
         master_rank: int = 0,
         profile_workers: bool = False,
+        max_n_var: int | None = None,
+        max_dim: int | None = None,
         *,
         devices: Sequence[str] | None = None,
         threads: int | None = None,
@@ -127,21 +133,20 @@ class Pool(Collectives):
         Parameters and errors are those of `Pool`.
         """
         if self._team is not None and self._team.is_open:
+            self._check_process()
             raise RuntimeError("the pool is open: close it first")
         if multiprocessing.current_process().daemon:
             raise RuntimeError("a worker process can't have workers of its own")
         chosen = choose_devices(n_parallel, use_gpu, devices)
+        check_numbers(len(chosen), master_rank, threads, timeout)
         self.ranks, self.master_rank = len(chosen), master_rank
-        if not 0 <= master_rank < self.ranks:
-            raise ValueError(f"master_rank is {master_rank}; there are {self.ranks} ranks")
         cores = len(available_cores())
-        count = threads or max(1, cores // self.ranks)
         settings = [
             RankSettings(
                 rank,
                 self.ranks,
                 device,
-                count,
+                threads or max(1, cores // self.ranks),
                 precision,
                 SPIN_SECONDS if self.ranks <= cores else 0.0,
                 f"worker_{rank}.prof" if profile_workers else None,
@@ -154,12 +159,16 @@ class Pool(Collectives):
         ]
         for buffer in self._residents:
             buffer.resize(self._memory.nbytes)
-        self._team = Team(settings, master_rank, self._residents, timeout)
-        self.rank = open_rank(settings[master_rank], self._residents, self._team.buffers.array)
+        buffers = SharedBuffers()
+        self.rank = open_rank(settings[master_rank], self._residents, buffers.array)
         self.rank.variables = self.registry.variables
+        self.registry.forget_ranks()
+        for function in self._functions:
+            function.local.forget()
+        self._team = Team(settings, master_rank, self._residents, buffers, timeout)
         self._sent_variables: set[int] = set()
         self._sent_functions: set[int] = set()
-        self._pid = os.getpid()
+        self._pid, self._thread = os.getpid(), threading.get_ident()
         atexit.register(self.close)
 
     def __enter__(self) -> Self:
@@ -314,16 +323,13 @@ class Pool(Collectives):
         RuntimeError
             The pool is closed.
         """
-        self.check_open()
-        self._distribute()
+        self._distribute(self._idle_team(), self._functions)
 
-    def _distribute(self) -> None:
+    def _distribute(self, team: Team, needed: Sequence[Function]) -> None:
         variables = [n for n in self.registry.variables if n not in self._sent_variables]
-        functions = [f for f in self._functions if f.number not in self._sent_functions]
+        functions = [f for f in needed if f.number not in self._sent_functions]
         if not variables and not functions:
             return
-        team = self._team
-        assert team is not None
         sent = _Sent(team.buffers)
         packed = tuple(
             f.description.pack(f.number, self.registry.number_of, sent.place) for f in functions
@@ -360,17 +366,33 @@ class Pool(Collectives):
     # What functions and collectives need
 
     def check_open(self) -> None:
-        """Raise RuntimeError unless this process may use the pool now."""
-        if os.getpid() != self._pid:
-            raise RuntimeError("this pool is of another process, from which this one was forked")
+        """Raise RuntimeError unless this process and thread may use the pool now."""
+        self._check_process()
         if self._team is None or not self._team.is_open:
             raise RuntimeError("the pool is closed; fork() starts it again")
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("a pool is used by one thread, the one that has started it")
 
-    def opened(self) -> Team:
-        """Return the workers, which have all functions and variables; RuntimeError if closed."""
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError("this pool is of another process, from which this one was forked")
+
+    def opened(self, function: Function | None = None) -> Team:
+        """Return the workers, which have a function and all variables.
+
+        Raises RuntimeError if the pool is closed, or in the middle of a call.
+        """
+        team = self._idle_team()
+        is_sent = function is None or function.number in self._sent_functions
+        if not is_sent or len(self._sent_variables) < len(self.registry.variables):
+            self._distribute(team, [] if function is None else [function])
+        return team
+
+    def _idle_team(self) -> Team:
         self.check_open()
-        self._distribute()
         assert self._team is not None
+        if self._team.is_busy:
+            raise RuntimeError("the pool is computing a call, within which it can't be used")
         return self._team
 
     def make_mode(self) -> Mode:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import get_args
 
 import numpy as np
 import pytensor
@@ -57,9 +58,9 @@ class Rank:
     def define(self, task: Define) -> None:
         """Make variables and functions that the master has sent."""
         for sent in task.variables:
-            if sent.number not in self.variables:
-                made = self.variables[sent.number] = self._made(sent)
-                self.numbers[made] = sent.number
+            # Again, where an earlier task failed; the master's value may have changed since.
+            made = self.variables[sent.number] = self._made(sent)
+            self.numbers[made] = sent.number
         for function in task.functions:
             description = Description.unpack(function, self.variables, self.array)
             compiled = LocalFunction(description, self.make_mode)
@@ -136,9 +137,14 @@ class Rank:
 def open_rank(
     settings: RankSettings, residents: Sequence[HostBuffer], array: Callable[[Place], np.ndarray]
 ) -> Rank:
-    """Set up this process as a rank: threads, device, memory."""
-    from tandem.backend import device_mode, keep_freed_memory, set_threads
+    """Set up this process as a rank: threads, device, memory.
 
+    Raises ValueError if there is no such precision.
+    """
+    from tandem.backend import Precision, device_mode, keep_freed_memory, set_threads
+
+    if settings.precision not in (known := get_args(Precision)):
+        raise ValueError(f"precision is {settings.precision!r}; it can be {', '.join(known)}")
     set_threads(settings.threads)
     keep_freed_memory()  # results of kernels
     mode = partial(device_mode, settings.device, precision=settings.precision)

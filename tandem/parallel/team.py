@@ -40,9 +40,10 @@ class Team:
         settings: Sequence[RankSettings],
         master: int,
         residents: Sequence[HostBuffer],
+        buffers: SharedBuffers,
         timeout: float,
     ) -> None:
-        self.buffers = SharedBuffers()
+        self.buffers, self.is_busy = buffers, False
         self.waited = 0.0  # seconds: between the master's own work on the last task and all answers
         self.results = {s.rank: HostBuffer.create(0, "results") for s in settings}
         self._pid, self.is_open = os.getpid(), True
@@ -82,6 +83,7 @@ class Team:
         WorkerLost
             A worker has ended. The pool is closed, as it is by an interrupt.
         """
+        self.is_busy = True
         try:
             if task is not None:
                 self._send(task)
@@ -98,6 +100,8 @@ class Team:
         except BaseException:
             self.close(kill=True)
             raise
+        finally:
+            self.is_busy = False
         faults = [rank for rank in sorted(answers) if isinstance(answers[rank], Fault)]
         if error is None and faults:
             error = _raised(faults[0], answers[faults[0]])
@@ -148,9 +152,11 @@ class Team:
             handle.finished = not kill
         with contextlib.suppress(AttributeError):
             self._watchdog.stop()
-        self._closing.close()
-        for handle in self._pool.handles:
-            handle.connection.close()
+        try:
+            self._closing.close()
+        finally:
+            for handle in self._pool.handles:
+                handle.connection.close()
 
 
 def _raised(rank: int, fault: Answer | Fault) -> Exception:

@@ -445,7 +445,7 @@ def test_inputs_are_refused_with_what_was_expected(pool: Pool) -> None:
         with pytest.raises(TypeError, match=rf"{position} float32 with 1 axes .*\(3\)"):
             f(value, one)
     for value in (np.ones(1), [1.5], synk.data(np.ones(1))):
-        with pytest.raises(TypeError, match="input 1: expected int64 with 1 axes .* got float64"):
+        with pytest.raises(TypeError, match=r"input 1: expected int64 with 1 axes .* got float64"):
             f(fine, value)
     with pytest.raises(TypeError, match=position):
         f("text", one)
