@@ -261,7 +261,7 @@ def in_fork(work: Callable[[], None]) -> int:
 
 @needs_proc
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_is_refused_and_ends_no_worker(two: Pool) -> None:
+def test_a_fork_is_refused_and_ends_no_worker(two: Pool, capfd: pytest.CaptureFixture[str]) -> None:
     x = pt.dmatrix("x")
     f = two.function([x], (x.sum(), "sum"))
     f(ROWS)
@@ -273,6 +273,7 @@ def test_a_fork_is_refused_and_ends_no_worker(two: Pool) -> None:
         two.close()
 
     assert in_fork(work) == 0
+    assert capfd.readouterr().err == ""  # where what runs at exit would complain
     assert f(ROWS) == pytest.approx(ROWS.sum())
 
 
