@@ -148,8 +148,14 @@ class LocalFunction:
                 inputs, share.rows, self.description.scattered, strict=False
             )
         ]
+        whole = [
+            array.astype(variable.type.dtype, copy=False)
+            for array, variable in zip(
+                inputs[len(scattered) :], self.description.broadcast, strict=True
+            )
+        ]
         numbers = [np.arange(lo, hi)] * len(self.description.row_numbers)
-        arguments = [*scattered, *inputs[len(scattered) :], *numbers]
+        arguments = [*scattered, *whole, *numbers]
         if local is not None:
             if _selector(local) == "slice":
                 arguments += [np.asarray(local.start + edge) for edge in piece]
