@@ -26,6 +26,7 @@ QUESTIONS = (
     "exchange",
     "trainers",
     "ddp",
+    "parallel",
     "preprocessing",
     "start",
     "memory",

@@ -1,0 +1,239 @@
+"""How fast are data-parallel functions, and against whom?
+
+    python -m benchmarks.parallel
+    python -m benchmarks.parallel --only calls
+
+- calls: an empty call, of two processes, beside those of other libraries.
+- products: two workers of one thread against a serial program of one thread.
+- passed: rows in shared memory and the order in which they are wanted, against pickled rows.
+- steps: AlexNet's training step, against those of `train.py`, of one process with two threads, and
+  of PyTorch's DistributedDataParallel. No step waits for a loader.
+- ablations: those of Stooke and Abbeel 2017 (arXiv 1710.04162): a fixed and a scaled batch,
+  shuffled rows, no all-reduce.
+- times: where AlexNet's functions spend their time, the paper's Table 1.
+
+Each contender is a program of its own, `benchmarks.parallel_contenders`, whose other processes
+wait while others are measured.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks import ddp, trainers
+from benchmarks.measure import Comparison, Figure, Found, Measured, Part, compare, run
+from benchmarks.parallel_contenders import WORKERS, Sizes, seconds
+from tandem.errors import InputError
+
+OURS = "tandem.parallel"
+LIBRARIES = ("multiprocessing.Pool", "joblib", "mpi4py", "torch.distributed")
+REPEATS = 2  # steps in a row: the first one after others' finds none of its data in the cache
+EMPTY_MICROSECONDS = 100
+PARTS = ("calls", "products", "passed", "steps", "ablations", "times")
+
+Seconds = Callable[[], float]
+"""Does something, and returns how long it took."""
+
+
+class Contender:
+    """A program that does tasks when asked, and says how long they took. It ends with the context.
+
+    Raises InputError if it does not start, or ends before it is told to.
+    """
+
+    def __init__(self, name: str, sizes: Sizes) -> None:
+        command = [sys.executable, "-m", "benchmarks.parallel_contenders", name]
+        if name == "mpi4py":
+            mpirun = Path(sys.executable).parent / "mpirun"
+            command = [str(mpirun), "-n", str(WORKERS), *command]
+        self._name = name
+        self._process = subprocess.Popen(
+            [*command, *sizes.arguments()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        self.tasks = self._answer()
+
+    def do(self, task: str, times: int = 1) -> Any:
+        """Do a task so many times; return the seconds of one, or what else it answers."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([task, times]) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise InputError(f"the processes of {self._name} have ended")
+        return json.loads(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+
+def answer(
+    rounds: int,
+    sizes: Sizes = Sizes(),  # noqa: B008
+    calls: int = 1000,
+    only: str | None = None,
+) -> Iterator[Found]:
+    """Answer each of `PARTS`, or one; `calls` are empty ones in a row."""
+    if only in (None, "calls"):
+        yield from _empty_calls(rounds, sizes, calls)
+    if only in (None, "products"):
+        yield _products(rounds, sizes)
+    if only in (None, "passed"):
+        yield _passed_rows(rounds, sizes)
+    if only in (None, "steps"):
+        yield from _steps(rounds, sizes)
+    if only in (None, "ablations"):
+        yield from _ablations(rounds, sizes)
+    if only in (None, "times"):
+        yield from _times(rounds, sizes)
+
+
+def interleave(contenders: Mapping[str, Seconds], rounds: int) -> dict[str, Measured]:
+    """Measure in turn, round after round, of which the first does not count."""
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(1 + rounds):
+        for name, contender in contenders.items():
+            took = contender()
+            if number > 0:
+                found[name].append(took)
+    return {name: Measured(name, tuple(took)) for name, took in found.items()}
+
+
+def _empty_calls(rounds: int, sizes: Sizes, calls: int) -> Iterator[Found]:
+    with ExitStack() as stack:
+        programs = {n: stack.enter_context(Contender(n, sizes)) for n in (OURS, *LIBRARIES)}
+        found = interleave(
+            {name: lambda one=one: one.do("empty", calls) for name, one in programs.items()},
+            rounds,
+        )
+    question = "empty call of two processes"
+    microseconds = 1e6 * found[OURS].median
+    yield Figure(question, OURS, microseconds, "microseconds", EMPTY_MICROSECONDS)
+    for name in LIBRARIES:
+        yield compare(question, found[OURS], found[name], target=1.0)
+
+
+def _products(rounds: int, sizes: Sizes) -> Comparison:
+    found = _together("products", {OURS: OURS, "one process": "serial"}, rounds, sizes)
+    question = f"products of {sizes.rows} rows of {sizes.units}, two workers of one thread"
+    return compare(question, *found, target=1.85)
+
+
+def _passed_rows(rounds: int, sizes: Sizes) -> Comparison:
+    name = "multiprocessing.Pool"
+    found = _together("passed rows", {OURS: OURS, f"{name}, pickled": name}, rounds, sizes)
+    megabytes = 4e-6 * sizes.passed * sizes.columns
+    question = f"sums of {megabytes:.0f} MB of shuffled rows, two workers"
+    return compare(question, *found, target=5.0)
+
+
+def _together(
+    task: str, programs: Mapping[str, str], rounds: int, sizes: Sizes
+) -> Iterable[Measured]:
+    """Measure a task of several programs, of which the labels are the keys."""
+    with ExitStack() as stack:
+        started = {
+            label: stack.enter_context(Contender(name, sizes)) for label, name in programs.items()
+        }
+        steps = {label: lambda one=one: one.do(task, REPEATS) for label, one in started.items()}
+        return interleave(steps, rounds).values()
+
+
+def _steps(rounds: int, sizes: Sizes) -> Iterator[Comparison]:
+    step = sizes.step
+    ddp_sizes = ddp.Sizes(step.batch // WORKERS, step.crop, step.crop, step.classes, step.width)
+    peers = {
+        "train.py's trainers, exchange: gradients": 0.97,
+        "one process of two threads": 0.95,
+        **dict.fromkeys(ddp.TARGETS, 1.0),
+    }
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        ours = stack.enter_context(Contender("AlexNet, two workers", sizes))
+        two = stack.enter_context(trainers.trainers_team(WORKERS, 1, step))
+        one = stack.enter_context(trainers.trainers_team(1, WORKERS, step))
+        ranks = stack.enter_context(ddp.ddp_team(Path(folder) / "store", ddp_sizes, REPEATS - 1))
+        first, second, *variants = peers
+        contenders: dict[str, Seconds] = {
+            OURS: lambda: ours.do("slices", REPEATS),
+            first: lambda: seconds(lambda: two.do("gradients"), REPEATS),
+            second: lambda: seconds(lambda: one.do("average"), REPEATS),
+        }
+        for name in variants:  # whose ranks make one step more than they count
+            contenders[name] = lambda name=name: seconds(lambda: ranks.do(name), 1) / REPEATS
+        found = interleave(contenders, rounds)
+    question = f"AlexNet's step, two workers, {step.batch} pictures of {step.crop} pixels in all"
+    for name, target in peers.items():
+        yield compare(question, found[OURS], found[name], target=target)
+
+
+def _ablations(rounds: int, sizes: Sizes) -> Iterator[Comparison]:
+    tasks = {
+        "two workers": ("AlexNet, two workers", "slices"),
+        "two workers, shuffled rows": ("AlexNet, two workers", "shuffled"),
+        "two workers, no all-reduce": ("AlexNet, two workers", "without all-reduce"),
+        "one worker": ("AlexNet, one worker", "slices"),
+        "one worker, half the batch": ("AlexNet, one worker", "slices of half"),
+    }
+    with ExitStack() as stack:
+        names = dict.fromkeys(name for name, _ in tasks.values())
+        programs = {name: stack.enter_context(Contender(name, sizes)) for name in names}
+        found = interleave(
+            {
+                label: lambda name=name, task=task: programs[name].do(task, REPEATS)
+                for label, (name, task) in tasks.items()
+            },
+            rounds,
+        )
+    two, shuffled, alone, one, half = found.values()
+    question = f"data-parallel AlexNet, pictures per second, batch {sizes.step.batch}"
+    yield compare(question, two, one)  # fixed batch: each worker has half of it
+    yield compare(question, two, half.scaled(WORKERS))  # scaled: each has what one had
+    yield compare(question, shuffled, two)
+    yield compare(question, alone, two)
+
+
+def _times(rounds: int, sizes: Sizes) -> Iterator[Part]:
+    """Yield the parts of each function's call, by the medians of rounds of one step."""
+    with Contender("AlexNet, two workers", sizes) as ours:
+        ours.do("slices")
+        steps = [ours.do("times") for _ in range(rounds)]
+    for function, parts in steps[0].items():
+        medians = {
+            part: statistics.median(step[function][part] for step in steps) for part in parts
+        }
+        for part, took in medians.items():
+            yield Part(
+                f"AlexNet's {function}, two workers", part, took, sum(medians.values()), 0, 1.0
+            )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, and print; return the exit status."""
+    return run(__doc__, answer, rounds=7, arguments=arguments, parts=PARTS)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
