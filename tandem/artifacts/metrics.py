@@ -11,7 +11,6 @@ from pydantic import BeforeValidator, Field
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
-
 _Sum = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
 

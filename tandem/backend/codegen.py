@@ -262,10 +262,10 @@ class _Writer:
     def _copy_shared(self, results: dict[int, str], endangered: set[int]) -> None:
         """Copy results that will be overwritten, or that are returned and share memory."""
         returned: set[Variable] = set()
-        on_host = self.inside or self.target.device.type == "cpu"
+        are_exposed = self.inside or self.target.exposes_results
         for index, name in results.items():
             output = self.fgraph.outputs[index]
-            exposed = index not in self.schedule.stores and on_host
+            exposed = index not in self.schedule.stores and are_exposed
             if index in endangered or (exposed and self._is_shared(output, returned)):
                 if is_tensor(output):
                     self.write(f"r{index} = {name}.clone()")

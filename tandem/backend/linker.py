@@ -19,7 +19,7 @@ from tandem.backend.inner_graphs import INCOMPATIBLE_REWRITES, REQUIRED_REWRITES
 from tandem.backend.lowering.registry import is_host_type, is_tensor
 from tandem.backend.precision import ProductPrecision
 from tandem.backend.runtime import out_of_memory
-from tandem.backend.schedule import Target, update_mapping
+from tandem.backend.schedule import Results, Target, update_mapping
 from tandem.backend.segments import SegmentedRun
 from tandem.backend.shared import DeviceContainer, is_on_device, tensor_over
 
@@ -42,12 +42,15 @@ class DeviceLinker(JITLinker):
         on_gradient_ready: Callable[[str], None] | None = None,
         strict: bool = False,
         buckets: Iterable[Iterable[str]] = (),
+        results: Results = "host",
         allow_gc: bool | None = None,
         scheduler: Callable[[FunctionGraph], list[Apply]] | None = None,
     ) -> None:
         super().__init__(allow_gc=allow_gc, schedule=scheduler)
         groups = tuple(frozenset(names) for names in buckets)
-        self.target = Target(device, compiled, precision, on_gradient_ready, groups, strict)
+        self.target = Target(
+            device, compiled, precision, on_gradient_ready, groups, strict, results
+        )
         # A captured step records the kernels itself, so the compiler must not.
         self._compile_mode = "max-autotune-no-cudagraphs" if tuned else None
 
@@ -167,8 +170,12 @@ def _make_thunk(
 ) -> Any:
     readers = [_reader(variable, target.device) for variable in fgraph.inputs]
     pairs = list(zip(readers, cells, strict=True))
-    writers = [_writer(fgraph.outputs[index]) for index in program.returned]
     mapping = update_mapping(fgraph)
+    # New values of variables on the host go there in any case.
+    writers = [
+        _writer(fgraph.outputs[index], "host" if index in mapping else target.results)
+        for index in program.returned
+    ]
     # An output that is not returned is an update in place: the input's storage holds its value.
     slots: list[list[Any]] = [
         [None] if index in program.returned else cells[mapping[index]]
@@ -179,9 +186,9 @@ def _make_thunk(
     def thunk() -> list[Any]:
         try:
             with torch.no_grad():
-                results = run(*[read(cell[0]) for read, cell in pairs])
-                for slot, write, result in zip(own, writers, results):  # noqa: B905
-                    slot[0] = write(result)
+                values = run(*[read(cell[0]) for read, cell in pairs])
+                for slot, write, value in zip(own, writers, values):  # noqa: B905
+                    slot[0] = write(value)
         except Exception as error:
             _explain(error, fgraph, program, target.device)
         outputs = [slot[0] for slot in slots]
@@ -225,15 +232,15 @@ def _reader(variable: Variable, device: torch.device) -> Read:
     return read
 
 
-def _writer(variable: Variable) -> Callable[[Any], Any]:
-    """Make the conversion from a result of the program to the output's NumPy value."""
+def _writer(variable: Variable, results: Results) -> Callable[[Any], Any]:
+    """Make the conversion from a result of the program to the output's value."""
     if not (is_tensor(variable) or is_host_type(variable)):
         return lambda value: value
     dtype = np.dtype(variable.type.dtype)
 
     def write(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value.cpu().numpy()
+            return value if results == "device" else value.cpu().numpy()
         return dtype.type(value) if is_host_type(variable) else np.array(value, dtype)
 
     return write

@@ -13,6 +13,7 @@ from tandem.backend.lowering.convolution import has_nnpack
 from tandem.backend.norm_rewrites import BY_LOOPS
 from tandem.backend.precision import Precision, ProductPrecision, set_tf32
 from tandem.backend.runtime import as_device, require_compiler
+from tandem.backend.schedule import Results
 from tandem.compilers import missing_for_triton
 from tandem.errors import InputError
 from tandem.processor import Convolutions, describe_processor, prefers_fft
@@ -29,11 +30,13 @@ def device_mode(
     on_gradient_ready: Callable[[str], None] | None = None,
     buckets: Iterable[Iterable[str]] = (),
     strict: bool = False,
+    results: Results = "host",
 ) -> Mode:
     """Return a PyTensor mode whose functions run PyTorch's kernels on a device.
 
     It is used as any other: ``pytensor.function(inputs, outputs, updates=..., givens=...,
-    mode=device_mode("cpu"))``. Arguments and results are NumPy arrays. Variables made by
+    mode=device_mode("cpu"))``. Arguments and results are NumPy arrays; an argument may also be a
+    tensor on the device, where the function is made with `trust_input`. Variables made by
     `device_shared` stay on the device and are updated in place, as if after everything else had
     been computed; ordinary shared variables are copied to the device in every call.
 
@@ -68,6 +71,9 @@ def device_mode(
         Refuse an Op that has no kernel here, with NotImplementedError. By default it is computed by
         its own `perform` on the host: on a CPU without a copy, on a CUDA device with one and a
         warning. ``torch.compile`` breaks the function there.
+    results : "host" or "device"
+        "device": results are tensors on the device, for which the host does not wait. Numbers that
+        are computed on the host, such as lengths of axes, remain arrays.
 
     Raises
     ------
@@ -83,10 +89,14 @@ def device_mode(
         convolutions = "fft" if prefers_fft(describe_processor()) else "direct"
     by_fft = convolutions == "fft" and has_nnpack()
     products = ProductPrecision(precision, channels_last, by_fft)
+    if results not in get_args(Results):
+        raise InputError(f"results is {results!r}; allowed are {', '.join(get_args(Results))}")
     if compile:
         require_compiler(target)
     set_tf32(precision == "tf32")
-    linker = DeviceLinker(target, compile, products, tune, on_gradient_ready, strict, buckets)
+    linker = DeviceLinker(
+        target, compile, products, tune, on_gradient_ready, strict, buckets, results
+    )
     rewrites = REWRITES
     if target.type == "cuda":
         rewrites = REWRITES.including(GPU, *([] if missing_for_triton() else [TRITON]))

@@ -10,7 +10,7 @@ variable is to be reported early, where the program is cut.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -22,6 +22,9 @@ from tandem.backend.lowering import Lowering, host_rule, lower
 from tandem.backend.lowering.registry import is_host_type
 from tandem.backend.perform import by_perform
 from tandem.backend.precision import ProductPrecision, fit
+
+Results = Literal["host", "device"]
+"""Where a function's results lie: in NumPy arrays, or in tensors on its device."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,12 @@ class Target:
     # Names of variables that are reported together; without any, each is reported by itself.
     buckets: tuple[frozenset[str], ...] = ()
     strict: bool = False  # refuse an Op without a kernel
+    results: Results = "host"
+
+    @property
+    def exposes_results(self) -> bool:
+        """Whether a caller gets the memory in which results were computed."""
+        return self.device.type == "cpu" or self.results == "device"
 
 
 @dataclass

@@ -117,13 +117,12 @@ class Metric(ABC):
     name: str
     higher_is_better: ClassVar[bool] = True
     of_outputs: ClassVar[bool] = False  # rather than of the order of classes
+    by_class: ClassVar[bool] = False  # whether its sums have a number for each class
 
     @property
     @abstractmethod
     def sums(self) -> tuple[str, ...]:
         """Names of its sums, which it may have in common with other metrics."""
-
-    by_class: ClassVar[bool] = False  # whether its sums have a number for each class
 
     @abstractmethod
     def counts(

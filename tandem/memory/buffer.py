@@ -49,12 +49,16 @@ class Buffer(ABC):
         kind = np.dtype(dtype)
         lengths = (shape,) if isinstance(shape, int) else tuple(shape)
         end = offset + math.prod(lengths) * kind.itemsize
-        if offset < 0 or end > self.nbytes:
+        if offset < 0 or not self._reaches(end):
             raise ValueError(
                 f"an array of {kind} {lengths} at byte {offset} of {self.name!r} ends at byte "
                 f"{end}, and the buffer has {self.nbytes}"
             )
         return self._view(lengths, kind, offset)
+
+    def _reaches(self, end: int) -> bool:
+        """Whether the buffer has so many bytes."""
+        return end <= self.nbytes
 
     @abstractmethod
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import math
 import mmap
 import os
 import secrets
@@ -141,19 +142,24 @@ class HostBuffer(Buffer):
     def _view(self, shape: tuple[int, ...], dtype: np.dtype, offset: int) -> npt.NDArray[Any]:
         if 0 in shape:
             return np.empty(shape, dtype)
-        return np.ndarray(shape, dtype, buffer=self._map(self.nbytes), offset=offset)
+        end = offset + math.prod(shape) * dtype.itemsize
+        if self._mapping is None or len(self._mapping) < end:
+            self._map(self.nbytes)
+        return np.ndarray(shape, dtype, buffer=self._mapping, offset=offset)
+
+    def _reaches(self, end: int) -> bool:
+        # A buffer never shrinks, so the system need not be asked about what is mapped.
+        return (self._mapping is not None and end <= len(self._mapping)) or end <= self.nbytes
 
     def close(self) -> None:
         self._mapping = None
         self._release()
 
-    def _map(self, size: int) -> mmap.mmap:
-        if self._mapping is None or len(self._mapping) < size:
-            try:
-                self._mapping = mmap.mmap(self._descriptor, size)
-            except OSError as error:
-                raise self._shortage(size, error.strerror) from error
-        return self._mapping
+    def _map(self, size: int) -> None:
+        try:
+            self._mapping = mmap.mmap(self._descriptor, size)
+        except OSError as error:
+            raise self._shortage(size, error.strerror) from error
 
     def _check_open(self) -> None:
         if not self._release.alive:

@@ -64,44 +64,14 @@ class ReceivedBuffers:
 
     def __init__(self) -> None:
         self._buffers: dict[int, HostBuffer] = {}
-        self._arrays: dict[Place, npt.NDArray[Any]] = {}
 
     def add(self, number: int, buffer: HostBuffer) -> None:
         self._buffers[number] = buffer
 
     def drop(self, number: int) -> None:
         self._buffers.pop(number).close()
-        self._arrays = {p: a for p, a in self._arrays.items() if p.buffer != number}
 
     def array(self, place: Place) -> npt.NDArray[Any]:
         """Return an array by its place; it lies there, and is not copied."""
-        found = self._arrays.get(place)
-        if found is None:
-            if len(self._arrays) >= _MOST_ARRAYS:
-                self._arrays.clear()
-            buffer = self._buffers[place.buffer]
-            found = buffer.array(place.shape, np.dtype(place.dtype), place.offset)
-            self._arrays[place] = found
-        return found
-
-
-_MOST_ARRAYS = 1024  # that are remembered by their places
-
-
-class Staging:
-    """One buffer that is used again and again, and grows with the largest use."""
-
-    def __init__(self, name: str) -> None:
-        self._buffer = HostBuffer.create(0, name)
-
-    def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return an array, uninitialised, at its beginning; the last one is overwritten."""
-        kind = np.dtype(dtype)
-        self.reserve(int(np.prod(shape, dtype=np.int64)) * kind.itemsize)
-        return self._buffer.array(shape, kind)
-
-    def reserve(self, nbytes: int) -> HostBuffer:
-        """Grow to a number of bytes, if there are fewer; return the buffer."""
-        if nbytes > self._buffer.nbytes:
-            self._buffer.resize(nbytes)
-        return self._buffer
+        buffer = self._buffers[place.buffer]
+        return buffer.array(place.shape, np.dtype(place.dtype), place.offset)

@@ -288,8 +288,9 @@ class Function:
                 raise TypeError("batch: the function has no scattered input")
             return []
         are_cut = [isinstance(value, Data) and value.minibatch for value in scattered]
-        labels = self._labels[: len(scattered)]
-        rows = select_many([len(value) for value in scattered], batch, are_cut, labels)
+        rows = select_many(
+            [len(value) for value in scattered], batch, are_cut, self._labels[: len(scattered)]
+        )
         whole = Selection(rows.count)
         return [whole if is_cut else rows for is_cut in are_cut]
 
@@ -326,6 +327,8 @@ class Function:
         self, team: Team, values: Sequence[Any], share: Share, local: Sequence[Selection] | None
     ) -> Call:
         """Put what the workers need where they see it: rows of arrays, and indices."""
+        if not values and not local:
+            return Call(self.number, (), (), share.counts, None, share.slices, share.outputs)
         reserved: list[tuple[Selection | None, np.ndarray]] = []
         sent: list[Selection] = []
         rows = [*share.rows, *[None] * (len(values) - len(share.rows))]

@@ -11,6 +11,8 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import graph_inputs, toposort
 from pytensor.scan.op import Scan
 from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.shape import SpecifyShape
+from pytensor.tensor.type_other import NoneConst
 
 __all__ = [
     "Resolved",
@@ -44,8 +46,8 @@ def resolve(
 ) -> Resolved:
     """Apply givens to outputs and updates, and add default updates.
 
-    ``pytensor.function(inputs, resolved.outputs, updates=resolved.updates)``, with
-    ``no_default_updates=True``, computes what `pytensor.function` computes with the arguments given
+    ``pytensor.function(inputs, resolved.outputs, updates=resolved.updates)``, on shared variables
+    without default updates, computes what `pytensor.function` computes with the arguments given
     here. What no given replaces stays the same variable. An explicit update of a shared variable
     takes precedence over its default update.
 
@@ -138,6 +140,8 @@ def _applied(node: Apply, inputs: list[Variable], strict: bool) -> Apply:
         op = _scan_of(op, node.inputs, inputs)
     elif isinstance(op, OpFromGraph):
         op = _op_of_graph(op, node.inputs, inputs)
+    elif isinstance(op, SpecifyShape):
+        inputs = _specified(node, inputs)
     made = op.make_node(*inputs)
     for old, new in zip(node.outputs, made.outputs, strict=True):
         new.name = old.name
@@ -170,6 +174,16 @@ def _op_of_graph(
     """Return an OpFromGraph whose graph takes inputs of the types that its inputs now have."""
     inputs, outputs = _graph_of(op, before, after)
     return OpFromGraph(inputs, outputs, inline=op.is_inline, name=op.name, **op.kwargs)
+
+
+def _specified(node: Apply, inputs: list[Variable]) -> list[Variable]:
+    """Drop the lengths that were known without being specified, and no longer are."""
+    before, after = node.inputs[0].type.shape, inputs[0].type.shape
+    lengths = zip(inputs[1:], before, after, strict=True)
+    return [
+        inputs[0],
+        *(n if known is None or still is not None else NoneConst for n, known, still in lengths),
+    ]
 
 
 def _graph_of(

@@ -25,6 +25,7 @@ from tandem.parallel.messages import Define, Extent, Place, SentVariable
 from tandem.parallel.rank import open_rank
 from tandem.parallel.registry import Registry
 from tandem.parallel.team import Team
+from tandem.parallel.waiting import SPIN_SECONDS
 from tandem.parallel.worker import RankSettings
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ class Pool(Collectives):
         self.ranks, self.master_rank = len(chosen), master_rank
         if not 0 <= master_rank < self.ranks:
             raise ValueError(f"master_rank is {master_rank}; there are {self.ranks} ranks")
-        count = threads or max(1, len(available_cores()) // self.ranks)
+        cores = len(available_cores())
+        count = threads or max(1, cores // self.ranks)
         settings = [
             RankSettings(
                 rank,
@@ -141,6 +143,7 @@ class Pool(Collectives):
                 device,
                 count,
                 precision,
+                SPIN_SECONDS if self.ranks <= cores else 0.0,
                 f"worker_{rank}.prof" if profile_workers else None,
             )
             for rank, device in enumerate(chosen)

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import pickle
-import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import reduction
@@ -14,6 +13,7 @@ from typing import TypeVar
 from tandem.memory import HostBuffer
 from tandem.parallel.buffers import SharedBuffers
 from tandem.parallel.messages import Answer, Close, Fault, Message, Task
+from tandem.parallel.waiting import Waiter
 from tandem.parallel.worker import RankSettings, serve
 from tandem.processes.supervisor import find_end
 from tandem.processes.watchdog import Watchdog
@@ -61,12 +61,10 @@ class Team:
         self._watchdog = Watchdog(self._pool)
         self._watchdog.start()
         self._pipes: dict[int, tuple[int, Connection]] = {
-            handle.connection.fileno(): (settings.rank, handle.connection)
-            for settings, handle in zip(others, self._pool.handles, strict=True)
+            handle.connection.fileno(): (each.rank, handle.connection)
+            for each, handle in zip(others, self._pool.handles, strict=True)
         }
-        self._readable = select.poll()
-        for descriptor in self._pipes:
-            self._readable.register(descriptor, select.POLLIN)
+        self._waiter = Waiter(self._pipes, settings[master].spin)
 
     def run(
         self, task: Task | None, own: Callable[[], Own], updated: Sequence[str] = ()
@@ -124,7 +122,7 @@ class Team:
         """Receive an answer from every worker; raise OSError when one has ended."""
         answers: dict[int, Answer | Fault] = {}
         while len(answers) < len(self._pipes):
-            for descriptor, _ in self._readable.poll():
+            for descriptor in self._waiter.wait():
                 rank, connection = self._pipes[descriptor]
                 try:
                     answers[rank] = pickle.loads(connection.recv_bytes())

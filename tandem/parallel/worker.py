@@ -28,6 +28,7 @@ from tandem.parallel.messages import (
     Reduce,
     Task,
 )
+from tandem.parallel.waiting import Waiter
 from tandem.processes.messages import Finished, describe
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class RankSettings:
     device: str
     threads: int
     precision: "Precision"
+    spin: float  # seconds for which a rank that waits for a message stays awake
     profile: str | None = None  # file to which a profile of the worker's work is written
 
 
@@ -71,6 +73,7 @@ class _Worker:
     ) -> None:
         self._settings, self._residents = settings, residents
         self._results, self._master = results, master
+        self._waiter = Waiter([master.fileno()], settings.spin)
         self._buffers = ReceivedBuffers()
         self._rank: Rank | None = None
 
@@ -92,6 +95,7 @@ class _Worker:
 
     def _receive(self) -> Task:
         """Receive a message, and what it says of memory."""
+        self._waiter.wait()
         try:
             message: Message = pickle.loads(self._master.recv_bytes())
             for number in message.new:

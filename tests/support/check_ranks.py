@@ -188,14 +188,15 @@ SHAPES = {"a": (100,), "b": (900,), "c": (10,), "d": (3000,)}
 def check_exchanges(group: RankGroup) -> None:
     """What a run exchanges, in host memory, on GPUs by way of the host, and from GPU to GPU."""
     ways = ["host", "staged", "direct"] if isinstance(group, MpiGroup) else ["host", "staged"]
+    machines = on_machines(group)
     for settings in EXCHANGES:
-        found = [check_exchange(on_machines(group), settings, way) for way in ways]
+        found = [check_exchange(machines, settings, way) for way in ways]
         if settings["collective"] != "ar":
             assert len(set(found)) == 1  # the same bits
     for settings in ({}, {"exchange": "gradients"}, {"exchange": "gradients", "bucket_mb": 0.004}):
         if isinstance(group, GlooGroup):
             nccl = {"collective": "nccl", **settings}
-            check_exchange(on_machines(group), nccl, "by gloo in NCCL's place")
+            check_exchange(machines, nccl, "by gloo in NCCL's place")
 
 
 def check_exchange(group: RankGroup, given: dict[str, Any], way: str) -> bytes:

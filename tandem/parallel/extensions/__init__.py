@@ -1,0 +1,1 @@
+"""Training by data-parallel functions: update rules, and a function that makes a step."""

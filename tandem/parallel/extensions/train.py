@@ -1,0 +1,59 @@
+"""A function that makes one step of data-parallel training."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pytensor.graph.basic import Variable
+from pytensor.tensor.sharedvar import TensorSharedVariable
+from pytensor.tensor.variable import TensorVariable
+
+import tandem.parallel as synk
+
+__all__ = ["make_train_function"]
+
+
+def make_train_function(
+    loss: Variable,
+    params: Sequence[TensorSharedVariable],
+    x: TensorVariable,
+    y: TensorVariable,
+    update_rule: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Callable[..., Any]:
+    """Return a function that steps the parameters from one minibatch over all workers.
+
+    Parameters
+    ----------
+    loss : float scalar
+        An average over the rows of `x` and `y`.
+    params : sequence of shared variables
+        What is trained.
+    x, y : variables
+        Inputs, scattered on axis 0.
+    update_rule : callable
+        One of `tandem.parallel.extensions.updates`; it gets the loss, the parameters, and the
+        further arguments.
+
+    Returns
+    -------
+    callable
+        ``train(x_data, y_data, **options) -> loss``: the average over all rows, before the step.
+        Options are those of a call of a function: `batch`, `num_slices`.
+
+    Examples
+    --------
+    >>> train = make_train_function(loss, [w, b], x, y, updates.sgd, lr=0.1)  # doctest: +SKIP
+    >>> train(pictures, labels, batch=indices)  # doctest: +SKIP
+    """
+    grad_updates, param_updates, grad_shared = update_rule(loss, params, *args, **kwargs)
+    compute_gradients = synk.function([x, y], loss, updates=grad_updates)
+    step = synk.function([], updates=param_updates)
+
+    def train(x_data: Any, y_data: Any, **options: Any) -> Any:
+        value = compute_gradients(x_data, y_data, **options)
+        synk.all_reduce(grad_shared)
+        step()
+        return value
+
+    return train

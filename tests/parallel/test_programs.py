@@ -1,0 +1,96 @@
+"""Programs as users write them, without a guard for `__main__`, on several numbers of workers."""
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tandem.parallel as synk
+from tests.support.tiny import python_path
+
+PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
+TABLE = (
+    *("fork", "function", "shared", "distribute", "close", "get_n_gpu", "data", "row_index"),
+    *("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce"),
+    *("set_value", "get_value", "get_lengths", "get_shapes"),
+    *("Function.__call__", "Function.build_inputs", "Function.as_theano"),
+    *("Data.set_value", "Data.set_length", "Data.set_shape", "Data.condition_data"),
+    "Data.free_memory",
+)
+FUNCTIONS = ("f", "g", "gradients")  # as the programs call them
+OPS_OF_THE_TABLE = {
+    *("avg", "uavg", "sum", "prod", "max", "min", "gather", "inc"),
+    *("c_avg", "c_sum", "c_prod", "c_max", "c_min", "c_gather"),
+}
+
+
+def run(program: Path, folder: Path, workers: int, *more: str) -> None:
+    """Run a program, which checks itself."""
+    result = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", str(program), str(workers), *more],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": python_path()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+    )
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.splitlines()[-1].endswith(f": {workers}"), result.stdout
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_a_program_with_two_workers(program: Path, tmp_path: Path) -> None:
+    rules = ("momentum", "adam") if program.stem == "training" else ()
+    run(program, tmp_path, 2, *rules)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_a_program(program: Path, workers: int, tmp_path: Path) -> None:
+    run(program, tmp_path, workers)
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Each call in the programs, with the name of what is called."""
+    for program in PROGRAMS:
+        for node in ast.walk(ast.parse(program.read_text())):
+            if isinstance(node, ast.Call):
+                named = node.func
+                yield getattr(named, "attr", getattr(named, "id", "")), node
+
+
+def arguments(called: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(called).parameters.values()
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_programs_use_every_argument(name: str) -> None:
+    """By keyword, or by position."""
+    owner, _, method = name.partition(".")
+    called = synk.Pool if name == "fork" else getattr(synk, owner)
+    wanted = arguments(getattr(called, method) if method else called)[bool(method) :]
+    used: set[str] = set()
+    for found, call in calls():
+        if found == (method or owner) or (method == "__call__" and found in FUNCTIONS):
+            used |= {keyword.arg for keyword in call.keywords if keyword.arg}
+            used |= set(wanted[: len(call.args)])
+    assert set(wanted) <= used
+
+
+def test_the_programs_use_every_operation() -> None:
+    words = {
+        node.value
+        for program in PROGRAMS
+        for node in ast.walk(ast.parse(program.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert words >= OPS_OF_THE_TABLE
