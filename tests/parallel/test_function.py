@@ -408,7 +408,9 @@ def test_broadcast_inputs(pool: Pool) -> None:
 
 def test_a_function_without_rows_is_computed_by_all(pool: Pool) -> None:
     w, s = pt.dvector("w"), pytensor.shared(np.zeros(3), "s")
-    f = pool.function([], [w.sum(), (w, "gather"), (s, "sum")], bcast_inputs=[w], updates={s: s + w})
+    f = pool.function(
+        [], [w.sum(), (w, "gather"), (s, "sum")], bcast_inputs=[w], updates={s: s + w}
+    )
     mean, joined, total = f(np.arange(3.0))
     assert mean == 3
     np.testing.assert_array_equal(joined, np.tile(np.arange(3.0), pool.ranks))
