@@ -1,6 +1,5 @@
 """A pool of ranks that share functions, variables and data: its life, and what is made in it."""
 
-import atexit
 import multiprocessing
 import os
 import threading
@@ -169,7 +168,6 @@ class Pool(Collectives):
         self._sent_variables: set[int] = set()
         self._sent_functions: set[int] = set()
         self._pid, self._thread = os.getpid(), threading.get_ident()
-        atexit.register(self.close)
 
     def __enter__(self) -> Self:
         return self
@@ -181,7 +179,6 @@ class Pool(Collectives):
         """End the workers. Functions can be called no more; variables keep the master's values."""
         if self._team is not None:
             self._team.close()
-        atexit.unregister(self.close)
 
     def get_n_gpu(self) -> int:
         """Return the number of ranks, which in the original were GPUs."""

@@ -1,5 +1,6 @@
 """The worker processes of a pool: one message out and one answer back for each task."""
 
+import atexit
 import contextlib
 import logging
 import os
@@ -47,11 +48,14 @@ class Team:
         self.waited = 0.0  # seconds: between the master's own work on the last task and all answers
         self.results = {s.rank: HostBuffer.create(0, "results") for s in settings}
         self._pid, self.is_open = os.getpid(), True
+        self._pipes: dict[int, tuple[int, Connection]] = {}
         others = [s for s in settings if s.rank != master]
         self._closing = contextlib.ExitStack()
         self._pool = self._closing.enter_context(
             WorkerPool([f"worker {s.rank}" for s in others], timeout)
         )
+        # Before any worker is started: multiprocessing would wait for one that nobody has ended.
+        atexit.register(self.close)
         try:
             for each in others:
                 memory = list(residents), self.results[each.rank]
@@ -61,7 +65,7 @@ class Team:
             raise
         self._watchdog = Watchdog(self._pool)
         self._watchdog.start()
-        self._pipes: dict[int, tuple[int, Connection]] = {
+        self._pipes = {
             handle.connection.fileno(): (each.rank, handle.connection)
             for each, handle in zip(others, self._pool.handles, strict=True)
         }
@@ -95,7 +99,7 @@ class Team:
             began = time.perf_counter()
             answers = self._answers()
             self.waited = time.perf_counter() - began
-        except OSError as broken:
+        except ConnectionError as broken:  # not TimeoutError, which a handler of the user may raise
             raise self._lost() from broken
         except BaseException:
             self.close(kill=True)
@@ -145,6 +149,7 @@ class Team:
         if not self.is_open or os.getpid() != self._pid:
             return
         self.is_open = False
+        atexit.unregister(self.close)
         if not kill:
             with contextlib.suppress(OSError):
                 self._send(Close())

@@ -371,6 +371,29 @@ def test_slow_work_is_not_silence(faulty: Faulty) -> None:
     assert np.isfinite(f(bad_in(6)))
 
 
+@slow
+@needs_proc
+def test_an_exception_of_a_signal_handler(faulty: Faulty) -> None:
+    """It ends the call and closes the pool, and is not taken for the end of a worker."""
+
+    def handle(*_: object) -> None:
+        raise TimeoutError("of the user")
+
+    x = pt.dmatrix("x")
+    f = faulty.pool.function([x], (Raise("nothing", seconds=30)(x).sum(), "sum"))
+    f(ROWS)
+    former = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(TimeoutError, match="of the user"):
+            f(bad_in(6))
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    with pytest.raises(RuntimeError, match="the pool is closed"):
+        f(ROWS)
+    check_again(faulty)
+
+
 # Interrupts, and the end of the master
 
 HEAD = """
@@ -467,6 +490,40 @@ def test_the_master_dies(tmp_path: Path, is_stopped: bool, in_call: bool) -> Non
     process.kill()
     process.communicate()
     assert is_gone(process.pid, 15)
+
+
+SUSPENDED = """
+f = synk.function([x], (x.sum(), "sum"))
+f(rows)
+open(sys.argv[1], "w").close()
+end = time.time() + 8
+while time.time() < end:
+    try:
+        assert f(rows) == 18
+    except synk.WorkerLost as error:
+        sys.exit(str(error))
+    time.sleep(0.05)
+"""
+
+
+@slow
+@needs_proc
+@pytest.mark.parametrize("whole_group", [False, True], ids=["master", "group"])
+def test_a_suspended_program(tmp_path: Path, whole_group: bool) -> None:
+    """Ctrl-Z suspends all processes, and nothing is lost; the master alone loses its workers."""
+    process = start(SUSPENDED, tmp_path)
+    wait_for(tmp_path / "mark", process)
+    stop = os.killpg if whole_group else os.kill
+    stop(process.pid, signal.SIGSTOP)
+    time.sleep(6)
+    stop(process.pid, signal.SIGCONT)
+    _, err = process.communicate(timeout=60)
+    if whole_group:
+        assert (process.returncode, err) == (0, "")
+    else:
+        assert process.returncode == 1
+        assert "ended because this program gave no sign of life" in err
+    assert is_gone(process.pid)
 
 
 @slow
