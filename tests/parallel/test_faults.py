@@ -18,6 +18,7 @@ import pytest
 
 import tandem.parallel as synk
 from tandem.parallel import Pool, WorkerLost
+from tandem.parallel.messages import Define, SentFunction
 from tests.support.faulty_ops import FAULT, CallBack, NotPicklable, Raise, Signal
 from tests.support.tiny import find_process, group_members, is_gone, python_path, shared_memory
 
@@ -292,7 +293,9 @@ def test_a_worker_ends_before_its_first_message(faulty: Faulty, number: int) -> 
     faulty.pool.close()
     faulty.pool.start(2, use_gpu=False, threads=1, timeout=TIMEOUT)
     counters = faulty.pool._team._pool.table.counters  # type: ignore[union-attr]
+    deadline = time.monotonic() + 60
     while not counters[1]:  # before that, a process may take its time
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     os.kill(faulty.pid, number)
     check_lost(faulty, faulty.pool.distribute, number, 1.5)
@@ -302,18 +305,15 @@ def test_a_worker_ends_before_its_first_message(faulty: Faulty, number: int) -> 
 @needs_proc
 @NUMBERS
 def test_a_worker_ends_while_a_large_message_is_written(faulty: Faulty, number: int) -> None:
-    """One that fills the pipe, of many constants that are small enough to travel with it."""
+    """One that fills the pipe."""
     faulty.function(ROWS)
-    x = pt.dmatrix("x")
-    constants = [pt.constant(np.random.default_rng(i).normal(size=400)) for i in range(500)]
-    faulty.pool.function([x], [x.sum(), (pt.stack(constants).sum(), None)], mode="FAST_COMPILE")
-    pid = faulty.pid
+    team, pid = faulty.pool.opened(), faulty.pid
+    large = SentFunction(99, bytes(10**7), (), 0, 0, 0, (), (), (), (), {})
     os.kill(pid, signal.SIGSTOP)
     timer = threading.Timer(0.5, os.kill, (pid, number))
     timer.start()
-    check_lost(faulty, faulty.pool.distribute, number, 4.0)
+    check_lost(faulty, lambda: team.run(Define((), (large,)), lambda: None), number, 2.0)
     timer.join()
-    faulty.pool._functions.pop()
 
 
 @slow
