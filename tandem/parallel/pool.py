@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from pytensor.compile.mode import Mode
-from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.config.hardware import available_cores
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 class FlatShared:
     """Resident variables that lie side by side in one vector, which is one for collectives."""
 
-    vector: SharedVariable  # (n,), padding included
-    views: Mapping[str, SharedVariable]
+    vector: TensorSharedVariable  # (n,), padding included
+    views: Mapping[str, TensorSharedVariable]
 
 
 class Pool(Collectives):
@@ -233,7 +233,7 @@ class Pool(Collectives):
         self._functions.append(made)
         return made
 
-    def shared(self, value: Any, name: str | None = None) -> SharedVariable:
+    def shared(self, value: Any, name: str | None = None) -> TensorSharedVariable:
         """Make a resident shared variable: of fixed shape, in memory that all ranks see.
 
         Functions read and update it in place, and collectives need no copy.
@@ -294,9 +294,9 @@ class Pool(Collectives):
 
     def _resident(
         self, offset: int, dtype: np.dtype, shape: tuple[int, ...], name: str | None
-    ) -> SharedVariable:
+    ) -> TensorSharedVariable:
         extent = Extent(offset, dtype.str, shape)
-        variable: SharedVariable = self.rank.residents.variable(extent, name)
+        variable: TensorSharedVariable = self.rank.residents.variable(extent, name)
         self.registry.add_resident(variable, extent)
         return variable
 
