@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.pages import code_blocks
 from tests.support.tiny import ROOT, python_path
 
 PAGE = ROOT / "docs" / "parallel.md"
 
 
+@pytest.mark.slow
 def test_the_blocks_are_a_program(tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text("\n".join(code_blocks(PAGE, "python")))
     result = subprocess.run(
