@@ -39,7 +39,7 @@ Tasks = dict[str, Callable[[int], Any]]
 class Sizes:
     """Sizes of the calls."""
 
-    rows: int = 1024  # that are multiplied, float32 (rows, units)
+    rows: int = 2048  # that are multiplied, float32 (rows, units)
     units: int = 2048
     passed: int = 25_000  # rows that are passed, float32 (passed, columns): 102.4 MB
     columns: int = 1024
