@@ -148,22 +148,20 @@ class Signature:
         return [self._conditioned(i, value) for i, value in enumerate(values)]
 
     def _conditioned(self, position: int, value: Any) -> Any:
-        kind = self.inputs[position].type
+        kind, got = self.inputs[position].type, value
         if isinstance(value, Data):
-            dtype, shape = value.dtype.name, value.shape
-            if scalar.upcast(kind.dtype, dtype) == kind.dtype and _has_shape(shape, kind.shape):
+            is_safe = kind.dtype in (value.dtype, scalar.upcast(kind.dtype, value.dtype.name))
+            if is_safe and _has_lengths(value.shape, kind.shape):
                 return value
         else:
             try:
                 return kind.filter(value, strict=False, allow_downcast=None)
             except (TypeError, ValueError):
-                array = np.asarray(value)
-                dtype, shape = array.dtype.name, array.shape
-        expected = tuple("any" if n is None else n for n in kind.shape)
-        raise TypeError(
-            f"{self._labels[position]}: expected {kind.dtype} with {kind.ndim} axes of lengths "
-            f"{_listed(expected)}, got {dtype} with {len(shape)} axes of lengths {_listed(shape)}"
-        )
+                try:
+                    got = np.asarray(value)
+                except ValueError as error:
+                    raise TypeError(f"{self._labels[position]} is no array: {error}") from error
+        raise TypeError(f"{self._labels[position]} is {_described(kind)}; got {_described(got)}")
 
     def _checked_slices(self, number: Any) -> int:
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
@@ -242,16 +240,19 @@ def _named(position: int, variable: TensorVariable) -> str:
     return f"input {position}{name}"
 
 
-def _has_shape(shape: Sequence[int], lengths: Sequence[int | None]) -> bool:
-    """Whether a shape fits lengths of which None are any."""
+def _has_lengths(shape: Sequence[int], lengths: Sequence[int | None]) -> bool:
+    """Whether a shape has these lengths, of which None may be any."""
     return len(shape) == len(lengths) and all(
-        expected is None or length == expected
-        for length, expected in zip(shape, lengths, strict=True)
+        length in (None, n) for n, length in zip(shape, lengths, strict=True)
     )
 
 
-def _listed(lengths: Sequence[Any]) -> str:
-    return f"({', '.join(map(str, lengths))})"
+def _described(kind: Any) -> str:
+    """Describe an array, or a type of which lengths may be known."""
+    text = f"{kind.dtype} with {kind.ndim} axes"
+    if any(n is not None for n in kind.shape):
+        text += f", ({', '.join('any' if n is None else str(n) for n in kind.shape)})"
+    return text
 
 
 def _kind(value: np.ndarray, rows: Selection | None) -> tuple[tuple[int, ...], np.dtype]:

@@ -148,8 +148,14 @@ class LocalFunction:
                 inputs, share.rows, self.description.scattered, strict=False
             )
         ]
+        broadcast = [
+            array.astype(variable.type.dtype, copy=False)
+            for array, variable in zip(
+                inputs[len(scattered) :], self.description.broadcast, strict=True
+            )
+        ]
         numbers = [np.arange(lo, hi)] * len(self.description.row_numbers)
-        arguments = [*scattered, *inputs[len(scattered) :], *numbers]
+        arguments = [*scattered, *broadcast, *numbers]
         if local is not None:
             if _selector(local) == "slice":
                 arguments += [np.asarray(local.start + edge) for edge in piece]
@@ -187,6 +193,8 @@ class LocalFunction:
             results, new = replaced[: len(results)], replaced[len(results) :]
         variables = [update.variable for update in about.updates]
         options = dict(about.options)
+        if about.has_default_updates:
+            options["no_default_updates"] = True
         return pytensor.function(
             [*about.inputs, *selectors],
             results if writes else [*results, *new],
@@ -194,7 +202,6 @@ class LocalFunction:
             mode=options.pop("mode", None) or self._make_mode(),
             trust_input=True,
             on_unused_input="ignore",
-            no_default_updates=True,
             **options,
         )
 
