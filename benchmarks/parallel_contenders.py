@@ -170,7 +170,7 @@ def alex_net(sizes: Sizes, workers: int) -> Iterator[Tasks]:
         "shuffled": lambda: step(shuffled),
         "without all-reduce": lambda: step(slice(0, batch), exchange=False),
     }
-    yield timed(calls) | {"times": lambda times: seconds_of_parts(model, calls["slices"], times)}
+    yield timed(calls) | {"times": lambda times: seconds_of_parts(model, calls["shuffled"], times)}
     synk.close()
 
 

@@ -207,7 +207,7 @@ class Pool(Collectives):
             What ranks, and slices, return is reduced by the op: "avg" (the default), which weighs
             each by its rows; "uavg", which weighs them equally; "sum", "prod", "max", "min";
             "gather", which joins them on the first axis; None, for the master's own. A name may
-            begin with "c_".
+            begin with ``c_``.
         bcast_inputs : list of variable, optional
             Inputs that every rank gets whole.
         updates : dict, or list of (shared, new) or (shared, new, op), optional
