@@ -57,9 +57,14 @@ class Team:
         # Before any worker is started: multiprocessing would wait for one that nobody has ended.
         atexit.register(self.close)
         try:
-            for each in others:
-                memory = list(residents), self.results[each.rank]
-                self._pool.start(f"worker {each.rank}", serve, each, *memory)
+            senders = [
+                self._pool.start(
+                    f"worker {s.rank}", serve, s, list(residents), self.results[s.rank]
+                )
+                for s in others
+            ]
+            for sender in senders:  # its settings are a worker's first message
+                sender.join()
         except BaseException:
             self.close(kill=True)
             raise

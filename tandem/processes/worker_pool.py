@@ -107,12 +107,13 @@ class WorkerPool:
         *arguments: object,
         reports: bool = True,
         folder: Path | None = None,
-    ) -> None:
+    ) -> threading.Thread:
         """Start a process that calls `target` with `message`, `arguments` and a connection.
 
         The `arguments`, which can be passed only while a process is started, must be small: the
         launcher writes them to a pipe of which it holds both ends, and would wait for ever for a
-        process that dies before it has read more than fits in. The `message` may be of any size.
+        process that dies before it has read more than fits in. The `message` may be of any size: it
+        is sent by a thread, which is returned, and whose end others await before they send more.
         """
         here, there = multiprocessing.Pipe(duplex=True)
         held_by_caller = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -133,7 +134,9 @@ class WorkerPool:
         # A pipe shows the end of a process only when nobody else holds that end of it.
         there.close()
         self.handles.append(WorkerHandle(name, here, process, reports, folder))
-        threading.Thread(target=_send, args=(here, message), daemon=True).start()
+        sender = threading.Thread(target=_send, args=(here, message), daemon=True)
+        sender.start()
+        return sender
 
     def attach(self, name: str, folder: Path | None = None) -> Connection:
         """Add the main thread of this process as a worker; return its connection."""

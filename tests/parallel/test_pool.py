@@ -447,6 +447,23 @@ def test_interrupts_at_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_settings_are_the_first_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the thread that sends them takes."""
+    from tandem.processes import worker_pool
+
+    send = worker_pool._send
+
+    def late(*arguments: Any) -> None:
+        time.sleep(0.5)
+        send(*arguments)
+
+    monkeypatch.setattr(worker_pool, "_send", late)
+    x = pt.dmatrix("x")
+    with Pool(2, use_gpu=False, threads=1) as pool:
+        assert pool.function([x], (x.sum(), "sum"))(ROWS) == pytest.approx(ROWS.sum())
+
+
+@pytest.mark.slow
 def test_four_ranks_and_several_pools() -> None:
     before = left_over()
     x = pt.dmatrix("x")
