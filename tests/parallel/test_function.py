@@ -63,7 +63,7 @@ def of_all_ops(pool: Pool) -> Function:
 
 @pytest.mark.parametrize("slices", [1, 2, 5])
 def test_every_output_op(pool: Pool, slices: int) -> None:
-    results = of_all_ops(pool)(ROWS, num_slices=slices)
+    results = shared_functions(pool).all_ops(ROWS, num_slices=slices)
     for op, result in zip(OPS, results, strict=True):
         expected = by_loops(op, ROWS, pool.ranks, slices)
         assert result.dtype == expected.dtype
@@ -77,7 +77,7 @@ def test_every_output_op(pool: Pool, slices: int) -> None:
 def test_ops_by_way_of_the_cpu_are_the_same(pool: Pool) -> None:
     x = pt.dmatrix("x")
     f = pool.function([x], [(COLUMNS[op](x), f"c_{op}") for op in OPS])
-    for result, plain in zip(f(ROWS), of_all_ops(pool)(ROWS), strict=True):
+    for result, plain in zip(f(ROWS), shared_functions(pool).all_ops(ROWS), strict=True):
         np.testing.assert_array_equal(result, plain)
 
 
@@ -491,7 +491,7 @@ def test_num_slices_is_a_number(pool: Pool) -> None:
 
 
 def test_no_row_at_all(pool: Pool) -> None:
-    f = of_all_ops(pool)
+    f = shared_functions(pool).all_ops
     with pytest.raises(ValueError, match="there is no row"):
         f(ROWS[:0])
     with pytest.raises(ValueError, match="there is no row"):
