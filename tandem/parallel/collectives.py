@@ -302,13 +302,15 @@ class Collectives(ABC):
         if isinstance(value, Data) and value.data.dtype == kind.dtype and value.ndim == kind.ndim:
             return value
         try:
-            return kind.filter(np.asarray(value), allow_downcast=None)
-        except TypeError as error:
-            got = np.asarray(value)
-            raise TypeError(
-                f"{label(variable)} is {kind.dtype} with {kind.ndim} axes; got {got.dtype} with "
-                f"{got.ndim}"
-            ) from error
+            plain = np.asarray(value) if isinstance(value, Data) else value
+            return kind.filter(plain, allow_downcast=None)
+        except (TypeError, ValueError) as error:
+            what = f"{label(variable)} is {kind.dtype} with {kind.ndim} axes"
+            try:
+                got = np.asarray(value)
+            except ValueError:
+                raise TypeError(f"{what}; got what is no array: {error}") from error
+            raise TypeError(f"{what}; got {got.dtype} with {got.ndim}") from error
 
     def _put(
         self,

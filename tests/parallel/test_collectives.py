@@ -109,6 +109,18 @@ def test_values_of_every_kind_are_set(pool: Pool, make: Make, make_value: Make) 
     equal([pool.gather(v, nd_up=0)], [rows[::-1]])
 
 
+def test_numbers_are_values(pool: Pool) -> None:
+    """As inputs, where they are represented exactly."""
+    v, n = shared(np.zeros(3, "float32")), shared(np.float32(0), "n")
+    pool.broadcast([v, n], [[1, 2, 3], 2.5])
+    equal(every(pool, v), [np.array([1, 2, 3], "float32")] * pool.ranks)
+    equal(every(pool, n), [np.array(2.5, "float32")] * pool.ranks)
+    with pytest.raises(TypeError, match="'v' is float32 with 1 axes; got what is no array"):
+        pool.broadcast(v, [[1], [2, 3]])
+    with pytest.raises(TypeError, match="'v' is float32 with 1 axes; got float64 with 1"):
+        pool.broadcast(v, [0.1, 0.2, 0.3])
+
+
 def test_the_masters_value_is_broadcast(pool: Pool, make: Make) -> None:
     v = make()
     pool.broadcast(v)
