@@ -124,12 +124,17 @@ class Function:
         task = None
         if pool.ranks > 1:
             task = arguments.pack(self.number, team, pool.reserve)
-        own, answers = team.run(task, lambda: self.local.run(arrays, share), self._updated)
+        self._pool.registry.clear_rows(self._written)
+        try:
+            own, answers = team.run(task, lambda: self.local.run(arrays, share), self._updated)
+        finally:
+            self._record_shapes(team)  # also of ranks that have computed where others failed
+        if share.counts is not None:
+            self._pool.registry.record_rows(self._written_from_rows, share.counts)
         self._count(team.waited)
         began = time.perf_counter()
         results = self._reduced(team, own, answers, share)
         self.times.reduce += time.perf_counter() - began
-        self._record(share.counts, answers)
         if self._returns_list:
             return results
         return results[0] if results else None
@@ -224,12 +229,9 @@ class Function:
         self.times.straggler += waited
         self.times.calls += 1
 
-    def _record(self, counts: tuple[int, ...] | None, answers: Mapping[int, Answer]) -> None:
-        """Remember what the call has written: shapes, and rows that it was computed from."""
-        registry = self._pool.registry
-        registry.clear_rows(self._written)
-        if counts is not None:
-            registry.record_rows(self._written_from_rows, counts)
-        for rank, answer in answers.items():
-            for number, shape in answer.shapes.items():
-                registry.set_shape(number, rank, shape)
+    def _record_shapes(self, team: Team) -> None:
+        """Remember the shapes that a call has given to variables of the workers."""
+        for rank, answer in team.answers.items():
+            if isinstance(answer, Answer):
+                for number, shape in answer.shapes.items():
+                    self._pool.registry.set_shape(number, rank, shape)

@@ -46,6 +46,7 @@ class Team:
     ) -> None:
         self.buffers, self.is_busy = buffers, False
         self.waited = 0.0  # seconds: between the master's own work on the last task and all answers
+        self.answers: Mapping[int, Answer | Fault] = {}  # to the last task, also if it has failed
         self.results = {s.rank: HostBuffer.create(0, "results") for s in settings}
         self._pid, self.is_open = os.getpid(), True
         self._pipes: dict[int, tuple[int, Connection]] = {}
@@ -102,7 +103,7 @@ class Team:
             except Exception as found:
                 error = found
             began = time.perf_counter()
-            answers = self._answers()
+            answers = self.answers = self._answers()
             self.waited = time.perf_counter() - began
         except ConnectionError as broken:  # not TimeoutError, which a handler of the user may raise
             raise self._lost() from broken

@@ -126,8 +126,9 @@ class _Worker:
     def _call(self, rank: "Rank", task: Call) -> Answer:
         folds = rank.call(task)
         function = rank.functions[task.function]
-        shapes = rank.changed_shapes(function.description.updates)
         results = None if folds is None else self._written(folds)
+        # Last: from then on the master is taken to know them.
+        shapes = rank.changed_shapes(function.description.updates)
         return Answer(results, shapes, function.excerpt, function.function)
 
     def _written(self, folds: "Sequence[Fold]") -> tuple[Place | None, ...]:

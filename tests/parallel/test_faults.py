@@ -124,6 +124,20 @@ def test_results_that_do_not_fit_together(two: Pool) -> None:
     assert (f(ROWS[:6]) == ROWS[:3] + ROWS[3:6]).all()
 
 
+def test_shapes_of_a_failed_call_are_known(two: Pool) -> None:
+    """Of the ranks that have computed, where another, or the master's fold, has failed."""
+    x, s = pt.dmatrix("x"), pytensor.shared(np.zeros((0, 3)), "s")
+    f = two.function([x], (Raise("ValueError")(x), "sum"), updates=[(s, 2 * x)])
+    f(ROWS[:4])
+    with pytest.raises(ValueError, match="row of"):
+        f(bad_in(0))
+    np.testing.assert_array_equal(two.get_value(1, s), 2 * ROWS[3:])
+    assert two.get_lengths(s) == [2, 4]
+    with pytest.raises(ValueError, match="partial results of shapes"):
+        f(ROWS[:5])
+    np.testing.assert_array_equal(two.gather(s, nd_up=0), 2 * ROWS[:5])
+
+
 # Ends of workers
 
 
