@@ -18,7 +18,6 @@ from tandem.parallel.messages import Answer, Call, Rows
 from tandem.parallel.registry import label
 from tandem.parallel.selection import Batch, Selection, select_local, select_many
 from tandem.parallel.team import Team
-from tandem.parallel.worker import as_array
 from tandem.split import edges
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Function:
     ) -> None:
         self.times, self.number, self.description = Times(), number, description
         self._pool, self._returns_list = pool, returns_list
-        self.local = LocalFunction(description, pool.make_mode)
+        self.local = LocalFunction(description, pool.make_mode, pool.rank.gpu)
         self._inputs = [*description.scattered, *description.broadcast]
         self._updated = [label(update.variable) for update in description.updates]
         # Data need not have lengths that are known before.
@@ -141,9 +140,8 @@ class Function:
             slices,
             outputs,
         )
-        arrays = [np.asarray(value) for value in values]
         task = self._packed(team, values, share, local) if pool.ranks > 1 else None
-        own, answers = team.run(task, lambda: self.local.run(arrays, share), self._updated)
+        own, answers = team.run(task, lambda: self._own(values, share), self._updated)
         self._count(team.waited)
         began = time.perf_counter()
         results = self._reduced(team, own, answers, share)
@@ -172,6 +170,8 @@ class Function:
                 for value, variable in zip(values, self._inputs, strict=True)
             ]
         )
+        if (gpu := self._pool.rank.gpu) is not None:
+            results = gpu.download(results)
         self._pool.registry.clear_rows(self._written)
         if self._returns_list:
             return results
@@ -376,15 +376,29 @@ class Function:
 
     # Results
 
+    def _own(self, values: Sequence[Any], share: Share) -> list[np.ndarray] | None:
+        """Compute the master's part."""
+        rank = self._pool.rank
+        if rank.gpu is not None:
+            for value in values:
+                if isinstance(value, Data):
+                    rank.gpu.lock(value.buffer)
+        folds = self.local.run([np.asarray(value) for value in values], share)
+        return None if folds is None else rank.as_arrays([fold.value() for fold in folds])
+
     def _reduced(
-        self, team: Team, own: Sequence[Fold] | None, answers: Mapping[int, Answer], share: Share
+        self,
+        team: Team,
+        own: Sequence[np.ndarray] | None,
+        answers: Mapping[int, Answer],
+        share: Share,
     ) -> list[Any]:
         """Fold the results of all ranks, in rank order."""
         results = []
         for i, number in enumerate(share.outputs):
             op = self.description.output_ops[number]
             if op is None:
-                results.append(None if own is None else as_array(own[i].value()))
+                results.append(None if own is None else own[i])
                 continue
             counts = share.counts or (1,) * share.ranks
             _, divisor = partial_weights(counts, share.slices, op)
@@ -392,7 +406,7 @@ class Function:
             for rank in range(share.ranks):
                 if rank == share.rank:
                     if own is not None:
-                        fold.add(as_array(own[i].value()))
+                        fold.add(own[i])
                     continue
                 places = answers[rank].results
                 if places is not None:

@@ -1,6 +1,7 @@
 """A pool of ranks that share functions, variables and data: its life, and what is made in it."""
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.config.hardware import available_cores
+from tandem.distributed import local_groups
 from tandem.memory import HostBuffer
 from tandem.memory.flat import ALIGNMENT, FlatLayout
 from tandem.parallel.buffers import SharedBuffers
@@ -21,10 +23,12 @@ from tandem.parallel.data import Data, data
 from tandem.parallel.description import describe
 from tandem.parallel.devices import choose_devices
 from tandem.parallel.function import Function
-from tandem.parallel.messages import Define, Extent, Place, SentVariable
+from tandem.parallel.gpu import gpu_of
+from tandem.parallel.messages import Define, Extent, Place, Release, SentVariable
 from tandem.parallel.rank import open_rank
 from tandem.parallel.registry import Registry
-from tandem.parallel.team import Team
+from tandem.parallel.residents import Access
+from tandem.parallel.team import Team, WorkerLost
 from tandem.parallel.waiting import SPIN_SECONDS
 from tandem.parallel.worker import RankSettings
 
@@ -97,7 +101,7 @@ class Pool(Collectives):
         self.staging = HostBuffer.create(0, "staging")
         self._functions: list[Function] = []
         self._memory = HostBuffer.create(0, "residents")  # the master's
-        self._memory_end = 0
+        self._device = ""  # the master's
         self._team: Team | None = None
         self.start(
             n_parallel,
@@ -134,13 +138,22 @@ class Pool(Collectives):
         self.ranks, self.master_rank = len(chosen), master_rank
         if not 0 <= master_rank < self.ranks:
             raise ValueError(f"master_rank is {master_rank}; there are {self.ranks} ranks")
+        former = self.rank if self._device else None
+        if former is not None:
+            former.residents.leave()
+            if self._device != chosen[master_rank]:
+                raise ValueError(
+                    f"this process computes on {chosen[master_rank]}, and the pool's functions and "
+                    f"variables are on {self._device}: make another pool"
+                )
+        self._device = chosen[master_rank]
         cores = len(available_cores())
         count = threads or max(1, cores // self.ranks)
         settings = [
             RankSettings(
                 rank,
                 self.ranks,
-                device,
+                gpu_of(device),
                 count,
                 precision,
                 SPIN_SECONDS if self.ranks <= cores else 0.0,
@@ -148,19 +161,30 @@ class Pool(Collectives):
             )
             for rank, device in enumerate(chosen)
         ]
-        self._residents = [
-            self._memory if rank == master_rank else HostBuffer.create(0, f"residents {rank}")
-            for rank in range(self.ranks)
-        ]
-        for buffer in self._residents:
-            buffer.resize(self._memory.nbytes)
-        self._team = Team(settings, master_rank, self._residents, timeout)
-        self.rank = open_rank(settings[master_rank], self._residents, self._team.buffers.array)
+        access = self._make_access()
+        self._team = team = Team(settings, master_rank, access, timeout)
+        try:
+            self.rank = open_rank(settings[master_rank], access[master_rank], team.buffers, former)
+        except BaseException:
+            team.close(kill=True)
+            raise
         self.rank.variables = self.registry.variables
         self._sent_variables: set[int] = set()
         self._sent_functions: set[int] = set()
         self._pid = os.getpid()
         atexit.register(self.close)
+
+    def _make_access(self) -> Sequence[Access]:
+        """Make what each rank is given of the team."""
+        if self._device != "cpu":
+            return local_groups(self.ranks)
+        buffers = [
+            self._memory if rank == self.master_rank else HostBuffer.create(0, f"residents {rank}")
+            for rank in range(self.ranks)
+        ]
+        for buffer in buffers:
+            buffer.resize(self._memory.nbytes)
+        return [buffers] * self.ranks
 
     def __enter__(self) -> Self:
         return self
@@ -170,8 +194,13 @@ class Pool(Collectives):
 
     def close(self) -> None:
         """End the workers. Functions can be called no more; variables keep the master's values."""
-        if self._team is not None:
-            self._team.close()
+        team = self._team
+        if team is not None and self._pid == os.getpid():
+            if team.is_open and self.rank.residents.has_opened:
+                with contextlib.suppress(WorkerLost):
+                    self._run(team, Release())
+            team.close()
+            self.rank.residents.leave()
         atexit.unregister(self.close)
 
     def get_n_gpu(self) -> int:
@@ -252,10 +281,10 @@ class Pool(Collectives):
         """
         self.check_open()
         array = np.asarray(value)
-        variable = self._resident(self._allocate(array.nbytes), array.dtype, array.shape, name)
-        extent = self.registry.extents[self.registry.number_of(variable)]
-        for rank in range(self.ranks):
-            self.rank.residents.write(extent, rank, array)
+        block, start = self.rank.residents.allocate(array.nbytes, array.dtype)
+        variable = self._resident(Extent(start, array.dtype.str, array.shape, block), name)
+        # The others get the master's value with the variable.
+        variable.set_value(array)
         return variable
 
     def flat(
@@ -267,10 +296,12 @@ class Pool(Collectives):
         """
         self.check_open()
         layout = FlatLayout.of({key: tuple(shape) for key, shape in shapes.items()}, dtype)
-        start, kind = self._allocate(layout.nbytes), np.dtype(dtype)
-        vector = self._resident(start, kind, (layout.size,), name)
+        kind = np.dtype(dtype)
+        block, start = self.rank.residents.allocate(layout.nbytes, kind)
+        vector = self._resident(Extent(start, kind.str, (layout.size,), block), name)
+        offsets = {key: start + first * kind.itemsize for key, first in layout.offsets.items()}
         views = {
-            key: self._resident(start + layout.offsets[key] * kind.itemsize, kind, shape, key)
+            key: self._resident(Extent(offsets[key], kind.str, shape, block), key)
             for key, shape in layout.shapes
         }
         number_of = self.registry.number_of
@@ -281,21 +312,7 @@ class Pool(Collectives):
         """Make a `Data`, see `tandem.parallel.data`, which needs no pool."""
         return data(*args, **named)
 
-    def _allocate(self, nbytes: int) -> int:
-        """Reserve memory of every rank; return its first byte."""
-        start = self._memory_end
-        self._memory_end += -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        if self._memory_end > self._memory.nbytes:
-            # Pages that nobody has touched take no memory.
-            size = max(self._memory_end, 2 * self._memory.nbytes, _LEAST_MEMORY)
-            for buffer in self._residents:
-                buffer.resize(size)
-        return start
-
-    def _resident(
-        self, offset: int, dtype: np.dtype, shape: tuple[int, ...], name: str | None
-    ) -> SharedVariable:
-        extent = Extent(offset, dtype.str, shape)
+    def _resident(self, extent: Extent, name: str | None) -> SharedVariable:
         variable: SharedVariable = self.rank.residents.variable(extent, name)
         self.registry.add_resident(variable, extent)
         return variable
@@ -328,30 +345,30 @@ class Pool(Collectives):
         packed = tuple(
             f.description.pack(f.number, self.registry.number_of, sent.place) for f in functions
         )
-        described = []
-        for number in variables:
-            variable = self.registry.variables[number]
-            value = variable.get_value(borrow=True)
-            where: Place | Extent
-            extent = self.registry.extents.get(number)
-            if extent is None:
-                where = sent.place(value)
-                for rank in range(self.ranks):
-                    self.registry.set_shape(number, rank, value.shape)
-            else:
-                where = extent
-                for rank in self._other_ranks:
-                    self.rank.residents.write(extent, rank, value)
-            described.append(SentVariable(number, variable.name, variable.type, where))
+        described = tuple(self._described(number, sent) for number in variables)
         sent.write()
 
         def compile_own() -> None:
             for function in functions:
                 function.local.compile()
 
-        team.run(Define(tuple(described), packed), compile_own)
+        team.run(Define(described, packed, self.rank.residents.blocks), compile_own)
         self._sent_variables.update(variables)
         self._sent_functions.update(f.number for f in functions)
+
+    def _described(self, number: int, sent: "_Sent") -> SentVariable:
+        """Describe a variable to the workers, and let them have the master's value."""
+        variable, extent = self.registry.variables[number], self.registry.extents.get(number)
+        value, place = variable.get_value(borrow=True), None
+        if extent is None:
+            for rank in range(self.ranks):
+                self.registry.set_shape(number, rank, value.shape)
+        if extent is None or not self.rank.residents.is_seen:
+            place = sent.place(value)
+        else:
+            for rank in self._other_ranks:
+                np.copyto(self.rank.residents.value(extent, rank), value)
+        return SentVariable(number, variable.name, variable.type, extent, place)
 
     @property
     def _other_ranks(self) -> list[int]:
@@ -376,9 +393,6 @@ class Pool(Collectives):
     def make_mode(self) -> Mode:
         """Make the mode of this process's functions."""
         return self.rank.make_mode()
-
-
-_LEAST_MEMORY = 1 << 20  # bytes of a rank's first memory
 
 
 class _Sent:

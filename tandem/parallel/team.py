@@ -10,9 +10,11 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+from tandem.distributed import LocalGroup, PeerLost
 from tandem.memory import HostBuffer
 from tandem.parallel.buffers import SharedBuffers
 from tandem.parallel.messages import Answer, Close, Fault, Message, Task
+from tandem.parallel.residents import Access
 from tandem.parallel.waiting import Waiter
 from tandem.parallel.worker import RankSettings, serve
 from tandem.processes.supervisor import find_end
@@ -39,7 +41,7 @@ class Team:
         self,
         settings: Sequence[RankSettings],
         master: int,
-        residents: Sequence[HostBuffer],
+        access: Sequence[Access],
         timeout: float,
     ) -> None:
         self.buffers = SharedBuffers()
@@ -53,8 +55,10 @@ class Team:
         )
         try:
             for each in others:
-                memory = list(residents), self.results[each.rank]
+                memory = access[each.rank], self.results[each.rank]
                 self._pool.start(f"worker {each.rank}", serve, each, *memory)
+                if isinstance(memory[0], LocalGroup):  # whose ends are the worker's alone
+                    memory[0].close()
         except BaseException:
             self.close(kill=True)
             raise
@@ -88,12 +92,14 @@ class Team:
             error: Exception | None = None
             try:
                 result = own()
+            except PeerLost:
+                raise
             except Exception as found:
                 error = found
             began = time.perf_counter()
             answers = self._answers()
             self.waited = time.perf_counter() - began
-        except OSError as broken:
+        except (OSError, PeerLost) as broken:
             raise self._lost() from broken
         except BaseException:
             self.close(kill=True)
