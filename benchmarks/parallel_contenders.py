@@ -114,6 +114,7 @@ def mean_of_products(x: Any, weights: Sequence[Any]) -> Any:
 def tandem(sizes: Sizes) -> Iterator[Tasks]:
     """Data-parallel functions: an empty one, one of products, and one whose rows are passed."""
     import pytensor.tensor as pt
+
     import tandem.parallel as synk
 
     synk.fork(WORKERS, use_gpu=False, threads=1)
@@ -140,7 +141,6 @@ def tandem(sizes: Sizes) -> Iterator[Tasks]:
 def alex_net(sizes: Sizes, workers: int) -> Iterator[Tasks]:
     """AlexNet's training step, of `examples.parallel_alex_net`, at some number of workers."""
     import tandem.parallel as synk
-
     from alex_net import AlexNet
     from examples.parallel_alex_net import ParallelAlexNet
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
-import tandem.parallel as synk
 
+import tandem.parallel as synk
 from alex_net import AlexNet
 from tandem.data.augment import Augmentation, windows
 from tandem.data.dataset import open_split

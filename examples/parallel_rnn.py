@@ -15,15 +15,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.variable import TensorVariable
+
+import tandem.parallel as synk
 from tandem.parallel.extensions import updates
 from tandem.parallel.extensions.train import make_train_function
 
-import tandem.parallel as synk
-
 STEPS, UNITS, SEQUENCES, BATCH = 8, 24, 1024, 64
-Weights = dict[str, SharedVariable]
+Weights = dict[str, TensorSharedVariable]
 
 
 def sequences(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -9,13 +9,12 @@ from typing import Any, Literal
 import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 
-from tandem.distributed.shares import weights_and_divisor
 from tandem.memory import HostBuffer
 from tandem.parallel.data import Data
-from tandem.parallel.fold import Fold
 from tandem.parallel.messages import Open, Place, Publish, Put, Reduce, Release, Vector
 from tandem.parallel.rank import Rank
 from tandem.parallel.registry import Registry, Shape, label
+from tandem.parallel.residents import reduced
 from tandem.parallel.selection import Batch, select
 from tandem.parallel.team import Team
 from tandem.split import edges
@@ -204,7 +203,7 @@ class Collectives(ABC):
         TypeError, ValueError
             As of `all_reduce`.
         """
-        numbers, team = self._numbers(shared_vars), self.opened()
+        numbers, team, op = self._numbers(shared_vars), self.opened(), _plain(op)
         shares = [self._shares(number, op, weights) for number in numbers]
         results = []
         for every, share in zip(self._published(team, numbers), shares, strict=True):
@@ -243,9 +242,8 @@ class Collectives(ABC):
         ValueError
             Shapes differ; there is no such reduction; weights do not fit.
         """
-        numbers, team = self._numbers(shared_vars), self.opened()
+        numbers, team, op = self._numbers(shared_vars), self.opened(), _plain(op)
         shares = {number: tuple(self._shares(number, op, weights)) for number in numbers}
-        op = op.removeprefix("c_")
         in_place = [number for number in numbers if self._is_reduced_in_place(team, number, op)]
         staged = [number for number in numbers if number not in in_place]
         published = dict(zip(staged, self._publish(team, staged), strict=True))
@@ -290,8 +288,8 @@ class Collectives(ABC):
         if isinstance(variable, str):
             found = [n for n, v in self.registry.variables.items() if v.name == variable]
             if len(found) != 1:
-                count = "no shared variable" if not found else f"{len(found)} shared variables"
-                raise ValueError(f"{count} of this pool has the name {variable!r}")
+                count = f"{len(found)} shared variables" if found else "no shared variable"
+                raise ValueError(f"{count} of this pool with the name {variable!r}")
             return found[0]
         if not isinstance(variable, SharedVariable):
             raise TypeError(f"a shared variable is needed, not {type(variable).__name__}")
@@ -436,17 +434,19 @@ class Collectives(ABC):
             raise ValueError(f"{label(variable)} has different shapes on the ranks: {shapes}")
 
     def _check_rank(self, rank: int) -> None:
+        if not isinstance(rank, int | np.integer):
+            raise TypeError(f"a rank is an integer, not {rank!r}")
         if not 0 <= rank < self.ranks:
             raise ValueError(f"there is no rank {rank}; there are {self.ranks}")
 
     def _shares(self, number: int, op: str, weights: Weights) -> list[float]:
         """The weight of each rank's value in a reduction; 0 for one that is not read."""
-        op = op.removeprefix("c_")
         variable = self.registry.variables[number]
-        if op not in REDUCTIONS:
-            raise ValueError(f"there is no reduction {op!r}; there are {', '.join(REDUCTIONS)}")
         self._check_shapes(number, 0)
-        if op == "avg" and np.dtype(variable.type.dtype).kind not in "fc":
+        kind = np.dtype(variable.type.dtype).kind
+        if op in ("sum", "prod") and kind == "b":
+            raise TypeError(f"{label(variable)} is bool, which has no {op!r}")
+        if op == "avg" and kind not in "fc":
             raise TypeError(
                 f"{label(variable)} is {variable.type.dtype}, whose average would be rounded: use "
                 'op="sum"'
@@ -471,22 +471,19 @@ class Collectives(ABC):
         return [count / sum(rows) for count in rows]
 
 
-def reduced(values: Sequence[np.ndarray], op: str, shares: Sequence[float]) -> np.ndarray:
-    """Reduce values in their order, weighted where `op` is "avg"; one of share 0 is not read.
-
-    The bits are those of `tandem.parallel.rank.reduce_shard`.
-    """
-    op = op.removeprefix("c_")
-    weights, divisor = weights_and_divisor(shares) if op == "avg" else (shares, 1.0)
-    fold = Fold(op, divisor)
-    for value, weight in zip(values, weights, strict=True):
-        if weight > 0:
-            fold.add(value, weight)
-    return np.array(fold.value())
+def _plain(op: Any) -> str:
+    """Check the name of a reduction, and return it without "c_"."""
+    plain = op.removeprefix("c_") if isinstance(op, str) else op
+    if plain not in REDUCTIONS:
+        raise ValueError(f"there is no reduction {op!r}; there are {', '.join(REDUCTIONS)}")
+    return str(plain)
 
 
 def _given_shares(weights: Sequence[float], ranks: int, op: str) -> list[float]:
-    numbers = [float(weight) for weight in weights]
+    try:
+        numbers = [float(weight) for weight in weights]
+    except (TypeError, ValueError):
+        raise TypeError(f"weights are numbers, one for each rank, not {weights!r}") from None
     if op != "avg":
         raise ValueError(f"weights are of an average, and the op is {op!r}")
     if len(numbers) != ranks or min(numbers) < 0 or not 0 < sum(numbers) < math.inf:

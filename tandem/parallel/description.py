@@ -62,6 +62,11 @@ class Description:
         every = [*shared_inputs(self.results), *written, *self.sliceables]
         return list(dict.fromkeys(every))
 
+    @property
+    def has_default_updates(self) -> bool:
+        """Whether PyTensor would add updates of its own, which are among `updates` already."""
+        return any(getattr(v, "default_update", None) is not None for v in self.shared)
+
     def updates_from_rows(self) -> list[Update]:
         """Find the updates whose new values are computed from the rows of a rank."""
         rows = [*self.scattered, *self.row_numbers, *self.sliceables]
@@ -164,7 +169,7 @@ def describe(
         [*scattered, *broadcast],
         [variable for variable, _ in pairs],
         [(variable, new) for variable, new, _ in triples],
-        [*_given(givens), *stood_for],
+        [*stood_for, *_given(givens)],  # which may be computed from what these stand for
         kept.pop("no_default_updates", False),
         rebuild_strict=kept.get("rebuild_strict", True),
     )

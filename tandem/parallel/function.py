@@ -3,22 +3,19 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pytensor import scalar
-from pytensor.tensor.variable import TensorVariable
 
+from tandem.parallel.arguments import Signature
 from tandem.parallel.data import Data, data
 from tandem.parallel.description import Description
-from tandem.parallel.fold import Fold, check_op
+from tandem.parallel.fold import Fold
 from tandem.parallel.local_function import LocalFunction, Share, partial_weights
-from tandem.parallel.messages import Answer, Call, Rows
+from tandem.parallel.messages import Answer
 from tandem.parallel.registry import label
-from tandem.parallel.selection import Batch, Selection, select_local, select_many
+from tandem.parallel.selection import Batch
 from tandem.parallel.team import Team
-from tandem.split import edges
 
 if TYPE_CHECKING:
     from tandem.parallel.pool import Pool
@@ -57,16 +54,12 @@ class Function:
         self.times, self.number, self.description = Times(), number, description
         self._pool, self._returns_list = pool, returns_list
         self.local = LocalFunction(description, pool.make_mode, pool.rank.gpu)
-        self._inputs = [*description.scattered, *description.broadcast]
+        self._signature = Signature(pool, description)
         self._updated = [label(update.variable) for update in description.updates]
-        # Data need not have lengths that are known before.
-        self._kinds = [v.type.clone(shape=(None,) * v.type.ndim) for v in self._inputs]
-        self._labels = [_named(i, variable) for i, variable in enumerate(self._inputs)]
         number_of = pool.registry.number_of
         self._written = [number_of(update.variable) for update in description.updates]
         from_rows = description.updates_from_rows()
         self._written_from_rows = [number_of(update.variable) for update in from_rows]
-        self._all_outputs = tuple(range(len(description.outputs)))
 
     @property
     def name(self) -> str | None:
@@ -123,30 +116,18 @@ class Function:
         """
         pool = self._pool
         team = pool.opened()
-        inputs = self._ordered(args, named)
-        values = [self._conditioned(i, value) for i, value in enumerate(inputs)]
-        slices = self._checked_slices(num_slices)
-        outputs = self._all_outputs
-        if output_subset is not None:
-            outputs = self._checked_subset(output_subset)
-        rows = self._rows(values, batch)
-        counts, local = self._counts(rows, batch_s)
-        share = Share(
-            pool.master_rank,
-            pool.ranks,
-            rows,
-            counts,
-            None if local is None else local[pool.master_rank],
-            slices,
-            outputs,
-        )
-        task = self._packed(team, values, share, local) if pool.ranks > 1 else None
-        own, answers = team.run(task, lambda: self._own(values, share), self._updated)
+        values = self._signature.ordered(args, named)
+        arguments = self._signature.check(values, output_subset, batch, batch_s, num_slices)
+        share = arguments.share(pool.master_rank, pool.ranks)
+        task = None
+        if pool.ranks > 1:
+            task = arguments.pack(self.number, team, pool.reserve)
+        own, answers = team.run(task, lambda: self._own(arguments.values, share), self._updated)
         self._count(team.waited)
         began = time.perf_counter()
         results = self._reduced(team, own, answers, share)
         self.times.reduce += time.perf_counter() - began
-        self._record(counts, answers)
+        self._record(share.counts, answers)
         if self._returns_list:
             return results
         return results[0] if results else None
@@ -157,19 +138,9 @@ class Function:
         Takes the inputs, and returns the outputs, of a call. Updates are made in the master.
         """
         self._pool.check_open()
-        values = [
-            np.asarray(self._conditioned(i, value))
-            for i, value in enumerate(self._ordered(args, named))
-        ]
-        count = len(self.description.scattered)
-        if count:
-            self._rows(values[:count], None)
-        results = self.local.whole(
-            [
-                value.astype(variable.type.dtype, copy=False)
-                for value, variable in zip(values, self._inputs, strict=True)
-            ]
-        )
+        values = self._signature.ordered(args, named)
+        arrays = [np.asarray(value) for value in self._signature.whole(values)]
+        results = self.local.whole(arrays)
         if (gpu := self._pool.rank.gpu) is not None:
             results = gpu.download(results)
         self._pool.registry.clear_rows(self._written)
@@ -200,7 +171,7 @@ class Function:
         -------
         Data, or tuple of Data
         """
-        values = self._ordered(args, named)
+        values = self._signature.ordered(args, named)
         are_cut = [minibatch] * len(values) if isinstance(minibatch, bool) else list(minibatch)
         if len(are_cut) != len(values):
             raise ValueError(f"minibatch has {len(are_cut)} members, for {len(values)} inputs")
@@ -213,166 +184,9 @@ class Function:
                 oversize=oversize,
                 name=variable.name,
             )
-            for value, variable, is_cut in zip(values, self._inputs, are_cut, strict=True)
+            for value, variable, is_cut in zip(values, self._signature.inputs, are_cut, strict=True)
         )
         return made[0] if len(made) == 1 else made
-
-    # Inputs
-
-    def _ordered(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        """Put inputs that are given by name at their positions."""
-        if not named and len(args) == len(self._inputs):
-            return list(args)
-        values: list[Any] = [*args, *[_MISSING] * (len(self._inputs) - len(args))]
-        if len(args) > len(self._inputs):
-            raise TypeError(f"{len(args)} inputs are given, the function has {len(self._inputs)}")
-        positions = {variable.name: i for i, variable in enumerate(self._inputs)}
-        for name, value in named.items():
-            if name not in positions:
-                raise TypeError(f"the function has no input {name!r}")
-            if values[positions[name]] is not _MISSING:
-                raise TypeError(f"the input {name!r} is given twice")
-            values[positions[name]] = value
-        missing = [self._labels[i] for i, value in enumerate(values) if value is _MISSING]
-        if missing:
-            raise TypeError(f"missing: {', '.join(missing)}")
-        return values
-
-    def _conditioned(self, position: int, value: Any) -> Any:
-        """Return an input as an array of its dtype, or a `Data` that can be up-cast to it."""
-        kind = self._kinds[position]
-        if isinstance(value, Data):
-            fits = kind.dtype == value.dtype or scalar.upcast(kind.dtype, value.dtype.name) == (
-                kind.dtype
-            )
-            if fits and value.ndim == kind.ndim:
-                return value
-            got = f"{value.dtype} with {value.ndim} axes"
-        else:
-            try:
-                return kind.filter(value, strict=False, allow_downcast=None)
-            except (TypeError, ValueError):
-                array = np.asarray(value)
-                got = f"{array.dtype} with {array.ndim} axes"
-        raise TypeError(
-            f"{self._labels[position]} is {kind.dtype} with {kind.ndim} axes; got {got}"
-        )
-
-    def _checked_slices(self, number: Any) -> int:
-        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-            raise ValueError(f"num_slices is {number!r}; it is an integer of at least 1")
-        if number > 1:
-            if not self.description.is_divided:
-                raise ValueError("num_slices: the function has nothing to slice")
-            for update in self.description.updates:
-                what = f"the update of {label(update.variable)}"
-                check_op(update.op, update.variable.type.dtype, what, is_update=True)
-        return int(number)
-
-    def _checked_subset(self, subset: Sequence[int]) -> tuple[int, ...]:
-        count = len(self._all_outputs)
-        for number in subset:
-            if isinstance(number, bool) or not isinstance(number, int | np.integer):
-                raise TypeError(f"output_subset: {number!r} is no integer")
-            if not 0 <= number < count:
-                raise ValueError(f"output_subset: there is no output {number}, of {count}")
-        return tuple(sorted({int(number) for number in subset}))
-
-    # Rows
-
-    def _rows(self, values: Sequence[Any], batch: Batch) -> list[Selection]:
-        """Select the rows of each scattered input."""
-        scattered = values[: len(self.description.scattered)]
-        if not scattered:
-            if batch is not None:
-                raise TypeError("batch: the function has no scattered input")
-            return []
-        are_cut = [isinstance(value, Data) and value.minibatch for value in scattered]
-        rows = select_many(
-            [len(value) for value in scattered], batch, are_cut, self._labels[: len(scattered)]
-        )
-        whole = Selection(rows.count)
-        return [whole if is_cut else rows for is_cut in are_cut]
-
-    def _counts(
-        self, rows: Sequence[Selection], batch_s: Any
-    ) -> tuple[tuple[int, ...] | None, list[Selection] | None]:
-        """Count the rows of each rank; select those of sliceable variables."""
-        pool, sliceables = self._pool, self.description.sliceables
-        counts = None
-        if rows:
-            bounds = edges(rows[0].count, pool.ranks)
-            counts = tuple(hi - lo for lo, hi in pairwise(bounds))
-        local = None
-        if sliceables:
-            lengths = [pool.get_lengths(variable) for variable in sliceables]
-            selected = [select_local(each, batch_s) for each in lengths]
-            local = None if batch_s is None else selected[0]
-            found = [tuple(part.count for part in each) for each in selected]
-            for variable, other in zip(sliceables, found, strict=True):
-                expected = counts or found[0]
-                if other != expected:
-                    raise ValueError(
-                        f"{label(variable)} has {list(other)} rows on the ranks, where the others "
-                        f"have {list(expected)}"
-                    )
-            counts = counts or found[0]
-        elif batch_s is not None:
-            raise TypeError("batch_s: the function has no sliceable variables")
-        if counts is not None and not sum(counts):
-            raise ValueError("there is no row to compute on")
-        return counts, local
-
-    def _packed(
-        self, team: Team, values: Sequence[Any], share: Share, local: Sequence[Selection] | None
-    ) -> Call:
-        """Put what the workers need where they see it: rows of arrays, and indices."""
-        if not values and not local:
-            return Call(self.number, (), (), share.counts, None, share.slices, share.outputs)
-        reserved: list[tuple[Selection | None, np.ndarray]] = []
-        sent: list[Selection] = []
-        rows = [*share.rows, *[None] * (len(values) - len(share.rows))]
-        for value, selection in zip(values, rows, strict=True):
-            if not isinstance(value, Data):
-                reserved.append((selection, value))
-        indices = {id(s): s.indices for s in (*share.rows, *(local or ())) if s.indices is not None}
-        kinds = [
-            ((s.count, *v.shape[1:]) if s is not None else v.shape, v.dtype) for s, v in reserved
-        ]
-        kinds += [(array.shape, array.dtype) for array in indices.values()]
-        places = iter(self._pool.reserve(team, kinds))
-        inputs = []
-        for value, selection in zip(values, rows, strict=True):
-            if isinstance(value, Data):
-                inputs.append(team.buffers.place(value.buffer, value.data, value.array_place[0]))
-                if selection is not None:
-                    sent.append(selection)
-                continue
-            place = next(places)
-            area = team.buffers.array(place)
-            if selection is None:
-                area[...] = value
-            else:
-                selection.take(value, 0, selection.count, out=area)
-                sent.append(Selection(selection.count))
-            inputs.append(place)
-        where = {}
-        for key, array in indices.items():
-            where[key] = next(places)
-            team.buffers.array(where[key])[...] = array
-
-        def packed(s: Selection) -> Rows:
-            return Rows(s.count, s.start, s.step, where.get(id(s)))
-
-        return Call(
-            self.number,
-            tuple(inputs),
-            tuple(packed(selection) for selection in sent),
-            share.counts,
-            None if local is None else tuple(packed(selection) for selection in local),
-            share.slices,
-            share.outputs,
-        )
 
     # Results
 
@@ -433,11 +247,3 @@ class Function:
         for rank, answer in answers.items():
             for number, shape in answer.shapes.items():
                 registry.set_shape(number, rank, shape)
-
-
-_MISSING = object()
-
-
-def _named(position: int, variable: TensorVariable) -> str:
-    name = f" ({variable.name})" if variable.name else ""
-    return f"input {position}{name}"

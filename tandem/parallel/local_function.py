@@ -217,6 +217,8 @@ class LocalFunction:
             results, new = replaced[: len(results)], replaced[len(results) :]
         variables = [update.variable for update in about.updates]
         options = dict(about.options)
+        if about.has_default_updates:
+            options["no_default_updates"] = True
         return pytensor.function(
             [*about.inputs, *selectors],
             results if writes else [*results, *new],
@@ -224,7 +226,6 @@ class LocalFunction:
             mode=options.pop("mode", None) or self._make_mode(),
             trust_input=True,
             on_unused_input="ignore",
-            no_default_updates=True,
             **options,
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from pytensor.compile.mode import Mode
-from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.config.hardware import available_cores
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 class FlatShared:
     """Resident variables that lie side by side in one vector, which is one for collectives."""
 
-    vector: SharedVariable  # (n,), padding included
-    views: Mapping[str, SharedVariable]
+    vector: TensorSharedVariable  # (n,), padding included
+    views: Mapping[str, TensorSharedVariable]
 
 
 class Pool(Collectives):
@@ -262,7 +262,7 @@ class Pool(Collectives):
         self._functions.append(made)
         return made
 
-    def shared(self, value: Any, name: str | None = None) -> SharedVariable:
+    def shared(self, value: Any, name: str | None = None) -> TensorSharedVariable:
         """Make a resident shared variable: of fixed shape, in memory that all ranks see.
 
         Functions read and update it in place, and collectives need no copy.
@@ -312,8 +312,8 @@ class Pool(Collectives):
         """Make a `Data`, see `tandem.parallel.data`, which needs no pool."""
         return data(*args, **named)
 
-    def _resident(self, extent: Extent, name: str | None) -> SharedVariable:
-        variable: SharedVariable = self.rank.residents.variable(extent, name)
+    def _resident(self, extent: Extent, name: str | None) -> TensorSharedVariable:
+        variable: TensorSharedVariable = self.rank.residents.variable(extent, name)
         self.registry.add_resident(variable, extent)
         return variable
 

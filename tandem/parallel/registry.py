@@ -90,7 +90,8 @@ class Registry:
     def record_rows(self, numbers: Iterable[int], counts: tuple[int, ...]) -> None:
         """Remember that each rank has computed variables from so many rows."""
         for number in numbers:
-            self._records[number] = _Record(counts, _witness(self.variables[number]))
+            for part in (number, *self.parts.get(number, ())):
+                self._records[part] = _Record(counts, _witness(self.variables[part]))
 
     def clear_rows(self, numbers: Iterable[int]) -> None:
         """Forget it: variables have been written in another way."""

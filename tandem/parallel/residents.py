@@ -8,8 +8,10 @@ import numpy as np
 
 from tandem.distributed import LocalGroup
 from tandem.distributed.allreduce import shard
+from tandem.distributed.shares import weights_and_divisor
 from tandem.memory import HostBuffer
 from tandem.memory.flat import ALIGNMENT
+from tandem.parallel.fold import Fold
 from tandem.parallel.messages import Extent
 
 LEAST_MEMORY = 1 << 20  # bytes of a rank's first memory
@@ -118,9 +120,6 @@ class HostResidents(Residents):
         reduce_shard(vectors, op, shares, self._rank)
 
 
-_LOOPS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-
-
 def reduce_shard(
     vectors: Sequence[np.ndarray], op: str, shares: Sequence[float], rank: int
 ) -> None:
@@ -142,9 +141,16 @@ def reduce_shard(
 
         kernels.average_into_all(parts, shares)
         return
-    read = [piece for piece, share in zip(parts, shares, strict=True) if share > 0]
-    total = read[0].copy()
-    for piece in read[1:]:
-        _LOOPS[op](total, piece, out=total)
+    total = reduced(parts, op, shares)
     for piece in parts:
         piece[...] = total
+
+
+def reduced(values: Sequence[np.ndarray], op: str, shares: Sequence[float]) -> np.ndarray:
+    """Reduce values in rank order, weighted as `reduce_shard` does it, with the same bits."""
+    weights, divisor = weights_and_divisor(shares) if op == "avg" else (shares, 1.0)
+    fold = Fold(op, divisor)
+    for value, weight in zip(values, weights, strict=True):
+        if weight > 0:
+            fold.add(value, weight)
+    return np.array(fold.value())

@@ -257,7 +257,7 @@ def _select_common(lengths: Sequence[int], batch: Any, listed: str) -> Selection
     """Select the same rows of inputs that may differ in length."""
     selection = _named("batch", lengths[0], batch)
     for length in set(lengths) - {lengths[0]}:
-        if not _is_same(selection, _named("batch", length, batch)):
+        if not is_same(selection, _named("batch", length, batch)):
             raise ValueError(
                 "the inputs differ in length, and the batch selects different rows of them: "
                 + listed
@@ -265,7 +265,7 @@ def _select_common(lengths: Sequence[int], batch: Any, listed: str) -> Selection
     return selection
 
 
-def _is_same(one: Selection, other: Selection) -> bool:
+def is_same(one: Selection, other: Selection) -> bool:
     """Whether two selections by one batch are the same rows."""
     if one.count != other.count or one.indices is None or other.indices is None:
         return (one.count, one.start, one.step) == (other.count, other.start, other.step)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tandem.parallel as synk
 
+import tandem.parallel as synk
 from alex_net import AlexNet
 from examples.parallel_alex_net import ParallelAlexNet, main, read, train
 from tests.support.runs import train as run_train

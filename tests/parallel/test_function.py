@@ -358,7 +358,7 @@ def test_batch_s_for_each_rank(three: Pool) -> None:
     expected = np.concatenate([ROWS[:1], ROWS[[10, 8, 7]]])
     for slices in (1, 2):
         results = about.sliced(batch_s=each, num_slices=slices)
-        np.testing.assert_array_equal(results[OPS.index("gather")], expected)
+        np.testing.assert_array_equal(results[OPS.index("gather")], 2 * expected)
         np.testing.assert_allclose(results[OPS.index("avg")], expected.mean(axis=0), rtol=1e-12)
     with pytest.raises(ValueError, match="2 members, for 3 workers"):
         about.sliced(batch_s=each[:2])
@@ -408,7 +408,9 @@ def test_broadcast_inputs(pool: Pool) -> None:
 
 def test_a_function_without_rows_is_computed_by_all(pool: Pool) -> None:
     w, s = pt.dvector("w"), pytensor.shared(np.zeros(3), "s")
-    f = pool.function([], [w.sum(), (w, "gather"), (s, "sum")], bcast_inputs=[w], updates={s: s + w})
+    f = pool.function(
+        [], [w.sum(), (w, "gather"), (s, "sum")], bcast_inputs=[w], updates={s: s + w}
+    )
     mean, joined, total = f(np.arange(3.0))
     assert mean == 3
     np.testing.assert_array_equal(joined, np.tile(np.arange(3.0), pool.ranks))
@@ -443,11 +445,11 @@ def test_inputs_are_refused_with_what_was_expected(pool: Pool) -> None:
         with pytest.raises(TypeError, match=f"{position}; got float32 with 1 axes"):
             f(value, one)
     for value in (np.ones(1), [1.5], synk.data(np.ones(1))):
-        with pytest.raises(TypeError, match=f"{other}; got float64 with 1 axes"):
+        with pytest.raises(TypeError, match=f"{other}; got float64 with 1 axes, "):
             f(fine, value)
     with pytest.raises(TypeError, match=position):
         f("text", one)
-    with pytest.raises(TypeError, match=position):
+    with pytest.raises(TypeError, match=r"input 0 \(x\) is no array"):
         f([[1.0], [1.0, 2.0]], one)
     with pytest.raises(TypeError, match="missing: input 1"):
         f(fine)
@@ -466,7 +468,7 @@ def test_known_lengths_are_checked(pool: Pool) -> None:
     f = pool.function([x], (x.sum(axis=0), "sum"))
     np.testing.assert_allclose(f(ROWS), ROWS.sum(axis=0))
     for value in (ROWS[:, :2], synk.data(ROWS[:, :2])):
-        with pytest.raises(TypeError, match=r"input 0 \(x\)"):
+        with pytest.raises(TypeError, match=r"\(any, 3\); got float64 with 2 axes, \(11, 2\)"):
             f(value)
 
 

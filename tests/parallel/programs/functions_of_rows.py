@@ -98,6 +98,13 @@ assert all(isinstance(one, synk.Data) for one in built)
 check(f(*built), expected())
 check(f.as_theano(*(one.data for one in built)), expected())
 
+# Inputs of smaller dtypes are cast up: whole numbers are the same in float32.
+small = [np.round(one).astype("float32") for one in (heights, changes, scale)]
+check(
+    f(synk.data(small[0]), small[1], grades.astype("int16"), synk.data(small[2])),
+    f.as_theano(*(one.astype("float64") for one in small[:2]), grades, small[2].astype("float64")),
+)
+
 # Rows that are selected before they are scattered.
 mask = grades > 20
 shuffled = rng.permutation(103)[:41]
@@ -115,7 +122,7 @@ for slices in (1, 2, 5, 200):
     check(f(*built, num_slices=slices), expected())
 highest, mean = f(*built, output_subset=[0, 4])[::-1]
 np.testing.assert_allclose(mean, expected()[0], rtol=1e-12)
-np.testing.assert_array_equal(highest, expected()[4])
+np.testing.assert_allclose(highest, expected()[4], rtol=1e-12)
 assert len(f(*built, output_subset=[2])) == 1
 check(f(*built, output_subset=None), expected())
 check(f(*built), expected())
