@@ -101,8 +101,9 @@ class CudaResidents(Residents):
         if extent.block not in self._opened:
             with _met():
                 opened, refused = self._try_to_open(extent)
-            if self._joined.rank == 0 and not self._opened:
-                log.info("averages and sums of resident variables: %s", refused or "GPU to GPU")
+            if not self._opened:
+                how = f"by way of the host: {refused}" if refused else "from GPU to GPU"
+                log.info("resident variables are averaged and added %s", how)
             self._opened[extent.block] = opened
 
     def _try_to_open(self, extent: Extent) -> tuple[_Opened | None, str]:
@@ -110,25 +111,27 @@ class CudaResidents(Residents):
         group, own, kind = self._joined, self._buffers[extent.block], np.dtype(extent.dtype)
         refused, vectors, kernel = "", None, None
         if group.size > MOST_TRAINERS:
-            refused = f"by way of the host: there are more than {MOST_TRAINERS} ranks"
+            refused = f"there are more than {MOST_TRAINERS} ranks"
         try:
             own.handle()
             kernel = self._kernel(kind)
         except InputError as error:
-            refused = f"by way of the host: {error}"
+            refused = str(error)
         refused = _first(group, refused)
         if not refused:
             try:
                 vectors = PeerVectors(group, self._gpu.driver, own, kind.name)
             except InputError as error:
-                refused = f"by way of the host: {error}"
+                refused = str(error)
             refused = _first(group, refused)
-        if vectors is None or refused:
-            if vectors is not None:
-                vectors.close()
+        if vectors is None:
+            return None, refused
+        if refused:
+            vectors.close()
             return None, refused
         barrier = WaitingBarrier(group)
-        return _Opened(vectors, PeerToPeerAllReduce(vectors, self._gpu.stream, kernel, barrier)), ""
+        all_reduce = PeerToPeerAllReduce(vectors, self._gpu.stream, kernel, barrier)
+        return _Opened(vectors, all_reduce), ""
 
     def _kernel(self, dtype: np.dtype) -> Kernel:
         if dtype not in self._kernels:

@@ -84,6 +84,8 @@ class _Worker:
         while True:
             task = self._receive()
             if isinstance(task, Close):
+                if self._rank is not None:
+                    self._rank.residents.leave()
                 with contextlib.suppress(OSError):
                     self._master.send(Finished())
                 return
