@@ -281,20 +281,15 @@ def test_results_are_the_callers(simulated: Pool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("permits_sharing", [True, False])
+@pytest.mark.parametrize(("ranks", "permits_sharing"), [(1, False), (2, False), (3, True)])
 def test_pools_of_any_size(ranks: int, permits_sharing: bool) -> None:
     names = [f"cuda:{rank % 3}" for rank in range(ranks)]
-    with Pool(ranks, use_gpu=False, threads=1) as host:
+    with Pool(ranks, use_gpu=False, threads=1, master_rank=ranks - 1) as host:
         expected = {**parallel_work.compute(host), **parallel_work.exchange(host)}
     with simulated_gpus(3, permits_sharing):
         pool = Pool(devices=names, threads=1, master_rank=ranks - 1)
     with pool:
         found = {**parallel_work.compute(pool), **parallel_work.exchange(pool)}
-    # What is the master's own is another rank's.
-    for every in (found, expected):
-        for name in [n for n in every if n.endswith((" 4", "reduced")) or "c_avg" in n]:
-            del every[name]
     assert_same(found, expected)
 
 

@@ -69,7 +69,7 @@ def exchange(pool: Pool) -> dict[str, np.ndarray]:
             for rank in ranks:
                 found[f"{name} {variable.name} {rank}"] = pool.get_value(rank, variable)
 
-    shares = [0.0, *(1.0 + rank for rank in ranks)][: pool.ranks]
+    shares = [float(rank) for rank in ranks] if pool.ranks > 1 else [1.0]
     for op in ("avg", "c_avg", "sum", "prod", "max", "min"):
         differ()
         if op == "avg":
