@@ -22,7 +22,7 @@ soak: .venv/installed
 	$(BIN)/python -m tests.soak --faults 20 --runs runs/soak/norm \
 		--network tests.support.norm_network:NormNetwork
 
-# Each part against its peer, on a CPU that should be otherwise idle; about fifty minutes.
+# Each part against its peer, on a CPU that should be otherwise idle; about an hour.
 bench: .venv/installed
 	$(BIN)/python -m benchmarks $(if $(BENCH),--only $(BENCH))
 

@@ -3,9 +3,9 @@
     make bench                                 or python -m benchmarks
     python -m benchmarks --only step exchange  some of them
 
-Each runs in its own process, on a machine that should be otherwise idle; all take about fifty
-minutes. Results go to `benchmarks/results/`: `TIME.jsonl`, whose first line has hardware and
-versions, and `TIME.png`.
+Each runs in its own process, on a machine that should be otherwise idle; all take about an hour.
+Results go to `benchmarks/results/`: `TIME.jsonl`, whose first line has hardware and versions, and
+`TIME.png`.
 """
 
 import argparse

@@ -93,7 +93,7 @@ class Contender:
 def answer(
     rounds: int,
     sizes: Sizes = Sizes(),  # noqa: B008
-    calls: int = 1000,
+    calls: int = 300,
     only: str | None = None,
 ) -> Iterator[Found]:
     """Answer each of `PARTS`, or one; `calls` are empty ones in a row."""

@@ -39,7 +39,7 @@ Tasks = dict[str, Callable[[int], Any]]
 class Sizes:
     """Sizes of the calls."""
 
-    rows: int = 1024  # that are multiplied, float32 (rows, units)
+    rows: int = 2048  # that are multiplied, float32 (rows, units)
     units: int = 2048
     passed: int = 25_000  # rows that are passed, float32 (passed, columns): 102.4 MB
     columns: int = 1024
@@ -170,7 +170,7 @@ def alex_net(sizes: Sizes, workers: int) -> Iterator[Tasks]:
         "shuffled": lambda: step(shuffled),
         "without all-reduce": lambda: step(slice(0, batch), exchange=False),
     }
-    yield timed(calls) | {"times": lambda times: seconds_of_parts(model, calls["slices"], times)}
+    yield timed(calls) | {"times": lambda times: seconds_of_parts(model, calls["shuffled"], times)}
     synk.close()
 
 

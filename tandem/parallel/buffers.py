@@ -73,7 +73,10 @@ class ReceivedBuffers:
         self._buffers[number] = buffer
 
     def drop(self, number: int) -> None:
-        self._buffers.pop(number).close()
+        found = self._buffers.pop(number, None)
+        if found is None:
+            return  # it was dropped before it was sent
+        found.close()
 
     def buffer(self, number: int) -> HostBuffer:
         """Return a buffer by its number."""

@@ -472,7 +472,7 @@ class Collectives(ABC):
 
 
 def _plain(op: Any) -> str:
-    """Check the name of a reduction, and return it without "c_"."""
+    """Check the name of a reduction, and return it without ``c_``."""
     plain = op.removeprefix("c_") if isinstance(op, str) else op
     if plain not in REDUCTIONS:
         raise ValueError(f"there is no reduction {op!r}; there are {', '.join(REDUCTIONS)}")

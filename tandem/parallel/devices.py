@@ -2,9 +2,13 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from tandem.config.hardware import available_cores, cuda_device_count, missing_for_gpus
 from tandem.errors import InputError
+
+LEAST_TIMEOUT = 1.0
+"""Seconds; processes give four signs of life in each."""
 
 _NAME = re.compile(r"cpu|cuda:\d+")
 
@@ -30,8 +34,10 @@ def choose_devices(
     ValueError
         The numbers of ranks and of devices differ, or there is no rank.
     """
-    if ranks is not None and ranks < 1:
-        raise ValueError(f"n_parallel is {ranks}; there is at least one rank, the master")
+    if ranks is not None:
+        _check_integer("n_parallel", ranks)
+        if ranks < 1:
+            raise ValueError(f"n_parallel is {ranks}; there is at least one rank, the master")
     if devices is not None:
         if ranks not in (None, len(devices)):
             raise ValueError(f"n_parallel is {ranks}, for {len(devices)} devices")
@@ -54,6 +60,29 @@ def choose_devices(
         if int(name[5:]) >= (count := cuda_device_count()):
             raise InputError(f"device {name!r} does not exist: this machine has {count} GPUs")
     return chosen
+
+
+def check_numbers(ranks: int, master_rank: Any, threads: Any, timeout: Any) -> None:
+    """Check numbers that a pool of so many ranks is started with.
+
+    Raises TypeError or ValueError.
+    """
+    _check_integer("master_rank", master_rank)
+    if not 0 <= master_rank < ranks:
+        raise ValueError(f"master_rank is {master_rank}; there are {ranks} ranks")
+    if threads is not None:
+        _check_integer("threads", threads)
+        if threads < 1:
+            raise ValueError(f"threads is {threads}; each rank has at least one")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout is a number of seconds, not {timeout!r}")
+    if not timeout >= LEAST_TIMEOUT:
+        raise ValueError(f"timeout is {timeout}; it is at least {LEAST_TIMEOUT:g} s")
+
+
+def _check_integer(name: str, number: Any) -> None:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"{name} is an integer, not {number!r}")
 
 
 def _automatic(ranks: int | None, use_gpu: bool | None) -> list[str]:

@@ -11,7 +11,7 @@ from tandem.distributed.allreduce import library_of
 Op = str | None
 
 OPS: tuple[Op, ...] = ("avg", "uavg", "sum", "prod", "max", "min", "gather", None)
-"""What an output may be folded by; "c_" before a name, by way of the CPU, changes nothing."""
+"""What an output may be folded by; ``c_`` before a name, by way of the CPU, changes nothing."""
 
 UPDATE_OPS: tuple[Op, ...] = (*OPS, "inc")
 """What an update may be folded by: "inc" adds the sum of the slices' differences to the old."""
@@ -20,7 +20,7 @@ _AVERAGES = ("avg", "uavg")
 
 
 def check_op(op: Any, dtype: str | np.dtype | None, what: str, is_update: bool = False) -> Op:
-    """Check that results of a dtype can be folded by an op, and return the op without "c_".
+    """Check that results of a dtype can be folded by an op, and return the op without ``c_``.
 
     Parameters
     ----------

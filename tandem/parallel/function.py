@@ -115,7 +115,7 @@ class Function:
             A worker process has ended.
         """
         pool = self._pool
-        team = pool.opened()
+        team = pool.opened(self)
         values = self._signature.ordered(args, named)
         arguments = self._signature.check(values, output_subset, batch, batch_s, num_slices)
         share = arguments.share(pool.master_rank, pool.ranks)

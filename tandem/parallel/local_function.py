@@ -87,14 +87,19 @@ class LocalFunction:
         self, description: Description, make_mode: Callable[[], Mode], gpu: RankGpu | None = None
     ) -> None:
         self.description, self._make_mode = description, make_mode
-        # In a mode of the user's own a function takes and returns arrays.
-        self._gpu = None if description.options.get("mode") else gpu
         self._variants: dict[tuple[tuple[int, ...], Selector, bool], Callable[..., Any]] = {}
+        self.forget(gpu)
         self.excerpt = self.function = 0.0  # seconds of the last call
 
     def compile(self) -> None:
         """Compile the variant of a plain call."""
         self._variant(tuple(range(len(self.description.outputs))), "all", True)
+
+    def forget(self, gpu: RankGpu | None) -> None:
+        """Have variants compiled again, for another device or precision."""
+        self._variants.clear()
+        # In a mode of the user's own a function takes and returns arrays.
+        self._gpu = None if self.description.options.get("mode") else gpu
 
     def whole(self, inputs: Sequence[np.ndarray]) -> list[Any]:
         """Compute on all rows of all inputs and variables, as one PyTensor function does."""

@@ -1,9 +1,9 @@
 """A pool of ranks that share functions, variables and data: its life, and what is made in it."""
 
-import atexit
 import contextlib
 import multiprocessing
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +21,7 @@ from tandem.parallel.buffers import SharedBuffers
 from tandem.parallel.collectives import Collectives
 from tandem.parallel.data import Data, data
 from tandem.parallel.description import describe
-from tandem.parallel.devices import choose_devices
+from tandem.parallel.devices import check_numbers, choose_devices
 from tandem.parallel.function import Function
 from tandem.parallel.gpu import gpu_of
 from tandem.parallel.messages import Define, Extent, Place, Release, SentVariable
@@ -79,7 +79,7 @@ class Pool(Collectives):
         A device does not exist.
     RuntimeError
         This is a worker process.
-    ValueError
+    TypeError, ValueError
         A number is not possible.
     """
 
@@ -103,11 +103,14 @@ class Pool(Collectives):
         self._memory = HostBuffer.create(0, "residents")  # the master's
         self._device = ""  # the master's
         self._team: Team | None = None
+        self._pid = os.getpid()
         self.start(
             n_parallel,
             use_gpu,
             master_rank,
             profile_workers,
+            max_n_var,
+            max_dim,
             devices=devices,
             threads=threads,
             precision=precision,
@@ -120,6 +123,8 @@ class Pool(Collectives):
         use_gpu: bool | None = None,
         master_rank: int = 0,
         profile_workers: bool = False,
+        max_n_var: int | None = None,
+        max_dim: int | None = None,
         *,
         devices: Sequence[str] | None = None,
         threads: int | None = None,
@@ -131,52 +136,54 @@ class Pool(Collectives):
         Parameters and errors are those of `Pool`.
         """
         if self._team is not None and self._team.is_open:
+            self._check_process()
             raise RuntimeError("the pool is open: close it first")
         if multiprocessing.current_process().daemon:
             raise RuntimeError("a worker process can't have workers of its own")
         chosen = choose_devices(n_parallel, use_gpu, devices)
+        check_numbers(len(chosen), master_rank, threads, timeout)
         self.ranks, self.master_rank = len(chosen), master_rank
-        if not 0 <= master_rank < self.ranks:
-            raise ValueError(f"master_rank is {master_rank}; there are {self.ranks} ranks")
-        former = self.rank if self._device else None
-        if former is not None:
-            former.residents.leave()
-            if self._device != chosen[master_rank]:
-                raise ValueError(
-                    f"this process computes on {chosen[master_rank]}, and the pool's functions and "
-                    f"variables are on {self._device}: make another pool"
-                )
-        self._device = chosen[master_rank]
+        former, device = None, chosen[master_rank]
+        if self._team is not None:
+            self.rank.residents.leave()
+            former = self.rank if device == self._device else None
+        if former is None and self.registry.extents:
+            raise ValueError(
+                f"this process would compute on {device}, and resident variables lie on "
+                f"{self._device}: make another pool"
+            )
         cores = len(available_cores())
-        count = threads or max(1, cores // self.ranks)
         settings = [
             RankSettings(
                 rank,
                 self.ranks,
-                gpu_of(device),
-                count,
+                gpu_of(name),
+                threads or max(1, cores // self.ranks),
                 precision,
                 SPIN_SECONDS if self.ranks <= cores else 0.0,
                 f"worker_{rank}.prof" if profile_workers else None,
             )
-            for rank, device in enumerate(chosen)
+            for rank, name in enumerate(chosen)
         ]
-        access = self._make_access()
-        self._team = team = Team(settings, master_rank, access, timeout)
-        try:
-            self.rank = open_rank(settings[master_rank], access[master_rank], team.buffers, former)
-        except BaseException:
-            team.close(kill=True)
-            raise
+        access, buffers = self._make_access(is_host=device == "cpu"), SharedBuffers()
+        self.rank = open_rank(settings[master_rank], access[master_rank], buffers, former)
+        self._device = device
         self.rank.variables = self.registry.variables
+        self.registry.forget_ranks()
+        for function in self._functions:
+            function.local.forget(self.rank.gpu)
+        try:
+            self._team = Team(settings, master_rank, access, buffers, timeout)
+        except BaseException:
+            self.rank.residents.leave()
+            raise
         self._sent_variables: set[int] = set()
         self._sent_functions: set[int] = set()
-        self._pid = os.getpid()
-        atexit.register(self.close)
+        self._pid, self._thread = os.getpid(), threading.get_ident()
 
-    def _make_access(self) -> Sequence[Access]:
+    def _make_access(self, is_host: bool) -> Sequence[Access]:
         """Make what each rank is given of the team."""
-        if self._device != "cpu":
+        if not is_host:
             return local_groups(self.ranks)
         buffers = [
             self._memory if rank == self.master_rank else HostBuffer.create(0, f"residents {rank}")
@@ -194,14 +201,17 @@ class Pool(Collectives):
 
     def close(self) -> None:
         """End the workers. Functions can be called no more; variables keep the master's values."""
-        team = self._team
-        if team is not None and self._pid == os.getpid():
-            if team.is_open and self.rank.residents.has_opened:
-                with contextlib.suppress(WorkerLost):
-                    self._run(team, Release())
-            team.close()
-            self.rank.residents.leave()
-        atexit.unregister(self.close)
+        team, residents = self._team, self.rank.residents
+        if team is None or self._pid != os.getpid():
+            return
+        # A GPU is of the thread that has made the pool.
+        is_own = self._thread == threading.get_ident()
+        if is_own and team.is_open and not team.is_busy and residents.has_opened:
+            with contextlib.suppress(WorkerLost):
+                self._run(team, Release())
+        team.close()
+        if is_own:
+            residents.leave()
 
     def get_n_gpu(self) -> int:
         """Return the number of ranks, which in the original were GPUs."""
@@ -230,7 +240,7 @@ class Pool(Collectives):
             What ranks, and slices, return is reduced by the op: "avg" (the default), which weighs
             each by its rows; "uavg", which weighs them equally; "sum", "prod", "max", "min";
             "gather", which joins them on the first axis; None, for the master's own. A name may
-            begin with "c_".
+            begin with ``c_``.
         bcast_inputs : list of variable, optional
             Inputs that every rank gets whole.
         updates : dict, or list of (shared, new) or (shared, new, op), optional
@@ -331,16 +341,13 @@ class Pool(Collectives):
         RuntimeError
             The pool is closed.
         """
-        self.check_open()
-        self._distribute()
+        self._distribute(self._idle_team(), self._functions)
 
-    def _distribute(self) -> None:
+    def _distribute(self, team: Team, needed: Sequence[Function]) -> None:
         variables = [n for n in self.registry.variables if n not in self._sent_variables]
-        functions = [f for f in self._functions if f.number not in self._sent_functions]
+        functions = [f for f in needed if f.number not in self._sent_functions]
         if not variables and not functions:
             return
-        team = self._team
-        assert team is not None
         sent = _Sent(team.buffers)
         packed = tuple(
             f.description.pack(f.number, self.registry.number_of, sent.place) for f in functions
@@ -377,17 +384,33 @@ class Pool(Collectives):
     # What functions and collectives need
 
     def check_open(self) -> None:
-        """Raise RuntimeError unless this process may use the pool now."""
-        if os.getpid() != self._pid:
-            raise RuntimeError("this pool is of another process, from which this one was forked")
+        """Raise RuntimeError unless this process and thread may use the pool now."""
+        self._check_process()
         if self._team is None or not self._team.is_open:
             raise RuntimeError("the pool is closed; fork() starts it again")
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("a pool is used by one thread, the one that has started it")
 
-    def opened(self) -> Team:
-        """Return the workers, which have all functions and variables; RuntimeError if closed."""
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError("this pool is of another process, from which this one was forked")
+
+    def opened(self, function: Function | None = None) -> Team:
+        """Return the workers, which have a function and all variables.
+
+        Raises RuntimeError if the pool is closed, or in the middle of a call.
+        """
+        team = self._idle_team()
+        is_sent = function is None or function.number in self._sent_functions
+        if not is_sent or len(self._sent_variables) < len(self.registry.variables):
+            self._distribute(team, [] if function is None else [function])
+        return team
+
+    def _idle_team(self) -> Team:
         self.check_open()
-        self._distribute()
         assert self._team is not None
+        if self._team.is_busy:
+            raise RuntimeError("the pool is computing a call, within which it can't be used")
         return self._team
 
     def make_mode(self) -> Mode:

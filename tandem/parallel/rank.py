@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytensor
@@ -71,9 +71,9 @@ class Rank:
         """Make variables and functions that the master has sent."""
         self.residents.extend(task.blocks)
         for sent in task.variables:
-            if sent.number not in self.variables:
-                made = self.variables[sent.number] = self._made(sent)
-                self.numbers[made] = sent.number
+            # Again, where an earlier task failed; the master's value may have changed since.
+            made = self.variables[sent.number] = self._made(sent)
+            self.numbers[made] = sent.number
         for function in task.functions:
             description = Description.unpack(function, self.variables, self.array)
             compiled = LocalFunction(description, self.make_mode, self.gpu)
@@ -169,9 +169,14 @@ def open_rank(
     """Set up this process as a rank: threads, device, memory.
 
     The resident variables of a former one, on the same device, keep their values.
-    """
-    from tandem.backend import device_mode, keep_freed_memory, set_threads
 
+
+    Raises ValueError if there is no such precision.
+    """
+    from tandem.backend import Precision, device_mode, keep_freed_memory, set_threads
+
+    if settings.precision not in (known := get_args(Precision)):
+        raise ValueError(f"precision is {settings.precision!r}; it can be {', '.join(known)}")
     set_threads(settings.threads)
     keep_freed_memory()  # results of kernels
     residents, gpu = (former.residents, former.gpu) if former else _open_memory(settings.gpu)

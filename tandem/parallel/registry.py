@@ -71,6 +71,11 @@ class Registry:
     def is_resident(self, number: int) -> bool:
         return number in self.extents
 
+    def forget_ranks(self) -> None:
+        """Forget what ranks have computed: others begin with the master's values."""
+        self._shapes.clear()
+        self._records.clear()
+
     # Shapes
 
     def shape(self, number: int, rank: int, master: int) -> Shape:

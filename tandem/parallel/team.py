@@ -1,5 +1,6 @@
 """The worker processes of a pool: one message out and one answer back for each task."""
 
+import atexit
 import contextlib
 import logging
 import os
@@ -42,17 +43,21 @@ class Team:
         settings: Sequence[RankSettings],
         master: int,
         access: Sequence[Access],
+        buffers: SharedBuffers,
         timeout: float,
     ) -> None:
-        self.buffers = SharedBuffers()
+        self.buffers, self.is_busy = buffers, False
         self.waited = 0.0  # seconds: between the master's own work on the last task and all answers
         self.results = {s.rank: HostBuffer.create(0, "results") for s in settings}
         self._pid, self.is_open = os.getpid(), True
+        self._pipes: dict[int, tuple[int, Connection]] = {}
         others = [s for s in settings if s.rank != master]
         self._closing = contextlib.ExitStack()
         self._pool = self._closing.enter_context(
             WorkerPool([f"worker {s.rank}" for s in others], timeout)
         )
+        # Before any worker is started: multiprocessing would wait for one that nobody has ended.
+        atexit.register(self.close)
         try:
             for each in others:
                 memory = access[each.rank], self.results[each.rank]
@@ -64,7 +69,7 @@ class Team:
             raise
         self._watchdog = Watchdog(self._pool)
         self._watchdog.start()
-        self._pipes: dict[int, tuple[int, Connection]] = {
+        self._pipes = {
             handle.connection.fileno(): (each.rank, handle.connection)
             for each, handle in zip(others, self._pool.handles, strict=True)
         }
@@ -86,6 +91,7 @@ class Team:
         WorkerLost
             A worker has ended. The pool is closed, as it is by an interrupt.
         """
+        self.is_busy = True
         try:
             if task is not None:
                 self._send(task)
@@ -99,11 +105,14 @@ class Team:
             began = time.perf_counter()
             answers = self._answers()
             self.waited = time.perf_counter() - began
-        except (OSError, PeerLost) as broken:
+        except (ConnectionError, PeerLost) as broken:
+            # Not TimeoutError, which a handler of the user may raise.
             raise self._lost() from broken
         except BaseException:
             self.close(kill=True)
             raise
+        finally:
+            self.is_busy = False
         faults = [rank for rank in sorted(answers) if isinstance(answers[rank], Fault)]
         if error is None and faults:
             error = _raised(faults[0], answers[faults[0]])
@@ -147,6 +156,7 @@ class Team:
         if not self.is_open or os.getpid() != self._pid:
             return
         self.is_open = False
+        atexit.unregister(self.close)
         if not kill:
             with contextlib.suppress(OSError):
                 self._send(Close())
@@ -154,9 +164,11 @@ class Team:
             handle.finished = not kill
         with contextlib.suppress(AttributeError):
             self._watchdog.stop()
-        self._closing.close()
-        for handle in self._pool.handles:
-            handle.connection.close()
+        try:
+            self._closing.close()
+        finally:
+            for handle in self._pool.handles:
+                handle.connection.close()
 
 
 def _raised(rank: int, fault: Answer | Fault) -> Exception:

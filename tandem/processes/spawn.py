@@ -6,9 +6,11 @@ Here a process is started while a stand-in without file and name takes the place
 """
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing import process
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
 from typing import Any
@@ -48,6 +50,15 @@ class _Process(SpawnProcess):
     def start(self) -> None:
         with hidden_main():
             super().start()
+
+
+def _forget_children() -> None:
+    """In a child of `os.fork`, forget the parent's: multiprocessing would end them at its exit."""
+    others = {child for child in process._children if not isinstance(child, _Process)}  # type: ignore[attr-defined]
+    process._children = others  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_forget_children)
 
 
 class _Context(SpawnContext):

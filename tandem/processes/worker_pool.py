@@ -71,9 +71,11 @@ class WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end(END_SECONDS if self.finished else 0.0)
-        self._heartbeat.stop()
-        self.table.buffer.close()
+        try:
+            self._end(END_SECONDS if self.finished else 0.0)
+        finally:
+            self._heartbeat.stop()
+            self.table.buffer.close()
 
     @property
     def reporting(self) -> list[WorkerHandle]:
@@ -161,10 +163,12 @@ class WorkerPool:
     def _end(self, patience: float) -> None:
         """Wait for all processes to end; kill the rest after `patience` seconds."""
         processes = [handle.process for handle in self.handles if handle.process]
-        _join(processes, patience)
-        for process in processes:
-            if process.is_alive():
-                process.kill()
+        try:
+            _join(processes, patience)
+        finally:  # an interrupt ends the patience
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
         _join(processes, KILL_SECONDS)
         for process in processes:
             if process.is_alive():

@@ -437,15 +437,15 @@ def test_inputs_are_refused_with_what_was_expected(pool: Pool) -> None:
     x, w = pt.fmatrix("x"), pt.lvector()
     f = pool.function([x], (x.sum(), "sum"), bcast_inputs=[w])
     fine, one = np.ones((2, 3), "float32"), np.ones(1, "int64")
-    position, other = r"input 0 \(x\) is float32 with 2 axes", "input 1 is int64 with 1 axes"
+    position = r"input 0 \(x\) is float32 with 2 axes; got"
     for value in (ROWS, synk.data(ROWS)):
-        with pytest.raises(TypeError, match=f"{position}; got float64 with 2 axes"):
+        with pytest.raises(TypeError, match=rf"{position} float64 with 2 axes, \(11, 3\)"):
             f(value, one)
     for value in (fine[0], synk.data(fine[0])):
-        with pytest.raises(TypeError, match=f"{position}; got float32 with 1 axes"):
+        with pytest.raises(TypeError, match=rf"{position} float32 with 1 axes, \(3\)"):
             f(value, one)
     for value in (np.ones(1), [1.5], synk.data(np.ones(1))):
-        with pytest.raises(TypeError, match=f"{other}; got float64 with 1 axes, "):
+        with pytest.raises(TypeError, match="input 1 is int64 with 1 axes; got float64 with 1"):
             f(fine, value)
     with pytest.raises(TypeError, match=position):
         f("text", one)

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
@@ -55,18 +55,29 @@ class RowOp(Op):
 
 
 class Raise(RowOp):
-    """Raises an exception of a type, by its name."""
+    """Raises an exception of a type, by its name, or nothing, after so many seconds of work.
 
-    __props__ = ("kind",)
+    With `at_compile`, "worker", it raises ValueError where a worker compiles it.
+    """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    __props__ = ("kind", "at_compile", "seconds")
 
-    def fail(self, rows: np.ndarray) -> NoReturn:
+    def __init__(self, kind: str, at_compile: str = "", seconds: float = 0.0) -> None:
+        self.kind, self.at_compile, self.seconds = kind, at_compile, seconds
+
+    def prepare_node(self, *args: Any, **named: Any) -> None:
+        if self.at_compile and is_worker():
+            raise ValueError("it can't be compiled")
+
+    def fail(self, rows: np.ndarray) -> None:
+        end = time.monotonic() + self.seconds
+        while time.monotonic() < end:
+            pass
         if self.kind == "NotPicklable":
             raise NotPicklable("one", "two")
         kinds = {error.__name__: error for error in (ValueError, KeyError, OSError, SystemExit)}
-        raise kinds[self.kind](f"row of {FAULT}")
+        if self.kind in kinds:
+            raise kinds[self.kind](f"row of {FAULT}")
 
 
 class Signal(RowOp):

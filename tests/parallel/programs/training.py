@@ -1,4 +1,4 @@
-"""Training by data-parallel functions: python training.py 2, or some rules: ... 2 sgd adam"""
+"""Training by data-parallel functions: python training.py 2"""
 
 import sys
 
@@ -87,7 +87,7 @@ RULES = {
     "adam": {"lr": 0.01, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-7},
     "adamax": {"lr": 0.01, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-7},
 }
-for number, name in enumerate(sys.argv[2:] or RULES):
+for number, name in enumerate(RULES):
     make = synk.shared if number % 2 else theano.shared
     params = parameters(make)
     train = make_train_function(

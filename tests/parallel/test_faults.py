@@ -1,0 +1,582 @@
+"""Exceptions in workers and in the master, and workers that are killed or stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+import tandem.parallel as synk
+from tandem.parallel import Pool, WorkerLost
+from tests.support.faulty_ops import FAULT, CallBack, NotPicklable, Raise, Signal
+from tests.support.tiny import find_process, group_members, is_gone, python_path, shared_memory
+
+ROWS = np.random.default_rng(3).normal(size=(7, 3))
+TIMEOUT = 2.0  # seconds, of pools whose workers are stopped
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="only Linux shows what a process does"
+)
+
+
+def bad_in(*rows: int) -> np.ndarray:
+    """Rows of which some are such that Ops fail: of two ranks, the first has 0 to 2."""
+    found = ROWS.copy()
+    found[list(rows)] = FAULT
+    return found
+
+
+# Exceptions
+
+
+@pytest.mark.parametrize(
+    ("rows", "in_worker"),
+    [([6], True), ([0], False), ([0, 6], False)],
+    ids=["worker", "master", "both"],
+)
+@pytest.mark.parametrize("kind", ["ValueError", "KeyError", "OSError"])
+def test_an_exception_is_raised_in_the_caller(
+    two: Pool, kind: str, rows: list[int], in_worker: bool
+) -> None:
+    x, s = pt.dmatrix("x"), pytensor.shared(np.zeros(3), "average")
+    f = two.function([x], (Raise(kind)(x).sum(), "sum"), updates=[(s, s + x.mean(axis=0))])
+    error_of = {"ValueError": ValueError, "KeyError": KeyError, "OSError": OSError}[kind]
+    for slices in (1, 2):
+        with pytest.raises(error_of, match=f"row of {FAULT}") as caught:
+            f(bad_in(*rows), num_slices=slices)
+        assert type(caught.value) is error_of
+        notes = "\n".join(caught.value.__notes__)
+        assert ("in worker 1:\nTraceback" in notes) == in_worker
+        if in_worker:
+            assert "faulty_ops.py" in notes
+        assert "undefined until the next broadcast: 'average'" in notes
+        # All have answered: the next call gets its own answers.
+        assert f(ROWS) == pytest.approx(ROWS.sum())
+    two.broadcast(s, np.zeros(3))
+    f(ROWS)
+    two.all_reduce(s)
+    np.testing.assert_allclose(s.get_value(), ROWS.mean(axis=0), rtol=1e-12)
+
+
+def test_an_exception_of_every_rank(three: Pool) -> None:
+    """That of the master is raised, else that of the first worker; none twice."""
+    x = pt.dmatrix("x")
+    f = three.function([x], (Raise("ValueError")(x).sum(), "sum"))
+    for rows, worker in (([0, 3, 6], None), ([0, 6], 0), ([6], 2), ([0], 0)):
+        with pytest.raises(ValueError, match="row of") as caught:
+            f(bad_in(*rows))
+        notes = "\n".join(caught.value.__notes__)
+        for rank in range(3):
+            assert (f"in worker {rank}" in notes) == (rank == worker)
+        assert "undefined" not in notes
+        assert f(ROWS) == pytest.approx(ROWS.sum())
+
+
+def test_an_exception_that_cannot_be_sent(two: Pool) -> None:
+    x = pt.dmatrix("x")
+    f = two.function([x], (Raise("NotPicklable")(x).sum(), "sum"))
+    with pytest.raises(RuntimeError, match="NotPicklable") as caught:
+        f(bad_in(6))
+    assert "in worker 1:\nTraceback" in "\n".join(caught.value.__notes__)
+    with pytest.raises(Exception, match="one") as caught:
+        f(bad_in(0))
+    assert isinstance(caught.value, NotPicklable | TypeError)  # PyTensor makes it again
+    assert f(ROWS) == pytest.approx(ROWS.sum())
+
+
+def test_an_exception_at_a_compile(two: Pool) -> None:
+    x = pt.dmatrix("x")
+    f = two.function([x], (Raise("ValueError", at_compile="worker")(x).sum(), "sum"))
+    good = two.function([x], (x.sum(), "sum"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="compiled") as caught:
+            f(ROWS)
+        assert "in worker 1:" in "\n".join(caught.value.__notes__)
+        assert good(ROWS) == pytest.approx(ROWS.sum())
+
+
+def test_a_variable_of_a_failed_distribution_is_sent_again(two: Pool) -> None:
+    x, s = pt.dmatrix("x"), pytensor.shared(1.0, "s")
+    f = two.function([x], (Raise("ValueError", at_compile="worker")(x).sum() * s, "sum"))
+    with pytest.raises(ValueError, match="compiled"):
+        f(ROWS)
+    s.set_value(5.0)
+    assert two.get_value(1, s) == 5.0
+
+
+def test_results_that_do_not_fit_together(two: Pool) -> None:
+    """The master finds it after all have answered."""
+    x = pt.dmatrix("x")
+    f = two.function([x], (x, "sum"))
+    with pytest.raises(ValueError, match="partial results of shapes"):
+        f(ROWS)
+    assert (f(ROWS[:6]) == ROWS[:3] + ROWS[3:6]).all()
+
+
+# Ends of workers
+
+
+class Faulty:
+    """A pool of two ranks whose worker comes to an end, with functions and variables of it."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        x = pt.dmatrix("x")
+        self.private = pytensor.shared(np.arange(3.0), "private")
+        self.resident = pool.shared(np.arange(3.0), "resident")
+        variables = [self.private, self.resident]
+        self.function = pool.function(
+            [x], (CallBack()(x).sum(), "sum"), updates=[(v, v + x.mean(axis=0)) for v in variables]
+        )
+        self.dying = {
+            number: pool.function([x], (Signal(number)(x).sum(), "sum"))
+            for number in (signal.SIGKILL, signal.SIGSTOP)
+        }
+
+    @property
+    def pid(self) -> int:
+        (handle,) = self.pool._team._pool.handles  # type: ignore[union-attr]
+        return handle.process.pid  # type: ignore[union-attr,return-value]
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Faulty]:
+    with Pool(2, use_gpu=False, threads=1, timeout=TIMEOUT) as pool:
+        yield Faulty(pool)
+
+
+@pytest.fixture
+def faulty(kept: Faulty) -> Faulty:
+    """An open pool, of which a test before may have lost the worker."""
+    team = kept.pool._team
+    if team is None or not team.is_open:
+        kept.pool.start(2, use_gpu=False, threads=1, timeout=TIMEOUT)
+    return kept
+
+
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def check_lost(faulty: Faulty, call: Callable[[], Any], number: int, seconds: float = 1.0) -> None:
+    """Assert that a call says which worker was lost, and how, in time, and leaves nothing."""
+    pid, began = faulty.pid, time.monotonic()
+    with pytest.raises(WorkerLost) as caught:
+        call()
+    took = time.monotonic() - began
+    if number == signal.SIGKILL:
+        assert str(caught.value).startswith("worker 1 was killed by SIGKILL")
+        assert took < seconds
+    else:
+        assert str(caught.value).startswith("worker 1 has given no sign of life for")
+        assert took < TIMEOUT + 2 + seconds
+    assert not Path(f"/proc/{pid}").exists()
+    with pytest.raises(RuntimeError, match="the pool is closed"):
+        faulty.pool.gather(faulty.private)
+
+
+def check_again(faulty: Faulty, ranks: int = 2, master: int = 0) -> None:
+    """Start the pool again: workers begin with the master's values, functions work."""
+    values = [v.get_value() for v in (faulty.private, faulty.resident)]
+    faulty.pool.start(ranks, use_gpu=False, threads=1, timeout=TIMEOUT, master_rank=master)
+    for variable, value in zip((faulty.private, faulty.resident), values, strict=True):
+        for rank in range(ranks):
+            np.testing.assert_array_equal(faulty.pool.get_value(rank, variable), value)
+    assert faulty.function(ROWS) == pytest.approx(ROWS.sum())
+    faulty.pool.all_reduce([faulty.private, faulty.resident])
+    for variable, value in zip((faulty.private, faulty.resident), values, strict=True):
+        np.testing.assert_allclose(variable.get_value(), value + ROWS.mean(axis=0), rtol=1e-12)
+
+
+@needs_proc
+def test_a_killed_worker_is_reported_and_the_pool_starts_again(faulty: Faulty) -> None:
+    before = shared_memory()
+    faulty.pool.set_value(1, faulty.private, np.full(3, 9.0))
+    faulty.pool.set_value(0, faulty.private, np.full(3, 4.0))
+    check_lost(faulty, lambda: faulty.dying[signal.SIGKILL](bad_in(6)), signal.SIGKILL, 3.0)
+    assert shared_memory() == before
+    check_again(faulty)
+
+
+slow = pytest.mark.slow
+
+NUMBERS = pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"]
+)
+
+
+def collectives(faulty: Faulty) -> dict[str, Callable[[], Any]]:
+    pool, private, resident = faulty.pool, faulty.private, faulty.resident
+    return {
+        "call": lambda: faulty.function(ROWS),
+        "broadcast": lambda: pool.broadcast(private),
+        "scatter": lambda: pool.scatter(private, np.arange(6.0)),
+        "gather": lambda: pool.gather(private),
+        "all_gather": lambda: pool.all_gather(private),
+        "reduce": lambda: pool.reduce(private),
+        "all_reduce": lambda: pool.all_reduce(private),
+        "all_reduce of a resident": lambda: pool.all_reduce(resident),
+        "set_value": lambda: pool.set_value(1, private, np.zeros(3)),
+        "get_value": lambda: pool.get_value(1, private),
+        "distribute": lambda: (
+            pool.function([], pt.constant(1.0) * private.sum()),
+            pool.distribute(),
+        ),
+    }
+
+
+COLLECTIVES = (
+    *("call", "broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce"),
+    *("all_reduce of a resident", "set_value", "get_value", "distribute"),
+)
+
+
+@slow
+@needs_proc
+@pytest.mark.parametrize("name", COLLECTIVES)
+@NUMBERS
+def test_a_worker_ends_between_calls(faulty: Faulty, name: str, number: int) -> None:
+    faulty.function(ROWS)
+    os.kill(faulty.pid, number)
+    check_lost(faulty, collectives(faulty)[name], number, 1.5)
+
+
+@slow
+@needs_proc
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_worker_ends_while_the_master_waits(faulty: Faulty, name: str) -> None:
+    faulty.function(ROWS)
+    pid = faulty.pid
+    os.kill(pid, signal.SIGSTOP)
+    timer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
+    timer.start()
+    check_lost(faulty, collectives(faulty)[name], signal.SIGKILL, 1.5)
+    timer.join()
+
+
+@slow
+@needs_proc
+@NUMBERS
+def test_a_worker_ends_in_a_function(faulty: Faulty, number: int) -> None:
+    faulty.function(ROWS)
+    check_lost(faulty, lambda: faulty.dying[number](bad_in(6)), number, 3.0)
+
+
+@slow
+@needs_proc
+@NUMBERS
+def test_a_worker_ends_at_a_compile(faulty: Faulty, number: int) -> None:
+    x = pt.dmatrix("x")
+    faulty.function(ROWS)
+    f = faulty.pool.function([x], (Signal(number, at_compile=True)(x).sum(), "sum"))
+    check_lost(faulty, lambda: f(ROWS), number, 3.0)
+    check_again(faulty)
+    with pytest.raises(WorkerLost):
+        f(ROWS)
+
+
+@slow
+@needs_proc
+@NUMBERS
+def test_a_worker_ends_before_its_first_message(faulty: Faulty, number: int) -> None:
+    faulty.pool.close()
+    faulty.pool.start(2, use_gpu=False, threads=1, timeout=TIMEOUT)
+    counters = faulty.pool._team._pool.table.counters  # type: ignore[union-attr]
+    while not counters[1]:  # before that, a process may take its time
+        time.sleep(0.01)
+    os.kill(faulty.pid, number)
+    check_lost(faulty, faulty.pool.distribute, number, 1.5)
+
+
+@slow
+@needs_proc
+@NUMBERS
+def test_a_worker_ends_while_a_large_message_is_written(faulty: Faulty, number: int) -> None:
+    """One that fills the pipe, of many constants that are small enough to travel with it."""
+    faulty.function(ROWS)
+    x = pt.dmatrix("x")
+    constants = [pt.constant(np.random.default_rng(i).normal(size=400)) for i in range(500)]
+    faulty.pool.function([x], [x.sum(), (pt.stack(constants).sum(), None)], mode="FAST_COMPILE")
+    pid = faulty.pid
+    os.kill(pid, signal.SIGSTOP)
+    timer = threading.Timer(0.5, os.kill, (pid, number))
+    timer.start()
+    check_lost(faulty, faulty.pool.distribute, number, 4.0)
+    timer.join()
+    faulty.pool._functions.pop()
+
+
+@slow
+@needs_proc
+def test_a_worker_that_exits(faulty: Faulty) -> None:
+    x = pt.dmatrix("x")
+    f = faulty.pool.function([x], (Raise("SystemExit")(x).sum(), "sum"))
+    with pytest.raises(WorkerLost, match="worker 1 ended with exit status"):
+        f(bad_in(6))
+    check_again(faulty)
+
+
+@slow
+@needs_proc
+def test_the_first_of_several_workers(tmp_path: Path) -> None:
+    """The other workers are ended too; the pool starts again in another size."""
+    with Pool(3, use_gpu=False, threads=1, timeout=TIMEOUT, master_rank=1) as pool:
+        x = pt.dmatrix("x")
+        f = pool.function([x], (Signal(signal.SIGKILL)(x).sum(), "sum"))
+        f(ROWS)
+        handles = pool._team._pool.handles  # type: ignore[union-attr]
+        pids = [handle.process.pid for handle in handles]  # type: ignore[union-attr]
+        with pytest.raises(WorkerLost, match="worker 2 was killed by SIGKILL"):
+            f(bad_in(6))
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+        for ranks, master in ((2, 1), (1, 0), (3, 0)):
+            pool.start(ranks, use_gpu=False, threads=1, master_rank=master)
+            assert f(ROWS) == pytest.approx(ROWS.sum())
+            pool.close()
+
+
+@slow
+@needs_proc
+def test_lost_workers_leave_no_descriptors(faulty: Faulty) -> None:
+    import gc
+
+    counts = []
+    for _ in range(3):
+        faulty.function(ROWS)
+        os.kill(faulty.pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost):
+            faulty.function(ROWS)
+        check_again(faulty)
+        gc.collect()
+        counts.append(open_files())
+    assert counts[2] <= counts[0]
+
+
+@slow
+@needs_proc
+def test_slow_work_is_not_silence(faulty: Faulty) -> None:
+    """A worker may compute for longer than the timeout, also while it keeps the lock."""
+    x = pt.dmatrix("x")
+    f = faulty.pool.function([x], (Raise("nothing", seconds=3 * TIMEOUT)(x).sum(), "sum"))
+    assert np.isfinite(f(bad_in(6)))
+
+
+@slow
+@needs_proc
+def test_an_exception_of_a_signal_handler(faulty: Faulty) -> None:
+    """It ends the call and closes the pool, and is not taken for the end of a worker."""
+
+    def handle(*_: object) -> None:
+        raise TimeoutError("of the user")
+
+    x = pt.dmatrix("x")
+    f = faulty.pool.function([x], (Raise("nothing", seconds=30)(x).sum(), "sum"))
+    f(ROWS)
+    former = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(TimeoutError, match="of the user"):
+            f(bad_in(6))
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    with pytest.raises(RuntimeError, match="the pool is closed"):
+        f(ROWS)
+    check_again(faulty)
+
+
+# Interrupts, and the end of the master
+
+HEAD = """
+import os, signal, sys, threading, time
+import numpy as np
+import pytensor, pytensor.tensor as pt
+import tandem.parallel as synk
+from tests.support.faulty_ops import *
+x = pt.dmatrix("x")
+synk.fork(3, use_gpu=False, threads=1, timeout=3.0)
+rows = np.ones((6, 3))
+"""
+
+
+def start(text: str, folder: Path) -> "subprocess.Popen[str]":
+    script = folder / "script.py"
+    script.write_text(HEAD + textwrap.dedent(text))
+    return subprocess.Popen(
+        [sys.executable, str(script), str(folder / "mark")],
+        env={**os.environ, "PYTHONPATH": python_path()},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(path: Path, process: "subprocess.Popen[str]", seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"there is no {path}"
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.02)
+
+
+INTERRUPTED = """
+where = sys.argv[1]
+f = synk.function([x], (Wait(where, {in_worker})(x).sum(), "sum"))
+rows[{row}] = FAULT
+try:
+    f(rows)
+except KeyboardInterrupt:
+    try:
+        synk.distribute()
+    except RuntimeError as error:
+        print(error, flush=True)
+    raise
+"""
+
+
+@slow
+@needs_proc
+@pytest.mark.parametrize(
+    ("in_worker", "row"), [(True, 5), (False, 0)], ids=["waiting", "computing"]
+)
+@pytest.mark.parametrize("whole_group", [False, True], ids=["master", "group"])
+def test_ctrl_c_in_a_call(tmp_path: Path, in_worker: bool, row: int, whole_group: bool) -> None:
+    process = start(INTERRUPTED.format(in_worker=in_worker, row=row), tmp_path)
+    wait_for(tmp_path / "mark", process)
+    time.sleep(0.3)
+    began = time.monotonic()
+    (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert time.monotonic() - began < 6
+    assert process.returncode in (130, -signal.SIGINT), err
+    assert "the pool is closed" in out
+    assert err.strip().splitlines()[-1] == "KeyboardInterrupt"
+    assert is_gone(process.pid)
+
+
+@slow
+@needs_proc
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
+@pytest.mark.parametrize("in_call", [False, True], ids=["idle", "in a call"])
+def test_the_master_dies(tmp_path: Path, is_stopped: bool, in_call: bool) -> None:
+    process = start(
+        f"""
+        f = synk.function([x], (Wait(sys.argv[1], True)(x).sum(), "sum"))
+        f(rows)
+        if {in_call}:
+            rows[5] = FAULT
+            f(rows)
+        open(sys.argv[1], "w").close()
+        time.sleep(60)
+        """,
+        tmp_path,
+    )
+    wait_for(tmp_path / "mark", process)
+    members = [member for member in group_members(process.pid) if member != process.pid]
+    assert len(members) >= 2
+    if is_stopped:
+        os.kill(find_process(process.pid, "worker 1"), signal.SIGSTOP)
+    process.kill()
+    process.communicate()
+    assert is_gone(process.pid, 15)
+
+
+SUSPENDED = """
+f = synk.function([x], (x.sum(), "sum"))
+f(rows)
+open(sys.argv[1], "w").close()
+end = time.time() + 8
+while time.time() < end:
+    try:
+        assert f(rows) == 18
+    except synk.WorkerLost as error:
+        sys.exit(str(error))
+    time.sleep(0.05)
+"""
+
+
+@slow
+@needs_proc
+@pytest.mark.parametrize("whole_group", [False, True], ids=["master", "group"])
+def test_a_suspended_program(tmp_path: Path, whole_group: bool) -> None:
+    """Ctrl-Z suspends all processes, and nothing is lost; the master alone loses its workers."""
+    process = start(SUSPENDED, tmp_path)
+    wait_for(tmp_path / "mark", process)
+    stop = os.killpg if whole_group else os.kill
+    stop(process.pid, signal.SIGSTOP)
+    time.sleep(6)
+    stop(process.pid, signal.SIGCONT)
+    _, err = process.communicate(timeout=60)
+    if whole_group:
+        assert (process.returncode, err) == (0, "")
+    else:
+        assert process.returncode == 1
+        assert "ended because this program gave no sign of life" in err
+    assert is_gone(process.pid)
+
+
+@slow
+@needs_proc
+def test_a_lost_worker_ends_the_program(tmp_path: Path) -> None:
+    """Uncaught, `WorkerLost` is an exception as any other; the status is 1."""
+    process = start(
+        """
+        f = synk.function([x], (Signal(signal.SIGKILL)(x).sum(), "sum"))
+        rows[3] = FAULT
+        f(rows)
+        """,
+        tmp_path,
+    )
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert (
+        err.strip()
+        .splitlines()[-1]
+        .startswith("tandem.parallel.team.WorkerLost: worker 1 was killed by SIGKILL")
+    )
+    assert is_gone(process.pid)
+
+
+@slow
+@needs_proc
+def test_the_modules_pool_starts_again(tmp_path: Path) -> None:
+    process = start(
+        """
+        s = pytensor.shared(np.zeros(3), "s")
+        f = synk.function([x], (Signal(signal.SIGKILL)(x).sum(), "sum"), updates=[(s, s + 1)])
+        assert f(rows) == 18
+        rows[5] = FAULT
+        try:
+            f(rows)
+        except synk.WorkerLost:
+            pass
+        rows[5] = 1
+        for ranks, master in ((2, 1), (1, 0), (3, 2)):
+            assert synk.fork(ranks, use_gpu=False, master_rank=master, max_n_var=3) == ranks
+            before = s.get_value()
+            assert f(rows) == 18
+            assert (synk.gather(s) == before + 1).all()
+            synk.close()
+        """,
+        tmp_path,
+    )
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert err == ""
+    assert is_gone(process.pid)
+
+
+def test_synk_is_the_modules_name() -> None:
+    assert synk.WorkerLost is WorkerLost
+    assert issubclass(WorkerLost, RuntimeError)
