@@ -50,7 +50,7 @@ def choose_devices(
         raise ValueError("devices is empty; there is at least one rank, the master")
     for name in chosen:
         if not _NAME.fullmatch(name):
-            raise InputError(f"device {name!r} is unknown; there are 'cpu', 'cuda:0' and so on")
+            raise InputError(f"there is no device {name!r}; names are cpu, cuda:0 and so on")
     kinds = {name.partition(":")[0] for name in chosen}
     if len(kinds) > 1:
         raise InputError(f"devices are {', '.join(chosen)}; either all are GPUs or all cpu")

@@ -44,7 +44,7 @@ def test_what_can_not_be_is_refused() -> None:
     with pytest.raises(InputError, match="'cuda:2' does not exist: this machine has 2 GPUs"):
         choose_devices(None, None, ["cuda:0", "cuda:2"])
     for name in ("cuda", "gpu:0", "cuda:x", "CPU"):
-        with pytest.raises(InputError, match=f"device '{name}' is unknown"):
+        with pytest.raises(InputError, match=f"there is no device '{name}'"):
             choose_devices(None, None, [name])
     with pytest.raises(InputError, match="either all are GPUs or all cpu"):
         choose_devices(None, None, ["cuda:0", "cpu"])

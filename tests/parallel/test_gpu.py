@@ -12,7 +12,7 @@ import numpy as np
 import pytensor.tensor as pt
 import pytest
 
-from tandem.distributed import local_groups, peer_to_peer
+from tandem.distributed import PeerLost, local_groups, peer_to_peer
 from tandem.distributed.kernels import average_into_all
 from tandem.errors import InputError
 from tandem.memory import HostBuffer
@@ -171,6 +171,29 @@ def test_a_system_that_forbids_sharing_is_reported_once(caplog: pytest.LogCaptur
     messages = [m for m in caplog.messages if "by way of the host: memory of cuda:0" in m]
     assert len(messages) == len(pool.ranks)
     pool.close()
+
+
+def test_a_rank_that_fails_in_an_exchange_ends_and_the_others_notice() -> None:
+    pool = FakePool(FakeMachine(), (0, 0, 0))
+    extent, ends = pool.allocate((5,), "float32"), {}
+    pool.reduce(extent, "sum", [1.0] * 3)
+
+    def fail(*_: object) -> None:
+        raise ValueError("the GPU is broken")
+
+    opened: Any = pool.ranks[1].residents._opened[extent.block]
+    opened.all_reduce._add = fail
+
+    def reduce(rank: FakeRank) -> None:
+        try:
+            rank.residents.reduce(extent, "sum", [1.0] * 3)
+        except PeerLost as error:
+            ends[rank.rank] = error
+            rank.residents._joined.close()  # as the end of the process does
+
+    pool.run(reduce)
+    assert isinstance(ends[1].__cause__, ValueError)
+    assert sorted(ends) == [0, 1, 2]
 
 
 def test_a_rank_alone_needs_nobody() -> None:
