@@ -175,7 +175,7 @@ def test_a_system_that_forbids_sharing_is_reported_once(caplog: pytest.LogCaptur
 
 def test_a_rank_that_fails_in_an_exchange_ends_and_the_others_notice() -> None:
     pool = FakePool(FakeMachine(), (0, 0, 0))
-    extent, ends = pool.allocate((5,), "float32"), {}
+    extent, ends = pool.allocate((3000,), "float32"), {}
     pool.reduce(extent, "sum", [1.0] * 3)
 
     def fail(*_: object) -> None:
