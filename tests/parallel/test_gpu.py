@@ -6,24 +6,32 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 import pytest
 
+from tandem.backend import device_mode
 from tandem.distributed import PeerLost, local_groups, peer_to_peer
 from tandem.distributed.kernels import average_into_all
 from tandem.errors import InputError
 from tandem.memory import HostBuffer
 from tandem.parallel import Pool, WorkerLost
+from tandem.parallel.buffers import ReceivedBuffers
+from tandem.parallel.description import describe
 from tandem.parallel.gpu import Gpu, RankGpu
 from tandem.parallel.gpu_residents import LEAST_BLOCK, CudaResidents
-from tandem.parallel.messages import Extent
+from tandem.parallel.local_function import LocalFunction, Share
+from tandem.parallel.messages import Call, Extent, Place
+from tandem.parallel.rank import open_rank
 from tandem.parallel.selection import Selection
+from tandem.parallel.worker import RankSettings
 from tests.support import parallel_work
 from tests.support.fake_cuda import FakeDriver, FakeMachine
-from tests.support.simulated_pool import simulated_gpus
+from tests.support.simulated_pool import SimulatedGpu, simulated_gpus
 from tests.support.threads import run_threads
 
 # By a fake driver
@@ -265,6 +273,34 @@ def test_pages_that_can_not_be_locked_are_copied_all_the_same(
     ]
 
 
+def test_a_call_is_done_when_its_inputs_have_been_copied() -> None:
+    gpu = RankGpu(FakeGpu(0, FakeMachine()))
+    x, y = pt.fmatrix("x"), pt.fvector("y")
+    description, _ = describe([x], [(x + y, "gather")], [y], None, None, None, {})
+    function = LocalFunction(description, partial(device_mode, "cpu", results="device"), gpu)
+    array, indices = np.arange(12, dtype="float32").reshape(6, 2), np.array([5, 0, 3, 2])
+    share = Share(0, 1, [Selection(4, 0, 1, indices)], (4,), None, 2, (0,))
+    (fold,) = function.run([array, np.float64([1, 2])], share)
+    np.testing.assert_array_equal(fold.value().numpy(), array[indices] + np.float32([1, 2]))
+    assert gpu._areas[0].read.mark.reached
+
+
+def test_a_worker_locks_the_inputs_of_a_call() -> None:
+    buffers, (group,) = ReceivedBuffers(), local_groups(1)
+    rank = open_rank(RankSettings(0, 1, SimulatedGpu(0), 1, "float32", 0.0), group, buffers)
+    buffers.add(3, HostBuffer.create(48))
+    buffers.add(4, HostBuffer.create(48))
+    function: Any = SimpleNamespace(run=lambda inputs, share: None)
+    rank.functions[0] = function
+    rank.call(Call(0, (Place(3, "<f4", (12,)),), (), None, None, 1, ()))
+    assert rank.gpu is not None
+    locked: Any = rank.gpu.driver.locked
+    assert list(locked) == [buffers.buffer(3).array(1, np.uint8).ctypes.data]
+    buffers.drop(3)
+    gc.collect()
+    assert not locked
+
+
 # Whole pools
 
 
@@ -297,6 +333,7 @@ def test_results_are_the_callers(simulated: Pool) -> None:
     rows = pt.fmatrix("rows")
     f = simulated.function([rows], [(rows, "gather"), (rows.sum(), None)])
     first, own = f(x, batch=[0, 2, 1, 3])
+    assert x.data.ctypes.data in simulated.rank.gpu.driver.locked  # type: ignore[union-attr]
     x[...] = 2
     f(x, batch=[0, 2, 1, 3])
     assert (first == 1).all()
@@ -317,21 +354,22 @@ def test_pools_of_any_size(ranks: int, permits_sharing: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_a_worker_that_is_stopped_in_an_exchange_is_reported() -> None:
-    with simulated_gpus(2):
-        pool = Pool(threads=1, timeout=2.0)
-        with pool:
-            w = pool.shared(np.float32([1, 2]), "w")
-            pool.set_value(1, w, np.float32([3, 4]))
+    """The master waits for rank 0, which waits for the one that is stopped."""
+    options: Any = {"devices": ["cuda:0", "cuda:0", "cuda:1"], "master_rank": 2, "threads": 1}
+    with simulated_gpus(2), Pool(**options, timeout=2.0) as pool:
+        w = pool.shared(np.float32([1, 2]), "w")
+        pool.set_value(1, w, np.float32([4, 5]))
+        pool.all_reduce(w)
+        assert pool.gather(w).tolist() == [[2, 3]] * 3
+        w.set_value(np.float32([5, 6]))
+        pids = pool._team._pool.pids
+        os.kill(pids["worker 1"], signal.SIGSTOP)
+        with pytest.raises(WorkerLost, match=r"worker 1 .*no sign of life"):
             pool.all_reduce(w)
-            assert pool.gather(w).tolist() == [[2, 3]] * 2
-            w.set_value(np.float32([5, 6]))
-            (pid,) = (h.process.pid for h in pool._team._pool.handles)
-            os.kill(pid, signal.SIGSTOP)
-            with pytest.raises(WorkerLost, match=r"worker 1 .*no sign of life"):
-                pool.all_reduce(w)
-            pool.start(threads=1)
-            assert pool.gather(w).tolist() == [[5, 6]] * 2
-            pool.all_reduce(w, "sum")
-            assert pool.get_value(1, w).tolist() == [10, 12]
-        assert w.get_value().tolist() == [10, 12]
+        pool.start(**options)
+        assert pool.gather(w).tolist() == [[5, 6]] * 3
+        pool.all_reduce(w, "sum")
+        assert pool.get_value(1, w).tolist() == [15, 18]
+    assert w.get_value().tolist() == [15, 18]
