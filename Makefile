@@ -39,7 +39,7 @@ gpu: .venv/gpu
 GPU_PYTHON ?= $(BIN)/python
 
 # Each part ends within ten minutes; PART="step compiled" runs these two.
-PART ?= memory exchange step compiled runs killed ranks
+PART ?= memory exchange step compiled runs killed ranks parallel
 
 gpu-test: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/gpu)
 	@failed=; for part in $(PART); do \

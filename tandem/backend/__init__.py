@@ -11,7 +11,8 @@ code, ``aliasing.py`` finds what shares memory, ``schedule.py`` decides the orde
 results, ``codegen.py`` writes a graph as a Python function, ``segments.py`` cuts it where the host
 is told of results, ``linker.py`` and ``mode.py`` make it a PyTensor mode, ``shared.py`` holds the
 variables, ``precision.py`` chooses precision, layout and algorithm, ``capture.py`` records a step
-for a GPU, and ``runtime.py`` sets devices, streams, threads and memory.
+for a GPU, ``transfer.py`` copies between it and the host, and ``runtime.py`` sets devices, streams,
+threads and memory.
 """
 
 from tandem.backend.capture import Captured, capture, check_capturable
@@ -29,6 +30,7 @@ from tandem.backend.runtime import (
     use_device,
 )
 from tandem.backend.shared import DeviceSharedVariable, device_shared
+from tandem.backend.transfer import download, upload
 
 __all__ = [
     "Captured",
@@ -44,10 +46,12 @@ __all__ = [
     "deterministic",
     "device_mode",
     "device_shared",
+    "download",
     "give_back_memory",
     "keep_freed_memory",
     "lower",
     "on_stream",
     "set_threads",
+    "upload",
     "use_device",
 ]

@@ -222,7 +222,13 @@ class PeerToPeerAllReduce(AllReduce):
     or the kernel can't be compiled.
     """
 
-    def __init__(self, vectors: PeerVectors, step: Stream, kernel: Kernel | None = None) -> None:
+    def __init__(
+        self,
+        vectors: PeerVectors,
+        step: Stream,
+        kernel: Kernel | None = None,
+        barrier: DeviceBarrier | None = None,
+    ) -> None:
         self._vectors, self._step, self._driver = vectors, step, vectors.driver
         self._part = slice(0, vectors.size)
         group = vectors.group
@@ -231,7 +237,7 @@ class PeerToPeerAllReduce(AllReduce):
         self._add = compile_average(vectors.driver, vectors.dtype) if kernel is None else kernel
         # Of two blocks, one is in flight while the other is added.
         self._tracks = [self._track() for _ in range(2)] if vectors.is_any_apart else []
-        self._barrier = device_barrier(vectors)
+        self._barrier = device_barrier(vectors) if barrier is None else barrier
 
     def of(self, part: slice) -> "PeerToPeerAllReduce":
         """The same for part of the vectors; the rest stays as it is."""

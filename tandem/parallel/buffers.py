@@ -44,6 +44,10 @@ class SharedBuffers:
         buffer = self._buffers[place.buffer]
         return buffer.array(place.shape, np.dtype(place.dtype), place.offset)
 
+    def buffer(self, number: int) -> HostBuffer:
+        """Return a buffer by its number."""
+        return self._buffers[number]
+
     def changes(self) -> tuple[Mapping[int, HostBuffer], tuple[int, ...]]:
         """Take the buffers that are new since the last call, and the numbers of dropped ones."""
         numbers, self._new = self._new, set()
@@ -73,6 +77,10 @@ class ReceivedBuffers:
         if found is None:
             return  # it was dropped before it was sent
         found.close()
+
+    def buffer(self, number: int) -> HostBuffer:
+        """Return a buffer by its number."""
+        return self._buffers[number]
 
     def array(self, place: Place) -> npt.NDArray[Any]:
         """Return an array by its place; it lies there, and is not copied."""

@@ -11,7 +11,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 
 from tandem.memory import HostBuffer
 from tandem.parallel.data import Data
-from tandem.parallel.messages import Place, Publish, Put, Reduce, Vector
+from tandem.parallel.messages import Open, Place, Publish, Put, Reduce, Release, Vector
 from tandem.parallel.rank import Rank
 from tandem.parallel.registry import Registry, Shape, label
 from tandem.parallel.residents import reduced
@@ -243,26 +243,38 @@ class Collectives(ABC):
             Shapes differ; there is no such reduction; weights do not fit.
         """
         numbers, team, op = self._numbers(shared_vars), self.opened(), _plain(op)
-        shares = [tuple(self._shares(number, op, weights)) for number in numbers]
-        private = [number for number in numbers if not self.registry.is_resident(number)]
-        published = dict(zip(private, self._publish(team, private), strict=True))
-        vectors = []
-        for number, share in zip(numbers, shares, strict=True):
-            where = published.get(number) or self.registry.extents[number]
-            vectors.append(Vector(where, share))
+        shares = {number: tuple(self._shares(number, op, weights)) for number in numbers}
+        in_place = [number for number in numbers if self._is_reduced_in_place(team, number, op)]
+        staged = [number for number in numbers if number not in in_place]
+        published = dict(zip(staged, self._publish(team, staged), strict=True))
+        vectors = [Vector(self.registry.extents[number], shares[number]) for number in in_place]
+        vectors += [Vector(where, shares[number]) for number, where in published.items()]
         self._run(team, Reduce(tuple(vectors), op))
-        if private:
-            first = tuple(published[number][self.master_rank] for number in private)
-            self._run(team, Put(tuple(private), first))
-            for number, place in zip(private, first, strict=True):
+        if staged:
+            first = tuple(published[number][self.master_rank] for number in staged)
+            self._run(team, Put(tuple(staged), first))
+            for number, place in zip(staged, first, strict=True):
                 for rank in range(self.ranks):
                     self.registry.set_shape(number, rank, place.shape)
         self.registry.clear_rows(numbers)
 
     # Helpers
 
-    def _run(self, team: Team, task: Put | Publish | Reduce) -> None:
+    def _run(self, team: Team, task: Put | Publish | Reduce | Open | Release) -> None:
         team.run(task, lambda: self.rank.do(task))
+
+    def _is_seen(self, number: int) -> bool:
+        """Whether the master reads and writes a variable of all ranks by itself."""
+        return self.registry.is_resident(number) and self.rank.residents.is_seen
+
+    def _is_reduced_in_place(self, team: Team, number: int, op: str) -> bool:
+        """Whether a variable is reduced where it lies; others go through staging memory."""
+        extent, residents = self.registry.extents.get(number), self.rank.residents
+        if extent is None:
+            return False
+        if not residents.is_open(extent, op):
+            self._run(team, Open(extent))
+        return residents.reduces(extent, op)
 
     def _numbers(self, shared_vars: Variables) -> list[int]:
         """Number variables, which are given themselves or by name."""
@@ -333,12 +345,12 @@ class Collectives(ABC):
                 self._check_fits(number, part.shape)
         sent = []
         for number, value in zip(numbers, values, strict=True):
-            if not self.registry.is_resident(number):
+            if not self._is_seen(number):
                 sent.append((number, value))
                 continue
             extent = self.registry.extents[number]
             for rank, part in zip(ranks, parts[number], strict=True):
-                self.rank.residents.write(extent, rank, part)
+                np.copyto(self.rank.residents.value(extent, rank), part)
         if sent:
             places = self._staged(team, [value for _, value in sent])
             self._run(team, Put(tuple(number for number, _ in sent), places, scattered, only))
@@ -382,7 +394,7 @@ class Collectives(ABC):
     def _publish(
         self, team: Team, numbers: Sequence[int], only: int | None = None
     ) -> list[tuple[Place, ...]]:
-        """Have ranks write private variables where all see them; places by variable, then rank."""
+        """Have ranks write variables where all see them; places by variable, then rank."""
         if not numbers:
             return []
         kinds = [
@@ -401,15 +413,15 @@ class Collectives(ABC):
         self, team: Team, numbers: Sequence[int], only: int | None = None
     ) -> list[list[np.ndarray]]:
         """Values by variable, then rank, where they lie: of all ranks, or only one that is read."""
-        private = [number for number in numbers if not self.registry.is_resident(number)]
-        published = dict(zip(private, self._publish(team, private, only), strict=True))
+        unseen = [number for number in numbers if not self._is_seen(number)]
+        published = dict(zip(unseen, self._publish(team, unseen, only), strict=True))
         values = []
         for number in numbers:
             if number in published:
                 values.append([team.buffers.array(place) for place in published[number]])
             else:
-                extent, read = self.registry.extents[number], self.rank.residents.read
-                values.append([read(extent, rank) for rank in range(self.ranks)])
+                extent, value = self.registry.extents[number], self.rank.residents.value
+                values.append([value(extent, rank) for rank in range(self.ranks)])
         return values
 
     def _shapes(self, number: int) -> list[Shape]:

@@ -1,5 +1,6 @@
 """The device of each rank."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ from tandem.errors import InputError
 
 LEAST_TIMEOUT = 1.0
 """Seconds; processes give four signs of life in each."""
+
+_NAME = re.compile(r"cpu|cuda:\d+")
 
 
 def choose_devices(
@@ -45,13 +48,17 @@ def choose_devices(
         chosen = _automatic(ranks, use_gpu)
     if not chosen:
         raise ValueError("devices is empty; there is at least one rank, the master")
+    for name in chosen:
+        if not _NAME.fullmatch(name):
+            raise InputError(f"there is no device {name!r}; names are cpu, cuda:0 and so on")
     kinds = {name.partition(":")[0] for name in chosen}
-    if unknown := kinds - {"cpu", "cuda"}:
-        raise InputError(f"devices are {', '.join(chosen)}; there is no device {min(unknown)!r}")
     if len(kinds) > 1:
         raise InputError(f"devices are {', '.join(chosen)}; either all are GPUs or all cpu")
     if kinds == {"cuda"} and (reason := _missing()):
         raise InputError(f"devices are {', '.join(chosen)}; {reason}")
+    for name in chosen if kinds == {"cuda"} else ():
+        if int(name[5:]) >= (count := cuda_device_count()):
+            raise InputError(f"device {name!r} does not exist: this machine has {count} GPUs")
     return chosen
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tandem.parallel.arguments import Signature
-from tandem.parallel.data import data
+from tandem.parallel.data import Data, data
 from tandem.parallel.description import Description
 from tandem.parallel.fold import Fold
 from tandem.parallel.local_function import LocalFunction, Share, partial_weights
@@ -16,7 +16,6 @@ from tandem.parallel.messages import Answer
 from tandem.parallel.registry import label
 from tandem.parallel.selection import Batch
 from tandem.parallel.team import Team
-from tandem.parallel.worker import as_array
 
 if TYPE_CHECKING:
     from tandem.parallel.pool import Pool
@@ -54,7 +53,7 @@ class Function:
     ) -> None:
         self.times, self.number, self.description = Times(), number, description
         self._pool, self._returns_list = pool, returns_list
-        self.local = LocalFunction(description, pool.make_mode)
+        self.local = LocalFunction(description, pool.make_mode, pool.rank.gpu)
         self._signature = Signature(pool, description)
         self._updated = [label(update.variable) for update in description.updates]
         number_of = pool.registry.number_of
@@ -120,13 +119,12 @@ class Function:
         values = self._signature.ordered(args, named)
         arguments = self._signature.check(values, output_subset, batch, batch_s, num_slices)
         share = arguments.share(pool.master_rank, pool.ranks)
-        arrays = [np.asarray(value) for value in arguments.values]
         task = None
         if pool.ranks > 1:
             task = arguments.pack(self.number, team, pool.reserve)
         self._pool.registry.clear_rows(self._written)
         try:
-            own, answers = team.run(task, lambda: self.local.run(arrays, share), self._updated)
+            own, answers = team.run(task, lambda: self._own(arguments.values, share), self._updated)
         finally:
             self._record_shapes(team)  # also of ranks that have computed where others failed
         if share.counts is not None:
@@ -148,6 +146,8 @@ class Function:
         values = self._signature.ordered(args, named)
         arrays = [np.asarray(value) for value in self._signature.whole(values)]
         results = self.local.whole(arrays)
+        if (gpu := self._pool.rank.gpu) is not None:
+            results = gpu.download(results)
         self._pool.registry.clear_rows(self._written)
         if self._returns_list:
             return results
@@ -195,15 +195,29 @@ class Function:
 
     # Results
 
+    def _own(self, values: Sequence[Any], share: Share) -> list[np.ndarray] | None:
+        """Compute the master's part."""
+        rank = self._pool.rank
+        if rank.gpu is not None:
+            for value in values:
+                if isinstance(value, Data):
+                    rank.gpu.lock(value.buffer)
+        folds = self.local.run([np.asarray(value) for value in values], share)
+        return None if folds is None else rank.as_arrays([fold.value() for fold in folds])
+
     def _reduced(
-        self, team: Team, own: Sequence[Fold] | None, answers: Mapping[int, Answer], share: Share
+        self,
+        team: Team,
+        own: Sequence[np.ndarray] | None,
+        answers: Mapping[int, Answer],
+        share: Share,
     ) -> list[Any]:
         """Fold the results of all ranks, in rank order."""
         results = []
         for i, number in enumerate(share.outputs):
             op = self.description.output_ops[number]
             if op is None:
-                results.append(None if own is None else as_array(own[i].value()))
+                results.append(None if own is None else own[i])
                 continue
             counts = share.counts or (1,) * share.ranks
             _, divisor = partial_weights(counts, share.slices, op)
@@ -211,7 +225,7 @@ class Function:
             for rank in range(share.ranks):
                 if rank == share.rank:
                     if own is not None:
-                        fold.add(as_array(own[i].value()))
+                        fold.add(own[i])
                     continue
                 places = answers[rank].results
                 if places is not None:

@@ -15,6 +15,7 @@ from pytensor.graph.basic import Variable
 
 from tandem.parallel.description import Description, Update
 from tandem.parallel.fold import Fold, op_weights
+from tandem.parallel.gpu import RankGpu
 from tandem.parallel.graphs import replace_sliceables
 from tandem.parallel.selection import Selection
 from tandem.split import edges
@@ -82,18 +83,23 @@ class LocalFunction:
     the values before the call.
     """
 
-    def __init__(self, description: Description, make_mode: Callable[[], Mode]) -> None:
+    def __init__(
+        self, description: Description, make_mode: Callable[[], Mode], gpu: RankGpu | None = None
+    ) -> None:
         self.description, self._make_mode = description, make_mode
         self._variants: dict[tuple[tuple[int, ...], Selector, bool], Callable[..., Any]] = {}
+        self.forget(gpu)
         self.excerpt = self.function = 0.0  # seconds of the last call
 
     def compile(self) -> None:
         """Compile the variant of a plain call."""
         self._variant(tuple(range(len(self.description.outputs))), "all", True)
 
-    def forget(self) -> None:
+    def forget(self, gpu: RankGpu | None) -> None:
         """Have variants compiled again, for another device or precision."""
         self._variants.clear()
+        # In a mode of the user's own a function takes and returns arrays.
+        self._gpu = None if self.description.options.get("mode") else gpu
 
     def whole(self, inputs: Sequence[np.ndarray]) -> list[Any]:
         """Compute on all rows of all inputs and variables, as one PyTensor function does."""
@@ -125,19 +131,41 @@ class LocalFunction:
             for update, _, divisor in updates
         ]
         weights += [own for _, own, _ in updates]
+        whole = self._whole(inputs[len(share.rows) :])
         for number, (lo, hi) in enumerate(share.pieces()):
-            arguments = self._arguments(inputs, share, (lo, hi), local)
+            arguments = self._arguments(inputs, whole, share, (lo, hi), local)
             results = function(*arguments)
             for fold, result, own in zip([*folded, *new], results, weights, strict=True):
                 fold.add(result, own[number])
         for (update, *_), fold in zip(updates, new, strict=True):
             _write(update, fold.value())
+        if self._gpu is not None:
+            # Nobody is told of a call whose inputs are still being read.
+            self._gpu.wait()
         self.function = time.perf_counter() - began - self.excerpt
         return folded
+
+    def _whole(self, inputs: Sequence[np.ndarray]) -> list[Any]:
+        """Take what all slices get."""
+        if not inputs:
+            return []
+        began, about = time.perf_counter(), self.description
+        pairs = zip(inputs, about.broadcast, strict=True)
+        if self._gpu is None:
+            found = [array.astype(v.type.dtype, copy=False) for array, v in pairs]
+        else:
+            first = len(about.scattered)
+            found = [
+                self._gpu.upload(position, array, v.type.dtype)
+                for position, (array, v) in enumerate(pairs, first)
+            ]
+        self.excerpt += time.perf_counter() - began
+        return found
 
     def _arguments(
         self,
         inputs: Sequence[np.ndarray],
+        whole: Sequence[Any],
         share: Share,
         piece: tuple[int, int],
         local: Selection | None,
@@ -146,20 +174,19 @@ class LocalFunction:
         began = time.perf_counter()
         first = sum(share.counts[: share.rank]) if share.counts else 0
         lo, hi = first + piece[0], first + piece[1]
-        scattered = [
-            array[rows.part(lo, hi)].astype(variable.type.dtype, copy=False)
-            for array, rows, variable in zip(
-                inputs, share.rows, self.description.scattered, strict=False
-            )
-        ]
-        broadcast = [
-            array.astype(variable.type.dtype, copy=False)
-            for array, variable in zip(
-                inputs[len(scattered) :], self.description.broadcast, strict=True
-            )
-        ]
+        taken = zip(inputs, share.rows, self.description.scattered, strict=False)
+        if self._gpu is None:
+            scattered = [
+                array[rows.part(lo, hi)].astype(variable.type.dtype, copy=False)
+                for array, rows, variable in taken
+            ]
+        else:
+            scattered = [
+                self._gpu.upload_rows(position, array, rows, (lo, hi), variable.type.dtype)
+                for position, (array, rows, variable) in enumerate(taken)
+            ]
         numbers = [np.arange(lo, hi)] * len(self.description.row_numbers)
-        arguments = [*scattered, *broadcast, *numbers]
+        arguments = [*scattered, *whole, *numbers]
         if local is not None:
             if _selector(local) == "slice":
                 arguments += [np.asarray(local.start + edge) for edge in piece]
@@ -240,6 +267,8 @@ def _returned(update: Update, writes: bool) -> Variable:
 def _write(update: Update, value: Any) -> None:
     """Set a variable to what its slices have added up to."""
     variable: Any = update.variable
+    if hasattr(value, "detach") and not hasattr(variable, "buffer"):
+        value = value.cpu().numpy()
     if hasattr(value, "detach"):  # a tensor, which stays on its device
         variable.buffer.copy_(variable.buffer + value if update.op == "inc" else value)
         return

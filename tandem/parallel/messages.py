@@ -32,6 +32,7 @@ class Extent(NamedTuple):
     offset: int  # bytes
     dtype: str
     shape: tuple[int, ...]
+    block: int = 0  # of a GPU's memory, whose blocks are of one dtype
 
 
 class SentVariable(NamedTuple):
@@ -40,7 +41,8 @@ class SentVariable(NamedTuple):
     number: int
     name: str | None
     type: Any  # of PyTensor
-    where: Place | Extent  # its value; an extent is that of a resident
+    extent: Extent | None  # of a resident
+    value: Place | None  # None: it lies there
 
 
 class SentFunction(NamedTuple):
@@ -64,6 +66,7 @@ class Define(NamedTuple):
 
     variables: tuple[SentVariable, ...]
     functions: tuple[SentFunction, ...]
+    blocks: tuple[int, ...]  # bytes of each block of a GPU's memory so far
 
 
 class Call(NamedTuple):
@@ -110,11 +113,21 @@ class Reduce(NamedTuple):
     op: str
 
 
+class Open(NamedTuple):
+    """Open the block of each other GPU's memory in which an extent lies."""
+
+    extent: Extent
+
+
+class Release(NamedTuple):
+    """Give up the memory of other GPUs."""
+
+
 class Close(NamedTuple):
     """End."""
 
 
-Task = Define | Call | Put | Publish | Reduce | Close
+Task = Define | Call | Put | Publish | Reduce | Open | Release | Close
 
 
 class Message(NamedTuple):

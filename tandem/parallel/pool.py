@@ -1,5 +1,6 @@
 """A pool of ranks that share functions, variables and data: its life, and what is made in it."""
 
+import contextlib
 import multiprocessing
 import os
 import threading
@@ -13,6 +14,7 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.config.hardware import available_cores
+from tandem.distributed import local_groups
 from tandem.memory import HostBuffer
 from tandem.memory.flat import ALIGNMENT, FlatLayout
 from tandem.parallel.buffers import SharedBuffers
@@ -21,10 +23,12 @@ from tandem.parallel.data import Data, data
 from tandem.parallel.description import describe
 from tandem.parallel.devices import check_numbers, choose_devices
 from tandem.parallel.function import Function
-from tandem.parallel.messages import Define, Extent, Place, SentVariable
+from tandem.parallel.gpu import gpu_of
+from tandem.parallel.messages import Define, Extent, Place, Release, SentVariable
 from tandem.parallel.rank import open_rank
 from tandem.parallel.registry import Registry
-from tandem.parallel.team import Team
+from tandem.parallel.residents import Access
+from tandem.parallel.team import Team, WorkerLost
 from tandem.parallel.waiting import SPIN_SECONDS
 from tandem.parallel.worker import RankSettings
 
@@ -97,7 +101,7 @@ class Pool(Collectives):
         self.staging = HostBuffer.create(0, "staging")
         self._functions: list[Function] = []
         self._memory = HostBuffer.create(0, "residents")  # the master's
-        self._memory_end = 0
+        self._device = ""  # the master's
         self._team: Team | None = None
         self._pid = os.getpid()
         self.start(
@@ -139,35 +143,55 @@ class Pool(Collectives):
         chosen = choose_devices(n_parallel, use_gpu, devices)
         check_numbers(len(chosen), master_rank, threads, timeout)
         self.ranks, self.master_rank = len(chosen), master_rank
+        former, device = None, chosen[master_rank]
+        if self._team is not None:
+            self.rank.residents.leave()
+            former = self.rank if device == self._device else None
+        if former is None and self.registry.extents:
+            raise ValueError(
+                f"this process would compute on {device}, and resident variables lie on "
+                f"{self._device}: make another pool"
+            )
         cores = len(available_cores())
         settings = [
             RankSettings(
                 rank,
                 self.ranks,
-                device,
+                gpu_of(name),
                 threads or max(1, cores // self.ranks),
                 precision,
                 SPIN_SECONDS if self.ranks <= cores else 0.0,
                 f"worker_{rank}.prof" if profile_workers else None,
             )
-            for rank, device in enumerate(chosen)
+            for rank, name in enumerate(chosen)
         ]
-        self._residents = [
-            self._memory if rank == master_rank else HostBuffer.create(0, f"residents {rank}")
-            for rank in range(self.ranks)
-        ]
-        for buffer in self._residents:
-            buffer.resize(self._memory.nbytes)
-        buffers = SharedBuffers()
-        self.rank = open_rank(settings[master_rank], self._residents, buffers.array)
+        access, buffers = self._make_access(is_host=device == "cpu"), SharedBuffers()
+        self.rank = open_rank(settings[master_rank], access[master_rank], buffers, former)
+        self._device = device
         self.rank.variables = self.registry.variables
         self.registry.forget_ranks()
         for function in self._functions:
-            function.local.forget()
-        self._team = Team(settings, master_rank, self._residents, buffers, timeout)
+            function.local.forget(self.rank.gpu)
+        try:
+            self._team = Team(settings, master_rank, access, buffers, timeout)
+        except BaseException:
+            self.rank.residents.leave()
+            raise
         self._sent_variables: set[int] = set()
         self._sent_functions: set[int] = set()
         self._pid, self._thread = os.getpid(), threading.get_ident()
+
+    def _make_access(self, is_host: bool) -> Sequence[Access]:
+        """Make what each rank is given of the team."""
+        if not is_host:
+            return local_groups(self.ranks)
+        buffers = [
+            self._memory if rank == self.master_rank else HostBuffer.create(0, f"residents {rank}")
+            for rank in range(self.ranks)
+        ]
+        for buffer in buffers:
+            buffer.resize(self._memory.nbytes)
+        return [buffers] * self.ranks
 
     def __enter__(self) -> Self:
         return self
@@ -177,8 +201,17 @@ class Pool(Collectives):
 
     def close(self) -> None:
         """End the workers. Functions can be called no more; variables keep the master's values."""
-        if self._team is not None:
-            self._team.close()
+        team, residents = self._team, self.rank.residents
+        if team is None or self._pid != os.getpid():
+            return
+        # A GPU is of the thread that has made the pool.
+        is_own = self._thread == threading.get_ident()
+        if is_own and team.is_open and not team.is_busy and residents.has_opened:
+            with contextlib.suppress(WorkerLost):
+                self._run(team, Release())
+        team.close()
+        if is_own:
+            residents.leave()
 
     def get_n_gpu(self) -> int:
         """Return the number of ranks, which in the original were GPUs."""
@@ -258,10 +291,10 @@ class Pool(Collectives):
         """
         self.check_open()
         array = np.asarray(value)
-        variable = self._resident(self._allocate(array.nbytes), array.dtype, array.shape, name)
-        extent = self.registry.extents[self.registry.number_of(variable)]
-        for rank in range(self.ranks):
-            self.rank.residents.write(extent, rank, array)
+        block, start = self.rank.residents.allocate(array.nbytes, array.dtype)
+        variable = self._resident(Extent(start, array.dtype.str, array.shape, block), name)
+        # The others get the master's value with the variable.
+        variable.set_value(array)
         return variable
 
     def flat(
@@ -273,10 +306,12 @@ class Pool(Collectives):
         """
         self.check_open()
         layout = FlatLayout.of({key: tuple(shape) for key, shape in shapes.items()}, dtype)
-        start, kind = self._allocate(layout.nbytes), np.dtype(dtype)
-        vector = self._resident(start, kind, (layout.size,), name)
+        kind = np.dtype(dtype)
+        block, start = self.rank.residents.allocate(layout.nbytes, kind)
+        vector = self._resident(Extent(start, kind.str, (layout.size,), block), name)
+        offsets = {key: start + first * kind.itemsize for key, first in layout.offsets.items()}
         views = {
-            key: self._resident(start + layout.offsets[key] * kind.itemsize, kind, shape, key)
+            key: self._resident(Extent(offsets[key], kind.str, shape, block), key)
             for key, shape in layout.shapes
         }
         number_of = self.registry.number_of
@@ -287,21 +322,7 @@ class Pool(Collectives):
         """Make a `Data`, see `tandem.parallel.data`, which needs no pool."""
         return data(*args, **named)
 
-    def _allocate(self, nbytes: int) -> int:
-        """Reserve memory of every rank; return its first byte."""
-        start = self._memory_end
-        self._memory_end += -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        if self._memory_end > self._memory.nbytes:
-            # Pages that nobody has touched take no memory.
-            size = max(self._memory_end, 2 * self._memory.nbytes, _LEAST_MEMORY)
-            for buffer in self._residents:
-                buffer.resize(size)
-        return start
-
-    def _resident(
-        self, offset: int, dtype: np.dtype, shape: tuple[int, ...], name: str | None
-    ) -> TensorSharedVariable:
-        extent = Extent(offset, dtype.str, shape)
+    def _resident(self, extent: Extent, name: str | None) -> TensorSharedVariable:
         variable: TensorSharedVariable = self.rank.residents.variable(extent, name)
         self.registry.add_resident(variable, extent)
         return variable
@@ -331,30 +352,30 @@ class Pool(Collectives):
         packed = tuple(
             f.description.pack(f.number, self.registry.number_of, sent.place) for f in functions
         )
-        described = []
-        for number in variables:
-            variable = self.registry.variables[number]
-            value = variable.get_value(borrow=True)
-            where: Place | Extent
-            extent = self.registry.extents.get(number)
-            if extent is None:
-                where = sent.place(value)
-                for rank in range(self.ranks):
-                    self.registry.set_shape(number, rank, value.shape)
-            else:
-                where = extent
-                for rank in self._other_ranks:
-                    self.rank.residents.write(extent, rank, value)
-            described.append(SentVariable(number, variable.name, variable.type, where))
+        described = tuple(self._described(number, sent) for number in variables)
         sent.write()
 
         def compile_own() -> None:
             for function in functions:
                 function.local.compile()
 
-        team.run(Define(tuple(described), packed), compile_own)
+        team.run(Define(described, packed, self.rank.residents.blocks), compile_own)
         self._sent_variables.update(variables)
         self._sent_functions.update(f.number for f in functions)
+
+    def _described(self, number: int, sent: "_Sent") -> SentVariable:
+        """Describe a variable to the workers, and let them have the master's value."""
+        variable, extent = self.registry.variables[number], self.registry.extents.get(number)
+        value, place = variable.get_value(borrow=True), None
+        if extent is None:
+            for rank in range(self.ranks):
+                self.registry.set_shape(number, rank, value.shape)
+        if extent is None or not self.rank.residents.is_seen:
+            place = sent.place(value)
+        else:
+            for rank in self._other_ranks:
+                np.copyto(self.rank.residents.value(extent, rank), value)
+        return SentVariable(number, variable.name, variable.type, extent, place)
 
     @property
     def _other_ranks(self) -> list[int]:
@@ -395,9 +416,6 @@ class Pool(Collectives):
     def make_mode(self) -> Mode:
         """Make the mode of this process's functions."""
         return self.rank.make_mode()
-
-
-_LEAST_MEMORY = 1 << 20  # bytes of a rank's first memory
 
 
 class _Sent:

@@ -3,29 +3,32 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytensor
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 
-from tandem.memory import HostBuffer
+from tandem.parallel.buffers import ReceivedBuffers, SharedBuffers
 from tandem.parallel.description import Description, Update
 from tandem.parallel.fold import Fold
+from tandem.parallel.gpu import Gpu, RankGpu
 from tandem.parallel.local_function import LocalFunction, Share
 from tandem.parallel.messages import (
     Call,
     Define,
     Extent,
+    Open,
     Place,
     Publish,
     Put,
     Reduce,
+    Release,
     Rows,
     SentVariable,
 )
-from tandem.parallel.residents import HostResidents, Residents, reduce_shard
+from tandem.parallel.residents import Access, HostResidents, Residents, reduce_shard
 from tandem.parallel.selection import Selection
 from tandem.parallel.worker import RankSettings
 from tandem.split import edges
@@ -33,19 +36,24 @@ from tandem.split import edges
 
 @dataclass
 class Rank:
-    """A rank's variables and functions, by number; `array` finds an array by its place."""
+    """A rank's variables and functions, by number."""
 
     number: int
     size: int
     residents: Residents
     make_mode: Callable[[], Mode]
-    array: Callable[[Place], np.ndarray]
+    buffers: SharedBuffers | ReceivedBuffers
+    gpu: RankGpu | None = None
     variables: dict[int, SharedVariable] = field(default_factory=dict)
     numbers: dict[SharedVariable, int] = field(default_factory=dict)
     functions: dict[int, LocalFunction] = field(default_factory=dict)
     shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # as the master knows them
 
-    def do(self, task: Put | Publish | Reduce) -> None:
+    def array(self, place: Place) -> np.ndarray:
+        """Return an array by its place."""
+        return self.buffers.array(place)
+
+    def do(self, task: Put | Publish | Reduce | Open | Release) -> None:
         """Do a task on shared variables."""
         match task:
             case Put():
@@ -54,23 +62,32 @@ class Rank:
                 self.publish(task)
             case Reduce():
                 self.reduce(task)
+            case Open():
+                self.residents.open(task.extent)
+            case Release():
+                self.residents.release()
 
     def define(self, task: Define) -> None:
         """Make variables and functions that the master has sent."""
+        self.residents.extend(task.blocks)
         for sent in task.variables:
             # Again, where an earlier task failed; the master's value may have changed since.
             made = self.variables[sent.number] = self._made(sent)
             self.numbers[made] = sent.number
         for function in task.functions:
             description = Description.unpack(function, self.variables, self.array)
-            compiled = LocalFunction(description, self.make_mode)
+            compiled = LocalFunction(description, self.make_mode, self.gpu)
             compiled.compile()
             self.functions[function.number] = compiled
 
     def _made(self, sent: SentVariable) -> SharedVariable:
-        if isinstance(sent.where, Extent):
-            return self.residents.variable(sent.where, sent.name)
-        value = self.array(sent.where).copy()
+        if sent.extent is not None:
+            resident: SharedVariable = self.residents.variable(sent.extent, sent.name)
+            if sent.value is not None:
+                resident.set_value(self.array(sent.value))
+            return resident
+        assert sent.value is not None
+        value = self.array(sent.value).copy()
         self.shapes[sent.number] = value.shape
         # Of the same type, which may have a shape that is free, or lengths of one that broadcast.
         return pytensor.shared(value, name=sent.name, shape=sent.type.shape)
@@ -86,11 +103,14 @@ class Rank:
             task.slices,
             task.outputs,
         )
+        if self.gpu is not None:
+            for place in task.inputs:
+                self.gpu.lock(self.buffers.buffer(place.buffer))
         inputs = [self.array(place) for place in task.inputs]
         return self.functions[task.function].run(inputs, share)
 
     def put(self, task: Put) -> None:
-        """Set private variables from memory that all ranks see."""
+        """Set variables from memory that all ranks see."""
         if task.rank not in (None, self.number):
             return
         for number, place in zip(task.variables, task.values, strict=True):
@@ -100,10 +120,11 @@ class Rank:
                 value = value[lo:hi]
             variable = self.variables[number]
             variable.set_value(np.array(value, variable.type.dtype), borrow=True)
-            self.shapes[number] = value.shape
+            if number in self.shapes:
+                self.shapes[number] = value.shape
 
     def publish(self, task: Publish) -> None:
-        """Write private variables where other ranks see them."""
+        """Write variables where other ranks see them."""
         if task.rank in (None, self.number):
             for number, places in zip(task.variables, task.places, strict=True):
                 value = self.variables[number].get_value(borrow=True)
@@ -117,6 +138,11 @@ class Rank:
             else:
                 vectors = [self.array(place).reshape(-1) for place in vector.where]
                 reduce_shard(vectors, task.op, vector.shares, self.number)
+
+    def as_arrays(self, results: Sequence[Any]) -> list[Any]:
+        """Return results of functions as arrays, and None as it is."""
+        found = results if self.gpu is None else self.gpu.download(results)
+        return [None if value is None else np.asarray(value) for value in found]
 
     def changed_shapes(self, updates: Sequence[Update]) -> Mapping[int, tuple[int, ...]]:
         """Find private variables that an update has given shapes the master does not know."""
@@ -135,9 +161,15 @@ class Rank:
 
 
 def open_rank(
-    settings: RankSettings, residents: Sequence[HostBuffer], array: Callable[[Place], np.ndarray]
+    settings: RankSettings,
+    access: Access,
+    buffers: SharedBuffers | ReceivedBuffers,
+    former: Rank | None = None,
 ) -> Rank:
     """Set up this process as a rank: threads, device, memory.
+
+    The resident variables of a former one, on the same device, keep their values.
+
 
     Raises ValueError if there is no such precision.
     """
@@ -147,6 +179,21 @@ def open_rank(
         raise ValueError(f"precision is {settings.precision!r}; it can be {', '.join(known)}")
     set_threads(settings.threads)
     keep_freed_memory()  # results of kernels
-    mode = partial(device_mode, settings.device, precision=settings.precision)
-    memory = HostResidents(residents, settings.rank)
-    return Rank(settings.rank, settings.ranks, memory, mode, array)
+    residents, gpu = (former.residents, former.gpu) if former else _open_memory(settings.gpu)
+    residents.join(access, settings.rank)
+    mode = partial(
+        device_mode,
+        "cpu" if gpu is None else gpu.device,
+        precision=settings.precision,
+        results="host" if gpu is None else "device",
+    )
+    return Rank(settings.rank, settings.ranks, residents, mode, buffers, gpu)
+
+
+def _open_memory(gpu: Gpu | None) -> tuple[Residents, RankGpu | None]:
+    if gpu is None:
+        return HostResidents(), None
+    from tandem.parallel.gpu_residents import CudaResidents
+
+    opened = RankGpu(gpu)
+    return CudaResidents(opened), opened

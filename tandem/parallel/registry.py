@@ -80,8 +80,10 @@ class Registry:
 
     def shape(self, number: int, rank: int, master: int) -> Shape:
         """The shape of a variable on a rank."""
+        if number in self.extents:
+            return self.extents[number].shape
         variable = self.variables[number]
-        if rank == master or number in self.extents:
+        if rank == master:
             return tuple(variable.get_value(borrow=True).shape)
         return self._shapes[number][rank]
 

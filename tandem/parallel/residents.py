@@ -2,31 +2,43 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from tandem.distributed import LocalGroup
 from tandem.distributed.allreduce import shard
 from tandem.distributed.shares import weights_and_divisor
 from tandem.memory import HostBuffer
+from tandem.memory.flat import ALIGNMENT
 from tandem.parallel.fold import Fold
 from tandem.parallel.messages import Extent
+
+LEAST_MEMORY = 1 << 20  # bytes of a rank's first memory
+
+Access = Sequence[HostBuffer] | LocalGroup
+"""What a rank is given of a team: the memory of all, or the group in which GPUs' is opened."""
 
 
 class Residents(ABC):
     """The memory of a pool's resident variables, as one rank has it."""
 
+    is_seen: ClassVar[bool]  # whether each rank reads and writes all ranks' values where they lie
+
+    @abstractmethod
+    def join(self, access: Any, rank: int) -> None:
+        """Become that of a rank of a team; the variables of an earlier one keep their values."""
+
+    @abstractmethod
+    def allocate(self, nbytes: int, dtype: np.dtype) -> tuple[int, int]:
+        """Reserve zeros, in the master; return the block and the first byte of them.
+
+        Raises InputError if there is too little memory.
+        """
+
     @abstractmethod
     def variable(self, extent: Extent, name: str | None) -> Any:
         """Make this rank's variable over an extent, with the value that lies there."""
-
-    @abstractmethod
-    def read(self, extent: Extent, rank: int) -> np.ndarray:
-        """Return a rank's value, between tasks; it may lie in place."""
-
-    @abstractmethod
-    def write(self, extent: Extent, rank: int, value: np.ndarray) -> None:
-        """Set a rank's value, between tasks."""
 
     @abstractmethod
     def reduce(self, extent: Extent, op: str, shares: Sequence[float]) -> None:
@@ -35,26 +47,76 @@ class Residents(ABC):
         All ranks do it in one task, and have finished the task before.
         """
 
+    def value(self, extent: Extent, rank: int) -> np.ndarray:
+        """Return a rank's value, between tasks, where it lies and may be written, if `is_seen`."""
+        raise TypeError("values of other ranks can't be seen")
+
+    def reduces(self, extent: Extent, op: str) -> bool:
+        """Whether `reduce` can do it; another reduction goes through staging memory."""
+        return True
+
+    # Of GPUs
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Bytes of each block."""
+        return ()
+
+    def extend(self, blocks: Sequence[int]) -> None:  # noqa: B027
+        """Allocate the blocks that this rank does not have yet; InputError if memory is short."""
+
+    def is_open(self, extent: Extent, op: str) -> bool:
+        """Whether nothing has to be opened before `reduces` can be asked."""
+        return True
+
+    def open(self, extent: Extent) -> None:  # noqa: B027
+        """Open the block in which an extent lies on all other ranks. Collective."""
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether there is memory of other ranks to be released."""
+        return False
+
+    def release(self) -> None:  # noqa: B027
+        """Give up the memory of other ranks, when all work on it is done."""
+
+    def leave(self) -> None:  # noqa: B027
+        """Leave the team; variables keep their values, until the process ends."""
+
 
 class HostResidents(Residents):
     """Resident variables in host memory: one buffer for each rank, which only grows."""
 
-    def __init__(self, buffers: Sequence[HostBuffer], rank: int) -> None:
-        self._buffers, self._rank = buffers, rank
+    is_seen = True
+
+    def __init__(self) -> None:
+        self._buffers: Sequence[HostBuffer] = ()
+        self._rank = self._end = 0
+
+    def join(self, access: Sequence[HostBuffer], rank: int) -> None:
+        self._buffers, self._rank = access, rank
+
+    def allocate(self, nbytes: int, dtype: np.dtype) -> tuple[int, int]:
+        start = self._end
+        self._end += -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        present = self._buffers[self._rank].nbytes
+        if self._end > present:
+            # Pages that nobody has touched take no memory.
+            size = max(self._end, 2 * present, LEAST_MEMORY)
+            for buffer in self._buffers:
+                buffer.resize(size)
+        return 0, start
 
     def variable(self, extent: Extent, name: str | None) -> Any:
         from tandem.backend import device_shared
 
-        return device_shared(None, name, "cpu", self.read(extent, self._rank))
+        return device_shared(None, name, "cpu", self.value(extent, self._rank))
 
-    def read(self, extent: Extent, rank: int) -> np.ndarray:
+    def value(self, extent: Extent, rank: int) -> np.ndarray:
         return self._buffers[rank].array(extent.shape, np.dtype(extent.dtype), extent.offset)
 
-    def write(self, extent: Extent, rank: int, value: np.ndarray) -> None:
-        np.copyto(self.read(extent, rank), value)
-
     def reduce(self, extent: Extent, op: str, shares: Sequence[float]) -> None:
-        vectors = [self.read(extent, rank).reshape(-1) for rank in range(len(self._buffers))]
+        vectors = [self.value(extent, rank).reshape(-1) for rank in range(len(self._buffers))]
         reduce_shard(vectors, op, shares, self._rank)
 
 

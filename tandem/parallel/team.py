@@ -11,9 +11,11 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+from tandem.distributed import LocalGroup, PeerLost
 from tandem.memory import HostBuffer
 from tandem.parallel.buffers import SharedBuffers
 from tandem.parallel.messages import Answer, Close, Fault, Message, Task
+from tandem.parallel.residents import Access
 from tandem.parallel.waiting import Waiter
 from tandem.parallel.worker import RankSettings, serve
 from tandem.processes.supervisor import find_end
@@ -40,7 +42,7 @@ class Team:
         self,
         settings: Sequence[RankSettings],
         master: int,
-        residents: Sequence[HostBuffer],
+        access: Sequence[Access],
         buffers: SharedBuffers,
         timeout: float,
     ) -> None:
@@ -58,12 +60,13 @@ class Team:
         # Before any worker is started: multiprocessing would wait for one that nobody has ended.
         atexit.register(self.close)
         try:
-            senders = [
-                self._pool.start(
-                    f"worker {s.rank}", serve, s, list(residents), self.results[s.rank]
-                )
-                for s in others
-            ]
+            senders = []
+            for each in others:
+                memory = access[each.rank], self.results[each.rank]
+                name = f"worker {each.rank}"
+                senders.append(self._pool.start(name, serve, each, *memory))
+                if isinstance(memory[0], LocalGroup):  # whose ends are the worker's alone
+                    memory[0].close()
             for sender in senders:  # its settings are a worker's first message
                 sender.join()
         except BaseException:
@@ -100,12 +103,15 @@ class Team:
             error: Exception | None = None
             try:
                 result = own()
+            except PeerLost:
+                raise
             except Exception as found:
                 error = found
             began = time.perf_counter()
             answers = self.answers = self._answers()
             self.waited = time.perf_counter() - began
-        except ConnectionError as broken:  # not TimeoutError, which a handler of the user may raise
+        except (ConnectionError, PeerLost) as broken:
+            # Not TimeoutError, which a handler of the user may raise.
             raise self._lost() from broken
         except BaseException:
             self.close(kill=True)

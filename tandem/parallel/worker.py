@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from tandem.distributed import PeerLost
 from tandem.memory import HostBuffer
 from tandem.parallel.buffers import ReceivedBuffers
 from tandem.parallel.messages import (
@@ -22,10 +21,12 @@ from tandem.parallel.messages import (
     Define,
     Fault,
     Message,
+    Open,
     Place,
     Publish,
     Put,
     Reduce,
+    Release,
     Task,
 )
 from tandem.parallel.waiting import Waiter
@@ -34,7 +35,9 @@ from tandem.processes.messages import Finished, describe
 if TYPE_CHECKING:
     from tandem.backend import Precision
     from tandem.parallel.fold import Fold
+    from tandem.parallel.gpu import Gpu
     from tandem.parallel.rank import Rank
+    from tandem.parallel.residents import Access
 
 _ALIGNMENT = 64  # bytes
 
@@ -45,7 +48,7 @@ class RankSettings:
 
     rank: int
     ranks: int
-    device: str
+    gpu: "Gpu | None"  # None: the CPU
     threads: int
     precision: "Precision"
     spin: float  # seconds for which a rank that waits for a message stays awake
@@ -54,24 +57,24 @@ class RankSettings:
 
 def serve(
     settings: RankSettings,
-    residents: Sequence[HostBuffer],
+    access: "Access",
     results: HostBuffer,
     master: Connection,
 ) -> None:
     """Work until the master closes the pool or is gone."""
     with _profiled(settings.profile):
-        _Worker(settings, residents, results, master).work()
+        _Worker(settings, access, results, master).work()
 
 
 class _Worker:
     def __init__(
         self,
         settings: RankSettings,
-        residents: Sequence[HostBuffer],
+        access: "Access",
         results: HostBuffer,
         master: Connection,
     ) -> None:
-        self._settings, self._residents = settings, residents
+        self._settings, self._access = settings, access
         self._results, self._master = results, master
         self._waiter = Waiter([master.fileno()], settings.spin)
         self._buffers = ReceivedBuffers()
@@ -81,11 +84,16 @@ class _Worker:
         while True:
             task = self._receive()
             if isinstance(task, Close):
+                if self._rank is not None:
+                    self._rank.residents.leave()
                 with contextlib.suppress(OSError):
                     self._master.send(Finished())
                 return
             try:
                 answer: Answer | Fault = self._do(task)
+            except PeerLost:
+                # Another has ended. So does whoever waits for this one in turn.
+                raise SystemExit(1) from None
             except Exception as error:
                 answer = fault_of(error)
             try:
@@ -112,28 +120,28 @@ class _Worker:
         if self._rank is None:
             from tandem.parallel.rank import open_rank
 
-            self._rank = open_rank(self._settings, self._residents, self._buffers.array)
+            self._rank = open_rank(self._settings, self._access, self._buffers)
         rank = self._rank
         match task:
             case Define():
                 rank.define(task)
             case Call():
                 return self._call(rank, task)
-            case Put() | Publish() | Reduce():
+            case Put() | Publish() | Reduce() | Open() | Release():
                 rank.do(task)
         return Answer()
 
     def _call(self, rank: "Rank", task: Call) -> Answer:
         folds = rank.call(task)
         function = rank.functions[task.function]
-        results = None if folds is None else self._written(folds)
+        results = None if folds is None else self._written(rank, folds)
         # Last: from then on the master is taken to know them.
         shapes = rank.changed_shapes(function.description.updates)
         return Answer(results, shapes, function.excerpt, function.function)
 
-    def _written(self, folds: "Sequence[Fold]") -> tuple[Place | None, ...]:
+    def _written(self, rank: "Rank", folds: "Sequence[Fold]") -> tuple[Place | None, ...]:
         """Write results where the master sees them."""
-        values = [None if fold.op is None else as_array(fold.value()) for fold in folds]
+        values = rank.as_arrays([None if fold.op is None else fold.value() for fold in folds])
         places: list[Place | None] = []
         end = 0
         for value in values:
@@ -148,11 +156,6 @@ class _Worker:
             if value is not None and place is not None:
                 self._results.array(place.shape, value.dtype, place.offset)[...] = value
         return tuple(places)
-
-
-def as_array(value: Any) -> np.ndarray:
-    """Return a result, which may be a tensor on a device, as an array."""
-    return value.cpu().numpy() if hasattr(value, "cpu") else np.asarray(value)
 
 
 def fault_of(error: Exception) -> Fault:

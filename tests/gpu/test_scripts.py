@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 SCRIPTS = [path for folder in ("first", "compile") for path in sorted((HERE / folder).glob("*.py"))]
 ROOT = HERE.parents[1]
 SCRIPT = HERE / "first" / "first_gpu.sh"
-STAGES = ("look", "step", "learn", "profile", "runs", "table")
+STAGES = ("look", "step", "learn", "profile", "runs", "parallel", "table")
 OURS = ("alex_net", "benchmarks", "examples", "tandem", "tests")
 
 

@@ -8,6 +8,7 @@
 #         learn: Imagenette's pictures of 160 pixels to at most 35 % top-1 error
 #         profile: kernels by time, at three sizes
 #         runs: whole programs against the host, resumed, killed, as ranks
+#         parallel: data-parallel functions of two ranks, against the host
 #         table: Table 1 of the original by whole runs, and how much of the loading is hidden
 # OUT: folder for logs and results (default runs/first_gpu). PICTURES: JPEGs by class in train/ and
 # val/, for `learn`. WHEELS: packages to install where the machine has no network.
@@ -19,9 +20,9 @@ if [ $# = 0 ] || [ "$1" = --help ]; then
     exit 0
 fi
 case $1 in
-look | step | learn | profile | runs | table) ;;
+look | step | learn | profile | runs | parallel | table) ;;
 *)
-    echo "error: no stage $1: look, step, learn, profile, runs or table" >&2
+    echo "error: no stage $1: look, step, learn, profile, runs, parallel or table" >&2
     exit 2
     ;;
 esac
@@ -92,6 +93,9 @@ runs) # Those that are killed look at free memory, so they run alone.
     gpu_tests 300 -n 4 tests/gpu/test_runs.py
     gpu_tests 140 -n 4 tests/gpu/test_ranks.py
     gpu_tests 140 tests/gpu/test_killed.py
+    ;;
+parallel)
+    gpu_tests 500 tests/gpu/test_parallel.py
     ;;
 table)
     gpu_bench 580 --parts runs
