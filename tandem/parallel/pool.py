@@ -1,9 +1,11 @@
 """A pool of ranks that share functions, variables and data: its life, and what is made in it."""
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -99,7 +101,9 @@ class Pool(Collectives):
     ) -> None:
         self.registry = Registry()
         self.staging = HostBuffer.create(0, "staging")
-        self._functions: list[Function] = []
+        # Those that the program still has; the others need not be sent.
+        self._functions: weakref.WeakValueDictionary[int, Function] = weakref.WeakValueDictionary()
+        self._function_numbers = itertools.count()
         self._memory = HostBuffer.create(0, "residents")  # the master's
         self._device = ""  # the master's
         self._team: Team | None = None
@@ -170,7 +174,7 @@ class Pool(Collectives):
         self._device = device
         self.rank.variables = self.registry.variables
         self.registry.forget_ranks()
-        for function in self._functions:
+        for function in self._functions.values():
             function.local.forget(self.rank.gpu)
         try:
             self._team = Team(settings, master_rank, access, buffers, timeout)
@@ -268,8 +272,8 @@ class Pool(Collectives):
         )
         for variable in description.shared:
             self.registry.number_of(variable)
-        made = Function(self, len(self._functions), description, returns_list)
-        self._functions.append(made)
+        made = Function(self, next(self._function_numbers), description, returns_list)
+        self._functions[made.number] = made
         return made
 
     def shared(self, value: Any, name: str | None = None) -> TensorSharedVariable:
@@ -341,7 +345,7 @@ class Pool(Collectives):
         RuntimeError
             The pool is closed.
         """
-        self._distribute(self._idle_team(), self._functions)
+        self._distribute(self._idle_team(), list(self._functions.values()))
 
     def _distribute(self, team: Team, needed: Sequence[Function]) -> None:
         variables = [n for n in self.registry.variables if n not in self._sent_variables]
