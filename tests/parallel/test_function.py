@@ -306,6 +306,9 @@ def test_row_numbers_count_over_the_whole_call(pool: Pool) -> None:
         np.testing.assert_array_equal(f(ROWS, num_slices=slices)[:, 1], 2 * numbers)
     np.testing.assert_array_equal(f(ROWS, batch=[5, 4, 3])[:, 0], [0, 1, 2])
     np.testing.assert_array_equal(f.as_theano(ROWS)[:, 0], numbers)
+    v = pytensor.shared(ROWS)
+    of_variable = pool.function([], (synk.row_index(), "gather"), sliceable_shareds=[v])
+    np.testing.assert_array_equal(of_variable.as_theano(), numbers)
 
 
 LOCAL_BATCHES = {
