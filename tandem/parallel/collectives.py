@@ -233,7 +233,8 @@ class Collectives(ABC):
         weights : "rows", "equal", or sequence of float by rank
             Of an average. "rows": a variable that each rank has computed from rows, by its last
             function, is weighed by their numbers, and one without rows is not read; others are
-            weighed equally.
+            weighed equally. Other reductions read one without rows only where the function
+            computes new values from old ones, or with "equal".
 
         Raises
         ------
@@ -461,7 +462,9 @@ class Collectives(ABC):
         if rows is None or weights == "equal":
             return [1 / self.ranks if op == "avg" else 1.0] * self.ranks
         if op != "avg":
-            return [float(count > 0) for count in rows]
+            # What a rank without rows holds is of an earlier call, and counts where it is added to.
+            adds = self.registry.adds(number)
+            return [float(count > 0 or adds) for count in rows]
         if len(set(rows)) > 1 and not self._has_logged_weights:
             self._has_logged_weights = True
             log.info(
