@@ -64,8 +64,10 @@ class Collectives(ABC):
         """
         numbers, team = self._numbers(shared_vars), self.opened()
         found = self._paired(shared_vars, numbers, values)
-        own = [self.registry.variables[number].get_value() for number in numbers]
-        found = [b if a is None else a for a, b in zip(found, own, strict=True)]
+        found = [
+            self.registry.variables[number].get_value() if value is None else value
+            for number, value in zip(numbers, found, strict=True)
+        ]
         self._put(team, numbers, found)
 
     def scatter(self, shared_vars: Variables, values: Any, batch: Batch = None) -> None:
@@ -338,6 +340,8 @@ class Collectives(ABC):
         parts = {}
         for number, value in zip(numbers, values, strict=True):
             array = np.asarray(value)
+            if self._is_seen(number) and not (array.flags.owndata or isinstance(value, Data)):
+                array = array.copy()  # it may lie in a resident that is written before it is read
             bounds = edges(len(array), self.ranks) if scattered else []
             parts[number] = [
                 array[bounds[rank] : bounds[rank + 1]] if scattered else array for rank in ranks

@@ -91,6 +91,15 @@ def test_a_value_is_a_copy(pool: Pool, make: Make) -> None:
     equal(every(pool, v), values(pool))
 
 
+def test_values_may_be_the_memory_of_residents(pool: Pool) -> None:
+    one, other = pool.shared(np.arange(4.0)), pool.shared(np.ones(4))
+    pool.broadcast([one, other], [v.get_value(borrow=True) for v in (other, one)])
+    equal(every(pool, one), [np.ones(4)] * pool.ranks)
+    equal(every(pool, other), [np.arange(4.0)] * pool.ranks)
+    pool.broadcast(other, other.get_value(borrow=True)[::-1])
+    equal(every(pool, other), [np.arange(4.0)[::-1]] * pool.ranks)
+
+
 @pytest.mark.parametrize("make_value", [np.asarray, np.ndarray.tolist, synk.data])
 def test_values_of_every_kind_are_set(pool: Pool, make: Make, make_value: Make) -> None:
     v, new = make((2, 3)), np.arange(6.0).reshape(2, 3) / 7
