@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.memory import HostBuffer
+from tandem.memory.flat import ALIGNMENT
 from tandem.parallel.messages import Place
 
 
@@ -86,3 +87,25 @@ class ReceivedBuffers:
         """Return an array by its place; it lies there, and is not copied."""
         buffer = self._buffers[place.buffer]
         return buffer.array(place.shape, np.dtype(place.dtype), place.offset)
+
+
+class Parcel:
+    """Arrays that the workers take over, in one buffer."""
+
+    def __init__(self, buffers: SharedBuffers) -> None:
+        self._buffers = buffers
+        self._buffer = HostBuffer.create(0, "definitions")
+        self._arrays: list[tuple[Place, np.ndarray]] = []
+        self._end = 0
+
+    def place(self, array: np.ndarray) -> Place:
+        place = self._buffers.place(self._buffer, array, self._end)
+        self._arrays.append((place, array))
+        self._end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        return place
+
+    def write(self) -> None:
+        """Write the arrays."""
+        self._buffer.resize(self._end)
+        for place, array in self._arrays:
+            self._buffers.array(place)[...] = array

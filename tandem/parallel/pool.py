@@ -18,15 +18,15 @@ from pytensor.tensor.variable import TensorVariable
 from tandem.config.hardware import available_cores
 from tandem.distributed import local_groups
 from tandem.memory import HostBuffer
-from tandem.memory.flat import ALIGNMENT, FlatLayout
-from tandem.parallel.buffers import SharedBuffers
+from tandem.memory.flat import FlatLayout
+from tandem.parallel.buffers import Parcel, SharedBuffers
 from tandem.parallel.collectives import Collectives
 from tandem.parallel.data import Data, data
 from tandem.parallel.description import describe
 from tandem.parallel.devices import check_numbers, choose_devices
 from tandem.parallel.function import Function
 from tandem.parallel.gpu import gpu_of
-from tandem.parallel.messages import Define, Extent, Place, Release, SentVariable
+from tandem.parallel.messages import Define, Extent, Release, SentVariable
 from tandem.parallel.rank import open_rank
 from tandem.parallel.registry import Registry
 from tandem.parallel.residents import Access
@@ -351,7 +351,7 @@ class Pool(Collectives):
         functions = [f for f in needed if f.number not in self._sent_functions]
         if not variables and not functions:
             return
-        sent = _Sent(team.buffers)
+        sent = Parcel(team.buffers)
         packed = tuple(
             f.description.pack(f.number, self.registry.number_of, sent.place) for f in functions
         )
@@ -366,7 +366,7 @@ class Pool(Collectives):
         self._sent_variables.update(variables)
         self._sent_functions.update(f.number for f in functions)
 
-    def _described(self, number: int, sent: "_Sent") -> SentVariable:
+    def _described(self, number: int, sent: Parcel) -> SentVariable:
         """Describe a variable to the workers, and let them have the master's value."""
         variable, extent = self.registry.variables[number], self.registry.extents.get(number)
         value, place = variable.get_value(borrow=True), None
@@ -419,25 +419,3 @@ class Pool(Collectives):
     def make_mode(self) -> Mode:
         """Make the mode of this process's functions."""
         return self.rank.make_mode()
-
-
-class _Sent:
-    """Arrays that the workers take over, in one buffer."""
-
-    def __init__(self, buffers: SharedBuffers) -> None:
-        self._buffers = buffers
-        self._buffer = HostBuffer.create(0, "definitions")
-        self._arrays: list[tuple[Place, np.ndarray]] = []
-        self._end = 0
-
-    def place(self, array: np.ndarray) -> Place:
-        place = self._buffers.place(self._buffer, array, self._end)
-        self._arrays.append((place, array))
-        self._end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-        return place
-
-    def write(self) -> None:
-        """Write the arrays."""
-        self._buffer.resize(self._end)
-        for place, array in self._arrays:
-            self._buffers.array(place)[...] = array
