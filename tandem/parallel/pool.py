@@ -141,7 +141,7 @@ class Pool(Collectives):
         """
         if self._team is not None and self._team.is_open:
             self._check_process()
-            raise RuntimeError("the pool has been started: close it first")
+            raise RuntimeError("the pool is open: close it first")
         if multiprocessing.current_process().daemon:
             raise RuntimeError("a worker process can't have workers of its own")
         chosen = choose_devices(n_parallel, use_gpu, devices)
@@ -391,15 +391,16 @@ class Pool(Collectives):
         """Raise RuntimeError unless this process and thread may use the pool now."""
         self._check_process()
         if self._team is None or not self._team.is_open:
-            raise RuntimeError("the pool is closed; fork(), or its start(), starts it again")
+            raise RuntimeError(
+                "the pool is closed; fork() starts it again, start() one of your own"
+            )
         if threading.get_ident() != self._thread:
             raise RuntimeError("a pool is used by one thread, the one that has started it")
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError(
-                "this pool is of another process, from which this one was forked: use it there, or "
-                "make a Pool in a process that is spawned"
+                "this pool is of another process, from which this one was forked: use it there"
             )
 
     def opened(self, function: Function | None = None) -> Team:
