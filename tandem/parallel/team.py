@@ -78,6 +78,7 @@ class Team:
             handle.connection.fileno(): (each.rank, handle.connection)
             for each, handle in zip(others, self._pool.handles, strict=True)
         }
+        self._repeated: tuple[Task | None, bytes] = None, b""  # the last message, if it may be
         self._waiter = Waiter(self._pipes, settings[master].spin)
 
     def run(
@@ -132,7 +133,11 @@ class Team:
 
     def _send(self, task: Task) -> None:
         new, dropped = self.buffers.changes()
-        data = pickle.dumps(Message(task, tuple(new), dropped))
+        if new or dropped or task != self._repeated[0]:
+            data = pickle.dumps(Message(task, tuple(new), dropped))
+            self._repeated = (None, b"") if new or dropped else (task, data)
+        else:
+            data = self._repeated[1]
         for _, connection in self._pipes.values():
             connection.send_bytes(data)
             for buffer in new.values():

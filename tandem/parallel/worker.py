@@ -78,6 +78,7 @@ class _Worker:
         self._results, self._master = results, master
         self._waiter = Waiter([master.fileno()], settings.spin)
         self._buffers = ReceivedBuffers()
+        self._repeated: tuple[bytes, Task] = b"", Close()  # the last message, which may come again
         self._rank: Rank | None = None
 
     def work(self) -> None:
@@ -105,7 +106,10 @@ class _Worker:
         """Receive a message, and what it says of memory."""
         self._waiter.wait()
         try:
-            message: Message = pickle.loads(self._master.recv_bytes())
+            data = self._master.recv_bytes()
+            if data == self._repeated[0]:
+                return self._repeated[1]
+            message: Message = pickle.loads(data)
             for number in message.new:
                 descriptor = reduction.recv_handle(self._master)
                 os.set_inheritable(descriptor, False)
@@ -114,6 +118,8 @@ class _Worker:
             raise SystemExit(1) from None  # the master is gone
         for number in message.dropped:
             self._buffers.drop(number)
+        if not message.new and not message.dropped:
+            self._repeated = data, message.task
         return message.task
 
     def _do(self, task: Task) -> Answer:
