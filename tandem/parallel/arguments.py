@@ -154,6 +154,8 @@ class Signature:
             if is_safe and _has_lengths(value.shape, kind.shape):
                 return value
         else:
+            if isinstance(value, np.ndarray) and not value.flags.aligned:  # as of a file's records
+                value = value.copy()
             try:
                 return kind.filter(value, strict=False, allow_downcast=None)
             except (TypeError, ValueError):

@@ -50,8 +50,10 @@ class Collectives(Transfers):
         """
         numbers, team = self._numbers(shared_vars), self.opened()
         found = self._paired(shared_vars, numbers, values)
-        own = [self.registry.variables[number].get_value() for number in numbers]
-        found = [b if a is None else a for a, b in zip(found, own, strict=True)]
+        found = [
+            self.registry.variables[number].get_value() if value is None else value
+            for number, value in zip(numbers, found, strict=True)
+        ]
         self._put(team, numbers, found)
 
     def scatter(self, shared_vars: Variables, values: Any, batch: Batch = None) -> None:
@@ -219,7 +221,8 @@ class Collectives(Transfers):
         weights : "rows", "equal", or sequence of float by rank
             Of an average. "rows": a variable that each rank has computed from rows, by its last
             function, is weighed by their numbers, and one without rows is not read; others are
-            weighed equally.
+            weighed equally. Other reductions read one without rows only where the function
+            computes new values from old ones, or with "equal".
 
         Raises
         ------
@@ -329,7 +332,9 @@ class Collectives(Transfers):
         if rows is None or weights == "equal":
             return [1 / self.ranks if op == "avg" else 1.0] * self.ranks
         if op != "avg":
-            return [float(count > 0) for count in rows]
+            # What a rank without rows holds is of an earlier call, and counts where it is added to.
+            adds = self.registry.adds(number)
+            return [float(count > 0 or adds) for count in rows]
         if len(set(rows)) > 1 and not self._has_logged_weights:
             self._has_logged_weights = True
             log.info(

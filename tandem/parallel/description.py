@@ -27,6 +27,11 @@ class Update:
     new: Variable
     op: str | None
 
+    @property
+    def reads_itself(self) -> bool:
+        """Whether the new value is computed from the old one."""
+        return bool(depends_on([self.new], [self.variable]))
+
 
 @dataclass(frozen=True)
 class Description:

@@ -53,7 +53,7 @@ def check_op(op: Any, dtype: str | np.dtype | None, what: str, is_update: bool =
     if plain in _AVERAGES and kind in "biu":
         raise TypeError(
             f"{what} is {dtype}, and an average would be rounded: cast it to a float, or use "
-            'the op "sum"'
+            f'the op "{"inc" if is_update else "sum"}"'
         )
     if plain in ("sum", "prod", "inc") and kind == "b":
         raise TypeError(f"{what} is bool, which has no {plain!r}: cast it to an integer")

@@ -60,6 +60,7 @@ class Function:
         self._written = [number_of(update.variable) for update in description.updates]
         from_rows = description.updates_from_rows()
         self._written_from_rows = [number_of(update.variable) for update in from_rows]
+        self._adding = {number_of(u.variable) for u in from_rows if u.reads_itself}
 
     @property
     def name(self) -> str | None:
@@ -128,7 +129,7 @@ class Function:
         finally:
             self._record_shapes(team)  # also of ranks that have computed where others failed
         if share.counts is not None:
-            self._pool.registry.record_rows(self._written_from_rows, share.counts)
+            self._pool.registry.record_rows(self._written_from_rows, share.counts, self._adding)
         self._count(team.waited)
         began = time.perf_counter()
         results = self._reduced(team, own, answers, share)

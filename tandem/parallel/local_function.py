@@ -103,8 +103,12 @@ class LocalFunction:
 
     def whole(self, inputs: Sequence[np.ndarray]) -> list[Any]:
         """Compute on all rows of all inputs and variables, as one PyTensor function does."""
-        count = len(inputs[0]) if self.description.scattered else 0
-        numbers = [np.arange(count)] * len(self.description.row_numbers)
+        about = self.description
+        numbers: list[np.ndarray] = []
+        if about.row_numbers:
+            variables: Sequence[Any] = about.sliceables
+            rows = inputs if about.scattered else [v.get_value(borrow=True) for v in variables[:1]]
+            numbers = [np.arange(len(rows[0]) if rows else 0)] * len(about.row_numbers)
         outputs = tuple(range(len(self.description.outputs)))
         return list(self._variant(outputs, "all", True)(*inputs, *numbers))
 

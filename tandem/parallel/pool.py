@@ -318,8 +318,7 @@ class Pool(Collectives):
             key: self._resident(Extent(offsets[key], kind.str, shape, block), key)
             for key, shape in layout.shapes
         }
-        number_of = self.registry.number_of
-        self.registry.parts[number_of(vector)] = tuple(map(number_of, views.values()))
+        self.registry.add_parts(vector, views.values())
         return FlatShared(vector, views)
 
     def data(self, *args: Any, **named: Any) -> Data:

@@ -170,7 +170,6 @@ def open_rank(
 
     The resident variables of a former one, on the same device, keep their values.
 
-
     Raises ValueError if there is no such precision.
     """
     from tandem.backend import Precision, device_mode, keep_freed_memory, set_threads

@@ -1,7 +1,7 @@
 """The shared variables of a pool: their numbers, shapes on all ranks, and rows."""
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ class _Record:
     """The rows from which each rank has computed a variable."""
 
     counts: tuple[int, ...]
+    adds: bool  # to its old value, which ranks without rows still hold
     witness: Any  # tells whether the master has set the variable since
 
 
@@ -32,7 +33,8 @@ class Registry:
     def __init__(self) -> None:
         self.variables: dict[int, SharedVariable] = {}
         self.extents: dict[int, Extent] = {}  # of residents
-        self.parts: dict[int, tuple[int, ...]] = {}  # of a vector: the variables that lie in it
+        self._parts: dict[int, tuple[int, ...]] = {}  # of a vector: the variables that lie in it
+        self._vectors: dict[int, int] = {}  # of such a variable: the vector
         self._numbers: dict[SharedVariable, int] = {}
         self._shapes: dict[int, dict[int, Shape]] = {}  # of private ones, by rank
         self._records: dict[int, _Record] = {}
@@ -63,6 +65,12 @@ class Registry:
         self.extents[number] = extent
         return number
 
+    def add_parts(self, vector: SharedVariable, parts: Iterable[SharedVariable]) -> None:
+        """Remember that variables lie in a vector."""
+        number, inside = self._numbers[vector], tuple(self._numbers[part] for part in parts)
+        self._parts[number] = inside
+        self._vectors |= dict.fromkeys(inside, number)
+
     def _add(self, variable: SharedVariable) -> int:
         number = self._numbers[variable] = len(self.variables)
         self.variables[number] = variable
@@ -92,28 +100,43 @@ class Registry:
 
     # Rows
 
-    def record_rows(self, numbers: Iterable[int], counts: tuple[int, ...]) -> None:
-        """Remember that each rank has computed variables from so many rows."""
+    def record_rows(
+        self, numbers: Iterable[int], counts: tuple[int, ...], adds: Collection[int] = ()
+    ) -> None:
+        """Remember that each rank has computed variables from so many rows.
+
+        `adds` are those whose new values are computed from the old ones too.
+        """
         for number in numbers:
-            for part in (number, *self.parts.get(number, ())):
-                self._records[part] = _Record(counts, _witness(self.variables[part]))
+            for part in (number, *self._parts.get(number, ())):
+                self._records[part] = _Record(counts, number in adds, self._witness(part))
 
     def clear_rows(self, numbers: Iterable[int]) -> None:
         """Forget it: variables have been written in another way."""
         for number in numbers:
-            self._records.pop(number, None)
-            for part in self.parts.get(number, ()):
+            for part in (number, *self._parts.get(number, ())):
                 self._records.pop(part, None)
 
     def rows(self, number: int) -> tuple[int, ...] | None:
         """Rows from which each rank has computed a variable, if that was its last write."""
-        if number in self.parts:
-            found = {self.rows(part) for part in self.parts[number]}
-            return found.pop() if len(found) == 1 else None
+        found = {self._rows(part) for part in self._parts.get(number, (number,))}
+        return found.pop() if len(found) == 1 else None
+
+    def adds(self, number: int) -> bool:
+        """Whether a variable of which there are `rows` was computed from its old value too."""
+        return any(self._records[part].adds for part in self._parts.get(number, (number,)))
+
+    def _rows(self, number: int) -> tuple[int, ...] | None:
         record = self._records.get(number)
-        if record is None or not _is_same(record.witness, _witness(self.variables[number])):
+        if record is None or not _is_same(record.witness, self._witness(number)):
             return None
         return record.counts
+
+    def _witness(self, number: int) -> Any:
+        """What changes when a variable is set, or the vector in which it lies."""
+        vector = self._vectors.get(number)
+        own = _witness(self.variables[number])
+        return own if vector is None else (own, _witness(self.variables[vector]))
 
 
 def label(variable: SharedVariable) -> str:

@@ -136,7 +136,8 @@ def reduce_shard(
     """
     part = shard(vectors[0].size, len(vectors), rank)
     parts = [vector[part] for vector in vectors]
-    if op in ("avg", "sum") and np.issubdtype(parts[0].dtype, np.floating):
+    # Loops are compiled for the types of the processor, of which float16 is none.
+    if op in ("avg", "sum") and parts[0].dtype in (np.float32, np.float64):
         from tandem.distributed import kernels
 
         kernels.average_into_all(parts, shares)

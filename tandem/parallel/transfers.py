@@ -51,6 +51,8 @@ class Transfers(ABC):
         parts = {}
         for number, value in zip(numbers, values, strict=True):
             array = np.asarray(value)
+            if self._is_seen(number) and not (array.flags.owndata or isinstance(value, Data)):
+                array = array.copy()  # it may lie in a resident that is written before it is read
             bounds = edges(len(array), self.ranks) if scattered else []
             parts[number] = [
                 array[bounds[rank] : bounds[rank + 1]] if scattered else array for rank in ranks

@@ -5,11 +5,11 @@ import cProfile
 import os
 import pickle
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tandem.distributed import PeerLost
 from tandem.memory import HostBuffer
@@ -166,13 +166,35 @@ class _Worker:
 
 def fault_of(error: Exception) -> Fault:
     """Describe an exception to the master, with the exception itself where it can be sent."""
-    sent: Exception | None = error
-    try:
-        if type(pickle.loads(pickle.dumps(error))) is not type(error):
-            sent = None
-    except Exception:
-        sent = None
+    forms = error, _Bare(error)
+    sent: Any = next((form for form in forms if _arrives_as(form, type(error))), None)
     return Fault(sent, describe(error), "".join(traceback.format_exception(error)))
+
+
+class _Bare:
+    """Pickles an exception so that it is made without `__init__`, which may take other arguments.
+
+    An exception is pickled as a call of its class with `args`, the arguments of `Exception`.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_bare, (type(self._error), self._error.args, vars(self._error))
+
+
+def _made_bare(kind: type[Exception], args: Sequence[Any], state: Mapping[str, Any]) -> Exception:
+    error = kind.__new__(kind, *args)
+    vars(error).update(state)
+    return error
+
+
+def _arrives_as(form: Any, kind: type[Exception]) -> bool:
+    try:
+        return type(pickle.loads(pickle.dumps(form))) is kind
+    except Exception:
+        return False
 
 
 @contextlib.contextmanager

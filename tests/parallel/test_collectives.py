@@ -91,6 +91,15 @@ def test_a_value_is_a_copy(pool: Pool, make: Make) -> None:
     equal(every(pool, v), values(pool))
 
 
+def test_values_may_be_the_memory_of_residents(pool: Pool) -> None:
+    one, other = pool.shared(np.arange(4.0)), pool.shared(np.ones(4))
+    pool.broadcast([one, other], [v.get_value(borrow=True) for v in (other, one)])
+    equal(every(pool, one), [np.ones(4)] * pool.ranks)
+    equal(every(pool, other), [np.arange(4.0)] * pool.ranks)
+    pool.broadcast(other, other.get_value(borrow=True)[::-1])
+    equal(every(pool, other), [np.arange(4.0)[::-1]] * pool.ranks)
+
+
 @pytest.mark.parametrize("make_value", [np.asarray, np.ndarray.tolist, synk.data])
 def test_values_of_every_kind_are_set(pool: Pool, make: Make, make_value: Make) -> None:
     v, new = make((2, 3)), np.arange(6.0).reshape(2, 3) / 7
@@ -138,7 +147,7 @@ def test_values_are_gathered(pool: Pool, make: Make) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "int64", "int8"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "complex64", "int64", "int8"])
 def test_values_are_reduced(pool: Pool, make: Make, op: str, dtype: str) -> None:
     if op == "avg" and dtype.startswith("int"):
         return
@@ -148,7 +157,8 @@ def test_values_are_reduced(pool: Pool, make: Make, op: str, dtype: str) -> None
     expected = reduced(op, values(pool, (7,), dtype))
     result = pool.reduce(v, op, in_place=False)
     assert result.dtype == dtype
-    np.testing.assert_allclose(result, expected, rtol=1e-12 if dtype == "float64" else 1e-6)
+    tolerance = {"float64": 1e-12, "float16": 2e-3}.get(dtype, 1e-6)
+    np.testing.assert_allclose(result, expected, rtol=tolerance)
     equal(every(pool, v), values(pool, (7,), dtype))
     assert pool.reduce(v, f"c_{op}") is None
     after = values(pool, (7,), dtype)
@@ -348,6 +358,16 @@ def test_sums_leave_out_ranks_without_rows(three: Pool) -> None:
     np.testing.assert_allclose(v.get_value(), ROWS[:2].sum(axis=0), rtol=1e-12)
 
 
+def test_sums_have_what_ranks_have_added_up_before(two: Pool) -> None:
+    x, v = pt.dmatrix("x"), shared(np.zeros(3))
+    f = two.function([x], updates=[(v, v + x.sum(axis=0))])
+    two.broadcast(v)
+    f(ROWS)
+    f(ROWS[:1])  # of which one rank has none
+    two.all_reduce(v, "sum")
+    np.testing.assert_allclose(v.get_value(), ROWS.sum(axis=0) + ROWS[0], rtol=1e-12)
+
+
 @pytest.mark.parametrize("writes", ["views", "vector"])
 def test_rows_of_a_flat_vector(pool: Pool, writes: str) -> None:
     """A function writes all parts, or the vector itself; the average is of either."""
@@ -368,6 +388,11 @@ def test_rows_of_a_flat_vector(pool: Pool, writes: str) -> None:
     pool.set_value(0, made.views["w"], np.zeros(3))
     expected = np.mean(every(pool, made.vector), axis=0)
     np.testing.assert_allclose(pool.reduce(made.vector, in_place=False), expected, rtol=1e-12)
+    f(ROWS)
+    made.vector.set_value(np.ones_like(made.vector.get_value()))
+    for written in (made.vector, *made.views.values()):
+        expected = np.mean(every(pool, written), axis=0)
+        np.testing.assert_allclose(pool.reduce(written, in_place=False), expected, rtol=1e-12)
 
 
 def test_updates_that_use_no_row_are_equal(pool: Pool) -> None:

@@ -1,6 +1,7 @@
 """Exceptions in workers and in the master, and workers that are killed or stopped."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 import tandem.parallel as synk
 from tandem.parallel import Pool, WorkerLost
 from tandem.parallel.messages import Define, SentFunction
+from tandem.parallel.worker import fault_of
 from tests.support.faulty_ops import FAULT, CallBack, NotPicklable, Raise, Signal
 from tests.support.tiny import find_process, group_members, is_gone, python_path, shared_memory
 
@@ -83,10 +85,10 @@ def test_an_exception_of_every_rank(three: Pool) -> None:
         assert f(ROWS) == pytest.approx(ROWS.sum())
 
 
-def test_an_exception_that_cannot_be_sent(two: Pool) -> None:
+def test_an_exception_that_pickle_alone_cannot_send(two: Pool) -> None:
     x = pt.dmatrix("x")
     f = two.function([x], (Raise("NotPicklable")(x).sum(), "sum"))
-    with pytest.raises(RuntimeError, match="NotPicklable") as caught:
+    with pytest.raises(NotPicklable, match="one") as caught:
         f(bad_in(6))
     assert "in worker 1:\nTraceback" in "\n".join(caught.value.__notes__)
     with pytest.raises(Exception, match="one") as caught:
@@ -595,3 +597,20 @@ def test_the_modules_pool_starts_again(tmp_path: Path) -> None:
 def test_synk_is_the_modules_name() -> None:
     assert synk.WorkerLost is WorkerLost
     assert issubclass(WorkerLost, RuntimeError)
+
+
+@pytest.mark.parametrize("error", [NotPicklable("one", "two"), ValueError("it is bad")])
+def test_an_exception_arrives_as_it_is(error: Exception) -> None:
+    error.add_note("a note")
+    found = pickle.loads(pickle.dumps(fault_of(error))).error
+    assert type(found) is type(error)
+    assert str(found) == str(error)
+    assert vars(found) == vars(error)
+
+
+def test_an_exception_that_cannot_arrive_is_described() -> None:
+    error = ValueError("it is bad")
+    error.connection = lambda: None  # type: ignore[attr-defined]
+    fault = fault_of(error)
+    assert fault.error is None
+    assert "it is bad" in fault.description

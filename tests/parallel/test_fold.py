@@ -260,7 +260,7 @@ def test_an_unknown_op_is_refused_with_those_that_there_are(op: Any) -> None:
 @pytest.mark.parametrize(
     ("op", "dtype", "message"),
     [
-        ("avg", "int64", 'output 1 is int64, .* cast it to a float, or use the op "sum"'),
+        ("avg", "int64", 'output 1 is int64, .* cast it to a float, or use the op "inc"'),
         ("uavg", "uint8", "output 1 is uint8, .* cast it to a float"),
         ("c_avg", "bool", "output 1 is bool, .* cast it to a float"),
         ("sum", "bool", "output 1 is bool, which has no 'sum': cast it to an integer"),

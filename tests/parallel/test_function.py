@@ -297,6 +297,14 @@ def test_minibatches_hold_the_rows_already(three: Pool) -> None:
         f(ROWS, minibatch, batch=5)
 
 
+def test_inputs_of_records_are_taken(pool: Pool) -> None:
+    records = np.zeros(4, [("label", "u1"), ("value", "f8")])  # which are not aligned
+    records["value"] = range(4)
+    x = pt.dvector("x")
+    f = pool.function([x], (2 * x, "gather"))
+    np.testing.assert_array_equal(f(records["value"]), [0, 2, 4, 6])
+
+
 def test_row_numbers_count_over_the_whole_call(pool: Pool) -> None:
     x = pt.dmatrix("x")
     f = pool.function([x], (pt.stack([synk.row_index(), 2 * synk.row_index()], axis=1), "gather"))
@@ -306,6 +314,9 @@ def test_row_numbers_count_over_the_whole_call(pool: Pool) -> None:
         np.testing.assert_array_equal(f(ROWS, num_slices=slices)[:, 1], 2 * numbers)
     np.testing.assert_array_equal(f(ROWS, batch=[5, 4, 3])[:, 0], [0, 1, 2])
     np.testing.assert_array_equal(f.as_theano(ROWS)[:, 0], numbers)
+    v = pytensor.shared(ROWS)
+    of_variable = pool.function([], (synk.row_index(), "gather"), sliceable_shareds=[v])
+    np.testing.assert_array_equal(of_variable.as_theano(), numbers)
 
 
 LOCAL_BATCHES = {
