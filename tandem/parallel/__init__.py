@@ -60,14 +60,25 @@ R = TypeVar("R")
 _default: Pool | None = None  # the one state that a module of this library has
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def fork(*args: Any, **named: Any) -> int:
-    """Start the module's pool; return the number of ranks. Takes the arguments of `Pool`.
+    """Start the module's pool; return the number of ranks.
 
     After `close`, or after a worker was lost, the same pool is started again: functions and shared
     variables are kept, and the workers begin with the master's values.
 
+    Parameters
+    ----------
+    *args, **named
+        As of `Pool`: ``fork()``, ``fork(4, threads=2)``, ``fork(devices=["cuda:0", "cuda:0"])``.
+
     Raises
     ------
+    InputError, TypeError, ValueError
+        As of `Pool`.
     RuntimeError
         It has been started, and not closed; or this is a worker process.
     """
@@ -77,6 +88,10 @@ def fork(*args: Any, **named: Any) -> int:
     else:
         _default.start(*args, **named)
     return _default.ranks
+
+
+_of_pool = inspect.signature(Pool).replace(return_annotation=int)
+fork.__signature__ = _of_pool  # type: ignore[attr-defined]
 
 
 def close() -> None:

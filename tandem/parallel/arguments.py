@@ -14,7 +14,7 @@ from tandem.parallel.description import Description
 from tandem.parallel.fold import check_op
 from tandem.parallel.local_function import Share
 from tandem.parallel.messages import Call, Place, Rows
-from tandem.parallel.registry import label
+from tandem.parallel.registry import axes, label
 from tandem.parallel.selection import Batch, Selection, is_same, select_local, select_many
 from tandem.parallel.team import Team
 from tandem.split import edges
@@ -163,7 +163,16 @@ class Signature:
                     got = np.asarray(value)
                 except ValueError as error:
                     raise TypeError(f"{self._labels[position]} is no array: {error}") from error
-        raise TypeError(f"{self._labels[position]} is {_described(kind)}; got {_described(got)}")
+        text = f"{self._labels[position]} is {_described(kind)}; got {_described(got)}"
+        is_castable = np.can_cast(got.dtype, kind.dtype, "same_kind")
+        if is_castable and got.dtype != kind.dtype and got.ndim == kind.ndim:
+            remedy = (
+                f'make it with dtype="{kind.dtype}"'
+                if isinstance(got, Data)
+                else (f'cast it by astype("{kind.dtype}")')
+            )
+            text += f": {remedy}"
+        raise TypeError(text)
 
     def _checked_slices(self, number: Any) -> int:
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
@@ -178,6 +187,8 @@ class Signature:
 
     def _subset(self, subset: Sequence[int]) -> tuple[int, ...]:
         count = len(self._outputs)
+        if not isinstance(subset, list | tuple | range | np.ndarray):
+            raise TypeError(f"output_subset is a list of integers, not {subset!r}")
         for number in subset:
             if isinstance(number, bool) or not isinstance(number, int | np.integer):
                 raise TypeError(f"output_subset: {number!r} is no integer")
@@ -251,9 +262,10 @@ def _has_lengths(shape: Sequence[int], lengths: Sequence[int | None]) -> bool:
 
 def _described(kind: Any) -> str:
     """Describe an array, or a type of which lengths may be known."""
-    text = f"{kind.dtype} with {kind.ndim} axes"
+    text = f"{kind.dtype} with {axes(kind.ndim)}"
     if any(n is not None for n in kind.shape):
-        text += f", ({', '.join('any' if n is None else str(n) for n in kind.shape)})"
+        lengths = ", ".join("any" if n is None else str(n) for n in kind.shape)
+        text += f", ({lengths}{',' if kind.ndim == 1 else ''})"
     return text
 
 

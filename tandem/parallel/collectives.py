@@ -10,7 +10,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 
 from tandem.parallel.data import Data
 from tandem.parallel.messages import Open, Put, Reduce, Vector
-from tandem.parallel.registry import label
+from tandem.parallel.registry import axes, label
 from tandem.parallel.residents import reduced
 from tandem.parallel.selection import Batch, select
 from tandem.parallel.team import Team
@@ -299,12 +299,12 @@ class Collectives(Transfers):
             plain = np.asarray(value) if isinstance(value, Data) else value
             return kind.filter(plain, allow_downcast=None)
         except (TypeError, ValueError) as error:
-            what = f"{label(variable)} is {kind.dtype} with {kind.ndim} axes"
+            what = f"{label(variable)} is {kind.dtype} with {axes(kind.ndim)}"
             try:
                 got = np.asarray(value)
             except ValueError:
                 raise TypeError(f"{what}; got what is no array: {error}") from error
-            raise TypeError(f"{what}; got {got.dtype} with {got.ndim}") from error
+            raise TypeError(f"{what}; got {got.dtype} with {axes(got.ndim)}") from error
 
     def _check_rank(self, rank: int) -> None:
         if not isinstance(rank, int | np.integer):

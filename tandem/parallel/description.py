@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.compile.mode import get_mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import graph_inputs
@@ -220,9 +221,9 @@ def _listed(outputs: Any) -> list[Any]:
 def _pairs(what: str, given: Sequence[Any]) -> list[tuple[Variable, Any]]:
     """Pair each variable with its op."""
     pairs = [each if isinstance(each, tuple) else (each, "avg") for each in given]
-    for pair in pairs:
+    for each, pair in zip(given, pairs, strict=True):
         if len(pair) != 2 or not isinstance(pair[0], Variable):
-            raise TypeError(f"{what}: a variable or (variable, op) is needed, not {pair!r}")
+            raise TypeError(f"{what}: a variable or (variable, op) is needed, not {each!r}")
     return pairs
 
 
@@ -286,4 +287,6 @@ def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(
             f"mode: each worker makes its own; give the name of one, not {type(mode).__name__}"
         )
+    if mode is not None:
+        get_mode(mode)  # raises ValueError where there is none of that name
     return dict(options)

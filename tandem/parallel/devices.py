@@ -31,6 +31,8 @@ def choose_devices(
     ------
     InputError
         There is no such device.
+    TypeError
+        `devices` is a single name, or `ranks` no integer.
     ValueError
         The numbers of ranks and of devices differ, or there is no rank.
     """
@@ -38,6 +40,8 @@ def choose_devices(
         _check_integer("n_parallel", ranks)
         if ranks < 1:
             raise ValueError(f"n_parallel is {ranks}; there is at least one rank, the master")
+    if isinstance(devices, str):
+        raise TypeError(f'devices is a list with one name for each rank, not "{devices}"')
     if devices is not None:
         if ranks not in (None, len(devices)):
             raise ValueError(f"n_parallel is {ranks}, for {len(devices)} devices")

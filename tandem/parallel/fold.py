@@ -172,7 +172,7 @@ class Fold:
         if total.shape != partial.shape:  # which would be broadcast where one has a length of 1
             raise ValueError(
                 f"partial results of shapes {tuple(total.shape)} and {tuple(partial.shape)} can't "
-                f'be folded by {self.op!r}; "gather" joins them'
+                f'be reduced by {self.op!r}; "gather" joins them'
             )
         library, own = library_of(total), {"out": total} if self._is_own else {}
         if self.op == "max":

@@ -178,7 +178,8 @@ class _Writer:
     def _op_place(self, op: Op) -> int:
         if id(op) not in self._op_places:
             self._op_places[id(op)] = None
-            name = _shortened(f"{type(op).__name__} {op}")
+            kind, name = type(op).__name__, str(op)
+            name = _shortened(name if name.startswith(kind) else f"{kind} {name}")
             self.ops.append((name, self.pickled(op, f"the Op {name}")))
             self._op_places[id(op)] = len(self.ops) - 1
         place = self._op_places[id(op)]
@@ -196,7 +197,7 @@ class _Writer:
         except _NotImportable as error:
             raise InputError(
                 f"{what} cannot be sent to worker processes: {error} is defined in __main__ (or "
-                "locally), which they do not run: put it in a module"
+                "locally), which they do not run: put it in a module, and import it"
             ) from None
         except Exception as error:
             raise InputError(f"{what} cannot be sent to worker processes: {error}") from error

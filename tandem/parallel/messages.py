@@ -66,7 +66,7 @@ class Define(NamedTuple):
 
     variables: tuple[SentVariable, ...]
     functions: tuple[SentFunction, ...]
-    blocks: tuple[int, ...]  # bytes of each block of a GPU's memory so far
+    blocks: tuple[int, ...] = ()  # bytes of each block of a GPU's memory so far
 
 
 class Call(NamedTuple):

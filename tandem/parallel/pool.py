@@ -204,7 +204,7 @@ class Pool(Collectives):
         self.close()
 
     def close(self) -> None:
-        """End the workers. Functions can be called no more; variables keep the master's values."""
+        """End the workers, until `start`. Shared variables keep the master's values."""
         team, residents = self._team, self.rank.residents
         if team is None or self._pid != os.getpid():
             return
@@ -239,7 +239,7 @@ class Pool(Collectives):
         Parameters
         ----------
         inputs : list of variable
-            Scattered: each rank gets a part of the rows, the first axis.
+            Scattered: each rank gets a part of the rows, the first axis. Unused ones are allowed.
         outputs : variable, (variable, op), or list of these, optional
             What ranks, and slices, return is reduced by the op: "avg" (the default), which weighs
             each by its rows; "uavg", which weighs them equally; "sum", "prod", "max", "min";
@@ -390,13 +390,17 @@ class Pool(Collectives):
         """Raise RuntimeError unless this process and thread may use the pool now."""
         self._check_process()
         if self._team is None or not self._team.is_open:
-            raise RuntimeError("the pool is closed; fork() starts it again")
+            raise RuntimeError(
+                "the pool is closed; fork() starts it again, start() one of your own"
+            )
         if threading.get_ident() != self._thread:
             raise RuntimeError("a pool is used by one thread, the one that has started it")
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise RuntimeError("this pool is of another process, from which this one was forked")
+            raise RuntimeError(
+                "this pool is of another process, from which this one was forked: use it there"
+            )
 
     def opened(self, function: Function | None = None) -> Team:
         """Return the workers, which have a function and all variables.

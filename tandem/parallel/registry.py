@@ -144,6 +144,11 @@ def label(variable: SharedVariable) -> str:
     return repr(variable.name) if variable.name else "a shared variable without name"
 
 
+def axes(number: int) -> str:
+    """How messages call a number of axes."""
+    return f"{number} {'axis' if number == 1 else 'axes'}"
+
+
 def _witness(variable: SharedVariable) -> Any:
     """What changes when a variable is set."""
     writes = getattr(variable, "writes", None)

@@ -124,9 +124,9 @@ def test_numbers_are_values(pool: Pool) -> None:
     pool.broadcast([v, n], [[1, 2, 3], 2.5])
     equal(every(pool, v), [np.array([1, 2, 3], "float32")] * pool.ranks)
     equal(every(pool, n), [np.array(2.5, "float32")] * pool.ranks)
-    with pytest.raises(TypeError, match="'v' is float32 with 1 axes; got what is no array"):
+    with pytest.raises(TypeError, match="'v' is float32 with 1 axis; got what is no array"):
         pool.broadcast(v, [[1], [2, 3]])
-    with pytest.raises(TypeError, match="'v' is float32 with 1 axes; got float64 with 1"):
+    with pytest.raises(TypeError, match="'v' is float32 with 1 axis; got float64 with 1 axis"):
         pool.broadcast(v, [0.1, 0.2, 0.3])
 
 

@@ -46,6 +46,8 @@ def test_what_can_not_be_is_refused() -> None:
     for name in ("cuda", "gpu:0", "cuda:x", "CPU"):
         with pytest.raises(InputError, match=f"there is no device '{name}'"):
             choose_devices(None, None, [name])
+    with pytest.raises(TypeError, match=r'devices is a list .*, not "cpu"'):
+        choose_devices(None, None, "cpu")
     with pytest.raises(InputError, match="either all are GPUs or all cpu"):
         choose_devices(None, None, ["cuda:0", "cpu"])
     for ranks, use_gpu, names in ((3, None, ["cpu"]), (0, None, None), (None, True, ["cpu"])):

@@ -76,7 +76,7 @@ def arguments(called: Callable[..., Any]) -> list[str]:
 def test_the_programs_use_every_argument(name: str) -> None:
     """By keyword, or by position."""
     owner, _, method = name.partition(".")
-    called = synk.Pool if name == "fork" else getattr(synk, owner)
+    called = getattr(synk, owner)
     wanted = arguments(getattr(called, method) if method else called)[bool(method) :]
     used: set[str] = set()
     for found, call in calls():

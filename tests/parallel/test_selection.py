@@ -124,7 +124,7 @@ def test_negative_indices_leave_the_callers_array_as_it_was() -> None:
         ([True, False], "there are 2 booleans, for 4 rows"),
         (np.ones(5, bool), "there are 5 booleans, for 4 rows"),
         (slice(5, None), "the slice 5: reaches beyond the 4 rows"),
-        (slice(0, 5, 2), "the slice 0:5:2 reaches beyond the 4 rows"),
+        (slice(0, 5, 2), "the slice 0:5:2 reaches beyond the 4 rows; end it at 4"),
         (slice(-5, 2), "the slice -5:2 reaches beyond the 4 rows"),
         (slice(None, -5), "the slice :-5 reaches beyond the 4 rows"),
         (slice(4, None, -1), "the slice 4::-1 reaches beyond the 4 rows"),

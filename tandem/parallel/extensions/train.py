@@ -39,7 +39,8 @@ def make_train_function(
     -------
     callable
         ``train(x_data, y_data, **options) -> loss``: the average over all rows, before the step.
-        Options are those of a call of a function: `batch`, `num_slices`.
+        Options are those of a call of a function: `batch`, `num_slices`. Slices are not cut short:
+        the last batch of an epoch ends at the last row.
 
     Examples
     --------
