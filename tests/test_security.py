@@ -385,6 +385,11 @@ PERMITTED = {
     "tandem/backend/codegen.py": {"exec", "compile"},
     # What ranks of one job say to each other, as processes of one machine do by pipes.
     "tandem/distributed/group.py": {"pickle.loads"},
+    # What a pool's processes say to each other, by pipes of their own.
+    "tandem/parallel/team.py": {"pickle.loads"},
+    "tandem/parallel/worker.py": {"pickle.loads"},
+    # A library that is compared with; it reads nothing.
+    "benchmarks/parallel_contenders.py": {"joblib"},
 }
 FORBIDDEN_CALLS = {
     *("pickle.load", "pickle.loads", "pickle.Unpickler", "cPickle.load", "dill.load", "dill.loads"),

@@ -70,7 +70,7 @@ def by_optimizer(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
 @pytest.mark.parametrize(
     ("optimizer", "trainers", "exchange"),
     [
-        ("adam", 2, "auto"),
+        pytest.param("adam", 2, "auto", marks=slow),
         *(
             pytest.param(optimizer, trainers, exchange, marks=slow)
             for optimizer in OPTIMIZERS

@@ -233,6 +233,7 @@ class Collectives(Transfers):
         """
         numbers, team, op = self._numbers(shared_vars), self.opened(), _plain(op)
         shares = {number: tuple(self._shares(number, op, weights)) for number in numbers}
+        self.registry.clear_rows(numbers)  # also where the rest fails
         in_place = [number for number in numbers if self._is_reduced_in_place(team, number, op)]
         staged = [number for number in numbers if number not in in_place]
         published = dict(zip(staged, self._publish(team, staged), strict=True))
@@ -245,7 +246,6 @@ class Collectives(Transfers):
             for number, place in zip(staged, first, strict=True):
                 for rank in range(self.ranks):
                     self.registry.set_shape(number, rank, place.shape)
-        self.registry.clear_rows(numbers)
 
     # Helpers
 

@@ -277,12 +277,15 @@ def _row_numbers(results: Sequence[Variable], inputs: Sequence[Variable]) -> lis
 
 
 def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    for name in options:
-        if name not in _OPTIONS:
+    for option in options:
+        if option not in _OPTIONS:
             raise TypeError(
-                f"function() has no argument {name!r}; of PyTensor's it takes {', '.join(_OPTIONS)}"
+                f"function() has no argument {option!r}; of PyTensor's it takes "
+                f"{', '.join(_OPTIONS)}"
             )
-    mode = options.get("mode")
+    name, mode = options.get("name"), options.get("mode")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name is a text, not {name!r}")
     if mode is not None and not isinstance(mode, str):
         raise TypeError(
             f"mode: each worker makes its own; give the name of one, not {type(mode).__name__}"

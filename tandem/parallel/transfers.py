@@ -59,6 +59,7 @@ class Transfers(ABC):
             ]
             for part in parts[number]:
                 self._check_fits(number, part.shape)
+        self.registry.clear_rows(numbers)  # also where the rest fails
         sent = []
         for number, value in zip(numbers, values, strict=True):
             if not self._is_seen(number):
@@ -73,7 +74,6 @@ class Transfers(ABC):
         for number, _ in sent:
             for rank, part in zip(ranks, parts[number], strict=True):
                 self.registry.set_shape(number, rank, part.shape)
-        self.registry.clear_rows(numbers)
 
     def _check_fits(self, number: int, shape: Shape) -> None:
         variable = self.registry.variables[number]

@@ -38,6 +38,7 @@ def generate(out: Path, *options: str) -> dict[str, str]:
     return {path.stem.rpartition("_")[2]: path.read_text() for path in out.iterdir()}
 
 
+@pytest.mark.slow
 @NEEDS_TRITON
 def test_every_kernel_of_a_step_compiles_for_a_gpu(tmp_path: Path) -> None:
     step = generate(tmp_path, "--functions", "step")["step"]

@@ -16,6 +16,7 @@ from tests.support.tiny import prepare, read_record
 EPOCHS, BATCH = 2, 4  # of 13 pictures: the last minibatch has one, so that a worker has none
 
 
+@pytest.mark.slow
 def test_its_weights_are_those_of_a_run(tmp_path: Path) -> None:
     folder = prepare(tmp_path / "data")
     run = run_train(

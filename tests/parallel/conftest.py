@@ -26,7 +26,7 @@ def three() -> Iterator[Pool]:
         yield pool
 
 
-@pytest.fixture(params=["one", "two", "three"])
+@pytest.fixture(params=["one", "two", pytest.param("three", marks=pytest.mark.slow)])
 def pool(request: pytest.FixtureRequest) -> Pool:
     found: Pool = request.getfixturevalue(request.param)
     return found

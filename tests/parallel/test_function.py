@@ -587,6 +587,8 @@ def test_options_and_names(pool: Pool) -> None:
     assert "total" in repr(f)
     assert f(ROWS) == pytest.approx(ROWS.sum())
     assert pool.function([x], x.sum()).name is None
+    with pytest.raises(TypeError, match="name is a text"):
+        pool.function([x], x.sum(), name=len)
     with pytest.raises(TypeError, match="no argument 'profile'"):
         pool.function([x], x.sum(), profile=True)
     with pytest.raises(TypeError, match="mode"):
