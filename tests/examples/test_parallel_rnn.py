@@ -21,6 +21,7 @@ def trained(workers: int) -> tuple[list[float], dict[str, np.ndarray]]:
         synk.close()
 
 
+@pytest.mark.slow
 def test_two_workers_learn_what_one_does() -> None:
     (errors, ours), (others, theirs) = trained(2), trained(1)
     np.testing.assert_allclose(errors, others, rtol=1e-9)

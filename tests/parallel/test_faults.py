@@ -1,5 +1,6 @@
 """Exceptions in workers and in the master, and workers that are killed or stopped."""
 
+import gc
 import os
 import pickle
 import signal
@@ -97,6 +98,14 @@ def test_an_exception_that_pickle_alone_cannot_send(two: Pool) -> None:
     assert f(ROWS) == pytest.approx(ROWS.sum())
 
 
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """Functions of a test are gone behind it, so that `distribute` sends them no more."""
+    yield
+    gc.collect()
+
+
+@pytest.mark.usefixtures("collected")
 def test_an_exception_at_a_compile(two: Pool) -> None:
     x = pt.dmatrix("x")
     f = two.function([x], (Raise("ValueError", at_compile="worker")(x).sum(), "sum"))
@@ -108,6 +117,7 @@ def test_an_exception_at_a_compile(two: Pool) -> None:
         assert good(ROWS) == pytest.approx(ROWS.sum())
 
 
+@pytest.mark.usefixtures("collected")
 def test_a_variable_of_a_failed_distribution_is_sent_again(two: Pool) -> None:
     x, s = pt.dmatrix("x"), pytensor.shared(1.0, "s")
     f = two.function([x], (Raise("ValueError", at_compile="worker")(x).sum() * s, "sum"))
