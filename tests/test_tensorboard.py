@@ -184,6 +184,7 @@ def test_the_server_tells_of_a_run_that_goes_on(watched: Watched) -> None:
     assert watched.goes_on
 
 
+@pytest.mark.slow
 def test_a_browser_shows_the_curves_of_a_run_that_goes_on(watched: Watched) -> None:
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:

@@ -53,6 +53,7 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_terminal_until_ctrl_c(data: Path, short_path: Path) -> None:
     run = short_path / "run"
     common = {
