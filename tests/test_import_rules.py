@@ -49,6 +49,7 @@ ALLOWED = {
         "tandem/training/graphs.py",
         "tandem/classify/classifier.py",
         "tandem/export/",
+        "tandem/nn/",
     ),
 }
 # A package of the library imports only from the rows above its own and, without a circle, from its
@@ -74,7 +75,8 @@ ROWS = (
     ("artifacts", "preprocessing", "parallel"),
     ("training",),
     ("launch",),
-    ("classify", "export", "convert", "plot", "look"),
+    ("datasets",),
+    ("classify", "export", "convert", "plot", "look", "nn"),
     ("__main__",),
 )
 WITHOUT_CONFIGURATION = {"distributed", "processes", "layers", "optim"}

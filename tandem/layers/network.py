@@ -29,6 +29,8 @@ COLOURS = 3
 _ALIAS = "norm_before_pool"
 _ARGUMENTS = ("crop_size", "classes", "width", "dtype")
 ALEXNET = "alex_net:AlexNet"
+GRAPH_NETWORK = "tandem.nn.network:GraphNetwork"
+"""The network whose graph is data in its options."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class NetworkDescription:
     cannot be used.
     """
 
-    crop_size: Annotated[int, Field(ge=1)]  # pixels on each side of the input
+    # Pixels on each side of the input; None: the input is no pictures, and has the network's shape
+    crop_size: Annotated[int, Field(ge=1)] | None
     classes: Annotated[int, Field(ge=1)]
     width: float  # factor on all filter and unit counts
     wnids: tuple[str, ...] | None = None  # the classes, in the order of the outputs, if known
@@ -89,7 +92,8 @@ class NetworkDescription:
     def summary(self) -> str:
         """The description in a few words, for messages."""
         kind = "" if self.network == ALEXNET else f"{self.network}, "
-        return f"{kind}{self.classes} classes, crop_size {self.crop_size}, width {self.width:g}"
+        size = "" if self.crop_size is None else f", crop_size {self.crop_size}"
+        return f"{kind}{self.classes} classes{size}, width {self.width:g}"
 
 
 class Network(ABC):
@@ -172,6 +176,16 @@ class Network(ABC):
         TypeError, ValueError
             The images have another dtype, number of axes, or shape.
         """
+
+    def predictions(self, logits: "TensorVariable") -> "TensorVariable":
+        """What the network predicts, of the shape of its outputs: by default their softmax."""
+        import pytensor.tensor as pt
+
+        return pt.special.softmax(logits, axis=1)
+
+    def measured(self, logits: "TensorVariable") -> "TensorVariable":
+        """The outputs as metrics see them: by default those before the softmax."""
+        return logits
 
     def cost(
         self, logits: "TensorVariable", labels: "TensorVariable", valid: "TensorVariable"
