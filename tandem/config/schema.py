@@ -321,6 +321,12 @@ class Output(Section):
         "newest checkpoints to keep, beside the best; or all",
         "a whole number of at least 1, or all",
     )
+    keep_monitor: str = key(
+        "top1_error",
+        "what the best checkpoint is the best by: as lr_monitor",
+        "validation_loss, top1_error, top5_error or one of metrics",
+        omit_default=True,
+    )
     print_freq: int = key(20, "steps between reports", unit="steps", ge=1)
     print_train_error: bool = key(True, "report the training error beside the loss")
     tensorboard: bool = key(True, "write event files for TensorBoard")
