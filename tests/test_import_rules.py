@@ -60,6 +60,7 @@ ROWS = (
         "compilers",
         "errors",
         "files",
+        "nested",
         "philox",
         "loops",
         "processor",
