@@ -163,6 +163,10 @@ def test_networks_import_nothing_below_pytensor(source: str) -> None:
         ("tandem.training.trainer", "torch pytensor numba rich tensorboard PIL"),
         ("classify", "torch pytensor numba rich tensorboard"),
         ("tandem.look", "torch pytensor numba rich tensorboard matplotlib"),
+        (
+            "tandem.nn, tandem.nn.graph, tandem.nn.network",
+            "torch pytensor numba rich tensorboard matplotlib keras",
+        ),
         ("tandem", "numpy"),
         ("tandem.__main__", "numpy pydantic yaml argparse logging"),
         ("tandem.memory.cuda, tandem.distributed.peer_to_peer", "pycuda cuda torch pytensor"),
