@@ -166,6 +166,10 @@ def test_networks_import_nothing_below_pytensor(source: str) -> None:
         ("classify", "torch pytensor numba rich tensorboard"),
         ("tandem.look", "torch pytensor numba rich tensorboard matplotlib"),
         ("tandem.datasets", "torch pytensor numba matplotlib rich PIL hickle h5py pooch pydantic"),
+        (
+            "tandem.nn, tandem.nn.graph, tandem.nn.network",
+            "torch pytensor numba rich tensorboard matplotlib keras",
+        ),
         ("tandem", "numpy"),
         ("tandem.__main__", "numpy pydantic yaml argparse logging"),
         ("tandem.memory.cuda, tandem.distributed.peer_to_peer", "pycuda cuda torch pytensor"),
