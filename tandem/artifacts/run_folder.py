@@ -26,7 +26,14 @@ from tandem.artifacts.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from tandem.artifacts.metrics_log import MetricsLog, Record, truncate_after
+from tandem.artifacts.epochs import write_csv
+from tandem.artifacts.metrics_log import (
+    MetricsLog,
+    Record,
+    ValidationRecord,
+    read_records,
+    truncate_after,
+)
 from tandem.artifacts.tensorboard import EventLog
 from tandem.config.schema import Config, save_config
 from tandem.errors import InputError
@@ -154,7 +161,9 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"weights_dir {self._folder}: {error.strerror}") from error
         self._record = MetricsLog(path)
-        self._events = EventLog(self._folder, state.step) if config.tensorboard else None
+        self._write_csv()
+        events = Path(config.tensorboard_dir or self._folder)
+        self._events = EventLog(events, state.step) if config.tensorboard else None
 
     @property
     def busy(self) -> bool:
@@ -172,6 +181,8 @@ class RunFolder:
 
     def append(self, record: Record) -> None:
         self._record.append(record)
+        if isinstance(record, ValidationRecord):
+            self._write_csv()
         if self._events is not None:
             self._events.add(record)
 
@@ -228,6 +239,17 @@ class RunFolder:
         if self._events is not None:
             self._events.add_checkpoint(checkpoint)
         return path
+
+    def _write_csv(self) -> None:
+        """Write the table of the epochs anew, so that a resumed run continues it."""
+        if self._config.csv_file is None:
+            return
+        path = Path(self._config.csv_file)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_csv(path, read_records(self._folder / RECORD))
+        except OSError as error:
+            raise InputError(f"csv_file {path}: cannot be written ({error.strerror})") from error
 
     def _rename_damaged(self, resumed: Path | None) -> None:
         """Rename the checkpoints after `resumed`, which are damaged.
