@@ -61,6 +61,7 @@ ROWS = (
         "compilers",
         "errors",
         "files",
+        "nested",
         "philox",
         "loops",
         "processor",
