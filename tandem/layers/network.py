@@ -110,8 +110,8 @@ class Network(ABC):
 
     Parameters
     ----------
-    crop_size : int
-        Pixels on each side of the input.
+    crop_size : int or None
+        Pixels on each side of the input; None: it is no pictures, and the network sets its shape.
     classes : int
     dtype : "float32" or "float64"
         Of parameters and images.
@@ -128,10 +128,13 @@ class Network(ABC):
 
     loss: Loss = CrossEntropy()
 
-    def __init__(self, crop_size: int, classes: int, dtype: str) -> None:
-        self.crop_size, self.classes, self.dtype = crop_size, classes, dtype
+    def __init__(self, crop_size: int | None, classes: int, dtype: str) -> None:
+        self.crop_size: Any = crop_size  # of pictures an int, on which their programs rely
+        self.classes, self.dtype = classes, dtype
         self.parameters = Parameters(dtype)
-        self.shapes: dict[str, tuple[int, ...]] = {"input": (COLOURS, crop_size, crop_size)}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        if crop_size is not None:
+            self.shapes["input"] = (COLOURS, crop_size, crop_size)
 
     def initial_values(self, seed: int) -> Iterator[tuple[str, np.ndarray]]:
         """Each parameter's name and initial value, in order: a function of `seed` alone."""
@@ -152,13 +155,15 @@ class Network(ABC):
         expected, name = (None, *self.shapes["input"]), type(self).__name__
         if images.type.ndim != len(expected) or images.type.dtype != self.dtype:
             raise TypeError(
-                f"{name}: images must be a 4-dimensional tensor of {self.dtype}, got {images.type}"
+                f"{name}: images must be a {len(expected)}-dimensional tensor of {self.dtype}, got"
+                f" {images.type}"
             )
         for length, wanted in zip(images.type.shape, expected, strict=True):
             if None not in (length, wanted) and length != wanted:
+                lengths = ", ".join(map(str, expected[1:]))
                 raise ValueError(
-                    f"{name}: images must have the shape (batch, {COLOURS}, {self.crop_size},"
-                    f" {self.crop_size}), got {images.type.shape}"
+                    f"{name}: images must have the shape (batch, {lengths}), got"
+                    f" {images.type.shape}"
                 )
 
     @abstractmethod
@@ -188,6 +193,11 @@ class Network(ABC):
         import pytensor.tensor as pt
 
         return pt.special.softmax(logits, axis=1)
+
+    @property
+    def has_own_cost(self) -> bool:
+        """Whether `cost` is another than the mean of `loss`."""
+        return type(self).cost is not Network.cost
 
     def measured(self, logits: "TensorVariable") -> "TensorVariable":
         """The outputs as metrics see them: by default those before the softmax."""
