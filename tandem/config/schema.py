@@ -38,6 +38,7 @@ from tandem.errors import InputError
 from tandem.files import write_text
 from tandem.layers.choices import LOSSES
 from tandem.layers.network import ALEXNET
+from tandem.nested import PlainMapping
 from tandem.optim import OPTIMIZERS, SCHEDULES
 from tandem.optim.parameter_groups import ParameterGroups
 from tandem.processor import Convolutions
@@ -201,7 +202,7 @@ class Network(Section):
     norm_before_pool: bool = key(
         False, "normalise before max pooling, as Caffe's bvlc_alexnet does"
     )
-    network_options: dict[str, bool | int | float | str] = key(
+    network_options: PlainMapping = key(
         {},
         "further arguments of the network's class",
         "names and values, such as {norm_before_pool: true}",
