@@ -1,5 +1,6 @@
 """Reading of untrusted files: their claims are checked before they cost time or memory."""
 
+import hashlib
 import io
 import os
 import stat
@@ -13,6 +14,7 @@ from numpy.lib import format as npy
 
 # The header of an array of numbers has a few hundred bytes; NumPy itself refuses 10,000.
 _MOST_HEADER = 1 << 14
+_BLOCK = 1 << 20
 _READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 Check = Callable[[np.dtype, tuple[int, ...]], None]
@@ -57,6 +59,15 @@ def read_npy(path: Path, check: Check) -> np.ndarray:
             raise ValueError(f"found {found} bytes of numbers, expected {claimed}")
         numbers = np.fromfile(file, dtype, prod(shape))
     return numbers.reshape(shape, order="F" if fortran else "C")
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a regular file, in hexadecimal; raises OSError or ValueError."""
+    with open_file(path) as file:
+        digest = hashlib.sha256()
+        while block := file.read(_BLOCK):
+            digest.update(block)
+        return digest.hexdigest()
 
 
 def read_header(file: BinaryIO) -> tuple[np.dtype, tuple[int, ...], bool]:

@@ -87,12 +87,16 @@ def find(name: str) -> Path:
 
     Raises InputError if it is in none of them and cannot be downloaded.
     """
-    for root in _roots():
-        for place in PUBLISHED[name].places:
-            if _holds(name, root / place):
-                log.info("%s: reading %s", name, root / place)
-                return root / place
-    return download(name)
+    if (path := locate(name)) is None:
+        return download(name)
+    log.info("%s: reading %s", name, path)
+    return path
+
+
+def locate(name: str) -> Path | None:
+    """The file or folder of a data set in the usual folders, if it is there."""
+    paths = (root / place for root in _roots() for place in PUBLISHED[name].places)
+    return next((path for path in paths if _holds(name, path)), None)
 
 
 def download(name: str) -> Path:

@@ -183,7 +183,7 @@ def _check_weights(spec: RunSpec) -> None:
     if path is None or header is None:
         return
     for name in ("resize", "pad"):
-        if (theirs := getattr(header.network, name)) != (ours := getattr(spec.train, name)):
+        if (theirs := getattr(header.network, name)) != (ours := getattr(spec.description, name)):
             log.warning(
                 "%s: this checkpoint is of pictures with %s: %s, those of %s have %s: %s; "
                 "expect errors of another size than on pictures like its own",

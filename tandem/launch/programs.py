@@ -127,9 +127,9 @@ def announce(spec: RunSpec) -> None:
         # A converted checkpoint has no settings.
         if spec.header.config and (changes := changed_settings(spec.header.config, spec.config)):
             log.info("settings differ from the checkpoint's: %s", "; ".join(changes))
-    pictures = f"{spec.validation.size} validation pictures"
+    rows = f"{spec.validation.size} validation pictures"
     if spec.job == "train":
-        pictures = f"{spec.train.size} training and {pictures}"
+        rows = f"{spec.train.size} training and {rows}"
     log.info(
         "%d trainer%s on %s, %d thread%s each; %s of %d classes; crops made by the %s%s",
         spec.trainers,
@@ -137,12 +137,13 @@ def announce(spec: RunSpec) -> None:
         ", ".join(spec.devices),
         spec.threads,
         "s" * (spec.threads > 1),
-        pictures,
+        rows,
         spec.classes,
         "device" if spec.device_crops else "loader",
         "; compiled" if spec.config.compile else "",
     )
-    if spec.validation.layout == "c01b":
+    pictures = spec.validation.pictures
+    if pictures is not None and pictures.layout == "c01b":
         log.info(
             "the batch files have the original's layout c01b: whole files are read and transposed, "
             "which is slower%s",

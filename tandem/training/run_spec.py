@@ -9,7 +9,7 @@ from tandem.artifacts.reproducibility import Conditions
 from tandem.config.schema import Config
 from tandem.data.augment import Augmentation, Mode
 from tandem.data.colour import Basis
-from tandem.data.dataset import Dataset
+from tandem.data.dataset import Dataset, StoredPictures
 from tandem.data.minibatch import MinibatchBuilder
 from tandem.data.order import minibatch_count
 from tandem.layers.network import NetworkDescription
@@ -67,7 +67,7 @@ class RunSpec:
 
     @property
     def description(self) -> NetworkDescription:
-        config = self.config
+        config, pictures = self.config, self.train.pictures or StoredPictures()
         return NetworkDescription(
             config.crop_size,
             self.classes,
@@ -75,8 +75,8 @@ class RunSpec:
             self.wnids,
             network=config.network,
             options=config.options,
-            resize=self.train.resize,
-            pad=self.train.pad,
+            resize=pictures.resize,
+            pad=pictures.pad,
         )
 
     @property
@@ -110,7 +110,7 @@ class RunSpec:
     def slot_layout(self) -> SlotLayout:
         """The layout of a trainer's slots, where its device keeps no pictures."""
         coloured = bool(self.colour_basis)
-        return SlotLayout(self.config.batch_size, self.picture_size, coloured)
+        return SlotLayout.of_pictures(self.config.batch_size, self.picture_size, coloured)
 
     @property
     def global_batch(self) -> int:
