@@ -94,10 +94,11 @@ def _stored_size(description: NetworkDescription, config: Mapping[str, Any]) -> 
     Without their manifest, these are crops with a border around them.
     """
     crop_size = description.crop_size or 0
-    with contextlib.suppress(InputError, TypeError):
-        stored = read_manifest(Path(config["data_folder"])).image_size
-        if stored >= crop_size:
-            return stored
+    if isinstance(folder := config.get("data_folder"), str):
+        with contextlib.suppress(InputError):
+            stored = read_manifest(Path(folder)).image_size
+            if stored >= crop_size:
+                return stored
     return crop_size + 2 * description.pad
 
 

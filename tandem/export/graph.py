@@ -15,6 +15,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.scalar.basic import (
+    GT,
     Add,
     ArcTan,
     Expm1,
@@ -23,7 +24,9 @@ from pytensor.scalar.basic import (
     ScalarMinimum,
     ScalarOp,
     Sub,
+    Switch,
     Tanh,
+    upcast,
 )
 from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.tensor.basic import Join
@@ -334,14 +337,22 @@ def _slices(op: Subtensor | IncSubtensor, inputs: Sequence[Variable]) -> list[sl
 _ELEMENTWISE: Mapping[type[ScalarOp], str] = {
     Add: "Add",
     ArcTan: "Atan",
+    GT: "Greater",
     Mul: "Mul",
     Neg: "Neg",
     ScalarMinimum: "Min",
     Sigmoid: "Sigmoid",
     Softplus: "Softplus",
     Sub: "Sub",
+    Switch: "Where",
     Tanh: "Tanh",
 }
+
+
+def _cast(graph: OnnxGraph, name: str, source: Variable, dtype: str) -> str:
+    if source.type.dtype == dtype:
+        return name
+    return graph.add("Cast", [name], to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
 @translated.register
@@ -353,12 +364,14 @@ def _(op: Elemwise, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str
     if kind not in _ELEMENTWISE:
         raise _untranslated(op)
     # ONNX has no mixed arithmetic: PyTensor's 2, say, is an int8.
-    dtype = node.outputs[0].type.dtype
-    onnx_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    first, *others = (
-        name if source.type.dtype == dtype else graph.add("Cast", [name], to=onnx_type)
-        for name, source in zip(inputs, node.inputs, strict=True)
-    )
+    dtypes = [node.outputs[0].type.dtype] * len(inputs)
+    if kind is GT:
+        dtypes = [upcast(*(source.type.dtype for source in node.inputs))] * len(inputs)
+    if kind is Switch:
+        dtypes[0] = "bool"
+    first, *others = map(functools.partial(_cast, graph), inputs, node.inputs, dtypes)
+    if kind is Switch:
+        return graph.add(_ELEMENTWISE[kind], [first, *others])
     if not others:
         return graph.add(_ELEMENTWISE[kind], [first])
     for other in others:

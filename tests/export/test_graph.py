@@ -109,6 +109,8 @@ def by_onnxruntime(x: Any, y: Any, value: np.ndarray) -> np.ndarray:
         (ROWS, lambda x: layers.dropout(x, 0.25, 0, None)),
         (ROWS, lambda x: pt.special.softmax(x, axis=1)),
         (ROWS, lambda x: x + x * pt.constant(noise(5))),
+        (ROWS, lambda x: pt.switch(pt.gt(x, 0), x, 2)),
+        (ROWS, lambda x: pt.switch(pt.gt(x, pt.constant(noise(5))), 0, x) * pt.gt(x, 0)),
         (ROWS, lambda x: x.dimshuffle(1, "x", 0).dimshuffle(2, 0, 1)),
         (IMAGES, lambda x: x.dimshuffle(0, 2, 3, 1).reshape((x.shape[0], 486))),
         (IMAGES, lambda x: pt.specify_shape(x, (None, 6, 9, 9)) + x),
