@@ -30,7 +30,7 @@ from pytensor.tensor.basic import Join
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.math import Dot, Sum
-from pytensor.tensor.shape import Reshape
+from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.sharedvar import TensorSharedVariable
 from pytensor.tensor.special import Softmax
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, get_constant_idx
@@ -134,7 +134,7 @@ def _sources(node: Apply | None) -> Sequence[Variable]:
     """Return the inputs of a node that ONNX needs: known lengths are part of a type."""
     if node is None:
         return ()
-    if isinstance(node.op, Reshape):
+    if isinstance(node.op, Reshape | SpecifyShape):
         return node.inputs[:1]
     if isinstance(node.op, Join):
         return node.inputs[1:]
@@ -267,10 +267,19 @@ def _(op: Reshape, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
 @translated.register
 def _(op: DimShuffle, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
     kept = [axis for axis in op.new_order if axis != "x"]
-    if kept != list(range(node.inputs[0].type.ndim)):
-        raise InputError(f"ONNX: {op} has no translation: axes can be added, not moved or dropped")
     added = [index for index, axis in enumerate(op.new_order) if axis == "x"]
-    return graph.add("Unsqueeze", [*inputs, graph.integers(*added)])
+    if len(kept) < node.inputs[0].type.ndim:
+        raise InputError(f"ONNX: {op} has no translation: axes can be added or moved, not dropped")
+    (name,) = inputs
+    if kept != sorted(kept):
+        name = graph.add("Transpose", [name], perm=kept)
+    return graph.add("Unsqueeze", [name, graph.integers(*added)]) if added else name
+
+
+@translated.register
+def _(op: SpecifyShape, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    """Nothing: lengths are known as they are."""
+    return inputs[0]
 
 
 @translated.register

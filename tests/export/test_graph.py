@@ -109,6 +109,9 @@ def by_onnxruntime(x: Any, y: Any, value: np.ndarray) -> np.ndarray:
         (ROWS, lambda x: layers.dropout(x, 0.25, 0, None)),
         (ROWS, lambda x: pt.special.softmax(x, axis=1)),
         (ROWS, lambda x: x + x * pt.constant(noise(5))),
+        (ROWS, lambda x: x.dimshuffle(1, "x", 0).dimshuffle(2, 0, 1)),
+        (IMAGES, lambda x: x.dimshuffle(0, 2, 3, 1).reshape((x.shape[0], 486))),
+        (IMAGES, lambda x: pt.specify_shape(x, (None, 6, 9, 9)) + x),
         (ROWS, lambda x: pt.add(x, x, pt.mul(x, x, x))),
     ],
 )
@@ -131,7 +134,7 @@ def test_onnx_computes_what_the_op_does(
     [
         (lambda x: pt.exp(x), "Exp has no translation; register"),
         (lambda x: pt.sort(x), "Sort.* has no translation; register"),
-        (lambda x: x.T, "not moved or dropped"),
+        (lambda x: x[:, :1].dimshuffle(0), "not dropped"),
         (lambda x: pt.special.softmax(x), "only a softmax over a single axis"),
         (lambda x: x + pt.tensor("other", dtype="float32", shape=(5,)), "other, which has no"),
         (lambda x: x.reshape((x.shape[0], -1, x.shape[1] // 2)), "only one length may be unknown"),
