@@ -40,6 +40,7 @@ _LABELS = {
     Activity.SAVING: ("writing checkpoint", "blue"),
     Activity.READING: ("reading", "green"),
     Activity.IDLE: ("slot filled", "dim"),
+    Activity.AWAITING_CALLBACKS: ("waiting for callbacks", "yellow"),
 }
 
 

@@ -18,7 +18,7 @@ from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import changed_settings, prepare_run
 from tandem.launch.ranks import is_rank, work_on_ranks
 from tandem.layers.choices import metrics_of
-from tandem.processes.supervisor import Outcome
+from tandem.processes.supervisor import Outcome, ProgressReporter
 from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
 
@@ -35,11 +35,25 @@ def run(work: Callable[[Launcher], int]) -> int:
     return exit_status(partial(work, LocalLauncher()))
 
 
-def execute_training(config: Config, lock: FolderLock, launcher: Launcher) -> Outcome:
-    """Train, with the callbacks, restarts and rollbacks that the configuration names."""
-    callbacks = Callbacks()
+def execute_training(
+    config: Config,
+    lock: FolderLock,
+    launcher: Launcher,
+    callbacks: Callbacks | None = None,
+    make_reporter: Callable[[RunSpec], ProgressReporter] = TrainingReporter,
+) -> Outcome:
+    """Train, with the callbacks, restarts and rollbacks that the configuration names.
+
+    Parameters
+    ----------
+    callbacks
+        Of a caller that has callbacks of its own, beside those of the configuration.
+    make_reporter
+        Makes what shows the progress, anew at each start.
+    """
+    callbacks = callbacks or Callbacks()
     try:
-        outcome = _execute_training(config, lock, launcher, callbacks)
+        outcome = _execute_training(config, lock, launcher, callbacks, make_reporter)
     except BaseException as error:
         statuses = {InputError: 2, KeyboardInterrupt: 130}
         status = next((statuses[kind] for kind in statuses if isinstance(error, kind)), 1)
@@ -51,18 +65,25 @@ def execute_training(config: Config, lock: FolderLock, launcher: Launcher) -> Ou
 
 
 def _execute_training(
-    config: Config, lock: FolderLock, launcher: Launcher, callbacks: Callbacks
+    config: Config,
+    lock: FolderLock,
+    launcher: Launcher,
+    callbacks: Callbacks,
+    make_reporter: Callable[[RunSpec], ProgressReporter],
 ) -> Outcome:
     restarts, skipped = 0, Rollbacks()
     while True:
         spec = prepare_run(config, skipped=skipped.minibatches, ranks=launcher.ranks)
+        spec = replace(spec, waits=callbacks.are_awaited(config))
+        if ended := callbacks.end_missed(spec):
+            return ended
         if spec.is_complete:
             log.info("%s: %s", spec.resumed, spec.reason_complete)
             return Outcome(0)
         announce(spec)
         if failed := callbacks.begin(spec):
             return failed
-        reporter = CallbackReporter(spec, TrainingReporter(spec), callbacks)
+        reporter = CallbackReporter(spec, make_reporter(spec), callbacks)
         outcome = launcher.launch(spec, reporter, lock)
         failure = outcome.failure
         if outcome.stopped or callbacks.failure is not None:

@@ -10,7 +10,13 @@ from tandem.artifacts.checkpoint import Checkpoint, RunState
 from tandem.artifacts.metrics_log import Record, ValidationRecord
 from tandem.artifacts.run_folder import RunFolder
 from tandem.data.augment import Mode
-from tandem.training.messages import CheckpointBegun, CheckpointWritten, Notice, Progress
+from tandem.training.messages import (
+    CheckpointBegun,
+    CheckpointWritten,
+    EpochEnded,
+    Notice,
+    Progress,
+)
 from tandem.training.run_spec import RunSpec
 from tandem.training.sample_predictions import SamplePredictions
 
@@ -59,6 +65,16 @@ class Reports:
         """Report a step; epochs count from 0, steps from 1."""
         if self._is_first:
             self._launcher.send(Progress(mode, epoch + 1, step, steps))
+
+    def ended(self, epoch: int) -> bool:
+        """Report the end of an epoch, counted from 1, when its checkpoint is on disk.
+
+        Returns whether the launcher will answer, which only trainer 0 expects.
+        """
+        self.check_written(wait=True)
+        if self._is_first:
+            self._launcher.send(EpochEnded(epoch))
+        return self._is_first
 
     def notice(self, text: str) -> None:
         """Report a text for the user."""

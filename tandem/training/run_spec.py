@@ -35,6 +35,7 @@ class RunSpec:
     # Epoch and global minibatch, from 0, of minibatches to skip, beside the checkpoint's own:
     skipped: tuple[tuple[int, int], ...] = ()
     colour_basis: Basis = ()  # of the colour noise; empty: there is none
+    waits: bool = False  # for callbacks, at the end of each epoch
     most_steps: int | None = None  # of an epoch's training, and of its validation; None: all
     crops: Literal[1, 10] = 1  # of each picture that a validation alone averages over
 

@@ -85,7 +85,8 @@ class Trainer:
                 self.reports.prepare_checkpoint()  # during the validation
             with self.exchange.consensus_weights():
                 record = self._validate(epoch)
-            self._finish_epoch(epoch, record)
+            if self._finish_epoch(epoch, record):
+                break
         self.reports.check_written(wait=True)
 
     def validate_only(self) -> None:
@@ -216,7 +217,8 @@ class Trainer:
             else:
                 self.model.validate_crop(slot, last=crop == self.spec.crops - 1)
 
-    def _finish_epoch(self, epoch: int, record: ValidationRecord) -> None:
+    def _finish_epoch(self, epoch: int, record: ValidationRecord) -> bool:
+        """Count an epoch, report and save it; whether callbacks end training."""
         self.state = replace(
             self.state,
             epoch=epoch + 1,
@@ -225,8 +227,19 @@ class Trainer:
             history=(*self.state.history, record.monitored),
         )
         self.reports.record(record)
-        if self._is_kept(epoch + 1) or reason_to_end(self.config, self.state.history):
+        saves = self._is_kept(epoch + 1) or bool(reason_to_end(self.config, self.state.history))
+        if saves:
             self._save()
+        if not self.spec.waits:
+            return False
+        self.status.show(Activity.AWAITING_CALLBACKS)
+        votes = self.ballot.vote(awaits_launcher=self.reports.ended(epoch + 1))
+        stop, ends = any(vote.stop for vote in votes), any(vote.ends for vote in votes)
+        if (stop or ends) and not saves:
+            self._save()
+        if stop:
+            self._stop()
+        return ends
 
     def _is_kept(self, done: int) -> bool:
         """Whether a checkpoint is written after so many whole epochs."""
