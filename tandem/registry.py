@@ -7,6 +7,7 @@ is declared as data and checked in one place, `check`, which writes every refusa
 
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -131,7 +132,16 @@ def find_class(setting: str, name: str) -> type:
     Python's module path is searched: the folder of the program first, by the command ``tandem`` the
     current folder last. Raises InputError if there is no such module or class.
     """
-    module_name, _, class_name = name.partition(":")
+    return _find(setting, name, "class", lambda found: isinstance(found, type))
+
+
+def find_function(setting: str, name: str) -> Callable[..., Any]:
+    """Import the function that a setting names as "module:function", as `find_class` does."""
+    return _find(setting, name, "function", inspect.isfunction)
+
+
+def _find(setting: str, name: str, kind: str, is_kind: Callable[[Any], bool]) -> Any:
+    module_name, _, own_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -143,10 +153,10 @@ def find_class(setting: str, name: str) -> type:
             "folder of the program (by the command `tandem`, in the current one) and in those of "
             "PYTHONPATH"
         ) from error
-    kind = getattr(module, class_name, None)
-    if not isinstance(kind, type):
-        classes = [n for n, value in vars(module).items() if isinstance(value, type)]
-        meant = nearest(class_name, classes)
+    found = getattr(module, own_name, None)
+    if not is_kind(found):
+        known = [n for n, value in vars(module).items() if is_kind(value)]
+        meant = nearest(own_name, known)
         hint = f"; did you mean {module_name}:{meant}?" if meant else ""
-        raise InputError(f"{setting}: the module {module_name} has no class {class_name!r}{hint}")
-    return kind
+        raise InputError(f"{setting}: the module {module_name} has no {kind} {own_name!r}{hint}")
+    return found

@@ -1,6 +1,7 @@
 """A trained network with the mean image of its weights."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
 from tandem.layers.network import (
     ALEXNET,
+    GRAPH_NETWORK,
     Network,
     NetworkDescription,
     build_network,
@@ -26,14 +28,31 @@ class LoadedNetwork:
     mean: np.ndarray  # float32 (3, S, S), with the border
 
 
-def load_network(weights: Path, mean: Path | None, network: str = ALEXNET) -> LoadedNetwork:
+def load_network(
+    weights: Path, mean: Path | None, network: str = ALEXNET, layers: Sequence[str] = ()
+) -> LoadedNetwork:
     """Build the network of a checkpoint, and read its mean image.
 
-    If `mean` is None, the mean image is that of the run's data set. `network` is the
-    ``module:class`` of the network that the checkpoint must contain; importing it imports PyTensor.
+    Parameters
+    ----------
+    mean : Path or None
+        None: the mean image is that of the run's data set.
+    network : str
+        ``module:class`` of the network that the checkpoint must contain, which a graph does not
+        need. Importing it imports PyTensor.
+    layers : sequence of str
+        ``module:class`` of each layer of the user's own in a graph. A loss is left out.
+
+    Raises
+    ------
+    InputError
+        A file is missing or damaged, or names code that the arguments do not.
     """
     description = read_header(weights).network
-    check_network(weights, description, network)
+    if description.network == GRAPH_NETWORK:
+        options = {key: value for key, value in description.options.items() if key != "loss"}
+        description = replace(description, options=options)
+    check_network(weights, description, network, layers)
     built = build_network(description)
     shapes = {name: variable.type.shape for name, variable in built.parameters.items()}
     checkpoint = read_checkpoint(weights, shapes)

@@ -84,14 +84,16 @@ class Classifier:
         ten_crops: bool = False,
         device: str = "cpu",
         network: str = ALEXNET,
+        layers: Sequence[str] = (),
     ) -> "Classifier":
         """Load a classifier from a checkpoint.
 
         `mean` is the mean image, .npy; by default that of the run's data set, if it still exists.
-        `network` is "module:class". Raises InputError if a file is missing or damaged, or if the
-        mean image is too small or unknown.
+        `network` is "module:class", which a graph does not need, and `layers` are those of each
+        layer of the user's own in a graph. Raises InputError if a file is missing or damaged, or if
+        the mean image is too small or unknown.
         """
-        loaded = load_network(Path(weights), None if mean is None else Path(mean), network)
+        loaded = load_network(Path(weights), None if mean is None else Path(mean), network, layers)
         about = loaded.description
         return cls(
             loaded.network, loaded.mean, about.wnids, ten_crops, device, about.resize, about.pad

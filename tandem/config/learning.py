@@ -51,6 +51,22 @@ class EarlyEnd(Section):
         "a number, or null",
         omit_default=True,
     )
+    stop_delta: Float = key(
+        0.0, "stop_patience: least improvement of stop_monitor", omit_default=True, ge=0
+    )
+    stop_baseline: Float | None = key(
+        None,
+        "stop_patience: epochs no better than this are counted on; null: none",
+        "a number, or null",
+        omit_default=True,
+    )
+    stop_from_epoch: int = key(
+        0,
+        "stop_patience: first epochs that do not count",
+        unit="epochs",
+        omit_default=True,
+        ge=0,
+    )
 
 
 class FineTuning(Section):

@@ -100,6 +100,7 @@ def check_settings(config: Config) -> None:
         check_monitor("lr_monitor", settings["lr_monitor"], config.metrics)
     if config.stop_patience or config.stop_at is not None:
         check_monitor("stop_monitor", config.stop_monitor, config.metrics)
+    check_monitor("keep_monitor", config.keep_monitor, config.metrics)
     if config.lr_policy == "table" and not settings["lr_table"]:
         raise InputError("lr_table: found {}, expected rates for lr_policy: table")
     if bucket_mb := settings["bucket_mb"]:

@@ -51,7 +51,7 @@ def read_npy(path: Path, check: Check) -> np.ndarray:
     would be unpickled.
     """
     with open_file(path) as file:
-        dtype, shape, fortran = _read_header(file)
+        dtype, shape, fortran = read_header(file)
         check(dtype, shape)
         claimed = prod(shape) * dtype.itemsize
         found = os.fstat(file.fileno()).st_size - file.tell()
@@ -70,7 +70,11 @@ def sha256_of(path: Path) -> str:
         return digest.hexdigest()
 
 
-def _read_header(file: BinaryIO) -> tuple[np.dtype, tuple[int, ...], bool]:
+def read_header(file: BinaryIO) -> tuple[np.dtype, tuple[int, ...], bool]:
+    """Read dtype, shape and Fortran order from the start of an ``.npy`` file, and go to its end.
+
+    Raises ValueError if it is no such header, or one of objects.
+    """
     # NumPy reads a header of any claimed length before it checks that.
     start = io.BytesIO(file.read(_MOST_HEADER))
     version = npy.read_magic(start)

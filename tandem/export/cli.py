@@ -15,6 +15,7 @@ import numpy as np
 
 from tandem.artifacts.trained_network import LoadedNetwork, load_network
 from tandem.cli import CommandLine, Options, PathOption, launch_commands, option, run_program
+from tandem.config.fields import Names
 from tandem.data.class_names import imagenet_names
 from tandem.errors import InputError
 from tandem.files import replacing
@@ -40,6 +41,9 @@ class ExportOptions(Options):
         None, "mean image, .npy (default: that of the run's data set)", "a file", "text"
     )
     network: str = option(ALEXNET, "network of the checkpoint", "module:class", "text")
+    layers: Names = option(
+        (), "layers of your own in a graph", "a list such as [my_module:Swish]", "list"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,13 +58,19 @@ def run_export(
     """Write the ONNX file that the command line names; return the exit status."""
 
     def work(options: ExportOptions) -> None:
-        export(options.weights, options.target, options.mean, options.network)
+        export(options.weights, options.target, options.mean, options.network, options.layers)
         log.info("wrote %s", options.target)
 
     return run_program(ExportOptions, work, CommandLine(arguments, description, program))
 
 
-def export(weights: Path, target: Path, mean: Path | None = None, network: str = ALEXNET) -> None:
+def export(
+    weights: Path,
+    target: Path,
+    mean: Path | None = None,
+    network: str = ALEXNET,
+    layers: Sequence[str] = (),
+) -> None:
     """Write an ONNX file of a network in validation, from pictures to probabilities.
 
     Its input ``pictures`` is uint8 (batch, S, S, 3), (row, column, RGB): pictures resized to the
@@ -73,7 +83,9 @@ def export(weights: Path, target: Path, mean: Path | None = None, network: str =
     mean : Path, optional
         The mean image, .npy; by default the one of the run's data set.
     network : str
-        "module:class" of the network.
+        "module:class" of the network, which a graph does not need.
+    layers : sequence of str
+        "module:class" of each layer of the user's own in a graph.
 
     Raises
     ------
@@ -85,7 +97,7 @@ def export(weights: Path, target: Path, mean: Path | None = None, network: str =
         raise InputError("the package onnx is not installed: pip install onnx")
     if target.suffix != ".onnx":
         raise InputError(f"{target}: the name of an ONNX file must end in .onnx")
-    loaded = load_network(weights, mean, network)
+    loaded = load_network(weights, mean, network, layers)
     values = loaded.network.parameters.values()
     if (size := sum(value.get_value(borrow=True).nbytes for value in values)) > _MOST_BYTES:
         raise InputError(f"{weights}: {size} bytes of weights are more than one ONNX file holds")

@@ -25,7 +25,14 @@ from tandem.data.manifest import Manifest, read_manifest
 from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
 from tandem.launch.callbacks import find_callbacks
-from tandem.layers.network import NetworkDescription, check_network
+from tandem.layers.network import (
+    ALEXNET,
+    GRAPH_NETWORK,
+    NetworkDescription,
+    check_network,
+    own_code,
+)
+from tandem.nested import difference
 from tandem.training.run_spec import Job, RunSpec
 from tandem.validation import shown
 
@@ -68,6 +75,8 @@ def prepare_run(
         find_callbacks(config.callbacks)
     path = resumed or weights
     header = None if path is None else read_header(path)
+    if header is not None and (resumed is not None or job == "validate"):
+        config = _with_graph(config, header.network)
     rows = None
     if resumed is not None and header is not None:
         rows = recorded_norm_rows(resumed, header.conditions)
@@ -97,6 +106,15 @@ def prepare_run(
     )
     _check_weights(spec)
     return spec
+
+
+def _with_graph(config: Config, found: NetworkDescription) -> Config:
+    """The settings with the graph of a checkpoint, where they name no network of their own."""
+    if found.network != GRAPH_NETWORK or config.network != ALEXNET or own_code(found.options):
+        return config
+    changes = {"network": GRAPH_NETWORK, "network_options": dict(found.options)}
+    sizes = {"crop_size": found.crop_size or config.crop_size, "width": found.width}
+    return config.model_copy(update=changes | sizes)
 
 
 def check_crop_size(config: Config, manifest: Manifest) -> None:
@@ -190,7 +208,9 @@ def _check_weights(spec: RunSpec) -> None:
 
 
 def _check_same_network(spec: RunSpec, path: Path, found: NetworkDescription) -> None:
-    check_network(path, found, spec.config.network)
+    config = spec.config
+    advice = f"name them in network_options, as --config {path.with_name(CONFIGURATION)} does,"
+    check_network(path, found, config.network, own_code(config.options), advice)
     _check_same(path, found.differences(spec.description))
     if found.wnids is not None and found.wnids != spec.wnids:
         pairs = zip(found.wnids, spec.wnids, strict=True)
@@ -213,7 +233,7 @@ def _check_same_optimizer(spec: RunSpec, path: Path, header: CheckpointHeader) -
 
 def _check_same(path: Path, differences: Iterable[tuple[str, Any, Any]]) -> None:
     for name, *values in differences:
-        theirs, ours = (str(v).lower() if isinstance(v, bool) else v for v in values)
+        theirs, ours = (shown(value, quoted=False) for value in values)
         raise InputError(
             f"{path}: this checkpoint is of a network with {name} {theirs}, "
             f"the configuration and the pictures ask for {name} {ours}"
@@ -256,8 +276,11 @@ def changed_settings(before: Mapping[str, Any], config: Config) -> list[str]:
     for name, field in Config.model_fields.items():
         if name not in _UNANNOUNCED and (name in before or flag(field, "omit_default")):
             pairs[name] = before.get(name, field.default), now.get(name, field.default)
+    differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    if "network_options" in differing:  # where a graph may be
+        place, *pair = difference("network_options", *differing.pop("network_options"))
+        differing[place] = pair[0], pair[1]
     return [
         f"{name} was {shown(theirs, quoted=False)}, now {shown(ours, quoted=False)}"
-        for name, (theirs, ours) in pairs.items()
-        if theirs != ours
+        for name, (theirs, ours) in differing.items()
     ]

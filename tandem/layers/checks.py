@@ -93,7 +93,7 @@ def check_graph(
 
 def choose_loss(network: Network, loss: Loss) -> None:
     """Let a network's `Network.cost` be a mean of `loss`; InputError if it is one of its own."""
-    if type(network).cost is not Network.cost and loss != CrossEntropy():
+    if network.has_own_cost and loss != CrossEntropy():
         raise InputError(
             f"loss is {loss.name}, or smoothed, and {type(network).__name__} has a cost of its own,"
             " which this does not change: leave loss at cross_entropy and label_smoothing at 0"

@@ -3,13 +3,13 @@
 import dataclasses
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
 from tandem.data.manifest import Border, Resize
@@ -17,8 +17,9 @@ from tandem.errors import InputError
 from tandem.layers.choices import CrossEntropy, Loss
 from tandem.layers.parameter import Parameters
 from tandem.layers.training_pass import Training
+from tandem.nested import difference, plain
 from tandem.registry import find_class
-from tandem.validation import shown, suggestion
+from tandem.validation import listed, shown, suggestion
 
 if TYPE_CHECKING:
     from pytensor.tensor.variable import TensorVariable
@@ -49,7 +50,8 @@ class NetworkDescription:
     wnids: tuple[str, ...] | None = None  # the classes, in the order of the outputs, if known
     norm_before_pool: bool = False
     network: str = ALEXNET  # "module:class", which the user has to name too, see `check_network`
-    options: Mapping[str, Any] = field(default_factory=dict)  # other arguments of the class
+    # Other arguments of the class, of values as JSON has them, which may be nested
+    options: Annotated[Mapping[str, Any], AfterValidator(plain)] = field(default_factory=dict)
     resize: Resize = "squash"  # how the training pictures were made squares
     pad: Border = 0  # pixels of the mean colour on each side of a training picture
 
@@ -80,13 +82,17 @@ class NetworkDescription:
     def differences(
         self, other: "NetworkDescription", sizes: bool = True
     ) -> Iterator[tuple[str, Any, Any]]:
-        """Name, own value and other value of each option that differs, and of each size."""
+        """Name, own value and other value of each option that differs, and of each size.
+
+        Of nested options it is the place of the first difference, such as
+        ``graph.layers.conv2d.filters``, and what stands there.
+        """
         names = ("classes", "crop_size", "width") if sizes else ()
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         for name in sorted({*self.all_options, *other.all_options}):
             default = False if name == _ALIAS else "at its default"
             pairs.append((name, *(d.all_options.get(name, default) for d in (self, other))))
-        return (pair for pair in pairs if pair[1] != pair[2])
+        return (difference(*pair) for pair in pairs if pair[1] != pair[2])
 
     @property
     def summary(self) -> str:
@@ -104,8 +110,8 @@ class Network(ABC):
 
     Parameters
     ----------
-    crop_size : int
-        Pixels on each side of the input.
+    crop_size : int or None
+        Pixels on each side of the input; None: it is no pictures, and the network sets its shape.
     classes : int
     dtype : "float32" or "float64"
         Of parameters and images.
@@ -122,10 +128,13 @@ class Network(ABC):
 
     loss: Loss = CrossEntropy()
 
-    def __init__(self, crop_size: int, classes: int, dtype: str) -> None:
-        self.crop_size, self.classes, self.dtype = crop_size, classes, dtype
+    def __init__(self, crop_size: int | None, classes: int, dtype: str) -> None:
+        self.crop_size: Any = crop_size  # of pictures an int, on which their programs rely
+        self.classes, self.dtype = classes, dtype
         self.parameters = Parameters(dtype)
-        self.shapes: dict[str, tuple[int, ...]] = {"input": (COLOURS, crop_size, crop_size)}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        if crop_size is not None:
+            self.shapes["input"] = (COLOURS, crop_size, crop_size)
 
     def initial_values(self, seed: int) -> Iterator[tuple[str, np.ndarray]]:
         """Each parameter's name and initial value, in order: a function of `seed` alone."""
@@ -146,13 +155,15 @@ class Network(ABC):
         expected, name = (None, *self.shapes["input"]), type(self).__name__
         if images.type.ndim != len(expected) or images.type.dtype != self.dtype:
             raise TypeError(
-                f"{name}: images must be a 4-dimensional tensor of {self.dtype}, got {images.type}"
+                f"{name}: images must be a {len(expected)}-dimensional tensor of {self.dtype}, got"
+                f" {images.type}"
             )
         for length, wanted in zip(images.type.shape, expected, strict=True):
             if None not in (length, wanted) and length != wanted:
+                lengths = ", ".join(map(str, expected[1:]))
                 raise ValueError(
-                    f"{name}: images must have the shape (batch, {COLOURS}, {self.crop_size},"
-                    f" {self.crop_size}), got {images.type.shape}"
+                    f"{name}: images must have the shape (batch, {lengths}), got"
+                    f" {images.type.shape}"
                 )
 
     @abstractmethod
@@ -182,6 +193,11 @@ class Network(ABC):
         import pytensor.tensor as pt
 
         return pt.special.softmax(logits, axis=1)
+
+    @property
+    def has_own_cost(self) -> bool:
+        """Whether `cost` is another than the mean of `loss`."""
+        return type(self).cost is not Network.cost
 
     def measured(self, logits: "TensorVariable") -> "TensorVariable":
         """The outputs as metrics see them: by default those before the softmax."""
@@ -285,9 +301,34 @@ def _check_types(description: NetworkDescription, kind: type[Network]) -> None:
             continue
 
 
-def check_network(path: str | Path, description: NetworkDescription, network: str) -> None:
-    """Refuse a checkpoint of another network than the user names, with an InputError."""
-    if description.network != network:
+def own_code(options: Mapping[str, Any]) -> list[str]:
+    """The classes and functions of the user's own that options of `GRAPH_NETWORK` name."""
+    layers = options.get("layers")
+    names = [*(layers if isinstance(layers, list | tuple) else [layers]), options.get("loss")]
+    return [name for name in names if name and isinstance(name, str)]
+
+
+def check_network(
+    path: str | Path,
+    description: NetworkDescription,
+    network: str,
+    own: Collection[str] = (),
+    advice: str = "",
+) -> None:
+    """Refuse a checkpoint of code that the user does not name, with an InputError.
+
+    A graph is data, so a checkpoint of `GRAPH_NETWORK` needs no other `network` than the default;
+    but `own` has to list what it has of `own_code`. `advice` says how, if not by ``--layers``.
+    """
+    if description.network == GRAPH_NETWORK and network in (ALEXNET, GRAPH_NETWORK):
+        names = own_code(description.options)
+        if unnamed := [name for name in names if name not in own]:
+            raise InputError(
+                f"{path}: found {listed(unnamed)} in the graph of this checkpoint, expected only "
+                f"what you name ({listed([*own])}); a file does not decide what code is run, so "
+                f"{advice or f'say --layers {chr(32).join(names)}'} if you mean it"
+            )
+    elif description.network != network:
         raise InputError(
             f"{path}: this checkpoint says that it is of the network {description.network}, not "
             f"{network}; a file does not decide what code is run, so say --network "

@@ -157,10 +157,12 @@ class Trainer:
         self.state = replace(self.state, step_in_epoch=step + 1, step=self.state.step + 1)
         every = self.config.check_every
         checks = every and self.state.step % every == 0
+        ends_epoch = step + 1 == self.steps
         reports = self.state.step % self.config.print_freq == 0
+        reports |= ends_epoch and self.config.reports_epochs
         stop = any(vote.stop for vote in votes)
         saves = stop or any(vote.snapshot for vote in votes)
-        if checks or reports or saves or step + 1 == self.steps:
+        if checks or reports or saves or ends_epoch:
             self._catch_up()
         if checks:
             self._check_equal()
@@ -300,6 +302,7 @@ class Trainer:
                 metrics=evaluate_metrics(self._metrics, sums.images, sums.values)
                 if self.config.print_train_error
                 else {},
+                images=sums.images if self.config.reports_epochs else 0,
             )
         )
 
