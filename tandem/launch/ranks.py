@@ -96,6 +96,7 @@ def work_on_ranks_of_script(work: Callable[[Launcher], Made]) -> Made:
     Every rank calls this as often as the others, and passes its time as it likes in between.
     Raises InputError at all ranks where `work` does.
     """
+
     def result_of(launcher: Launcher) -> Made | InputError:
         try:
             return work(launcher)
