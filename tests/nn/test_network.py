@@ -267,7 +267,7 @@ def test_tanh_is_not_the_tangent() -> None:
     np.testing.assert_allclose(slopes, 1 - ((powers - 1) / (powers + 1)) ** 2)
 
 
-@pytest.mark.parametrize("name", ["leaky_relu", "arctan", "log_sigmoid", "tanh", "softplus"])
+@pytest.mark.parametrize("name", ["leaky_relu", "arctan", "log_sigmoid"])
 def test_gradients_of_activations_pass_on_those_behind_and_before_them(name: str) -> None:
     """By finite differences, with layers on both sides: the chain rule."""
     network = network_of(
