@@ -8,12 +8,15 @@ unpacked=$folder/usr/share/datasets/fashion-mnist
 package=dataset-fashion-mnist
 
 found=$(python -c 'from tandem.datasets import published; print(published.locate("fashion_mnist") or "")')
-if [ -z "$found" ] && [ ! -d $unpacked ] && command -v apt-get dpkg-deb > /dev/null; then
+if [ -z "$found" ] && [ ! -d $unpacked ] && command -v apt-get > /dev/null; then
     echo "demo-nn: getting Debian's package $package, 31 MB, to unpack it in $folder"
     mkdir -p $folder
     # Without it, or without Debian, the same files are downloaded by the program.
     if (cd $folder && apt-get download --quiet=2 $package) 2> $folder/apt.log; then
-        dpkg-deb --extract $folder/${package}_*.deb $folder
+        # A folder that exists is whole, also after an interruption.
+        rm -rf $folder/partial
+        dpkg-deb --extract $folder/${package}_*.deb $folder/partial
+        mv $folder/partial/usr $folder/usr
     fi
 fi
 if [ -z "$found" ] && [ -d $unpacked ]; then

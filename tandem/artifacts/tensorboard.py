@@ -128,9 +128,12 @@ def of_record(record: Record) -> Iterator[tuple[str, Value]]:
     if isinstance(record, NotFiniteRecord):
         return
     if not isinstance(record, TrainRecord):
+        if not record.images:
+            return
         yield "loss/validation", record.loss
-        yield "error/validation_top1", record.top1_error
-        yield "error/validation_top5", record.top5_error
+        if not math.isnan(record.top1_error):  # of targets that are no classes
+            yield "error/validation_top1", record.top1_error
+            yield "error/validation_top5", record.top5_error
         for name, value in record.metrics.items():
             yield f"metrics/validation_{name}", value
         return

@@ -139,7 +139,9 @@ class Data(Section):
     train_folder: PathText = key("train_hkl", "training batches, below data_folder")
     val_folder: PathText = key("val_hkl", "validation batches, below data_folder")
     label_folder: PathText = key("labels", "label files, below data_folder")
-    mean_file: PathText = key("misc/img_mean.npy", "mean image, below data_folder")
+    mean_file: PathText | None = key(
+        "misc/img_mean.npy", "mean image, below data_folder; null: none is subtracted"
+    )
 
     @property
     def data_path(self) -> Path:
@@ -162,12 +164,14 @@ class Data(Section):
         return self.data_path / self.label_folder
 
     @property
-    def mean_path(self) -> Path:
-        return self.data_path / self.mean_file
+    def mean_path(self) -> Path | None:
+        return None if self.mean_file is None else self.data_path / self.mean_file
 
     @property
     def covariance_path(self) -> Path:
         """The covariance of colours, which preprocessing writes beside the mean image."""
+        if self.mean_path is None:
+            return self.data_path / "misc" / COVARIANCE_NAME
         return self.mean_path.with_name(COVARIANCE_NAME)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tandem.data.safe_io import open_file, read_header
-from tandem.datasets.files import MOST_RATIO, read_exactly, reading
+from tandem.datasets.files import read_exactly, reading
 from tandem.datasets.names import CLASSES, COARSE
 from tandem.errors import InputError
 from tandem.validation import listed
@@ -79,10 +79,6 @@ def checked(data: Data, name: str, path: Path, labels: str = "fine") -> Data:
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> np.ndarray:
     where = f"{path}: {info.filename}"
-    if info.file_size > MOST_RATIO * max(path.stat().st_size, 1):
-        raise InputError(
-            f"{where}: found a claim of {info.file_size} bytes, more than the file can hold"
-        )
     with archive.open(info) as member:
         dtype, shape, fortran = read_header(member)  # type: ignore[arg-type]
         claimed = prod(shape) * dtype.itemsize

@@ -129,6 +129,8 @@ def execute_validation(
 ) -> tuple[Outcome, ValidationRecord | None]:
     """Validate a checkpoint; the record is None if that fails."""
     spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
+    if ten_crops and spec.train.pictures is None:
+        raise InputError("ten_crops: the data are rows of arrays, which have no crops")
     spec = replace(spec, crops=10 if ten_crops else 1)
     for metric in metrics_of(config.metrics):
         if ten_crops and metric.of_outputs:
@@ -149,11 +151,16 @@ def announce(spec: RunSpec) -> None:
         # A converted checkpoint has no settings.
         if spec.header.config and (changes := changed_settings(spec.header.config, spec.config)):
             log.info("settings differ from the checkpoint's: %s", "; ".join(changes))
-    rows = f"{spec.validation.size} validation pictures"
+    stored = spec.validation.pictures
+    crops, noun = "", "rows"
+    if stored is not None:
+        noun = "pictures"
+        crops = f"; crops made by the {'device' if spec.device_crops else 'loader'}"
+    rows = f"{spec.validation.size} validation {noun}"
     if spec.job == "train":
         rows = f"{spec.train.size} training and {rows}"
     log.info(
-        "%d trainer%s on %s, %d thread%s each; %s of %d classes; crops made by the %s%s",
+        "%d trainer%s on %s, %d thread%s each; %s of %d classes%s%s",
         spec.trainers,
         "s" * (spec.trainers > 1),
         ", ".join(spec.devices),
@@ -161,11 +168,10 @@ def announce(spec: RunSpec) -> None:
         "s" * (spec.threads > 1),
         rows,
         spec.classes,
-        "device" if spec.device_crops else "loader",
+        crops,
         "; compiled" if spec.config.compile else "",
     )
-    pictures = spec.validation.pictures
-    if pictures is not None and pictures.layout == "c01b":
+    if stored is not None and stored.layout == "c01b":
         log.info(
             "the batch files have the original's layout c01b: whole files are read and transposed, "
             "which is slower%s",

@@ -124,7 +124,7 @@ class Graph:
         """The graph from one symbol to another; layers without a name get one."""
         for symbol in (inputs, outputs):
             if not isinstance(symbol, Symbol):
-                raise _fault(f"a {type(symbol).__name__}", "symbols of nn.Input and of layers")
+                raise _fault(type(symbol).__name__, "symbols of nn.Input and of layers")
         ordered = _ordered(outputs)
         if inputs not in ordered:
             raise _fault("an output that does not depend on the input", "one that does")
@@ -182,6 +182,11 @@ class Graph:
             for name, layer in self.layers.items()
             if isinstance(layer, ParameterLayer) and not layer.trainable
         )
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Names of the arrays that no optimizer steps: running averages."""
+        return tuple(parameter.name for parameter in self.parameters if not parameter.trainable)
 
     @cached_property
     def total_parameters(self) -> int:

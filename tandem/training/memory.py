@@ -45,7 +45,7 @@ def open_memory(
         slots = replace(slots, layout=slots.layout.without_pictures())
     memory = slots.trainer_memory(layout, driver, lambda stream: on_stream(device, stream.handle))
     for split, shape in kept.items():
-        memory.keep_pictures(split, shape)
+        memory.keep_pictures(split, shape, spec.train.row.dtype)
     return memory
 
 

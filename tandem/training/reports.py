@@ -46,7 +46,8 @@ class Reports:
         self.samples: SamplePredictions | None = None  # shown after each validation
         if rank == 0 and spec.job == "train":
             self._folder = RunFolder(spec.config, state, spec.resumed)
-            self.samples = SamplePredictions(spec)
+            if spec.validation.pictures is not None and spec.validation.size:
+                self.samples = SamplePredictions(spec)
         self._last_save = time.monotonic()
         self._unwritten, self._marking = 0, threading.Lock()
 

@@ -3,6 +3,7 @@
 Importing this module is cheap; PyTensor and PyTorch are imported when a trainer starts to work.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -198,7 +199,7 @@ class Trainer:
         return ValidationRecord(
             epoch=epoch + 1,
             step=self.state.step,
-            loss=sums.loss / sums.images,
+            loss=sums.mean_loss,
             top1_error=sums.error(1),
             top5_error=sums.error(5),
             images=sums.images,
@@ -300,12 +301,13 @@ class Trainer:
         self._seconds = Seconds()
         if sums.images == 0:  # all minibatches since the last line were left out
             return
+        error = sums.error(1) if self.config.print_train_error else math.nan
         self.reports.record(
             TrainRecord(
                 epoch=epoch + 1,
                 step=self.state.step,
                 loss=sums.loss / sums.images,
-                top1_error=sums.error(1) if self.config.print_train_error else None,
+                top1_error=None if math.isnan(error) else error,
                 learning_rate=rate,
                 # Of ranks that are not in step, this one may have made none.
                 images_per_second=sums.images / seconds.steps if seconds.steps else 0.0,

@@ -4,6 +4,7 @@ import gzip
 import io
 import pickle
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -304,11 +305,33 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
 def test_an_array_that_claims_more_than_its_member_holds_is_refused(tmp_path: Path) -> None:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
-        header, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40, 8)}
+        header, {"descr": "<f8", "fortran_order": False, "shape": (1 << 25,)}
     )
-    path = tmp_path / "a.npz"
+    path, written = tmp_path / "a.npz", len(header.getvalue()) + 64
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", header.getvalue() + bytes(64))
         archive.writestr("y.npy", header.getvalue())
-    with pytest.raises(InputError, match="found 64 bytes of numbers, expected 70368744177664"):
+    with pytest.raises(InputError, match="found 64 bytes of numbers, expected 268435456"):
         datasets.load("arrays", path)
+    # The archive's directory may lie as well.
+    size = written.to_bytes(4, "little")
+    claim = (written - 64 + (1 << 28)).to_bytes(4, "little")
+    assert path.read_bytes().count(2 * size) == 2
+    path.write_bytes(path.read_bytes().replace(2 * size, size + claim))
+    assert peak_of_refusal("arrays", path, "found its end after 64 bytes, expected") < 1 << 23
+
+
+def test_a_claim_costs_no_more_memory_than_the_file_has(tmp_path: Path) -> None:
+    write_mnist(tmp_path, random_pictures(4, 2, (28, 28)))
+    (tmp_path / FILES[0]).write_bytes(idx_header(100, 1 << 10, 1 << 10) + bytes(1 << 17))
+    assert peak_of_refusal("mnist", tmp_path, "found its end after 131072 bytes") < 1 << 23
+
+
+def peak_of_refusal(name: str, source: Path, message: str) -> int:
+    """Bytes of memory that it took, at most, to refuse a data set."""
+    tracemalloc.start()
+    with pytest.raises(InputError, match=message):
+        datasets.load(name, source)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak

@@ -23,7 +23,7 @@ from tandem.data.manifest import read_manifest, write_manifest
 from tandem.distributed.group import Starter
 from tandem.errors import InputError
 from tandem.launch.prepare import changed_settings, check_continues, prepare_run
-from tandem.layers.network import GRAPH_NETWORK, NetworkDescription
+from tandem.layers.network import ALEXNET, GRAPH_NETWORK, NetworkDescription
 from tandem.training.run_spec import RunSpec
 from tests.support.tiny import save_weights, settings
 
@@ -316,6 +316,18 @@ def test_of_a_graph_only_the_difference_is_shown(data: Path, tmp_path: Path) -> 
     before = {**config.model_dump(mode="json"), "network_options": {"graph": GRAPH}}
     (change,) = changed_settings(before, config)
     assert change == "network_options.graph.layers.conv2d.filters was 32, now 64"
+
+
+def test_initial_weights_may_be_of_another_graph(data: Path, tmp_path: Path) -> None:
+    """Such as one with another last layer, which `init_weights_skip` leaves at random."""
+    weights = save_graph(tmp_path / "w.safetensors", read_manifest(data).wnids, layers=["m:Own"])
+    graph = {"layers": [GRAPH["layers"][0], {"name": "dense", "units": 10}]}
+    changes = {"network": GRAPH_NETWORK, "network_options": json.dumps({"graph": graph})}
+    config = load_config(settings(data, tmp_path / "run", **changes, init_weights=str(weights)))
+    assert prepare_run(config).weights == weights
+    config = config.model_copy(update={"network": ALEXNET, "network_options": {}})
+    with pytest.raises(InputError, match=r"with graph \{.*, the configuration .* at its default"):
+        prepare_run(config)
 
 
 @pytest.mark.parametrize("rows", ["auto", 4])
