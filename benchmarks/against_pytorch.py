@@ -146,7 +146,7 @@ class PlainRun:
         self._velocity = {n: torch.zeros_like(v) for n, v in self._plain.parameters.items()}
         size = config.batch_size * trainers
         self._global_batch = size
-        layout = SlotLayout(size, spec.picture_size)
+        layout = SlotLayout.of_pictures(size, spec.picture_size)
         self._slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
         self._builder = spec.minibatch_builder()
 

@@ -19,7 +19,7 @@ WAIT = 120.0  # seconds for two processes to start and to exchange
 
 def upload_copies(driver: CudaDriver, batch: int, side: int) -> tuple[dict[str, Step], int]:
     """Make a loader's copy of a minibatch to the GPU, and PyTorch's; return also the bytes."""
-    layout = SlotLayout(batch, side)
+    layout = SlotLayout.of_pictures(batch, side)
     slot = CudaSlot.create(driver, layout)
     uploader = SlotUploader(driver, [slot])
     rng = np.random.default_rng(0)

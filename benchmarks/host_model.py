@@ -32,7 +32,7 @@ def host_model(
     )
     vectors = [[np.zeros(n * layout.nbytes, np.uint8)] for n in (2, 1)]
     side = sizes.stored if device_crops else sizes.crop
-    slots = HostSlots.create(SlotLayout(sizes.batch, side), rank=0)
+    slots = HostSlots.create(SlotLayout.of_pictures(sizes.batch, side), rank=0)
     mean = np.full((3, sizes.stored, sizes.stored), 117, np.float32)
     model = CompiledNetwork(net, config, SGD(), mean, HostMemory(slots, layout, *vectors))
     for name, value in net.initial_values(seed=1):
@@ -42,7 +42,7 @@ def host_model(
 
 def noise_slot(sizes: Sizes) -> Slot:
     """Make a slot with a minibatch of cropped noise."""
-    layout = SlotLayout(sizes.batch, sizes.crop)
+    layout = SlotLayout.of_pictures(sizes.batch, sizes.crop)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
     rng = np.random.default_rng(1)
     slot.pictures[...] = rng.integers(0, 256, slot.pictures.shape, np.uint8)

@@ -71,7 +71,9 @@ class Epoch:
     ) -> None:
         self.dataset, self.sizes = dataset, sizes
         self.builder = MinibatchBuilder(dataset, dataset, sizes.augmentation, crop_here, threads)
-        self.slots = HostSlots.create(SlotLayout(sizes.batch, self.builder.picture_size), rank=0)
+        self.slots = HostSlots.create(
+            SlotLayout.of_pictures(sizes.batch, self.builder.picture_size), rank=0
+        )
         order = epoch_order(dataset.counts, shuffle, seed=1, epoch=0)
         self.requests = [
             MinibatchRequest(k % 2, "train", 0, k, global_minibatch(order, k, sizes.batch))

@@ -81,7 +81,7 @@ def make_contenders(world: Any, sizes: Sizes) -> dict[str, Callable[[], None]]:
 
     parameters = np.zeros(resident.layout.parameters_nbytes, np.uint8)
     gradients = resident.gradient_vector.view(np.uint8)
-    slots = HostSlots.create(SlotLayout(1, 1), world.rank)
+    slots = HostSlots.create(SlotLayout.of_pictures(1, 1), world.rank)
     memory = HostMemory(slots, resident.layout, [parameters], [gradients])
 
     found = {

@@ -6,8 +6,9 @@ import numpy as np
 from PIL import Image
 
 from tandem.data.batch_file import locate_batch, write_batch
-from tandem.data.dataset import Dataset
+from tandem.data.dataset import Dataset, StoredPictures
 from tandem.data.manifest import Manifest, Split, write_manifest
+from tandem.memory import RowType
 
 PER_FILE = 256  # pictures
 
@@ -63,9 +64,9 @@ def write_batches(
         paths=tuple(map(str, paths)),
         offsets=tuple(locate_batch(path).offset for path in paths),
         counts=counts,
-        layout="b01c",
-        image_size=side,
         labels_file=str(labels),
+        row=RowType("uint8", (side, side, 3)),
+        pictures=StoredPictures(),
     )
 
 

@@ -148,7 +148,9 @@ def _tasks(
     shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
     layout = FlatLayout.of(shapes, config.dtype, states=("momentum",))
     settings = [ExchangeSettings.of({"exchange": strategy}) for strategy in strategies]
-    slots = HostSlots.create(SlotLayout(config.batch_size, config.crop_size), group.rank)
+    slots = HostSlots.create(
+        SlotLayout.of_pictures(config.batch_size, config.crop_size), group.rank
+    )
     memory = open_host_memory(settings[0], slots, group, layout)
     mean = np.full((3, config.crop_size, config.crop_size), 120, np.float32)
     model = CompiledNetwork(net, config, SGD(), mean, memory)

@@ -29,6 +29,9 @@ VERBS = {
     "preprocess": Verb(
         "tandem.preprocessing.program:run_preprocessing", "make batch files of pictures"
     ),
+    "datasets": Verb(
+        "tandem.datasets.program:run_datasets", "prepare MNIST, CIFAR and their like, or arrays"
+    ),
     "export": Verb("tandem.export.cli:run_export", "write weights as an ONNX file"),
     "convert": Verb("tandem.convert.cli:run_conversion", "read weights of other programs"),
     "plot": Verb("tandem.plot:run_plot", "draw one run or compare several"),

@@ -10,10 +10,10 @@ class Callback:
     """Base of a callback; all methods are optional, and so is the base.
 
     The class is called without arguments, once for each start of the program, in the process that
-    starts the others; of ranks, on rank 0. The methods are called there as well, never in a trainer
-    or loader, in the order of the setting. Training continues meanwhile, but waits for a callback
-    that takes as long as some hundred steps. An exception ends the run: the trainers finish their
-    step and save a checkpoint, the traceback is logged, and the exit status is 1.
+    starts the others; of ranks, on rank 0. The methods are called there as well, in the order of
+    the setting. At the end of an epoch all trainers wait until its `on_epoch_end` and the
+    `on_epoch_begin` of the next have returned. An exception ends the run: the trainers finish their
+    step or epoch and save a checkpoint, the traceback is logged, and the exit status is 1.
     """
 
     def on_train_begin(self, config: Mapping[str, Any]) -> None:
@@ -29,11 +29,11 @@ class Callback:
         """Called when an epoch begins, counted from 1, at about its first step.
 
         It is called again for an epoch that is continued: by ``resume_train``, after a restart, or
-        after a rollback.
+        after a rollback. The trainers wait for it, but not for that of the first epoch.
         """
 
-    def on_epoch_end(self, epoch: int, record: Mapping[str, Any]) -> None:
-        """Called after the validation of an epoch, while its checkpoint is being written.
+    def on_epoch_end(self, epoch: int, record: Mapping[str, Any]) -> bool | None:
+        """Called after the validation of an epoch, when its checkpoint, if one is due, is on disk.
 
         Parameters
         ----------
@@ -45,8 +45,15 @@ class Callback:
             whole run so far; and means of the reports (``print_freq``) of this epoch's training:
             ``train_loss``, ``train_top1_error``, ``images_per_second``, with ``learning_rate``, the
             last. These four are None without a report, ``train_top1_error`` also with
-            ``print_train_error: false``.
+            ``print_train_error: false``. Its attribute ``logs`` has loss and metrics under Keras's
+            names, ``loss``, ``val_loss`` and so on (`tandem.artifacts.epochs.logs_of`).
+
+        Returns
+        -------
+        bool or None
+            True ends training: the run ends well, with a checkpoint of this epoch.
         """
+        return None
 
     def on_train_end(self, result: Mapping[str, Any]) -> None:
         """Called once, at the end of the run however it came, but not after a callback failed.

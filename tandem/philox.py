@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     LISTING = 5  # preprocessing's one shuffle of the list of pictures
     GOSSIP = 6  # which rank sends to which, of (step, rank) for (epoch, index)
     COLOUR = 7  # of the colour noise of a picture
+    SYNTHETIC = 8  # pixels and labels of synthetic pictures
     DROPOUT = 256  # plus the number of the dropout layer
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny import ROOT, read_record
+from tests.support.tiny import ROOT, python_path, read_record
 
 
 @pytest.mark.slow
@@ -32,3 +32,34 @@ def test_the_demo_learns_digits() -> None:
     assert max(after - before for before, after in pairwise(errors[11:])) <= 0.02, errors
     names = {path.name for path in (ROOT / "runs" / "demo").iterdir()}
     assert {"record.jsonl", "curves.png", "config.yaml", "epoch-0016.safetensors"} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_demo_of_arrays_learns_fashion_mnist(tmp_path: Path) -> None:
+    """Keras's convnet on all pictures, 12 epochs, two processes: at least 90 %."""
+    run = tmp_path / "run"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def start() -> str:
+        result = subprocess.run(
+            ["demo/nn.sh", "--run", str(run)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PATH": path, "PYTHONPATH": python_path()},
+        )
+        if "no connection" in result.stderr:
+            pytest.skip("Fashion-MNIST is not here, and there is neither apt nor a network")
+        assert result.returncode == 0, result.stderr
+        return result.stdout.strip().splitlines()[-1]
+
+    last = start()
+    found = re.fullmatch(r"([\d.]+) % of 10,000 test pictures are right; see (\S+)", last)
+    assert found, last
+    assert float(found[1]) >= 90
+    assert Path(found[2]).stat().st_size > 10_000
+    validation = [line for line in read_record(run) if line["event"] == "validation"]
+    assert len(validation) == 12
+    assert 100 * (1 - validation[-1]["top1_error"]) == pytest.approx(float(found[1]), abs=0.005)
+    assert start() == last  # a finished run is not trained again

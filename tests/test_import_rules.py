@@ -35,6 +35,7 @@ ALLOWED = {
     "tensorboard": ("tandem/artifacts/tensorboard.py",),
     "rich": ("tandem/launch/live_view.py", "tandem/nn/summary.py", "tandem/progress_bar.py"),
     "onnx": ("tandem/export/",),
+    "pooch": ("tandem/datasets/published.py",),
     "pyarrow": ("tandem/preprocessing/sources/parquet.py",),
     "pytensor": (
         "alex_net.py",
@@ -60,6 +61,7 @@ ROWS = (
         "compilers",
         "errors",
         "files",
+        "nested",
         "philox",
         "loops",
         "processor",
@@ -163,6 +165,7 @@ def test_networks_import_nothing_below_pytensor(source: str) -> None:
         ("tandem.training.trainer", "torch pytensor numba rich tensorboard PIL"),
         ("classify", "torch pytensor numba rich tensorboard"),
         ("tandem.look", "torch pytensor numba rich tensorboard matplotlib"),
+        ("tandem.datasets", "torch pytensor numba matplotlib rich PIL hickle h5py pooch pydantic"),
         (
             "tandem.nn, tandem.nn.graph, tandem.nn.network",
             "torch pytensor numba rich tensorboard matplotlib keras",

@@ -87,7 +87,7 @@ def test_colour_noise_is_shown(data: Path) -> None:
 
 
 def test_rows_beyond_the_minibatch_are_not_shown() -> None:
-    layout = SlotLayout(3, 4)
+    layout = SlotLayout.of_pictures(3, 4)
     slot = Slot.on(HostBuffer.create(layout.nbytes, "test"), layout)
     slot.valid[...] = 2
     mean = np.full((3, 5, 5), 9, np.float32)

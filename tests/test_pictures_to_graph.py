@@ -76,7 +76,7 @@ def test_each_picture_and_its_label_reach_the_graph_once_an_epoch(
     spec = prepare_run(config)
     mean = read_mean(config.mean_path, SIZE)
     images_of = graph_input(spec.picture_size, mean, cropped=not device_crops)
-    layout = SlotLayout(BATCH, spec.picture_size)
+    layout = SlotLayout.of_pictures(BATCH, spec.picture_size)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
     builder = spec.minibatch_builder()
     arrived: dict[tuple[str, int], list[tuple[int, int, int]]] = {}

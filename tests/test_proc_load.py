@@ -53,7 +53,7 @@ class Loading:
 
 
 def start(builder: MinibatchBuilder, batch: int) -> Loading:
-    slots = HostSlots.create(SlotLayout(batch, builder.picture_size), rank=0)
+    slots = HostSlots.create(SlotLayout.of_pictures(batch, builder.picture_size), rank=0)
     here, there = CONTEXT.Pipe()
     launcher, report = CONTEXT.Pipe()
     table = HeartbeatTable.create(("launcher", "loader 0"), timeout=60)
@@ -143,7 +143,7 @@ def test_a_loader_shows_what_it_is_doing() -> None:
     here, there = CONTEXT.Pipe()
     status = StatusSlot(HeartbeatTable.create(("launcher", "loader 0"), timeout=60), index=1)
     builder, client = Noting(status), ProcessLoader(here)
-    slots = HostSlots.create(SlotLayout(1, 6), rank=0)
+    slots = HostSlots.create(SlotLayout.of_pictures(1, 6), rank=0)
     arguments = (builder, there, slots, status, here)
     loader = threading.Thread(target=proc_load.serve, args=arguments, daemon=True)
     loader.start()

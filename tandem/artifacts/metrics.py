@@ -38,9 +38,14 @@ class Sums:
         return Sums(self.images + other.images, self.loss + other.loss, values)
 
     def error(self, k: int) -> float:
-        """The top-k error, of 1 or 5."""
-        errors = self.values.get(f"top{k}_errors", 0)
-        return errors / self.images if not isinstance(errors, tuple) else math.nan
+        """The top-k error, of 1 or 5; NaN without images, or where errors are not counted."""
+        errors = self.values.get(f"top{k}_errors", math.nan)
+        return errors / self.images if self.images and not isinstance(errors, tuple) else math.nan
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean of the loss; NaN without images."""
+        return self.loss / self.images if self.images else math.nan
 
     def as_json(self) -> dict[str, Any]:
         """All sums beside each other, as in files of before there were metrics."""

@@ -48,6 +48,7 @@ class TrainRecord(_Strict):
     load_wait_seconds: Loss
     exchange_seconds: Loss
     metrics: Mapping[str, Loss] = field(default_factory=dict)  # those chosen, by name
+    images: Count = 0  # over which these are means, counted where each epoch is reported
 
 
 @dataclass(frozen=True)

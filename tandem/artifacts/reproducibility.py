@@ -33,7 +33,7 @@ _IN_WORDS = {"data": "data (the checksum of manifest and mean image)"}
 def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
     """Collect what the bits of a run depend on: marked settings, data, hardware and software.
 
-    `config` has every ``auto`` resolved, and its manifest and mean image exist.
+    `config` has every ``auto`` resolved, and its manifest and mean image, if any, exist.
     """
     settings = dict(config)
     found = {"trainers": str(len(config.devices))}
@@ -145,9 +145,10 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _digest(*paths: Path) -> str:
+def _digest(*paths: Path | None) -> str:
     """A short checksum of the content of files."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
+    contents = (path.read_bytes() for path in paths if path is not None)
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:16]
 
 
 def _shown(value: str | None, other: str | None) -> str:

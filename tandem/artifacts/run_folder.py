@@ -22,14 +22,23 @@ from tandem.artifacts.checkpoint import (
     Checkpoint,
     Damaged,
     RunState,
+    read_header,
     save_checkpoint,
     verify_checkpoint,
 )
-from tandem.artifacts.metrics_log import MetricsLog, Record, truncate_after
+from tandem.artifacts.epochs import write_csv
+from tandem.artifacts.metrics_log import (
+    MetricsLog,
+    Record,
+    ValidationRecord,
+    read_records,
+    truncate_after,
+)
 from tandem.artifacts.tensorboard import EventLog
 from tandem.config.schema import Config, save_config
 from tandem.errors import InputError
 from tandem.files import remove_partials
+from tandem.layers.monitored import History, is_better, worst
 from tandem.memory import HostBuffer
 from tandem.validation import listed
 
@@ -89,24 +98,45 @@ def find_checkpoint(folder: str | Path, load_epoch: int | Literal["latest"]) -> 
     )
 
 
-def superseded(
-    paths: Sequence[Path], keep: int | Literal["all"], validation_errors: Sequence[float]
-) -> list[Path]:
-    """Select the checkpoints to remove: all but the last `keep` and the best.
+def find_best(config: Config) -> Path | None:
+    """Find the best checkpoint of a run by its `keep_monitor`; None if there is none.
 
-    The best is, of those written after a whole epoch, the first with the smallest error. `paths`
-    are all checkpoints, earliest first; there is a top-1 error for each whole epoch.
+    Raises InputError if the run folder or its newest checkpoint cannot be read.
     """
-    if keep == "all":
-        return []
-    errors: dict[Path, float] = {}
+    paths = list_checkpoints(config.weights_path)
+    return best_of(paths, config, read_header(paths[-1]).state.history) if paths else None
+
+
+def best_of(paths: Sequence[Path], config: Config, history: History) -> Path | None:
+    """Select the best checkpoint by `keep_monitor`; None if none has a value.
+
+    That is, of those written after a whole epoch, the first with the best value. Where
+    `stop_patience` looks at the same value, it is the one that its epochs are counted from: each
+    is better by `stop_delta` than the one before, and the first are left out.
+
+    Parameters
+    ----------
+    paths
+        All checkpoints, earliest first.
+    history
+        What was monitored after each whole epoch.
+    """
+    name, delta, first = config.keep_monitor, 0.0, 1
+    if config.stop_patience and config.stop_monitor == name:
+        delta, first = config.stop_delta, config.stop_from_epoch + 1
+    best, value = None, worst(name)
     for path in paths:
         epoch, step = _position(path) or (0, 0)
-        if step == 0 and 1 <= epoch <= len(validation_errors):
-            errors[path] = validation_errors[epoch - 1]
-    finite = {path: error for path, error in errors.items() if math.isfinite(error)}
-    best = min(finite, key=lambda path: finite[path], default=None)
-    return [path for path in paths[:-keep] if path != best]
+        if step == 0 and first <= epoch <= len(history):
+            found = history[epoch - 1].get(name, math.nan)
+            if is_better(found, value, name, delta=delta):
+                best, value = path, found
+    return best
+
+
+def superseded(paths: Sequence[Path], keep: int | Literal["all"], best: Path | None) -> list[Path]:
+    """Select the checkpoints to remove: all but the last `keep` and the `best`."""
+    return [] if keep == "all" else [path for path in paths[:-keep] if path != best]
 
 
 class RunFolder:
@@ -117,7 +147,7 @@ class RunFolder:
     """
 
     def __init__(self, config: Config, state: RunState, resumed: Path | None) -> None:
-        self._folder, self._keep = config.weights_path, config.keep_snapshots
+        self._config, self._folder = config, config.weights_path
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
         self._reserved: Future[HostBuffer] | None = None
@@ -131,7 +161,9 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"weights_dir {self._folder}: {error.strerror}") from error
         self._record = MetricsLog(path)
-        self._events = EventLog(self._folder, state.step) if config.tensorboard else None
+        self._write_csv()
+        events = Path(config.tensorboard_dir or self._folder)
+        self._events = EventLog(events, state.step) if config.tensorboard else None
 
     @property
     def busy(self) -> bool:
@@ -149,6 +181,8 @@ class RunFolder:
 
     def append(self, record: Record) -> None:
         self._record.append(record)
+        if isinstance(record, ValidationRecord):
+            self._write_csv()
         if self._events is not None:
             self._events.add(record)
 
@@ -197,13 +231,25 @@ class RunFolder:
         path = self._folder / checkpoint_name(checkpoint.state)
         save_checkpoint(path, checkpoint)
         present = list_checkpoints(self._folder)
-        for old in superseded(present, self._keep, checkpoint.state.validation_errors):
+        best = best_of(present, self._config, checkpoint.state.history)
+        for old in superseded(present, self._config.keep_snapshots, best):
             # Removal is tried again next time.
             with contextlib.suppress(OSError):
                 old.unlink()
         if self._events is not None:
             self._events.add_checkpoint(checkpoint)
         return path
+
+    def _write_csv(self) -> None:
+        """Write the table of the epochs anew, so that a resumed run continues it."""
+        if self._config.csv_file is None:
+            return
+        path = Path(self._config.csv_file)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_csv(path, read_records(self._folder / RECORD))
+        except OSError as error:
+            raise InputError(f"csv_file {path}: cannot be written ({error.strerror})") from error
 
     def _rename_damaged(self, resumed: Path | None) -> None:
         """Rename the checkpoints after `resumed`, which are damaged.

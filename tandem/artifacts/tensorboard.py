@@ -100,6 +100,7 @@ class EventLog:
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
+        folder.mkdir(parents=True, exist_ok=True)
         numbers = [int(m[1]) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name))]
         path = folder / f"events.out.tfevents.{max(numbers, default=0) + 1:05}"
         self._file = path.open("xb")
@@ -127,9 +128,12 @@ def of_record(record: Record) -> Iterator[tuple[str, Value]]:
     if isinstance(record, NotFiniteRecord):
         return
     if not isinstance(record, TrainRecord):
+        if not record.images:
+            return
         yield "loss/validation", record.loss
-        yield "error/validation_top1", record.top1_error
-        yield "error/validation_top5", record.top5_error
+        if not math.isnan(record.top1_error):  # of targets that are no classes
+            yield "error/validation_top1", record.top1_error
+            yield "error/validation_top5", record.top5_error
         for name, value in record.metrics.items():
             yield f"metrics/validation_{name}", value
         return

@@ -1,15 +1,20 @@
 """A trained network with the mean image of its weights."""
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint, read_header
+from tandem.artifacts.checkpoint import read_checkpoint, read_header
+from tandem.data.manifest import read_manifest
 from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
 from tandem.layers.network import (
     ALEXNET,
+    GRAPH_NETWORK,
     Network,
     NetworkDescription,
     build_network,
@@ -23,21 +28,53 @@ class LoadedNetwork:
 
     network: Network  # in float32
     description: NetworkDescription
-    mean: np.ndarray  # float32 (3, S, S), with the border
+    mean: np.ndarray | None  # float32 (3, S, S), with the border; None: the input is no pictures
 
 
-def load_network(weights: Path, mean: Path | None, network: str = ALEXNET) -> LoadedNetwork:
+def load_network(
+    weights: Path, mean: Path | None, network: str = ALEXNET, layers: Sequence[str] = ()
+) -> LoadedNetwork:
     """Build the network of a checkpoint, and read its mean image.
 
-    If `mean` is None, the mean image is that of the run's data set. `network` is the
-    ``module:class`` of the network that the checkpoint must contain; importing it imports PyTensor.
+    Parameters
+    ----------
+    mean : Path or None
+        None: the mean image is that of the run's data set, zeros if it subtracted none.
+    network : str
+        ``module:class`` of the network that the checkpoint must contain, which a graph does not
+        need. Importing it imports PyTensor.
+    layers : sequence of str
+        ``module:class`` of each layer of the user's own in a graph. A loss is left out.
+
+    Raises
+    ------
+    InputError
+        A file is missing or damaged, or names code that the arguments do not.
     """
     description = read_header(weights).network
-    check_network(weights, description, network)
+    if description.network == GRAPH_NETWORK:
+        options = {key: value for key, value in description.options.items() if key != "loss"}
+        description = replace(description, options=options)
+    check_network(weights, description, network, layers)
     built = build_network(description)
     shapes = {name: variable.type.shape for name, variable in built.parameters.items()}
     checkpoint = read_checkpoint(weights, shapes)
-    image = read_mean(_mean_path(weights, checkpoint) if mean is None else mean)
+    image = _mean_image(weights, mean, description, checkpoint.config)
+    for name, variable in built.parameters.items():
+        variable.set_value(checkpoint.weights[name].astype(np.float32, copy=False), borrow=True)
+    return LoadedNetwork(built, description, image)
+
+
+def _mean_image(
+    weights: Path, path: Path | None, description: NetworkDescription, config: Mapping[str, Any]
+) -> np.ndarray | None:
+    """The mean image of a network, float32 (3, S, S); None for one whose input is no pictures."""
+    if description.crop_size is None:
+        return None
+    if path is None and config.get("mean_file", "") is None:
+        side = _stored_size(description, config)
+        return np.zeros((3, side, side), np.float32)
+    image = read_mean(_mean_path(weights, config) if path is None else path)
     if image.shape[-1] < description.crop_size:
         raise InputError(
             f"the mean image is {image.shape[-1]} pixels wide and high, the network of {weights} "
@@ -48,14 +85,26 @@ def load_network(weights: Path, mean: Path | None, network: str = ALEXNET) -> Lo
             f"the mean image is {image.shape[-1]} pixels wide and high, the pictures of {weights} "
             f"have a border of {description.pad} on each side"
         )
-    for name, variable in built.parameters.items():
-        variable.set_value(checkpoint.weights[name].astype(np.float32, copy=False), borrow=True)
-    return LoadedNetwork(built, description, image)
+    return image
 
 
-def _mean_path(weights: Path, checkpoint: Checkpoint) -> Path:
+def _stored_size(description: NetworkDescription, config: Mapping[str, Any]) -> int:
+    """Rows and columns of the pictures that a network was trained on, with the border.
+
+    Without their manifest, these are crops with a border around them.
+    """
+    crop_size = description.crop_size or 0
+    if isinstance(folder := config.get("data_folder"), str):
+        with contextlib.suppress(InputError):
+            stored = read_manifest(Path(folder)).image_size
+            if stored >= crop_size:
+                return stored
+    return crop_size + 2 * description.pad
+
+
+def _mean_path(weights: Path, config: Mapping[str, Any]) -> Path:
     """Where the run of a checkpoint had its mean image."""
-    folder, file = (checkpoint.config.get(key) for key in ("data_folder", "mean_file"))
+    folder, file = (config.get(key) for key in ("data_folder", "mean_file"))
     if not isinstance(folder, str) or not isinstance(file, str):
         raise InputError(
             f"{weights} does not say which mean image belongs to it, as it was converted: say "

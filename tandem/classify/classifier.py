@@ -17,7 +17,7 @@ from tandem.data.decode import BadPictureError, decode_picture
 from tandem.data.manifest import Resize
 from tandem.data.safe_io import read_bytes
 from tandem.errors import InputError
-from tandem.layers.network import ALEXNET
+from tandem.layers.network import ALEXNET, Network
 from tandem.ops import crop_mirror
 
 # The largest pictures of ImageNet have about 20 MB.
@@ -39,7 +39,7 @@ class Classifier:
 
     Parameters
     ----------
-    network : AlexNet, or any object with its ``parameters``, ``logits``, ``crop_size``
+    network : Network
         With trained values.
     mean : float32 (3, S, S)
         The mean image of the training pictures. Pictures are resized to its size, `image_size`,
@@ -47,7 +47,7 @@ class Classifier:
     wnids : sequence of str, optional
         The classes by name, in order.
     ten_crops : bool
-        Average the probabilities over ten crops (the four corners, the centre, and all five
+        Average the predictions over ten crops (the four corners, the centre, and all five
         mirrored) as in Krizhevsky, Sutskever, Hinton 2012, section 4.1; otherwise use the centre
         alone, as in validation.
     device : str
@@ -61,7 +61,7 @@ class Classifier:
 
     def __init__(
         self,
-        network: Any,
+        network: Network,
         mean: np.ndarray,
         wnids: Sequence[str] | None = None,
         ten_crops: bool = False,
@@ -84,15 +84,22 @@ class Classifier:
         ten_crops: bool = False,
         device: str = "cpu",
         network: str = ALEXNET,
+        layers: Sequence[str] = (),
     ) -> "Classifier":
         """Load a classifier from a checkpoint.
 
         `mean` is the mean image, .npy; by default that of the run's data set, if it still exists.
-        `network` is "module:class". Raises InputError if a file is missing or damaged, or if the
-        mean image is too small or unknown.
+        `network` is "module:class", which a graph does not need, and `layers` are those of each
+        layer of the user's own in a graph. Raises InputError if a file is missing or damaged, if
+        the mean image is too small or unknown, or if the network's input is no pictures.
         """
-        loaded = load_network(Path(weights), None if mean is None else Path(mean), network)
+        loaded = load_network(Path(weights), None if mean is None else Path(mean), network, layers)
         about = loaded.description
+        if loaded.mean is None:
+            raise InputError(
+                f"{weights}: found a network of rows of numbers, expected one of pictures; its "
+                "predictions are those of nn.load_model(path).predict"
+            )
         return cls(
             loaded.network, loaded.mean, about.wnids, ten_crops, device, about.resize, about.pad
         )
@@ -171,7 +178,7 @@ def _crops(image_size: int, crop_size: int, ten: bool) -> tuple[Crop, ...]:
     return ten_crops(image_size, crop_size) if ten else ((centre, centre, False),)
 
 
-def _compiled(network: Any, mean: np.ndarray, device: str) -> Any:
+def _compiled(network: Network, mean: np.ndarray, device: str) -> Any:
     """Compile: pictures, origins and mirror flags (a row for each crop) to probabilities."""
     side = mean.shape[-1]
     pictures = pt.tensor("pictures", dtype="uint8", shape=(None, side, side, 3))
@@ -185,13 +192,13 @@ def _compiled(network: Any, mean: np.ndarray, device: str) -> Any:
         crop_size=network.crop_size,
         dtype=network.dtype,
     )
-    values = {
+    values: Any = {
         variable: device_shared(variable.get_value(borrow=True), name=name, device=device)
         for name, variable in network.parameters.items()
     }
     return pytensor.function(
         [pictures, origins, mirrored],
-        pt.special.softmax(network.logits(images, None), axis=1),
+        network.predictions(network.logits(images, None)),
         givens=values,
         mode=device_mode(device),
         on_unused_input="ignore",  # what only an auxiliary head has

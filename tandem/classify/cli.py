@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tandem.cli import CommandLine, Options, option, run_program
+from tandem.config.fields import Names
 from tandem.data.decode import PICTURE_SUFFIXES, BadPictureError, keep_memory
 from tandem.layers.network import ALEXNET
 
@@ -56,6 +57,9 @@ class ClassifyOptions(Options):
         None, "mean image, .npy (default: that of the run's data set)", "a file", "text"
     )
     network: str = option(ALEXNET, "network of the checkpoint", "module:class", "text")
+    layers: Names = option(
+        (), "layers of your own in a graph", "a list such as [my_module:Swish]", "list"
+    )
     top: int = option(5, "guesses for each picture", "a whole number of at least 1", ge=1)
     ten_crops: bool = option(
         False, "average over corners, centre and their mirror images: ten times the work", _SWITCH
@@ -82,7 +86,12 @@ def classify(options: ClassifyOptions) -> int:
     from tandem.classify.classifier import Classifier
 
     classifier = Classifier.load(
-        options.weights, options.mean, options.ten_crops, options.device, options.network
+        options.weights,
+        options.mean,
+        options.ten_crops,
+        options.device,
+        options.network,
+        options.layers,
     )
     keep_memory()
     at_once = max(1, options.batch_size // len(classifier.crops))

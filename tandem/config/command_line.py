@@ -15,6 +15,7 @@ from typing import Any
 from tandem.cli import CommandLine, PathOption, option
 from tandem.config.hardware import cuda_device_count
 from tandem.config.schema import Config, Ranks, Trainers
+from tandem.layers.network import GRAPH_NETWORK, own_code
 from tandem.validation import read_yaml
 
 log = logging.getLogger(__name__)
@@ -162,8 +163,9 @@ def read_run_settings(path: Path) -> dict[str, Any]:
 
     Left out, and so at their defaults again, are devices, threads and how trainers exchange, and
     without a GPU a precision of GPUs. What was taken is logged. As no file that is merely found
-    decides what code is run, the network is that of ``config.yaml`` in the current folder. That
-    file itself is the user's own, not a run's: nothing of it is left out.
+    decides what code is run, the network is that of ``config.yaml`` in the current folder, unless
+    it is a graph, which is data; layers and loss of the user's own are left out of that. The
+    ``config.yaml`` of the current folder itself is no run's: nothing of it is left out.
     """
     values = read_yaml(path)
     has_own = DEFAULT_FILE.is_file()
@@ -171,8 +173,12 @@ def read_run_settings(path: Path) -> dict[str, Any]:
         return values
     own = read_yaml(DEFAULT_FILE) if has_own else {}
     left_out = {key for key in values if key in _OF_THE_MACHINE}
-    if values.get("network") != own.get("network"):
+    if values.get("network") not in (GRAPH_NETWORK, own.get("network")):
         left_out.add("network")
+    options = values.get("network_options")
+    if isinstance(options, Mapping) and options != own.get("network_options") and own_code(options):
+        kept = {key: value for key, value in options.items() if key not in ("layers", "loss")}
+        values["network_options"] = kept
     if values.get("precision") in ("tf32", "bfloat16") and not cuda_device_count():
         left_out.add("precision")
     log.info(

@@ -76,6 +76,7 @@ def each_once(layers: tuple[str, ...]) -> tuple[str, ...]:
 
 PathText = Annotated[str, Field(min_length=1), BeforeValidator(_home_expanded)]
 Float = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
+Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
 Layers = Annotated[tuple[str, ...], AfterValidator(each_once), BeforeValidator(listed)]
 
 

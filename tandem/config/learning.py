@@ -1,5 +1,6 @@
 """Sections of the configuration about what a network learns, and how."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,10 +20,17 @@ from tandem.layers.choices import LOSSES, METRIC_NAMES, find_metric
 from tandem.optim import OPTIMIZERS, SCHEDULES
 from tandem.validation import suggestion
 
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _LAYERS = "a list of layers such as [conv1, conv2], each once"
 
 
 def _metric_name(value: str) -> str:
+    if value.startswith("__main__:"):
+        raise ValueError(
+            "the processes of a run do not run your program; put the function into a module"
+        )
+    if ":" in value and not _FUNCTION.fullmatch(value):
+        raise ValueError("it needs a module and a function with a colon between them")
     if find_metric(value) is None:
         hint = suggestion(value, METRIC_NAMES) or "."
         raise ValueError(f"there is no metric {value!r}{hint} There are {', '.join(METRIC_NAMES)}")
@@ -50,6 +58,22 @@ class EarlyEnd(Section):
         "value of stop_monitor at which training ends; null: none",
         "a number, or null",
         omit_default=True,
+    )
+    stop_delta: Float = key(
+        0.0, "stop_patience: least improvement of stop_monitor", omit_default=True, ge=0
+    )
+    stop_baseline: Float | None = key(
+        None,
+        "stop_patience: epochs no better than this are counted on; null: none",
+        "a number, or null",
+        omit_default=True,
+    )
+    stop_from_epoch: int = key(
+        0,
+        "stop_patience: first epochs that do not count",
+        unit="epochs",
+        omit_default=True,
+        ge=0,
     )
 
 
@@ -129,7 +153,8 @@ class Metrics(Section):
         BeforeValidator(listed),
     ] = key(
         (),
-        f"measured beside loss and errors: any of {', '.join(METRIC_NAMES)} (or another number)",
+        f"measured beside loss and errors: any of {', '.join(METRIC_NAMES)} (or another number), "
+        "or module:function",
         "a list of metrics such as [accuracy, f1], each once",
         omit_default=True,
     )

@@ -17,6 +17,7 @@ from tandem.config.hardware import (
 from tandem.config.schema import CHOICES, Config
 from tandem.distributed import RULES, RunFacts
 from tandem.errors import InputError
+from tandem.layers.choices import metrics_of
 from tandem.layers.monitored import check_monitor
 from tandem.layers.training_pass import is_below
 from tandem.optim import OPTIMIZERS
@@ -96,10 +97,14 @@ def check_settings(config: Config) -> None:
         )
     if not RULES[config.rule].is_synchronous:
         _check_asynchronous(config)
+    names = [metric.name for metric in metrics_of(config.metrics)]
+    if len(set(names)) < len(names):
+        raise InputError(f"metrics: found {', '.join(names)}, expected each name once")
     if config.lr_policy == "plateau":
-        check_monitor("lr_monitor", settings["lr_monitor"], config.metrics)
+        check_monitor("lr_monitor", settings["lr_monitor"], names)
     if config.stop_patience or config.stop_at is not None:
-        check_monitor("stop_monitor", config.stop_monitor, config.metrics)
+        check_monitor("stop_monitor", config.stop_monitor, names)
+    check_monitor("keep_monitor", config.keep_monitor, names)
     if config.lr_policy == "table" and not settings["lr_table"]:
         raise InputError("lr_table: found {}, expected rates for lr_policy: table")
     if bucket_mb := settings["bucket_mb"]:

@@ -38,6 +38,7 @@ from tandem.errors import InputError
 from tandem.files import write_text
 from tandem.layers.choices import LOSSES
 from tandem.layers.network import ALEXNET
+from tandem.nested import PlainMapping
 from tandem.optim import OPTIMIZERS, SCHEDULES
 from tandem.optim.parameter_groups import ParameterGroups
 from tandem.processor import Convolutions
@@ -138,7 +139,9 @@ class Data(Section):
     train_folder: PathText = key("train_hkl", "training batches, below data_folder")
     val_folder: PathText = key("val_hkl", "validation batches, below data_folder")
     label_folder: PathText = key("labels", "label files, below data_folder")
-    mean_file: PathText = key("misc/img_mean.npy", "mean image, below data_folder")
+    mean_file: PathText | None = key(
+        "misc/img_mean.npy", "mean image, below data_folder; null: none is subtracted"
+    )
 
     @property
     def data_path(self) -> Path:
@@ -161,12 +164,14 @@ class Data(Section):
         return self.data_path / self.label_folder
 
     @property
-    def mean_path(self) -> Path:
-        return self.data_path / self.mean_file
+    def mean_path(self) -> Path | None:
+        return None if self.mean_file is None else self.data_path / self.mean_file
 
     @property
     def covariance_path(self) -> Path:
         """The covariance of colours, which preprocessing writes beside the mean image."""
+        if self.mean_path is None:
+            return self.data_path / "misc" / COVARIANCE_NAME
         return self.mean_path.with_name(COVARIANCE_NAME)
 
 
@@ -201,7 +206,7 @@ class Network(Section):
     norm_before_pool: bool = key(
         False, "normalise before max pooling, as Caffe's bvlc_alexnet does"
     )
-    network_options: dict[str, bool | int | float | str] = key(
+    network_options: PlainMapping = key(
         {},
         "further arguments of the network's class",
         "names and values, such as {norm_before_pool: true}",
@@ -321,9 +326,24 @@ class Output(Section):
         "newest checkpoints to keep, beside the best; or all",
         "a whole number of at least 1, or all",
     )
+    keep_monitor: str = key(
+        "top1_error",
+        "what the best checkpoint is the best by: as lr_monitor",
+        "validation_loss, top1_error, top5_error or one of metrics",
+        omit_default=True,
+    )
     print_freq: int = key(20, "steps between reports", unit="steps", ge=1)
+    print_epochs: bool = key(
+        False, "report at the end of each epoch too, so that its means are known", omit_default=True
+    )
     print_train_error: bool = key(True, "report the training error beside the loss")
+    csv_file: PathText | None = key(
+        None, "table of the epochs to write, with print_epochs; null: none", omit_default=True
+    )
     tensorboard: bool = key(True, "write event files for TensorBoard")
+    tensorboard_dir: PathText | None = key(
+        None, "folder of the event files; null: weights_dir", omit_default=True
+    )
     live_view: bool = key(True, "live view, on a terminal; false: lines, as into a file")
     callbacks: Annotated[
         tuple[Annotated[str, AfterValidator(_class_name)], ...], BeforeValidator(listed)
@@ -337,6 +357,11 @@ class Output(Section):
     @property
     def weights_path(self) -> Path:
         return Path(self.weights_dir)
+
+    @property
+    def reports_epochs(self) -> bool:
+        """Whether there is a report at the end of each epoch."""
+        return self.print_epochs or self.csv_file is not None
 
 
 # The bases stand in reverse: fields of the last one come first.

@@ -19,17 +19,18 @@ import numpy as np
 from tandem.data.safe_io import open_file
 from tandem.errors import InputError
 from tandem.files import replacing
+from tandem.memory import PICTURE_DTYPE
 from tandem.validation import listed
 
 
 @dataclass(frozen=True)
 class BatchLocation:
-    """Position of the pixels, uint8, in a batch file."""
+    """Position of the pixels, uint8, or of rows of arrays, float32, in a batch file."""
 
     offset: int  # bytes from the start of the file to the first pixel
-    # (n, S, S, 3) = b01c, or (3, S, S, n) = c01b. A file of three pictures could be either, so the
-    # manifest declares the layout.
-    shape: tuple[int, int, int, int]
+    # Of pictures (n, S, S, 3) = b01c, or (3, S, S, n) = c01b. A file of three pictures could be
+    # either, so the manifest declares the layout. Of arrays (n, *shape of a row).
+    shape: tuple[int, ...]
 
 
 class _DeferringFile(io.FileIO):
@@ -65,9 +66,14 @@ def write_batch(path: Path, pictures: np.ndarray, layout: str) -> None:
 
     `layout`, ``b01c`` or ``c01b``, is the order of axes in the file, which is uncompressed.
     """
+    write_rows(path, pictures if layout == "b01c" else _pictures_last(pictures))
+
+
+def write_rows(path: Path, rows: np.ndarray) -> None:
+    """Write an array with hickle, whole or not at all, uncompressed in C order."""
     import hickle  # only the writer needs it; a loader starts faster without
 
-    stored = np.ascontiguousarray(pictures) if layout == "b01c" else _pictures_last(pictures)
+    stored = np.ascontiguousarray(rows)
     with replacing(path) as partial, _DeferringFile(partial, "r+b") as written:
         with h5py.File(written, "w") as file:
             hickle.dump(stored, file, mode="w")
@@ -75,16 +81,17 @@ def write_batch(path: Path, pictures: np.ndarray, layout: str) -> None:
             raise written.error
 
 
-def locate_batch(path: Path) -> BatchLocation:
+def locate_batch(path: Path, dtype: str = PICTURE_DTYPE) -> BatchLocation:
     """Find the pixels of a batch file without reading them.
 
     Raises InputError if the file is missing, truncated or not HDF5, or if its pixels are not one
-    contiguous uncompressed block of uint8 in one of the two layouts.
+    contiguous uncompressed block of `dtype`: uint8 in one of the two layouts of pictures, or
+    another dtype in any shape.
     """
     size = _size_of(path)
     try:
         with h5py.File(path, "r") as file:
-            location = _locate_dataset(path, _find_dataset(path, file))
+            location = _locate_dataset(path, _find_dataset(path, file), dtype)
     except InputError:
         raise
     except Exception as error:
@@ -94,7 +101,7 @@ def locate_batch(path: Path) -> BatchLocation:
         raise InputError(
             f"{path}: found a file that h5py cannot open ({reason}), expected a whole batch file"
         ) from None
-    end = location.offset + prod(location.shape)
+    end = location.offset + prod(location.shape) * np.dtype(dtype).itemsize
     if size < end:
         raise InputError(f"{path}: truncated: found {size} bytes, expected at least {end}")
     return location
@@ -137,7 +144,7 @@ def _find_dataset(path: Path, file: h5py.File) -> h5py.Dataset:
     )
 
 
-def _locate_dataset(path: Path, dataset: h5py.Dataset) -> BatchLocation:
+def _locate_dataset(path: Path, dataset: h5py.Dataset, dtype: str) -> BatchLocation:
     # Checked first: asked for its shape, HDF5 opens the sources of a virtual dataset.
     created = dataset.id.get_create_plist()
     contiguous = created.get_layout() == h5py.h5d.CONTIGUOUS
@@ -146,10 +153,13 @@ def _locate_dataset(path: Path, dataset: h5py.Dataset) -> BatchLocation:
             f"{path}: found pixels in chunks, compressed or in another file, expected one"
             " uncompressed contiguous block (hickle.dump without compression)"
         )
-    if dataset.dtype != np.uint8:
-        raise InputError(f"{path}: found dtype {dataset.dtype}, expected uint8")
+    if dataset.dtype != np.dtype(dtype):
+        raise InputError(f"{path}: found dtype {dataset.dtype}, expected {dtype}")
     shape = dataset.shape
-    if not _is_batch_shape(shape):
+    if dtype != PICTURE_DTYPE:
+        if not shape or min(shape) < 1:
+            raise InputError(f"{path}: found shape {shape}, expected rows")
+    elif not _is_batch_shape(shape):
         raise InputError(f"{path}: found shape {shape}, expected (n, S, S, 3) or (3, S, S, n)")
     offset = dataset.id.get_offset()
     if offset is None:

@@ -8,12 +8,15 @@ from tandem.data.safe_io import read_npy
 from tandem.errors import InputError
 
 
-def read_mean(path: Path, image_size: int | None = None) -> np.ndarray:
+def read_mean(path: Path | None, image_size: int | None = None) -> np.ndarray:
     """Read the mean image, float32 (RGB, row, column) from 0 to 255.
 
-    Raises InputError if it is missing, not finite, or not of `image_size` rows and columns, where
-    that is given.
+    Without a `path` it is zero, of `image_size` rows and columns. Raises InputError if it is
+    missing, not finite, or not of `image_size` rows and columns, where that is given.
     """
+
+    if path is None:
+        return np.zeros((3, image_size or 1, image_size or 1), np.float32)
 
     def check(dtype: np.dtype, shape: tuple[int, ...]) -> None:
         side = image_size or shape[-1] if shape else None

@@ -71,14 +71,14 @@ class _OpenFiles:
 
 
 class PictureReader:
-    """Reads pictures and labels of a split by dataset index.
+    """Reads pictures, or rows of arrays, and labels of a split by dataset index.
 
-    In layout b01c a picture is contiguous in its file and is read directly into its row, with one
-    system call for each run of neighbours; `shuffle: images` therefore costs a call, and on a hard
-    disk a seek, for each picture. A band always needs its own call. In layout c01b the pixels of a
-    picture are scattered, so the whole file is read (the last one is kept) and transposed: slower
-    by an order of magnitude, and with random pictures a whole file is read for each. At most
-    `max_open` batch files are kept open; the least recently used are closed.
+    In layout b01c, and of arrays, a picture is contiguous in its file and is read directly into its
+    row, with one system call for each run of neighbours; `shuffle: images` therefore costs a call,
+    and on a hard disk a seek, for each picture. A band always needs its own call. In layout c01b
+    the pixels of a picture are scattered, so the whole file is read (the last one is kept) and
+    transposed: slower by an order of magnitude, and with random pictures a whole file is read for
+    each. At most `max_open` batch files are kept open; the least recently used are closed.
 
     In layout b01c, `threads` share what is read, in the order of the files: system calls do not
     hold the interpreter's lock. The pool of threads lives until `close`. A reader is for one caller
@@ -91,6 +91,7 @@ class PictureReader:
         if threads < 1:
             raise ValueError(f"threads is {threads}; at least one has to read")
         self.dataset = dataset
+        self._columns = dataset.pictures is not None and dataset.pictures.layout == "c01b"
         self._threads = threads
         self._files = _OpenFiles(dataset.paths, max_open)
         counts = np.asarray(dataset.counts, np.int64)
@@ -102,30 +103,32 @@ class PictureReader:
         self._scratch = np.empty(0, np.uint8)
 
     @property
-    def picture_shape(self) -> tuple[int, int, int]:
-        """(row, column, RGB)."""
-        return (self.dataset.image_size, self.dataset.image_size, 3)
+    def picture_shape(self) -> tuple[int, ...]:
+        """Of a row: of a picture (row, column, RGB)."""
+        return self.dataset.row.shape
 
-    def read(self, indices: npt.ArrayLike, out: npt.NDArray[np.uint8]) -> None:
+    def read(self, indices: npt.ArrayLike, out: npt.NDArray[Any]) -> None:
         """Read pictures into the rows of `out`, uint8 (n, row, column, RGB) in C order.
+
+        Of arrays, `out` has their dtype and the shape of their rows.
 
         `indices`, (n,), may be in any order and repeat. Raises IndexError for an index outside the
         split, InputError if a batch file is gone, is shorter than it was or cannot be read, and
         ValueError if `out` does not fit.
         """
-        wanted = self._checked(indices)
+        wanted, dtype = self._checked(indices), self.dataset.row.dtype
         expected = (len(wanted), *self.picture_shape)
-        if out.shape != expected or out.dtype != np.uint8 or not out.flags.c_contiguous:
+        if out.shape != expected or out.dtype != dtype or not out.flags.c_contiguous:
             raise ValueError(
-                f"pictures are read into uint8 {expected} in C order, not {out.dtype} {out.shape}"
+                f"pictures are read into {dtype} {expected} in C order, not {out.dtype} {out.shape}"
             )
         if len(wanted) == 0:
             return
         files, rows, destinations = self._by_file(wanted)
-        if self.dataset.layout == "c01b":
+        if self._columns:
             self._read_columns(files, rows, destinations, out)
             return
-        size, flat = out[0].nbytes, out.reshape(-1).data
+        size, flat = out[0].nbytes, out.reshape(-1).view(np.uint8).data
         numbers, begins = files.tolist(), (self._offsets[files] + rows * size).tolist()
         views = [flat[row * size : (row + 1) * size] for row in destinations.tolist()]
 
@@ -142,6 +145,8 @@ class PictureReader:
     ) -> None:
         """Read `height` rows of each picture, one at a time, so that they stay in the cache.
 
+        Of arrays there are none.
+
         Parameters
         ----------
         indices, tops : int64 (n,)
@@ -151,8 +156,8 @@ class PictureReader:
             `indices` and with its band, uint8 (height, S, 3) = (row, column, RGB), which the next
             one overwrites.
         """
-        wanted, side = self._checked(indices), self.dataset.image_size
-        if self.dataset.layout == "c01b":
+        wanted, side = self._checked(indices), self.picture_shape[0]
+        if self._columns:
             # Files are read whole, so all pictures are read at once.
             pictures = self._scratch_of((len(wanted), *self.picture_shape))
             self.read(wanted, pictures)
@@ -172,8 +177,8 @@ class PictureReader:
 
         self._in_parts(len(wanted), bands[0].nbytes, read)
 
-    def labels(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """The class of each picture, int64 (n,); raises IndexError or InputError."""
+    def labels(self, indices: npt.ArrayLike) -> npt.NDArray[Any]:
+        """The class of each picture, int64 (n,), or its target; raises IndexError or InputError."""
         return self._labels[self._checked(indices)]
 
     def close(self) -> None:
@@ -190,13 +195,16 @@ class PictureReader:
         self.close()
 
     @cached_property
-    def _labels(self) -> npt.NDArray[np.int64]:
+    def _labels(self) -> npt.NDArray[Any]:
         # Read, not mapped: when a mapped file is truncated, the kernel kills the process.
-        path, size = self.dataset.labels_file, self.dataset.size
+        path, target = self.dataset.labels_file, self.dataset.target
+        expected = (self.dataset.size, *target.shape)
 
         def check(dtype: np.dtype, shape: tuple[int, ...]) -> None:
-            if (shape, dtype) != ((size,), np.int64):
-                raise InputError(f"{path}: found labels {dtype} {shape}, expected int64 ({size},)")
+            if (shape, dtype) != (expected, np.dtype(target.dtype)):
+                raise InputError(
+                    f"{path}: found labels {dtype} {shape}, expected {target.dtype} {expected}"
+                )
 
         try:
             return read_npy(Path(path), check)
@@ -251,7 +259,7 @@ class PictureReader:
         out: npt.NDArray[np.uint8],
     ) -> None:
         """Read c01b files, each whole, and transpose them row by row."""
-        side, channels = self.dataset.image_size, 3
+        side, _, channels = self.picture_shape
         for start, end in _runs(files):
             block, some = self._whole_file(int(files[start])), rows[start:end]
             for y in range(side):
@@ -263,9 +271,9 @@ class PictureReader:
     def _whole_file(self, file: int) -> npt.NDArray[np.uint8]:
         """The pictures of a c01b file, uint8 (RGB, row, column, picture)."""
         if self._block is None or self._block[0] != file:
-            side = self.dataset.image_size
+            side, _, channels = self.picture_shape
             self._block = None
-            block = np.empty((3, side, side, self.dataset.counts[file]), np.uint8)
+            block = np.empty((channels, side, side, self.dataset.counts[file]), np.uint8)
             self._read_exactly(file, self.dataset.offsets[file], [block.reshape(-1).data])
             self._block = (file, block)
         return self._block[1]

@@ -1,5 +1,6 @@
 """Reading of untrusted files: their claims are checked before they cost time or memory."""
 
+import hashlib
 import io
 import os
 import stat
@@ -13,6 +14,7 @@ from numpy.lib import format as npy
 
 # The header of an array of numbers has a few hundred bytes; NumPy itself refuses 10,000.
 _MOST_HEADER = 1 << 14
+_BLOCK = 1 << 20
 _READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 Check = Callable[[np.dtype, tuple[int, ...]], None]
@@ -49,7 +51,7 @@ def read_npy(path: Path, check: Check) -> np.ndarray:
     would be unpickled.
     """
     with open_file(path) as file:
-        dtype, shape, fortran = _read_header(file)
+        dtype, shape, fortran = read_header(file)
         check(dtype, shape)
         claimed = prod(shape) * dtype.itemsize
         found = os.fstat(file.fileno()).st_size - file.tell()
@@ -59,7 +61,20 @@ def read_npy(path: Path, check: Check) -> np.ndarray:
     return numbers.reshape(shape, order="F" if fortran else "C")
 
 
-def _read_header(file: BinaryIO) -> tuple[np.dtype, tuple[int, ...], bool]:
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a regular file, in hexadecimal; raises OSError or ValueError."""
+    with open_file(path) as file:
+        digest = hashlib.sha256()
+        while block := file.read(_BLOCK):
+            digest.update(block)
+        return digest.hexdigest()
+
+
+def read_header(file: BinaryIO) -> tuple[np.dtype, tuple[int, ...], bool]:
+    """Read dtype, shape and Fortran order from the start of an ``.npy`` file, and go to its end.
+
+    Raises ValueError if it is no such header, or one of objects.
+    """
     # NumPy reads a header of any claimed length before it checks that.
     start = io.BytesIO(file.read(_MOST_HEADER))
     version = npy.read_magic(start)

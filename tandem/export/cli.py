@@ -9,19 +9,21 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from tandem.artifacts.trained_network import LoadedNetwork, load_network
 from tandem.cli import CommandLine, Options, PathOption, launch_commands, option, run_program
+from tandem.config.fields import Names
 from tandem.data.class_names import imagenet_names
 from tandem.errors import InputError
 from tandem.files import replacing
 from tandem.layers.network import ALEXNET
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, ValueInfoProto
+    from pytensor.tensor.variable import TensorVariable
 
     from tandem.export.graph import OnnxGraph
 
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _MOST_BYTES = (1 << 31) - (1 << 20)  # protobuf's limit, less what is not weights
 _IR_VERSION = 8  # the file format that belongs to the operators
+_FLOAT = 1  # TensorProto.FLOAT
 
 
 class ExportOptions(Options):
@@ -40,6 +43,9 @@ class ExportOptions(Options):
         None, "mean image, .npy (default: that of the run's data set)", "a file", "text"
     )
     network: str = option(ALEXNET, "network of the checkpoint", "module:class", "text")
+    layers: Names = option(
+        (), "layers of your own in a graph", "a list such as [my_module:Swish]", "list"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,13 +60,19 @@ def run_export(
     """Write the ONNX file that the command line names; return the exit status."""
 
     def work(options: ExportOptions) -> None:
-        export(options.weights, options.target, options.mean, options.network)
+        export(options.weights, options.target, options.mean, options.network, options.layers)
         log.info("wrote %s", options.target)
 
     return run_program(ExportOptions, work, CommandLine(arguments, description, program))
 
 
-def export(weights: Path, target: Path, mean: Path | None = None, network: str = ALEXNET) -> None:
+def export(
+    weights: Path,
+    target: Path,
+    mean: Path | None = None,
+    network: str = ALEXNET,
+    layers: Sequence[str] = (),
+) -> None:
     """Write an ONNX file of a network in validation, from pictures to probabilities.
 
     Its input ``pictures`` is uint8 (batch, S, S, 3), (row, column, RGB): pictures resized to the
@@ -68,12 +80,17 @@ def export(weights: Path, target: Path, mean: Path | None = None, network: str =
     `decode_picture`. The centre crop and the mean image are in the file. Its outputs are
     ``logits`` and ``probabilities``, float32 (batch, class); its metadata name the classes.
 
+    That of a network of arrays has the input ``rows``, float32 (batch, *shape), of three axes as
+    (row, column, channel), and the outputs ``logits`` and ``predictions``.
+
     Parameters
     ----------
     mean : Path, optional
         The mean image, .npy; by default the one of the run's data set.
     network : str
-        "module:class" of the network.
+        "module:class" of the network, which a graph does not need.
+    layers : sequence of str
+        "module:class" of each layer of the user's own in a graph.
 
     Raises
     ------
@@ -85,7 +102,7 @@ def export(weights: Path, target: Path, mean: Path | None = None, network: str =
         raise InputError("the package onnx is not installed: pip install onnx")
     if target.suffix != ".onnx":
         raise InputError(f"{target}: the name of an ONNX file must end in .onnx")
-    loaded = load_network(weights, mean, network)
+    loaded = load_network(weights, mean, network, layers)
     values = loaded.network.parameters.values()
     if (size := sum(value.get_value(borrow=True).nbytes for value in values)) > _MOST_BYTES:
         raise InputError(f"{weights}: {size} bytes of weights are more than one ONNX file holds")
@@ -98,51 +115,69 @@ def export(weights: Path, target: Path, mean: Path | None = None, network: str =
 
 
 def make_model(loaded: LoadedNetwork) -> "ModelProto":
-    """A checked ONNX model of a network, from resized pictures to probabilities."""
+    """A checked ONNX model of a network, from resized pictures or rows to what it predicts."""
     import pytensor.tensor as pt
-    from onnx import TensorProto, checker, helper
+    from onnx import checker, helper
 
     from tandem.export.graph import OPSET, OnnxGraph
     from tandem.ops.batch_norm_folding import fold_batch_norms
 
-    network, pad = loaded.network, loaded.description.pad
-    side = loaded.mean.shape[-1] - 2 * pad
-    mean = loaded.mean[:, pad : pad + side, pad : pad + side]
+    network, mean, about = loaded.network, loaded.mean, loaded.description
     images = pt.tensor("images", dtype="float32", shape=(None, *network.shapes["input"]))
     (logits,) = fold_batch_norms([network.logits(images, None)])
     graph = OnnxGraph()
-    graph.bind(images, _prepare(graph, mean, network.crop_size))
-    outputs = {"logits": logits, "probabilities": pt.special.softmax(logits, axis=1)}
+    metadata = _class_names(about.wnids)
+    if mean is None:
+        info, prepared = _rows(graph, network.shapes["input"])
+    else:
+        info, prepared = _pictures(graph, mean, about.pad, network.crop_size)
+        metadata["resize"] = json.dumps(about.resize)
+    graph.bind(images, prepared)
+    predictions = "predictions" if mean is None else "probabilities"
+    outputs = {"logits": logits, predictions: network.predictions(cast("TensorVariable", logits))}
     for name, variable in outputs.items():
         graph.add("Identity", [graph.translate(variable)], name)
-    accepted: list[str | int | None] = ["batch", side, side, 3]
-    shape: list[str | int | None] = ["batch", loaded.description.classes]
+    shape: list[str | int | None] = ["batch", about.classes]
     model = helper.make_model(
         helper.make_graph(
             graph.nodes,
             "network",
-            [helper.make_tensor_value_info("pictures", TensorProto.UINT8, accepted)],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in outputs],
+            [info],
+            [helper.make_tensor_value_info(name, _FLOAT, shape) for name in outputs],
             graph.constants,
         ),
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=_IR_VERSION,
         producer_name="tandem",
     )
-    resize = json.dumps(loaded.description.resize)
-    helper.set_model_props(model, {"resize": resize, **_class_names(loaded.description.wnids)})
+    helper.set_model_props(model, metadata)
     checker.check_model(model)
     return model
 
 
-def _prepare(graph: "OnnxGraph", mean: np.ndarray, crop_size: int) -> str:
-    """Add the steps from ``pictures`` to images: centre crop, float, channels first, minus mean.
+def _rows(graph: "OnnxGraph", shape: tuple[int, ...]) -> "tuple[ValueInfoProto, str]":
+    """The input ``rows``, and the name of what the network takes: of images, channels first."""
+    from onnx import helper
 
-    A crop that is larger than the pictures reaches into their border, which is 0 less the mean.
+    is_image = len(shape) == 3
+    given = (*shape[1:], shape[0]) if is_image else shape
+    info = helper.make_tensor_value_info("rows", _FLOAT, ["batch", *given])
+    return info, graph.add("Transpose", ["rows"], perm=[0, 3, 1, 2]) if is_image else "rows"
+
+
+def _pictures(
+    graph: "OnnxGraph", mean: np.ndarray, pad: int, crop_size: int
+) -> "tuple[ValueInfoProto, str]":
+    """The input ``pictures``, and the name of what the network takes.
+
+    The steps between are centre crop, float, channels first, minus mean. A crop that is larger than
+    the pictures reaches into their border, which is 0 less the mean.
     """
-    from onnx import TensorProto
+    from onnx import TensorProto, helper
 
-    side = mean.shape[-1]
+    side = mean.shape[-1] - 2 * pad
+    mean = mean[:, pad : pad + side, pad : pad + side]
+    info = helper.make_tensor_value_info("pictures", TensorProto.UINT8, ["batch", side, side, 3])
     before = max(0, -((side - crop_size) // 2))
     after = max(0, crop_size - side - before)
     first = max(0, (side - crop_size) // 2)
@@ -154,9 +189,9 @@ def _prepare(graph: "OnnxGraph", mean: np.ndarray, crop_size: int) -> str:
     numbers = graph.add("Cast", [cropped], to=TensorProto.FLOAT)
     images = graph.add("Sub", [graph.add("Transpose", [numbers], perm=[0, 3, 1, 2]), window])
     if crop_size <= side:
-        return images
+        return info, images
     ends = [0, 0, before, before, 0, 0, after, after]
-    return graph.add("Pad", [images, graph.constant(np.array(ends, np.int64))])
+    return info, graph.add("Pad", [images, graph.constant(np.array(ends, np.int64))])
 
 
 def _class_names(wnids: Sequence[str] | None) -> dict[str, str]:

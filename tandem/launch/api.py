@@ -68,7 +68,7 @@ def train(config: Settings | None = None, **overrides: Any) -> Result:
     """
     settings = _checked(config, overrides)
     with locked(settings.weights_path) as lock:
-        _check(execute_training(settings, lock, _launcher()))
+        raise_failure(execute_training(settings, lock, _launcher()))
     folder = settings.weights_path
     return Result(list_checkpoints(folder)[-1], tuple(read_records(folder / RECORD)))
 
@@ -89,7 +89,7 @@ def validate(
     source = file_beside(weights, DEFAULT_FILE.name) if config is None else None
     settings = _checked(config if source is None else read_run_settings(source), overrides, source)
     outcome, record = execute_validation(Path(weights), settings, _launcher(), ten_crops)
-    _check(outcome)
+    raise_failure(outcome)
     if record is None:
         raise RunError("the validation has ended without a result")
     return record
@@ -120,8 +120,8 @@ def _launcher() -> LocalLauncher:
     return LocalLauncher()
 
 
-def _check(outcome: Outcome) -> None:
-    """Raise what a run that was not completed ended with."""
+def raise_failure(outcome: Outcome) -> None:
+    """Raise what a run that was not completed ended with, see `train`."""
     failure = outcome.failure
     if failure is not None:
         if failure.kind == "input":

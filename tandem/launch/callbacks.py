@@ -6,8 +6,9 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
-from tandem.artifacts.run_folder import list_checkpoints
+from tandem.artifacts.epochs import epochs_of, logs_of
+from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
+from tandem.artifacts.run_folder import RECORD, list_checkpoints
 from tandem.callbacks import METHODS
 from tandem.config.schema import Config
 from tandem.errors import InputError
@@ -16,6 +17,7 @@ from tandem.processes.messages import Failed
 from tandem.processes.supervisor import Outcome, ProgressReporter
 from tandem.registry import find_class
 from tandem.training.early_end import reason_to_end
+from tandem.training.messages import Continuation, EpochEnded
 from tandem.training.run_spec import RunSpec
 
 
@@ -43,33 +45,59 @@ def find_callbacks(names: Sequence[str]) -> list[type]:
 class Callbacks:
     """The callbacks of a program, in order, over all restarts of its run.
 
-    After one has failed, no more is called.
+    They are `objects` with methods of `tandem.callbacks.Callback`, then those that the setting
+    names. After one has failed, no more is called.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, objects: Sequence[Any] = ()) -> None:
         self.failure: Failed | None = None
+        self._objects = objects
         self._each: list[tuple[str, Any]] | None = None  # None before training
+        self._ended = 0  # epochs whose ends have been reported, or lie before this program
         self._record: dict[str, Any] | None = None  # of the last epoch
+
+    def are_awaited(self, config: Config) -> bool:
+        """Whether there are any, for which trainers wait at the end of epochs."""
+        return bool(self._objects or config.callbacks)
 
     def begin(self, spec: RunSpec) -> Outcome | None:
         """Make the callbacks and report the begin of training, once; return a failure of one."""
         if self._each is not None:
             return None
-        names, self._each = spec.config.callbacks, []
+        names = spec.config.callbacks
+        self._each = [(type(each).__name__, each) for each in self._objects]
         for name, kind in zip(names, find_callbacks(names), strict=True):
-            callback = self._safely(name, "__init__", kind)
+            callback = self._safely(name, "__init__", _made, kind)
             self._each.append((name, callback))
+        self._ended = epochs_done(spec)
         self._call("on_train_begin", spec.config.model_dump(mode="json"))
         return self._failed()
+
+    def end_missed(self, spec: RunSpec) -> Outcome | None:
+        """Report the end of the epoch that is resumed after a restart, if it has been missed.
+
+        The checkpoint was written, and the run failed before its callbacks were called. Returns the
+        outcome of a run that ends by that.
+        """
+        if self._each is None or epochs_done(spec) <= self._ended:
+            return None
+        done = epochs_of(read_records(spec.config.weights_path / RECORD))
+        missed = [epoch for epoch in done if self._ended < epoch[0].epoch <= epochs_done(spec)]
+        ends = [self.end_epoch(*epoch) for epoch in missed]
+        return self._failed() or (Outcome(0) if any(ends) else None)
 
     def begin_epoch(self, epoch: int) -> None:
         """Report the begin of an epoch, counted from 1."""
         self._call("on_epoch_begin", epoch)
 
-    def end_epoch(self, record: ValidationRecord, train: Sequence[TrainRecord]) -> None:
-        """Report the end of an epoch, with its validation and the reports of its training."""
-        self._record = summarised(record, train)
-        self._call("on_epoch_end", record.epoch, self._record)
+    def end_epoch(self, record: ValidationRecord, train: Sequence[TrainRecord]) -> bool:
+        """Report the end of an epoch, with its validation and the reports of its training.
+
+        Returns whether one ends training by that, or has failed.
+        """
+        self._ended, self._record = record.epoch, summarised(record, train)
+        answers = self._call("on_epoch_end", record.epoch, self._record)
+        return self.failure is not None or any(answer is True for answer in answers)
 
     def end(self, config: Config, outcome: Outcome) -> Outcome:
         """Report the end of training; return its outcome, or the failure of a callback."""
@@ -81,10 +109,12 @@ class Callbacks:
         )
         return self._failed() or outcome
 
-    def _call(self, method: str, *arguments: object) -> None:
-        for name, callback in self._each or ():
-            if function := getattr(callback, method, None):
-                self._safely(name, method, function, *arguments)
+    def _call(self, method: str, *arguments: object) -> list[object]:
+        return [
+            self._safely(name, method, function, *arguments)
+            for name, callback in self._each or ()
+            if (function := getattr(callback, method, None))
+        ]
 
     def _safely(
         self, name: str, method: str, function: Callable[..., Any], *arguments: object
@@ -114,6 +144,7 @@ class CallbackReporter(ProgressReporter):
         self._train: list[TrainRecord] = []  # of this epoch
         header = spec.header if spec.resumed is not None else None
         self._history = () if header is None else header.state.history
+        self._validation: ValidationRecord | None = None  # the last
         self.stderr = reporter.stderr
 
     @property
@@ -122,35 +153,58 @@ class CallbackReporter(ProgressReporter):
 
     def begin(self, table: HeartbeatTable, pids: Mapping[str, int]) -> None:
         self._reporter.begin(table, pids)
-        done = 0
-        if self._spec.resumed is not None and self._spec.header is not None:
-            done = self._spec.header.state.epoch
-        self._callbacks.begin_epoch(done + 1)
+        self._callbacks.begin_epoch(epochs_done(self._spec) + 1)
 
-    def report(self, message: object) -> None:
+    def report(self, message: object) -> object:
         self._reporter.report(message)
         if isinstance(message, TrainRecord):
             self._train.append(message)
         elif isinstance(message, ValidationRecord):
-            self._callbacks.end_epoch(message, self._train)
-            self._train = []
-            self._history = (*self._history, message.monitored)
-            config = self._spec.config
-            if message.epoch < config.n_epochs and not reason_to_end(config, self._history):
-                self._callbacks.begin_epoch(message.epoch + 1)
+            self._validation = message
+        elif isinstance(message, EpochEnded) and self._validation is not None:
+            return Continuation(self._end_epoch(self._validation))
+        return None
+
+    def _end_epoch(self, record: ValidationRecord) -> bool:
+        """Call the callbacks at the end of an epoch, and the begin of the next; whether it ends."""
+        ends = self._callbacks.end_epoch(record, self._train)
+        self._train = []
+        self._history = (*self._history, record.monitored)
+        config = self._spec.config
+        goes_on = record.epoch < config.n_epochs and not reason_to_end(config, self._history)
+        if goes_on and not ends:
+            self._callbacks.begin_epoch(record.epoch + 1)
+        return ends
 
     def close(self) -> None:
         self._reporter.close()
 
 
-def summarised(record: ValidationRecord, train: Sequence[TrainRecord]) -> dict[str, Any]:
+def epochs_done(spec: RunSpec) -> int:
+    """Whole epochs before the begin of a run."""
+    return 0 if spec.resumed is None or spec.header is None else spec.header.state.epoch
+
+
+def _made(kind: type) -> Any:
+    """Make a callback from its class; one for another interface adapts itself."""
+    callback = kind()
+    return callback.adapted() if hasattr(callback, "adapted") else callback
+
+
+class EpochRecord(dict[str, Any]):
+    """The record of an epoch, as callbacks get it; `logs` are the same values as Keras has them."""
+
+    logs: Mapping[str, float]
+
+
+def summarised(record: ValidationRecord, train: Sequence[TrainRecord]) -> EpochRecord:
     """The record of an epoch: its validation, and means of its training reports."""
 
     def mean(key: str) -> float | None:
         values = [getattr(each, key) for each in train]
         return None if not values or None in values else fmean(values)
 
-    return {
+    found = {
         # Of crops there is one in training.
         **{key: v for key, v in asdict(record).items() if key not in ("crops", "metrics")},
         **record.metrics,
@@ -159,3 +213,6 @@ def summarised(record: ValidationRecord, train: Sequence[TrainRecord]) -> dict[s
         "images_per_second": mean("images_per_second"),
         "learning_rate": train[-1].learning_rate if train else None,
     }
+    summary = EpochRecord(found)
+    summary.logs = logs_of(record, train)
+    return summary

@@ -1,6 +1,7 @@
 """Progress of a run for the user: one live view on a terminal, lines elsewhere."""
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -82,10 +83,13 @@ def describe_training(record: TrainRecord) -> str:
 
 
 def describe_validation(record: ValidationRecord) -> str:
+    if not record.images:
+        return f"epoch {record.epoch} done; there are no validation pictures"
+    both = {"top-1": record.top1_error, "top-5": record.top5_error}
+    errors = [f"{name} error {100 * e:.2f} %" for name, e in both.items() if not math.isnan(e)]
     return (
-        f"epoch {record.epoch} validation: loss {record.loss:.4f}, "
-        f"top-1 error {100 * record.top1_error:.2f} %, top-5 error {100 * record.top5_error:.2f} % "
-        f"of {record.images} images"
+        f"epoch {record.epoch} validation: "
+        f"{', '.join([f'loss {record.loss:.4f}', *errors])} of {record.images} images"
         + (f"; {describe_metrics(record.metrics)}" if record.metrics else "")
         + (f", averaged over {record.crops} crops of each" if record.crops > 1 else "")
     )

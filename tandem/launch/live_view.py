@@ -5,6 +5,7 @@ Importing this module imports rich: only the launcher does, and only on a termin
 
 import contextlib
 import logging
+import math
 import multiprocessing
 import os
 import sys
@@ -40,6 +41,7 @@ _LABELS = {
     Activity.SAVING: ("writing checkpoint", "blue"),
     Activity.READING: ("reading", "green"),
     Activity.IDLE: ("slot filled", "dim"),
+    Activity.AWAITING_CALLBACKS: ("waiting for callbacks", "yellow"),
 }
 
 
@@ -213,11 +215,11 @@ def _figures(status: Status) -> Text:
             f"training    loss {train.loss:.4f}   {error}{_metrics(train.metrics)}"
             f"{train.images_per_second:.1f} images/s   rate {train.learning_rate:.3g}"
         )
-    if (validation := status.validation) is not None:
+    if (validation := status.validation) is not None and validation.images:
+        both = {"top-1": validation.top1_error, "top-5": validation.top5_error}
+        errors = (f"{n} error {100 * e:.1f} %   " for n, e in both.items() if not math.isnan(e))
         lines.append(
-            f"validation  loss {validation.loss:.4f}   "
-            f"top-1 error {100 * validation.top1_error:.1f} %   "
-            f"top-5 error {100 * validation.top5_error:.1f} %   "
+            f"validation  loss {validation.loss:.4f}   {''.join(errors)}"
             f"{_metrics(validation.metrics)}after epoch {validation.epoch}"
         )
     if train is not None:

@@ -19,13 +19,22 @@ from tandem.config.fields import flag
 from tandem.config.hardware import RankInfo
 from tandem.config.resolve import resolve
 from tandem.config.schema import Config, Data, Output, Workers
-from tandem.data.colour import read_basis
+from tandem.data.colour import Basis, read_basis
 from tandem.data.dataset import open_split
-from tandem.data.manifest import Manifest, read_manifest
+from tandem.data.manifest import ArrayManifest, Manifest, read_any_manifest
 from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
 from tandem.launch.callbacks import find_callbacks
-from tandem.layers.network import NetworkDescription, check_network
+from tandem.layers.choices import OwnMetric, metrics_of
+from tandem.layers.network import (
+    ALEXNET,
+    GRAPH_NETWORK,
+    NetworkDescription,
+    check_network,
+    own_code,
+)
+from tandem.memory import CLASS_LABEL
+from tandem.nested import difference
 from tandem.training.run_spec import Job, RunSpec
 from tandem.validation import shown
 
@@ -68,24 +77,30 @@ def prepare_run(
         find_callbacks(config.callbacks)
     path = resumed or weights
     header = None if path is None else read_header(path)
+    if header is not None and (resumed is not None or job == "validate"):
+        config = _with_graph(config, header.network)
     rows = None
     if resumed is not None and header is not None:
         rows = recorded_norm_rows(resumed, header.conditions)
         if rows is not None and config.norm_rows == "auto":
             config = config.model_copy(update={"norm_rows": rows})
-    manifest = read_manifest(config.manifest_path)
+    manifest = read_any_manifest(config.manifest_path)
+    if isinstance(manifest, ArrayManifest):
+        config = _without_pictures(config)
     folder, labels = config.data_path, config.label_path
     train = validation = open_split(manifest, folder, "val", labels, config.val_path)
     if job == "train":
         train = open_split(manifest, folder, "train", labels, config.train_path)
-    check_crop_size(config, manifest)
-    read_mean(config.mean_path, manifest.image_size)
-    colours = read_basis(config.covariance_path, config.rand_colour)
+    colours: Basis = ()
+    if isinstance(manifest, Manifest):
+        check_crop_size(config, manifest)
+        read_mean(config.mean_path, manifest.image_size)
+        colours = read_basis(config.covariance_path, config.rand_colour)
     found = conditions(config, ranks)
     spec = RunSpec(
         job,
         config,
-        manifest.wnids,
+        manifest.wnids or None,
         train,
         validation,
         found if rows is None else with_norm_rows(found, config),
@@ -95,8 +110,63 @@ def prepare_run(
         skipped,
         colours,
     )
+    _check_data(spec)
+    _check_metrics(spec)
     _check_weights(spec)
     return spec
+
+
+def _with_graph(config: Config, found: NetworkDescription) -> Config:
+    """The settings with the graph of a checkpoint, where they name no network of their own."""
+    if found.network != GRAPH_NETWORK or config.network != ALEXNET or own_code(found.options):
+        return config
+    changes = {"network": GRAPH_NETWORK, "network_options": dict(found.options)}
+    sizes = {"crop_size": found.crop_size or config.crop_size, "width": found.width}
+    return config.model_copy(update=changes | sizes)
+
+
+def _without_pictures(config: Config) -> Config:
+    """The settings of a run on rows of arrays, which have no mean image and no colours."""
+    if config.rand_colour:
+        raise InputError(
+            f"rand_colour: found {config.rand_colour:g}, expected 0: the data of"
+            f" {config.data_folder} are rows of arrays, which have no colours"
+        )
+    return config.model_copy(update={"mean_file": None})
+
+
+def _check_data(spec: RunSpec) -> None:
+    """Refuse a split without rows where the run needs some."""
+    config, where = spec.config, spec.config.manifest_path
+    if not spec.train.size:
+        split = "training" if spec.job == "train" else "validation"
+        raise InputError(f"{where}: found no {split} rows, expected at least one")
+    if spec.validation.size:
+        return
+    needing = {
+        "lr_policy": config.lr_policy == "plateau",
+        "stop_patience": config.stop_patience > 0,
+        "stop_at": config.stop_at is not None,
+    }
+    for name, needs in needing.items():
+        if needs:
+            raise InputError(
+                f"{name}: found {getattr(config, name)}, which looks at values of the validation,"
+                f" and no validation rows in {where}"
+            )
+
+
+def _check_metrics(spec: RunSpec) -> None:
+    """Refuse a metric of classes of targets with one value, and a function that is not there."""
+    has_classes = spec.train.target == CLASS_LABEL or spec.classes > 1
+    for metric in metrics_of(spec.config.metrics):
+        if isinstance(metric, OwnMetric):
+            metric.find()
+        if not (metric.of_outputs or has_classes):
+            raise InputError(
+                f"metrics: found {metric.name}, which is of classes, and targets of one value;"
+                " expected one of outputs, such as binary_accuracy or mae"
+            )
 
 
 def check_crop_size(config: Config, manifest: Manifest) -> None:
@@ -165,7 +235,7 @@ def _check_weights(spec: RunSpec) -> None:
     if path is None or header is None:
         return
     for name in ("resize", "pad"):
-        if (theirs := getattr(header.network, name)) != (ours := getattr(spec.train, name)):
+        if (theirs := getattr(header.network, name)) != (ours := getattr(spec.description, name)):
             log.warning(
                 "%s: this checkpoint is of pictures with %s: %s, those of %s have %s: %s; "
                 "expect errors of another size than on pictures like its own",
@@ -184,15 +254,18 @@ def _check_weights(spec: RunSpec) -> None:
             check_exact(path, header.conditions, spec.conditions)
     elif spec.job == "validate":
         _check_same_network(spec, path, header.network)
-    else:
-        # Other shapes can be skipped, but filters of one variant mean nothing to another.
+    elif spec.config.network != GRAPH_NETWORK:
+        # Other shapes can be skipped, but filters of one variant mean nothing to another. Graphs
+        # differ at least where layers are skipped: of them shapes alone have to fit.
         _check_same(path, header.network.differences(spec.description, sizes=False))
 
 
 def _check_same_network(spec: RunSpec, path: Path, found: NetworkDescription) -> None:
-    check_network(path, found, spec.config.network)
+    config = spec.config
+    advice = f"name them in network_options, as --config {path.with_name(CONFIGURATION)} does,"
+    check_network(path, found, config.network, own_code(config.options), advice)
     _check_same(path, found.differences(spec.description))
-    if found.wnids is not None and found.wnids != spec.wnids:
+    if found.wnids and spec.wnids and found.wnids != spec.wnids:
         pairs = zip(found.wnids, spec.wnids, strict=True)
         number = next(i for i, pair in enumerate(pairs) if len(set(pair)) > 1)
         raise InputError(
@@ -213,7 +286,7 @@ def _check_same_optimizer(spec: RunSpec, path: Path, header: CheckpointHeader) -
 
 def _check_same(path: Path, differences: Iterable[tuple[str, Any, Any]]) -> None:
     for name, *values in differences:
-        theirs, ours = (str(v).lower() if isinstance(v, bool) else v for v in values)
+        theirs, ours = (shown(value, quoted=False) for value in values)
         raise InputError(
             f"{path}: this checkpoint is of a network with {name} {theirs}, "
             f"the configuration and the pictures ask for {name} {ours}"
@@ -256,8 +329,11 @@ def changed_settings(before: Mapping[str, Any], config: Config) -> list[str]:
     for name, field in Config.model_fields.items():
         if name not in _UNANNOUNCED and (name in before or flag(field, "omit_default")):
             pairs[name] = before.get(name, field.default), now.get(name, field.default)
+    differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    if "network_options" in differing:  # where a graph may be
+        place, *pair = difference("network_options", *differing.pop("network_options"))
+        differing[place] = pair[0], pair[1]
     return [
         f"{name} was {shown(theirs, quoted=False)}, now {shown(ours, quoted=False)}"
-        for name, (theirs, ours) in pairs.items()
-        if theirs != ours
+        for name, (theirs, ours) in differing.items()
     ]

@@ -18,7 +18,7 @@ from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import changed_settings, prepare_run
 from tandem.launch.ranks import is_rank, work_on_ranks
 from tandem.layers.choices import metrics_of
-from tandem.processes.supervisor import Outcome
+from tandem.processes.supervisor import Outcome, ProgressReporter
 from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
 
@@ -35,11 +35,25 @@ def run(work: Callable[[Launcher], int]) -> int:
     return exit_status(partial(work, LocalLauncher()))
 
 
-def execute_training(config: Config, lock: FolderLock, launcher: Launcher) -> Outcome:
-    """Train, with the callbacks, restarts and rollbacks that the configuration names."""
-    callbacks = Callbacks()
+def execute_training(
+    config: Config,
+    lock: FolderLock,
+    launcher: Launcher,
+    callbacks: Callbacks | None = None,
+    make_reporter: Callable[[RunSpec], ProgressReporter] = TrainingReporter,
+) -> Outcome:
+    """Train, with the callbacks, restarts and rollbacks that the configuration names.
+
+    Parameters
+    ----------
+    callbacks
+        Of a caller that has callbacks of its own, beside those of the configuration.
+    make_reporter
+        Makes what shows the progress, anew at each start.
+    """
+    callbacks = callbacks or Callbacks()
     try:
-        outcome = _execute_training(config, lock, launcher, callbacks)
+        outcome = _execute_training(config, lock, launcher, callbacks, make_reporter)
     except BaseException as error:
         statuses = {InputError: 2, KeyboardInterrupt: 130}
         status = next((statuses[kind] for kind in statuses if isinstance(error, kind)), 1)
@@ -51,18 +65,25 @@ def execute_training(config: Config, lock: FolderLock, launcher: Launcher) -> Ou
 
 
 def _execute_training(
-    config: Config, lock: FolderLock, launcher: Launcher, callbacks: Callbacks
+    config: Config,
+    lock: FolderLock,
+    launcher: Launcher,
+    callbacks: Callbacks,
+    make_reporter: Callable[[RunSpec], ProgressReporter],
 ) -> Outcome:
     restarts, skipped = 0, Rollbacks()
     while True:
         spec = prepare_run(config, skipped=skipped.minibatches, ranks=launcher.ranks)
+        spec = replace(spec, waits=callbacks.are_awaited(config))
+        if ended := callbacks.end_missed(spec):
+            return ended
         if spec.is_complete:
             log.info("%s: %s", spec.resumed, spec.reason_complete)
             return Outcome(0)
         announce(spec)
         if failed := callbacks.begin(spec):
             return failed
-        reporter = CallbackReporter(spec, TrainingReporter(spec), callbacks)
+        reporter = CallbackReporter(spec, make_reporter(spec), callbacks)
         outcome = launcher.launch(spec, reporter, lock)
         failure = outcome.failure
         if outcome.stopped or callbacks.failure is not None:
@@ -107,6 +128,8 @@ def execute_validation(
 ) -> tuple[Outcome, ValidationRecord | None]:
     """Validate a checkpoint; the record is None if that fails."""
     spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
+    if ten_crops and spec.train.pictures is None:
+        raise InputError("ten_crops: the data are rows of arrays, which have no crops")
     spec = replace(spec, crops=10 if ten_crops else 1)
     for metric in metrics_of(config.metrics):
         if ten_crops and metric.of_outputs:
@@ -127,22 +150,27 @@ def announce(spec: RunSpec) -> None:
         # A converted checkpoint has no settings.
         if spec.header.config and (changes := changed_settings(spec.header.config, spec.config)):
             log.info("settings differ from the checkpoint's: %s", "; ".join(changes))
-    pictures = f"{spec.validation.size} validation pictures"
+    stored = spec.validation.pictures
+    crops, noun = "", "rows"
+    if stored is not None:
+        noun = "pictures"
+        crops = f"; crops made by the {'device' if spec.device_crops else 'loader'}"
+    rows = f"{spec.validation.size} validation {noun}"
     if spec.job == "train":
-        pictures = f"{spec.train.size} training and {pictures}"
+        rows = f"{spec.train.size} training and {rows}"
     log.info(
-        "%d trainer%s on %s, %d thread%s each; %s of %d classes; crops made by the %s%s",
+        "%d trainer%s on %s, %d thread%s each; %s of %d classes%s%s",
         spec.trainers,
         "s" * (spec.trainers > 1),
         ", ".join(spec.devices),
         spec.threads,
         "s" * (spec.threads > 1),
-        pictures,
+        rows,
         spec.classes,
-        "device" if spec.device_crops else "loader",
+        crops,
         "; compiled" if spec.config.compile else "",
     )
-    if spec.validation.layout == "c01b":
+    if stored is not None and stored.layout == "c01b":
         log.info(
             "the batch files have the original's layout c01b: whole files are read and transposed, "
             "which is slower%s",

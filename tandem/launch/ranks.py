@@ -10,6 +10,7 @@ it may not notice its end.
 """
 
 import contextlib
+import functools
 import logging
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,6 +41,8 @@ from tandem.training.memory import make_slots
 from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
 
 BEAT_SECONDS = 0.5
 FIRST_TIMEOUT = 60.0  # before the configuration is known
@@ -72,6 +75,42 @@ def work_on_ranks(work: Callable[[Launcher], int]) -> int:
         log.error("error: %s", error)
         return 2
     configure_logging(f"[{world.rank}] ")
+
+    def status_of(launcher: Launcher) -> int:
+        try:
+            return work(launcher)
+        except SystemExit as end:  # after --help
+            return end.code if isinstance(end.code, int) else 0
+
+    return _work_together(world, status_of)
+
+
+@functools.cache
+def _ranks_of_script() -> RankGroup:
+    return join()
+
+
+def work_on_ranks_of_script(work: Callable[[Launcher], Made]) -> Made:
+    """Do `work` on rank 0 of a script that all ranks execute; return its result at each.
+
+    Every rank calls this as often as the others, and passes its time as it likes in between.
+    Raises InputError at all ranks where `work` does.
+    """
+
+    def result_of(launcher: Launcher) -> Made | InputError:
+        try:
+            return work(launcher)
+        except InputError as error:
+            return InputError(str(error))
+
+    result = _work_together(_ranks_of_script(), result_of)
+    if isinstance(result, InputError):
+        raise result
+    return result
+
+
+def _work_together(world: RankGroup, work: Callable[[Launcher], Made]) -> Made:
+    """Do `work` on rank 0, and on the others the runs that it launches; return its result."""
     multiprocessing.current_process().name = f"trainer {world.rank}"
     show_name(f"trainer {world.rank}")
     here = dict(world.local.all_gather_object((world.rank, os.getpid())))
@@ -79,23 +118,18 @@ def work_on_ranks(work: Callable[[Launcher], int]) -> int:
     heartbeat.start()
     launcher = RankLauncher(world, heartbeat)
     try:
-        status = _lead(launcher, work) if world.rank == 0 else launcher.follow()
+        if world.rank == 0:
+            result = work(launcher)
+            world.all_gather_object(result)
+        else:
+            result = launcher.follow()
         world.barrier()
     except BaseException as error:
         if not isinstance(error, KeyboardInterrupt):
             log.exception("rank %d failed", world.rank)
         world.abort(130 if isinstance(error, KeyboardInterrupt) else 1)
     heartbeat.stop()
-    return status
-
-
-def _lead(launcher: "RankLauncher", work: Callable[[Launcher], int]) -> int:
-    try:
-        status = work(launcher)
-    except SystemExit as end:  # after --help
-        status = end.code if isinstance(end.code, int) else 0
-    launcher.world.all_gather_object(status)
-    return status
+    return result
 
 
 class RankLauncher(Launcher):
@@ -116,11 +150,11 @@ class RankLauncher(Launcher):
         self.world.all_gather_object(spec)
         return self._execute(spec, reporter)
 
-    def follow(self) -> int:
-        """Execute the runs that rank 0 launches, until it sends the program's exit status."""
+    def follow(self) -> Any:
+        """Execute the runs that rank 0 launches; return the result that it sends at the end."""
         while True:
             message: Any = self.world.all_gather_object(None)[0]
-            if isinstance(message, int):
+            if not isinstance(message, RunSpec):
                 return message
             self._execute(message, ProgressReporter())
 

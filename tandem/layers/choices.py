@@ -9,11 +9,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from tandem.registry import Choice, Registry, setting
+from tandem.errors import InputError
+from tandem.registry import Choice, Registry, find_function, setting
 
 if TYPE_CHECKING:
     from pytensor.tensor.variable import TensorVariable
@@ -27,6 +28,8 @@ MetricValues = Mapping[str, float | tuple[float, ...]]
 class Loss(Choice, ABC):
     """Base of a loss: a frozen dataclass of its settings, registered by name."""
 
+    of_classes: ClassVar[bool] = False  # whether targets are of classes, one of which is true
+
     @abstractmethod
     def __call__(self, outputs: "TensorVariable", targets: "TensorVariable") -> "TensorVariable":
         """Build the graph of the loss of each row, see `tandem.layers.losses`."""
@@ -39,6 +42,8 @@ LOSSES: Registry[Loss] = Registry("loss")
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
     """Softmax cross-entropy."""
+
+    of_classes = True
 
     label_smoothing: float = setting(
         0.0,
@@ -96,7 +101,7 @@ class MeanAbsoluteError(_Plain):
 class KLDivergence(_Plain):
     """Kullback-Leibler divergence of the softmax from the targets."""
 
-    function = "kl_divergence"
+    function, of_classes = "kl_divergence", True
 
 
 @LOSSES.register("categorical_hinge")
@@ -104,7 +109,7 @@ class KLDivergence(_Plain):
 class CategoricalHinge(_Plain):
     """Hinge of the true class against the best other one."""
 
-    function = "categorical_hinge"
+    function, of_classes = "categorical_hinge", True
 
 
 # Metrics
@@ -117,6 +122,8 @@ class Metric(ABC):
     name: str
     higher_is_better: ClassVar[bool] = True
     of_outputs: ClassVar[bool] = False  # rather than of the order of classes
+    # What of the network's it looks at, the last two as the methods of these names return them:
+    sees: ClassVar[Literal["logits", "measured", "predictions"]] = "logits"
     by_class: ClassVar[bool] = False  # whether its sums have a number for each class
 
     @property
@@ -130,7 +137,8 @@ class Metric(ABC):
     ) -> "Sequence[TensorVariable]":
         """Build what a minibatch adds to each of its sums, float64.
 
-        `counted` is whether each row counts, bool (batch,).
+        `labels` are classes, int64 (batch,), or rows of targets, (batch, class). `counted` is
+        whether each row counts, bool (batch,).
         """
 
     @abstractmethod
@@ -151,9 +159,10 @@ class TopK(Metric):
     def counts(
         self, outputs: "TensorVariable", labels: "TensorVariable", counted: "TensorVariable"
     ) -> "Sequence[TensorVariable]":
-        from tandem.layers.metrics import label_rank
+        from tandem.layers.metrics import label_rank, true_classes
 
-        return [(counted & (label_rank(outputs, labels) < self.k)).sum(dtype="float64")]
+        rank = label_rank(outputs, true_classes(labels))
+        return [(counted & (rank < self.k)).sum(dtype="float64")]
 
     def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
         return _number(sums[0]) / images
@@ -161,10 +170,11 @@ class TopK(Metric):
 
 @dataclass(frozen=True)
 class OutputError(Metric):
-    """Mean of a loss of the outputs against one-hot targets."""
+    """Mean of a loss of the outputs against targets; classes count as one-hot rows."""
 
     higher_is_better = False
     of_outputs = True
+    sees = "measured"
     function: str = ""  # of `tandem.layers.losses`
 
     @property
@@ -180,6 +190,73 @@ class OutputError(Metric):
 
         rows = getattr(losses, self.function)(outputs.astype("float64"), labels)
         return [pt.switch(counted, rows, np.float64(0)).sum()]
+
+    def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
+        return _number(sums[0]) / images
+
+
+@dataclass(frozen=True)
+class BinaryAccuracy(Metric):
+    """Fraction of the values of a target, above 0.5 or not, that a sigmoid's input has the sign of.
+
+    Classes count as one-hot rows.
+    """
+
+    of_outputs = True
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        return (f"{self.name}_sum",)
+
+    def counts(
+        self, outputs: "TensorVariable", labels: "TensorVariable", counted: "TensorVariable"
+    ) -> "Sequence[TensorVariable]":
+        import pytensor.tensor as pt
+
+        from tandem.layers.losses import target_rows
+
+        half, zero = (np.asarray(value, outputs.dtype) for value in (0.5, 0))
+        right = pt.eq(outputs > zero, target_rows(outputs, labels) > half)
+        rows = right.sum(axis=1, dtype="float64") / outputs.shape[1]
+        return [pt.switch(counted, rows, np.float64(0)).sum()]
+
+    def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
+        return _number(sums[0]) / images
+
+
+@dataclass(frozen=True)
+class OwnMetric(Metric):
+    """Mean of a user's function of targets and predictions, which returns a number for each row.
+
+    The function is called with symbolic rows, (batch, class), classes as one-hot rows.
+    """
+
+    higher_is_better = False
+    of_outputs = True
+    sees = "predictions"
+    function: str = ""  # module:function
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        return (f"{self.name}_sum",)
+
+    def find(self) -> Callable[..., Any]:
+        """Import the function; InputError if there is none."""
+        return find_function("metrics", self.function)
+
+    def counts(
+        self, outputs: "TensorVariable", labels: "TensorVariable", counted: "TensorVariable"
+    ) -> "Sequence[TensorVariable]":
+        import pytensor.tensor as pt
+
+        from tandem.layers.losses import target_rows
+
+        rows = self.find()(target_rows(outputs, labels), outputs)
+        if getattr(getattr(rows, "type", None), "ndim", None) != 1:
+            raise InputError(
+                f"metrics: found {rows} of {self.function}, expected a number for each row"
+            )
+        return [pt.switch(counted, rows.astype("float64"), np.float64(0)).sum()]
 
     def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
         return _number(sums[0]) / images
@@ -206,9 +283,9 @@ class Confusion(Metric):
     def counts(
         self, outputs: "TensorVariable", labels: "TensorVariable", counted: "TensorVariable"
     ) -> "Sequence[TensorVariable]":
-        from tandem.layers.metrics import class_counts
+        from tandem.layers.metrics import class_counts, true_classes
 
-        return class_counts(outputs, labels, counted)
+        return class_counts(outputs, true_classes(labels), counted)
 
     def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
         right, predicted, labelled = (np.asarray(values, np.float64) for values in sums)
@@ -228,13 +305,17 @@ _METRICS: dict[str, Metric] = {
     "precision": Confusion("precision", lambda right, predicted, _: (right, predicted)),
     "recall": Confusion("recall", lambda right, _, labelled: (right, labelled)),
     "f1": Confusion("f1"),
+    "binary_accuracy": BinaryAccuracy("binary_accuracy"),
+    "categorical_hinge": OutputError("categorical_hinge", "categorical_hinge"),
 }
 METRIC_NAMES = (*_METRICS, "top3")
 """The names of metrics, with 3 for any number of classes."""
 
 
 def find_metric(name: str) -> Metric | None:
-    """The metric of a name; None if there is none."""
+    """The metric of a name, or of a function "module:function"; None if there is none."""
+    if ":" in name:
+        return OwnMetric(name.rpartition(":")[2], name)
     if match := _TOP_K.fullmatch(name):
         return TopK(name, int(match[1]))
     return _METRICS.get(name)
@@ -248,7 +329,9 @@ def metrics_of(names: Sequence[str]) -> tuple[Metric, ...]:
 def evaluate_metrics(
     metrics: Sequence[Metric], images: int, values: MetricValues
 ) -> dict[str, float]:
-    """The value of each metric by its name, from the sums over at least one image."""
+    """The value of each metric by its name, from the sums over images; NaN without any."""
+    if not images:
+        return {m.name: math.nan for m in metrics}
     return {m.name: m.value(images, [values[name] for name in m.sums]) for m in metrics}
 
 

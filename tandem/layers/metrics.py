@@ -3,7 +3,12 @@
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-__all__ = ["class_counts", "label_rank"]
+__all__ = ["class_counts", "label_rank", "true_classes"]
+
+
+def true_classes(targets: TensorVariable) -> TensorVariable:
+    """The class of each row, int64 (batch,): of targets (batch, class) the first largest one."""
+    return targets if targets.type.ndim == 1 else pt.argmax(targets, axis=1)
 
 
 def label_rank(logits: TensorVariable, labels: TensorVariable) -> TensorVariable:

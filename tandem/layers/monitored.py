@@ -24,14 +24,16 @@ def values_of(name: str, history: History) -> list[float]:
     return [epoch[name] for epoch in history if name in epoch]
 
 
-def is_better(value: float, best: float, name: str, threshold: float = 0.0) -> bool:
-    """Whether a value improves on the best so far, by more than a fraction of that.
+def is_better(
+    value: float, best: float, name: str, threshold: float = 0.0, delta: float = 0.0
+) -> bool:
+    """Whether a value improves on the best so far, by more than a fraction of that, and `delta`.
 
     A value that is not a number is no improvement.
     """
     if is_higher_better(name):
-        return value > best * (threshold + 1)
-    return value < best * (1 - threshold)
+        return value - delta > best * (threshold + 1)
+    return value + delta < best * (1 - threshold)
 
 
 def worst(name: str) -> float:

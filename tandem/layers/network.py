@@ -3,13 +3,13 @@
 import dataclasses
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
 from tandem.data.manifest import Border, Resize
@@ -17,8 +17,9 @@ from tandem.errors import InputError
 from tandem.layers.choices import CrossEntropy, Loss
 from tandem.layers.parameter import Parameters
 from tandem.layers.training_pass import Training
+from tandem.nested import difference, plain
 from tandem.registry import find_class
-from tandem.validation import shown, suggestion
+from tandem.validation import listed, shown, suggestion
 
 if TYPE_CHECKING:
     from pytensor.tensor.variable import TensorVariable
@@ -49,7 +50,8 @@ class NetworkDescription:
     wnids: tuple[str, ...] | None = None  # the classes, in the order of the outputs, if known
     norm_before_pool: bool = False
     network: str = ALEXNET  # "module:class", which the user has to name too, see `check_network`
-    options: Mapping[str, Any] = field(default_factory=dict)  # other arguments of the class
+    # Other arguments of the class, of values as JSON has them, which may be nested
+    options: Annotated[Mapping[str, Any], AfterValidator(plain)] = field(default_factory=dict)
     resize: Resize = "squash"  # how the training pictures were made squares
     pad: Border = 0  # pixels of the mean colour on each side of a training picture
 
@@ -80,13 +82,17 @@ class NetworkDescription:
     def differences(
         self, other: "NetworkDescription", sizes: bool = True
     ) -> Iterator[tuple[str, Any, Any]]:
-        """Name, own value and other value of each option that differs, and of each size."""
+        """Name, own value and other value of each option that differs, and of each size.
+
+        Of nested options it is the place of the first difference, such as
+        ``graph.layers.conv2d.filters``, and what stands there.
+        """
         names = ("classes", "crop_size", "width") if sizes else ()
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         for name in sorted({*self.all_options, *other.all_options}):
             default = False if name == _ALIAS else "at its default"
             pairs.append((name, *(d.all_options.get(name, default) for d in (self, other))))
-        return (pair for pair in pairs if pair[1] != pair[2])
+        return (difference(*pair) for pair in pairs if pair[1] != pair[2])
 
     @property
     def summary(self) -> str:
@@ -254,6 +260,13 @@ def build_network(description: NetworkDescription, dtype: str = "float32") -> Ne
         ) from error
     try:
         return kind(**arguments)
+    except TypeError as error:
+        if description.crop_size is not None:
+            raise
+        raise InputError(
+            f"network: {description.network} cannot be made for rows of arrays, which have no"
+            f" crop_size: {error}"
+        ) from error
     except (ValueError, MemoryError, OverflowError) as error:
         settings = "crop_size, width" + ", network_options" * bool(description.all_options)
         raise InputError(f"{settings}: {error or 'there is no memory for that'}") from error
@@ -295,9 +308,34 @@ def _check_types(description: NetworkDescription, kind: type[Network]) -> None:
             continue
 
 
-def check_network(path: str | Path, description: NetworkDescription, network: str) -> None:
-    """Refuse a checkpoint of another network than the user names, with an InputError."""
-    if description.network != network:
+def own_code(options: Mapping[str, Any]) -> list[str]:
+    """The classes and functions of the user's own that options of `GRAPH_NETWORK` name."""
+    layers = options.get("layers")
+    names = [*(layers if isinstance(layers, list | tuple) else [layers]), options.get("loss")]
+    return [name for name in names if name and isinstance(name, str)]
+
+
+def check_network(
+    path: str | Path,
+    description: NetworkDescription,
+    network: str,
+    own: Collection[str] = (),
+    advice: str = "",
+) -> None:
+    """Refuse a checkpoint of code that the user does not name, with an InputError.
+
+    A graph is data, so a checkpoint of `GRAPH_NETWORK` needs no other `network` than the default;
+    but `own` has to list what it has of `own_code`. `advice` says how, if not by ``--layers``.
+    """
+    if description.network == GRAPH_NETWORK and network in (ALEXNET, GRAPH_NETWORK):
+        names = own_code(description.options)
+        if unnamed := [name for name in names if name not in own]:
+            raise InputError(
+                f"{path}: found {listed(unnamed)} in the graph of this checkpoint, expected only "
+                f"what you name ({listed([*own])}); a file does not decide what code is run, so "
+                f"{advice or f'say --layers {chr(32).join(names)}'} if you mean it"
+            )
+    elif description.network != network:
         raise InputError(
             f"{path}: this checkpoint says that it is of the network {description.network}, not "
             f"{network}; a file does not decide what code is run, so say --network "

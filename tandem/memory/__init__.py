@@ -7,6 +7,15 @@ no addresses travel.
 
 from tandem.memory.buffer import Buffer
 from tandem.memory.host import HostBuffer
-from tandem.memory.slot import HostSlots, Slot, SlotLayout
+from tandem.memory.slot import CLASS_LABEL, PICTURE_DTYPE, HostSlots, RowType, Slot, SlotLayout
 
-__all__ = ["Buffer", "HostBuffer", "HostSlots", "Slot", "SlotLayout"]
+__all__ = [
+    "CLASS_LABEL",
+    "PICTURE_DTYPE",
+    "Buffer",
+    "HostBuffer",
+    "HostSlots",
+    "RowType",
+    "Slot",
+    "SlotLayout",
+]

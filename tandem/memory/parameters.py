@@ -1,6 +1,5 @@
 """A trainer's parameters and gradients, on the host or on a GPU, with the slots beside them."""
 
-import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,7 +10,7 @@ import numpy as np
 from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, CudaSlots, Stream
 from tandem.memory.flat import FlatLayout, Vectors
 from tandem.memory.host import ArrayBuffer
-from tandem.memory.slot import HostSlots
+from tandem.memory.slot import PICTURE_DTYPE, HostSlots, RowType
 
 FlatName = Literal["parameters", "gradients"]
 
@@ -48,7 +47,7 @@ class HostMemory:
         if updated_part is not None:
             first = ArrayBuffer(gradients[0])
             self.updated = Vectors.within(layout, own, first, updated_part)
-        self.slots = slots.arrays
+        self.slots, self.slot_layout = slots.arrays, slots.layout
         self.nbytes = layout.parameters_nbytes  # of weights and optimizer state
 
     def wait(self) -> None:
@@ -97,20 +96,21 @@ class CudaMemory:
         self.areas = [
             CudaSlot.create(driver, slots.layout, f"slot {n}", slots.has_loader) for n in (0, 1)
         ]
-        self.slots = [area.arrays for area in self.areas]
+        self.slots, self.slot_layout = [area.arrays for area in self.areas], slots.layout
         self.nbytes = layout.parameters_nbytes
         self.kept: dict[str, CudaBuffer] = {}
-        # uint8 (n, row, column, RGB), by the name of the split; empty where slots hold pictures:
+        # uint8 (n, row, column, RGB), or rows of arrays, by the name of the split; empty where
+        # slots hold pictures:
         self.pictures: dict[str, Any] = {}
 
-    def keep_pictures(self, split: str, shape: Sequence[int]) -> None:
-        """Make memory for all pictures of a split, uint8 of that shape.
+    def keep_pictures(self, split: str, shape: Sequence[int], dtype: str = PICTURE_DTYPE) -> None:
+        """Make memory for all pictures of a split, or rows of arrays, of that shape.
 
         Raises InputError if the GPU has too little.
         """
-        nbytes = math.prod(shape)
+        nbytes = RowType(dtype, tuple(shape)).nbytes
         buffer = self.kept[split] = CudaBuffer.create(self.driver, nbytes, f"{split} pictures")
-        self.pictures[split] = buffer.array(shape, np.uint8)
+        self.pictures[split] = buffer.array(shape, dtype)
 
     def wait(self) -> None:
         """Wait for all work on it so far."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -16,26 +16,60 @@ ALIGNMENT = 64  # bytes: a cache line, and enough for every vector load
 
 
 @dataclass(frozen=True)
+class RowType:
+    """Dtype and shape of a row of an array: of one picture or example, or of its target."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
+
+PICTURE_DTYPE = "uint8"
+CLASS_LABEL = RowType("int64", ())
+
+
+@dataclass(frozen=True)
 class SlotLayout:
     """The layout of a slot's arrays. Every array starts on a 64-byte boundary."""
 
     batch_size: int  # b, pictures per trainer and step
-    # P, stored size where the device crops, crop size where the loader does; 0 without pictures,
-    # where the device keeps them all:
-    picture_size: int
+    pictures: RowType  # of size 0 where the device keeps all pictures
+    targets: RowType = CLASS_LABEL
     coloured: bool = False  # whether there is colour noise
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.picture_size < 0:
+        if self.batch_size < 1 or min(self.pictures.shape + self.targets.shape, default=0) < 0:
             raise ValueError(f"a slot can't have the sizes of {self}")
+
+    @classmethod
+    def of_pictures(
+        cls, batch_size: int, picture_size: int, coloured: bool = False
+    ) -> "SlotLayout":
+        """The layout of uint8 pictures, in RGB, with the numbers of their classes.
+
+        `picture_size` is the stored size where the device crops, the crop size where the loader
+        does, and 0 without pictures.
+        """
+        row = RowType(PICTURE_DTYPE, (picture_size, picture_size, 3))
+        return cls(batch_size, row, coloured=coloured)
+
+    def without_pictures(self) -> "SlotLayout":
+        """The same where the device keeps all pictures."""
+        return replace(self, pictures=replace(self.pictures, shape=(0, *self.pictures.shape[1:])))
 
     @property
     def arrays(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of each array, in the order in which they are stored."""
-        b, p = self.batch_size, self.picture_size
+        b, pictures, targets = self.batch_size, self.pictures, self.targets
         return {
-            "pictures": ((b, p, p, 3), "uint8"),
-            "labels": ((b,), "int64"),
+            "pictures": ((b, *pictures.shape), pictures.dtype),
+            "labels": ((b, *targets.shape), targets.dtype),
             "indices": ((b,), "int64"),
             "origins": ((b, 2), "int64"),
             "mirrored": ((b,), "uint8"),
@@ -62,10 +96,12 @@ class SlotLayout:
 class Slot:
     """One minibatch of one trainer, as arrays over a buffer. Rows from `valid` on are stale."""
 
-    pictures: npt.NDArray[np.uint8]  # (b, P, P, RGB), whole or crops, mirrored where flagged
-    labels: npt.NDArray[np.int64]  # (b,)
+    # uint8 (b, P, P, RGB), whole or crops, mirrored where flagged; or rows of arrays, float32:
+    pictures: npt.NDArray[Any]
+    labels: npt.NDArray[Any]  # int64 (b,), or rows of targets, float32 (b, *)
     indices: npt.NDArray[np.int64]  # (b,), in the data set
-    origins: npt.NDArray[np.int64]  # (b, 2): row, column of the window's first pixel
+    # (b, 2): row, column of the window's first pixel; this and the next two of pictures alone
+    origins: npt.NDArray[np.int64]
     mirrored: npt.NDArray[np.uint8]  # (b,): 1 where the window is mirrored left to right, else 0
     # (b, RGB): what is added to each pixel in training; (0, RGB) without colour noise
     colours: npt.NDArray[np.float32]

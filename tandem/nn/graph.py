@@ -183,6 +183,11 @@ class Graph:
             if isinstance(layer, ParameterLayer) and not layer.trainable
         )
 
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """Names of the arrays that no optimizer steps: running averages."""
+        return tuple(parameter.name for parameter in self.parameters if not parameter.trainable)
+
     @cached_property
     def total_parameters(self) -> int:
         """Numbers in all parameters, averages included."""

@@ -44,6 +44,20 @@ class Moments(Optimizer):
         omit_default=True,
         gt=0,
     )
+    adam_epsilon_hat: bool = setting(
+        False,
+        "adam, adamw, nadam: adam_epsilon is added before the bias correction",
+        "true or false",
+        omit_default=True,
+    )
+
+    def epsilon(self, root: float) -> float:
+        """What is added to the root of the mean square before its bias is corrected.
+
+        `root` is that of the correction, ``sqrt(1 - b2**t)``. With `adam_epsilon_hat` it is the
+        "epsilon hat" of Kingma and Ba 2015, arXiv 1412.6980, end of section 2.
+        """
+        return self.adam_epsilon if self.adam_epsilon_hat else root * self.adam_epsilon
 
 
 @OPTIMIZERS.register("adam")
@@ -56,7 +70,7 @@ class Adam(Moments):
     def numbers(self, updates: int) -> dict[str, float]:
         root = (1 - self.adam_beta2 ** (updates + 1)) ** 0.5
         factor = root / (1 - self.adam_beta1 ** (updates + 1))
-        return {"rate_factor": factor, "epsilon": root * self.adam_epsilon}
+        return {"rate_factor": factor, "epsilon": self.epsilon(root)}
 
     def step(
         self,

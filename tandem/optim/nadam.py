@@ -46,7 +46,7 @@ class Nadam(Moments):
         return {
             "gradient_factor": root * (1 - mu) / (1 - product),
             "moment_factor": root * mu_next / (1 - product * mu_next),
-            "epsilon": root * self.adam_epsilon,
+            "epsilon": self.epsilon(root),
         }
 
     def _mu(self, step: int) -> float:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class RMSProp(Optimizer):
     """RMSProp (Tieleman and Hinton 2012, lecture 6.5 of "Neural networks for machine learning").
 
-    ``s <- a s + (1 - a) g**2``, then ``w <- w - lr g / (sqrt(s) + epsilon)``. Weight decay is added
-    to the gradient: ``g <- g + wd w``.
+    ``s <- a s + (1 - a) g**2``, then ``w <- w - lr g / (sqrt(s) + epsilon)``, or with
+    `rmsprop_epsilon_inside` ``w <- w - lr g / sqrt(s + epsilon)``. Weight decay is added to the
+    gradient: ``g <- g + wd w``.
     """
 
     states = ("mean_square",)
@@ -41,6 +42,12 @@ class RMSProp(Optimizer):
         omit_default=True,
         gt=0,
     )
+    rmsprop_epsilon_inside: bool = setting(
+        False,
+        "rmsprop: rmsprop_epsilon is added to the mean square, inside the root",
+        "true or false",
+        omit_default=True,
+    )
 
     def step(
         self,
@@ -59,5 +66,7 @@ class RMSProp(Optimizer):
             gradient = gradient + kind(decay) * weight
         kept, rest = kind(self.rmsprop_decay), kind(1 - self.rmsprop_decay)
         square = kept * square + rest * gradient * gradient
-        weight = weight - rate * gradient / (pt.sqrt(square) + kind(self.rmsprop_epsilon))
-        return weight, (square,)
+        epsilon = kind(self.rmsprop_epsilon)
+        inside = self.rmsprop_epsilon_inside
+        root = pt.sqrt(square + epsilon) if inside else pt.sqrt(square) + epsilon
+        return weight - rate * gradient / root, (square,)

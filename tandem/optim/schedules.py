@@ -120,8 +120,9 @@ class Plateau(_Falling):
     """Multiply the rate by a factor when a monitored value has stopped improving.
 
     That is when more than `lr_patience` epochs in a row were no better than the best before them,
-    by more than the fraction `lr_threshold` of it; then they are counted anew. The rate never falls
-    below `lr_min`, nor by less than 1e-8: PyTorch's ``ReduceLROnPlateau``.
+    by more than the fraction `lr_threshold` of it and `lr_delta`; then they are counted anew, after
+    `lr_cooldown` epochs. The rate never falls below `lr_min`, nor by less than 1e-8: PyTorch's
+    ``ReduceLROnPlateau``.
     """
 
     LEAST_FALL: ClassVar[float] = 1e-8
@@ -141,6 +142,20 @@ class Plateau(_Falling):
         ge=0,
         lt=1,
     )
+    lr_delta: float = setting(
+        0.0,
+        "plateau: least improvement in itself, beside lr_threshold",
+        "a number of at least 0",
+        omit_default=True,
+        ge=0,
+    )
+    lr_cooldown: int = setting(
+        0,
+        "plateau: epochs after a fall of the rate that are not counted",
+        "a whole number of epochs of at least 0",
+        omit_default=True,
+        ge=0,
+    )
     lr_min: float = setting(
         0.0,
         "plateau: least rate, before lr_scaling",
@@ -156,13 +171,16 @@ class Plateau(_Falling):
     )
 
     def rate(self, base: float, moment: Moment) -> float:
-        rate, best, bad = base, worst(self.lr_monitor), 0
+        rate, best, bad, rest = base, worst(self.lr_monitor), 0, 0
         for value in values_of(self.lr_monitor, moment.history):
-            if is_better(value, best, self.lr_monitor, self.lr_threshold):
+            if is_better(value, best, self.lr_monitor, self.lr_threshold, self.lr_delta):
                 best, bad = value, 0
             else:
                 bad += 1
+            if rest:
+                rest, bad = rest - 1, 0
             if bad > self.lr_patience:
+                rest = self.lr_cooldown
                 lower, bad = max(rate * self.lr_factor, self.lr_min), 0
                 if rate - lower > self.LEAST_FALL:
                     rate = lower

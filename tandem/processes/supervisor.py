@@ -30,8 +30,12 @@ class ProgressReporter:
     def begin(self, table: HeartbeatTable, pids: Mapping[str, int]) -> None:
         """Called when all workers have been started, with their process ids by name."""
 
-    def report(self, message: object) -> None:
-        """Called with every message of a worker, but those of `tandem.processes.messages`."""
+    def report(self, message: object) -> object:
+        """Called with every message of a worker, but those of `tandem.processes.messages`.
+
+        What it returns is sent to the worker, which has asked for it; None is no answer.
+        """
+        return None
 
     def close(self) -> None:
         """Called at the end, however it came."""
@@ -99,8 +103,10 @@ def supervise(
             handle.finished |= isinstance(message, Finished)
             if isinstance(message, Failed):
                 failures.append(message)
-            elif not isinstance(message, Ready | Finished):
-                reporter.report(message)
+            elif isinstance(message, Ready | Finished):
+                continue
+            elif (answer := reporter.report(message)) is not None:
+                handle.send(answer)
         failures += _deaths(pool) or _silences(pool, monitor)
         if failures and signals.poll() and not can_save:
             return None  # whatever broke, the user has asked for the end

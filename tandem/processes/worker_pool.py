@@ -44,6 +44,10 @@ class WorkerHandle:
     finished: bool = False
     closed: bool = False  # its end of the pipe is, and all messages are read
 
+    def send(self, message: object) -> None:
+        """Send a message, unless the worker has ended."""
+        _send(self.connection, message)
+
     @property
     def exit_status(self) -> int | None:
         """None while it works; negative after a signal."""
@@ -147,7 +151,7 @@ class WorkerPool:
     def send(self, message: object) -> None:
         """Send a message to every worker that reports and is still alive."""
         for handle in self.reporting:
-            _send(handle.connection, message)
+            handle.send(message)
 
     def receive(self, timeout: float) -> list[tuple[WorkerHandle, Any]]:
         """Receive every waiting message, after at most `timeout` seconds for the first."""

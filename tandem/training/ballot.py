@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 
 from tandem.distributed import Group
 from tandem.processes.messages import Stop
-from tandem.training.messages import StepVote
+from tandem.training.messages import Continuation, StepVote
 
 
 class LauncherLost(Exception):
@@ -21,18 +21,27 @@ class Ballot:
     launcher: Connection
     snapshot_is_due: Callable[[], bool]
 
-    def vote(self, not_finite: tuple[int, ...] = ()) -> Sequence[StepVote]:
+    def vote(
+        self, not_finite: tuple[int, ...] = (), awaits_launcher: bool = False
+    ) -> Sequence[StepVote]:
         """All trainers' votes, the same everywhere. Collective.
+
+        With `awaits_launcher` this trainer has reported `EpochEnded`, and votes as the launcher has
+        answered, however late that is.
 
         Raises
         ------
         LauncherLost
             The launcher has ended.
         """
-        stop = False
+        stop = ends = False
         try:
-            while self.launcher.poll():
-                stop |= isinstance(self.launcher.recv(), Stop)
+            while awaits_launcher or self.launcher.poll():
+                message = self.launcher.recv()
+                stop |= isinstance(message, Stop)
+                if isinstance(message, Continuation):
+                    ends, awaits_launcher = message.ends, False
         except (EOFError, OSError):
             raise LauncherLost from None
-        return self.group.all_gather_object(StepVote(stop, self.snapshot_is_due(), not_finite))
+        vote = StepVote(stop, self.snapshot_is_due(), not_finite, ends)
+        return self.group.all_gather_object(vote)

@@ -32,8 +32,11 @@ from tandem.training.graphs import (
     Tensors,
     added,
     are_finite,
+    array_inputs,
     count_minibatch,
+    counts_errors,
     minibatch_inputs,
+    targets_of,
 )
 
 CROPS = 10
@@ -55,8 +58,8 @@ class CompiledNetwork:
     ----------
     config : Config
         With ``auto`` resolved; ``compile: auto`` is taken as false, ``precision: auto`` as float32.
-    mean : float32 (3, S, S)
-        The mean image, of the size of a whole picture.
+    mean : float32 (3, S, S) or None
+        The mean image, of the size of a whole picture; None: slots hold rows of arrays.
     on_gradient_ready : callable, optional
         Called with a parameter's name when the gradients of its bucket are ready, during the
         backward pass, see `device_mode`.
@@ -67,7 +70,7 @@ class CompiledNetwork:
         network: Network,
         config: Config,
         optimizer: Optimizer,
-        mean: np.ndarray,
+        mean: np.ndarray | None,
         memory: HostMemory | CudaMemory,
         on_gradient_ready: Callable[[str], None] | None = None,
     ) -> None:
@@ -84,7 +87,8 @@ class CompiledNetwork:
         self._updated = placed
         if memory.updated is not None:
             self._updated = _place_vectors(memory.updated, memory.device, "part of ")
-        self._mean = self._shared(mean.astype(config.dtype), "mean")
+        self._mean = None if mean is None else self._shared(mean.astype(config.dtype), "mean")
+        self._layout = memory.slot_layout
         self._kept = _place(memory.pictures, memory.device, "pictures/")
         self._sums = {mode: self._zero_sums(mode) for mode in ("train", "validation")}
         self._last = self._zero_sums("last")
@@ -119,7 +123,9 @@ class CompiledNetwork:
 
     def _zero_sums(self, prefix: str) -> _Variables:
         zero = np.zeros((), np.int64)
-        zeros = {"loss": np.zeros(()), "top1_errors": zero, "top5_errors": zero, "images": zero}
+        zeros = {"loss": np.zeros(()), "images": zero}
+        if counts_errors(self._network, self._layout.targets):
+            zeros |= {"top1_errors": zero, "top5_errors": zero}
         for metric in self._metrics:
             shape = (self._network.classes,) if metric.by_class else ()
             zeros |= {name: np.zeros(shape) for name in metric.sums}
@@ -247,17 +253,22 @@ class CompiledNetwork:
         is_short = rows is not None and rows < self._config.batch_size
         return SHORT + name if is_short and self._averages else name
 
+    def _inputs(self, mode: Mode, coloured: bool = False) -> tuple[Tensors, TensorVariable]:
+        """The arrays of a slot as symbolic variables, and the network's input."""
+        if self._mean is None:
+            return array_inputs(self._config, self._layout, self._kept.get(mode))
+        return minibatch_inputs(self._config, self._mean, self._kept.get(mode), coloured)
+
     def _backward(self, short: bool) -> BackwardPass:
         """Build the forward and the backward pass, of a minibatch that is short or is not.
 
         What is trained is the cost with those of auxiliary heads; what is counted, without.
         """
         network, config = self._network, self._config
-        kept, coloured = self._kept.get("train"), config.rand_colour > 0
-        minibatch, images = minibatch_inputs(config, self._mean, kept, coloured)
+        minibatch, images = self._inputs("train", coloured=config.rand_colour > 0)
         epoch = pt.tensor("epoch", dtype="int64", shape=())
         seed = pt.constant(np.int64(config.seed))
-        labels, valid = minibatch["labels"], minibatch["valid"]
+        labels, valid = targets_of(minibatch, config.dtype), minibatch["valid"]
         training = Training(
             seed,
             epoch,
@@ -277,7 +288,7 @@ class CompiledNetwork:
         found = dict(zip(self._rates, gradients, strict=True))
         found |= {name: training.statistics[name] for name in self._averages}
         measured = self._metrics if config.print_train_error else None
-        counts = count_minibatch(cost, logits, minibatch, measured)
+        counts = count_minibatch(cost, logits, minibatch, network, measured)
         return BackwardPass(minibatch, epoch, found, counts, are_finite([total, *found.values()]))
 
     def _gradient_graph(self, short: bool = False) -> FunctionGraph:
@@ -339,16 +350,16 @@ class CompiledNetwork:
 
     def _forward(self) -> tuple[Tensors, TensorVariable, TensorVariable]:
         """The arrays of a slot, and the network's outputs and their cost in validation."""
-        kept = self._kept.get("validation")
-        minibatch, images = minibatch_inputs(self._config, self._mean, kept)
+        minibatch, images = self._inputs("validation")
         logits = self._network.logits(images, None)
-        cost = self._network.cost(logits, minibatch["labels"], minibatch["valid"])
+        targets = targets_of(minibatch, self._config.dtype)
+        cost = self._network.cost(logits, targets, minibatch["valid"])
         check_graph(self._network, images, cost)
         return minibatch, logits, cost
 
     def _validation_graph(self) -> FunctionGraph:
         minibatch, logits, cost = self._forward()
-        counts = count_minibatch(cost, logits, minibatch, self._metrics)
+        counts = count_minibatch(cost, logits, minibatch, self._network, self._metrics)
         if self._scores is None:
             shape = (self._config.batch_size, self._network.classes)
             value = np.zeros(shape, self._config.dtype)
@@ -367,7 +378,7 @@ class CompiledNetwork:
         rows = pt.arange(self._config.batch_size)
         losses = -pt.log(sums[rows, minibatch["labels"]] / CROPS)
         cost = mean_over_valid(losses, minibatch["valid"])
-        counts = count_minibatch(cost, sums, minibatch, self._metrics)
+        counts = count_minibatch(cost, sums, minibatch, self._network, self._metrics)
         counted = {name: pt.switch(last, n, pt.zeros_like(n)) for name, n in counts.items()}
         updates = added(self._sums["validation"], counted)
         updates.append((self._probabilities, pt.switch(last, pt.zeros_like(sums), sums)))

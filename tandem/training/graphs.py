@@ -1,5 +1,6 @@
 """Symbolic parts of the functions of a trainer: inputs, counts, and checks."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,10 @@ from pytensor.tensor.variable import TensorVariable
 
 from tandem.backend import DeviceSharedVariable
 from tandem.config.schema import Config
-from tandem.layers import label_rank
+from tandem.layers import Network, label_rank
 from tandem.layers.choices import Metric
+from tandem.layers.metrics import true_classes
+from tandem.memory import CLASS_LABEL, RowType, SlotLayout
 from tandem.ops import crop_mirror
 
 Tensors = dict[str, TensorVariable]
@@ -80,23 +83,63 @@ def minibatch_inputs(
     return minibatch, images
 
 
+def array_inputs(
+    config: Config, layout: SlotLayout, kept: DeviceSharedVariable | None = None
+) -> tuple[Tensors, TensorVariable]:
+    """As `minibatch_inputs`, of rows of arrays: those of 3 axes are images, channel first."""
+    batch, row, target = config.batch_size, layout.pictures, layout.targets
+    minibatch = {
+        "pictures": pt.tensor("pictures", dtype=row.dtype, shape=(batch, *row.shape)),
+        "indices": pt.tensor("indices", dtype="int64", shape=(batch,)),
+        "labels": pt.tensor("labels", dtype=target.dtype, shape=(batch, *target.shape)),
+        "valid": pt.tensor("valid", dtype="int64", shape=()),
+    }
+    rows = minibatch["pictures"]
+    if kept is not None:
+        del minibatch["pictures"]
+        rows = kept[pt.minimum(minibatch["indices"], kept.type.shape[0] - 1)]
+    rows = rows.astype(config.dtype)
+    return minibatch, rows.dimshuffle(0, 3, 1, 2) if rows.type.ndim == 4 else rows
+
+
+def targets_of(minibatch: Tensors, dtype: str) -> TensorVariable:
+    """What losses compare outputs with: classes, int64 (batch,), or rows of `dtype`, (batch, k)."""
+    labels = minibatch["labels"]
+    if labels.type.dtype == "int64":
+        return labels
+    batch, *shape = labels.type.shape
+    return labels.astype(dtype).reshape((batch, math.prod(shape)))
+
+
+def counts_errors(network: Network, target: RowType) -> bool:
+    """Whether top-1 and top-5 errors mean something: of classes, or of targets by their largest."""
+    if target == CLASS_LABEL:
+        return True
+    return network.classes > 1 and network.loss.of_classes and not network.has_own_cost
+
+
 def count_minibatch(
     cost: TensorVariable,
     logits: TensorVariable,
     minibatch: Tensors,
+    network: Network,
     metrics: Sequence[Metric] | None,
 ) -> Tensors:
     """What one minibatch adds to the sums; with `metrics` None neither errors nor metrics."""
     labels, valid = minibatch["labels"], minibatch["valid"]
     found = {"loss": cost.astype("float64") * valid, "images": valid}
-    if metrics is not None:
-        counted = pt.arange(labels.type.shape[0]) < valid
-        rank = label_rank(logits, labels)
+    if metrics is None:
+        return found
+    counted = pt.arange(labels.type.shape[0]) < valid
+    targets = targets_of(minibatch, logits.dtype)
+    if counts_errors(network, RowType(labels.type.dtype, labels.type.shape[1:])):
+        rank = label_rank(logits, true_classes(targets))
         found["top1_errors"] = pt.sum(counted & (rank >= 1), dtype="int64")
         found["top5_errors"] = pt.sum(counted & (rank >= 5), dtype="int64")
-        for metric in metrics:
-            counts = metric.counts(logits, labels, counted)
-            found |= dict(zip(metric.sums, counts, strict=True))
+    for metric in metrics:
+        outputs = logits if metric.sees == "logits" else getattr(network, metric.sees)(logits)
+        counts = metric.counts(outputs, targets, counted)
+        found |= dict(zip(metric.sums, counts, strict=True))
     return found
 
 

@@ -1,6 +1,5 @@
 """Data sets kept on a GPU: whether they fit, how they get there."""
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -28,9 +27,9 @@ def kept_pictures(
 ) -> "Mapping[Mode, tuple[int, ...]]":
     """Decide which splits a trainer keeps; return their pictures' shapes. Collective.
 
-    Each trainer keeps all pictures, and those that share a GPU decide alike, before any of them
-    allocates. With `data_on_gpu: auto` they keep them if all copies fit into a third of the free
-    memory.
+    Each trainer keeps all pictures, or rows of arrays, and those that share a GPU decide alike,
+    before any of them allocates. With `data_on_gpu: auto` they keep them if all copies fit into a
+    third of the free memory.
 
     Raises
     ------
@@ -40,13 +39,14 @@ def kept_pictures(
     wish = spec.config.data_on_gpu
     if wish is False:
         return {}
-    shapes = {split: _shape(dataset) for split, dataset in _splits(spec).items()}
+    splits = _splits(spec)
+    shapes = {split: (dataset.size, *dataset.row.shape) for split, dataset in splits.items()}
     here = [
         free
         for identity, free in group.all_gather_object((driver.identity, driver.free_memory()))
         if identity == driver.identity
     ]
-    needed, free = len(here) * sum(map(math.prod, shapes.values())), min(here)
+    needed, free = len(here) * sum(map(_nbytes, splits.values())), min(here)
     if wish is True and needed > free:
         copies = f"{len(here)} copies of " if len(here) > 1 else ""
         raise InputError(
@@ -75,7 +75,7 @@ def describe_kept(spec: RunSpec, memory: HostMemory | CudaMemory) -> str | None:
     if isinstance(memory, HostMemory) or spec.config.data_on_gpu is False:
         return None
     splits, device = _splits(spec), f"cuda:{memory.driver.device}"
-    size = f"{sum(math.prod(_shape(dataset)) for dataset in splits.values()) / 2**20:.0f} MiB"
+    size = f"{sum(map(_nbytes, splits.values())) / 2**20:.0f} MiB"
     named = f"the {' and '.join(splits)} pictures"
     if memory.kept:
         return f"{device} keeps {named}: {size} for each trainer"
@@ -88,27 +88,28 @@ def describe_kept(spec: RunSpec, memory: HostMemory | CudaMemory) -> str | None:
 def _upload(memory: CudaMemory, reader: PictureReader, address: int) -> None:
     """Copy all pictures to the GPU; one part of them is read while another is copied."""
     driver, stream = memory.driver, memory.stream
-    count, shape = reader.dataset.size, reader.picture_shape
-    nbytes = math.prod(shape)
+    count, row = reader.dataset.size, reader.dataset.row
+    nbytes = row.nbytes
     rows = min(count, max(1, STAGING_NBYTES // nbytes))
     areas = [(driver.page_locked(rows * nbytes), driver.event()) for _ in range(2)]
     for number, first in enumerate(range(0, count, rows)):
         area, copied = areas[number % 2]
         copied.synchronize()
         indices = np.arange(first, min(first + rows, count))
-        part = area[: len(indices) * nbytes].reshape(-1, *shape)
-        reader.read(indices, part)
+        part = area[: len(indices) * nbytes]
+        reader.read(indices, part.view(row.dtype).reshape(-1, *row.shape))
         driver.upload(address + first * nbytes, part, stream)
         copied.record(stream)
     stream.synchronize()  # before the areas are freed
 
 
 def _splits(spec: RunSpec) -> "dict[Mode, Dataset]":
-    """The splits of which the run uses pictures."""
+    """The splits of which the run uses pictures: those that have some."""
+    found: dict[Mode, Dataset] = {"train": spec.train, "validation": spec.validation}
     if spec.job == "validate":
-        return {"validation": spec.validation}
-    return {"train": spec.train, "validation": spec.validation}
+        del found["train"]
+    return {split: dataset for split, dataset in found.items() if dataset.size}
 
 
-def _shape(dataset: "Dataset") -> tuple[int, ...]:
-    return (dataset.size, dataset.image_size, dataset.image_size, 3)
+def _nbytes(dataset: "Dataset") -> int:
+    return dataset.size * dataset.row.nbytes

@@ -42,10 +42,10 @@ def open_memory(
     use_device(device)
     kept = kept_pictures(spec, driver, group)
     if kept:
-        slots = replace(slots, layout=replace(slots.layout, picture_size=0))
+        slots = replace(slots, layout=slots.layout.without_pictures())
     memory = slots.trainer_memory(layout, driver, lambda stream: on_stream(device, stream.handle))
     for split, shape in kept.items():
-        memory.keep_pictures(split, shape)
+        memory.keep_pictures(split, shape, spec.train.row.dtype)
     return memory
 
 

@@ -22,6 +22,7 @@ class Activity(IntEnum):
     SAVING = 5
     READING = 6
     IDLE = 7  # a loader that has filled its slot
+    AWAITING_CALLBACKS = 8
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,14 @@ class StepVote:
     snapshot: bool = False  # a checkpoint is due
     # Dataset indices of its pictures, where its loss or a gradient is not finite:
     not_finite: tuple[int, ...] = ()
+    ends: bool = False  # callbacks end training, at the end of an epoch
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """From the launcher to trainer 0: the callbacks of `EpochEnded` have returned."""
+
+    ends: bool  # whether training ends with that epoch
 
 
 # From a trainer to the launcher, beside the records of `tandem.artifacts.metrics_log`:
@@ -67,6 +76,13 @@ class CheckpointWritten:
     """A checkpoint has been written."""
 
     path: str
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """An epoch, its validation and its checkpoint are done; all wait for a `Continuation`."""
+
+    epoch: int  # from 1
 
 
 @dataclass(frozen=True)

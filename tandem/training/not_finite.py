@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from tandem.artifacts.metrics_log import NotFiniteRecord
 from tandem.config.schema import Config
-from tandem.data.manifest import read_manifest
+from tandem.data.manifest import read_any_manifest
 from tandem.distributed import Group
 from tandem.training.reports import Reports
 
@@ -103,5 +103,5 @@ class Refusals:
 
     def _names(self, pictures: Sequence[int]) -> list[str]:
         """The names of training pictures. Read when they are needed: there may be a million."""
-        names = read_manifest(self._config.manifest_path).splits["train"].pictures
-        return [names[index] for index in pictures]
+        manifest = read_any_manifest(self._config.manifest_path)
+        return [manifest.name("train", index) for index in pictures]

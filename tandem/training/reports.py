@@ -10,7 +10,13 @@ from tandem.artifacts.checkpoint import Checkpoint, RunState
 from tandem.artifacts.metrics_log import Record, ValidationRecord
 from tandem.artifacts.run_folder import RunFolder
 from tandem.data.augment import Mode
-from tandem.training.messages import CheckpointBegun, CheckpointWritten, Notice, Progress
+from tandem.training.messages import (
+    CheckpointBegun,
+    CheckpointWritten,
+    EpochEnded,
+    Notice,
+    Progress,
+)
 from tandem.training.run_spec import RunSpec
 from tandem.training.sample_predictions import SamplePredictions
 
@@ -40,7 +46,8 @@ class Reports:
         self.samples: SamplePredictions | None = None  # shown after each validation
         if rank == 0 and spec.job == "train":
             self._folder = RunFolder(spec.config, state, spec.resumed)
-            self.samples = SamplePredictions(spec)
+            if spec.validation.pictures is not None and spec.validation.size:
+                self.samples = SamplePredictions(spec)
         self._last_save = time.monotonic()
         self._unwritten, self._marking = 0, threading.Lock()
 
@@ -59,6 +66,16 @@ class Reports:
         """Report a step; epochs count from 0, steps from 1."""
         if self._is_first:
             self._launcher.send(Progress(mode, epoch + 1, step, steps))
+
+    def ended(self, epoch: int) -> bool:
+        """Report the end of an epoch, counted from 1, when its checkpoint is on disk.
+
+        Returns whether the launcher will answer, which only trainer 0 expects.
+        """
+        self.check_written(wait=True)
+        if self._is_first:
+            self._launcher.send(EpochEnded(epoch))
+        return self._is_first
 
     def notice(self, text: str) -> None:
         """Report a text for the user."""

@@ -1,5 +1,6 @@
 """A run as data, resolved and checked."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,11 +10,11 @@ from tandem.artifacts.reproducibility import Conditions
 from tandem.config.schema import Config
 from tandem.data.augment import Augmentation, Mode
 from tandem.data.colour import Basis
-from tandem.data.dataset import Dataset
+from tandem.data.dataset import Dataset, StoredPictures
 from tandem.data.minibatch import MinibatchBuilder
 from tandem.data.order import minibatch_count
 from tandem.layers.network import NetworkDescription
-from tandem.memory import SlotLayout
+from tandem.memory import CLASS_LABEL, PICTURE_DTYPE, RowType, SlotLayout
 from tandem.training.early_end import reason_to_end
 
 Job = Literal["train", "validate"]
@@ -25,7 +26,7 @@ class RunSpec:
 
     job: Job
     config: Config  # every ``auto`` is resolved, but for ``data_on_gpu`` on GPUs
-    wnids: tuple[str, ...]  # the classes, in order
+    wnids: tuple[str, ...] | None  # the classes, in order; None: targets without names
     train: Dataset
     validation: Dataset  # the same as `train` in a validation
     conditions: Conditions  # what else the bits depend on
@@ -35,6 +36,7 @@ class RunSpec:
     # Epoch and global minibatch, from 0, of minibatches to skip, beside the checkpoint's own:
     skipped: tuple[tuple[int, int], ...] = ()
     colour_basis: Basis = ()  # of the colour noise; empty: there is none
+    waits: bool = False  # for callbacks, at the end of each epoch
     most_steps: int | None = None  # of an epoch's training, and of its validation; None: all
     crops: Literal[1, 10] = 1  # of each picture that a validation alone averages over
 
@@ -63,20 +65,30 @@ class RunSpec:
 
     @property
     def classes(self) -> int:
-        return len(self.wnids)
+        """Number of classes, or of values of a target: what the network has as outputs."""
+        target = self.train.target
+        return math.prod(target.shape) if target != CLASS_LABEL else len(self.wnids or ())
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of a row as the network gets it: images with the channel first."""
+        if self.train.pictures is not None:
+            return (3, self.config.crop_size, self.config.crop_size)
+        *rows, last = self.train.row.shape
+        return (last, *rows) if len(rows) == 2 else self.train.row.shape
 
     @property
     def description(self) -> NetworkDescription:
-        config = self.config
+        config, pictures = self.config, self.train.pictures or StoredPictures()
         return NetworkDescription(
-            config.crop_size,
+            None if self.train.pictures is None else config.crop_size,
             self.classes,
             config.width,
             self.wnids,
             network=config.network,
             options=config.options,
-            resize=self.train.resize,
-            pad=self.train.pad,
+            resize=pictures.resize,
+            pad=pictures.pad,
         )
 
     @property
@@ -109,8 +121,11 @@ class RunSpec:
     @property
     def slot_layout(self) -> SlotLayout:
         """The layout of a trainer's slots, where its device keeps no pictures."""
+        row = self.train.row
+        if self.train.pictures is not None:
+            row = RowType(PICTURE_DTYPE, (self.picture_size, self.picture_size, 3))
         coloured = bool(self.colour_basis)
-        return SlotLayout(self.config.batch_size, self.picture_size, coloured)
+        return SlotLayout(self.config.batch_size, row, self.train.target, coloured)
 
     @property
     def global_batch(self) -> int:
@@ -137,7 +152,7 @@ class RunSpec:
         return MinibatchBuilder(
             self.train,
             self.validation,
-            augmentation,
+            None if self.train.pictures is None else augmentation,
             crop_here=not self.device_crops,
             threads=int(config.loader_threads),
         )

@@ -56,7 +56,7 @@ class SamplePredictions:
         if self._crops is None:
             self._crops = self._read()
         known = imagenet_names()
-        names = [known.get(wnid, wnid).partition(",")[0] for wnid in self._spec.wnids]
+        names = [known.get(wnid, wnid).partition(",")[0] for wnid in self._spec.wnids or ()]
         return prediction_sheet(self._crops, self._labels, softmax(scores), names)
 
     def _read(self) -> npt.NDArray[np.uint8]:

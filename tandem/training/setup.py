@@ -9,6 +9,7 @@ from tandem.artifacts.reproducibility import with_norm_rows
 from tandem.config.resolve import resolve_norm_rows
 from tandem.data.mean_image import read_mean
 from tandem.distributed import Exchange, ExchangeSettings, make_exchange
+from tandem.errors import InputError
 from tandem.layers.checks import checked_initial_values
 from tandem.layers.network import Network, build_network
 from tandem.memory.flat import FlatLayout
@@ -56,6 +57,7 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     config, group = spec.config, arguments.group
     settings = ExchangeSettings.of(dict(config))
     network = build_network(spec.description, config.dtype)
+    check_input(network, spec)
     untrained = tuple(n for n, p in network.parameters.declared.items() if not p.trainable)
     if untrained and spec.job == "train":
         spec = with_averages(spec)
@@ -71,7 +73,7 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         network,
         config,
         optimizer,
-        read_mean(config.mean_path, spec.train.image_size),
+        None if spec.train.pictures is None else read_mean(config.mean_path, spec.train.image_size),
         memory,
         (lambda name: exchange.on_gradient_ready(name)) if sends_early else None,
     )
@@ -83,6 +85,26 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     group.barrier()  # shared memory is complete when every trainer has loaded its weights
     nbytes = parameter_layout(network, optimizer).parameters_nbytes
     return TrainingSetup(spec, memory, model, state, exchange, pipeline, nbytes, untrained)
+
+
+def check_input(network: Network, spec: RunSpec) -> None:
+    """Refuse a network that takes other rows than those of the data, with an InputError."""
+    found, expected = spec.input_shape, network.shapes.get("input")
+    if expected == found or expected is None:
+        return
+    rows = "crops" if spec.train.pictures is not None else "rows"
+    raise InputError(
+        f"{spec.config.data_folder}: found {rows} of shape {_channels_last(found)}, expected"
+        f" {_channels_last(expected)}, which {type(network).__name__} takes"
+    )
+
+
+def _channels_last(shape: tuple[int, ...]) -> str:
+    """A shape as data has it, and for images as the network has it."""
+    if len(shape) != 3:
+        return str(shape)
+    channels, *sides = shape
+    return f"{(*sides, channels)} (row, column, channel)"
 
 
 def with_averages(spec: RunSpec) -> RunSpec:

@@ -3,6 +3,7 @@
 Importing this module is cheap; PyTensor and PyTorch are imported when a trainer starts to work.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -85,7 +86,8 @@ class Trainer:
                 self.reports.prepare_checkpoint()  # during the validation
             with self.exchange.consensus_weights():
                 record = self._validate(epoch)
-            self._finish_epoch(epoch, record)
+            if self._finish_epoch(epoch, record):
+                break
         self.reports.check_written(wait=True)
 
     def validate_only(self) -> None:
@@ -157,10 +159,12 @@ class Trainer:
         self.state = replace(self.state, step_in_epoch=step + 1, step=self.state.step + 1)
         every = self.config.check_every
         checks = every and self.state.step % every == 0
+        ends_epoch = step + 1 == self.steps
         reports = self.state.step % self.config.print_freq == 0
+        reports |= ends_epoch and self.config.reports_epochs
         stop = any(vote.stop for vote in votes)
         saves = stop or any(vote.snapshot for vote in votes)
-        if checks or reports or saves or step + 1 == self.steps:
+        if checks or reports or saves or ends_epoch:
             self._catch_up()
         if checks:
             self._check_equal()
@@ -195,7 +199,7 @@ class Trainer:
         return ValidationRecord(
             epoch=epoch + 1,
             step=self.state.step,
-            loss=sums.loss / sums.images,
+            loss=sums.mean_loss,
             top1_error=sums.error(1),
             top5_error=sums.error(5),
             images=sums.images,
@@ -214,7 +218,8 @@ class Trainer:
             else:
                 self.model.validate_crop(slot, last=crop == self.spec.crops - 1)
 
-    def _finish_epoch(self, epoch: int, record: ValidationRecord) -> None:
+    def _finish_epoch(self, epoch: int, record: ValidationRecord) -> bool:
+        """Count an epoch, report and save it; whether callbacks end training."""
         self.state = replace(
             self.state,
             epoch=epoch + 1,
@@ -223,8 +228,19 @@ class Trainer:
             history=(*self.state.history, record.monitored),
         )
         self.reports.record(record)
-        if self._is_kept(epoch + 1) or reason_to_end(self.config, self.state.history):
+        saves = self._is_kept(epoch + 1) or bool(reason_to_end(self.config, self.state.history))
+        if saves:
             self._save()
+        if not self.spec.waits:
+            return False
+        self.status.show(Activity.AWAITING_CALLBACKS)
+        votes = self.ballot.vote(awaits_launcher=self.reports.ended(epoch + 1))
+        stop, ends = any(vote.stop for vote in votes), any(vote.ends for vote in votes)
+        if (stop or ends) and not saves:
+            self._save()
+        if stop:
+            self._stop()
+        return ends
 
     def _is_kept(self, done: int) -> bool:
         """Whether a checkpoint is written after so many whole epochs."""
@@ -285,12 +301,13 @@ class Trainer:
         self._seconds = Seconds()
         if sums.images == 0:  # all minibatches since the last line were left out
             return
+        error = sums.error(1) if self.config.print_train_error else math.nan
         self.reports.record(
             TrainRecord(
                 epoch=epoch + 1,
                 step=self.state.step,
                 loss=sums.loss / sums.images,
-                top1_error=sums.error(1) if self.config.print_train_error else None,
+                top1_error=None if math.isnan(error) else error,
                 learning_rate=rate,
                 # Of ranks that are not in step, this one may have made none.
                 images_per_second=sums.images / seconds.steps if seconds.steps else 0.0,
@@ -300,6 +317,7 @@ class Trainer:
                 metrics=evaluate_metrics(self._metrics, sums.images, sums.values)
                 if self.config.print_train_error
                 else {},
+                images=sums.images if self.config.reports_epochs else 0,
             )
         )
 

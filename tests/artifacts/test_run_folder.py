@@ -16,13 +16,15 @@ from tandem.artifacts.checkpoint import Checkpoint, RunState, read_checkpoint, s
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
 from tandem.artifacts.run_folder import (
     RunFolder,
+    best_of,
     checkpoint_name,
+    find_best,
     find_checkpoint,
     list_checkpoints,
     superseded,
 )
 from tandem.config.command_line import load_config
-from tandem.config.schema import Config
+from tandem.config.schema import Config, make_config
 from tandem.errors import InputError
 from tandem.layers.network import NetworkDescription
 
@@ -198,8 +200,42 @@ def test_the_last_and_the_best_are_kept(
     keep: int | Literal["all"], errors: tuple[float, ...], kept: list[int]
 ) -> None:
     paths = names_of((1, 0), (1, 50), (2, 0), (3, 0), (3, 50))
-    gone = superseded(paths, keep, errors)
+    history = [{"top1_error": error} for error in errors]
+    gone = superseded(paths, keep, best_of(paths, Config(), history))
     assert [path for path in paths if path not in gone] == [paths[place] for place in kept]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"keep_monitor": "validation_loss"}, 3),
+        ({"keep_monitor": "f1", "metrics": ["f1"]}, 1),
+        ({"keep_monitor": "top5_error"}, None),  # never a number
+        ({}, 2),
+        # What a patience is counted from: 0.7 to 0.69 is too little.
+        ({"stop_patience": 3, "stop_monitor": "top1_error", "stop_delta": 0.25}, 1),
+        ({"stop_patience": 3, "stop_delta": 0.25}, 2),  # of another value
+        ({"stop_patience": 3, "stop_monitor": "top1_error", "stop_from_epoch": 2}, 3),
+        ({"stop_monitor": "top1_error", "stop_from_epoch": 2}, 2),  # without a patience
+    ],
+)
+def test_the_best_is_that_of_the_value_that_is_monitored(
+    tmp_path: Path, settings: dict[str, Any], kept: int | None
+) -> None:
+    nan = float("nan")
+    rows = [(3.0, 0.7, 0.9), (2.0, 0.6, 0.5), (1.0, 0.65, nan)]
+    history = tuple(
+        {"validation_loss": loss, "top1_error": error, "f1": f1, "top5_error": nan}
+        for loss, error, f1 in rows
+    )
+    state = RunState(3, validation_errors=tuple(row[1] for row in rows), history=history)
+    write(tmp_path, RunState(1), RunState(2), RunState(2, 7), state)
+    best = find_best(make_config({"weights_dir": str(tmp_path), **settings}))
+    assert best == (kept and tmp_path / f"epoch-000{kept}.safetensors")
+
+
+def test_a_folder_without_a_checkpoint_has_no_best(tmp_path: Path) -> None:
+    assert find_best(Config(weights_dir=str(tmp_path))) is None
 
 
 def test_what_is_superseded_goes_when_the_next_is_there(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tandem.config import command_line
 from tandem.config.command_line import ANSWERS, RETIRED, load_config, load_weights_and_config
 from tandem.config.schema import Config, make_config, save_config
 from tandem.errors import InputError
+from tandem.layers.network import ALEXNET, GRAPH_NETWORK
 from tests.support.refusals import file_refusal, refusal
 
 
@@ -209,7 +210,7 @@ def test_weights_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
 
 def saved_run(folder: Path, **changes: object) -> Path:
     """A checkpoint, named only, beside the settings of its run."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     save_config(make_config({"data_folder": "elsewhere", "crop_size": 67, **changes}), folder)
     return folder / "epoch-0001.safetensors"
 
@@ -279,6 +280,21 @@ def test_a_file_that_is_found_does_not_decide_what_code_is_run() -> None:
     assert load_weights_and_config(arguments)[2].network == Config().network
     Path("config.yaml").write_text("network: mine:Network\n")
     assert load_weights_and_config(arguments)[2].network == "mine:Network"
+
+
+def test_a_graph_that_is_found_is_data_but_its_own_layers_and_loss_are_code() -> None:
+    graph = {"layers": [{"name": "dense", "units": 3}]}
+    own = {"layers": ["mine:Swish"], "loss": "mine:loss"}
+    for network in (GRAPH_NETWORK, "mine:Network"):
+        for options in ({"graph": graph}, {"graph": graph, **own}):
+            saved = saved_run(Path("run"), network=network, network_options=options)
+            found = load_weights_and_config(["--weights", str(saved)])[2]
+            assert found.network == (GRAPH_NETWORK if network == GRAPH_NETWORK else ALEXNET)
+            assert found.network_options == {"graph": graph}
+            named = ["--weights", str(saved), "--config", "run/config.yaml"]
+            assert load_weights_and_config(named)[2].network_options == options
+    save_config(make_config({"network_options": {"graph": graph, **own}}), Path())
+    assert load_weights_and_config(["--weights", str(saved)])[2].network_options["layers"]
 
 
 def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,9 @@ def test_a_configuration_does_not_change() -> None:
 # What is saved
 
 
+NESTED = {"layers": [{"name": "no", "axes": [[1, 2], []], "rate": 1e-5}, {"a": None, "b": True}]}
+
+
 def test_the_resolved_configuration_reads_back_equal(tmp_path: Path) -> None:
     config = make_config(
         {
@@ -208,7 +211,7 @@ def test_the_resolved_configuration_reads_back_equal(tmp_path: Path) -> None:
             "compile": True,
             "data_folder": "5e-4",
             "warmup_epochs": 2,
-            "network_options": {"depth": 28},
+            "network_options": {"depth": 28, "graph": NESTED},
         }
     )
     path = save_config(config, tmp_path)
@@ -234,6 +237,30 @@ def test_network_options_include_their_older_alias() -> None:
     assert config.options == {"depth": 28}
     assert config.model_dump(mode="json")["network_options"] == {"depth": 28}
     assert "network_options" not in Config().model_dump(mode="json")
+
+
+def test_network_options_may_be_nested() -> None:
+    shape = (3, 3)
+    config = make_config({"network_options": {"graph": {"a": shape, "b": shape}}})
+    assert config.network_options == {"graph": {"a": [3, 3], "b": [3, 3]}}
+    text = yaml.safe_dump(NESTED, default_flow_style=True, width=1000).strip()
+    for words in ([f"{{graph: {text}}}"], f"{{graph: {text}}}".split()):
+        assert load_config(["--network_options", *words]).options == {"graph": NESTED}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("{1: 2}", "it must be names and values"),
+        ("{graph: {1: 2}}", "found the key 1, expected text in quotes"),
+        ("{graph: [.nan]}", "nan is not a finite number"),
+        ("{graph: 2020-01-01}", "found a date, expected text, a number, true, false, null, a list"),
+        (f"{{graph: {'[' * 70}{']' * 70}}}", "nested more than 64 deep"),
+    ],
+)
+def test_what_network_options_may_not_hold(options: str, reason: str) -> None:
+    with pytest.raises(InputError, match=f"network_options .*({reason})"):
+        load_config(["--network_options", options])
 
 
 def test_callbacks_may_be_classes_of_the_users_own_program() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tandem.data.batch_file import locate_batch, write_batch
-from tandem.data.dataset import open_split
+from tandem.data.dataset import StoredPictures, open_split
 from tandem.data.manifest import Manifest, Split
 from tandem.errors import InputError
 
@@ -49,7 +49,8 @@ def test_it_says_where_everything_is(data: Path, layout: str, monkeypatch) -> No
     assert dataset.paths == tuple(map(str, paths))
     assert dataset.offsets == tuple(locate_batch(path).offset for path in paths)
     assert dataset.counts == COUNTS
-    assert (dataset.size, dataset.image_size, dataset.layout) == (9, SIDE, layout)
+    assert (dataset.size, dataset.image_size) == (9, SIDE)
+    assert dataset.pictures == StoredPictures(layout)
     assert dataset.labels_file == str(data / "labels" / "train_labels.npy")
 
 

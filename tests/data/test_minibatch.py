@@ -14,7 +14,7 @@ from tandem.data.augment import Augmentation, ten_crops
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
 from tandem.errors import InputError
-from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.memory import HostBuffer, RowType, Slot, SlotLayout
 from tests.support.coded_pictures import SIZE, coded_picture, label_of, write_coded
 
 CROP = 6
@@ -27,7 +27,7 @@ PICTURE = SIZE * SIZE * 3
 
 
 def new_slot(batch: int, size: int) -> Slot:
-    layout = SlotLayout(batch, size)
+    layout = SlotLayout.of_pictures(batch, size)
     return Slot.on(HostBuffer.create(layout.nbytes), layout)
 
 
@@ -242,4 +242,6 @@ def test_settings_that_do_not_fit_the_pictures_are_refused(tmp_path: Path) -> No
     with pytest.raises(InputError, match=f"crop_size: found {SIZE + 1}, expected 1 to {SIZE}"):
         MinibatchBuilder(dataset, dataset, replace(AUGMENTATION, crop_size=SIZE + 1), True)
     with pytest.raises(InputError, match="the validation pictures have 8 rows"):
-        MinibatchBuilder(dataset, replace(dataset, image_size=8), AUGMENTATION, True)
+        MinibatchBuilder(
+            dataset, replace(dataset, row=RowType("uint8", (8, 8, 3))), AUGMENTATION, True
+        )

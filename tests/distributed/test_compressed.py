@@ -51,7 +51,7 @@ def test_averages_travel_in_float32_and_spoil_no_scale(name: FlatName, parts: li
     vectors = [(1e-6 * rng.uniform(1, 2, size)).astype(np.float32) for _ in range(3)]
     shares = [0.5, 0.5, 0.0]
     choice = ExchangeSettings.of({"collective": "asa16"}).collective
-    slots = HostSlots.create(SlotLayout(1, 8), rank=0)
+    slots = HostSlots.create(SlotLayout.of_pictures(1, 8), rank=0)
 
     def average(group: LocalGroup) -> None:
         own = vectors[group.rank].view(np.uint8)

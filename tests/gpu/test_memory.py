@@ -25,7 +25,7 @@ from tests.gpu.processes import process, receive
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(150)]
 
-LAYOUT = SlotLayout(batch_size=64, picture_size=128)
+LAYOUT = SlotLayout.of_pictures(batch_size=64, picture_size=128)
 MINIBATCHES = 20
 MIB = 1 << 20
 

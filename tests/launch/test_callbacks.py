@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from tandem.artifacts.checkpoint import RunState
-from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
+from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, to_json
 from tandem.artifacts.run_folder import list_checkpoints
 from tandem.callbacks import METHODS, Callback
 from tandem.config.schema import Config
@@ -22,6 +22,7 @@ from tandem.launch.local import Launcher
 from tandem.launch.prepare import prepare_run
 from tandem.processes.messages import Failed
 from tandem.processes.supervisor import Outcome, ProgressReporter
+from tandem.training.messages import Continuation, EpochEnded
 from tandem.training.run_spec import RunSpec
 from tests.support.ranks import need_ranks, run_ranks
 from tests.support.tiny import ROOT, run_program, save_weights, settings
@@ -44,8 +45,12 @@ class FakeLauncher(Launcher):
             for loss in (3.0, 2.0):
                 reporter.report(TrainRecord(epoch, 1, loss, 0.5, 0.1 / loss, 10.0, 1.0, 0.0, 0.0))
             reporter.report(ValidationRecord(epoch, 4, 1.5, 0.25, 0.125, 7))
+            answer = reporter.report(EpochEnded(epoch)) if spec.waits else None
             if reporter.failure is not None:
+                assert answer == Continuation(ends=True)
                 return Outcome(1, reporter.failure)
+            if answer == Continuation(ends=True):
+                return Outcome(0)
         return outcome
 
 
@@ -149,6 +154,89 @@ def test_no_epoch_begins_after_training_has_ended_early(config: Config, calls: P
     launcher = FakeLauncher(((2, 3), Outcome(0)))
     found = read_after(launcher, config, calls, **changes)
     assert [number for name, number, *_ in found if name == "on_epoch_begin"] == [2, 3]
+
+
+class Ends(Callback):
+    """Ends training after an epoch; keeps what it is called with."""
+
+    def __init__(self, epoch: int, answer: Any = True) -> None:
+        self.epoch, self.answer, self.seen = epoch, answer, list[Any]()
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        self.seen.append(epoch)
+
+    def on_epoch_end(self, epoch: int, record: Any) -> Any:
+        self.seen.append(dict(record.logs))
+        return epoch == self.epoch and self.answer
+
+
+def test_objects_of_a_caller_are_called_first_and_may_end_training(
+    config: Config, calls: Path
+) -> None:
+    """All are called at the end of the epoch, and none at the begin of the next."""
+    mine = Ends(1)
+    shown: list[RunSpec] = []
+
+    def make_reporter(spec: RunSpec) -> ProgressReporter:
+        shown.append(spec)
+        return ProgressReporter()
+
+    launcher, lock = FakeLauncher(((1, 2), Outcome(1, DEATH))), Path()
+    own = callbacks.Callbacks([mine])
+    outcome = programs.execute_training(config, lock, launcher, own, make_reporter)  # type: ignore[arg-type]
+    assert outcome == Outcome(0)
+    logs = {"loss": 2.5, "val_loss": 1.5, "learning_rate": 0.05}
+    assert mine.seen == [1, logs]
+    assert [call[0] for call in read(calls)] == [
+        *("on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end")
+    ]
+    assert shown == launcher.specs
+
+
+def test_only_true_ends_training(config: Config) -> None:
+    """Not what a function happens to return, such as a number."""
+    mine = Ends(1, 1)
+    changed = config.model_copy(update={"callbacks": ()})
+    lock: Any = None
+    launcher = FakeLauncher(((1, 2), Outcome(0)))
+    programs.execute_training(changed, lock, launcher, callbacks.Callbacks([mine]))
+    assert [each for each in mine.seen if isinstance(each, int)] == [1, 2]
+
+
+def test_trainers_wait_only_for_callbacks(config: Config, calls: Path) -> None:
+    for names in ((), config.callbacks):
+        launcher = FakeLauncher(((1, 2), Outcome(0)))
+        train(launcher, config, callbacks=names)
+        assert launcher.specs[0].waits == bool(names)
+
+
+@pytest.mark.parametrize(("ends", "launches"), [(None, 2), (2, 1)])
+def test_an_epoch_end_that_a_failure_has_swallowed_comes_after_the_restart(
+    config: Config, ends: int | None, launches: int
+) -> None:
+    """The trainers have written the checkpoint, and ended before the callbacks were called."""
+
+    class Failing(FakeLauncher):
+        def launch(self, spec: RunSpec, reporter: ProgressReporter, *rest: Any) -> Outcome:
+            outcome = super().launch(spec, reporter, *rest)
+            if len(self.specs) == 1:
+                folder = spec.config.weights_path
+                folder.mkdir()
+                save_weights(folder / "epoch-0002.safetensors", None, 3, width=0.05, state=second)
+                lines = [ValidationRecord(epoch, 4, 1.5 * epoch, 0.5, 0.5, 7) for epoch in (1, 2)]
+                (folder / "record.jsonl").write_text("".join(to_json(x) + "\n" for x in lines))
+            return outcome
+
+    second = RunState(2, history=({}, {}))
+    mine, lock = Ends(ends or 9), Path()
+    launcher = Failing(((1,), Outcome(1, DEATH)), ((3,), Outcome(0)))
+    changed = config.model_copy(update={"callbacks": (), "restarts": 1, "n_epochs": 3})
+    outcome = programs.execute_training(changed, lock, launcher, callbacks.Callbacks([mine]))  # type: ignore[arg-type]
+    assert (outcome, len(launcher.specs)) == (Outcome(0), launches)
+    losses = [each["val_loss"] for each in mine.seen if isinstance(each, dict)]
+    assert losses == [1.5, 3.0, 1.5][: launches + 1]
+    epochs = [each for each in mine.seen if isinstance(each, int)]
+    assert epochs == [1, 2, 3][: launches + 1]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,13 @@ def by_loops(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
         k = int(name.removeprefix("top")) if name != "accuracy" else 1
         order = np.argsort(-outputs, axis=1, kind="stable")[:, :k]
         return float(np.mean([label in row for label, row in zip(labels, order, strict=True)]))
-    errors = outputs - np.eye(CLASSES)[labels]
+    rows = np.eye(CLASSES)[labels]
+    errors = outputs - rows
+    if name == "binary_accuracy":
+        return float(np.mean((outputs > 0) == (rows == 1)))
+    if name == "categorical_hinge":
+        others = ((1 - rows) * outputs).max(axis=1)
+        return float(np.maximum(0, 1 + others - (rows * outputs).sum(axis=1)).mean())
     if name in ("mse", "mae"):
         return float(np.mean(errors**2 if name == "mse" else abs(errors)))
     values = []

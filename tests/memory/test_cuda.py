@@ -12,7 +12,7 @@ from tandem.memory import Slot, SlotLayout
 from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, SlotUploader, at_thread_end
 from tests.support.fake_cuda import FakeDriver, FakeEvent, FakeMachine, FakeStream
 
-LAYOUT = SlotLayout(batch_size=4, picture_size=3)
+LAYOUT = SlotLayout.of_pictures(batch_size=4, picture_size=3)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_what_is_refused(
         CudaBuffer.create(FakeDriver(FakeMachine(capacity=100)), 101)
     handle = CudaSlot.create(trainer, LAYOUT).handle()
     with pytest.raises(ValueError, match="its layout needs"):
-        CudaSlot.open(loader, SlotLayout(5, 3), handle)
+        CudaSlot.open(loader, SlotLayout.of_pictures(5, 3), handle)
     monkeypatch.setitem(sys.modules, "pycuda", None)
     monkeypatch.delitem(sys.modules, "pycuda.driver", raising=False)
     with pytest.raises(InputError, match=r"needs PyCUDA: .*make gpu"):
@@ -179,7 +179,7 @@ def test_only_valid_rows_are_copied_and_all_at_once(
 
 
 def test_a_slot_without_pictures_is_one_copy(trainer: FakeDriver, loader: FakeDriver) -> None:
-    layout = SlotLayout(batch_size=4, picture_size=0)
+    layout = SlotLayout.of_pictures(batch_size=4, picture_size=0)
     slot = CudaSlot.create(trainer, layout)
     uploader = SlotUploader(loader, [CudaSlot.open(loader, layout, slot.handle())])
 

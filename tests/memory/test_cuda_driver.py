@@ -77,7 +77,7 @@ def test_a_shortage_names_what_needs_less(driver: Callable[[str], CudaDriver]) -
 
 def make_and_open(driver: CudaDriver) -> None:
     """All that a trainer does for its loader, and then the loader."""
-    layout = SlotLayout(batch_size=4, picture_size=3)
+    layout = SlotLayout.of_pictures(batch_size=4, picture_size=3)
     handle = CudaSlot.create(driver, layout).handle()
     driver.process += 1
     CudaSlot.open(driver, layout, handle)
@@ -103,4 +103,4 @@ def test_a_system_that_forbids_sharing_is_named(
 
 
 def test_a_trainer_without_a_loader_needs_no_sharing(driver: Callable[[str], CudaDriver]) -> None:
-    CudaSlot.create(driver("cuEventCreate"), SlotLayout(4, 3), shared=False)
+    CudaSlot.create(driver("cuEventCreate"), SlotLayout.of_pictures(4, 3), shared=False)

@@ -5,11 +5,17 @@ import pickle
 import numpy as np
 import pytest
 
-from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.memory import HostBuffer, RowType, Slot, SlotLayout
 
 
 @pytest.mark.parametrize(
-    "layout", [SlotLayout(3, 5), SlotLayout(1, 1, True), SlotLayout(64, 16, True)]
+    "layout",
+    [
+        SlotLayout.of_pictures(3, 5),
+        SlotLayout.of_pictures(1, 1, True),
+        SlotLayout.of_pictures(64, 16, True),
+        SlotLayout(3, RowType("float32", (5, 2)), RowType("float32", (3,))),
+    ],
 )
 def test_arrays_are_aligned_disjoint_and_fill_the_layout(layout: SlotLayout) -> None:
     buffer = HostBuffer.create(layout.nbytes + 64)
@@ -31,7 +37,7 @@ def test_arrays_are_aligned_disjoint_and_fill_the_layout(layout: SlotLayout) -> 
 
 
 def test_shapes_and_types() -> None:
-    layout = SlotLayout(batch_size=4, picture_size=7)
+    layout = SlotLayout.of_pictures(batch_size=4, picture_size=7)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
     found = {name: (array.shape, array.dtype.name) for name, array in vars(slot).items()}
     assert found == {
@@ -46,7 +52,7 @@ def test_shapes_and_types() -> None:
 
 
 def test_two_slots_on_one_buffer_are_seen_by_all_who_lay_them_out_alike() -> None:
-    layout = SlotLayout(2, 3)
+    layout = SlotLayout.of_pictures(2, 3)
     buffer = HostBuffer.create(2 * layout.nbytes)
     first, second = (Slot.on(buffer, layout, n * layout.nbytes) for n in range(2))
     second.labels[...] = 5
@@ -55,12 +61,12 @@ def test_two_slots_on_one_buffer_are_seen_by_all_who_lay_them_out_alike() -> Non
 
 
 def test_a_slot_that_does_not_fit_is_refused_and_pixels_are_never_pickled() -> None:
-    layout = SlotLayout(2, 3)
+    layout = SlotLayout.of_pictures(2, 3)
     with pytest.raises(ValueError, match="doesn't fit"):
         Slot.on(HostBuffer.create(layout.nbytes - 1), layout)
     with pytest.raises(ValueError, match="64-byte boundary"):
         Slot.on(HostBuffer.create(2 * layout.nbytes), layout, offset=8)
     with pytest.raises(ValueError, match="can't have the sizes"):
-        SlotLayout(0, 3)
+        SlotLayout.of_pictures(0, 3)
     with pytest.raises(TypeError, match="its buffer and its layout"):
         pickle.dumps(Slot.on(HostBuffer.create(layout.nbytes), layout))

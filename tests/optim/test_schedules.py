@@ -182,6 +182,7 @@ def test_plateau_falls_where_torch_does(name: str, mode: str, seed: int) -> None
         "factor": source.choice([0.1, 0.5]),
         "patience": source.choice([0, 1, 3]),
         "threshold": source.choice([1e-4, 0.02]),
+        "cooldown": source.choice([0, 2, 5]),
     }
     least = source.choice([0.0, 0.004])
     sign = 1 if mode == "min" else -1
@@ -200,6 +201,7 @@ def test_plateau_falls_where_torch_does(name: str, mode: str, seed: int) -> None
         lr_factor=settings["factor"],
         lr_patience=int(settings["patience"]),
         lr_threshold=settings["threshold"],
+        lr_cooldown=int(settings["cooldown"]),
         lr_min=least,
         lr_monitor=name,
     )

@@ -54,6 +54,14 @@ def add(numbers: list[int], launcher: Connection) -> None:
     launcher.send(Finished())
 
 
+def ask(number: int, launcher: Connection) -> None:
+    """Report a number, and each answer as the next, twice; then finish."""
+    launcher.send(number)
+    launcher.send(launcher.recv())
+    launcher.send(launcher.recv())
+    launcher.send(Finished())
+
+
 def add_and_finish(numbers: list[int], launcher: Connection) -> None:
     launcher.send(sum(numbers))
     launcher.send(Finished())
@@ -360,3 +368,16 @@ def test_a_worker_that_reported_nothing_is_nearer_to_the_cause() -> None:
         assert _root_cause(alone, [lost, exits[0]]) == lost
         killed = Failed("reader 1", "death", "was killed by SIGKILL", "")
         assert _root_cause(alone, [lost, exits[1], killed]) == killed
+
+
+def test_what_a_reporter_returns_is_the_answer_to_the_worker() -> None:
+    class Doubles(Sums):
+        def report(self, message: object) -> object:
+            super().report(message)
+            return 2 * message if isinstance(message, int) and message < 8 else None
+
+    reporter = Doubles()
+    with StopSignals() as signals, WorkerPool(["asker 0"], 60) as pool:
+        pool.start("asker 0", ask, 3)
+        assert supervise(pool, reporter, signals) is None
+    assert reporter.sums == [3, 6, 12]

@@ -2,11 +2,13 @@
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tandem.callbacks import Callback
+from tandem.nn.callbacks import Callback as KerasCallback
 
 
 class Log(Callback):
@@ -69,3 +71,44 @@ class NoCallback:
 
     def on_epoch_finish(self, epoch: int) -> None:
         """Do nothing."""
+
+
+class Waits(Callback):
+    """Notes what there is at the end of each epoch, and after a while; ends training with one."""
+
+    last = 3
+
+    def on_train_begin(self, config: Mapping[str, Any]) -> None:
+        self._run = Path(config["weights_dir"])
+
+    def on_epoch_end(self, epoch: int, record: Mapping[str, Any]) -> bool:
+        seen = self._seen()
+        time.sleep(0.7)
+        line = [epoch, seen, self._seen(), record.logs]  # type: ignore[attr-defined]
+        with (self._run / "seen").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        return epoch == self.last
+
+    def _seen(self) -> list[Any]:
+        names = sorted(path.name for path in self._run.glob("epoch*"))
+        return [names, (self._run / "record.jsonl").read_text().count("\n")]
+
+
+class Hangs(Callback):
+    """Shows the first end of an epoch by a file "waiting"; returns when there is one named "go"."""
+
+    def on_train_begin(self, config: Mapping[str, Any]) -> None:
+        self._run = Path(config["weights_dir"])
+
+    def on_epoch_end(self, epoch: int, record: Mapping[str, Any]) -> None:
+        with (self._run / "waiting").open("a") as file:
+            file.write(f"{epoch}\n")
+        while not (self._run / "go").exists():
+            time.sleep(0.05)
+
+
+class OfKerasKind(KerasCallback):
+    """Ends training after its first epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        self.model.stop_training = epoch == 0

@@ -245,10 +245,10 @@ def memory_of(group: RankGroup, settings: dict[str, Any], way: str) -> Any:
     """A rank's memory, on the host or on a GPU: two ranks of a machine share one, or have two."""
     layout = FlatLayout.of(SHAPES, "float32", states=("momentum",))
     if way == "host":
-        slots = HostSlots.create(SlotLayout(1, 8), group.rank)
+        slots = HostSlots.create(SlotLayout.of_pictures(1, 8), group.rank)
         return open_host_memory(ExchangeSettings.of(settings), slots, group, layout)
     number = group.rank % 2 if "bucket_mb" in settings else 0
-    gpu = simulated_gpu.SimulatedSlots(number, SlotLayout(1, 8))
+    gpu = simulated_gpu.SimulatedSlots(number, SlotLayout.of_pictures(1, 8))
     return gpu.trainer_memory(layout, gpu.driver(), lambda stream: nullcontext())
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from tandem.data.batch_file import locate_batch, write_batch
-from tandem.data.dataset import Dataset
+from tandem.data.dataset import Dataset, StoredPictures
+from tandem.memory import RowType
 
 SIZE = 9
 
@@ -40,7 +41,7 @@ def write_coded(
         paths=tuple(map(str, paths)),
         offsets=tuple(locate_batch(path).offset for path in paths),
         counts=counts,
-        layout=layout,
-        image_size=size,
         labels_file=str(labels),
+        row=RowType("uint8", (size, size, 3)),
+        pictures=StoredPictures(layout),
     )

@@ -22,6 +22,7 @@ from tandem.data.manifest import read_manifest
 from tandem.data.mean_image import read_mean
 from tandem.data.reader import PictureReader
 from tandem.errors import InputError
+from tandem.memory import RowType
 
 # What the largest of the parsers needs by itself, and far less than the claims of the tests.
 _ROOM = 256 << 20
@@ -43,7 +44,7 @@ def read_labels(path: Path, folder: Path) -> None:
 def read_labels_again(path: Path, folder: Path) -> None:
     """As a loader does, which has only the size of the split to compare with."""
     size = len(read_manifest(folder).splits["train"].labels)
-    with PictureReader(Dataset((), (), (size,), "b01c", 1, str(path))) as reader:
+    with PictureReader(Dataset((), (), (size,), str(path), RowType("uint8", (1, 1, 3)))) as reader:
         if reader.labels(np.arange(size)).dtype != np.int64:
             raise AssertionError("these are no labels")
 

@@ -175,8 +175,8 @@ class SimulatedMemory(CudaMemory):
         self.slots = [Slot(**all_on_host(vars(slot))) for slot in self.slots]
         self.kernel = driver.average
 
-    def keep_pictures(self, split: str, shape: Sequence[int]) -> None:
-        super().keep_pictures(split, shape)
+    def keep_pictures(self, split: str, shape: Sequence[int], dtype: str = "uint8") -> None:
+        super().keep_pictures(split, shape, dtype)
         self.pictures[split] = on_host(self.pictures[split])
 
 

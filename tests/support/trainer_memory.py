@@ -15,7 +15,7 @@ def host_memory(
 ) -> HostMemory:
     """Memory for a network's parameters and for crops."""
     layout = parameter_layout(network, optimizer, ParameterGroups(freeze))
-    slots = HostSlots.create(SlotLayout(batch, network.crop_size), rank=0)
+    slots = HostSlots.create(SlotLayout.of_pictures(batch, network.crop_size), rank=0)
     parameters, gradients = (
         [np.zeros(nbytes, np.uint8)] for nbytes in (layout.parameters_nbytes, layout.nbytes)
     )
@@ -25,7 +25,7 @@ def host_memory(
 def noise_slot(network: Network, batch: int, valid: int, seed: int = 0) -> Slot:
     """A slot with crops of noise and any labels and indices."""
     rng = np.random.default_rng(seed)
-    layout = SlotLayout(batch, network.crop_size)
+    layout = SlotLayout.of_pictures(batch, network.crop_size)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
     slot.pictures[...] = rng.integers(0, 256, slot.pictures.shape)
     slot.labels[...] = rng.integers(0, network.classes, batch)

@@ -96,7 +96,7 @@ def test_an_answer_for_another_slot_is_noticed() -> None:
 def test_a_trainer_without_a_loader_fills_when_it_waits_and_raises_errors(tmp_path: Path) -> None:
     dataset = write_coded(tmp_path, (4, 1))
     settings = Augmentation(SIZE, False, False, False, 0)
-    slots = HostSlots.create(SlotLayout(1, SIZE), rank=0)
+    slots = HostSlots.create(SlotLayout.of_pictures(1, SIZE), rank=0)
 
     def pipeline() -> InputPipeline:
         builder = MinibatchBuilder(dataset, dataset, settings, crop_here=False)

@@ -12,7 +12,7 @@ import pytest
 from tandem.data.dataset import Dataset
 from tandem.distributed import local_groups
 from tandem.errors import InputError
-from tandem.memory import SlotLayout
+from tandem.memory import RowType, SlotLayout
 from tandem.memory.cuda import CudaSlots
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import CudaMemory
@@ -113,7 +113,10 @@ class Status:
 def read(splits: Any, staging: int, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeDriver, Any, Any]:
     monkeypatch.setattr(module, "STAGING_NBYTES", staging)
     driver: Any = FakeDriver(FakeMachine())
-    layout, slots = FlatLayout.of({"w": (1,)}, "float32"), CudaSlots(0, SlotLayout(2, 0))
+    layout, slots = (
+        FlatLayout.of({"w": (1,)}, "float32"),
+        CudaSlots(0, SlotLayout.of_pictures(2, 0)),
+    )
     memory = CudaMemory(slots, layout, driver, lambda stream: nullcontext())
     spec, status = spec_of(*splits), Status()
     for split, shape in BOTH.items():
@@ -152,13 +155,16 @@ def test_all_pictures_come_in_parts_of_bounded_size(
 def test_what_is_kept_is_said(splits: Any) -> None:
     def said(spec: Any, *kept: str) -> str | None:
         driver: Any = FakeDriver(FakeMachine(devices=2), 1)
-        layout, slots = FlatLayout.of({"w": (1,)}, "float32"), CudaSlots(1, SlotLayout(2, 0))
+        layout, slots = (
+            FlatLayout.of({"w": (1,)}, "float32"),
+            CudaSlots(1, SlotLayout.of_pictures(2, 0)),
+        )
         memory = CudaMemory(slots, layout, driver, lambda stream: nullcontext())
         for split in kept:
             memory.keep_pictures(split, BOTH[split])
         return describe_kept(spec, memory)
 
-    train, validation = (replace(one, image_size=1000) for one in splits)
+    train, validation = (replace(one, row=RowType("uint8", (1000, 1000, 3))) for one in splits)
     spec, only = spec_of(train, validation), spec_of(train, validation, job="validate")
     size = "MiB for each trainer"
     assert said(spec, *BOTH) == f"cuda:1 keeps the train and validation pictures: 51 {size}"

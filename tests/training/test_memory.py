@@ -147,5 +147,5 @@ def test_memory_of_an_earlier_trainer_is_given_back_before_the_gpu_is_used(
 
     monkeypatch.setattr("tandem.backend.give_back_memory", lambda: done.append("given back"))
     spec, layout = spec_of(data, tmp_path / "run"), FlatLayout.of({}, "float32")
-    open_memory(spec, Slots(0, SlotLayout(1, 8)), local_groups(1)[0], layout)
+    open_memory(spec, Slots(0, SlotLayout.of_pictures(1, 8)), local_groups(1)[0], layout)
     assert done == ["given back", "driver", "memory"]

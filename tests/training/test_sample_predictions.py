@@ -75,7 +75,7 @@ def test_the_sheet_shows_the_crops_that_the_network_sees(
     spec = replace(spec, wnids=("n01440764", "n01443537", "my own"))
     samples = SamplePredictions(spec)
     indices = np.array(samples.indices)
-    slot = HostSlots.create(SlotLayout(len(indices), 67), rank=0).arrays[0]
+    slot = HostSlots.create(SlotLayout.of_pictures(len(indices), 67), rank=0).arrays[0]
     spec.minibatch_builder().fill(slot, MinibatchRequest(0, "validation", 0, 0, indices))
     scores = np.zeros((len(indices), 3))
     for _ in range(2):

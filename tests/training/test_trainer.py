@@ -16,6 +16,7 @@ from tandem.training.steps_ahead import StepsAhead
 from tandem.training.trainer import StopAgreed, Trainer
 
 STEPS = 6  # of an epoch
+LAST = ("refused 6", "reported 6")
 
 
 class Alone(Trainer):
@@ -30,7 +31,9 @@ class Alone(Trainer):
     ) -> None:
         self.seen: list[str] = []
         quiet: Any = SimpleNamespace(show=lambda activity: None, progress=lambda *_: None)
-        self.config: Any = SimpleNamespace(**{"check_every": 0, "print_freq": 100} | settings)
+        self.config: Any = SimpleNamespace(
+            **{"check_every": 0, "print_freq": 100, "reports_epochs": False} | settings
+        )
         self.timer, self.reports, self.rank, self.steps = StepTimer(quiet), quiet, 0, STEPS
         self.memory: Any = SimpleNamespace(slots=["slot"], wait=lambda: None)
         self.pipeline: Any = Pipeline()
@@ -85,6 +88,8 @@ class Pipeline:
     ("settings", "expected"),
     [
         ({"print_freq": 2}, ["refused 2", "reported 2", "reported 4", "refused 6", "reported 6"]),
+        ({"print_freq": 4, "reports_epochs": True}, ["refused 2", "reported 4", *LAST]),
+        ({"print_freq": 3, "reports_epochs": True}, ["refused 2", "reported 3", *LAST]),
         ({"check_every": 3}, ["refused 2", "checked 3", "refused 6", "checked 6"]),
         # The last step of an epoch is settled before the validation.
         ({}, ["refused 2", "refused 6"]),

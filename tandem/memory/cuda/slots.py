@@ -128,7 +128,7 @@ class SlotUploader:
         parts = [slice(0, layout.nbytes)]
         if rows < layout.batch_size:
             labels = layout.offsets["labels"]  # everything behind it is small
-            parts = [slice(0, rows * layout.picture_size**2 * 3), slice(labels, layout.nbytes)]
+            parts = [slice(0, rows * layout.pictures.nbytes), slice(labels, layout.nbytes)]
         for part in parts:
             if part.start < part.stop:
                 address = slot.buffer.address + part.start

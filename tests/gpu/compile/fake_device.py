@@ -225,7 +225,7 @@ def build(
     net = AlexNet(crop, 1000, 1.0, config.dtype)
     shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
     layout = FlatLayout.of(shapes, config.dtype, channels_last=True, states=SGD.states)
-    slots = SlotLayout(batch, 0 if kept else stored, rand_colour > 0)
+    slots = SlotLayout.of_pictures(batch, 0 if kept else stored, rand_colour > 0)
     with ExitStack() as stack:
         for target, replacement in zip(REPLACED, replacements, strict=True):
             stack.enter_context(mock.patch(target, replacement))

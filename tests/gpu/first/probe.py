@@ -55,7 +55,7 @@ def probe() -> None:
     ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(current))
     print("one context with PyTorch:", current.value == driver._context.handle)
 
-    layout = SlotLayout(256, 256)
+    layout = SlotLayout.of_pictures(256, 256)
     buffer, slot = CudaBuffer.create(driver, 64 << 20), CudaSlot.create(driver, layout)
     slot.end_reading(driver.stream())
     context = multiprocessing.get_context("spawn")

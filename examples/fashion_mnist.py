@@ -1,0 +1,104 @@
+"""Keras's "Simple MNIST convnet" on Fashion-MNIST: accuracy, and a confusion matrix as a picture.
+
+python -m examples.fashion_mnist
+python -m examples.fashion_mnist --source data/fashion --epochs 3 --devices cpu
+
+Two processes train it; the same command continues a stopped run. `make demo-nn` obtains the
+pictures first.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tandem import datasets, nn
+from tandem.cli import configure_logging, exit_status
+
+BATCH = 128  # images of a step, of all processes
+CLASSES = datasets.class_names("fashion_mnist")
+
+
+def make_model() -> nn.Sequential:
+    """The network of Keras's example by Chollet, "Simple MNIST convnet" (2015)."""
+    layers = nn.layers
+    return nn.Sequential(
+        [
+            layers.Input((28, 28, 1)),
+            layers.Rescaling(1 / 255),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Flatten(),
+            layers.Dropout(0.5),
+            layers.Dense(len(CLASSES), activation="softmax"),
+        ]
+    )
+
+
+def count_confusions(labels: np.ndarray, guesses: np.ndarray, classes: int) -> np.ndarray:
+    """Count the pictures of each class, the row, by what they were taken for, the column."""
+    pairs = np.asarray(labels) * classes + guesses
+    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+def draw(counts: np.ndarray, names: Sequence[str], path: Path) -> None:
+    """Draw a confusion matrix, each row as a part of its class."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    part = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    figure, axes = plt.subplots(figsize=(7.5, 7), layout="constrained")
+    axes.imshow(part, cmap="Blues", vmin=0, vmax=1)
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel("taken for")
+    axes.set_ylabel("class")
+    for row, column in np.argwhere(counts):
+        colour = "white" if part[row, column] > 0.5 else "black"
+        axes.text(column, row, counts[row, column], ha="center", va="center", color=colour)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, or continue; predict and draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--source", help="folder of the four IDX files (default: it is looked for)")
+    parser.add_argument("--run", type=Path, default=Path("runs/demo-nn"), help="run folder")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--devices", nargs="+", default=["cpu", "cpu"], help="one for each process")
+    chosen = parser.parse_args(arguments)
+
+    (x, y), (x_test, y_test) = datasets.load("fashion_mnist", chosen.source)
+    model = make_model()
+    model.summary()
+    model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(
+        x,
+        y,
+        batch_size=BATCH,
+        epochs=chosen.epochs,
+        validation_data=(x_test, y_test),
+        devices=chosen.devices,
+        run=chosen.run,
+        resume=True,
+        class_names=CLASSES,
+        verbose=2,
+    )
+    counts = count_confusions(y_test, model.predict(x_test, batch_size=250).argmax(1), len(CLASSES))
+    accuracy = counts.trace() / counts.sum()
+    picture = chosen.run / "confusion.png"
+    draw(counts, CLASSES, picture)
+    print(f"{100 * accuracy:.2f} % of {counts.sum():,} test pictures are right; see {picture}")
+
+
+if __name__ == "__main__":
+    configure_logging()
+    raise SystemExit(exit_status(main))

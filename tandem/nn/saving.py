@@ -1,0 +1,79 @@
+"""Models in files: checkpoints, whose graph is data."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
+from tandem.artifacts.run_folder import list_checkpoints
+from tandem.config.schema import Config, make_config
+from tandem.errors import InputError
+from tandem.layers.network import GRAPH_NETWORK
+from tandem.nn.compilation import Compilation
+from tandem.nn.graph import Graph
+from tandem.nn.losses import FunctionLoss, loss_of_run
+from tandem.nn.model import Model
+from tandem.optim import OPTIMIZERS
+
+
+def save_model(model: Model, path: str | os.PathLike[str]) -> None:
+    """Write a model's graph, weights and compilation to a checkpoint, whole or not at all."""
+    description = model.trained or model.description(None)
+    settings = {"mean_file": None}
+    if model.compilation is not None:
+        settings |= model.compilation.settings
+    save_checkpoint(
+        Path(path),
+        Checkpoint(
+            model.weights,
+            {},
+            description,
+            config=make_config(settings).model_dump(mode="json"),
+            untrained=model.graph.untrained,
+        ),
+    )
+
+
+def read_model(path: str | os.PathLike[str], layers: Sequence[type], compile: bool) -> Model:
+    """Read a model, see `tandem.nn.load_model`."""
+    file = Path(path)
+    if file.is_dir():
+        found = list_checkpoints(file)
+        if not found:
+            raise InputError(f"{file}: found no checkpoint, expected the folder of a run")
+        file = found[-1]
+    checkpoint = read_checkpoint(file)
+    description = checkpoint.network
+    if description.network != GRAPH_NETWORK:
+        raise InputError(
+            f"{file}: found the network {description.network}, expected a model of tandem.nn: "
+            "for others see tandem.validate and tandem.classify"
+        )
+    graph = Graph.from_json(description.options.get("graph"), layers)
+    model = Model.of_graph(graph, file.stem)
+    shapes = {parameter.name: parameter.shape for parameter in graph.parameters}
+    for name, shape in shapes.items():
+        value = checkpoint.weights.get(name)
+        if value is None or value.shape != shape:
+            there = "nothing" if value is None else value.shape
+            raise InputError(f"{file}: found {there} for {name}, expected {shape}")
+    model.load_weights(checkpoint.weights)
+    model.trained = description
+    if compile and checkpoint.config:
+        model.compilation = _compilation(checkpoint.config, description.options, graph)
+    return model
+
+
+def _compilation(
+    config: Mapping[str, Any], options: Mapping[str, Any], graph: Graph
+) -> Compilation:
+    """The compilation of a run's settings."""
+    from_logits = graph.output != options.get("output")
+    settings = dict(make_config({k: v for k, v in config.items() if k in Config.model_fields}))
+    chosen = OPTIMIZERS.chosen(settings)
+    names = [*vars(chosen), "optimizer", "learning_rate", "bias_rate", "decay_kinds"]
+    path = options.get("loss")
+    loss = FunctionLoss(path) if path else loss_of_run(settings, from_logits)
+    metrics = {name.partition(":")[2] or name: name for name in settings["metrics"]}
+    return Compilation({name: settings[name] for name in names if name in settings}, loss, metrics)

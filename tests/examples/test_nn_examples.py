@@ -1,0 +1,57 @@
+"""The examples after PyDTNN's listings, on synthetic pictures: by devices, and by ranks."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.nn_add import main, make_model
+from tests.support.tiny import ROOT, python_path, read_record
+
+
+def test_the_network_has_the_sizes_of_pydtnns() -> None:
+    model = make_model()
+    assert model.input_shape == (None, 32, 32, 3)
+    convolutions = [(3, 64), (64, 192), (192, 384), (384, 256), (256, 256)]
+    dense = [(256 * 2 * 2, 4096), (4096, 4096), (4096, 10)]
+    expected = sum(9 * i * o + o for i, o in convolutions) + sum(i * o + o for i, o in dense)
+    assert model.count_params() == expected
+
+
+@pytest.mark.slow
+def test_it_learns_and_a_second_start_only_evaluates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--synthetic", "--devices", "cpu", "cpu", "--run", str(tmp_path / "run")]
+    main(arguments)
+    first = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"loss [\d.]+, accuracy [\d.]+", first)
+    main(arguments)
+    assert capsys.readouterr().out.splitlines()[-1] == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_ranks_train_it(tmp_path: Path, launcher: str) -> None:
+    python = Path(sys.executable)
+    if launcher == "mpirun":
+        pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+        command = [str(shutil.which("mpirun", path=python.parent)), "-n", "2", str(python)]
+    else:
+        command = [str(python), "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", "2"]
+    result = subprocess.run(
+        [*command, "-m", "examples.nn_ranks", "--synthetic", "--run", str(tmp_path / "run")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": python_path()},
+        timeout=240,
+    )
+    assert result.returncode == 0, result.stderr
+    record = [line for line in read_record(tmp_path / "run") if line["event"] == "validation"]
+    assert [line["epoch"] for line in record] == [1, 2]

@@ -1,0 +1,160 @@
+"""A model before it is trained: its graph, weights and refusals."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem import nn
+from tandem.errors import InputError
+from tests.support.bars import bars, small_model
+
+
+def test_add_makes_what_a_list_makes() -> None:
+    one, other = small_model(), nn.Sequential()
+    for layer in one.layers:
+        other.add(layer)
+    assert one.graph.to_json() == other.graph.to_json()
+
+
+def test_a_model_without_input_takes_the_shape_of_its_arrays() -> None:
+    model = nn.Sequential([nn.layers.Flatten(), nn.layers.Dense(3)])
+    with pytest.raises(InputError, match=r"expected layers.Input\(shape\) at first"):
+        model.summary()
+    model.build((None, 4, 4, 1))
+    assert model.count_params() == 16 * 3 + 3
+    assert model.output_shape == (None, 3)
+
+
+def test_a_model_that_is_called_shares_its_weights() -> None:
+    inner = nn.Sequential([nn.layers.Input((4,)), nn.layers.Dense(4, name="both")])
+    x = nn.Input((4,))
+    twice = nn.Model(x, inner(inner(x)))
+    assert [*twice.weights] == ["both.weight", "both.bias"]
+
+
+def test_initial_weights_are_those_of_the_seed() -> None:
+    assert np.array_equal(small_model().get_weights()[0], small_model().get_weights()[0])
+    assert not np.array_equal(small_model(seed=2).get_weights()[0], small_model().get_weights()[0])
+
+
+def test_weights_have_keras_layouts_and_come_back() -> None:
+    x = nn.Input((9, 9, 2))
+    y = nn.layers.DepthwiseConv2D(3, depth_multiplier=2)(x)
+    model = nn.Model(x, nn.layers.Dense(5)(nn.layers.Flatten()(nn.layers.Conv2D(7, (3, 2))(y))))
+    found = model.get_weights()
+    assert [w.shape for w in found] == [
+        (3, 3, 2, 2), (4,), (3, 2, 4, 7), (7,), (5 * 6 * 7, 5), (5,)
+    ]  # fmt: skip
+    new = [np.random.default_rng(n).normal(size=w.shape) for n, w in enumerate(found)]
+    model.set_weights(new)
+    for one, other in zip(model.get_weights(), new, strict=True):
+        np.testing.assert_array_equal(one, other.astype(np.float32))
+    # Keras's multiplier runs fastest.
+    kernel = new[0].astype(np.float32)
+    np.testing.assert_array_equal(
+        model.weights["depthwise_conv2d.weight"][1, 0], kernel[:, :, 0, 1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [([], "found 0 arrays, expected 4"), ([np.ones(2)] * 4, "found shape (2,) for conv2d.weight")],
+)
+def test_weights_that_do_not_fit_are_refused(weights: list[Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        small_model().set_weights(weights)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"loss": None}, "loss: found None, expected a loss"),
+        ({"loss": "crossentropy"}, "did you mean"),
+        ({"optimizer": "adm", "loss": "mse"}, 'optimizer: found "adm"'),
+        ({"loss": "mse", "metrics": ["acuracy"]}, 'metrics: found "acuracy"'),
+        ({"loss": "binary_crossentropy"}, "after a last activation softmax, expected sigmoid"),
+        (
+            {"loss": nn.losses.CategoricalCrossentropy(from_logits=True)},
+            "after a last activation softmax, expected linear",
+        ),
+        (
+            {"loss": lambda targets, predictions: predictions},
+            "put it into a module",
+        ),
+        (
+            {"optimizer": nn.optimizers.SGD(0.1, 0.9, weight_decay=0.1), "loss": "mse"},
+            "SGD: found weight_decay 0.1 with momentum 0.9",
+        ),
+    ],
+)
+def test_compile_refuses(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        small_model().compile(**arguments)
+    assert message in str(caught.value)
+
+
+def test_what_a_script_defines_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def my_loss(targets: Any, predictions: Any) -> Any:
+        return predictions
+
+    monkeypatch.setattr(my_loss, "__module__", "__main__")
+    monkeypatch.setattr(my_loss, "__qualname__", "my_loss")
+    for arguments in ({"loss": my_loss}, {"loss": "mse", "metrics": [my_loss]}):
+        with pytest.raises(InputError, match="put it into a module"):
+            small_model().compile(**arguments)
+
+
+X, Y = bars(64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"x": None}, "x: found None, expected an array, or the setting data_folder"),
+        ({"y": Y[:3]}, "y: found shape (3,), expected 64 rows, as x has"),
+        ({"x": X[:, :7]}, "x: found shape (64, 7, 8), expected (n, 8, 8, 1)"),
+        ({"y": Y.astype(float)}, "y: found float64, expected whole numbers"),
+        ({"x": np.full((64, 8, 8, 1), np.nan)}, "x: found nan in row 0"),
+        ({"epochs": 0}, "epochs: found 0, expected a whole number from 1"),
+        ({"batch_size": 2.5}, "batch_size: found 2.5, expected a whole number from 1"),
+        ({"batch_size": 33}, "batch_size: found 33 for 2 trainers, expected a multiple"),
+        ({"validation_data": X}, "validation_data: found ndarray, expected (x, y)"),
+        ({"validation_split": 2.0}, "validation_split: found 2, expected a fraction"),
+        ({"n_epochs": 3}, "fit: found the setting n_epochs, expected epochs instead"),
+        ({"rand_miror": True}, "did you mean rand_mirror"),
+        ({"resume": True, "run": None}, "resume: found True without run"),
+        ({"class_names": ["a"]}, "class_names: found 1, expected 2"),
+        ({"devices": ["gpu"]}, "did you mean cuda:0"),
+    ],
+)
+def test_fit_refuses(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    model = small_model()
+    model.compile("adam", "sparse_categorical_crossentropy")
+    given = {"x": X, "y": Y, "run": tmp_path / "run", "devices": ["cpu", "cpu"], **arguments}
+    with pytest.raises(InputError) as caught:
+        model.fit(given.pop("x"), given.pop("y"), verbose=0, **given)
+    assert message in str(caught.value)
+
+
+def test_fit_without_compile_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected a call of compile first"):
+        small_model().fit(X, Y, run=tmp_path)
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "record.jsonl").touch()
+    model = small_model()
+    model.compile("adam", "sparse_categorical_crossentropy")
+    with pytest.raises(InputError, match="continue it with resume=True, or choose another"):
+        model.fit(X, Y, run=tmp_path)
+
+
+def test_norm_rows_have_to_divide_a_trainers_part(tmp_path: Path) -> None:
+    model = small_model(norm_rows=24)
+    model.add(nn.layers.BatchNormalization())
+    model.compile("adam", "mse")
+    with pytest.raises(InputError, match="norm_rows: found 24"):
+        model.fit(X, np.eye(2)[Y], batch_size=64, devices=["cpu", "cpu"], run=tmp_path / "run")

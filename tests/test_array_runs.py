@@ -1,0 +1,237 @@
+"""Runs on data sets of arrays, against gradient descent in NumPy, and against each other."""
+
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tandem
+from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
+from tandem.artifacts.run_folder import list_checkpoints
+from tandem.config.schema import make_config
+from tandem.errors import InputError
+from tandem.launch.prepare import prepare_run
+from tandem.preprocessing.arrays import write_arrays, write_pictures
+from tests.support.array_network import (
+    LARGEST,
+    NETWORK,
+    RowsNetwork,
+    inputs_of,
+    largest_difference,
+    softmax,
+    trained,
+)
+from tests.support.runs import RunningJob, assert_same_bits, train, weights
+
+CLASSES, BATCH, RATE = 3, 4, 0.1
+SHAPES = {"images": (4, 3, 2), "vectors": (6,), "sequences": (5, 2)}
+
+
+def data_of(folder: Path, kind: str, targets: str, count: int = 23, validation: int = 9) -> Any:
+    """Write a data set; return rows and targets, all of them as rows of numbers."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(count + validation, *SHAPES[kind])).astype(np.float32)
+    y: Any = rng.integers(0, CLASSES, len(x))
+    rows = np.eye(CLASSES)[y]
+    if targets != "classes":
+        shape = {"vectors": (CLASSES,), "one-hot": (CLASSES,), "numbers": ()}[targets]
+        y = rows if targets == "one-hot" else rng.normal(size=(len(x), *shape))
+        y = rows = y.astype(np.float32)
+    parts = [(x[:count], y[:count]), (x[count:], y[count:]) if validation else None]
+    write_arrays(folder, *parts)
+    return x, rows
+
+
+def settings_of(data: Path, kind: str, **changes: Any) -> dict[str, Any]:
+    shape = SHAPES[kind]
+    rows = [shape[2], shape[0], shape[1]] if len(shape) == 3 else list(shape)
+    return {
+        "data_folder": str(data),
+        "network": NETWORK,
+        "network_options": {"rows": rows},
+        "devices": ["cpu"],
+        "threads": 1,
+        "batch_size": BATCH,
+        "n_epochs": 2,
+        "precision": "float64",
+        "shuffle": "none",
+        "learning_rate": RATE,
+        "lr_policy": "constant",
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "bias_rate": 1.0,
+        "print_freq": 6,
+        "live_view": False,
+        "tensorboard": False,
+        **changes,
+    }
+
+
+def check_weights(run: Path, kind: str, x: np.ndarray, rows: np.ndarray, loss: str) -> Any:
+    """Compare the last checkpoint with gradient descent in NumPy; return it."""
+    outputs = rows.reshape(len(x), -1).shape[1]
+    shape = SHAPES[kind]
+    shape = (shape[2], shape[0], shape[1]) if len(shape) == 3 else shape
+    network = RowsNetwork(None, outputs, 1.0, "float64", shape)
+    initial = dict(network.initial_values(1))
+    expected = trained(initial, x, rows, loss, rate=RATE, batch=BATCH, epochs=2)
+    found = weights(run)
+    for name, value in expected.items():
+        assert np.abs(value - initial[name]).max() > 1e-3
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-9, err_msg=name)
+    return expected
+
+
+def test_images_of_classes(tmp_path: Path) -> None:
+    x, rows = data_of(tmp_path / "data", "images", "classes")
+    metrics = ["accuracy", "mse", "binary_accuracy", LARGEST]
+    own = settings_of(
+        tmp_path / "data", "images", metrics=metrics, weights_dir=str(tmp_path / "run")
+    )
+    result = tandem.train(own)
+    final = check_weights(tmp_path / "run", "images", x[:23], rows[:23], "cross_entropy")
+    record = result.record[-1]
+    assert isinstance(record, ValidationRecord)
+    outputs = inputs_of(x[23:]) @ final["fc1.weight"] + final["fc1.bias"]
+    likely, wanted = softmax(outputs), rows[23:]
+    right = np.mean(outputs.argmax(1) == wanted.argmax(1))
+    assert record.loss == pytest.approx(-np.log((likely * wanted).sum(1)).mean(), rel=1e-9)
+    assert (record.images, record.top1_error) == (9, pytest.approx(1 - right))
+    assert record.metrics == pytest.approx(
+        {
+            "accuracy": right,
+            "mse": np.mean((outputs - wanted) ** 2),
+            "binary_accuracy": np.mean((outputs > 0) == (wanted == 1)),
+            "largest_difference": np.abs(likely - wanted).max(axis=1).mean(),
+        },
+        rel=1e-9,
+    )
+    header = make_config({**own, "resume_train": True, "n_epochs": 3})
+    description = prepare_run(header).header.network
+    assert (description.crop_size, description.wnids) == (None, ("0", "1", "2"))
+
+
+CASES = [
+    ("vectors", "numbers", "mse"),
+    ("sequences", "vectors", "mse"),
+    ("images", "one-hot", "cross_entropy"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "targets", "loss"), CASES)
+def test_targets_of_numbers_and_two_trainers(
+    tmp_path: Path, kind: str, targets: str, loss: str
+) -> None:
+    x, rows = data_of(tmp_path / "data", kind, targets)
+    measured = ["mae", "binary_accuracy"] + ["accuracy"] * (targets == "one-hot")
+    own = settings_of(tmp_path / "data", kind, loss=loss, metrics=measured)
+    one = tandem.train({**own, "weights_dir": str(tmp_path / "one")})
+    final = check_weights(tmp_path / "one", kind, x[:23], rows[:23], loss)
+    outputs = inputs_of(x[23:]) @ final["fc1.weight"] + final["fc1.bias"]
+    wanted, record = rows[23:].reshape(9, -1).astype(float), one.record[-1]
+    assert isinstance(record, ValidationRecord)
+    assert record.metrics["mae"] == pytest.approx(np.abs(outputs - wanted).mean(), rel=1e-9)
+    assert tandem.validate(one.weights, own).loss == record.loss
+    signs = np.mean((outputs > 0) == (wanted > 0.5))
+    assert record.metrics["binary_accuracy"] == pytest.approx(signs)
+    wrong = np.mean(outputs.argmax(1) != wanted.argmax(1))
+    errors = [each.top1_error for each in one.record]
+    if targets == "one-hot":
+        assert record.top1_error == pytest.approx(wrong)
+        assert record.metrics["accuracy"] == pytest.approx(1 - wrong)
+    else:
+        assert math.isnan(record.top1_error)
+        assert math.isnan(record.top5_error)
+        assert errors[0] is None
+    two = {"devices": ["cpu", "cpu"], "batch_size": BATCH // 2, "exchange": "gradients"}
+    tandem.train({**own, **two, "weights_dir": str(tmp_path / "two")})
+    left, right = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name, value in left.items():
+        np.testing.assert_allclose(value, right[name], rtol=0, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pictures", [False, True])
+def test_a_run_without_validation_rows(tmp_path: Path, pictures: bool) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    own = settings_of(data, "vectors", metrics=["accuracy"], weights_dir=str(run))
+    if pictures:
+        x = np.random.default_rng(1).integers(0, 256, (11, 4, 4), np.uint8)
+        write_pictures(data, (x, np.arange(11) % 3), None)
+        own |= {"crop_size": 4, "network_options": {}, "learning_rate": 1e-5, "mean_file": None}
+        own |= {"rand_mirror": False, "tensorboard": True}
+    else:
+        data_of(data, "vectors", "classes", validation=0)
+    result = tandem.train(own)
+    checks = [each for each in result.record if isinstance(each, ValidationRecord)]
+    assert len(checks) == 2
+    for check in checks:
+        assert check.images == 0
+        assert math.isnan(check.loss)
+        assert math.isnan(check.top1_error)
+        assert math.isnan(check.metrics["accuracy"])
+    assert any(isinstance(each, TrainRecord) for each in result.record)
+    assert len(list_checkpoints(run)) == 2
+    again = tandem.train({**own, "resume_train": True, "n_epochs": 3})
+    assert [each.epoch for each in again.record if isinstance(each, ValidationRecord)] == [1, 2, 3]
+    if pictures:
+        network = RowsNetwork(4, 3, 1.0, "float64", (3, 4, 4))
+        rgb = np.repeat(x[..., None], 3, axis=-1)
+        initial, rows = dict(network.initial_values(1)), np.eye(3)[np.arange(11) % 3]
+        run_of = {"rate": 1e-5, "batch": BATCH, "epochs": 3}
+        expected = trained(initial, rgb, rows, "cross_entropy", **run_of)
+        found = weights(run)["fc1.weight"]
+        np.testing.assert_allclose(found, expected["fc1.weight"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("validation", [0, 9])
+def test_a_run_that_is_killed_continues_to_the_same_bits(tmp_path: Path, validation: int) -> None:
+    data_of(tmp_path / "data", "images", "one-hot", 2000, validation)
+    own = settings_of(tmp_path / "data", "images", n_epochs=4, shuffle="images", print_freq=50)
+    own |= {"network_options": "{rows: [2, 4, 3]}", "snapshot_minutes": 0.002}
+    del own["data_folder"]
+    options = {"crop_size": 67, "width": 1.0, **own}
+    whole = train(tmp_path / "data", tmp_path / "whole", **options)
+    job = RunningJob(tmp_path / "data", tmp_path / "killed", steps=7, **options)
+    job.signal(signal.SIGKILL, "trainer 0")
+    job.end(1)
+    train(tmp_path / "data", tmp_path / "killed", resume_train=True, **options)
+    assert_same_bits(tmp_path / "killed", whole)
+
+
+# What is refused before a process starts
+
+
+def refusal(own: dict[str, Any], job: Any = "train") -> str:
+    with pytest.raises(InputError) as caught:
+        prepare_run(make_config(own), job)
+    return str(caught.value)
+
+
+def test_what_arrays_cannot_have_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data_of(data, "vectors", "numbers", validation=0)
+    own = settings_of(data, "vectors", loss="mse", weights_dir=str(tmp_path / "run"))
+    spec = prepare_run(make_config(own))
+    assert spec.config.mean_file is None
+    assert (spec.classes, spec.wnids, spec.description.crop_size) == (1, None, None)
+    assert "rand_colour: found 0.1, expected 0" in refusal({**own, "rand_colour": 0.1})
+    for key, value in (("lr_policy", "plateau"), ("stop_patience", 3), ("stop_at", 0.1)):
+        message = refusal({**own, key: value})
+        assert f"{key}: found {value}" in message
+        assert "no validation rows in" in message
+    assert "metrics: found accuracy, which is of classes" in refusal(
+        {**own, "metrics": ["accuracy", "mae"]}
+    )
+    gone = {**own, "metrics": "tests.support.array_network:largest_diference"}
+    assert "no function 'largest_diference'; did you mean" in refusal(gone)
+    assert "put the function into a module" in refusal({**own, "metrics": "__main__:f"})
+    twice = {**own, "metrics": [LARGEST, "tests.test_array_runs:largest_difference"]}
+    assert "expected each name once" in refusal(twice)
+    assert "found no validation rows, expected at least one" in refusal(own, "validate")
+    assert callable(largest_difference)
