@@ -27,6 +27,7 @@ QUESTIONS = (
     "trainers",
     "ddp",
     "parallel",
+    "front",
     "preprocessing",
     "start",
     "memory",

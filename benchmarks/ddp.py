@@ -35,6 +35,7 @@ TARGETS = {"DDP, eager": 1.5, "DDP, channels-last, fused SGD": 1.3}  # of `excha
 RATE = 1e-4
 PATIENCE = 300.0  # seconds for a step, the start of a run included
 POLL_SECONDS = 0.005
+_STEP = b'"event": "train"'
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,17 @@ class Sizes:
 
 
 class TrainingRun:
-    """A run of `train.py` that makes steps when asked, and is stopped by a signal otherwise.
+    """A program that makes steps when asked, and is stopped by a signal otherwise.
 
     It ends with the context.
 
     Parameters
     ----------
-    data, folder : Path
-        The data folder, and a new folder for the run.
-    settings : sequence of str
-        Further settings of the command line.
+    command : sequence of str
+        The program, whose run folder is ``run`` in `folder`. A step is a line of training in its
+        record.
+    folder : Path
+        A new folder.
 
     Attributes
     ----------
@@ -66,13 +68,9 @@ class TrainingRun:
         Process group of the run.
     """
 
-    def __init__(self, data: Path, folder: Path, settings: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], folder: Path) -> None:
         folder.mkdir()
         self._errors, self._record = folder / "errors.txt", folder / "run" / "record.jsonl"
-        command = [sys.executable, str(PROGRAM), "--data_folder", str(data)]
-        command += ["--weights_dir", str(folder / "run"), *settings]
-        command += ["--print_freq", "1", "--tensorboard", "false", "--snapshot_minutes", "0"]
-        command += ["--peer_timeout_seconds", "86400"]  # trainers that are stopped give no sign
         with self._errors.open("w") as errors:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
@@ -92,12 +90,12 @@ class TrainingRun:
         deadline = time.perf_counter() + PATIENCE
         while (done := self._steps()) < steps:
             if self._process.poll() is not None or time.perf_counter() > deadline:
-                raise InputError(f"train.py made no step {steps}:\n{self._errors.read_text()}")
+                raise InputError(f"the program made no step {steps}:\n{self._errors.read_text()}")
             time.sleep(POLL_SECONDS)
         return done, time.perf_counter()
 
     def _steps(self) -> int:
-        return self._record.read_bytes().count(b"\n") if self._record.exists() else 0
+        return self._record.read_bytes().count(_STEP) if self._record.exists() else 0
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +118,7 @@ def answer(rounds: int, sizes: Sizes = Sizes(), steps: int = 3) -> Iterator[Comp
         team = stack.enter_context(ddp_team(folder / "store", sizes, steps))
         runs = []
         for exchange in EXCHANGES:
-            program = TrainingRun(data, folder / exchange, settings(sizes, exchange))
+            program = training_run(data, folder / exchange, settings(sizes, exchange))
             runs.append(stack.enter_context(program))
             program.seconds_per_step(1)
         for _ in range(1 + rounds):
@@ -135,6 +133,15 @@ def answer(rounds: int, sizes: Sizes = Sizes(), steps: int = 3) -> Iterator[Comp
         for peer, target in TARGETS.items():
             wanted = target if label == ours[0] else None
             yield compare(question, found[label], found[peer], "speed", wanted)
+
+
+def training_run(data: Path, folder: Path, settings: Sequence[str]) -> TrainingRun:
+    """A run of `train.py` on a data folder, with further settings of the command line."""
+    command = [sys.executable, str(PROGRAM), "--data_folder", str(data)]
+    command += ["--weights_dir", str(folder / "run"), *settings]
+    command += ["--print_freq", "1", "--tensorboard", "false", "--snapshot_minutes", "0"]
+    command += ["--peer_timeout_seconds", "86400"]  # trainers that are stopped give no sign
+    return TrainingRun(command, folder)
 
 
 def settings(sizes: Sizes, exchange: str) -> list[str]:

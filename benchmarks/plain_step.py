@@ -13,10 +13,12 @@ from tests.support.torch_networks import PlainNetwork
 EAGER, COMPILED = "PyTorch, eager", "PyTorch, compiled, channels-last"
 
 
-def sgd_step(model: nn.Module, loss: Callable[[], Tensor], tuned: bool) -> Callable[[], None]:
+def sgd_step(
+    model: nn.Module, loss: Callable[[], Tensor], tuned: bool, weight_decay: float = 5e-4
+) -> Callable[[], None]:
     """Make a step of SGD with momentum and weight decay; `tuned` is in one fused kernel."""
     fused = True if tuned else None
-    sgd = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=5e-4, fused=fused)
+    sgd = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=weight_decay, fused=fused)
 
     def step() -> None:
         sgd.zero_grad(set_to_none=True)

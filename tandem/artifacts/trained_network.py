@@ -91,14 +91,14 @@ def _mean_image(
 def _stored_size(description: NetworkDescription, config: Mapping[str, Any]) -> int:
     """Rows and columns of the pictures that a network was trained on, with the border.
 
-    Without their manifest, these are crops with a border around them.
+    Without their manifest, which has the same classes, these are crops with a border around them.
     """
     crop_size = description.crop_size or 0
     if isinstance(folder := config.get("data_folder"), str):
         with contextlib.suppress(InputError):
-            stored = read_manifest(Path(folder)).image_size
-            if stored >= crop_size:
-                return stored
+            found = read_manifest(Path(folder))
+            if found.wnids == description.wnids and found.image_size >= crop_size:
+                return found.image_size
     return crop_size + 2 * description.pad
 
 

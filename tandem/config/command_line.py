@@ -164,7 +164,7 @@ def read_run_settings(path: Path) -> dict[str, Any]:
     Left out, and so at their defaults again, are devices, threads and how trainers exchange, and
     without a GPU a precision of GPUs. What was taken is logged. As no file that is merely found
     decides what code is run, the network is that of ``config.yaml`` in the current folder, unless
-    it is a graph, which is data; layers and loss of the user's own are left out of that. The
+    it is a graph, which is data; layers, losses and metrics of the user's own are left out. The
     ``config.yaml`` of the current folder itself is no run's: nothing of it is left out.
     """
     values = read_yaml(path)
@@ -175,10 +175,7 @@ def read_run_settings(path: Path) -> dict[str, Any]:
     left_out = {key for key in values if key in _OF_THE_MACHINE}
     if values.get("network") not in (GRAPH_NETWORK, own.get("network")):
         left_out.add("network")
-    options = values.get("network_options")
-    if isinstance(options, Mapping) and options != own.get("network_options") and own_code(options):
-        kept = {key: value for key, value in options.items() if key not in ("layers", "loss")}
-        values["network_options"] = kept
+    values |= _without_code(values, own)
     if values.get("precision") in ("tf32", "bfloat16") and not cuda_device_count():
         left_out.add("precision")
     log.info(
@@ -187,6 +184,18 @@ def read_run_settings(path: Path) -> dict[str, Any]:
         "devices, threads and precision" if "precision" in left_out else "devices and threads",
     )
     return {key: value for key, value in values.items() if key not in left_out}
+
+
+def _without_code(values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """What changes where settings that `own` does not share name code of the user's own."""
+    changes: dict[str, Any] = {}
+    options, metrics = values.get("network_options"), values.get("metrics")
+    if isinstance(options, Mapping) and options != own.get("network_options") and own_code(options):
+        kept = {key: value for key, value in options.items() if key not in ("layers", "loss")}
+        changes["network_options"] = kept
+    if isinstance(metrics, list) and metrics != own.get("metrics"):
+        changes["metrics"] = [name for name in metrics if ":" not in str(name)]
+    return changes
 
 
 def _line(

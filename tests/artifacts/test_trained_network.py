@@ -123,9 +123,14 @@ def test_a_graph_in_a_header_is_json(tmp_path: Path) -> None:
 def test_a_run_without_a_mean_image_has_zeros(
     data: Path, tmp_path: Path, pad: int, expected: int
 ) -> None:
-    """Of the size of its pictures, or of their crops with a border if those are gone."""
-    description = describe_graph(LAYERS, 8, pad=pad)
-    for folder, side in ((data, read_manifest(data).image_size), (tmp_path / "gone", expected)):
+    """Of the size of its pictures, or of their crops with a border if those are not there."""
+    manifest = read_manifest(data)
+    for folder, names, side in (
+        (data, manifest.wnids, manifest.image_size),
+        (data, ("cat", "dog", "cow"), expected),
+        (tmp_path / "gone", manifest.wnids, expected),
+    ):
+        description = describe_graph(LAYERS, 8, pad=pad, wnids=names)
         config = {"data_folder": str(folder), "mean_file": None}
         found = load_network(save_graph(tmp_path / "w.safetensors", description, config), None)
         np.testing.assert_array_equal(found.mean, np.zeros((3, side, side), np.float32))

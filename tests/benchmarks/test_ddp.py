@@ -40,7 +40,7 @@ def test_its_ranks_make_steps_together(tmp_path: Path) -> None:
 def test_a_run_stands_still_between_its_turns_and_ends(tmp_path: Path) -> None:
     data = write_data_folder(tmp_path / "data", 400, TINY.stored, TINY.classes)
     run = tmp_path / "run"
-    with ddp.TrainingRun(data, run, ddp.settings(TINY, "shared")) as program:
+    with ddp.training_run(data, run, ddp.settings(TINY, "shared")) as program:
         assert program.seconds_per_step(2) > 0
         before = (run / "run" / "record.jsonl").read_bytes()
         time.sleep(1)
@@ -52,7 +52,7 @@ def test_a_run_stands_still_between_its_turns_and_ends(tmp_path: Path) -> None:
 def test_a_run_that_does_not_start_is_reported(tmp_path: Path) -> None:
     nothing = tmp_path / "nothing"
     with (
-        ddp.TrainingRun(nothing, tmp_path / "run", ddp.settings(TINY, "average")) as program,
+        ddp.training_run(nothing, tmp_path / "run", ddp.settings(TINY, "average")) as program,
         pytest.raises(InputError, match=r"made no step 1:\nerror: .*nothing"),
     ):
         program.seconds_per_step(1)

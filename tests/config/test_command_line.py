@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from tandem.config import command_line
-from tandem.config.command_line import ANSWERS, RETIRED, load_config, load_weights_and_config
+from tandem.config.command_line import (
+    ANSWERS,
+    RETIRED,
+    load_config,
+    load_weights_and_config,
+    read_run_settings,
+)
 from tandem.config.schema import Config, make_config, save_config
 from tandem.errors import InputError
 from tandem.layers.network import ALEXNET, GRAPH_NETWORK
@@ -295,6 +301,15 @@ def test_a_graph_that_is_found_is_data_but_its_own_layers_and_loss_are_code() ->
             assert load_weights_and_config(named)[2].network_options == options
     save_config(make_config({"network_options": {"graph": graph, **own}}), Path())
     assert load_weights_and_config(["--weights", str(saved)])[2].network_options["layers"]
+
+
+def test_metrics_of_a_file_that_is_found_are_known_ones() -> None:
+    saved_run(Path("run"))
+    with Path("run/config.yaml").open("a") as file:
+        file.write("metrics: [accuracy, 'mine:metric']\n")
+    assert read_run_settings(Path("run/config.yaml"))["metrics"] == ["accuracy"]
+    Path("config.yaml").write_text("metrics: [accuracy, 'mine:metric']\n")
+    assert read_run_settings(Path("run/config.yaml"))["metrics"] == ["accuracy", "mine:metric"]
 
 
 def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

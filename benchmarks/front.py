@@ -1,0 +1,201 @@
+"""Is `fit` of `tandem.nn` as fast as PyTorch, in one process and in two?
+
+    python -m benchmarks.front
+
+Trains AlexNet for CIFAR-10 as PyDTNN has it (`examples.nn_add`) with SGD of momentum 0.9, by steps
+of 64 pictures over all processes: one with a thread for each core, and two of one thread. The peers
+are plain PyTorch and DistributedDataParallel over gloo, eager, and channels-last with fused SGD. A
+turn is a whole epoch of pictures of noise, in a new order; ours reads them from the run folder,
+theirs are in memory. All processes stay alive, and those that are not measured stand still. Start
+and compilation are not counted, nor is the first round.
+
+PyDTNN itself had 0.38 of eager PyTorch's speed on one machine, which is not measured again here.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks.ddp import TrainingRun
+from benchmarks.measure import Comparison, Measured, compare, run
+from benchmarks.team import Team, serve
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+# torch is imported in the processes that are measured.
+
+SIDE, CLASSES = 32, 10
+EAGER, TUNED = "PyTorch, eager", "PyTorch, channels-last, fused SGD"
+TARGET = 1.0  # of the best of PyTorch's variants
+PYDTNN = 0.38  # of eager PyTorch's speed
+OVER_PYDTNN = 2.6
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Pictures of an epoch and of a step over all processes, and a factor on the widths."""
+
+    pictures: int = 6400
+    batch: int = 64
+    width: float = 1.0
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch."""
+        return -(-self.pictures // self.batch)
+
+
+def noise(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures of noise, uint8 (n, row, column, RGB), and labels, int64 (n,)."""
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
+    return pictures, rng.integers(0, CLASSES, count)
+
+
+def answer(rounds: int, sizes: Sizes = Sizes()) -> Iterator[Comparison]:
+    """Let each train an epoch in turn; compare by processes."""
+    cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        turns: dict[tuple[int, str], Callable[[], float]] = {}
+        for processes in (1, 2):
+            ours = stack.enter_context(fit(folder / str(processes), processes, sizes))
+            ours.seconds_per_step(1)
+            turns[processes, "tandem.nn"] = lambda ours=ours: ours.seconds_per_step(1)
+            threads = cores if processes == 1 else 1
+            team = stack.enter_context(
+                plain_team(folder / f"store {processes}", processes, threads, sizes)
+            )
+            for kind in (EAGER, TUNED):
+                turns[processes, kind] = lambda team=team, kind=kind: max(team.do(kind))
+        seconds: dict[tuple[int, str], list[float]] = {turn: [] for turn in turns}
+        for _ in range(1 + rounds):
+            for turn, epoch in turns.items():
+                seconds[turn].append(epoch())
+    found = {
+        turn: Measured(turn[1], tuple(s / sizes.steps for s in took[1:]))
+        for turn, took in seconds.items()
+    }
+    for processes in (1, 2):
+        question = f"AlexNet for CIFAR-10, {sizes.batch} pictures, {processes} " + (
+            "process" if processes == 1 else "processes"
+        )
+        ours, eager, tuned = (found[processes, kind] for kind in ("tandem.nn", EAGER, TUNED))
+        best = min(eager, tuned, key=lambda measured: measured.median)
+        for peer in (eager, tuned):
+            yield compare(question, ours, peer, target=TARGET if peer is best else None)
+        if processes == 1:
+            scaled = eager.scaled(1 / PYDTNN)
+            pydtnn = Measured(f"PyDTNN, by {PYDTNN} of eager PyTorch's", scaled.seconds)
+            yield compare(question, ours, pydtnn, target=OVER_PYDTNN)
+
+
+def fit(folder: Path, processes: int, sizes: Sizes) -> TrainingRun:
+    """A script that calls `fit`, of which a record is an epoch."""
+    words = (processes, sizes.pictures, sizes.batch, sizes.width)
+    command = [sys.executable, "-m", "benchmarks.front_fit", str(folder / "run"), *map(str, words)]
+    return TrainingRun(command, folder)
+
+
+def plain_team(store: Path, processes: int, threads: int, sizes: Sizes) -> Team:
+    """Processes that train plain PyTorch's network, by DistributedDataParallel if they are two."""
+    return Team(plain_rank, [(rank, processes, threads, store, sizes) for rank in range(processes)])
+
+
+def plain_rank(
+    rank: int, processes: int, threads: int, store: Path, sizes: Sizes, pipe: Connection
+) -> None:
+    """Serve as one process; a task's reply is the seconds of an epoch."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    import torch
+    import torch.distributed
+
+    torch.set_num_threads(threads)
+    if processes > 1:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=processes
+        )
+    tasks = {kind: plain_epoch(kind == TUNED, rank, processes, sizes) for kind in (EAGER, TUNED)}
+    serve(pipe, tasks)
+    if processes > 1:
+        torch.distributed.destroy_process_group()
+
+
+def plain_epoch(tuned: bool, rank: int, processes: int, sizes: Sizes) -> Callable[[], float]:
+    """Make what trains an epoch and returns its seconds, as PyTorch users write it."""
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.parallel import DistributedDataParallel
+
+    from benchmarks.plain_step import sgd_step
+
+    layout = torch.channels_last if tuned else torch.contiguous_format
+    torch.manual_seed(0)
+    network: nn.Module = plain_network(sizes.width).to(memory_format=layout)
+    if processes > 1:
+        network = DistributedDataParallel(network)
+    pictures, labels = map(torch.from_numpy, noise(sizes.pictures))
+    pictures = pictures.permute(0, 3, 1, 2).contiguous()
+    rows = slice(0)
+
+    def loss() -> "Tensor":
+        chosen = order[rows]
+        images = pictures[chosen].to(torch.float32, memory_format=layout).div_(128).sub_(1)
+        return F.cross_entropy(network(images), labels[chosen])
+
+    step = sgd_step(network, loss, tuned, weight_decay=0.0)
+    own = sizes.batch // processes
+
+    def epoch() -> float:
+        nonlocal order, rows
+        begun = time.perf_counter()
+        order = torch.randperm(sizes.pictures)  # the same on all ranks, which have one seed
+        for start in range(0, sizes.pictures, sizes.batch):
+            rows = slice(start + rank * own, start + (rank + 1) * own)
+            step()
+        return time.perf_counter() - begun
+
+    order = torch.arange(0)
+    return epoch
+
+
+def plain_network(width: float) -> "nn.Sequential":
+    """The network of `examples.nn_add` from scaled images to logits."""
+    from torch import nn
+
+    def scaled(count: int) -> int:
+        return max(1, round(width * count))
+
+    filters = (3, *map(scaled, (64, 192, 384, 256, 256)))
+    layers: list[nn.Module] = []
+    for number in range(5):
+        stride = 2 if number == 0 else 1
+        layers += [
+            nn.Conv2d(filters[number], filters[number + 1], 3, stride, padding=1),
+            nn.ReLU(inplace=True),
+            *([] if number in (2, 3) else [nn.MaxPool2d(2)]),
+        ]
+    units = (4 * filters[-1], scaled(4096), scaled(4096))
+    layers.append(nn.Flatten())
+    for number in range(2):
+        layers += [nn.Linear(*units[number : number + 2]), nn.ReLU(inplace=True), nn.Dropout(0.5)]
+    return nn.Sequential(*layers, nn.Linear(units[-1], CLASSES))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, and print; return the exit status."""
+    return run(__doc__, answer, rounds=5, arguments=arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

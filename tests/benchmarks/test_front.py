@@ -1,0 +1,61 @@
+"""The benchmark of `tandem.nn` against PyTorch, on a narrow network."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import front
+from benchmarks.measure import row
+from examples.nn_add import make_model
+
+TINY = front.Sizes(pictures=16, batch=4, width=0.02)
+
+
+def test_both_sides_have_the_same_network() -> None:
+    """But for the scale of the pictures, which plain PyTorch's are given with."""
+    import torch
+
+    model = make_model(TINY.width)
+    network = front.plain_network(TINY.width).eval()
+    own = dict(model.weights)
+    parameters = [*network.parameters()]
+    assert [p.numel() for p in parameters] == [value.size for value in own.values()]
+    pictures, _ = front.noise(3)
+    images = torch.from_numpy(pictures).permute(0, 3, 1, 2) / 128 - 1
+    with torch.no_grad():
+        for parameter, (name, value) in zip(parameters, own.items(), strict=True):
+            if name == "dense.weight":  # of units in the order (row, column, channel)
+                value = value.reshape(2, 2, -1, value.shape[1]).transpose(2, 0, 1, 3)
+                value = value.reshape(-1, value.shape[-1])
+            theirs = torch.from_numpy(value)
+            parameter.copy_(theirs.T if value.ndim == 2 else theirs)
+        expected = torch.softmax(network(images), 1).numpy()
+    assert np.ptp(expected) > 1e-4
+    np.testing.assert_allclose(model.predict(pictures), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_ranks_of_plain_pytorch_train_epochs_together(tmp_path: Path) -> None:
+    with front.plain_team(tmp_path / "store", 2, 1, TINY) as team:
+        for kind in (front.EAGER, front.TUNED):
+            seconds = team.do(kind)
+            assert len(seconds) == 2
+            assert min(seconds) > 0
+
+
+@pytest.mark.slow
+def test_only_the_fastest_peer_has_the_target() -> None:
+    rows = [row(comparison) for comparison in front.answer(2, TINY)]
+    one, two = (f"AlexNet for CIFAR-10, 4 pictures, {n}" for n in ("1 process", "2 processes"))
+    assert [r["question"] for r in rows] == [one, one, one, two, two]
+    peers = [front.EAGER, front.TUNED, "PyDTNN, by 0.38 of eager PyTorch's", front.EAGER]
+    assert [r["peer"] for r in rows] == [*peers, front.TUNED]
+    assert rows[2]["target"] == front.OVER_PYDTNN
+    for question in (one, two):
+        both = [r for r in rows if r["question"] == question and r["peer"] in peers[:2]]
+        fastest = min(both, key=lambda r: r["peer_seconds"])
+        assert [r["target"] for r in both if r is fastest] == [front.TARGET]
+        assert [r["target"] for r in both if r is not fastest] == [None]
+    assert all(r["name"] == "tandem.nn" and r["rounds"] == 2 and r["ratio"] > 0 for r in rows)
+    assert rows[2]["peer_seconds"] == pytest.approx(rows[0]["peer_seconds"] / 0.38, rel=1e-2)
