@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--source", help="folder of the four IDX files (default: it is looked for)")
-    parser.add_argument("--run", type=Path, default=Path("runs/demo-nn"), help="run folder")
+    parser.add_argument("--weights_dir", type=Path, default=Path("runs/demo-nn"), help="run folder")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--devices", nargs="+", default=["cpu", "cpu"], help="one for each process")
     chosen = parser.parse_args(arguments)
@@ -87,14 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         epochs=chosen.epochs,
         validation_data=(x_test, y_test),
         devices=chosen.devices,
-        run=chosen.run,
+        run=chosen.weights_dir,
         resume=True,
         class_names=CLASSES,
         verbose=2,
     )
     counts = count_confusions(y_test, model.predict(x_test, batch_size=250).argmax(1), len(CLASSES))
     accuracy = counts.trace() / counts.sum()
-    picture = chosen.run / "confusion.png"
+    picture = chosen.weights_dir / "confusion.png"
     draw(counts, CLASSES, picture)
     print(f"{100 * accuracy:.2f} % of {counts.sum():,} test pictures are right; see {picture}")
 

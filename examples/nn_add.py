@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--synthetic", action="store_true", help="few random pictures, 2 epochs")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--devices", nargs="+", default=["cpu"], help="one for each process")
-    parser.add_argument("--run", default="runs/nn_add", help="run folder, continued if it exists")
+    parser.add_argument("--weights_dir", default="runs/nn_add", help="run folder, continued")
     chosen = parser.parse_args(arguments)
 
     name, epochs, width = "cifar10", chosen.epochs, 1.0
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         epochs=epochs,
         validation_data=(x_test, y_test),
         devices=chosen.devices,
-        run=chosen.run,
+        run=chosen.weights_dir,
         resume=True,
     )
     loss, accuracy = model.evaluate(x_test, y_test, batch_size=64)

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--source", help="CIFAR-10, as a folder or an archive")
     parser.add_argument("--synthetic", action="store_true", help="few random pictures, 2 epochs")
-    parser.add_argument("--run", default="runs/nn_ranks", help="run folder, continued if it exists")
+    parser.add_argument("--weights_dir", default="runs/nn_ranks", help="run folder, continued")
     chosen = parser.parse_args(arguments)
 
     name = "synthetic" if chosen.synthetic else "cifar10"
@@ -30,7 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     epochs = 2 if chosen.synthetic else 30
     model.fit(
-        *train, batch_size=64, epochs=epochs, validation_data=test, run=chosen.run, resume=True
+        *train,
+        batch_size=64,
+        epochs=epochs,
+        validation_data=test,
+        run=chosen.weights_dir,
+        resume=True,
     )
 
 

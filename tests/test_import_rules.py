@@ -33,7 +33,7 @@ ALLOWED = {
         "tandem/backend/norm_loops.py",
     ),
     "tensorboard": ("tandem/artifacts/tensorboard.py",),
-    "rich": ("tandem/launch/live_view.py", "tandem/progress_bar.py"),
+    "rich": ("tandem/launch/live_view.py", "tandem/nn/summary.py", "tandem/progress_bar.py"),
     "onnx": ("tandem/export/",),
     "pooch": ("tandem/datasets/published.py",),
     "pyarrow": ("tandem/preprocessing/sources/parquet.py",),

@@ -16,17 +16,23 @@ from pytensor.graph.op import Op
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.scalar.basic import (
     GT,
+    Abs,
     Add,
     ArcTan,
+    Exp,
     Expm1,
+    Log,
     Mul,
     Neg,
+    Pow,
+    ScalarMaximum,
     ScalarMinimum,
     ScalarOp,
+    Sqrt,
     Sub,
     Switch,
     Tanh,
-    upcast,
+    TrueDiv,
 )
 from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.tensor.basic import Join
@@ -268,21 +274,23 @@ def _(op: Reshape, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
 
 
 @translated.register
-def _(op: DimShuffle, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    kept = [axis for axis in op.new_order if axis != "x"]
-    added = [index for index, axis in enumerate(op.new_order) if axis == "x"]
-    if len(kept) < node.inputs[0].type.ndim:
-        raise InputError(f"ONNX: {op} has no translation: axes can be added or moved, not dropped")
-    (name,) = inputs
-    if kept != sorted(kept):
-        name = graph.add("Transpose", [name], perm=kept)
-    return graph.add("Unsqueeze", [name, graph.integers(*added)]) if added else name
+def _(op: SpecifyShape, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    return inputs[0]
 
 
 @translated.register
-def _(op: SpecifyShape, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    """Nothing: lengths are known as they are."""
-    return inputs[0]
+def _(op: DimShuffle, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    """Drop axes of length 1, then move the others, then add new ones."""
+    (name,) = inputs
+    kept = [axis for axis in op.new_order if axis != "x"]
+    dropped = [axis for axis in range(node.inputs[0].type.ndim) if axis not in kept]
+    if dropped:
+        name = graph.add("Squeeze", [name, graph.integers(*dropped)])
+    places = [sorted(kept).index(axis) for axis in kept]
+    if places != sorted(places):
+        name = graph.add("Transpose", [name], perm=places)
+    added = [index for index, axis in enumerate(op.new_order) if axis == "x"]
+    return graph.add("Unsqueeze", [name, graph.integers(*added)]) if added else name
 
 
 @translated.register
@@ -335,45 +343,52 @@ def _slices(op: Subtensor | IncSubtensor, inputs: Sequence[Variable]) -> list[sl
 
 
 _ELEMENTWISE: Mapping[type[ScalarOp], str] = {
+    Abs: "Abs",
     Add: "Add",
     ArcTan: "Atan",
-    GT: "Greater",
+    Exp: "Exp",
+    Log: "Log",
     Mul: "Mul",
     Neg: "Neg",
+    Pow: "Pow",
+    ScalarMaximum: "Max",
     ScalarMinimum: "Min",
     Sigmoid: "Sigmoid",
     Softplus: "Softplus",
+    Sqrt: "Sqrt",
     Sub: "Sub",
-    Switch: "Where",
     Tanh: "Tanh",
+    TrueDiv: "Div",
 }
-
-
-def _cast(graph: OnnxGraph, name: str, source: Variable, dtype: str) -> str:
-    if source.type.dtype == dtype:
-        return name
-    return graph.add("Cast", [name], to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
 @translated.register
 def _(op: Elemwise, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    kind = type(op.scalar_op)
+    kind, dtype = type(op.scalar_op), node.outputs[0].type.dtype
+    types = [source.type.dtype for source in node.inputs]
     if kind is Expm1:
-        one = graph.constant(np.ones((), node.outputs[0].type.dtype))
+        one = graph.constant(np.ones((), dtype))
         return graph.add("Sub", [graph.add("Exp", inputs), one])
+    if kind is GT:
+        return graph.add("Greater", _cast(inputs, types, str(np.result_type(*types)), graph))
+    if kind is Switch:
+        return graph.add("Where", [inputs[0], *_cast(inputs[1:], types[1:], dtype, graph)])
     if kind not in _ELEMENTWISE:
         raise _untranslated(op)
-    # ONNX has no mixed arithmetic: PyTensor's 2, say, is an int8.
-    dtypes = [node.outputs[0].type.dtype] * len(inputs)
-    if kind is GT:
-        dtypes = [upcast(*(source.type.dtype for source in node.inputs))] * len(inputs)
-    if kind is Switch:
-        dtypes[0] = "bool"
-    first, *others = map(functools.partial(_cast, graph), inputs, node.inputs, dtypes)
-    if kind is Switch:
-        return graph.add(_ELEMENTWISE[kind], [first, *others])
+    first, *others = _cast(inputs, types, dtype, graph)
     if not others:
         return graph.add(_ELEMENTWISE[kind], [first])
     for other in others:
         first = graph.add(_ELEMENTWISE[kind], [first, other])
     return first
+
+
+def _cast(
+    names: Sequence[str], types: Sequence[str], dtype: str, graph: OnnxGraph
+) -> Sequence[str]:
+    """Numbers of one dtype: ONNX has no mixed arithmetic, and PyTensor's 2, say, is an int8."""
+    onnx_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    return [
+        name if found == dtype else graph.add("Cast", [name], to=onnx_type)
+        for name, found in zip(names, types, strict=True)
+    ]

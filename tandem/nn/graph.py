@@ -124,7 +124,7 @@ class Graph:
         """The graph from one symbol to another; layers without a name get one."""
         for symbol in (inputs, outputs):
             if not isinstance(symbol, Symbol):
-                raise _fault(f"a {type(symbol).__name__}", "symbols of nn.Input and of layers")
+                raise _fault(type(symbol).__name__, "symbols of nn.Input and of layers")
         ordered = _ordered(outputs)
         if inputs not in ordered:
             raise _fault("an output that does not depend on the input", "one that does")

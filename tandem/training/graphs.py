@@ -130,7 +130,8 @@ def count_minibatch(
     found = {"loss": cost.astype("float64") * valid, "images": valid}
     if metrics is None:
         return found
-    counted = pt.arange(labels.type.shape[0]) < valid
+    rows = labels.type.shape[0]
+    counted = pt.arange(labels.shape[0] if rows is None else rows) < valid
     targets = targets_of(minibatch, logits.dtype)
     if counts_errors(network, RowType(labels.type.dtype, labels.type.shape[1:])):
         rank = label_rank(logits, true_classes(targets))

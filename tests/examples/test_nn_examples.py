@@ -12,6 +12,8 @@ import pytest
 from examples.nn_add import main, make_model
 from tests.support.tiny import ROOT, python_path, read_record
 
+TRIAL = ("--synthetic", "--weights_dir")
+
 
 def test_the_network_has_the_sizes_of_pydtnns() -> None:
     model = make_model()
@@ -23,10 +25,8 @@ def test_the_network_has_the_sizes_of_pydtnns() -> None:
 
 
 @pytest.mark.slow
-def test_it_learns_and_a_second_start_only_evaluates(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--synthetic", "--devices", "cpu", "cpu", "--run", str(tmp_path / "run")]
+def test_a_second_start_only_evaluates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--devices", "cpu", "cpu", *TRIAL, str(tmp_path / "run")]
     main(arguments)
     first = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(r"loss [\d.]+, accuracy [\d.]+", first)
@@ -45,7 +45,14 @@ def test_ranks_train_it(tmp_path: Path, launcher: str) -> None:
         command = [str(python), "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", "2"]
     result = subprocess.run(
-        [*command, "-m", "examples.nn_ranks", "--synthetic", "--run", str(tmp_path / "run")],
+        [
+            *command,
+            "-m",
+            "examples.nn_ranks",
+            "--synthetic",
+            "--weights_dir",
+            str(tmp_path / "run"),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

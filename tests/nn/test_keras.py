@@ -127,6 +127,7 @@ def training(batch: int) -> Training:
     return Training(seed, epoch, pt.constant(np.arange(batch)), rows=32)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # of Keras's variables
 @pytest.mark.parametrize("shape", [(4, 3, 2), (5,)])
 def test_batch_normalisation_in_training_is_that_of_keras(shape: tuple[int, ...]) -> None:
     ours = nn.layers.BatchNormalization(momentum=0.7)

@@ -59,7 +59,8 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_script_without_a_guard_trains_with_two_processes(tmp_path: Path) -> None:
     """It is read from standard input, as a notebook's cells are: there is no file of it."""
     arguments = script(tmp_path, "cpu,cpu", epochs=1)
-    output = run(["bash", "-c", f"{sys.executable} - {' '.join(arguments[2:])} < {SCRIPT}"], tmp_path)
+    line = f"{sys.executable} - {' '.join(arguments[2:])} < {SCRIPT}"
+    output = run(["bash", "-c", line], tmp_path)
     assert "Epoch 1/1\n5/5 - " in output
     assert " - accuracy: " in output
     assert " - val_loss: " in output
