@@ -18,6 +18,7 @@ from tandem.errors import InputError
 from tandem.launch.prepare import prepare_run
 from tandem.layers.choices import LOSSES, metrics_of
 from tandem.layers.network import ALEXNET, build_network
+from tandem.look import LookOptions, look
 from tandem.memory import RowType, SlotLayout
 from tandem.preprocessing.arrays import write_arrays, write_pictures
 from tandem.training.graphs import array_inputs, count_minibatch, targets_of
@@ -309,4 +310,6 @@ def test_what_arrays_cannot_have_is_refused(tmp_path: Path) -> None:
     twice = {**own, "metrics": [LARGEST, "tests.test_array_runs:largest_difference"]}
     assert "expected each name once" in refusal(twice)
     assert "found no validation rows, expected at least one" in refusal(own, "validate")
-    assert callable(largest_difference)
+    assert callable(largest_difference)  # here under the same name as in its module
+    with pytest.raises(InputError, match="format is 2, expected 1: the data set has rows of arr"):
+        look(LookOptions(data_folder=str(data)))
