@@ -33,6 +33,7 @@ from pytensor.scalar.basic import (
     Switch,
     Tanh,
     TrueDiv,
+    upcast,
 )
 from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.tensor.basic import Join
@@ -274,11 +275,6 @@ def _(op: Reshape, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
 
 
 @translated.register
-def _(op: SpecifyShape, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    return inputs[0]
-
-
-@translated.register
 def _(op: DimShuffle, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
     """Drop axes of length 1, then move the others, then add new ones."""
     (name,) = inputs
@@ -291,6 +287,12 @@ def _(op: DimShuffle, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> s
         name = graph.add("Transpose", [name], perm=places)
     added = [index for index, axis in enumerate(op.new_order) if axis == "x"]
     return graph.add("Unsqueeze", [name, graph.integers(*added)]) if added else name
+
+
+@translated.register
+def _(op: SpecifyShape, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    """Nothing: lengths are known as they are."""
+    return inputs[0]
 
 
 @translated.register
@@ -347,6 +349,7 @@ _ELEMENTWISE: Mapping[type[ScalarOp], str] = {
     Add: "Add",
     ArcTan: "Atan",
     Exp: "Exp",
+    GT: "Greater",
     Log: "Log",
     Mul: "Mul",
     Neg: "Neg",
@@ -357,38 +360,37 @@ _ELEMENTWISE: Mapping[type[ScalarOp], str] = {
     Softplus: "Softplus",
     Sqrt: "Sqrt",
     Sub: "Sub",
+    Switch: "Where",
     Tanh: "Tanh",
     TrueDiv: "Div",
 }
 
 
+def _cast(graph: OnnxGraph, name: str, source: Variable, dtype: str) -> str:
+    if source.type.dtype == dtype:
+        return name
+    return graph.add("Cast", [name], to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
 @translated.register
 def _(op: Elemwise, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    kind, dtype = type(op.scalar_op), node.outputs[0].type.dtype
-    types = [source.type.dtype for source in node.inputs]
+    kind = type(op.scalar_op)
     if kind is Expm1:
-        one = graph.constant(np.ones((), dtype))
+        one = graph.constant(np.ones((), node.outputs[0].type.dtype))
         return graph.add("Sub", [graph.add("Exp", inputs), one])
-    if kind is GT:
-        return graph.add("Greater", _cast(inputs, types, str(np.result_type(*types)), graph))
-    if kind is Switch:
-        return graph.add("Where", [inputs[0], *_cast(inputs[1:], types[1:], dtype, graph)])
     if kind not in _ELEMENTWISE:
         raise _untranslated(op)
-    first, *others = _cast(inputs, types, dtype, graph)
+    # ONNX has no mixed arithmetic: PyTensor's 2, say, is an int8.
+    dtypes = [node.outputs[0].type.dtype] * len(inputs)
+    if kind is GT:
+        dtypes = [upcast(*(source.type.dtype for source in node.inputs))] * len(inputs)
+    if kind is Switch:
+        dtypes[0] = "bool"
+    first, *others = map(functools.partial(_cast, graph), inputs, node.inputs, dtypes)
+    if kind is Switch:
+        return graph.add(_ELEMENTWISE[kind], [first, *others])
     if not others:
         return graph.add(_ELEMENTWISE[kind], [first])
     for other in others:
         first = graph.add(_ELEMENTWISE[kind], [first, other])
     return first
-
-
-def _cast(
-    names: Sequence[str], types: Sequence[str], dtype: str, graph: OnnxGraph
-) -> Sequence[str]:
-    """Numbers of one dtype: ONNX has no mixed arithmetic, and PyTensor's 2, say, is an int8."""
-    onnx_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    return [
-        name if found == dtype else graph.add("Cast", [name], to=onnx_type)
-        for name, found in zip(names, types, strict=True)
-    ]

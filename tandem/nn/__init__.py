@@ -14,7 +14,7 @@ Importing it imports neither PyTensor nor PyTorch.
 import os
 from collections.abc import Sequence
 
-from tandem.nn import initializers, layers, losses, metrics, optimizers
+from tandem.nn import callbacks, initializers, layers, losses, metrics, optimizers
 from tandem.nn.layers import Input
 from tandem.nn.model import Model, Sequential
 
@@ -22,6 +22,7 @@ __all__ = [
     "Input",
     "Model",
     "Sequential",
+    "callbacks",
     "initializers",
     "layers",
     "load_model",

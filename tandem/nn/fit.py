@@ -29,6 +29,7 @@ from tandem.launch.programs import execute_training
 from tandem.launch.ranks import is_rank, work_on_ranks_of_script
 from tandem.layers.network import GRAPH_NETWORK
 from tandem.nn.arrays import Rows, as_rows, checked_rows, divided
+from tandem.nn.callbacks import Context, Decisions, decide
 from tandem.nn.history import History
 from tandem.nn.progress import EpochProgress, Verbose, chosen
 from tandem.preprocessing.arrays import checksum, matches, write_arrays, write_pictures
@@ -65,16 +66,6 @@ _ARGUMENTS = {
 
 
 @dataclass(frozen=True)
-class Decisions:
-    """What callbacks stand for."""
-
-    settings: Mapping[str, Any]
-    objects: tuple[Any, ...]  # that are called
-    ends_at_nan: bool  # rather than raising
-    restores_best: bool
-
-
-@dataclass(frozen=True)
 class Fit:
     """The arguments of `Model.fit`, and what follows from them."""
 
@@ -98,7 +89,7 @@ class Fit:
         splits = None
         if x is not None:
             splits = self._splits(x, y, validation_split, validation_data)
-        decided = self._decisions()
+        decided = self._decisions(splits)
 
         def work(launcher: Launcher) -> tuple[Outcome, Path]:
             folder = self._folder()
@@ -129,9 +120,14 @@ class Fit:
         if self.resume and self.run is None:
             raise InputError("resume: found True without run, expected the run folder to continue")
 
-    def _decisions(self) -> Decisions:
-        """What the callbacks decide, as settings, and those that are called."""
-        return Decisions({}, (), False, False)
+    def _decisions(self, splits: list[Rows] | None) -> Decisions:
+        """What the callbacks decide."""
+        compilation = self.model.compiled()
+        rate = self.settings.get("learning_rate", compilation.settings["learning_rate"])
+        validates = splits is None or len(splits) == 2
+        context = Context(self.epochs, rate, compilation.names, validates)
+        self.model.stop_training = False
+        return decide(self.callbacks, context, self.model)
 
     def _splits(
         self, x: Any, y: Any, validation_split: float, validation_data: tuple[Any, Any] | None
@@ -280,5 +276,5 @@ class Fit:
             self.model.load_weights(checkpoint.weights)
             self.model.trained = checkpoint.network
         names = self.model.compiled().names
-        params = {"epochs": self.epochs}
-        return History.of_records(read_records(folder / RECORD), names, params, folder)
+        with_rate = "lr_policy" in decided.settings
+        return History.of_records(read_records(folder / RECORD), names, folder, with_rate=with_rate)

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tandem.artifacts.epochs import epochs_of, logs_of
 from tandem.artifacts.metrics_log import Record
+from tandem.nn.callbacks.base import renamed
 
 
 @dataclass
@@ -17,18 +17,16 @@ class History:
     ----------
     history : dict of str to list of float
         ``loss`` and the metrics over the epoch's training, and ``val_loss`` and so on over the
-        validation rows after it, where there are any, under Keras's names.
+        validation rows after it, where there are any, under Keras's names; with a callback that
+        changes it ``learning_rate``.
     epoch : list of int
         From 0.
-    params : dict
-        ``epochs`` and ``steps``, the steps of an epoch.
     run : Path
         The run folder, with checkpoints, ``record.jsonl`` and event files for TensorBoard.
     """
 
     history: dict[str, list[float]] = field(default_factory=dict)
     epoch: list[int] = field(default_factory=list)
-    params: dict[str, Any] = field(default_factory=dict)
     run: Path = Path()
 
     @classmethod
@@ -36,23 +34,15 @@ class History:
         cls,
         records: Iterable[Record],
         metrics: Mapping[str, str],
-        params: dict[str, Any],
         run: Path,
+        *,
+        with_rate: bool,
     ) -> "History":
         """The history of a run's records; `metrics` are their names there by those in Keras."""
-        found = cls(params=params, run=run)
+        found = cls(run=run)
         for record, train in epochs_of(records):
             found.epoch.append(record.epoch - 1)
             for name, value in renamed(logs_of(record, train), metrics).items():
-                found.history.setdefault(name, []).append(value)
+                if with_rate or name != "learning_rate":
+                    found.history.setdefault(name, []).append(value)
         return found
-
-
-def renamed(logs: Mapping[str, float], metrics: Mapping[str, str]) -> dict[str, float]:
-    """An epoch's values, with the names that the metrics have in Keras, and in its order."""
-    found = {}
-    for start in ("", "val_"):
-        for key, name in sorted({"loss": "loss", **metrics}.items()):
-            if f"{start}{name}" in logs:
-                found[f"{start}{key}"] = logs[f"{start}{name}"]
-    return found

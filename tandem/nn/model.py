@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -104,9 +105,9 @@ class Model:
 
     def summary(self) -> None:
         """Print a table of the layers with their output shapes and numbers of parameters."""
-        from tandem.nn.summary import print_summary
+        from tandem.nn.summary import summary
 
-        print_summary(self.name, self.graph)
+        sys.stdout.write(summary(self.graph, f'Model: "{self.name}"') + "\n")
 
     def count_params(self) -> int:
         """The number of parameters, running averages included."""

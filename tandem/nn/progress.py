@@ -9,7 +9,7 @@ from typing import Literal
 
 from tandem.artifacts.epochs import logs_of
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
-from tandem.nn.history import renamed
+from tandem.nn.callbacks.base import renamed
 from tandem.processes.supervisor import ProgressReporter
 from tandem.training.messages import Notice, Progress
 from tandem.training.run_spec import RunSpec
@@ -97,6 +97,7 @@ class EpochProgress(ProgressReporter):
         parts += [bar, timing] if self._verbose == 1 else ["-", timing]
         so_far = record or ValidationRecord(epoch.number, 0, math.nan, math.nan, math.nan, 0)
         values = renamed(logs_of(so_far, self._records), self._metrics)
+        values.pop("learning_rate", None)
         return " ".join(parts) + "".join(f" - {name}: {v:.4f}" for name, v in values.items())
 
     def close(self) -> None:

@@ -108,7 +108,8 @@ def targets_of(minibatch: Tensors, dtype: str) -> TensorVariable:
     if labels.type.dtype == "int64":
         return labels
     batch, *shape = labels.type.shape
-    return labels.astype(dtype).reshape((batch, math.prod(shape)))
+    rows = labels.shape[0] if batch is None else batch
+    return labels.astype(dtype).reshape((rows, math.prod(shape)))
 
 
 def counts_errors(network: Network, target: RowType) -> bool:
@@ -130,7 +131,8 @@ def count_minibatch(
     found = {"loss": cost.astype("float64") * valid, "images": valid}
     if metrics is None:
         return found
-    counted = pt.arange(labels.type.shape[0]) < valid
+    rows = labels.type.shape[0]
+    counted = pt.arange(labels.shape[0] if rows is None else rows) < valid
     targets = targets_of(minibatch, logits.dtype)
     if counts_errors(network, RowType(labels.type.dtype, labels.type.shape[1:])):
         rank = label_rank(logits, true_classes(targets))

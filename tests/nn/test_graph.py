@@ -364,10 +364,10 @@ def test_mutated_json_is_a_graph_or_refused() -> None:
     for junk in [*JUNK, NESTED]:
         with pytest.raises(InputError):
             Graph.from_json(junk)
-    for _ in range(1500):
+    for _ in range(800):
         try:
             Graph.from_json(mutated(written, rng), layers=[Scaled]).to_json()
         except InputError:
             refused += 1
     assert {*sys.modules} == before
-    assert 800 < refused < 1500
+    assert 400 < refused < 800

@@ -248,8 +248,7 @@ def convnet(m: Any, symbol: Any) -> Any:
     return m.Dense(5, "softmax")(m.Dropout(0.5)(m.Flatten()(x)))
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "kl_divergence", "mse", "hinge"])
-def test_a_whole_network_predicts_and_costs_what_it_does_in_keras(loss: str) -> None:
+def test_a_whole_network_predicts_and_costs_what_it_does_in_keras() -> None:
     symbol, theirs_input = nn.Input((7, 6, 2)), keras.Input((7, 6, 2))
     graph = Graph.traced(symbol, convnet(nn.layers, symbol))
     theirs = keras.Model(theirs_input, convnet(keras.layers, theirs_input))
@@ -272,29 +271,21 @@ def test_a_whole_network_predicts_and_costs_what_it_does_in_keras(loss: str) -> 
         layer.set_weights(
             [keras_weight(n, w) for n, w in weights.items() if n.partition(".")[0] == name]
         )
-    ours, keras_loss = {
-        "cross_entropy": (CrossEntropy(), keras.losses.SparseCategoricalCrossentropy()),
-        "kl_divergence": (KLDivergence(), keras.losses.SparseCategoricalCrossentropy()),
-        "mse": (MeanSquaredError(), None),
-        "hinge": (CategoricalHinge(), None),
-    }[loss]
-    network.loss = ours
     images, labels = network.images(), pt.lvector()
-    logits = network.logits(images, None)
-    cost = network.cost(logits, labels, pt.constant(np.int64(BATCH)))
-    function = pytensor.function([images, labels], [network.predictions(logits), cost], mode=DEVICE)
+    logits, costs = network.logits(images, None), []
+    for loss in (CrossEntropy(), KLDivergence(), MeanSquaredError(), CategoricalHinge()):
+        network.loss = loss
+        costs.append(network.cost(logits, labels, pt.constant(np.int64(BATCH))))
+    outputs = [network.predictions(logits), *costs]
+    function = pytensor.function([images, labels], outputs, mode=DEVICE)
     rows, classes = random_values((BATCH, 7, 6, 2), 1), np.array([0, 4, 2])
-    predicted, value = function(channels_first(rows), classes)
-    expected = theirs(rows).detach()
+    predicted, *found = function(channels_first(rows), classes)
+    expected, one_hot = theirs(rows).detach(), np.eye(5)[classes]
     assert_close(predicted, expected)
-    if keras_loss is None:
-        one_hot = np.eye(5)[classes]
-        keras_loss = (
-            keras.losses.MeanSquaredError() if loss == "mse" else keras.losses.CategoricalHinge()
-        )
-        np.testing.assert_allclose(value, float(keras_loss(one_hot, expected)), rtol=1e-6)
-    else:
-        np.testing.assert_allclose(value, float(keras_loss(classes, expected)), rtol=1e-6)
+    losses = keras.losses.CategoricalCrossentropy, keras.losses.KLDivergence
+    losses += keras.losses.MeanSquaredError, keras.losses.CategoricalHinge
+    exact = [float(loss()(one_hot, expected)) for loss in losses]
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
 
 
 def sorted_like(theirs: Any, graph: Graph) -> list[Any]:

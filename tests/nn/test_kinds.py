@@ -23,10 +23,10 @@ def test_numbers_are_regressed_without_validation(tmp_path: Path) -> None:
     assert history.history["loss"][-1] < 1e-3
     loss, mae = model.evaluate(x, y)
     assert loss < 1e-3
-    assert mae == pytest.approx(np.abs(model.predict(x)[:, 0] - y).mean(), rel=1e-4)
-    with pytest.raises(InputError, match="pictures"):
-        from tandem.classify.classifier import Classifier
+    assert mae == pytest.approx(np.abs(model.predict(x)[:, 0] - y).mean(), abs=1e-6)
+    from tandem.classify.classifier import Classifier
 
+    with pytest.raises(InputError, match="pictures"):
         Classifier.load(sorted((tmp_path / "run").glob("*.safetensors"))[-1])
 
 
@@ -84,3 +84,92 @@ def test_layers_that_are_not_trainable_keep_their_weights(tmp_path: Path) -> Non
     model.fit(x, x[:, 0], devices=["cpu"], run=tmp_path / "run", verbose=0)
     for name, value in model.weights.items():
         assert np.array_equal(value, before[name]) == name.startswith("kept.")
+
+
+class _Log(nn.callbacks.Callback):
+    """Notes what it is called with, and ends training after three epochs."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.calls.append(("begin", self.params["epochs"]))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.calls.append(("epoch", epoch))
+        self.logs = logs
+        self.model.stop_training = epoch == 2
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.calls.append(("end", None))
+
+
+def test_callbacks_are_called_here_and_end_training(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(128, 5))
+    model = nn.Sequential([nn.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    log = _Log()
+    callbacks = [
+        log,
+        nn.callbacks.CSVLogger(tmp_path / "log.csv"),
+        nn.callbacks.ModelCheckpoint(tmp_path / "{epoch}.safetensors"),
+        nn.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch)),
+    ]
+    history = model.fit(
+        x,
+        x[:, 0],
+        epochs=9,
+        validation_split=0.25,
+        callbacks=callbacks,
+        devices=["cpu"],
+        run=tmp_path / "run",
+        verbose=0,
+    )
+    assert log.calls == [("begin", 9), *(("epoch", n) for n in range(3)), ("end", None)]
+    assert history.epoch == [0, 1, 2]
+    assert history.history["learning_rate"] == pytest.approx([0.1, 0.05, 0.1 / 3])
+    last = {name: values[-1] for name, values in history.history.items()}
+    assert log.logs == pytest.approx(last)
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
+    copy = nn.load_model(tmp_path / "3.safetensors")
+    np.testing.assert_array_equal(copy.predict(x), model.predict(x))
+
+
+def test_the_best_weights_are_restored(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(128, 5))
+    model = nn.Sequential([nn.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    rates = [0.1, 0.1, 0.1, 1.5, 1.5, 1.5, 1.5]  # with the larger one it diverges
+    callbacks = [
+        nn.callbacks.EarlyStopping(patience=2, restore_best_weights=True),
+        nn.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]),
+    ]
+    history = model.fit(
+        x,
+        x[:, 0],
+        epochs=7,
+        validation_split=0.25,
+        callbacks=callbacks,
+        devices=["cpu"],
+        run=tmp_path / "run",
+        verbose=0,
+    )
+    losses = history.history["val_loss"]
+    assert len(losses) == losses.index(min(losses)) + 3
+    assert model.evaluate(x[96:], x[96:, 0]) == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_a_run_without_numbers_ends_as_the_callback_says(tmp_path: Path) -> None:
+    from tandem.errors import RunError
+
+    x = np.full((64, 5), 1e30)
+    model = nn.Sequential([nn.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    options: dict[str, Any] = {"devices": ["cpu"], "verbose": 0}
+    with pytest.raises(RunError, match="finite"):
+        model.fit(x, x[:, 0], run=tmp_path / "raises", **options)
+    callbacks = [nn.callbacks.TerminateOnNaN()]
+    history = model.fit(x, x[:, 0], run=tmp_path / "ends", callbacks=callbacks, **options)
+    assert history.history == {}

@@ -55,11 +55,9 @@ def test_pictures_of_three_colours_reach_the_graph() -> None:
     np.testing.assert_allclose(function_of(network, lambda y: y)(pictures), expected)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_graph_of_one_colour_takes_the_mean_which_is_exact_for_grey(dtype: str) -> None:
-    network = network_of(
-        Input((9, 9, 1)), layers.Flatten(), crop_size=9, classes=81, output="linear", dtype=dtype
-    )
+def test_a_graph_of_one_colour_takes_the_mean_which_is_exact_for_grey() -> None:
+    given, dtype = [Input((9, 9, 1)), layers.Flatten()], "float32"
+    network = network_of(*given, crop_size=9, classes=81, output="linear", dtype=dtype)
     assert network.shapes["input"] == (3, 9, 9)
     function = function_of(network, lambda y: y)
     pictures = 127 * random_values((50, 3, 9, 9), 1, dtype)

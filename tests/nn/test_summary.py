@@ -1,8 +1,10 @@
 """The table of layers: names, shapes, numbers, connections and totals."""
 
+import pytest
+
 from tandem.nn import Input, layers
 from tandem.nn.graph import Graph
-from tandem.nn.summary import summary
+from tandem.nn.summary import print_summary, summary
 from tests.nn.test_graph import small
 
 
@@ -63,3 +65,13 @@ def test_a_narrow_table_keeps_all_of_a_name() -> None:
     text = summary(Graph.chained([Input((5,)), layers.Dense(5, name="x" * 60)]), width=60)
     assert max(map(len, text.splitlines())) <= 60
     assert sum(line.count("x") for line in text.splitlines()) == 60
+
+
+def test_a_summary_is_printed_under_the_name_of_the_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    graph = small()
+    print_summary("net", graph)
+    printed = capsys.readouterr().out
+    assert printed == f"{summary(graph, 'Model: net')}\n"
+    assert printed.startswith("Model: net")

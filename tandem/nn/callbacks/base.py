@@ -112,14 +112,15 @@ class _Adapted:
 
 
 def renamed(logs: Mapping[str, float], metrics: Mapping[str, str] | None) -> dict[str, float]:
-    """Give the metrics of an epoch their names in Keras; `metrics` has those here by those."""
+    """Give the metrics of an epoch their names in Keras; `metrics` has those here by those.
+
+    The order is Keras's: training, then validation, each by name.
+    """
     if metrics is None:
         return dict(logs)
-    found = {}
-    for start in ("", "val_"):
-        for key, name in {"loss": "loss", **metrics}.items():
-            if start + name in logs:
-                found[start + key] = logs[start + name]
+    names = sorted({"loss": "loss", **metrics}.items())
+    pairs = [(f"{start}{key}", f"{start}{name}") for start in ("", "val_") for key, name in names]
+    found = {key: logs[name] for key, name in pairs if name in logs}
     if "learning_rate" in logs:
         found["learning_rate"] = logs["learning_rate"]
     return found
