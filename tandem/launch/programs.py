@@ -77,12 +77,13 @@ def _execute_training(
         spec = replace(spec, waits=callbacks.are_awaited(config))
         if ended := callbacks.end_missed(spec):
             return ended
+        if not spec.is_complete:
+            announce(spec)
+        if failed := callbacks.begin(spec):
+            return failed
         if spec.is_complete:
             log.info("%s: %s", spec.resumed, spec.reason_complete)
             return Outcome(0)
-        announce(spec)
-        if failed := callbacks.begin(spec):
-            return failed
         reporter = CallbackReporter(spec, make_reporter(spec), callbacks)
         outcome = launcher.launch(spec, reporter, lock)
         failure = outcome.failure

@@ -15,7 +15,7 @@ from tandem.layers.checks import choose_loss
 from tandem.layers.choices import LOSSES, CrossEntropy, Metric, evaluate_metrics
 from tandem.layers.network import Network, build_network
 from tandem.nn.arrays import Rows
-from tandem.training.graphs import count_minibatch
+from tandem.training.graphs import count_minibatch, targets_of
 
 if TYPE_CHECKING:
     from tandem.nn.model import Model
@@ -82,10 +82,9 @@ class CompiledModel:
         network, stored, images = self._inputs(rows.x)
         lengths = (None, *rows.y.shape[1:])
         targets = pt.tensor("labels", dtype=rows.y.dtype.name, shape=lengths)
-        valid = targets.shape[0]
+        minibatch = {"labels": targets, "valid": targets.shape[0]}
         logits = network.logits(images, None)
-        cost = network.cost(logits, targets, valid)
-        minibatch = {"labels": targets, "valid": valid}
+        cost = network.cost(logits, targets_of(minibatch, network.dtype), targets.shape[0])
         counts = count_minibatch(cost, logits, minibatch, network, self._metrics)
         function = self._compile(network, [stored, targets], list(counts.values()))
         return list(counts), function

@@ -108,7 +108,8 @@ def targets_of(minibatch: Tensors, dtype: str) -> TensorVariable:
     if labels.type.dtype == "int64":
         return labels
     batch, *shape = labels.type.shape
-    return labels.astype(dtype).reshape((batch, math.prod(shape)))
+    rows = labels.shape[0] if batch is None else batch
+    return labels.astype(dtype).reshape((rows, math.prod(shape)))
 
 
 def counts_errors(network: Network, target: RowType) -> bool:

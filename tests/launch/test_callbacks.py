@@ -144,6 +144,15 @@ def test_a_resumed_run_begins_with_its_epoch(config: Config, calls: Path) -> Non
     assert found[-1][1]["weights"] == str(path)
 
 
+def test_a_run_that_is_complete_begins_and_ends(config: Config, calls: Path) -> None:
+    config.weights_path.mkdir()
+    path = config.weights_path / "epoch-0002.safetensors"
+    save_weights(path, None, 3, width=0.05, state=RunState(2))
+    found = read_after(FakeLauncher(), config, calls, resume_train=True)
+    result = {"status": 0, "weights": str(path), "record": None}
+    assert [found[0][0], *found[1:]] == ["on_train_begin", ["on_train_end", result]]
+
+
 def test_no_epoch_begins_after_training_has_ended_early(config: Config, calls: Path) -> None:
     """By the epochs of the checkpoint that was resumed as well."""
     config.weights_path.mkdir()
