@@ -10,6 +10,7 @@ Its layers are those of PyDTNN's ``alexnet_cifar10`` (Barrachina, Castelló, Cat
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from tandem import datasets, nn
 
@@ -20,7 +21,7 @@ def make_model(width: float = 1.0) -> nn.Sequential:
     def scaled(count: int) -> int:
         return max(1, round(width * count))
 
-    conv = {"padding": "same", "activation": "relu"}
+    conv: dict[str, Any] = {"padding": "same", "activation": "relu"}
     model = nn.Sequential(name="alexnet_cifar10")
     model.add(nn.layers.Input((32, 32, 3)))
     model.add(nn.layers.Rescaling(1 / 128, offset=-1))
