@@ -18,7 +18,14 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("case", CASES | MORE)
+QUICK = {type(make(layers)): case for case, (make, _) in (CASES | MORE).items()}.values()
+"""The last case of each layer."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES | MORE],
+)
 def test_onnx_computes_what_a_layer_does(case: str) -> None:
     make, shapes = (CASES | MORE)[case]
     inputs, _, y = graph_of(make(layers), shapes, "float32")
