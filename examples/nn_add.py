@@ -10,6 +10,7 @@ Its layers are those of PyDTNN's ``alexnet_cifar10`` (Barrachina, Castelló, Cat
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from tandem import datasets, nn
 
@@ -20,19 +21,19 @@ def make_model(width: float = 1.0) -> nn.Sequential:
     def scaled(count: int) -> int:
         return max(1, round(width * count))
 
-    conv = {"padding": "same", "activation": "relu"}
+    conv: dict[str, Any] = {"padding": "same", "activation": "relu"}
     model = nn.Sequential(name="alexnet_cifar10")
     model.add(nn.layers.Input((32, 32, 3)))
     model.add(nn.layers.Rescaling(1 / 128, offset=-1))
-    model.add(nn.layers.ZeroPadding2D(1))
-    model.add(nn.layers.Conv2D(scaled(64), 3, strides=2, activation="relu"))
-    model.add(nn.layers.MaxPooling2D(2))
-    model.add(nn.layers.Conv2D(scaled(192), 3, **conv))
-    model.add(nn.layers.MaxPooling2D(2))
-    model.add(nn.layers.Conv2D(scaled(384), 3, **conv))
-    model.add(nn.layers.Conv2D(scaled(256), 3, **conv))
-    model.add(nn.layers.Conv2D(scaled(256), 3, **conv))
-    model.add(nn.layers.MaxPooling2D(2))
+    model.add(nn.layers.ZeroPadding2D(((1, 1), (1, 1))))
+    model.add(nn.layers.Conv2D(scaled(64), (3, 3), strides=(2, 2), activation="relu"))
+    model.add(nn.layers.MaxPooling2D((2, 2)))
+    model.add(nn.layers.Conv2D(scaled(192), (3, 3), **conv))
+    model.add(nn.layers.MaxPooling2D((2, 2)))
+    model.add(nn.layers.Conv2D(scaled(384), (3, 3), **conv))
+    model.add(nn.layers.Conv2D(scaled(256), (3, 3), **conv))
+    model.add(nn.layers.Conv2D(scaled(256), (3, 3), **conv))
+    model.add(nn.layers.MaxPooling2D((2, 2)))
     model.add(nn.layers.Flatten())
     model.add(nn.layers.Dense(scaled(4096), activation="relu"))
     model.add(nn.layers.Dropout(0.5))
