@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
 import pytest
 
 import tandem
@@ -14,7 +16,13 @@ from tandem.artifacts.run_folder import list_checkpoints
 from tandem.config.schema import make_config
 from tandem.errors import InputError
 from tandem.launch.prepare import prepare_run
+from tandem.layers.choices import LOSSES, metrics_of
+from tandem.layers.network import ALEXNET, build_network
+from tandem.look import LookOptions, look
+from tandem.memory import RowType, SlotLayout
 from tandem.preprocessing.arrays import write_arrays, write_pictures
+from tandem.training.graphs import array_inputs, count_minibatch, targets_of
+from tandem.training.setup import check_input
 from tests.support.array_network import (
     LARGEST,
     NETWORK,
@@ -24,7 +32,9 @@ from tests.support.array_network import (
     softmax,
     trained,
 )
+from tests.support.op_checks import plain_python
 from tests.support.runs import RunningJob, assert_same_bits, train, weights
+from tests.support.tiny import run_program, settings
 
 CLASSES, BATCH, RATE = 3, 4, 0.1
 SHAPES = {"images": (4, 3, 2), "vectors": (6,), "sequences": (5, 2)}
@@ -204,7 +214,73 @@ def test_a_run_that_is_killed_continues_to_the_same_bits(tmp_path: Path, validat
     assert_same_bits(tmp_path / "killed", whole)
 
 
+@pytest.mark.slow
+def test_a_trial_of_arrays_without_validation(tmp_path: Path) -> None:
+    data_of(tmp_path / "data", "vectors", "numbers", validation=0)
+    own = settings_of(tmp_path / "data", "vectors", loss="mse", weights_dir=str(tmp_path / "run"))
+    own |= {"network_options": "{rows: [6]}", "crop_size": 67, "width": 1.0}
+    del own["data_folder"], own["weights_dir"]
+    arguments = settings(tmp_path / "data", tmp_path / "run", **own)
+    result = run_program("train.py", [*arguments, "--try"])
+    assert result.returncode == 0, result.stderr
+    assert "23 training and 0 validation rows of 1 classes" in result.stderr
+    assert "the same bits as without an interruption" in result.stdout
+
+
 # What is refused before a process starts
+
+
+def test_a_network_that_takes_other_rows_is_refused(tmp_path: Path) -> None:
+    data_of(tmp_path / "data", "images", "classes")
+    own = settings_of(tmp_path / "data", "images", weights_dir=str(tmp_path / "run"))
+    spec = prepare_run(make_config(own))
+    check_input(RowsNetwork(None, 3, 1.0, "float64", (2, 4, 3)), spec)
+    with pytest.raises(InputError) as caught:
+        check_input(RowsNetwork(None, 3, 1.0, "float64", (4, 3, 2)), spec)
+    assert str(caught.value) == (
+        f"{tmp_path / 'data'}: found rows of shape (4, 3, 2) (row, column, channel), expected"
+        " (3, 2, 4) (row, column, channel), which RowsNetwork takes"
+    )
+    alexnet = prepare_run(make_config({**own, "network": ALEXNET, "network_options": {}}))
+    with pytest.raises(InputError, match="cannot be made for rows of arrays"):
+        build_network(alexnet.description)
+
+
+@pytest.mark.parametrize(
+    ("targets", "loss", "counted"),
+    [("one-hot", "cross_entropy", True), ("one-hot", "mse", False), ("numbers", "mse", False)],
+)
+def test_counts_of_float_targets(targets: str, loss: str, counted: bool) -> None:
+    """A minibatch of which the last row is not valid."""
+    rng = np.random.default_rng(2)
+    classes = 1 if targets == "numbers" else CLASSES
+    outputs, right = rng.normal(size=(BATCH, classes)), rng.integers(0, classes, BATCH)
+    values = np.eye(classes)[right] if classes > 1 else rng.normal(size=BATCH)
+    values = values.astype(np.float32)
+    config = make_config({"batch_size": BATCH, "precision": "float64"})
+    layout = SlotLayout(BATCH, RowType("float32", (6,)), RowType("float32", values.shape[1:]))
+    minibatch, images = array_inputs(config, layout)
+    assert (images.type.dtype, images.type.shape) == ("float64", (BATCH, 6))
+    network = RowsNetwork(None, classes, 1.0, "float64", (6,))
+    network.loss = LOSSES.make(loss, {})
+    logits = pt.matrix("logits", dtype="float64")
+    rows = targets_of(minibatch, "float64")
+    cost = network.cost(logits, rows, minibatch["valid"])
+    metrics = metrics_of(["mae", *["accuracy"] * counted])
+    counts = count_minibatch(cost, logits, minibatch, network, metrics)
+    assert ("top1_errors" in counts) == counted
+    given = {minibatch["labels"]: values, minibatch["valid"]: np.array(BATCH - 1), logits: outputs}
+    with plain_python():
+        function = pytensor.function([*given], [*counts.values()], on_unused_input="ignore")
+        found = dict(zip(counts, function(*given.values()), strict=True))
+    errors = outputs[:-1] - values.reshape(BATCH, -1)[:-1]
+    assert found["mae_sum"] == pytest.approx(np.abs(errors).mean(axis=1).sum())
+    if loss == "mse":
+        assert found["loss"] == pytest.approx((errors**2).mean(axis=1).sum())
+    if counted:
+        wrong = (outputs.argmax(1) != right)[:-1].sum()
+        assert found["top1_errors"] == wrong
+        assert found["top1_right"] == BATCH - 1 - wrong
 
 
 def refusal(own: dict[str, Any], job: Any = "train") -> str:
@@ -234,4 +310,6 @@ def test_what_arrays_cannot_have_is_refused(tmp_path: Path) -> None:
     twice = {**own, "metrics": [LARGEST, "tests.test_array_runs:largest_difference"]}
     assert "expected each name once" in refusal(twice)
     assert "found no validation rows, expected at least one" in refusal(own, "validate")
-    assert callable(largest_difference)
+    assert callable(largest_difference)  # here under the same name as in its module
+    with pytest.raises(InputError, match="format is 2, expected 1: the data set has rows of arr"):
+        look(LookOptions(data_folder=str(data)))

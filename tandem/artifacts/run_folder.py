@@ -37,7 +37,7 @@ from tandem.artifacts.metrics_log import (
 from tandem.artifacts.tensorboard import EventLog
 from tandem.config.schema import Config, save_config
 from tandem.errors import InputError
-from tandem.files import remove_partials
+from tandem.files import make_folder, remove_partials
 from tandem.layers.monitored import History, is_better, worst
 from tandem.memory import HostBuffer
 from tandem.validation import listed
@@ -162,8 +162,11 @@ class RunFolder:
             raise InputError(f"weights_dir {self._folder}: {error.strerror}") from error
         self._record = MetricsLog(path)
         self._write_csv()
-        events = Path(config.tensorboard_dir or self._folder)
-        self._events = EventLog(events, state.step) if config.tensorboard else None
+        self._events: EventLog | None = None
+        if config.tensorboard:
+            events = Path(config.tensorboard_dir or self._folder)
+            make_folder(events)
+            self._events = EventLog(events, state.step)
 
     @property
     def busy(self) -> bool:

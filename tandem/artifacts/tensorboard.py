@@ -100,7 +100,6 @@ class EventLog:
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        folder.mkdir(parents=True, exist_ok=True)
         numbers = [int(m[1]) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name))]
         path = folder / f"events.out.tfevents.{max(numbers, default=0) + 1:05}"
         self._file = path.open("xb")

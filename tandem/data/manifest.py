@@ -10,18 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AfterValidator, FailFast, Field, PlainValidator
 
-from tandem.data.dataset import StoredPictures
 from tandem.data.labels import check_array_labels, check_class_labels
 from tandem.data.safe_io import read_bytes
 from tandem.errors import InputError
 from tandem.files import write_text
 from tandem.memory import CLASS_LABEL, PICTURE_DTYPE, RowType
 from tandem.validation import read_json, shown, validated
+
+if TYPE_CHECKING:
+    from tandem.data.dataset import StoredPictures
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1
@@ -145,8 +147,10 @@ class Manifest:
         return CLASS_LABEL
 
     @property
-    def stored(self) -> StoredPictures:
+    def stored(self) -> "StoredPictures":
         """How the pictures are stored."""
+        from tandem.data.dataset import StoredPictures  # which imports h5py
+
         return StoredPictures(self.layout, self.resize, self.pad)
 
     def name(self, split: str, index: int) -> str:

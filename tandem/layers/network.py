@@ -260,12 +260,12 @@ def build_network(description: NetworkDescription, dtype: str = "float32") -> Ne
         ) from error
     try:
         return kind(**arguments)
-    except TypeError as error:
+    except (TypeError, KeyError) as error:
         if description.crop_size is not None:
             raise
         raise InputError(
             f"network: {description.network} cannot be made for rows of arrays, which have no"
-            f" crop_size: {error}"
+            " crop_size: it is for pictures"
         ) from error
     except (ValueError, MemoryError, OverflowError) as error:
         settings = "crop_size, width" + ", network_options" * bool(description.all_options)

@@ -34,17 +34,17 @@ def _name(value: Any) -> str:
 ACTIVATION = Argument("the name of an activation", _name)
 
 
-def activated(x: "TensorVariable", name: str) -> "TensorVariable":
+def activated(x: "TensorVariable", name: str | None) -> "TensorVariable":
     """Apply an activation of `ACTIVATIONS`; softmax is that of units or channels."""
     from tandem.layers import activations
 
-    if name == "linear":
+    if name in (None, "linear"):
         return x
     if name == "softmax":
         return softmax(x, symbolic_axis(-1, x.type.ndim))
     if name == "leaky_relu":
         return activations.leaky_relu(x, LEAKY_SLOPE)
-    return getattr(activations, name)(x)
+    return getattr(activations, str(name))(x)
 
 
 def softmax(x: "TensorVariable", axis: int) -> "TensorVariable":

@@ -13,6 +13,9 @@ from tandem.validation import shown, suggestion
 Pair = tuple[int, int]
 """A number for rows and one for columns."""
 
+Sizes = int | Pair
+"""A `Pair`, or a number for both."""
+
 LARGEST = 2**24
 """The largest number of units, pixels or rows that an argument may be."""
 
@@ -119,6 +122,11 @@ def known_name(names: Sequence[str]) -> Callable[[Any], str]:
         raise InputError(f"found {shown(value)}, expected one of {', '.join(names)}{hint}")
 
     return convert
+
+
+def pair(sizes: Sizes) -> Pair:
+    """Both numbers of sizes."""
+    return sizes if isinstance(sizes, tuple) else (sizes, sizes)
 
 
 def optional(kind: Argument) -> Argument:

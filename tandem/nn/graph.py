@@ -98,6 +98,7 @@ class Graph:
         """Infer shapes and parameters."""
         shapes: list[Shape] = []
         declared: dict[str, tuple[Parameter, ...]] = {}
+        frozen = {*self.frozen}
         for node in self.nodes:
             layer, inputs = self.layers[node.layer], [shapes[n] for n in node.inputs]
             try:
@@ -106,6 +107,12 @@ class Graph:
                 own = layer.name is None and node.layer != layer.label
                 raise InputError(f"{node.layer}: {error}" if own else f"{error}") from error
             parameters = layer.declare(node.layer, *inputs)
+            is_averaging = node.layer in declared and node.layer not in frozen
+            if is_averaging and not all(p.trainable for p in parameters):
+                raise _fault(
+                    f"several calls of {node.layer}, of which each has averages of its own",
+                    "one call, a layer of its own for each, or trainable=False",
+                )
             if declared.setdefault(node.layer, parameters) != parameters:
                 raise _fault(
                     f"{node.layer} called on inputs of different shapes", "ones of the same shape"

@@ -118,3 +118,7 @@ def test_event_files_lie_in_their_own_folder(tmp_path: Path) -> None:
     folder.close()
     assert [path.name for path in events.iterdir()] == ["events.out.tfevents.00001"]
     assert not [*tmp_path.glob("events.out*")]
+    (tmp_path / "file").write_text("")
+    config = Config(weights_dir=str(tmp_path), tensorboard_dir=str(tmp_path / "file" / "events"))
+    with pytest.raises(InputError, match="events: the folder cannot be made"):
+        RunFolder(config, RunState(), None)

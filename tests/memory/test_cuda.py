@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tandem.errors import InputError
-from tandem.memory import Slot, SlotLayout
+from tandem.memory import RowType, Slot, SlotLayout
 from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, SlotUploader, at_thread_end
 from tests.support.fake_cuda import FakeDriver, FakeEvent, FakeMachine, FakeStream
 
@@ -193,6 +193,31 @@ def test_a_slot_without_pictures_is_one_copy(trainer: FakeDriver, loader: FakeDr
     assert layout.nbytes < LAYOUT.nbytes
     assert trainer.read(slot.arrays.indices).tolist() == [7, 5, 0, 0]
     assert slot.arrays.pictures.__cuda_array_interface__["data"] == (0, False)
+
+
+def test_rows_of_arrays_and_their_targets_are_uploaded(
+    trainer: FakeDriver, loader: FakeDriver
+) -> None:
+    """Of a slot that is not full only the rows that it has, and all targets."""
+    layout = SlotLayout(4, RowType("float32", (40, 3)), RowType("float32", (70,)))
+    slot = CudaSlot.create(trainer, layout)
+    uploader = SlotUploader(loader, [CudaSlot.open(loader, layout, slot.handle())])
+    rows, targets = np.full((3, 40, 3), 1.5), np.full((3, 70), -2.5)
+
+    def fill(staged: Slot) -> None:
+        staged.pictures[:3], staged.labels[:3], staged.valid[...] = rows, targets, 3
+
+    uploader.fill(0, fill)
+    uploader.close()
+    assert loader.log[0] == f"upload {3 * 40 * 3 * 4}"
+    found = trainer.read(slot.arrays.pictures)
+    assert (found.dtype, found.shape) == (np.float32, (4, 40, 3))
+    np.testing.assert_array_equal(found[:3], rows)
+    assert not found[3:].any()
+    np.testing.assert_array_equal(trainer.read(slot.arrays.labels)[:3], targets)
+    kept = layout.without_pictures()
+    assert (kept.arrays["pictures"][0], kept.targets) == ((4, 0, 3), layout.targets)
+    assert kept.nbytes == layout.nbytes - layout.offsets["labels"]
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,15 @@ def test_a_shared_layer_has_inputs_of_one_shape() -> None:
         Graph.traced(symbol, shared(shared(symbol)))
 
 
+def test_a_normalisation_whose_averages_are_learnt_is_called_once() -> None:
+    """Of two calls only one could report the statistics that the averages take up."""
+    symbol, norm = Input((5,)), layers.BatchNormalization()
+    with pytest.raises(InputError, match=r"several calls of batch_normalization, .*expected one"):
+        Graph.traced(symbol, norm(norm(symbol)))
+    kept = layers.BatchNormalization(trainable=False)
+    assert Graph.traced(symbol, kept(kept(symbol))).total_parameters == 20
+
+
 def test_a_graph_is_replayed_on_another_symbol_with_its_parameters() -> None:
     inner = Graph.chained([Input((5,)), layers.Dense(5), layers.Dense(5, name="second")])
     symbol = Input((5,))

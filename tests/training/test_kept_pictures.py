@@ -7,15 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tandem.data.dataset import Dataset
+from tandem.data.dataset import Dataset, open_split
 from tandem.distributed import local_groups
 from tandem.errors import InputError
 from tandem.memory import RowType, SlotLayout
 from tandem.memory.cuda import CudaSlots
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import CudaMemory
+from tandem.preprocessing.arrays import write_arrays
 from tandem.training import kept_pictures as module
 from tandem.training.kept_pictures import describe_kept, kept_pictures, read_kept_pictures
 from tandem.training.messages import Activity
@@ -150,6 +152,27 @@ def test_all_pictures_come_in_parts_of_bounded_size(
     assert status.shown == [Activity.READING, Activity.STARTING]
     memory.close()
     assert driver.machine.used(0) == 0
+
+
+def test_rows_of_arrays_are_kept_and_an_empty_split_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = np.random.default_rng(1).normal(size=(7, 4, 3)).astype(np.float32), np.arange(7.0)
+    manifest = write_arrays(tmp_path, (x, y), None)
+    train, validation = (
+        open_split(manifest, tmp_path, name, tmp_path / "labels") for name in ("train", "val")
+    )
+    spec, status, driver = spec_of(train, validation), Status(), FakeDriver(FakeMachine())
+    assert decisions(spec, [0], 3 * 7 * 48) == [{"train": (7, 4, 3)}]
+    assert decisions(spec, [0], 3 * 7 * 48 - 1) == [{}]
+    monkeypatch.setattr(module, "STAGING_NBYTES", 2 * 48)
+    slots = CudaSlots(0, SlotLayout(2, train.row, train.target).without_pictures())
+    layout = FlatLayout.of({"w": (1,)}, "float32")
+    memory = CudaMemory(slots, layout, driver, lambda stream: nullcontext())  # type: ignore[arg-type]
+    memory.keep_pictures("train", (7, 4, 3), train.row.dtype)
+    read_kept_pictures(spec, memory, status)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(driver.read(memory.pictures["train"]), x, strict=True)
+    assert "keeps the train pictures: 0 MiB" in str(describe_kept(spec, memory))
 
 
 def test_what_is_kept_is_said(splits: Any) -> None:

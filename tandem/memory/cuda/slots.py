@@ -127,7 +127,7 @@ class SlotUploader:
         layout = slot.layout
         parts = [slice(0, layout.nbytes)]
         if rows < layout.batch_size:
-            labels = layout.offsets["labels"]  # everything behind it is small
+            labels = layout.offsets["labels"]  # with all behind it: targets, and what is small
             parts = [slice(0, rows * layout.pictures.nbytes), slice(labels, layout.nbytes)]
         for part in parts:
             if part.start < part.stop:

@@ -15,8 +15,10 @@ from tandem.nn.arguments import (
     PAIR,
     Argument,
     Pair,
+    Sizes,
     argument,
     integers,
+    pair,
 )
 from tandem.nn.initializers import INITIALIZER, GlorotUniform, Initializer, Zeros
 from tandem.nn.layers.base import BuildContext, Layer, ParameterLayer, Shape
@@ -33,17 +35,17 @@ class _Convolution(ParameterLayer):
     It is no dataclass, so that each has Keras's order of arguments.
     """
 
-    kernel_size: Pair
-    strides: Pair
+    kernel_size: Sizes
+    strides: Sizes
     padding: str
-    dilation_rate: Pair
-    activation: str
+    dilation_rate: Sizes
+    activation: str | None
     use_bias: bool
-    bias_initializer: Initializer
+    bias_initializer: Initializer | str
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if max(self.strides) > 1 and max(self.dilation_rate) > 1:
+        if max(pair(self.strides)) > 1 and max(pair(self.dilation_rate)) > 1:
             raise self.fault(
                 f"strides {self.strides} and dilation_rate {self.dilation_rate}",
                 "one of them to be 1",
@@ -61,13 +63,15 @@ class _Convolution(ParameterLayer):
         """Pixels from the first to the last tap of a filter, both counted."""
         rows, columns = (
             (taps - 1) * dilation + 1
-            for taps, dilation in zip(self.kernel_size, self.dilation_rate, strict=True)
+            for taps, dilation in zip(
+                *map(pair, (self.kernel_size, self.dilation_rate)), strict=True
+            )
         )
         return rows, columns
 
     def shape(self, *inputs: Shape) -> Shape:
         image = self.image(inputs)
-        counts = window_counts(self, image, self._reach, self.strides, self.padding)
+        counts = window_counts(self, image, self._reach, pair(self.strides), self.padding)
         return (*counts, self._weight_shape(image[2])[0])
 
     def build(self, context: BuildContext, *inputs: "TensorVariable") -> "TensorVariable":
@@ -77,7 +81,7 @@ class _Convolution(ParameterLayer):
         channels, *image = x.type.shape[1:]
         sides: list[Side] = [(0, 0), (0, 0)]
         if self.padding == "same":
-            lengths = zip(image, self._reach, self.strides, strict=True)
+            lengths = zip(image, self._reach, pair(self.strides), strict=True)
             sides = [same_padding(n, reach, stride) for n, reach, stride in lengths]
         (top, bottom), (left, right) = sides
         pad = (top, left)
@@ -113,16 +117,16 @@ class Conv2D(_Convolution):
     """
 
     filters: int = argument(COUNT)
-    kernel_size: Pair = argument(PAIR)
-    strides: Pair = argument(PAIR, (1, 1))
+    kernel_size: Sizes = argument(PAIR)
+    strides: Sizes = argument(PAIR, (1, 1))
     padding: str = argument(PADDING, "valid")
     data_format: str | None = argument(DATA_FORMAT, None)
-    dilation_rate: Pair = argument(PAIR, (1, 1))
+    dilation_rate: Sizes = argument(PAIR, (1, 1))
     groups: int = argument(COUNT, 1)
-    activation: str = argument(ACTIVATION, None)
+    activation: str | None = argument(ACTIVATION, None)
     use_bias: bool = argument(FLAG, True)
-    kernel_initializer: Initializer = argument(INITIALIZER, GlorotUniform())
-    bias_initializer: Initializer = argument(INITIALIZER, Zeros())
+    kernel_initializer: Initializer | str = argument(INITIALIZER, GlorotUniform())
+    bias_initializer: Initializer | str = argument(INITIALIZER, Zeros())
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,14 +144,14 @@ class Conv2D(_Convolution):
         return super().shape(*inputs)
 
     def _weight_shape(self, channels: int) -> tuple[int, int, int, int]:
-        return (self.filters, channels // self.groups, *self.kernel_size)
+        return (self.filters, channels // self.groups, *pair(self.kernel_size))
 
     def _groups(self, channels: int) -> int:
         return self.groups
 
     def declare(self, name: str, *inputs: Shape) -> tuple[Parameter, ...]:
         shape = self._weight_shape(inputs[0][2])
-        window = math.prod(self.kernel_size)
+        window = math.prod(pair(self.kernel_size))
         fans = (shape[1] * window, self.filters * window)
         bias = self.bias_initializer if self.use_bias else None
         return affine(name, shape, fans, self.kernel_initializer, bias)
@@ -160,25 +164,25 @@ class DepthwiseConv2D(_Convolution):
     Other parameters are those of `Conv2D`.
     """
 
-    kernel_size: Pair = argument(PAIR)
-    strides: Pair = argument(PAIR, (1, 1))
+    kernel_size: Sizes = argument(PAIR)
+    strides: Sizes = argument(PAIR, (1, 1))
     padding: str = argument(PADDING, "valid")
     depth_multiplier: int = argument(COUNT, 1)
     data_format: str | None = argument(DATA_FORMAT, None)
-    dilation_rate: Pair = argument(PAIR, (1, 1))
-    activation: str = argument(ACTIVATION, None)
+    dilation_rate: Sizes = argument(PAIR, (1, 1))
+    activation: str | None = argument(ACTIVATION, None)
     use_bias: bool = argument(FLAG, True)
-    depthwise_initializer: Initializer = argument(INITIALIZER, GlorotUniform())
-    bias_initializer: Initializer = argument(INITIALIZER, Zeros())
+    depthwise_initializer: Initializer | str = argument(INITIALIZER, GlorotUniform())
+    bias_initializer: Initializer | str = argument(INITIALIZER, Zeros())
 
     def _weight_shape(self, channels: int) -> tuple[int, int, int, int]:
-        return (channels * self.depth_multiplier, 1, *self.kernel_size)
+        return (channels * self.depth_multiplier, 1, *pair(self.kernel_size))
 
     def _groups(self, channels: int) -> int:
         return channels
 
     def declare(self, name: str, *inputs: Shape) -> tuple[Parameter, ...]:
-        channels, window = inputs[0][2], math.prod(self.kernel_size)
+        channels, window = inputs[0][2], math.prod(pair(self.kernel_size))
         # As Keras counts, by the axes of its kernel (row, column, channel, multiplier).
         fans = (channels * window, self.depth_multiplier * window)
         bias = self.bias_initializer if self.use_bias else None
@@ -186,10 +190,10 @@ class DepthwiseConv2D(_Convolution):
 
 
 def _sides(value: Any) -> tuple[Side, Side]:
-    pair = value if isinstance(value, tuple | list) else (value, value)
-    if len(pair) != 2:
+    sides = value if isinstance(value, tuple | list) else (value, value)
+    if len(sides) != 2:
         raise ValueError("no pair")
-    first, last = (integers(2, 0).convert(side) for side in pair)
+    first, last = (integers(2, 0).convert(side) for side in sides)
     return (first[0], first[1]), (last[0], last[1])
 
 
@@ -204,17 +208,18 @@ class ZeroPadding2D(Layer):
     data_format : {"channels_last"}, optional
     """
 
-    padding: tuple[Side, Side] = argument(
+    padding: Sizes | tuple[Side, Side] = argument(
         Argument("a whole number of at least 0, two, or two pairs", _sides), (1, 1)
     )
     data_format: str | None = argument(DATA_FORMAT, None)
 
     def shape(self, *inputs: Shape) -> Shape:
         rows, columns, channels = self.image(inputs)
-        (top, bottom), (left, right) = self.padding
+        (top, bottom), (left, right) = _sides(self.padding)
         return rows + top + bottom, columns + left + right, channels
 
     def build(self, context: BuildContext, *inputs: "TensorVariable") -> "TensorVariable":
         from tandem.ops import pad2d
 
-        return pad2d(inputs[0], (*self.padding[0], *self.padding[1]))
+        rows, columns = _sides(self.padding)
+        return pad2d(inputs[0], (*rows, *columns))

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 from tandem.layers.parameter import Parameter
 from tandem.nn.activations import ACTIVATION, activated
 from tandem.nn.arguments import COUNT, DATA_FORMAT, FLAG, Argument, argument, integers, number
-from tandem.nn.initializers import INITIALIZER, GlorotUniform, Initializer, Zeros
+from tandem.nn.initializers import (
+    INITIALIZER,
+    GlorotUniform,
+    Initializer,
+    Zeros,
+    find_initializer,
+)
 from tandem.nn.layers.base import BuildContext, Layer, ParameterLayer, Shape, ShapedLike, Symbol
 
 if TYPE_CHECKING:
@@ -64,10 +70,10 @@ class Dense(ParameterLayer):
     """
 
     units: int = argument(COUNT)
-    activation: str = argument(ACTIVATION, None)
+    activation: str | None = argument(ACTIVATION, None)
     use_bias: bool = argument(FLAG, True)
-    kernel_initializer: Initializer = argument(INITIALIZER, GlorotUniform())
-    bias_initializer: Initializer = argument(INITIALIZER, Zeros())
+    kernel_initializer: Initializer | str = argument(INITIALIZER, GlorotUniform())
+    bias_initializer: Initializer | str = argument(INITIALIZER, Zeros())
 
     def shape(self, *inputs: Shape) -> Shape:
         shape = self.single(inputs)
@@ -80,7 +86,7 @@ class Dense(ParameterLayer):
         return affine(name, units, units, self.kernel_initializer, self._bias)
 
     @property
-    def _bias(self) -> Initializer | None:
+    def _bias(self) -> Initializer | str | None:
         return self.bias_initializer if self.use_bias else None
 
     def build(self, context: BuildContext, *inputs: "TensorVariable") -> "TensorVariable":
@@ -99,16 +105,16 @@ def affine(
     name: str,
     shape: Shape,
     fans: tuple[int, int],
-    kernel: Initializer,
-    bias: Initializer | None,
+    kernel: Initializer | str,
+    bias: Initializer | str | None,
 ) -> tuple[Parameter, ...]:
     """Weight and, if any, bias of a layer: filters are the first axis of four, the last of two."""
-    drawn = kernel.draw(*fans)
+    drawn = find_initializer(kernel).draw(*fans)
     weight = Parameter(f"{name}.weight", shape, "weight", drawn.mean, drawn.std, drawn.distribution)
     if bias is None:
         return (weight,)
     units = shape[0] if len(shape) == 4 else shape[1]
-    drawn = bias.draw(units, units)
+    drawn = find_initializer(bias).draw(units, units)
     return weight, Parameter(
         f"{name}.bias", (units,), "bias", drawn.mean, drawn.std, drawn.distribution
     )

@@ -5,7 +5,17 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tandem.nn.arguments import DATA_FORMAT, FLAG, PADDING, PAIR, Pair, argument, optional
+from tandem.nn.arguments import (
+    DATA_FORMAT,
+    FLAG,
+    PADDING,
+    PAIR,
+    Pair,
+    Sizes,
+    argument,
+    optional,
+    pair,
+)
 from tandem.nn.layers.base import BuildContext, Layer, Shape
 from tandem.nn.layers.windows import same_padding, window_counts
 
@@ -17,19 +27,19 @@ if TYPE_CHECKING:
 class _Pooling(Layer):
     """What maxima and averages have in common: windows."""
 
-    pool_size: Pair = argument(PAIR, (2, 2))
-    strides: Pair | None = argument(optional(PAIR), None)
+    pool_size: Sizes = argument(PAIR, (2, 2))
+    strides: Sizes | None = argument(optional(PAIR), None)
     padding: str = argument(PADDING, "valid")
     data_format: str | None = argument(DATA_FORMAT, None)
 
     @property
     def _strides(self) -> Pair:
-        return self.strides or self.pool_size
+        return pair(self.strides or self.pool_size)
 
     def shape(self, *inputs: Shape) -> Shape:
         image = self.image(inputs)
         return (
-            *window_counts(self, image, self.pool_size, self._strides, self.padding),
+            *window_counts(self, image, pair(self.pool_size), self._strides, self.padding),
             image[2],
         )
 
@@ -40,7 +50,7 @@ class _Pooling(Layer):
         # An Op pads both ends alike. Windows that lack a pixel at the end are there by `ceil`; at
         # stride 1, where none is left over, the image is padded more and loses its first window.
         pads, firsts = [], []
-        lengths = zip(x.type.shape[2:], self.pool_size, self._strides, strict=True)
+        lengths = zip(x.type.shape[2:], pair(self.pool_size), self._strides, strict=True)
         for length, size, stride in lengths:
             before, behind = same_padding(length, size, stride)
             pads.append(behind if stride == 1 else before)
@@ -53,7 +63,7 @@ class _Pooling(Layer):
         """Pool images that are padded at both ends of an axis."""
 
     def flops(self, *inputs: Shape) -> int:
-        return math.prod(self.shape(*inputs)) * math.prod(self.pool_size)
+        return math.prod(self.shape(*inputs)) * math.prod(pair(self.pool_size))
 
 
 @dataclass(frozen=True, eq=False)
