@@ -200,7 +200,8 @@ class Fit:
         names = None if self.class_names is None else list(self.class_names)
         if names is not None and len(names) != units:
             raise InputError(f"class_names: found {len(names)}, expected {units}, as outputs")
-        train, validation = [(rows.x, rows.y) for rows in splits] + [None] * (2 - len(splits))
+        train = splits[0].x, splits[0].y
+        validation = (splits[1].x, splits[1].y) if len(splits) == 2 else None
         if self.resume:
             if matches(folder, checksum(*train, *(validation or (None, None)))):
                 return

@@ -48,6 +48,11 @@ def find_metrics(metrics: Sequence[Any], loss: Loss) -> dict[str, str]:
             found[metric] = "binary_accuracy" if loss.output == "sigmoid" else "accuracy"
         else:
             found[str(metric)] = _named(metric)
+    if "binary_accuracy" in found.values() and loss.output != "sigmoid":
+        raise InputError(
+            f"metrics: found binary_accuracy with {loss.name}, expected binary_crossentropy: it is "
+            "of the outputs of a sigmoid"
+        )
     return found
 
 

@@ -18,6 +18,7 @@ from tandem.nn.layers import DepthwiseConv2D, Input, InputLayer, Layer, Symbol
 if TYPE_CHECKING:
     from tandem.layers.network import NetworkDescription
     from tandem.nn.history import History
+    from tandem.nn.progress import Verbose
     from tandem.nn.prediction import CompiledModel
 
 __all__ = ["Model", "Sequential"]
@@ -187,7 +188,7 @@ class Model:
         *,
         batch_size: int = 32,
         epochs: int = 1,
-        verbose: str | int = "auto",
+        verbose: Verbose = "auto",
         callbacks: Sequence[Any] = (),
         validation_split: float = 0.0,
         validation_data: tuple[Any, Any] | None = None,

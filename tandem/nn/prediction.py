@@ -109,7 +109,7 @@ class CompiledModel:
         return pytensor.function(
             inputs,
             outputs,
-            givens={variable: self._weights[name] for name, variable in network.parameters.items()},
+            givens=[(network.parameters[name], value) for name, value in self._weights.items()],
             mode=device_mode(self._device),
             on_unused_input="ignore",
             name="model",
