@@ -47,7 +47,8 @@ def load_model(
     layers : sequence of type
         Layers of one's own in the graph.
     compile : bool
-        Whether the model gets the optimizer, the loss and the metrics of the checkpoint.
+        Whether the model gets the optimizer, the loss and the metrics of the checkpoint, but for
+        functions of one's own: a model with such a loss has to be compiled again.
 
     Raises
     ------

@@ -18,8 +18,8 @@ from tandem.nn.layers import DepthwiseConv2D, Input, InputLayer, Layer, Symbol
 if TYPE_CHECKING:
     from tandem.layers.network import NetworkDescription
     from tandem.nn.history import History
-    from tandem.nn.progress import Verbose
     from tandem.nn.prediction import CompiledModel
+    from tandem.nn.progress import Verbose
 
 __all__ = ["Model", "Sequential"]
 

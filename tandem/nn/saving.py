@@ -12,7 +12,7 @@ from tandem.errors import InputError
 from tandem.layers.network import GRAPH_NETWORK
 from tandem.nn.compilation import Compilation
 from tandem.nn.graph import Graph
-from tandem.nn.losses import FunctionLoss, loss_of_run
+from tandem.nn.losses import loss_of_run
 from tandem.nn.model import Model
 from tandem.optim import OPTIMIZERS
 
@@ -51,7 +51,7 @@ def read_model(path: str | os.PathLike[str], layers: Sequence[type], compile: bo
             "for others see tandem.validate and tandem.classify"
         )
     graph = Graph.from_json(description.options.get("graph"), layers)
-    model = Model.of_graph(graph, file.stem)
+    model = Model.of_graph(graph, "model")
     shapes = {parameter.name: parameter.shape for parameter in graph.parameters}
     for name, shape in shapes.items():
         value = checkpoint.weights.get(name)
@@ -60,7 +60,7 @@ def read_model(path: str | os.PathLike[str], layers: Sequence[type], compile: bo
             raise InputError(f"{file}: found {there} for {name}, expected {shape}")
     model.load_weights(checkpoint.weights)
     model.trained = description
-    if compile and checkpoint.config:
+    if compile and checkpoint.config and not description.options.get("loss"):
         model.compilation = _compilation(checkpoint.config, description.options, graph)
     return model
 
@@ -73,7 +73,7 @@ def _compilation(
     settings = dict(make_config({k: v for k, v in config.items() if k in Config.model_fields}))
     chosen = OPTIMIZERS.chosen(settings)
     names = [*vars(chosen), "optimizer", "learning_rate", "bias_rate", "decay_kinds"]
-    path = options.get("loss")
-    loss = FunctionLoss(path) if path else loss_of_run(settings, from_logits)
-    metrics = {name.partition(":")[2] or name: name for name in settings["metrics"]}
+    # Functions of the user's own are left out: a file does not decide what is imported.
+    metrics = {name: name for name in settings["metrics"] if ":" not in name}
+    loss = loss_of_run(settings, from_logits)
     return Compilation({name: settings[name] for name in names if name in settings}, loss, metrics)

@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tandem import nn
-from tandem.artifacts.checkpoint import read_header
+from tandem.artifacts.checkpoint import read_checkpoint, read_header, save_checkpoint
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
 from tandem.artifacts.run_folder import list_checkpoints
 from tandem.data.reader import PictureReader
@@ -94,6 +95,23 @@ def test_the_graph_in_a_checkpoint_is_data(trained: Trained) -> None:
     assert network.wnids == ("across", "down")
     assert network.options["output"] == "softmax"
     assert json.loads(json.dumps(network.options["graph"])) == trained.model.graph.to_json()
+
+
+def test_a_file_does_not_decide_what_a_model_imports(trained: Trained, tmp_path: Path) -> None:
+    path, name = tmp_path / "model.safetensors", "module_of_a_file"
+    newest = read_checkpoint(list_checkpoints(trained.history.run)[-1])
+    options = {**newest.network.options, "loss": f"{name}:loss"}
+    config = {**newest.config, "metrics": ["accuracy", f"{name}:metric"]}
+    save_checkpoint(path, replace(newest, config=config))
+    loaded = nn.load_model(path)
+    assert loaded.compiled().metrics == {"accuracy": "accuracy"}
+    loaded.evaluate(trained.x, trained.y)
+    save_checkpoint(path, replace(newest, network=replace(newest.network, options=options)))
+    loaded = nn.load_model(path)
+    np.testing.assert_array_equal(loaded.predict(trained.x), trained.model.predict(trained.x))
+    with pytest.raises(InputError, match="expected a call of compile first"):
+        loaded.evaluate(trained.x, trained.y)
+    assert name not in sys.modules
 
 
 def test_a_checkpoint_of_another_network_is_no_model(tmp_path: Path) -> None:
