@@ -1,6 +1,6 @@
 """A script that fits AlexNet for CIFAR-10 with `tandem.nn`, for `benchmarks.front`, until it ends.
 
-python -m benchmarks.front_fit FOLDER PROCESSES PICTURES BATCH WIDTH
+Its arguments are a folder, and numbers of processes, pictures and pictures of a batch, and a width.
 """
 
 import sys
