@@ -173,3 +173,23 @@ def test_a_run_without_numbers_ends_as_the_callback_says(tmp_path: Path) -> None
     callbacks = [nn.callbacks.TerminateOnNaN()]
     history = model.fit(x, x[:, 0], run=tmp_path / "ends", callbacks=callbacks, **options)
     assert history.history == {}
+
+
+def test_an_own_layer_learns_and_is_named_when_it_is_loaded(tmp_path: Path) -> None:
+    from examples.nn_layers import Swish
+
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(256, 5))
+    model = nn.Sequential([nn.layers.Dense(16), Swish(name="swish"), nn.layers.Dense(1)])
+    model.compile(nn.optimizers.Adam(0.02), "mse")
+    history = model.fit(
+        x, np.abs(x[:, 0]), epochs=10, devices=["cpu"], run=tmp_path / "run", verbose=0
+    )
+    assert history.history["loss"][-1] < 0.3 * history.history["loss"][0]
+    assert model.weights["swish.scale"][0] != 1
+    with pytest.raises(InputError, match="examples.nn_layers:Swish"):
+        nn.load_model(tmp_path / "run")
+    loaded = nn.load_model(tmp_path / "run", layers=[Swish])
+    np.testing.assert_array_equal(loaded.predict(x), model.predict(x))
+    with pytest.raises(InputError, match="expected subclasses of nn.layers.Layer"):
+        nn.load_model(tmp_path / "run", layers=[dict])
