@@ -62,16 +62,28 @@ def checked_rows(
         A shape, a dtype or a value cannot be used.
     """
     inputs = checked_inputs(x, shape, f"{name}x", may_crop)
-    targets = np.asarray(y)
+    targets = as_array(y, f"{name}y")
     if targets.ndim == 0 or len(targets) != len(inputs):
         raise InputError(
             f"{name}y: found shape {targets.shape}, expected {len(inputs)} rows, as x has"
         )
     targets = _checked_targets(targets, units, loss, f"{name}y")
-    if inputs.dtype == np.uint8 and targets.dtype != np.int64:
-        inputs = inputs.astype(np.float32)
-        inputs = inputs.reshape(len(inputs), *shape)
+    if targets.dtype != np.int64:
+        inputs = _as_numbers(inputs, shape)
     return Rows(inputs, targets)
+
+
+def as_array(values: Any, name: str) -> np.ndarray:
+    """An array of numbers; raises InputError for what is none."""
+    if values is None:
+        raise InputError(f"{name}: found None, expected an array")
+    try:
+        found = np.asarray(values)
+    except ValueError as error:  # nested lists of different lengths
+        raise InputError(f"{name}: found no array ({error}), expected rows of one shape") from error
+    if found.dtype.kind not in "biuf":
+        raise InputError(f"{name}: found {found.dtype}, expected numbers")
+    return found
 
 
 def checked_inputs(x: Any, shape: Shape, name: str = "x", may_crop: bool = False) -> np.ndarray:
@@ -81,9 +93,7 @@ def checked_inputs(x: Any, shape: Shape, name: str = "x", may_crop: bool = False
     """
     if x is None:
         raise InputError(f"{name}: found None, expected an array of shape {_rows(shape)}")
-    found = np.asarray(x)
-    if found.dtype.kind not in "biuf":
-        raise InputError(f"{name}: found {found.dtype}, expected numbers")
+    found = as_array(x, name)
     if found.dtype == np.uint8 and len(shape) == 3 and shape[0] == shape[1] and shape[2] in (1, 3):
         return _checked_pictures(found, shape, name, may_crop)
     if found.shape[1:] != shape:
@@ -119,8 +129,6 @@ def _checked_pictures(found: np.ndarray, shape: Shape, name: str, may_crop: bool
 
 def _checked_targets(y: np.ndarray, units: int, loss: Loss, name: str) -> np.ndarray:
     """Targets as labels, int64 (n,), or as rows of numbers, float32 (n, units)."""
-    if y.dtype.kind not in "biuf":
-        raise InputError(f"{name}: found {y.dtype}, expected numbers")
     if loss.targets == "labels" or (loss.targets == "either" and y.ndim == 1):
         return _checked_labels(y, units, loss, name)
     rows = y[:, np.newaxis] if y.ndim == 1 else y
@@ -197,11 +205,23 @@ def as_rows(parts: Sequence[Rows], units: int, shape: Shape) -> list[Rows]:
 
 def _as(rows: Rows, units: int, shape: Shape, have_labels: bool, are_pictures: bool) -> Rows:
     x, y = rows.x, rows.y
-    if not are_pictures and rows.are_pictures:
-        x = x.astype(np.float32).reshape(len(x), *shape)
+    if not are_pictures:
+        x = _as_numbers(x, shape)
     if not have_labels and y.dtype == np.int64:
         y = np.eye(units, dtype=np.float32)[y]
     return Rows(x, y)
+
+
+def _as_numbers(x: np.ndarray, shape: Shape) -> np.ndarray:
+    """Rows as float32 (n, *shape); pictures that would have to be cropped are refused."""
+    if x.dtype != np.uint8:
+        return x
+    if x.shape[1:3] != shape[:2]:
+        raise InputError(
+            f"x: found shape {x.shape}, expected {_rows(shape)}: pictures are cropped where all "
+            "are uint8 and have class labels"
+        )
+    return x.astype(np.float32).reshape(len(x), *shape)
 
 
 def _rows(shape: Shape) -> str:

@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
+from tandem.artifacts.checkpoint import Checkpoint, RunState, read_checkpoint, save_checkpoint
 from tandem.artifacts.metrics_log import read_records
-from tandem.artifacts.run_folder import CONFIGURATION, RECORD, find_best, list_checkpoints
+from tandem.artifacts.run_folder import (
+    CONFIGURATION,
+    RECORD,
+    checkpoint_name,
+    find_best,
+    list_checkpoints,
+)
 from tandem.artifacts.run_lock import locked
 from tandem.config.command_line import ANSWERS
 from tandem.config.hardware import resolve_devices
 from tandem.config.schema import Config, make_config
-from tandem.data.manifest import MANIFEST_NAME, Manifest, read_any_manifest
+from tandem.data.manifest import ArrayManifest, Manifest, read_any_manifest
 from tandem.data.order import minibatch_count
 from tandem.errors import InputError
 from tandem.launch.api import raise_failure
@@ -28,15 +34,15 @@ from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.programs import execute_training
 from tandem.launch.ranks import is_rank, work_on_ranks_of_script
 from tandem.layers.network import GRAPH_NETWORK
-from tandem.nn.arrays import Rows, as_rows, checked_rows, divided
-from tandem.nn.callbacks import Context, Decisions, decide
+from tandem.nn.arrays import Rows, as_array, as_rows, checked_rows, divided
+from tandem.nn.callbacks import Callback, Context, Decisions, decide
 from tandem.nn.history import History
 from tandem.nn.progress import EpochProgress, Verbose, chosen
 from tandem.preprocessing.arrays import checksum, matches, write_arrays, write_pictures
 from tandem.processes.supervisor import Outcome
 from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
-from tandem.validation import read_yaml, shown, validated
+from tandem.validation import listed, read_yaml, shown, validated
 
 if TYPE_CHECKING:
     from tandem.nn.model import Model
@@ -63,6 +69,7 @@ _ARGUMENTS = {
     "init_weights": "load_model or set_weights",
     "freeze": "trainable=False of layers",
 }
+_OF_PICTURES = ("rand_crop", "rand_mirror", "rand_colour")
 
 
 @dataclass(frozen=True)
@@ -85,10 +92,12 @@ class Fit:
         self, x: Any, y: Any, validation_split: float, validation_data: tuple[Any, Any] | None
     ) -> History:
         """Train; return the values of each epoch."""
-        self._check_arguments(x is None)
+        self._check_arguments()
         splits = None
         if x is not None:
             splits = self._splits(x, y, validation_split, validation_data)
+        else:
+            self._check_prepared(y is None and validation_data is None and not validation_split)
         decided = self._decisions(splits)
 
         def work(launcher: Launcher) -> tuple[Outcome, Path]:
@@ -100,7 +109,7 @@ class Fit:
             raise_failure(outcome)
         return self._finish(folder, decided)
 
-    def _check_arguments(self, is_prepared: bool) -> None:
+    def _check_arguments(self) -> None:
         self.model.compiled()
         for name, least in (("batch_size", 1), ("epochs", 1)):
             value = getattr(self, name)
@@ -108,17 +117,46 @@ class Fit:
                 raise InputError(
                     f"{name}: found {shown(value)}, expected a whole number from {least}"
                 )
+        chosen(self.verbose)
         for key in self.settings:
             if key in _ARGUMENTS:
                 raise InputError(
                     f"fit: found the setting {key}, expected {_ARGUMENTS[key]} instead"
                 )
-        if is_prepared and "data_folder" not in self.settings:
-            raise InputError("x: found None, expected an array, or the setting data_folder")
-        if not is_prepared and "data_folder" in self.settings:
-            raise InputError("data_folder: found it beside x, expected one of them")
         if self.resume and self.run is None:
             raise InputError("resume: found True without run, expected the run folder to continue")
+
+    def _check_prepared(self, is_alone: bool) -> None:
+        """Refuse a fit without x that names no data set, or other arrays beside it."""
+        if "data_folder" not in self.settings:
+            raise InputError("x: found None, expected an array, or the setting data_folder")
+        if not is_alone or self.class_names is not None:
+            raise InputError(
+                "data_folder: found it with y, class_names, validation_split or validation_data, "
+                "expected none of them: the data set has its own"
+            )
+        self._check_data(read_any_manifest(Path(self.settings["data_folder"])))
+
+    def _check_data(self, manifest: Manifest | ArrayManifest) -> None:
+        """Refuse stored data that do not fit the model."""
+        model, folder = self.model, self.settings.get("data_folder", "the run's data")
+        if manifest.classes != model.units:
+            raise InputError(
+                f"{folder}: found {manifest.classes} classes or values of a target, expected "
+                f"{model.units}, as the model has outputs"
+            )
+        shape = model.graph.input_shape
+        if isinstance(manifest, ArrayManifest):
+            if manifest.pixels.shape != shape:
+                raise InputError(
+                    f"{folder}: found rows of shape {manifest.pixels.shape}, expected {shape}, as "
+                    "the model's input"
+                )
+        elif shape not in ((shape[0], shape[0], 1), (shape[0], shape[0], 3)):
+            raise InputError(
+                f"{folder}: found pictures, expected a model of square pictures: its input has the "
+                f"shape {shape}"
+            )
 
     def _decisions(self, splits: list[Rows] | None) -> Decisions:
         """What the callbacks decide."""
@@ -133,8 +171,11 @@ class Fit:
         self, x: Any, y: Any, validation_split: float, validation_data: tuple[Any, Any] | None
     ) -> list[Rows]:
         """Training rows and, if there are any, validation rows, in one form."""
+        if "data_folder" in self.settings:
+            raise InputError("data_folder: found it beside x, expected one of them")
         model, loss = self.model, self.model.compiled().loss
-        model.build(np.shape(x))
+        x = as_array(x, "x")
+        model.build(x.shape)
         shape, units = model.graph.input_shape, model.units
         model.compiled().output_of(model.graph)
         splits = [checked_rows(x, y, shape, units, loss, may_crop=self._crops)]
@@ -179,49 +220,82 @@ class Fit:
         self, splits: list[Rows] | None, folder: Path, decided: Decisions, launcher: Launcher
     ) -> Outcome:
         """Write what the processes of the run read, and train."""
+        data = folder / DATA if splits is not None else Path(self.settings["data_folder"])
+        config = self._config(splits, data, folder, decided, launcher)
+        names = self.model.compiled().names
+
+        def make_reporter(spec: RunSpec) -> EpochProgress:
+            return EpochProgress(spec, chosen(self.verbose), names)
+
+        objects = decided.objects
+        if any(isinstance(each, Callback) for each in self.callbacks):
+            objects = (_NewestWeights(self.model, folder), *objects)
         with locked(folder) as lock:
-            if splits is None:
-                data = Path(self.settings["data_folder"])
-            else:
-                data = folder / DATA
-                self._store(splits, data)
-            config = self._config(data, folder, decided, launcher)
-            names = self.model.compiled().names
+            wrote = splits is not None and self._store(splits, data)
+            if splits is not None:
+                splits.clear()  # copies of the arrays, if they had to be converted
+            try:
+                if config.init_weights is not None and not self._has_begun(folder):
+                    self._write_initial(folder, isinstance(read_any_manifest(data), Manifest))
+                return execute_training(config, lock, launcher, Callbacks(objects), make_reporter)
+            finally:
+                if not (folder / RECORD).exists():  # refused: the corrected call starts anew
+                    (folder / INITIAL).unlink(missing_ok=True)
+                    if wrote:
+                        shutil.rmtree(data)
 
-            def make_reporter(spec: RunSpec) -> EpochProgress:
-                return EpochProgress(spec, chosen(self.verbose), names)
+    def _store(self, splits: list[Rows], folder: Path) -> bool:
+        """Write the arrays to files, unless the folder has them; whether they were written.
 
-            callbacks = Callbacks(decided.objects)
-            return execute_training(config, lock, launcher, callbacks, make_reporter)
-
-    def _store(self, splits: list[Rows], folder: Path) -> None:
-        """Write the arrays to files, or check that those of a stopped run are the same."""
+        Raises InputError if it has others.
+        """
         units = self.model.units
-        names = None if self.class_names is None else list(self.class_names)
+        names = None if self.class_names is None else tuple(self.class_names)
         if names is not None and len(names) != units:
             raise InputError(f"class_names: found {len(names)}, expected {units}, as outputs")
         train = splits[0].x, splits[0].y
         validation = (splits[1].x, splits[1].y) if len(splits) == 2 else None
-        if self.resume:
-            if matches(folder, checksum(*train, *(validation or (None, None)))):
-                return
-        elif (folder / MANIFEST_NAME).exists():  # of a run that did not begin
-            shutil.rmtree(folder)
+        if matches(folder, checksum(*train, *(validation or (None, None)))):
+            found = read_any_manifest(folder)
+            self._check_data(found)
+            if names is not None and names != found.wnids:
+                raise InputError(
+                    f"class_names: found {listed(names)}, expected {listed(found.wnids)}, as in "
+                    f"{folder}"
+                )
+            return False
         if splits[0].y.dtype == np.int64 and names is None:
-            names = [str(number) for number in range(units)]
+            names = tuple(map(str, range(units)))
         write = write_pictures if splits[0].are_pictures else write_arrays
         write(folder, train, validation, names)
+        return True
 
-    def _config(self, data: Path, folder: Path, decided: Decisions, launcher: Launcher) -> Config:
-        """The configuration of the run."""
-        model, manifest = self.model, read_any_manifest(data / MANIFEST_NAME)
-        shape = model.graph.input_shape
-        devices = self.devices if isinstance(self.devices, str) else list(self.devices)
+    def _config(
+        self,
+        splits: list[Rows] | None,
+        data: Path,
+        folder: Path,
+        decided: Decisions,
+        launcher: Launcher,
+    ) -> Config:
+        """The configuration of the run. Nothing is written."""
+        model, settings = self.model, dict(self.settings)
+        if splits is None:
+            manifest = read_any_manifest(data)
+            rows, are_pictures = sum(manifest.counts("train")), isinstance(manifest, Manifest)
+        else:
+            rows, are_pictures = len(splits[0]), splits[0].are_pictures
+        for name in _OF_PICTURES:
+            if settings.get(name) and not are_pictures:
+                raise InputError(
+                    f"{name}: found {shown(settings[name])} with rows of numbers, expected uint8 "
+                    "pictures with class labels"
+                )
         given = {
             "n_epochs": self.epochs,
             "resume_train": self.resume,
-            "data_folder": os.fspath(data),
-            "weights_dir": os.fspath(folder),
+            "data_folder": data,
+            "weights_dir": folder,
             "mean_file": None,
             "network": GRAPH_NETWORK,
             "network_options": model.options(),
@@ -230,18 +304,26 @@ class Fit:
             "rand_mirror": False,
             "lr_policy": "constant",
             "seed": model.seed,
-            "devices": devices,
+            "devices": self.devices if isinstance(self.devices, str) else list(self.devices),
             "print_epochs": True,
             "live_view": False,
             "freeze": list(model.graph.frozen),
         }
-        side = shape[0] if isinstance(manifest, Manifest) else None
-        if side is not None:
-            given["crop_size"] = side
-        values = {**given, **model.compiled().settings, **decided.settings, **self.settings}
-        if values["freeze"] or model.has_own_weights:
-            values["init_weights"] = os.fspath(self._initial(folder, side))
-        config = validated(Config, values, {key: key for key in self.settings}, "", ANSWERS)
+        if are_pictures:
+            given["crop_size"] = model.graph.input_shape[0]
+        values = {**given, **model.compiled().settings, **decided.settings, **settings}
+        # A run's random weights are those of its seed, and the model's of its own.
+        if values["freeze"] or model.has_own_weights or values["seed"] != model.seed:
+            values["init_weights"] = folder / INITIAL
+        values = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in values.items()}
+        config = validated(Config, values, {key: key for key in settings}, "", ANSWERS)
+        changes = self._parts(config, launcher)
+        if "print_freq" not in settings:
+            changes["print_freq"] = max(1, minibatch_count(rows, self.batch_size) // _REPORTS)
+        return validated(Config, {**config.model_dump(mode="json"), **changes}, {}, "", ANSWERS)
+
+    def _parts(self, config: Config, launcher: Launcher) -> dict[str, Any]:
+        """The settings of a trainer's part of each batch."""
         trainers = len(launcher.ranks) or len(resolve_devices(config.devices, config.para_load))
         if self.batch_size % trainers:
             near = -(-self.batch_size // trainers) * trainers
@@ -250,22 +332,26 @@ class Fit:
                 f"of their number, such as {near}"
             )
         own = self.batch_size // trainers
-        changes: dict[str, Any] = {"batch_size": own}
-        if model.graph.untrained:
-            changes["norm_rows"] = min(model.norm_rows, self.batch_size)
-        if "print_freq" not in self.settings:
-            rows = sum(manifest.counts("train"))
-            changes["print_freq"] = max(1, minibatch_count(rows, self.batch_size) // _REPORTS)
-        return validated(Config, {**config.model_dump(mode="json"), **changes}, {}, "", ANSWERS)
+        if not self.model.graph.untrained:
+            return {"batch_size": own}
+        rows = min(self.model.norm_rows, self.batch_size)
+        if own % rows:
+            raise InputError(
+                f"norm_rows: found {rows}, expected a divisor of {own}, the rows that each of "
+                f"{trainers} trainers has of batch_size {self.batch_size}: rows that are "
+                "normalised together are with one of them"
+            )
+        return {"batch_size": own, "norm_rows": rows}
 
-    def _initial(self, folder: Path, crop_size: int | None) -> Path:
-        """Write the weights with which the run begins, unless a stopped run has; their file."""
-        path, model = folder / INITIAL, self.model
-        if not (self.resume and path.exists()):
-            description = model.description(crop_size)
-            weights = Checkpoint(model.weights, {}, description, untrained=model.graph.untrained)
-            save_checkpoint(path, weights)
-        return path
+    def _has_begun(self, folder: Path) -> bool:
+        return bool(list_checkpoints(folder)) and (folder / INITIAL).exists()
+
+    def _write_initial(self, folder: Path, are_pictures: bool) -> None:
+        """Write the weights with which the run begins."""
+        model = self.model
+        description = model.description(model.graph.input_shape[0] if are_pictures else None)
+        weights = Checkpoint(model.weights, {}, description, untrained=model.graph.untrained)
+        save_checkpoint(folder / INITIAL, weights)
 
     def _finish(self, folder: Path, decided: Decisions) -> History:
         """Load the weights of the run's end; collect its history."""
@@ -279,3 +365,16 @@ class Fit:
         names = self.model.compiled().names
         with_rate = "lr_policy" in decided.settings
         return History.of_records(read_records(folder / RECORD), names, folder, with_rate=with_rate)
+
+
+@dataclass(frozen=True)
+class _NewestWeights:
+    """Loads the weights of each epoch, so that callbacks which look at the model see them."""
+
+    model: Model
+    folder: Path
+
+    def on_epoch_end(self, epoch: int, record: Any) -> None:
+        path = self.folder / checkpoint_name(RunState(epoch=epoch))
+        if path.exists():  # by `snapshot_freq` not every epoch has one
+            self.model.load_weights(read_checkpoint(path).weights)

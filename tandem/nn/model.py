@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,7 +71,11 @@ class Model:
         """Do nothing: a model has its input shape. See `Sequential`."""
 
     def __call__(self, symbol: Symbol) -> Symbol:
-        """The layers, called on another symbol; they have their weights in common."""
+        """Call the layers on another symbol: calls have their parameters in common.
+
+        Values of the parameters are not passed on to a model that is made of the result:
+        ``other.load_weights({**other.weights, **model.weights})`` copies them.
+        """
         return self.graph.replayed(symbol)
 
     def _begin(self, name: str, norm_rows: int, seed: int) -> None:
@@ -149,8 +153,20 @@ class Model:
         self.load_weights(found)
 
     def load_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Set the arrays by name, in the layouts of `weights`."""
-        self._weights = {name: np.array(weights[name], np.float32) for name in self.weights}
+        """Set the arrays by name, in the layouts of `weights`; others are left out.
+
+        Raises InputError if one is missing or has another shape.
+        """
+        found = {}
+        for parameter in self.graph.parameters:
+            value = weights.get(parameter.name)
+            there = "nothing" if value is None else f"shape {np.shape(value)}"
+            if value is None or np.shape(value) != parameter.shape:
+                raise InputError(
+                    f"weights: found {there} for {parameter.name}, expected {parameter.shape}"
+                )
+            found[parameter.name] = np.array(value, np.float32)
+        self._weights = found
         if self._compiled is not None:
             self._compiled.load(self._weights)
 
@@ -276,6 +292,7 @@ class Model:
         """The model's outputs, float32 (n, units)."""
         from tandem.nn.arrays import checked_inputs
 
+        _check_batch(batch_size)
         inputs = checked_inputs(x, self.graph.input_shape)
         loss = None if self.compilation is None else self.compilation.loss
         return self._on_device().predict(
@@ -297,6 +314,7 @@ class Model:
         from tandem.nn.arrays import checked_rows
 
         compilation = self.compiled()
+        _check_batch(batch_size)
         rows = checked_rows(x, y, self.graph.input_shape, self.units, compilation.loss)
         found = self._on_device().evaluate(rows, batch_size)
         values = {"loss": found["loss"]}
@@ -386,18 +404,37 @@ class Sequential(Model):
             self.add(layer)
 
     def add(self, layer: Any) -> None:
-        """Append a layer, a block or a model."""
+        """Append a layer, a block or a model; the layers before keep their weights."""
+        before, values = self._graph, self._weights
         self._added.append(layer)
-        self._compiled = self._weights = None
-        self._graph = None
+        self._graph = self._weights = self._compiled = self.trained = None
         if isinstance(self._added[0], Symbol | InputLayer):
             self._graph = Graph.chained(self._added, self.norm_rows)
+        if before is not None and values is not None:
+            self.load_weights({**self.weights, **dict(_kept(before, values, self.graph))})
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         """Give the model its input shape, (None, *shape of a row), where it has no `Input`."""
         if self._graph is None:
             first = Input(tuple(length for length in input_shape[1:] if length is not None))
             self._graph = Graph.chained([first, *self._added], self.norm_rows)
+            self._added.insert(0, first)
+
+
+def _kept(
+    before: Graph, values: Mapping[str, np.ndarray], graph: Graph
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The weights of a graph's layers under their names in another, which may differ."""
+    names = {layer: name for name, layer in before.layers.items()}
+    for parameter in graph.parameters:
+        name = layer_of(parameter.name)
+        if (old := names.get(graph.layers[name])) is not None:
+            yield parameter.name, values[old + parameter.name.removeprefix(name)]
+
+
+def _check_batch(batch_size: int) -> None:
+    if batch_size < 1:
+        raise InputError(f"batch_size: found {batch_size}, expected at least 1")
 
 
 def _to_keras(layer: Layer, value: np.ndarray) -> np.ndarray:

@@ -9,10 +9,12 @@ from typing import Literal
 
 from tandem.artifacts.epochs import logs_of
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
+from tandem.errors import InputError
 from tandem.nn.callbacks.base import renamed
 from tandem.processes.supervisor import ProgressReporter
 from tandem.training.messages import Notice, Progress
 from tandem.training.run_spec import RunSpec
+from tandem.validation import shown
 
 Verbose = Literal["auto"] | int
 
@@ -22,6 +24,8 @@ _SECONDS = 0.1  # least time between two drawings
 
 def chosen(verbose: Verbose) -> int:
     """0: silent; 1: bars; 2: lines. "auto" is bars on a terminal or in a notebook, else lines."""
+    if verbose not in ("auto", 0, 1, 2):
+        raise InputError(f"verbose: found {shown(verbose)}, expected auto, 0, 1 or 2")
     if verbose != "auto":
         return int(verbose)
     # A notebook's stdout is of ipykernel; it shows a bar as a terminal does.

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tandem.optim import OPTIMIZERS
 def save_model(model: Model, path: str | os.PathLike[str]) -> None:
     """Write a model's graph, weights and compilation to a checkpoint, whole or not at all."""
     description = model.trained or model.description(None)
+    if model.compilation is not None:  # perhaps another than that of the run
+        description = replace(description, options=model.options())
     settings = {"mean_file": None}
     if model.compilation is not None:
         settings |= model.compilation.settings
@@ -52,13 +55,10 @@ def read_model(path: str | os.PathLike[str], layers: Sequence[type], compile: bo
         )
     graph = Graph.from_json(description.options.get("graph"), layers)
     model = Model.of_graph(graph, "model")
-    shapes = {parameter.name: parameter.shape for parameter in graph.parameters}
-    for name, shape in shapes.items():
-        value = checkpoint.weights.get(name)
-        if value is None or value.shape != shape:
-            there = "nothing" if value is None else value.shape
-            raise InputError(f"{file}: found {there} for {name}, expected {shape}")
-    model.load_weights(checkpoint.weights)
+    try:
+        model.load_weights(checkpoint.weights)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error
     model.trained = description
     if compile and checkpoint.config and not description.options.get("loss"):
         model.compilation = _compilation(checkpoint.config, description.options, graph)

@@ -108,6 +108,17 @@ def test_pictures_with_other_targets_than_labels_are_numbers() -> None:
     assert rows.x.shape == (4, 8, 8, 1)
 
 
+def test_larger_pictures_are_cropped_only_as_pictures() -> None:
+    larger = np.zeros((4, 9, 9), np.uint8)
+    rows = checked_rows(larger, np.arange(4), (8, 8, 1), 4, SPARSE, may_crop=True)
+    assert rows.are_pictures
+    numbers = checked_rows(np.zeros((4, 8, 8, 1)), np.arange(4), (8, 8, 1), 4, SPARSE)
+    with pytest.raises(InputError, match="pictures are cropped where all are uint8"):
+        as_rows([rows, numbers], 4, (8, 8, 1))
+    with pytest.raises(InputError, match="pictures are cropped where all are uint8"):
+        checked_rows(larger, np.ones((4, 2)), (8, 8, 1), 2, MSE, may_crop=True)
+
+
 def test_the_last_rows_are_for_validation() -> None:
     rows = Rows(np.arange(10.0)[:, np.newaxis], np.arange(10))
     train, validation = divided(rows, 0.25)

@@ -90,6 +90,17 @@ def test_a_model_comes_back_from_a_file(trained: Trained, tmp_path: Path) -> Non
     assert loaded.evaluate(trained.x, trained.y) == trained.model.evaluate(trained.x, trained.y)
 
 
+def test_a_model_that_is_compiled_anew_is_saved_as_it_is(trained: Trained, tmp_path: Path) -> None:
+    model = nn.load_model(trained.history.run)
+    model.compile("sgd", "mse", ["mae"])
+    model.save(tmp_path / "model.safetensors")
+    assert read_header(tmp_path / "model.safetensors").network.options["output"] == "linear"
+    loaded = nn.load_model(tmp_path / "model.safetensors")
+    assert loaded.compiled().names == {"mae": "mae"}
+    one_hot = np.eye(2)[trained.y]
+    assert loaded.evaluate(trained.x, one_hot) == model.evaluate(trained.x, one_hot)
+
+
 def test_the_graph_in_a_checkpoint_is_data(trained: Trained) -> None:
     network = read_header(list_checkpoints(trained.history.run)[-1]).network
     assert network.wnids == ("across", "down")

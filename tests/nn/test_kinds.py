@@ -97,7 +97,7 @@ class _Log(nn.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.calls.append(("epoch", epoch))
-        self.logs = logs
+        self.logs, self.weights = logs, self.model.get_weights()
         self.model.stop_training = epoch == 2
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -131,6 +131,8 @@ def test_callbacks_are_called_here_and_end_training(tmp_path: Path) -> None:
     assert history.history["learning_rate"] == pytest.approx([0.1, 0.05, 0.1 / 3])
     last = {name: values[-1] for name, values in history.history.items()}
     assert log.logs == pytest.approx(last)
+    for seen, final in zip(log.weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(seen, final)  # callbacks see the weights of their epoch
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
     copy = nn.load_model(tmp_path / "3.safetensors")
     np.testing.assert_array_equal(copy.predict(x), model.predict(x))

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from tandem import nn
+from tandem.config.schema import Config
 from tandem.errors import InputError
+from tandem.preprocessing.arrays import write_arrays, write_pictures
+from tandem.processes.supervisor import Outcome
 from tests.support.bars import bars, small_model
 
 
@@ -56,6 +59,31 @@ def test_weights_have_keras_layouts_and_come_back() -> None:
     np.testing.assert_array_equal(
         model.weights["depthwise_conv2d.weight"][1, 0], kernel[:, :, 0, 1]
     )
+
+
+def test_a_layer_that_is_added_leaves_the_others_their_weights() -> None:
+    """Under their names, which may change."""
+    model = nn.Sequential([nn.layers.Dense(4), nn.layers.Dense(4)])
+    model.build((None, 4))
+    model.set_weights([np.full(w.shape, n) for n, w in enumerate(model.get_weights())])
+    model.add(nn.layers.Dense(4, name="dense_1"))
+    assert [*model.weights][2:] == [
+        "dense_2.weight", "dense_2.bias", "dense_1.weight", "dense_1.bias"
+    ]  # fmt: skip
+    assert [w.mean() for w in model.get_weights()[:4]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({}, "weights: found nothing for conv2d.weight, expected (4, 1, 3, 3)"),
+        ({"conv2d.weight": np.ones(4)}, "weights: found shape (4,) for conv2d.weight"),
+    ],
+)
+def test_arrays_by_name_that_do_not_fit_are_refused(weights: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        small_model().load_weights(weights)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +142,12 @@ X, Y = bars(64)
     ("arguments", "message"),
     [
         ({"x": None}, "x: found None, expected an array, or the setting data_folder"),
+        ({"x": None, "data_folder": "nowhere"}, "data_folder: found it with y, class_names"),
+        ({"data_folder": "nowhere"}, "data_folder: found it beside x, expected one of them"),
+        ({"x": [[1], [1, 2]]}, "expected rows of one shape"),
+        ({"y": None}, "y: found None, expected an array"),
+        ({"x": X / 255, "rand_mirror": True}, "rand_mirror: found true with rows of numbers"),
+        ({"verbose": "loud"}, 'verbose: found "loud", expected auto, 0, 1 or 2'),
         ({"y": Y[:3]}, "y: found shape (3,), expected 64 rows, as x has"),
         ({"x": X[:, :7]}, "x: found shape (64, 7, 8), expected (n, 8, 8, 1)"),
         ({"y": Y.astype(float)}, "y: found float64, expected whole numbers"),
@@ -133,10 +167,11 @@ X, Y = bars(64)
 def test_fit_refuses(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
     model = small_model()
     model.compile("adam", "sparse_categorical_crossentropy")
-    given = {"x": X, "y": Y, "run": tmp_path / "run", "devices": ["cpu", "cpu"], **arguments}
+    given = {"x": X, "y": Y, "run": tmp_path / "run", "devices": ["cpu", "cpu"], "verbose": 0}
     with pytest.raises(InputError) as caught:
-        model.fit(given.pop("x"), given.pop("y"), verbose=0, **given)
+        model.fit(**given | arguments)
     assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
 
 
 def test_fit_without_compile_is_refused(tmp_path: Path) -> None:
@@ -158,3 +193,80 @@ def test_norm_rows_have_to_divide_a_trainers_part(tmp_path: Path) -> None:
     model.compile("adam", "mse")
     with pytest.raises(InputError, match="norm_rows: found 24"):
         model.fit(X, np.eye(2)[Y], batch_size=64, devices=["cpu", "cpu"], run=tmp_path / "run")
+
+
+class Starts:
+    """Stands for the start of a run: notes what it is given, and refuses it."""
+
+    def __init__(self) -> None:
+        self.configs: list[Config] = []
+        self.files: list[set[str]] = []
+
+    def __call__(self, config: Config, *_: Any) -> Outcome:
+        self.configs.append(config)
+        self.files.append({path.name for path in config.weights_path.iterdir()})
+        raise InputError("refused")
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
+    found = Starts()
+    monkeypatch.setattr("tandem.nn.fit.execute_training", found)
+    return found
+
+
+def fit(starts: Starts, folder: Path, x: Any = X, y: Any = Y, **options: Any) -> None:
+    model = small_model()
+    model.compile("adam", "sparse_categorical_crossentropy")
+    with pytest.raises(InputError, match="refused"):
+        model.fit(x, y, run=folder / "run", devices=["cpu"], **options)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_refused_run_leaves_nothing_that_hinders_the_next(
+    starts: Starts, tmp_path: Path, resume: bool
+) -> None:
+    fit(starts, tmp_path)
+    assert "data" in starts.files[0]
+    assert not (tmp_path / "run").exists()
+    fit(starts, tmp_path, x=X[::-1], class_names=["a", "b"], resume=resume)
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_of_other_arrays_are_not_removed(starts: Starts, tmp_path: Path) -> None:
+    write_pictures(tmp_path / "run" / "data", (X, Y), None, ["a", "b"])
+    model = small_model()
+    model.compile("adam", "sparse_categorical_crossentropy")
+    with pytest.raises(InputError, match="found a data set of other arrays"):
+        model.fit(X[::-1], Y, run=tmp_path / "run", devices=["cpu"])
+    fit(starts, tmp_path)
+    assert (tmp_path / "run" / "data" / "manifest.json").exists()
+
+
+def test_initial_weights_are_those_of_the_model_whatever_seed_a_run_has(
+    starts: Starts, tmp_path: Path
+) -> None:
+    fit(starts, tmp_path)
+    assert starts.configs[0].init_weights is None  # drawn by the run, from the model's seed
+    fit(starts, tmp_path, seed=5)
+    assert starts.configs[1].init_weights == str(tmp_path / "run" / "initial.safetensors")
+    assert "initial.safetensors" in starts.files[1]
+
+
+def test_prepared_data_have_to_fit_the_model(starts: Starts, tmp_path: Path) -> None:
+    write_pictures(tmp_path / "three", (X, Y), None, ["a", "b", "c"])
+    write_arrays(tmp_path / "rows", (X / 255, Y), None, ["a", "b"])
+    write_pictures(tmp_path / "two", (X, Y), None, ["a", "b"])
+    messages = {
+        "three": "found 3 classes or values of a target, expected 2, as the model has outputs",
+        "rows": "found rows of shape (8, 8), expected (8, 8, 1), as the model's input",
+        "two": "refused",
+    }
+    model = small_model()
+    model.compile("adam", "sparse_categorical_crossentropy")
+    for name, message in messages.items():
+        with pytest.raises(InputError) as caught:
+            model.fit(data_folder=tmp_path / name, run=tmp_path / "run", devices=["cpu"])
+        assert message in str(caught.value)
+        assert (tmp_path / name / "manifest.json").exists()
+    assert starts.configs[0].data_folder == str(tmp_path / "two")
