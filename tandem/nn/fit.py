@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -231,18 +232,23 @@ class Fit:
         if any(isinstance(each, Callback) for each in self.callbacks):
             objects = (_NewestWeights(self.model, folder), *objects)
         with locked(folder) as lock:
-            wrote = splits is not None and self._store(splits, data)
+            made = {folder / name for name in (RECORD, CONFIGURATION, INITIAL)}
+            made = {path for path in made if not path.exists()}
             if splits is not None:
+                if self._store(splits, data):
+                    made.add(data)
                 splits.clear()  # copies of the arrays, if they had to be converted
+            outcome = None
             try:
                 if config.init_weights is not None and not self._has_begun(folder):
                     self._write_initial(folder, isinstance(read_any_manifest(data), Manifest))
-                return execute_training(config, lock, launcher, Callbacks(objects), make_reporter)
+                callbacks = Callbacks(objects)
+                outcome = execute_training(config, lock, launcher, callbacks, make_reporter)
+                return outcome
             finally:
-                if not (folder / RECORD).exists():  # refused: the corrected call starts anew
-                    (folder / INITIAL).unlink(missing_ok=True)
-                    if wrote:
-                        shutil.rmtree(data)
+                failure = None if outcome is None else outcome.failure
+                if outcome is None or not isinstance(failure, Diverged | NoneType):
+                    _remove_unbegun(folder, made)
 
     def _store(self, splits: list[Rows], folder: Path) -> bool:
         """Write the arrays to files, unless the folder has them; whether they were written.
@@ -365,6 +371,20 @@ class Fit:
         names = self.model.compiled().names
         with_rate = "lr_policy" in decided.settings
         return History.of_records(read_records(folder / RECORD), names, folder, with_rate=with_rate)
+
+
+def _remove_unbegun(folder: Path, made: Iterable[Path]) -> None:
+    """Remove what was made for a run that failed before it recorded anything.
+
+    So the corrected call finds the folder as this one did.
+    """
+    if list_checkpoints(folder) or ((folder / RECORD).exists() and read_records(folder / RECORD)):
+        return
+    for path in made:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -278,6 +278,20 @@ def importable_name(setting: str, thing: Any) -> str:
     return f"{module}:{name}"
 
 
+def own_function(setting: str, function: Any) -> str:
+    """The name "module:name" of a loss or metric of the user's own, which is called once.
+
+    Raises InputError if it cannot be imported, or does not return a number for each row.
+    """
+    import pytensor.tensor as pt
+
+    path = importable_name(setting, function)
+    rows = function(*(pt.matrix(name, dtype="float32") for name in ("targets", "predictions")))
+    if getattr(getattr(rows, "type", None), "ndim", None) != 1:
+        raise InputError(f"{setting}: found {rows} of {path}, expected a number for each row")
+    return path
+
+
 def _fault(found: str, expected: str) -> InputError:
     return InputError(f"graph: found {found}, expected {expected}")
 

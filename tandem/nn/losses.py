@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from tandem.errors import InputError
-from tandem.nn.graph import importable_name
+from tandem.nn.graph import own_function
 
 __all__ = [
     "BinaryCrossentropy",
@@ -156,7 +156,7 @@ def find_loss(loss: Any) -> Loss:
     if isinstance(loss, Loss):
         return loss
     if callable(loss):
-        return FunctionLoss(importable_name("loss", loss))
+        return FunctionLoss(own_function("loss", loss))
     from tandem.validation import shown, suggestion
 
     if not isinstance(loss, str) or loss.lower() not in _NAMES:
@@ -173,6 +173,10 @@ class _Crossentropy(CategoricalCrossentropy):
     """The cross-entropy of a run that is loaded, of which the form of targets is not known."""
 
     targets = "either"
+
+    @property
+    def name(self) -> str:
+        return "CategoricalCrossentropy"
 
 
 def loss_of_run(settings: Mapping[str, Any], from_logits: bool) -> Loss:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem.errors import InputError
 from tandem.layers.choices import find_metric
-from tandem.nn.graph import importable_name
+from tandem.nn.graph import own_function
 from tandem.nn.losses import Loss
 
 __all__ = ["TopKCategoricalAccuracy", "find_metrics"]
@@ -42,7 +42,7 @@ def find_metrics(metrics: Sequence[Any], loss: Loss) -> dict[str, str]:
         if isinstance(metric, TopKCategoricalAccuracy):
             found[metric.name] = f"top{metric.k}"
         elif callable(metric):
-            path = importable_name("metrics", metric)
+            path = own_function("metrics", metric)
             found[path.partition(":")[2]] = path
         elif metric in _ACCURACY:
             found[metric] = "binary_accuracy" if loss.output == "sigmoid" else "accuracy"

@@ -48,7 +48,8 @@ class GraphNetwork(Network):
         The own layers that the graph may name, each "module:Class", which are imported.
     loss : str
         "module:function", which is imported, or empty: that of the setting ``loss``. The function
-        takes targets, as the data has them, and predictions, and returns the loss of each row.
+        takes targets and predictions, both rows (batch, classes), classes as one-hot rows, and
+        returns the loss of each row.
 
     Raises
     ------
@@ -169,11 +170,12 @@ class GraphNetwork(Network):
         A loss that contains the output's activation is computed from the logits, as is a
         cross-entropy of outputs without one.
         """
-        from tandem.layers.losses import mean_over_valid
+        from tandem.layers.losses import mean_over_valid, target_rows
 
         if self._own_loss is None:
             return mean_over_valid(self.loss(self._outputs(logits), labels), valid)
-        rows = self._own_loss(labels, self.predictions(logits))
+        predictions = self.predictions(logits)
+        rows = self._own_loss(target_rows(predictions, labels), predictions)
         if getattr(getattr(rows, "type", None), "ndim", None) != 1:
             raise InputError(
                 f"loss: found {rows} of {getattr(self._own_loss, '__name__', 'the own loss')},"

@@ -9,6 +9,7 @@ import pytest
 from tandem import nn
 from tandem.config.schema import Config
 from tandem.errors import InputError
+from tandem.nn.fit import _remove_unbegun
 from tandem.preprocessing.arrays import write_arrays, write_pictures
 from tandem.processes.supervisor import Outcome
 from tests.support.bars import bars, small_model
@@ -96,9 +97,16 @@ def test_weights_that_do_not_fit_are_refused(weights: list[Any], message: str) -
     assert message in str(caught.value)
 
 
+def one_number(targets: Any, predictions: Any) -> Any:
+    """A function that is no loss: a number for all rows together."""
+    return (targets - predictions).mean()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"loss": one_number}, "test_model:one_number, expected a number for each row"),
+        ({"loss": "mse", "metrics": [one_number]}, "metrics: found mean of tests.nn.test_model"),
         ({"loss": None}, "loss: found None, expected a loss"),
         ({"loss": "crossentropy"}, "did you mean"),
         ({"optimizer": "adm", "loss": "mse"}, 'optimizer: found "adm"'),
@@ -220,6 +228,17 @@ def fit(starts: Starts, folder: Path, x: Any = X, y: Any = Y, **options: Any) ->
     model.compile("adam", "sparse_categorical_crossentropy")
     with pytest.raises(InputError, match="refused"):
         model.fit(x, y, run=folder / "run", devices=["cpu"], **options)
+
+
+def test_a_run_that_failed_at_once_leaves_what_was_there(tmp_path: Path) -> None:
+    for name in ("config.yaml", "record.jsonl"):
+        (tmp_path / name).touch()
+    (tmp_path / "data").mkdir()
+    _remove_unbegun(tmp_path, [tmp_path / "record.jsonl", tmp_path / "data", tmp_path / "none"])
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    (tmp_path / "epoch-0001.safetensors").touch()
+    _remove_unbegun(tmp_path, [tmp_path / "config.yaml"])
+    assert (tmp_path / "config.yaml").exists()
 
 
 @pytest.mark.parametrize("resume", [False, True])
