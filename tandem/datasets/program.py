@@ -10,9 +10,7 @@ Random pictures, for a trial:  tandem datasets synthetic --train 4096 --size 64 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.datasets import CLASSES, NAMES, class_names, load
@@ -114,11 +112,11 @@ def write(
     Raises InputError for a border of arrays, and if the folder cannot be written or holds a data
     set.
     """
-    from tandem.preprocessing.arrays import write_arrays, write_pictures
+    from tandem.preprocessing.arrays import are_square, write_arrays, write_pictures
 
     (x, y), validation = train, test if len(test[0]) else None
     counts = f"{len(x)} training and {len(test[0])} validation"
-    if _are_pictures(x, y):
+    if are_square(x) and y.dtype.kind == "i":
         manifest = write_pictures(folder, train, validation, names, pad)
         side = x.shape[1]
         return (
@@ -129,13 +127,3 @@ def write(
         raise InputError(f"--pad: found {pad} with arrays {x.shape} in {x.dtype}, expected 0")
     write_arrays(folder, train, validation, names)
     return f"{folder}: {counts} rows of {x.shape[1:]}; for train.py: --data_folder {folder}"
-
-
-def _are_pictures(x: np.ndarray, y: np.ndarray) -> Any:
-    return (
-        x.dtype == np.uint8
-        and x.ndim in (3, 4)
-        and x.shape[1] == x.shape[2]
-        and x.shape[3:] in ((), (1,), (3,))
-        and y.dtype.kind == "i"
-    )

@@ -3,10 +3,11 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tandem import nested
 from tandem.errors import InputError
 from tandem.validation import shown, suggestion
 
@@ -52,19 +53,14 @@ def check_arguments(owner: Any, label: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A field's value as JSON holds it: lists for tuples; ValueError if there is no such."""
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+    """A field's value as JSON holds it, an initializer by class and arguments.
+
+    Raises ValueError if there is no such.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"class": type(value).__name__, **fields}
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not finite")
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ValueError(f"{value!r} is no number, string, list or mapping")
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        value = {"class": type(value).__name__, **fields}
+    return nested.plain(value)
 
 
 def integer(least: int, most: int = LARGEST) -> Argument:

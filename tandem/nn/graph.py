@@ -337,10 +337,8 @@ def _layer_to_json(name: str, layer: Layer) -> dict[str, Any]:
             continue
         try:
             values[each.name] = plain(getattr(layer, each.name))
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"{name}: {each.name}: found {error}, expected plain values"
-            ) from error
+        except ValueError as error:
+            raise InputError(f"{name}: {each.name}: {error}") from error
     return values
 
 

@@ -2,7 +2,6 @@
 
 import math
 import shutil
-import sys
 
 from tandem.nn.graph import Graph
 from tandem.validation import listed
@@ -48,11 +47,6 @@ def summary(graph: Graph, title: str = "", width: int | None = None) -> str:
     with console.capture() as captured:
         console.print(table, markup=False, highlight=False)
     return "\n".join([captured.get().rstrip("\n"), *_totals(graph)])
-
-
-def print_summary(name: str, graph: Graph) -> None:
-    """Print the table of a model."""
-    sys.stdout.write(f"{summary(graph, f'Model: {name}')}\n")
 
 
 def _rows(graph: Graph) -> list[tuple[str, ...]]:

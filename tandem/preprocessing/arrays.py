@@ -76,8 +76,8 @@ def write_pictures(
         The arrays cannot be used, or the folder cannot be written or holds a data set.
     """
     given = _given(train, validation)
-    sides = {x.shape[1] for x, _ in given.values() if _is_square(x)}
-    if len(sides) != 1 or not all(_is_square(x) for x, _ in given.values()):
+    sides = {x.shape[1] for x, _ in given.values() if are_square(x)}
+    if len(sides) != 1 or not all(are_square(x) for x, _ in given.values()):
         found = " and ".join(f"{x.dtype} {x.shape}" for x, _ in given.values())
         raise InputError(
             f"x: found {found}, expected uint8 pictures (n, S, S), (n, S, S, 1) or (n, S, S, 3) of"
@@ -238,7 +238,8 @@ def _given(train: Arrays | None, validation: Arrays | None) -> dict[str, Arrays]
     return found
 
 
-def _is_square(x: npt.NDArray[Any]) -> bool:
+def are_square(x: npt.NDArray[Any]) -> bool:
+    """Whether an array is of pictures as `write_pictures` takes them."""
     return (
         x.dtype == np.uint8
         and x.ndim in (3, 4)

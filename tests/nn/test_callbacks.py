@@ -27,7 +27,6 @@ from tandem.nn.callbacks import (
     ReduceLROnPlateau,
     TensorBoard,
     TerminateOnNaN,
-    adapted,
     decide,
 )
 from tandem.optim import SCHEDULES, Moment
@@ -204,7 +203,7 @@ def record_of(epoch: int, loss: float, accuracy: float = 0.5) -> Any:
 
 def test_a_callback_is_called_as_by_keras() -> None:
     notes, model = Notes(), type("Model", (), {"stop_training": False})()
-    (called,) = decide([notes], CONTEXT, model, {"steps": 3}).objects
+    (called,) = decide([notes], CONTEXT, model).objects
     called.on_train_begin({"n_epochs": 6})
     ends = []
     for epoch in (1, 2):
@@ -221,7 +220,7 @@ def test_a_callback_is_called_as_by_keras() -> None:
         "learning_rate": 0.01,
     }
     assert notes.calls == [
-        ("begin", {"epochs": 6, "steps": 3}, model),
+        ("begin", {"epochs": 6}, model),
         ("epoch", 0),
         ("end", 0, logs),
         ("epoch", 1),
@@ -263,7 +262,7 @@ class Copied:
 
     def begin(self, resume: bool) -> None:
         """Begin a program, as after a kill."""
-        self.called = adapted(self.callback, metrics=NAMES)
+        self.called = self.callback.adapted(metrics=NAMES)
         config = Config(weights_dir=str(self.run), resume_train=resume)
         self.called.on_train_begin(config.model_dump(mode="json"))
 

@@ -4,7 +4,8 @@ import pytest
 
 from tandem.nn import Input, layers
 from tandem.nn.graph import Graph
-from tandem.nn.summary import print_summary, summary
+from tandem.nn.model import Sequential
+from tandem.nn.summary import summary
 from tests.nn.test_graph import small
 
 
@@ -70,8 +71,6 @@ def test_a_narrow_table_keeps_all_of_a_name() -> None:
 def test_a_summary_is_printed_under_the_name_of_the_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    graph = small()
-    print_summary("net", graph)
-    printed = capsys.readouterr().out
-    assert printed == f"{summary(graph, 'Model: net')}\n"
-    assert printed.startswith("Model: net")
+    model = Sequential([Input((5,)), layers.Dense(5)], name="net")
+    model.summary()
+    assert capsys.readouterr().out == summary(model.graph, 'Model: "net"') + "\n"

@@ -31,7 +31,6 @@ __all__ = [
     "ReduceLROnPlateau",
     "TensorBoard",
     "TerminateOnNaN",
-    "adapted",
     "decide",
 ]
 
@@ -58,12 +57,7 @@ class Decisions:
     restores_best: bool = False
 
 
-def decide(
-    callbacks: Iterable[Any],
-    context: Context,
-    model: Any = None,
-    params: Mapping[str, Any] | None = None,
-) -> Decisions:
+def decide(callbacks: Iterable[Any], context: Context, model: Any = None) -> Decisions:
     """Find what callbacks stand for.
 
     Those may be settings, a `Callback`, and an object with the methods of
@@ -89,7 +83,7 @@ def decide(
                     )
                 deciding.setdefault(key, name)
         if isinstance(callback, Callback | ModelCheckpoint):
-            objects.append(adapted(callback, model, params, context.metrics))
+            objects.append(callback.adapted(model, context.metrics))
         elif not isinstance(callback, SettingCallback):
             _check_plain(callback)
             objects.append(callback)
@@ -99,19 +93,6 @@ def decide(
         any(isinstance(each, TerminateOnNaN) for each in callbacks),
         any(isinstance(each, EarlyStopping) and each.restore_best_weights for each in callbacks),
     )
-
-
-def adapted(
-    callback: Callback | ModelCheckpoint,
-    model: Any = None,
-    params: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, str] | None = None,
-) -> Any:
-    """Adapt a callback with Keras's methods to those of `tandem.callbacks.Callback`.
-
-    Parameters are those of `Callback.adapted`.
-    """
-    return callback.adapted(model, params, metrics)
 
 
 def _check_plain(callback: Any) -> None:

@@ -20,9 +20,10 @@ class Callback:
     Attributes
     ----------
     model
-        The model that is trained.
+        The model that is trained. It has the weights of each epoch at its end, where a checkpoint
+        was written.
     params : dict
-        ``epochs``, and what else `fit` tells.
+        ``epochs``.
     """
 
     model: Any = None
@@ -63,25 +64,18 @@ class Callback:
         ``learning_rate``.
         """
 
-    def adapted(
-        self,
-        model: Any = None,
-        params: Mapping[str, Any] | None = None,
-        metrics: Mapping[str, str] | None = None,
-    ) -> Any:
+    def adapted(self, model: Any = None, metrics: Mapping[str, str] | None = None) -> Any:
         """Return what a run calls, with the methods of `tandem.callbacks.Callback`.
 
         Parameters
         ----------
         model
             Is given to `set_model`.
-        params : mapping, optional
-            What `set_params` is given beside ``epochs``.
         metrics : mapping of str to str, optional
             Name of each metric in the configuration, by its name in `logs`; by default the same.
         """
         stand_in = SimpleNamespace(stop_training=False)
-        return _Adapted(self, stand_in if model is None else model, params or {}, metrics)
+        return _Adapted(self, stand_in if model is None else model, metrics)
 
 
 @dataclass
@@ -90,12 +84,11 @@ class _Adapted:
 
     callback: Callback
     model: Any
-    params: Mapping[str, Any]
     metrics: Mapping[str, str] | None
     logs: Mapping[str, float] | None = None  # of the last epoch
 
     def on_train_begin(self, config: Mapping[str, Any]) -> None:
-        self.callback.set_params({"epochs": config["n_epochs"], **self.params})
+        self.callback.set_params({"epochs": config["n_epochs"]})
         self.callback.set_model(self.model)
         self.callback.on_train_begin({})
 

@@ -54,12 +54,7 @@ class ModelCheckpoint(SettingCallback):
                 f"({error}), expected only {', '.join(('epoch', *logs))} in braces"
             ) from error
 
-    def adapted(
-        self,
-        model: Any = None,
-        params: Mapping[str, Any] | None = None,
-        metrics: Mapping[str, str] | None = None,
-    ) -> Any:
+    def adapted(self, model: Any = None, metrics: Mapping[str, str] | None = None) -> Any:
         """Return what a run calls, as `tandem.nn.callbacks.Callback.adapted` does."""
         return _Copies(self, metrics)
 
