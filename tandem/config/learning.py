@@ -64,7 +64,7 @@ class EarlyEnd(Section):
     )
     stop_baseline: Float | None = key(
         None,
-        "stop_patience: epochs no better than this are counted on; null: none",
+        "stop_patience: what an epoch has to beat to be counted as better; null: nothing",
         "a number, or null",
         omit_default=True,
     )

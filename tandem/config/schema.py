@@ -328,17 +328,17 @@ class Output(Section):
     )
     keep_monitor: str = key(
         "top1_error",
-        "what the best checkpoint is the best by: as lr_monitor",
+        "value by which the best checkpoint is chosen: as lr_monitor",
         "validation_loss, top1_error, top5_error or one of metrics",
         omit_default=True,
     )
     print_freq: int = key(20, "steps between reports", unit="steps", ge=1)
     print_epochs: bool = key(
-        False, "report at the end of each epoch too, so that its means are known", omit_default=True
+        False, "report at the end of each epoch too, so that its means are exact", omit_default=True
     )
     print_train_error: bool = key(True, "report the training error beside the loss")
     csv_file: PathText | None = key(
-        None, "table of the epochs to write, with print_epochs; null: none", omit_default=True
+        None, "CSV file to write, a line for each epoch; null: none", omit_default=True
     )
     tensorboard: bool = key(True, "write event files for TensorBoard")
     tensorboard_dir: PathText | None = key(
