@@ -65,8 +65,16 @@ def check(output: str, expected: dict[str, float]) -> None:
     "changes",
     [
         # The last minibatch has three pictures: the second trainer has none.
-        {"devices": ["cpu", "cpu"], "batch_size": 5, "use_data_layer": True, "para_load": False},
-        pytest.param({"batch_size": 7, "rand_mirror": False}, marks=slow),
+        pytest.param(
+            {
+                "devices": ["cpu", "cpu"],
+                "batch_size": 5,
+                "use_data_layer": True,
+                "para_load": False,
+            },
+            marks=slow,
+        ),
+        {"batch_size": 7, "rand_mirror": False},
         pytest.param({"batch_size": 64, "precision": "float64"}, marks=slow),
         pytest.param({"batch_size": 5, "layout": "c01b"}, marks=slow),
         pytest.param({"batch_size": 5, "compile": True}, marks=slow),

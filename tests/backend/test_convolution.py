@@ -142,6 +142,7 @@ for convolutions in ("direct", "fft"):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_compute_the_same_bits() -> None:
     """A step large enough for every kernel, with two threads."""
     command = [sys.executable, "-c", _STEPS]

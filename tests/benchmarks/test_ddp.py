@@ -28,6 +28,7 @@ def test_it_compares_what_it_says() -> None:
     assert all(r["kind"] == "speed" and r["rounds"] == 2 and r["ratio"] > 0 for r in rows)
 
 
+@pytest.mark.slow
 def test_its_ranks_make_steps_together(tmp_path: Path) -> None:
     with ddp.ddp_team(tmp_path / "store", TINY, steps=1) as team:
         for name in ddp.TARGETS:

@@ -43,7 +43,13 @@ def pictures(data: Path) -> np.ndarray:
     return np.concatenate([h5py.File(data / name)["data"][...] for name in files])
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["paper", "norm before pool"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(False, id="paper"),
+        pytest.param(True, id="norm before pool", marks=pytest.mark.slow),
+    ],
+)
 def norm_before_pool(request: pytest.FixtureRequest) -> bool:
     return request.param
 

@@ -189,9 +189,9 @@ def test_an_own_layer_learns_and_is_named_when_it_is_loaded(tmp_path: Path) -> N
     )
     assert history.history["loss"][-1] < 0.3 * history.history["loss"][0]
     assert model.weights["swish.scale"][0] != 1
-    with pytest.raises(InputError, match="examples.nn_layers:Swish"):
+    with pytest.raises(InputError, match=r"examples\.nn_layers:Swish"):
         nn.load_model(tmp_path / "run")
     loaded = nn.load_model(tmp_path / "run", layers=[Swish])
     np.testing.assert_array_equal(loaded.predict(x), model.predict(x))
-    with pytest.raises(InputError, match="expected subclasses of nn.layers.Layer"):
+    with pytest.raises(InputError, match=r"expected subclasses of nn\.layers\.Layer"):
         nn.load_model(tmp_path / "run", layers=[dict])
