@@ -1,4 +1,4 @@
-"""The epochs of a run, from its record: values under Keras's names, and a table of them."""
+"""The epochs of a run under Keras's names, and a table of them."""
 
 import csv
 import io

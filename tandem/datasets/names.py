@@ -1,4 +1,4 @@
-"""Names: of the data sets, of their classes, and of the options that some of them have."""
+"""Names of the data sets, of their classes and of their options."""
 
 from collections.abc import Iterable
 

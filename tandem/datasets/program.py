@@ -89,18 +89,15 @@ def run_datasets(
 
 
 def split_last(train: Pair, test: Pair, part: float) -> tuple[Pair, Pair]:
-    """Take the last rows for validation, ``n - int(n (1 - part))`` of them, as Keras does."""
+    """Take the last rows for validation, as Keras does."""
     if len(test[0]):
         raise InputError(
             f"--validation_split: found {part}, and {len(test[0])} rows of x_test, expected one of"
             " them"
         )
-    (x, y), first = train, int(len(train[0]) * (1 - part))
-    if not 0 < first < len(x):
-        raise InputError(
-            f"--validation_split: found {part} of {len(x)} rows, expected at least one row on"
-            " either side"
-        )
+    from tandem.preprocessing.arrays import training_rows
+
+    (x, y), first = train, training_rows(len(train[0]), part, "--validation_split")
     return (x[:first], y[:first]), (x[first:], y[first:])
 
 

@@ -192,7 +192,7 @@ def _made(kind: type) -> Any:
 
 
 class EpochRecord(dict[str, Any]):
-    """The record of an epoch, as callbacks get it; `logs` are the same values as Keras has them."""
+    """The record of an epoch for callbacks, and its `logs` under Keras's names."""
 
     logs: Mapping[str, float]
 

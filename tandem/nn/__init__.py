@@ -35,7 +35,7 @@ __all__ = [
 def load_model(
     path: str | os.PathLike[str], layers: Sequence[type] = (), compile: bool = True
 ) -> Model:
-    """Read a model from a checkpoint that `Model.save` or a run has written, or from its folder.
+    """Read a model from a checkpoint of `Model.save` or of a run.
 
     Nothing in the file is executed: its graph names layers of `tandem.nn.layers`, and those that
     are given here.

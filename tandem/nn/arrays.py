@@ -1,6 +1,5 @@
-"""Arrays that a model is given: checked, and in the form that the files of a run have."""
+"""Checks of a model's arrays, and their form in the files of a run."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 
 from tandem.errors import InputError
 from tandem.nn.losses import Loss
+from tandem.preprocessing.arrays import training_rows
 
 Shape = tuple[int, ...]
 
@@ -183,16 +183,7 @@ def _is_one_hot(rows: np.ndarray) -> bool:
 
 def divided(rows: Rows, validation_split: float) -> tuple[Rows, Rows]:
     """Divide rows: the last ones, a fraction `validation_split`, are for validation."""
-    if not 0 < validation_split < 1:
-        raise InputError(
-            f"validation_split: found {validation_split:g}, expected a fraction above 0 and below 1"
-        )
-    begin = math.floor(len(rows) * (1 - validation_split))
-    if not 0 < begin < len(rows):
-        raise InputError(
-            f"validation_split: found {validation_split:g} of {len(rows)} rows, expected at least "
-            "one row for training and one for validation"
-        )
+    begin = training_rows(len(rows), validation_split)
     return Rows(rows.x[:begin], rows.y[:begin]), Rows(rows.x[begin:], rows.y[begin:])
 
 

@@ -33,7 +33,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Node:
-    """One call of a layer: the layer's name, and the numbers of the nodes that it is called on."""
+    """One call of a layer, by name, on nodes by their numbers."""
 
     layer: str
     inputs: tuple[int, ...] = ()
@@ -310,7 +310,7 @@ def _ordered(output: Symbol) -> list[Symbol]:
 
 
 def _named(layers: Iterable[Layer]) -> dict[Layer, str]:
-    """A name for each layer: its own, or its class's with a number where that is taken."""
+    """A name for each layer: its own, or its class's with a number."""
     layers = [*layers]
     given = [layer.name for layer in layers if layer.name is not None]
     for name in given:

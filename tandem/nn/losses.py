@@ -26,7 +26,7 @@ Targets = Literal["one-hot", "labels", "either", "numbers"]
 
 @dataclass(frozen=True)
 class Loss:
-    """Base of a loss: what it is called in a run, and what it is computed from.
+    """Base of a loss.
 
     Attributes
     ----------
@@ -170,7 +170,7 @@ def find_loss(loss: Any) -> Loss:
 
 @dataclass(frozen=True)
 class _Crossentropy(CategoricalCrossentropy):
-    """The cross-entropy of a run that is loaded, of which the form of targets is not known."""
+    """The cross-entropy of a loaded run, for one-hot rows and labels."""
 
     targets = "either"
 

@@ -205,7 +205,7 @@ class Model:
         batch_size: int = 32,
         epochs: int = 1,
         verbose: Verbose = "auto",
-        callbacks: Sequence[Any] = (),
+        callbacks: Any = (),
         validation_split: float = 0.0,
         validation_data: tuple[Any, Any] | None = None,
         shuffle: bool = True,
@@ -233,7 +233,7 @@ class Model:
             In all, those before a resume included.
         verbose : "auto", 0, 1 or 2
             Silent, a bar for each epoch, or a line; auto is a bar on a terminal or in a notebook.
-        callbacks : sequence of tandem.nn.callbacks.Callback
+        callbacks : sequence of tandem.nn.callbacks.Callback, or one
         validation_split : float
             The fraction of rows, the last ones, that are for validation.
         validation_data : (x, y), optional
@@ -269,7 +269,7 @@ class Model:
             batch_size=batch_size,
             epochs=epochs,
             verbose=verbose,
-            callbacks=tuple(callbacks),
+            callbacks=_several(callbacks),
             shuffle=shuffle,
             devices=devices,
             run=run,
@@ -307,9 +307,12 @@ class Model:
         verbose: Any = "auto",
         return_dict: bool = False,
     ) -> Any:
-        """The loss and the metrics over rows: a list in this order, or a dict by name.
+        """The loss and the metrics over rows.
 
-        The loss alone is a number, as in Keras.
+        Returns
+        -------
+        list of float, or dict by name
+            The loss first. Without metrics it alone, as a number, as in Keras.
         """
         from tandem.nn.arrays import checked_rows
 
@@ -432,9 +435,16 @@ def _kept(
             yield parameter.name, values[old + parameter.name.removeprefix(name)]
 
 
+def _several(callbacks: Any) -> tuple[Any, ...]:
+    """Callbacks as Keras takes them: None, one, or several."""
+    if callbacks is None:
+        return ()
+    return tuple(callbacks) if isinstance(callbacks, Sequence) else (callbacks,)
+
+
 def _check_batch(batch_size: int) -> None:
-    if batch_size < 1:
-        raise InputError(f"batch_size: found {batch_size}, expected at least 1")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size: found {batch_size}, expected a whole number from 1")
 
 
 def _to_keras(layer: Layer, value: np.ndarray) -> np.ndarray:

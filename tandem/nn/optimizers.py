@@ -141,7 +141,7 @@ _NAMES: dict[str, type[Optimizer]] = {
 
 
 def find_optimizer(optimizer: str | Optimizer) -> Optimizer:
-    """An optimizer by its name, with its defaults; one that is made is returned as it is."""
+    """An optimizer by its name, with its defaults, or as it is."""
     if isinstance(optimizer, Optimizer):
         return optimizer
     from tandem.validation import shown, suggestion

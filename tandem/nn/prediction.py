@@ -122,7 +122,7 @@ def _batches(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 
 def compiled_model(model: "Model") -> CompiledModel:
-    """Compile a model for the first GPU, if there is one that can be used, or the CPU."""
+    """Compile a model for the first GPU that can be used, or the CPU."""
     set_threads(len(available_cores()))
     compilation = model.compilation
     loss = CrossEntropy() if compilation is None else LOSSES.chosen(compilation.loss.settings())

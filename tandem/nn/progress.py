@@ -23,7 +23,10 @@ _SECONDS = 0.1  # least time between two drawings
 
 
 def chosen(verbose: Verbose) -> int:
-    """0: silent; 1: bars; 2: lines. "auto" is bars on a terminal or in a notebook, else lines."""
+    """Choose how progress is shown: 0 not at all, 1 by bars, 2 by lines.
+
+    "auto" is bars on a terminal or in a notebook, else lines.
+    """
     if verbose not in ("auto", 0, 1, 2):
         raise InputError(f"verbose: found {shown(verbose)}, expected auto, 0, 1 or 2")
     if verbose != "auto":

@@ -1,4 +1,4 @@
-"""Data sets of arrays in memory: written as batch files, labels and a manifest, and found again.
+"""Data sets of arrays in memory, as batch files, labels and a manifest.
 
 Pictures become those of preprocessing, manifest format 1; other arrays float32 rows, format 2. The
 manifest is written last, with the checksums of the arrays and of every file: a folder without one
@@ -9,7 +9,7 @@ import hashlib
 import importlib.metadata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from math import prod
+from math import floor, prod
 from pathlib import Path
 from typing import Any
 
@@ -184,10 +184,10 @@ def checksum(*arrays: npt.NDArray[Any] | None) -> str:
 
 
 def matches(folder: Path, source: str) -> bool:
-    """Whether a folder holds the data set of arrays of this `checksum`; False if it holds none.
+    """Whether a folder holds the data set of arrays of this `checksum`.
 
-    Every file is read. Raises InputError if the folder holds a data set of other arrays, or a file
-    is missing or damaged.
+    False if it holds none. Every file is read. Raises InputError if the folder holds a data set of
+    other arrays, or a file is missing or damaged.
     """
     path = folder / MANIFEST_NAME
     if not path.exists():
@@ -212,6 +212,22 @@ def matches(folder: Path, source: str) -> bool:
                 " again"
             )
     return True
+
+
+def training_rows(count: int, fraction: float, name: str = "validation_split") -> int:
+    """Rows for training where the last ones, a fraction, are for validation, as in Keras.
+
+    Raises InputError, of the argument `name`, if either has none.
+    """
+    if not 0 < fraction < 1:
+        raise InputError(f"{name}: found {fraction:g}, expected a fraction above 0 and below 1")
+    rows = floor(count * (1 - fraction))
+    if not 0 < rows < count:
+        raise InputError(
+            f"{name}: found {fraction:g} of {count} rows, expected at least one row for training "
+            "and one for validation"
+        )
+    return rows
 
 
 # Checks

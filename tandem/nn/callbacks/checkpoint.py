@@ -21,7 +21,7 @@ from tandem.nn.callbacks.settings import Context, Mode, SettingCallback
 
 @dataclass(frozen=True)
 class ModelCheckpoint(SettingCallback):
-    """Copy the checkpoint of each epoch, or of each that is better than all before, to a file.
+    """Copy the checkpoint of each epoch, or of each best one, to a file.
 
     `filepath` may name the epoch, from 1, and an epoch's values, as "{epoch:02d}-{val_loss:.2f}".
     The file is a checkpoint of the run: the whole model, with `save_weights_only` too.

@@ -243,7 +243,7 @@ class TensorBoard(SettingCallback):
 
 @dataclass(frozen=True)
 class TerminateOnNaN(SettingCallback):
-    """End training when the loss or a gradient is not a number, before any weight is changed."""
+    """End training before an update whose loss or gradient is not finite."""
 
     def settings(self, context: Context) -> dict[str, Any]:
         return {"on_nan": "stop"}
