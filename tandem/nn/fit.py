@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from tandem.artifacts.checkpoint import Checkpoint, RunState, read_checkpoint, save_checkpoint
 from tandem.artifacts.metrics_log import read_records
@@ -26,7 +23,7 @@ from tandem.artifacts.run_lock import locked
 from tandem.config.command_line import ANSWERS
 from tandem.config.hardware import resolve_devices
 from tandem.config.schema import Config, make_config
-from tandem.data.manifest import ArrayManifest, Manifest, read_any_manifest
+from tandem.data.manifest import Manifest, read_any_manifest
 from tandem.data.order import minibatch_count
 from tandem.errors import InputError
 from tandem.launch.api import raise_failure
@@ -39,11 +36,11 @@ from tandem.nn.arrays import Rows, as_array, as_rows, checked_rows, divided
 from tandem.nn.callbacks import Callback, Context, Decisions, decide
 from tandem.nn.history import History
 from tandem.nn.progress import EpochProgress, Verbose, chosen
-from tandem.preprocessing.arrays import checksum, matches, write_arrays, write_pictures
+from tandem.nn.stored import check_stored, remove_unbegun, store
 from tandem.processes.supervisor import Outcome
 from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
-from tandem.validation import listed, read_yaml, shown, validated
+from tandem.validation import read_yaml, shown, validated
 
 if TYPE_CHECKING:
     from tandem.nn.model import Model
@@ -136,28 +133,8 @@ class Fit:
                 "data_folder: found it with y, class_names, validation_split or validation_data, "
                 "expected none of them: the data set has its own"
             )
-        self._check_data(read_any_manifest(Path(self.settings["data_folder"])))
-
-    def _check_data(self, manifest: Manifest | ArrayManifest) -> None:
-        """Refuse stored data that do not fit the model."""
-        model, folder = self.model, self.settings.get("data_folder", "the run's data")
-        if manifest.classes != model.units:
-            raise InputError(
-                f"{folder}: found {manifest.classes} classes or values of a target, expected "
-                f"{model.units}, as the model has outputs"
-            )
-        shape = model.graph.input_shape
-        if isinstance(manifest, ArrayManifest):
-            if manifest.pixels.shape != shape:
-                raise InputError(
-                    f"{folder}: found rows of shape {manifest.pixels.shape}, expected {shape}, as "
-                    "the model's input"
-                )
-        elif shape not in ((shape[0], shape[0], 1), (shape[0], shape[0], 3)):
-            raise InputError(
-                f"{folder}: found pictures, expected a model of square pictures: its input has the "
-                f"shape {shape}"
-            )
+        folder = Path(self.settings["data_folder"])
+        check_stored(folder, read_any_manifest(folder), self.model)
 
     def _decisions(self, splits: list[Rows] | None) -> Decisions:
         """What the callbacks decide."""
@@ -235,7 +212,7 @@ class Fit:
             made = {folder / name for name in (RECORD, CONFIGURATION, INITIAL)}
             made = {path for path in made if not path.exists()}
             if splits is not None:
-                if self._store(splits, data):
+                if store(data, splits, self.model, self.class_names):
                     made.add(data)
                 splits.clear()  # copies of the arrays, if they had to be converted
             outcome = None
@@ -248,33 +225,7 @@ class Fit:
             finally:
                 failure = None if outcome is None else outcome.failure
                 if outcome is None or not isinstance(failure, Diverged | NoneType):
-                    _remove_unbegun(folder, made)
-
-    def _store(self, splits: list[Rows], folder: Path) -> bool:
-        """Write the arrays to files, unless the folder has them; whether they were written.
-
-        Raises InputError if it has others.
-        """
-        units = self.model.units
-        names = None if self.class_names is None else tuple(self.class_names)
-        if names is not None and len(names) != units:
-            raise InputError(f"class_names: found {len(names)}, expected {units}, as outputs")
-        train = splits[0].x, splits[0].y
-        validation = (splits[1].x, splits[1].y) if len(splits) == 2 else None
-        if matches(folder, checksum(*train, *(validation or (None, None)))):
-            found = read_any_manifest(folder)
-            self._check_data(found)
-            if names is not None and names != found.wnids:
-                raise InputError(
-                    f"class_names: found {listed(names)}, expected {listed(found.wnids)}, as in "
-                    f"{folder}"
-                )
-            return False
-        if splits[0].y.dtype == np.int64 and names is None:
-            names = tuple(map(str, range(units)))
-        write = write_pictures if splits[0].are_pictures else write_arrays
-        write(folder, train, validation, names)
-        return True
+                    remove_unbegun(folder, made)
 
     def _config(
         self,
@@ -371,20 +322,6 @@ class Fit:
         names = self.model.compiled().names
         with_rate = "lr_policy" in decided.settings
         return History.of_records(read_records(folder / RECORD), names, folder, with_rate=with_rate)
-
-
-def _remove_unbegun(folder: Path, made: Iterable[Path]) -> None:
-    """Remove what was made for a run that failed before it recorded anything.
-
-    So the corrected call finds the folder as this one did.
-    """
-    if list_checkpoints(folder) or ((folder / RECORD).exists() and read_records(folder / RECORD)):
-        return
-    for path in made:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

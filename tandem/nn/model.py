@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tandem.errors import InputError
-from tandem.layers.parameter import layer_of
 from tandem.nn.compilation import Compilation
 from tandem.nn.graph import Graph, registered_name
-from tandem.nn.layers import DepthwiseConv2D, Input, InputLayer, Layer, Symbol
+from tandem.nn.layers import Input, InputLayer, Layer, Symbol
+from tandem.nn.weights import checked_weights, from_keras, initial_weights, kept_weights, to_keras
 
 if TYPE_CHECKING:
     from tandem.layers.network import NetworkDescription
@@ -127,46 +127,23 @@ class Model:
         Float32; initial values until training or `set_weights` gives others.
         """
         if self._weights is None:
-            self._weights = {
-                parameter.name: parameter.initial_value(self.seed, position, "float32")
-                for position, parameter in enumerate(self.graph.parameters)
-            }
+            self._weights = initial_weights(self.graph, self.seed)
         return self._weights
 
     def get_weights(self) -> list[np.ndarray]:
         """The arrays in Keras's order and layout: filters are (row, column, channel, filter)."""
-        return [_to_keras(self._layer_of(name), value) for name, value in self.weights.items()]
+        return to_keras(self.graph, self.weights)
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """Set the arrays, in Keras's order and layout."""
-        names = list(self.weights)
-        if len(weights) != len(names):
-            raise InputError(f"set_weights: found {len(weights)} arrays, expected {len(names)}")
-        found = {}
-        for name, value in zip(names, weights, strict=True):
-            expected = _to_keras(self._layer_of(name), self.weights[name]).shape
-            if np.shape(value) != expected:
-                raise InputError(
-                    f"set_weights: found shape {np.shape(value)} for {name}, expected {expected}"
-                )
-            found[name] = _from_keras(self._layer_of(name), np.asarray(value, np.float32))
-        self.load_weights(found)
+        self.load_weights(from_keras(self.graph, weights))
 
     def load_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Set the arrays by name, in the layouts of `weights`; others are left out.
 
         Raises InputError if one is missing or has another shape.
         """
-        found = {}
-        for parameter in self.graph.parameters:
-            value = weights.get(parameter.name)
-            there = "nothing" if value is None else f"shape {np.shape(value)}"
-            if value is None or np.shape(value) != parameter.shape:
-                raise InputError(
-                    f"weights: found {there} for {parameter.name}, expected {parameter.shape}"
-                )
-            found[parameter.name] = np.array(value, np.float32)
-        self._weights = found
+        self._weights = checked_weights(self.graph, weights)
         if self._compiled is not None:
             self._compiled.load(self._weights)
 
@@ -370,9 +347,6 @@ class Model:
             options["loss"] = path
         return options
 
-    def _layer_of(self, parameter: str) -> Layer:
-        return self.graph.layers[layer_of(parameter)]
-
     @property
     def has_own_weights(self) -> bool:
         """Whether its weights are others than a run's random ones."""
@@ -414,7 +388,7 @@ class Sequential(Model):
         if isinstance(self._added[0], Symbol | InputLayer):
             self._graph = Graph.chained(self._added, self.norm_rows)
         if before is not None and values is not None:
-            self.load_weights({**self.weights, **dict(_kept(before, values, self.graph))})
+            self.load_weights(self.weights | kept_weights(before, values, self.graph))
 
     def build(self, input_shape: Sequence[int | None]) -> None:
         """Give the model its input shape, (None, *shape of a row), where it has no `Input`."""
@@ -422,17 +396,6 @@ class Sequential(Model):
             first = Input(tuple(length for length in input_shape[1:] if length is not None))
             self._graph = Graph.chained([first, *self._added], self.norm_rows)
             self._added.insert(0, first)
-
-
-def _kept(
-    before: Graph, values: Mapping[str, np.ndarray], graph: Graph
-) -> Iterator[tuple[str, np.ndarray]]:
-    """The weights of a graph's layers under their names in another, which may differ."""
-    names = {layer: name for name, layer in before.layers.items()}
-    for parameter in graph.parameters:
-        name = layer_of(parameter.name)
-        if (old := names.get(graph.layers[name])) is not None:
-            yield parameter.name, values[old + parameter.name.removeprefix(name)]
 
 
 def _several(callbacks: Any) -> tuple[Any, ...]:
@@ -445,21 +408,3 @@ def _several(callbacks: Any) -> tuple[Any, ...]:
 def _check_batch(batch_size: int) -> None:
     if not isinstance(batch_size, int) or batch_size < 1:
         raise InputError(f"batch_size: found {batch_size}, expected a whole number from 1")
-
-
-def _to_keras(layer: Layer, value: np.ndarray) -> np.ndarray:
-    """An array in Keras's layout: a filter is (row, column, channel, filter)."""
-    if value.ndim != 4:
-        return value
-    if isinstance(layer, DepthwiseConv2D):  # (channel x multiplier, 1, row, column)
-        parts = value.reshape(-1, layer.depth_multiplier, *value.shape[2:])
-        return parts.transpose(2, 3, 0, 1)
-    return value.transpose(2, 3, 1, 0)
-
-
-def _from_keras(layer: Layer, value: np.ndarray) -> np.ndarray:
-    if value.ndim != 4:
-        return value
-    if isinstance(layer, DepthwiseConv2D):
-        return value.transpose(2, 3, 0, 1).reshape(-1, 1, *value.shape[:2])
-    return value.transpose(3, 2, 0, 1)
