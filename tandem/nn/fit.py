@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -151,9 +152,9 @@ class Fit:
         """Training rows and, if there are any, validation rows, in one form."""
         if "data_folder" in self.settings:
             raise InputError("data_folder: found it beside x, expected one of them")
-        model, loss = self.model, self.model.compiled().loss
         x = as_array(x, "x")
-        model.build(x.shape)
+        model, loss = copy.copy(self.model), self.model.compiled().loss
+        model.build(x.shape)  # the copy alone, until the arrays are known to be usable
         shape, units = model.graph.input_shape, model.units
         model.compiled().output_of(model.graph)
         splits = [checked_rows(x, y, shape, units, loss, may_crop=self._crops)]
@@ -174,6 +175,7 @@ class Fit:
                 f"validation_data: found pictures of {splits[1].x.shape[1:]}, expected "
                 f"{splits[0].x.shape[1:]}, as x has"
             )
+        self.model.build(x.shape)
         return splits
 
     @property

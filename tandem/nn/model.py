@@ -394,8 +394,8 @@ class Sequential(Model):
         """Give the model its input shape, (None, *shape of a row), where it has no `Input`."""
         if self._graph is None:
             first = Input(tuple(length for length in input_shape[1:] if length is not None))
-            self._graph = Graph.chained([first, *self._added], self.norm_rows)
-            self._added.insert(0, first)
+            self._added = [first, *self._added]
+            self._graph = Graph.chained(self._added, self.norm_rows)
 
 
 def _several(callbacks: Any) -> tuple[Any, ...]:

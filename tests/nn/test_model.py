@@ -198,6 +198,19 @@ def test_a_refused_run_leaves_nothing_that_hinders_the_next(
     assert not (tmp_path / "run").exists()
 
 
+def test_arrays_that_are_refused_give_a_model_no_input_shape(
+    starts: Starts, tmp_path: Path
+) -> None:
+    model = nn.Sequential([nn.layers.Flatten(), nn.layers.Dense(2, activation="softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    options: dict[str, Any] = {"run": tmp_path / "run", "devices": ["cpu"]}
+    with pytest.raises(InputError, match="expected 9 rows"):
+        model.fit(np.ones((9, 7)), Y, **options)
+    with pytest.raises(InputError, match="refused"):
+        model.fit(X, Y, **options)
+    assert model.input_shape == (None, 8, 8)
+
+
 def test_data_of_other_arrays_are_not_removed(starts: Starts, tmp_path: Path) -> None:
     write_pictures(tmp_path / "run" / "data", (X, Y), None, ["a", "b"])
     model = small_model()
