@@ -20,6 +20,7 @@ from tandem.errors import InputError
 from tandem.launch import callbacks, programs
 from tandem.launch.local import Launcher
 from tandem.launch.prepare import prepare_run
+from tandem.nn.callbacks import Callback as KerasCallback
 from tandem.processes.messages import Failed
 from tandem.processes.supervisor import Outcome, ProgressReporter
 from tandem.training.messages import Continuation, EpochEnded
@@ -292,6 +293,21 @@ def test_a_failure_ends_the_run_without_a_restart(
         assert caplog.messages[-2].startswith(f"{who} failed:\nTraceback")
         expected = f"error: the run has ended: {who}: OSError: no connection"
         assert caplog.messages[-1] == expected
+
+
+class Broken(KerasCallback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        raise OSError("no connection")
+
+
+@pytest.mark.usefixtures("calls")
+def test_an_object_with_keras_methods_is_named_when_it_fails(config: Config) -> None:
+    lock: Any = None
+    objects = callbacks.Callbacks([Broken().adapted()])
+    launcher = FakeLauncher(((1,), Outcome(0)))
+    failure = programs.execute_training(config, lock, launcher, objects).failure
+    assert failure is not None
+    assert failure.who == "callback Broken, on_epoch_end"
 
 
 @pytest.mark.parametrize(
