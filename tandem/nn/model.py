@@ -391,7 +391,7 @@ class Sequential(Model):
             self.load_weights(self.weights | kept_weights(before, values, self.graph))
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        """Give the model its input shape, (None, *shape of a row), where it has no `Input`."""
+        """Give the model its input shape, (None, ...), where it has no `Input`."""
         if self._graph is None:
             first = Input(tuple(length for length in input_shape[1:] if length is not None))
             self._added = [first, *self._added]
