@@ -133,8 +133,9 @@ def test_fit_without_compile_is_refused(tmp_path: Path) -> None:
         small_model().fit(X, Y, run=tmp_path)
 
 
-def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "record.jsonl").touch()
+@pytest.mark.parametrize("name", ["record.jsonl", "config.yaml", "epoch-0001.safetensors"])
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
     model = small_model()
     model.compile("adam", "sparse_categorical_crossentropy")
     with pytest.raises(InputError, match="continue it with resume=True, or choose another"):
