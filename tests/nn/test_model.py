@@ -195,7 +195,8 @@ def test_a_refused_run_leaves_nothing_that_hinders_the_next(
     fit(starts, tmp_path)
     assert "data" in starts.files[0]
     assert not (tmp_path / "run").exists()
-    fit(starts, tmp_path, x=X[::-1], class_names=["a", "b"], resume=resume)
+    fit(starts, tmp_path, x=X[::-1], class_names=["a", "b"], resume=resume, epochs=np.int64(3))
+    assert starts.configs[1].n_epochs == 3
     assert not (tmp_path / "run").exists()
 
 
@@ -249,3 +250,9 @@ def test_prepared_data_have_to_fit_the_model(starts: Starts, tmp_path: Path) -> 
         assert message in str(caught.value)
         assert (tmp_path / name / "manifest.json").exists()
     assert starts.configs[0].data_folder == str(tmp_path / "two")
+
+
+@pytest.mark.parametrize("batch_size", [0, None, 1.5])
+def test_rows_at_a_time_are_a_whole_number(batch_size: Any) -> None:
+    with pytest.raises(InputError, match="expected a whole number from 1"):
+        small_model().predict(X, batch_size=batch_size)
