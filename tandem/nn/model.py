@@ -243,8 +243,8 @@ class Model:
 
         return Fit(
             self,
-            batch_size=batch_size,
-            epochs=epochs,
+            batch_size=int(batch_size) if isinstance(batch_size, np.integer) else batch_size,
+            epochs=int(epochs) if isinstance(epochs, np.integer) else epochs,
             verbose=verbose,
             callbacks=_several(callbacks),
             shuffle=shuffle,
@@ -406,5 +406,5 @@ def _several(callbacks: Any) -> tuple[Any, ...]:
 
 
 def _check_batch(batch_size: int) -> None:
-    if not isinstance(batch_size, int) or batch_size < 1:
+    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise InputError(f"batch_size: found {batch_size}, expected a whole number from 1")
