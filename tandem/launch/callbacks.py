@@ -65,7 +65,10 @@ class Callbacks:
         if self._each is not None:
             return None
         names = spec.config.callbacks
-        self._each = [(type(each).__name__, each) for each in self._objects]
+        # An adapter holds the callback that the caller knows.
+        self._each = [
+            (type(getattr(each, "callback", each)).__name__, each) for each in self._objects
+        ]
         for name, kind in zip(names, find_callbacks(names), strict=True):
             callback = self._safely(name, "__init__", _made, kind)
             self._each.append((name, callback))

@@ -59,8 +59,9 @@ class Compilation:
         if wanted != "linear" and found != expected:
             example = f"Dense({graph.output_shape[-1]}, activation={expected!r})"
             other = "" if self.loss.is_from_logits else ", or from_logits=True of the loss"
+            there = f"other than {wanted}" if found == "linear" else found
             raise InputError(
-                f"loss: found {self.loss.name} after a last activation {found}, expected "
+                f"loss: found {self.loss.name} after a last activation {there}, expected "
                 f"{expected}, such as {example}{other}"
             )
         return wanted

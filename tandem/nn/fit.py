@@ -68,6 +68,16 @@ _ARGUMENTS = {
     "init_weights": "load_model or set_weights",
     "freeze": "trainable=False of layers",
 }
+# Arguments of Keras's `fit` that there is nothing for.
+_ABSENT = (
+    "class_weight",
+    "initial_epoch",
+    "sample_weight",
+    "steps_per_epoch",
+    "validation_batch_size",
+    "validation_freq",
+    "validation_steps",
+)
 _OF_PICTURES = ("rand_crop", "rand_mirror", "rand_colour")
 
 
@@ -91,6 +101,15 @@ class Fit:
         self, x: Any, y: Any, validation_split: float, validation_data: tuple[Any, Any] | None
     ) -> History:
         """Train; return the values of each epoch."""
+        try:
+            return self._execute(x, y, validation_split, validation_data)
+        except InputError as error:
+            error.args = (str(error).replace("weights_dir ", "run "),)  # as the caller named it
+            raise
+
+    def _execute(
+        self, x: Any, y: Any, validation_split: float, validation_data: tuple[Any, Any] | None
+    ) -> History:
         self._check_arguments()
         splits = None
         if x is not None:
@@ -122,6 +141,19 @@ class Fit:
                 raise InputError(
                     f"fit: found the setting {key}, expected {_ARGUMENTS[key]} instead"
                 )
+            if key in _ABSENT:
+                raise InputError(f"fit: found {key}, expected no such argument: only Keras has it")
+        if not isinstance(self.devices, Sequence):
+            raise InputError(
+                f"devices: found {shown(self.devices)}, expected auto, or a device for each "
+                "trainer, such as ['cpu', 'cpu']"
+            )
+        if isinstance(self.class_names, str):
+            raise InputError(
+                f"class_names: found {shown(self.class_names)}, expected a list of names"
+            )
+        if not isinstance(self.run, str | os.PathLike | NoneType) or self.run == "":
+            raise InputError(f"run: found {shown(self.run)}, expected the path of a folder")
         if self.resume and self.run is None:
             raise InputError("resume: found True without run, expected the run folder to continue")
 
@@ -159,10 +191,11 @@ class Fit:
         model.compiled().output_of(model.graph)
         splits = [checked_rows(x, y, shape, units, loss, may_crop=self._crops)]
         if validation_data is not None:
-            if not isinstance(validation_data, Sequence) or len(validation_data) != 2:
-                raise InputError(
-                    f"validation_data: found {type(validation_data).__name__}, expected (x, y)"
-                )
+            if not isinstance(validation_data, Sequence):
+                found = type(validation_data).__name__
+                raise InputError(f"validation_data: found {found}, expected (x, y)")
+            if (count := len(validation_data)) != 2:
+                raise InputError(f"validation_data: found {count} values, expected (x, y)")
             name = "validation_data: "
             splits.append(
                 checked_rows(*validation_data, shape, units, loss, name=name, may_crop=self._crops)

@@ -37,6 +37,8 @@ def find_metrics(metrics: Sequence[Any], loss: Loss) -> dict[str, str]:
 
     "accuracy" is that of labels or of numbers from 0 to 1, as the loss is.
     """
+    if isinstance(metrics, str):
+        raise InputError(f'metrics: found "{metrics}", expected a list, such as ["{metrics}"]')
     found: dict[str, str] = {}
     for metric in metrics:
         if isinstance(metric, TopKCategoricalAccuracy):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tandem.errors import InputError
+from tandem.layers.parameter import layer_of
 from tandem.nn.compilation import Compilation
 from tandem.nn.graph import Graph, registered_name
 from tandem.nn.layers import Input, InputLayer, Layer, Symbol
@@ -59,6 +60,13 @@ class Model:
         self._begin(name, norm_rows, seed)
         self._graph: Graph | None = Graph.traced(inputs, outputs, norm_rows)
 
+    def __init_subclass__(cls) -> None:
+        if "call" in vars(cls):
+            raise InputError(
+                f"{cls.__name__}: found the method call, expected a graph of layers, "
+                "Model(inputs, outputs): a run builds it in other processes"
+            )
+
     @classmethod
     def of_graph(cls, graph: Graph, name: str) -> Model:
         """A model of a graph."""
@@ -99,6 +107,18 @@ class Model:
     def layers(self) -> tuple[Layer, ...]:
         """The layers, in order."""
         return tuple(self.graph.layers.values())
+
+    @property
+    def trainable(self) -> bool:
+        """Whether a layer with parameters is trained."""
+        layers = {layer_of(parameter.name) for parameter in self.graph.parameters}
+        return bool(layers - {*self.graph.frozen})
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        raise InputError(
+            f"trainable: found {value} for a model, expected it as the argument of its layers"
+        )
 
     @property
     def input_shape(self) -> tuple[int | None, ...]:
@@ -178,7 +198,6 @@ class Model:
         self,
         x: Any = None,
         y: Any = None,
-        *,
         batch_size: int = 32,
         epochs: int = 1,
         verbose: Verbose = "auto",
@@ -186,6 +205,7 @@ class Model:
         validation_split: float = 0.0,
         validation_data: tuple[Any, Any] | None = None,
         shuffle: bool = True,
+        *,
         devices: str | Sequence[str] = "auto",
         run: str | os.PathLike[str] | None = None,
         resume: bool = False,
@@ -377,7 +397,7 @@ class Sequential(Model):
         self._begin(name, norm_rows, seed)
         self._graph = None
         self._added: list[Any] = []
-        for layer in layers:
+        for layer in layers if isinstance(layers, Iterable) else (layers,):  # as Keras
             self.add(layer)
 
     def add(self, layer: Any) -> None:

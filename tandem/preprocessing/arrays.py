@@ -10,6 +10,7 @@ import importlib.metadata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import floor, prod
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from tandem.preprocessing.batches import batch_name
 from tandem.preprocessing.border import inside, mean_colour
 from tandem.preprocessing.prepare import MEAN_NAME, mean_of
 from tandem.preprocessing.progress import PROGRESS_NAME
-from tandem.validation import shown_size
+from tandem.validation import listed, shown, shown_size
 
 FILE_NBYTES = 64 << 20  # of a batch file, unless a single row is larger
 _MOST_CLASSES = 1 << 20
@@ -219,8 +220,10 @@ def training_rows(count: int, fraction: float, name: str = "validation_split") -
 
     Raises InputError, of the argument `name`, if either has none.
     """
-    if not 0 < fraction < 1:
-        raise InputError(f"{name}: found {fraction:g}, expected a fraction above 0 and below 1")
+    if not isinstance(fraction, Real) or not 0 < fraction < 1:
+        raise InputError(
+            f"{name}: found {shown(fraction)}, expected a fraction above 0 and below 1"
+        )
     rows = floor(count * (1 - fraction))
     if not 0 < rows < count:
         raise InputError(
@@ -285,8 +288,10 @@ def _class_names(
     most = max(int(y.max(initial=0)) for y in labels.values())
     if names is None:
         return tuple(map(str, range(most + 1)))
-    if len(set(names)) != len(names) or not all(name.isprintable() for name in names):
-        raise InputError("class_names: expected printable names, each once")
+    fit = all(isinstance(name, str) and name.isprintable() for name in names)
+    if len(set(names)) != len(names) or not fit:
+        found = listed([ascii(name) for name in names])
+        raise InputError(f"class_names: found {found}, expected printable names, each once")
     if most >= len(names):
         raise InputError(
             f"y: found the label {most}, expected 0 to {len(names) - 1}, as there are"

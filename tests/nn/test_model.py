@@ -57,6 +57,10 @@ def one_number(targets: Any, predictions: Any) -> Any:
         ({"loss": "crossentropy"}, "did you mean"),
         ({"optimizer": "adm", "loss": "mse"}, 'optimizer: found "adm"'),
         ({"loss": "mse", "metrics": ["acuracy"]}, 'metrics: found "acuracy"'),
+        (
+            {"loss": "mse", "metrics": "mae"},
+            'metrics: found "mae", expected a list, such as ["mae"]',
+        ),
         ({"loss": "binary_crossentropy"}, "after a last activation softmax, expected sigmoid"),
         (
             {"loss": nn.losses.CategoricalCrossentropy(from_logits=True)},
@@ -110,11 +114,21 @@ X, Y = bars(64)
         ({"batch_size": 2.5}, "batch_size: found 2.5, expected a whole number from 1"),
         ({"batch_size": 33}, "batch_size: found 33 for 2 trainers, expected a multiple"),
         ({"validation_data": X}, "validation_data: found ndarray, expected (x, y)"),
-        ({"validation_split": 2.0}, "validation_split: found 2, expected a fraction"),
+        ({"validation_split": 2.0}, "validation_split: found 2.0, expected a fraction"),
+        ({"validation_split": "a"}, 'validation_split: found "a", expected a fraction'),
+        ({"validation_data": (X, Y, Y)}, "validation_data: found 3 values, expected (x, y)"),
+        ({"devices": 2}, "devices: found 2, expected auto, or a device for each trainer"),
+        ({"run": ""}, 'run: found "", expected the path of a folder'),
+        ({"run": 5}, "run: found 5, expected the path of a folder"),
+        ({"run": __file__}, f"run {__file__}: {__file__} is a file, not a folder"),
+        ({"class_weight": {0: 2}}, "fit: found class_weight, expected no such argument"),
         ({"n_epochs": 3}, "fit: found the setting n_epochs, expected epochs instead"),
         ({"rand_miror": True}, "did you mean rand_mirror"),
         ({"resume": True, "run": None}, "resume: found True without run"),
         ({"class_names": ["a"]}, "class_names: found 1, expected 2"),
+        ({"class_names": "ab"}, 'class_names: found "ab", expected a list of names'),
+        ({"class_names": ["a", "a"]}, "class_names: found 'a', 'a', expected printable names"),
+        ({"class_names": [0, 1]}, "class_names: found 0, 1, expected printable names"),
         ({"devices": ["gpu"]}, "did you mean cuda:0"),
     ],
 )
@@ -126,6 +140,22 @@ def test_fit_refuses(arguments: dict[str, Any], message: str, tmp_path: Path) ->
         model.fit(**given | arguments)
     assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_last_activation_that_is_not_the_losses_is_refused() -> None:
+    model = nn.Sequential([nn.Input((2,)), nn.layers.Dense(2, activation="relu")])
+    with pytest.raises(InputError, match="other than softmax, expected softmax, such as Dense"):
+        model.compile("adam", "categorical_crossentropy")
+
+
+def test_what_keras_has_and_a_run_cannot_do_is_refused() -> None:
+    with pytest.raises(InputError, match="Own: found the method call, expected a graph of layers"):
+        type("Own", (nn.Model,), {"call": lambda self, x: x})
+    model = small_model()
+    assert model.trainable
+    with pytest.raises(InputError, match="trainable: found False for a model"):
+        model.trainable = False
+    assert not nn.Sequential([nn.Input((2,)), nn.layers.Dense(1, trainable=False)]).trainable
 
 
 def test_fit_without_compile_is_refused(tmp_path: Path) -> None:
