@@ -29,7 +29,7 @@ class BatchLocation:
 
     offset: int  # bytes from the start of the file to the first pixel
     # Of pictures (n, S, S, 3) = b01c, or (3, S, S, n) = c01b. A file of three pictures could be
-    # either, so the manifest declares the layout. Of arrays (n, *shape of a row).
+    # either, so the manifest declares the layout. Of arrays (n, ...).
     shape: tuple[int, ...]
 
 

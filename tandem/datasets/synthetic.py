@@ -54,7 +54,7 @@ def make_pictures(
 
 
 def _bytes(seed: int, epoch: int, indices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Random bytes for each index: uint8 (n, *shape), four of each word after the first."""
+    """Random bytes for each index: uint8 (n, ...), four of each word after the first."""
     count = int(np.prod(shape))
     drawn = words(seed, epoch, indices, Purpose.SYNTHETIC, 1 + -(-count // 4))[:, 1:]
     found = np.ascontiguousarray(drawn.astype("<u4")).view(np.uint8)

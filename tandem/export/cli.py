@@ -80,7 +80,7 @@ def export(
     `decode_picture`. The centre crop and the mean image are in the file. Its outputs are
     ``logits`` and ``probabilities``, float32 (batch, class); its metadata name the classes.
 
-    That of a network of arrays has the input ``rows``, float32 (batch, *shape), of three axes as
+    That of a network of arrays has the input ``rows``, float32 (batch, ...), of three axes as
     (row, column, channel), and the outputs ``logits`` and ``predictions``.
 
     Parameters

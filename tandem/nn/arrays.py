@@ -17,8 +17,8 @@ Shape = tuple[int, ...]
 class Rows:
     """Inputs and targets of one split."""
 
-    x: np.ndarray  # uint8 (n, S, S) or (n, S, S, RGB), or float32 (n, *shape)
-    y: np.ndarray  # int64 (n,), or float32 (n, *shape)
+    x: np.ndarray  # uint8 (n, S, S) or (n, S, S, RGB), or float32 (n, ...)
+    y: np.ndarray  # int64 (n,), or float32 (n, ...)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -43,7 +43,7 @@ def checked_rows(
 
     Parameters
     ----------
-    x : array-like (n, *shape)
+    x : array-like (n, ...)
         Without its last axis where that has length 1.
     y : array-like
         What the loss takes: labels (n,), rows of a number for each class, or numbers.
@@ -87,7 +87,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
 
 
 def checked_inputs(x: Any, shape: Shape, name: str = "x", may_crop: bool = False) -> np.ndarray:
-    """Check a model's inputs: uint8 pictures as they are, anything else as float32 (n, *shape).
+    """Check a model's inputs: uint8 pictures as they are, anything else as float32 (n, ...).
 
     With `may_crop` pictures may be larger than the model's input.
     """
@@ -204,7 +204,7 @@ def _as(rows: Rows, units: int, shape: Shape, have_labels: bool, are_pictures: b
 
 
 def _as_numbers(x: np.ndarray, shape: Shape) -> np.ndarray:
-    """Rows as float32 (n, *shape); pictures that would have to be cropped are refused."""
+    """Rows as float32 (n, ...); pictures that would have to be cropped are refused."""
     if x.dtype != np.uint8:
         return x
     if x.shape[1:3] != shape[:2]:

@@ -222,7 +222,8 @@ class Fit:
             names = (f"{self.model.name}-{number}" for number in itertools.count(1))
             return next(runs / name for name in names if not (runs / name).exists())
         folder = Path(self.run)
-        if not self.resume and (list_checkpoints(folder) or (folder / RECORD).exists()):
+        begun = [folder / RECORD, folder / CONFIGURATION, *list_checkpoints(folder)]
+        if not self.resume and any(path.exists() for path in begun):
             raise InputError(
                 f"run: found a run in {folder} already, expected an empty folder: continue it with "
                 "resume=True, or choose another"

@@ -263,8 +263,8 @@ class Model:
 
         return Fit(
             self,
-            batch_size=batch_size,
-            epochs=epochs,
+            batch_size=int(batch_size) if isinstance(batch_size, np.integer) else batch_size,
+            epochs=int(epochs) if isinstance(epochs, np.integer) else epochs,
             verbose=verbose,
             callbacks=_several(callbacks),
             shuffle=shuffle,
@@ -411,7 +411,7 @@ class Sequential(Model):
             self.load_weights(self.weights | kept_weights(before, values, self.graph))
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        """Give the model its input shape, (None, *shape of a row), where it has no `Input`."""
+        """Give the model its input shape, (None, ...), where it has no `Input`."""
         if self._graph is None:
             first = Input(tuple(length for length in input_shape[1:] if length is not None))
             self._added = [first, *self._added]
@@ -426,5 +426,5 @@ def _several(callbacks: Any) -> tuple[Any, ...]:
 
 
 def _check_batch(batch_size: int) -> None:
-    if not isinstance(batch_size, int) or batch_size < 1:
+    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise InputError(f"batch_size: found {batch_size}, expected a whole number from 1")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tandem.errors import InputError
-from tandem.layers.parameter import layer_of
+from tandem.layers.parameter import Parameter, layer_of
 from tandem.nn.graph import Graph
 from tandem.nn.layers import DepthwiseConv2D, Layer
 
@@ -46,17 +46,18 @@ def checked_weights(graph: Graph, weights: Mapping[str, np.ndarray]) -> Weights:
 
 def to_keras(graph: Graph, weights: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """The arrays in Keras's order and layout."""
-    return [_to_keras(graph.layers[layer_of(name)], value) for name, value in weights.items()]
+    return [
+        _to_keras(graph.layers[layer_of(parameter.name)], weights[parameter.name])
+        for parameter in _in_keras_order(graph)
+    ]
 
 
 def from_keras(graph: Graph, arrays: Sequence[np.ndarray]) -> Weights:
     """Arrays in Keras's order and layout by name; raises InputError unless they fit."""
-    if len(arrays) != len(graph.parameters):
-        raise InputError(
-            f"set_weights: found {len(arrays)} arrays, expected {len(graph.parameters)}"
-        )
+    if len(arrays) != (count := len(graph.parameters)):
+        raise InputError(f"set_weights: found {len(arrays)} arrays, expected {count}")
     found = {}
-    for parameter, value in zip(graph.parameters, arrays, strict=True):
+    for parameter, value in zip(_in_keras_order(graph), arrays, strict=True):
         layer = graph.layers[layer_of(parameter.name)]
         expected = _to_keras(layer, np.empty(parameter.shape)).shape
         if np.shape(value) != expected:
@@ -66,6 +67,32 @@ def from_keras(graph: Graph, arrays: Sequence[np.ndarray]) -> Weights:
             )
         found[parameter.name] = _from_keras(layer, np.asarray(value, np.float32))
     return found
+
+
+def _in_keras_order(graph: Graph) -> list[Parameter]:
+    """The parameters in the order of Keras's layers.
+
+    First come those with the most calls between them and the output, and of these the one that a
+    search from the output, depth first, meets first.
+    """
+    nodes, depths = graph.nodes, dict.fromkeys(graph.layers, 0)
+    of_nodes = [0] * len(nodes)
+    for number in reversed(range(len(nodes))):
+        node = nodes[number]
+        depths[node.layer] = depth = max(of_nodes[number], depths[node.layer])
+        for source in node.inputs:
+            of_nodes[source] = max(of_nodes[source], depth + 1)
+    met: dict[str, int] = {}
+    seen: set[int] = set()
+    pending = [len(nodes) - 1]
+    while pending:
+        if (number := pending.pop()) not in seen:
+            seen.add(number)
+            met.setdefault(nodes[number].layer, len(met))
+            pending += reversed(nodes[number].inputs)
+    return sorted(
+        graph.parameters, key=lambda p: (-depths[layer_of(p.name)], met[layer_of(p.name)])
+    )
 
 
 def kept_weights(before: Graph, weights: Mapping[str, np.ndarray], graph: Graph) -> Weights:

@@ -294,3 +294,33 @@ def sorted_like(theirs: Any, graph: Graph) -> list[Any]:
     for layer in sorted(theirs.layers, key=lambda layer: (len(layer.name), layer.name)):
         kinds.setdefault(type(layer).__name__, []).append(layer)
     return [kinds[type(layer).__name__].pop(0) for layer in graph.layers.values()]
+
+
+def branched(api: Any, seed: int) -> Any:
+    """A network of many branches, of which each layer has a number of units of its own."""
+    rng, x = np.random.default_rng(seed), api.Input((3,))
+    symbols, unread = [x], {0}
+    for number in range(8):
+        chosen = sorted({*rng.integers(0, len(symbols), 2).tolist()})
+        several = [symbols[n] for n in chosen]
+        symbols.append(
+            api.layers.Dense(10 + number)(
+                api.layers.Concatenate()(several) if several[1:] else several[0]
+            )
+        )
+        unread = {*unread, len(symbols) - 1} - {*chosen}
+    ends = [symbols[n] for n in rng.permutation(sorted(unread))]
+    return api.Model(
+        x, api.layers.Dense(2)(api.layers.Concatenate()(ends) if ends[1:] else ends[0])
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_weights_have_the_order_of_keras_where_a_graph_has_branches(seed: int) -> None:
+    theirs = branched(keras, seed)
+    ours = branched(nn, seed)
+    expected = [value.shape for value in theirs.get_weights()]
+    assert [value.shape for value in ours.get_weights()] == expected
+    ours.set_weights(theirs.get_weights())
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other.astype(np.float32))

@@ -163,8 +163,9 @@ def test_fit_without_compile_is_refused(tmp_path: Path) -> None:
         small_model().fit(X, Y, run=tmp_path)
 
 
-def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "record.jsonl").touch()
+@pytest.mark.parametrize("name", ["record.jsonl", "config.yaml", "epoch-0001.safetensors"])
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
     model = small_model()
     model.compile("adam", "sparse_categorical_crossentropy")
     with pytest.raises(InputError, match="continue it with resume=True, or choose another"):
@@ -224,7 +225,8 @@ def test_a_refused_run_leaves_nothing_that_hinders_the_next(
     fit(starts, tmp_path)
     assert "data" in starts.files[0]
     assert not (tmp_path / "run").exists()
-    fit(starts, tmp_path, x=X[::-1], class_names=["a", "b"], resume=resume)
+    fit(starts, tmp_path, x=X[::-1], class_names=["a", "b"], resume=resume, epochs=np.int64(3))
+    assert starts.configs[1].n_epochs == 3
     assert not (tmp_path / "run").exists()
 
 
@@ -278,3 +280,9 @@ def test_prepared_data_have_to_fit_the_model(starts: Starts, tmp_path: Path) -> 
         assert message in str(caught.value)
         assert (tmp_path / name / "manifest.json").exists()
     assert starts.configs[0].data_folder == str(tmp_path / "two")
+
+
+@pytest.mark.parametrize("batch_size", [0, None, 1.5])
+def test_rows_at_a_time_are_a_whole_number(batch_size: Any) -> None:
+    with pytest.raises(InputError, match="expected a whole number from 1"):
+        small_model().predict(X, batch_size=batch_size)

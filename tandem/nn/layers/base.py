@@ -96,12 +96,12 @@ class Layer(ABC):
         Parameters
         ----------
         context : BuildContext
-        *inputs : dtype (batch, channel, row, column), or (batch, *shape)
+        *inputs : dtype (batch, channel, row, column), or (batch, ...)
             Of rows of three axes, or of others. All lengths but the batch's are known.
 
         Returns
         -------
-        dtype (batch, channel, row, column), or (batch, *shape)
+        dtype (batch, channel, row, column), or (batch, ...)
         """
 
     def flops(self, *inputs: Shape) -> int:
