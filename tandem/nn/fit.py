@@ -245,14 +245,14 @@ class Fit:
         if any(isinstance(each, Callback) for each in self.callbacks):
             objects = (_NewestWeights(self.model, folder), *objects)
         with locked(folder) as lock:
-            made = {folder / name for name in (RECORD, CONFIGURATION, INITIAL)}
+            made = {folder / name for name in (RECORD, CONFIGURATION, INITIAL, DATA)}
             made = {path for path in made if not path.exists()}
-            if splits is not None:
-                if store(data, splits, self.model, self.class_names):
-                    made.add(data)
-                splits.clear()  # copies of the arrays, if they had to be converted
             outcome = None
             try:
+                if splits is not None:
+                    if store(data, splits, self.model, self.class_names):
+                        made.add(data)
+                    splits.clear()  # copies of the arrays, if they had to be converted
                 if config.init_weights is not None and not self._has_begun(folder):
                     self._write_initial(folder, isinstance(read_any_manifest(data), Manifest))
                 callbacks = Callbacks(objects)

@@ -243,6 +243,17 @@ def test_arrays_that_are_refused_give_a_model_no_input_shape(
     assert model.input_shape == (None, 8, 8)
 
 
+def test_arrays_that_cannot_be_written_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.preprocessing.arrays.free_bytes", lambda folder: 10)
+    model = small_model()
+    model.compile("adam", "sparse_categorical_crossentropy")
+    with pytest.raises(InputError, match=r"free, expected .* for the arrays"):
+        model.fit(X, Y, run=tmp_path / "runs" / "run", devices=["cpu"])
+    assert not [*tmp_path.iterdir()]
+
+
 def test_data_of_other_arrays_are_not_removed(starts: Starts, tmp_path: Path) -> None:
     write_pictures(tmp_path / "run" / "data", (X, Y), None, ["a", "b"])
     model = small_model()
