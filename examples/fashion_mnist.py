@@ -4,8 +4,8 @@ python -m examples.fashion_mnist
 python -m examples.fashion_mnist --source data/fashion --epochs 3 --devices cpu
 
 Two processes train it; the same command continues a stopped run. `make demo-nn` obtains the
-pictures first. Other than in Keras's example the learning rate falls, from .002 by a cosine: with
-Adam's constant .001 the accuracy after 12 epochs was 89.8 %, and varied from epoch to epoch.
+pictures first. Unlike in Keras's example the learning rate falls, from 0.002 by a cosine: with
+Adam's constant 0.001 the accuracy after 12 epochs was 89.8 %, and varied from epoch to epoch.
 """
 
 import argparse

@@ -69,7 +69,7 @@ def integer(least: int, most: int = LARGEST) -> Argument:
 
 
 def integers(count: int, least: int) -> Argument:
-    """A whole number, kept as so many equal ones, or so many of them."""
+    """Several whole numbers; one stands for equal ones."""
 
     def convert(value: Any) -> tuple[int, ...]:
         values = value if isinstance(value, tuple | list) else (value,) * count

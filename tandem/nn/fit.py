@@ -313,7 +313,7 @@ class Fit:
         changes = self._parts(config, launcher)
         if "print_freq" not in settings:
             changes["print_freq"] = max(1, minibatch_count(rows, self.batch_size) // _REPORTS)
-        return validated(Config, {**config.model_dump(mode="json"), **changes}, {}, "", ANSWERS)
+        return config.model_copy(update=changes)
 
     def _parts(self, config: Config, launcher: Launcher) -> dict[str, Any]:
         """The settings of a trainer's part of each batch."""

@@ -56,7 +56,7 @@ class Initializer(ABC):
 
     @abstractmethod
     def draw(self, fan_in: int, fan_out: int) -> Drawn:
-        """The distribution for an array of so many inputs and outputs of a unit."""
+        """The distribution for an array whose units have these fans."""
 
 
 @dataclass(frozen=True)

@@ -339,7 +339,7 @@ def _finite(name: str, values: npt.NDArray[Any], part: slice) -> npt.NDArray[np.
 
 
 def _new(folder: Path, nbytes: int) -> AbstractContextManager[None]:
-    """Make a folder for a data set of so many bytes; return the lock of it."""
+    """Make a folder for a data set of `nbytes`; return its lock."""
     for name in (MANIFEST_NAME, PROGRESS_NAME):
         if (folder / name).exists():
             raise InputError(

@@ -155,8 +155,8 @@ class ReduceLROnPlateau(SettingCallback):
             "lr_policy": "plateau",
             "lr_monitor": context.monitored(self, self.monitor, self.mode),
             "lr_factor": self.factor,
-            # The rate of Keras falls when so many epochs were bad, ours after more than that; and
-            # the last epoch of its cooldown may be bad already.
+            # Keras's rate falls after `patience` bad epochs, ours after more than `lr_patience`,
+            # and the last epoch of its cooldown may be bad already.
             "lr_patience": max(0, self.patience - 1),
             "lr_cooldown": max(0, self.cooldown - 1),
             "lr_threshold": 0.0,
