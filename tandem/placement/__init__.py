@@ -1,0 +1,1 @@
+"""Sharded and replicated tensors in a graph, with the conversions between them inferred."""

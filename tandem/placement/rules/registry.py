@@ -1,0 +1,85 @@
+"""The registry of rules: for each Op, the placements by which its parts can be computed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+
+from tandem.placement.placements import Partial, Placement, Replicate
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank of a group."""
+
+    ranks: int
+    rank: int
+
+
+Locals = Sequence[Any]
+"""A rank's variables of a node's inputs, None for one that is not used."""
+
+
+def same_op(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
+    """Apply the node's Op to a rank's inputs."""
+    return node.op.make_node(*inputs).outputs
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to compute a node by parts.
+
+    `inputs` are the placements that it needs, None for an input of which no value is needed;
+    `outputs` are those that it gives. `local` builds a rank's outputs from the node of the whole
+    graph and the rank's inputs. Each output is of the shape that its placement gives the rank.
+    """
+
+    inputs: tuple[Placement | None, ...]
+    outputs: tuple[Placement, ...]
+    local: Callable[[Apply, Locals, Part], Sequence[Variable]] = same_op
+
+
+@singledispatch
+def rule(op: Op, node: Apply, ranks: int) -> list[Choice]:
+    """Return the choices of a node, beside those that every Op has.
+
+    Every Op can be computed from replicated inputs at every rank, and from single ones at theirs. A
+    rule for another Op is added with ``@rule.register(ThatOp)``. Among choices of the same cost the
+    first is taken: those that shard come first, those whose results are partial last.
+
+    Parameters
+    ----------
+    op : Op
+    node : Apply
+        Of the whole graph; the shapes of its variables are static.
+    ranks : int
+    """
+    return []
+
+
+def has_rule(op: Op) -> bool:
+    """Whether a rule is registered for an Op."""
+    return rule.dispatch(type(op)) is not rule.dispatch(object)
+
+
+def replicated(count: int) -> tuple[Placement, ...]:
+    """Return so many `Replicate`."""
+    return (Replicate(),) * count
+
+
+def partial_sums(node: Apply, linear: Sequence[Sequence[int]]) -> list[Choice]:
+    """Choices of an Op that is linear in some of its inputs together.
+
+    Each element of `linear` are positions of inputs: where these are partial sums and the others
+    replicated, all outputs are partial sums.
+    """
+    choices = []
+    for positions in linear:
+        inputs = tuple(
+            Partial() if at in positions else Replicate() for at in range(len(node.inputs))
+        )
+        choices.append(Choice(inputs, (Partial(),) * len(node.outputs)))
+    return choices
