@@ -68,11 +68,11 @@ Placement = Replicate | Shard | Partial | Single
 Shape = tuple[int, ...]
 
 
-def check_placement(placement: Placement, ndim: int, ranks: int) -> None:
+def check_placement(placement: Placement, ndim: int, ranks: int | None = None) -> None:
     """Raise ValueError unless a tensor of `ndim` axes can have a placement over `ranks`."""
     if isinstance(placement, Shard) and placement.axis >= ndim:
         raise ValueError(f"{placement}: a tensor of {ndim} axes has no axis {placement.axis}")
-    if isinstance(placement, Single) and placement.rank >= ranks:
+    if isinstance(placement, Single) and ranks is not None and placement.rank >= ranks:
         raise ValueError(f"{placement}: there are {ranks} ranks, from 0 on")
 
 

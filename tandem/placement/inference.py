@@ -1,0 +1,317 @@
+"""Which placement each node of a graph gets, and which conversions follow.
+
+Nodes are looked at in topological order, and each takes the choice for which the ranks together
+receive the fewest bytes. This is greedy: it looks ahead only to the placements that results must
+have, and over partial sums, which must be added sooner or later. A conversion is made once, however
+many nodes need it; so the search is repeated with the conversions that it has found, for nodes that
+come before them and can use them as well.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.traversal import io_toposort
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import Reshape
+
+from tandem.placement.conversions import Kind, find_kind, nbytes
+from tandem.placement.place import Place
+from tandem.placement.placements import Partial, Placement, Replicate, Single
+from tandem.placement.rules import Choice, has_rule, rule
+
+_PASSES = 4
+_DEPTH = 4  # nodes that may be computed again, in a row, in place of a conversion
+
+Form = tuple[Variable, Placement]
+"""A variable as it is had in a placement."""
+
+
+@dataclass(frozen=True, eq=False)
+class Conversion:
+    """A step that makes a form from another of the same variable."""
+
+    variable: Variable
+    source: Placement
+    target: Placement
+    kind: Kind
+    total: float  # bytes that all ranks receive together
+
+    @property
+    def makes(self) -> list[Form]:
+        return [(self.variable, self.target)]
+
+    @property
+    def needs(self) -> list[Form]:
+        return [(self.variable, self.source)]
+
+
+@dataclass(frozen=True, eq=False)
+class Computation:
+    """A step that makes forms of a node's outputs, by one of its choices."""
+
+    node: Apply
+    choice: Choice
+    total = 0.0
+
+    @property
+    def makes(self) -> list[Form]:
+        return list(zip(self.node.outputs, self.choice.outputs, strict=True))
+
+    @property
+    def needs(self) -> list[Form]:
+        pairs = zip(self.node.inputs, self.choice.inputs, strict=True)
+        return [(v, placement) for v, placement in pairs if placement is not None]
+
+
+Step = Conversion | Computation
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What has to be done for forms, in its order, by the form that each step makes."""
+
+    steps: Mapping[Form, Step] = field(default_factory=dict)
+    expected: frozenset[Form] = frozenset()  # forms that will be made in any case
+
+    @cached_property
+    def cost(self) -> tuple[float, int]:
+        """Bytes that the ranks receive together, and the number of conversions."""
+        conversions = [
+            s for f, s in self.steps.items() if isinstance(s, Conversion) and f not in self.expected
+        ]
+        return sum(s.total for s in conversions), len(conversions)
+
+    def then(self, other: "Plan") -> "Plan":
+        """Both, with what they have in common once."""
+        added = {form: s for form, s in other.steps.items() if form not in self.steps}
+        return Plan({**self.steps, **added}, self.expected)
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """The steps by which every rank computes its part of a graph."""
+
+    steps: Sequence[Step]
+    without_rule: Sequence[Apply]  # nodes for which something was converted since they have none
+
+    @property
+    def cost(self) -> tuple[float, int]:
+        """Bytes that the ranks receive together, and the number of conversions."""
+        conversions = [s for s in self.steps if isinstance(s, Conversion)]
+        return sum(s.total for s in conversions), len(conversions)
+
+
+def infer(outputs: Sequence[Form], given: Mapping[Variable, Placement], ranks: int) -> Inferred:
+    """Find the steps for the forms of a graph's outputs, from those of its inputs.
+
+    Inputs that are not `given` are replicated. Raises ValueError if a tensor must be converted
+    whose shape is not known.
+    """
+    nodes = io_toposort([], [v for v, _ in outputs])
+    best: Inferred | None = None
+    expected: frozenset[Form] = frozenset()
+    for _ in range(_PASSES):
+        found = _Search(nodes, outputs, given, ranks, expected).result()
+        if best is None or found.cost < best.cost:
+            best = found
+        made = frozenset(f for s in found.steps if isinstance(s, Conversion) for f in s.makes)
+        if made == expected:
+            break
+        expected = made
+    assert best is not None
+    return best
+
+
+class _Search:
+    """One pass over a graph."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Apply],
+        outputs: Sequence[Form],
+        given: Mapping[Variable, Placement],
+        ranks: int,
+        expected: frozenset[Form],
+    ) -> None:
+        self._nodes, self._outputs, self._ranks = nodes, outputs, ranks
+        self._given, self._expected = given, expected
+        singles = [p for p in (*given.values(), *(p for _, p in outputs)) if isinstance(p, Single)]
+        singles += [n.op.placement for n in nodes if _is_single(n)]
+        self._everywhere: list[Placement] = [Replicate(), *dict.fromkeys(singles)]
+        self._choices: dict[Apply, list[Choice]] = {}
+        self._available: dict[Variable, dict[Placement, None]] = {}
+        self._steps: list[Step] = []
+        self._without_rule: list[Apply] = []
+        self._wishes = self._find_wishes()
+
+    def result(self) -> Inferred:
+        """Choose for every node, and keep the steps that the outputs need."""
+        for node in self._nodes:
+            self._commit(self._best(node))
+        for variable, placement in self._outputs:
+            self._commit(self._plan(variable, placement, 0))
+        needed, live = set(self._outputs), []
+        for step in reversed(self._steps):
+            if not needed.isdisjoint(step.makes):
+                needed.update(step.needs)
+                live.append(step)
+        used = {step.node for step in live if isinstance(step, Computation)}
+        return Inferred(live[::-1], [node for node in self._without_rule if node in used])
+
+    # Choices
+
+    def _of(self, node: Apply) -> list[Choice]:
+        """All choices of a node, in the order in which ties are decided."""
+        if node not in self._choices:
+            found = rule(node.op, node, self._ranks)
+            partial = [c for c in found if any(isinstance(p, Partial) for p in c.outputs)]
+            whole = [c for c in found if c not in partial]
+            if not isinstance(node.op, Place):
+                whole += [
+                    Choice((p,) * len(node.inputs), (p,) * len(node.outputs))
+                    for p in self._everywhere
+                ]
+            self._choices[node] = whole + partial
+        return self._choices[node]
+
+    def _best(self, node: Apply) -> Plan:
+        found: dict[tuple[float, float, int, int], Plan] = {}
+        failure: ValueError | None = None
+        for number, choice in enumerate(self._of(node)):
+            step = Computation(node, choice)
+            try:
+                plan = self._for_all(step.needs, 0)
+                later = [self._cost_later(*form) for form in step.makes]
+            except ValueError as error:  # a conversion without a known shape
+                failure = error
+                continue
+            total, count = plan.cost
+            to_add = sum(n for n, (_, p) in zip(later, step.makes, strict=True) if _is_partial(p))
+            key = (total + sum(later), to_add, count, number)
+            found[key] = plan.then(self._alone(step))
+        if not found:
+            assert failure is not None
+            raise failure
+        best = min(found)
+        if not has_rule(node.op) and found[best].cost[1]:
+            self._without_rule.append(node)
+        return found[best]
+
+    def _cost_later(self, variable: Variable, placement: Placement) -> float:
+        """Bytes that a result in a placement will cost behind its node, as far as is known."""
+        wish = self._wishes.get(variable)
+        if wish is not None:
+            return self._direct(variable, placement, wish).cost[0]
+        return nbytes(variable) * (self._ranks - 1) if _is_partial(placement) else 0.0
+
+    def _find_wishes(self) -> dict[Variable, Placement]:
+        """Placements that results should have, since outputs must have theirs.
+
+        A wish goes backwards through nodes that compute an element from those at its place.
+        """
+        wishes = dict(self._outputs)
+        for node in reversed(self._nodes):
+            for at, output in enumerate(node.outputs):
+                if output not in wishes:
+                    continue
+                fitting = [c for c in self._of(node) if c.outputs[at] == wishes[output]]
+                for position, variable in enumerate(node.inputs):
+                    options = {c.inputs[position] for c in fitting}
+                    option = options.pop() if len(options) == 1 else None
+                    if option is not None and _same_size(variable, output):
+                        wishes.setdefault(variable, option)
+        return wishes
+
+    # Plans
+
+    def _forms(self, variable: Variable) -> Iterable[Placement]:
+        if variable not in self._available:  # an input, or a constant
+            self._available[variable] = {self._given.get(variable, Replicate()): None}
+        return self._available[variable]
+
+    def _for_all(self, forms: Iterable[Form], depth: int) -> Plan:
+        plans = (self._plan(variable, placement, depth) for variable, placement in forms)
+        return reduce(Plan.then, plans, Plan(expected=self._expected))
+
+    def _plan(self, variable: Variable, target: Placement, depth: int) -> Plan:
+        """The cheapest way to a form: it is there, is computed again, or is converted."""
+        forms = self._forms(variable)
+        if target in forms:
+            return Plan(expected=self._expected)
+        again = self._again(variable, target, depth)
+        if again is not None and again.cost == (0.0, 0):
+            return again
+        try:
+            options = [self._direct(variable, source, target) for source in forms]
+        except ValueError:
+            if again is None:
+                raise
+            options = []
+        return min([*([again] if again is not None else []), *options], key=lambda plan: plan.cost)
+
+    def _again(self, variable: Variable, target: Placement, depth: int) -> Plan | None:
+        """Compute a result once more, by another choice of its node, if that takes little time."""
+        node = variable.owner
+        if node is None or depth == _DEPTH or not _is_cheap(node):
+            return None
+        plans = []
+        for choice in self._of(node):
+            if choice.outputs[node.outputs.index(variable)] == target:
+                step = Computation(node, choice)
+                plans.append(self._for_all(step.needs, depth + 1).then(self._alone(step)))
+        return min(plans, key=lambda plan: plan.cost, default=None)
+
+    def _direct(self, variable: Variable, source: Placement, target: Placement) -> Plan:
+        """Convert a form into another, by way of the whole if there is no other way."""
+        if source == target:
+            return Plan(expected=self._expected)
+        kind = find_kind(source, target)
+        if kind is None:
+            whole = self._direct(variable, source, Replicate())
+            return whole.then(self._direct(variable, Replicate(), target))
+        total = kind.weight(self._ranks) * nbytes(variable)
+        return self._alone(Conversion(variable, source, target, kind, total))
+
+    def _alone(self, step: Step) -> Plan:
+        return Plan(dict.fromkeys(step.makes, step), self._expected)
+
+    def _commit(self, plan: Plan) -> None:
+        for step in dict.fromkeys(plan.steps.values()):
+            self._steps.append(step)
+            for variable, placement in step.makes:
+                self._available.setdefault(variable, {})[placement] = None
+
+
+def _is_partial(placement: Placement) -> bool:
+    return isinstance(placement, Partial)
+
+
+def _is_single(node: Apply) -> bool:
+    return isinstance(node.op, Place) and isinstance(node.op.placement, Single)
+
+
+def _size(variable: Variable) -> int | None:
+    shape = getattr(variable.type, "shape", None)
+    if shape is None or None in shape:
+        return None
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def _same_size(a: Variable, b: Variable) -> bool:
+    return _size(a) is not None and _size(a) == _size(b)
+
+
+def _is_cheap(node: Apply) -> bool:
+    """Whether computing a node once more costs little: it makes much of little, or moves data."""
+    if isinstance(node.op, Elemwise | DimShuffle | Reshape):
+        return True
+    sizes = [_size(v) for v in (*node.inputs, *node.outputs)]
+    if None in sizes:
+        return False
+    given = sum(_size(v) or 0 for v in node.inputs)
+    return given * 8 < sum(_size(v) or 0 for v in node.outputs)

@@ -1,0 +1,345 @@
+"""Rules for PyTensor's own Ops."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytensor.scalar as ps
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.tensor.basic import Alloc, Join, MakeVector, Split
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.math import Argmax, Dot
+from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedSubtensor,
+    IncSubtensor,
+    Subtensor,
+)
+
+from tandem.placement.placements import (
+    Partial,
+    Placement,
+    Reduction,
+    Replicate,
+    Shard,
+    local_shape,
+)
+from tandem.placement.rules.registry import Choice, Locals, Part, partial_sums, rule
+
+_WHOLE = slice(None)
+
+# Element by element
+
+
+def _is_float(variable: Variable) -> bool:
+    return bool(np.dtype(variable.type.dtype).kind in "fc")
+
+
+def _linear_inputs(node: Apply) -> list[tuple[int, ...]]:
+    """Positions of inputs in which a scalar Op is linear, together."""
+    match node.op.scalar_op:
+        case ps.Add() | ps.Sub():
+            return [tuple(range(len(node.inputs)))]
+        case ps.Mul():
+            return [(at,) for at in range(len(node.inputs))]
+        case ps.TrueDiv() | ps.Neg() | ps.Identity():
+            return [(0,)]
+        case ps.Cast():
+            return [(0,)] if _is_float(node.outputs[0]) else []
+        case ps.Switch():
+            return [(1, 2)]
+        case ps.Second():
+            return [(1,)]
+        case _:
+            return []
+
+
+@rule.register(Elemwise)
+def _(op: Elemwise, node: Apply, ranks: int) -> list[Choice]:
+    choices = []
+    for axis, length in enumerate(node.outputs[0].type.shape):
+        if length == 1:
+            continue
+        inputs = tuple(Replicate() if v.type.shape[axis] == 1 else Shard(axis) for v in node.inputs)
+        choices.append(Choice(inputs, (Shard(axis),) * len(node.outputs)))
+    return choices + partial_sums(node, _linear_inputs(node))
+
+
+# Sums and products
+
+_REDUCTIONS: dict[type, Reduction] = {
+    ps.Add: "sum",
+    ps.ScalarMaximum: "max",
+    ps.ScalarMinimum: "min",
+}
+
+
+@rule.register(CAReduce)
+def _(op: CAReduce, node: Apply, ranks: int) -> list[Choice]:
+    (x,) = node.inputs
+    reduced = range(x.type.ndim) if op.axis is None else op.axis
+    kept = [axis for axis in range(x.type.ndim) if axis not in reduced]
+    kind = _REDUCTIONS.get(type(op.scalar_op))
+    choices = [Choice((Shard(a),), (Shard(kept.index(a)),)) for a in kept]
+    if kind is None:
+        return choices
+    for axis in reduced:
+        # There is no largest element of none.
+        if kind == "sum" or x.type.shape[axis] >= ranks:
+            choices.append(Choice((Shard(axis),), (Partial(kind),)))
+    return [*choices, Choice((Partial(kind),), (Partial(kind),))]
+
+
+@rule.register(Argmax)
+def _(op: Argmax, node: Apply, ranks: int) -> list[Choice]:
+    (x,) = node.inputs
+    reduced = range(x.type.ndim) if op.axis is None else op.axis
+    kept = [axis for axis in range(x.type.ndim) if axis not in reduced]
+    return [Choice((Shard(a),), (Shard(kept.index(a)),)) for a in kept]
+
+
+@rule.register(Dot)
+def _(op: Dot, node: Apply, ranks: int) -> list[Choice]:
+    x, y = node.inputs
+    rows, columns = x.type.ndim - 1, y.type.ndim - 1  # the axis of x that is contracted; axes of y
+    choices = []
+    if rows:
+        choices.append(Choice((Shard(0), Replicate()), (Shard(0),)))
+    if columns:
+        choices.append(Choice((Replicate(), Shard(1)), (Shard(rows),)))
+    choices.append(Choice((Shard(rows), Shard(0)), (Partial(),)))
+    return choices + partial_sums(node, [(0,), (1,)])
+
+
+# Along other axes than the Op's own
+
+
+def _along_others(node: Apply, taken: Sequence[int]) -> list[Choice]:
+    """Shard any axis of inputs and outputs of one shape but those that are `taken`."""
+    axes = [a for a in range(node.outputs[0].type.ndim) if a not in taken]
+    return [Choice((Shard(a),) * len(node.inputs), (Shard(a),) * len(node.outputs)) for a in axes]
+
+
+@rule.register(Softmax)
+@rule.register(LogSoftmax)
+def _(op: Any, node: Apply, ranks: int) -> list[Choice]:
+    ndim = node.outputs[0].type.ndim
+    taken = range(ndim) if op.axis is None else np.atleast_1d(op.axis).tolist()
+    return _along_others(node, [axis % ndim for axis in taken])
+
+
+@rule.register(CumOp)
+def _(op: CumOp, node: Apply, ranks: int) -> list[Choice]:
+    return [] if op.axis is None else _along_others(node, [op.axis])
+
+
+@rule.register(Join)
+def _(op: Join, node: Apply, ranks: int) -> list[Choice]:
+    axis, *parts = node.inputs
+    choices = []
+    if isinstance(axis, Constant):
+        taken = int(axis.data) % parts[0].type.ndim
+        for a in (a for a in range(parts[0].type.ndim) if a != taken):
+            choices.append(Choice((Replicate(), *[Shard(a)] * len(parts)), (Shard(a),)))
+    return choices + partial_sums(node, [range(1, len(node.inputs))])
+
+
+@rule.register(Split)
+def _(op: Split, node: Apply, ranks: int) -> list[Choice]:
+    x, axis, _ = node.inputs
+    choices = []
+    if isinstance(axis, Constant):
+        taken = int(axis.data) % x.type.ndim
+        for a in (a for a in range(x.type.ndim) if a != taken):
+            inputs = (Shard(a), Replicate(), Replicate())
+            choices.append(Choice(inputs, (Shard(a),) * len(node.outputs)))
+    return choices + partial_sums(node, [(0,)])
+
+
+# Axes in another order, of another number or length
+
+
+@rule.register(DimShuffle)
+def _(op: DimShuffle, node: Apply, ranks: int) -> list[Choice]:
+    order = list(op.new_order)
+    axes = [axis for axis in range(node.inputs[0].type.ndim) if axis in order]
+    choices = [Choice((Shard(a),), (Shard(order.index(a)),)) for a in axes]
+    return [*choices, Choice((Partial(),), (Partial(),))]
+
+
+def _same_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Pairs of axes of two shapes that a reshape neither splits nor joins."""
+    for a, length in enumerate(before):
+        for b, other in enumerate(after):
+            if length == other > 1 and np.prod(before[:a]) == np.prod(after[:b]):
+                yield a, b
+
+
+@rule.register(Reshape)
+def _(op: Reshape, node: Apply, ranks: int) -> list[Choice]:
+    (x, _), (y,) = node.inputs, node.outputs
+
+    def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
+        target = list(y.type.shape)
+        for a, b in pairs:
+            if inputs[0].type.shape[a] != x.type.shape[a]:
+                target[b] = inputs[0].type.shape[a]
+        return [pt.reshape(inputs[0], target, ndim=y.type.ndim)]
+
+    if None in x.type.shape or None in y.type.shape:
+        return []
+    pairs = list(_same_axes(x.type.shape, y.type.shape))
+    choices = [Choice((Shard(a), None), (Shard(b),), local) for a, b in pairs]
+    return [*choices, Choice((Partial(), None), (Partial(),), local)]
+
+
+@rule.register(Alloc)
+def _(op: Alloc, node: Apply, ranks: int) -> list[Choice]:
+    value, *lengths = node.inputs
+    (y,) = node.outputs
+    shape = y.type.shape
+    first = len(shape) - value.type.ndim
+
+    def source(axis: int) -> Placement:
+        within = axis >= first and value.type.shape[axis - first] != 1
+        return Shard(axis - first) if within else Replicate()
+
+    def sharded(axis: int) -> Choice:
+        def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
+            own = local_shape(shape, Shard(axis), part.ranks, part.rank)
+            return [cast(Variable, pt.alloc(inputs[0], *(own or ())))]
+
+        return Choice((source(axis), *[None] * len(lengths)), (Shard(axis),), local)
+
+    choices = [] if None in shape else [sharded(axis) for axis in range(len(shape))]
+    return choices + partial_sums(node, [(0,)])
+
+
+@rule.register(MakeVector)
+def _(op: MakeVector, node: Apply, ranks: int) -> list[Choice]:
+    return partial_sums(node, [range(len(node.inputs))])
+
+
+@rule.register(SpecifyShape)
+def _(op: SpecifyShape, node: Apply, ranks: int) -> list[Choice]:
+    def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
+        return [inputs[0]]
+
+    x, *lengths = node.inputs
+    unused = [None] * len(lengths)
+    choices = [Choice((Shard(a), *unused), (Shard(a),), local) for a in range(x.type.ndim)]
+    return [*choices, Choice((Partial(), *unused), (Partial(),), local)]
+
+
+# Indexing
+
+
+def _whole_axes(index: Sequence[int | slice]) -> Iterator[tuple[int, int]]:
+    """Axes of x that a basic index takes whole, each with its axis of the result."""
+    result = 0
+    for axis, entry in enumerate(index):
+        if entry == _WHOLE:
+            yield axis, result
+        result += isinstance(entry, slice)
+
+
+def _padded(index: Sequence[int | slice], ndim: int) -> list[int | slice]:
+    return [*index, *[_WHOLE] * (ndim - len(index))]
+
+
+@rule.register(Subtensor)
+def _(op: Subtensor, node: Apply, ranks: int) -> list[Choice]:
+    x, *indices = node.inputs
+    rest = [Replicate()] * len(indices)
+    pairs = _whole_axes(_padded(op.idx_list, x.type.ndim))
+    choices = [Choice((Shard(a), *rest), (Shard(b),)) for a, b in pairs]
+    return choices + partial_sums(node, [(0,)])
+
+
+@rule.register(IncSubtensor)
+def _(op: IncSubtensor, node: Apply, ranks: int) -> list[Choice]:
+    x, y, *indices = node.inputs
+    rest = [Replicate()] * len(indices)
+    choices = []
+    for a, b in _whole_axes(_padded(op.idx_list, x.type.ndim)):
+        missing = sum(isinstance(i, slice) for i in _padded(op.idx_list, x.type.ndim))
+        own = b - (missing - y.type.ndim)  # y may have fewer axes, or one of length 1
+        is_spread = own < 0 or y.type.shape[own] == 1
+        choices.append(
+            Choice((Shard(a), Replicate() if is_spread else Shard(own), *rest), (Shard(a),))
+        )
+    return choices + partial_sums(node, [(0, 1)])
+
+
+def _is_range(variable: Variable, length: int | None) -> bool:
+    """Whether a variable is ``arange(length)``, which the partitioner has made a constant."""
+    return isinstance(variable, Constant) and np.array_equal(variable.data, np.arange(length or 0))
+
+
+def _counted(rows: Variable) -> Variable:
+    return pt.arange(rows.type.shape[0], dtype=rows.type.dtype)
+
+
+def _by_row(node: Apply, position: int) -> bool:
+    """Whether an advanced index takes one element of each row, as ``x[arange(n), labels]``."""
+    index = node.inputs[position:]
+    is_pair = len(index) == 2 and tuple(node.op.idx_list) == (0, 1)
+    return is_pair and _is_range(index[0], node.inputs[0].type.shape[0])
+
+
+@rule.register(AdvancedSubtensor)
+def _(op: AdvancedSubtensor, node: Apply, ranks: int) -> list[Choice]:
+    def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
+        x, _, columns = inputs
+        return op.make_node(x, _counted(x), columns).outputs
+
+    if _by_row(node, 1):
+        choices = [Choice((Shard(0), None, Shard(0)), (Shard(0),), local)]
+    else:
+        choices = _by_vector(node, 1)
+    return choices + partial_sums(node, [(0,)])
+
+
+@rule.register(AdvancedIncSubtensor)
+def _(op: AdvancedIncSubtensor, node: Apply, ranks: int) -> list[Choice]:
+    def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
+        x, y, _, columns = inputs
+        return op.make_node(x, y, _counted(x), columns).outputs
+
+    x, y = node.inputs[:2]
+    choices: list[Choice] = []
+    if _by_row(node, 2):
+        own = Shard(0) if y.type.ndim and y.type.shape[0] != 1 else Replicate()
+        choices = [Choice((Shard(0), own, None, Shard(0)), (Shard(0),), local)]
+    elif _is_rows(node) and y.type.ndim == x.type.ndim:
+        choices = [
+            Choice((Shard(a), Shard(a), Replicate()), (Shard(a),))
+            for a in range(1, x.type.ndim)
+            if y.type.shape[a] == x.type.shape[a]
+        ]
+        if not op.set_instead_of_inc and y.type.shape[0] != 1:
+            choices.append(Choice((Partial(), Shard(0), Shard(0)), (Partial(),)))
+    return choices + partial_sums(node, [(0, 1)])
+
+
+def _is_rows(node: Apply) -> bool:
+    """Whether an advanced index is one vector, of rows."""
+    return (
+        tuple(node.op.idx_list[:1]) == (0,)
+        and all(entry == _WHOLE for entry in node.op.idx_list[1:])
+        and node.inputs[-1].type.ndim == 1
+    )
+
+
+def _by_vector(node: Apply, position: int) -> list[Choice]:
+    """Choices of ``x[rows]``: by rows of the result, or by another axis of x."""
+    x = node.inputs[0]
+    if len(node.inputs) != position + 1 or not _is_rows(node):
+        return []
+    choices = [Choice((Replicate(), Shard(0)), (Shard(0),))]
+    others = range(1, x.type.ndim)
+    return choices + [Choice((Shard(a), Replicate()), (Shard(a),)) for a in others]
