@@ -28,13 +28,15 @@ class _DropoutOp(TensorOp):
 
     rate: float
     layer: int
+    first: int
 
-    def _set_layer(self, rate: float, layer: int) -> None:
+    def _set_layer(self, rate: float, layer: int, first: int) -> None:
         owner = type(self).__name__
         if not 0 <= rate < 1:
             raise ValueError(f"{owner}: rate must be in [0, 1), got {rate}")
         self.rate = float(rate)
         self.layer = positive_int(owner, "layer", layer, least=0)
+        self.first = positive_int(owner, "first", first, least=0)
 
     @property
     def purpose(self) -> int:
@@ -43,6 +45,14 @@ class _DropoutOp(TensorOp):
     @property
     def threshold(self) -> int:
         return round(self.rate * 2**32)
+
+    def _kept(
+        self, seed: np.ndarray, epoch: np.ndarray, indices: np.ndarray, units: int
+    ) -> np.ndarray:
+        """Whether each of `units` units of each picture is kept, from unit `first` on."""
+        last = self.first + units
+        random = words(int(seed), int(epoch), indices, self.purpose, last)[:, self.first :]
+        return random >= self.threshold
 
     def _keys(self, seed: Any, epoch: Any, indices: Any) -> list[TensorVariable]:
         return [
@@ -53,13 +63,18 @@ class _DropoutOp(TensorOp):
 
 
 class DropoutMask(_DropoutOp):
-    """The mask of kept units, as `dropout_mask` defines it."""
+    """The mask of kept units, as `dropout_mask` defines it.
 
-    __props__ = ("rate", "layer", "units", "dtype")
+    With `first` it is that of the `units` units from that one on, a part of a wider layer's mask.
+    """
 
-    def __init__(self, rate: float, layer: int, units: int, dtype: str = "float32") -> None:
-        self._set_layer(rate, layer)
-        self.units = positive_int("DropoutMask", "units", units)
+    __props__ = ("rate", "layer", "units", "dtype", "first")
+
+    def __init__(
+        self, rate: float, layer: int, units: int, dtype: str = "float32", first: int = 0
+    ) -> None:
+        self._set_layer(rate, layer, first)
+        self.units = positive_int("DropoutMask", "units", units, least=0)
         self.dtype = float_dtype("DropoutMask", dtype)
 
     def make_node(self, seed: Any, epoch: Any, indices: Any) -> Apply:
@@ -69,8 +84,8 @@ class DropoutMask(_DropoutOp):
 
     def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         seed, epoch, indices = inputs
-        random = words(int(seed), int(epoch), indices, self.purpose, self.units)
-        output_storage[0][0] = (random >= self.threshold).astype(self.dtype)
+        kept = self._kept(seed, epoch, indices, self.units)
+        output_storage[0][0] = kept.astype(self.dtype)
 
     def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
         return [(shapes[2][0], pt.constant(self.units, dtype="int64"))]
@@ -85,13 +100,14 @@ class DropoutMask(_DropoutOp):
 class Dropout(_DropoutOp):
     """The product of a layer's outputs with a mask, as `dropout` defines it.
 
-    The gradient is the same Op: it makes the mask again, which takes less than keeping it.
+    The gradient is the same Op: it makes the mask again, which takes less than keeping it. With
+    `first`, the units of x are those from that one on of a wider layer.
     """
 
-    __props__ = ("rate", "layer", "factor")
+    __props__ = ("rate", "layer", "factor", "first")
 
-    def __init__(self, rate: float, layer: int, factor: float = 1.0) -> None:
-        self._set_layer(rate, layer)
+    def __init__(self, rate: float, layer: int, factor: float = 1.0, first: int = 0) -> None:
+        self._set_layer(rate, layer, first)
         self.factor = float(factor)
 
     def make_node(self, x: Any, seed: Any, epoch: Any, indices: Any) -> Apply:
@@ -114,8 +130,8 @@ class Dropout(_DropoutOp):
             raise ValueError(f"{self}: x has {len(x)} rows, indices has {len(indices)}")
         last = np.moveaxis(x, 1, -1)
         units = int(np.prod(x.shape[1:]))
-        random = words(int(seed), int(epoch), indices, self.purpose, units)
-        kept = np.moveaxis((random >= self.threshold).reshape(last.shape), -1, 1)
+        kept = self._kept(seed, epoch, indices, units)
+        kept = np.moveaxis(kept.reshape(last.shape), -1, 1)
         output_storage[0][0] = np.where(kept, x * x.dtype.type(self.factor), x.dtype.type(0))
 
     def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:

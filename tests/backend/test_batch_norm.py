@@ -24,6 +24,7 @@ from tandem.ops import (
     BatchNormInference,
     Conv2d,
     Dropout,
+    DropoutMask,
 )
 from tests.support.check_function import PYTHON
 from tests.support.norm_oracles import EPSILON, norm_arrays
@@ -98,6 +99,22 @@ def test_dropout_for_gpus_keeps_the_same_units() -> None:
     x = np.random.default_rng(0).normal(size=(3, 5, 3, 7)).astype(np.float32)
     operands = Dropout(0.3, 2, 1.5), x, np.array(2**62 + 5), np.array(3), np.array([0, 7, 2**31])
     np.testing.assert_array_equal(compute_as_for_gpus(*operands)[0], compute(*operands)[0])
+
+
+@pytest.mark.parametrize("first", range(9))
+@pytest.mark.parametrize("computed", [compute_as_for_gpus, compute_by_loops])
+def test_a_part_of_a_layer_keeps_the_units_of_the_whole(
+    first: int, computed: Callable[..., list[np.ndarray]]
+) -> None:
+    keys = np.array(2**62 + 5), np.array(3), np.array([0, 7, 2**31])
+    x = np.random.default_rng(0).normal(size=(3, 16)).astype(np.float32)
+    (whole,) = compute(Dropout(0.3, 2, 1.5), x, *keys)
+    for units in (0, 1, 2, 5, 7):
+        part = slice(first, first + units)
+        (found,) = computed(Dropout(0.3, 2, 1.5, first), x[:, part], *keys)
+        np.testing.assert_array_equal(found, whole[:, part])
+        (found,) = computed(DropoutMask(0.3, 2, units, "float32", first), *keys)
+        np.testing.assert_array_equal(found, (whole != 0)[:, part])
 
 
 # Loops

@@ -9,6 +9,7 @@ from tests.support import slow_philox
 from tests.support.op_checks import check_gradient, check_shapes, evaluate
 
 INDICES = np.array([0, 1, 5, 255, 256, 1_281_166, 2**32 - 1], np.int64)
+KEYS = (np.int64(7), np.int64(3), INDICES)
 
 
 def mask(rate=0.5, layer=0, units=10, seed=7, epoch=3, indices=INDICES, dtype="float32"):
@@ -61,6 +62,18 @@ def test_a_unit_s_mask_does_not_depend_on_its_picture_s_place_or_the_number_of_u
     np.testing.assert_array_equal(mask(units=37)[:, :10], mask(units=10))
 
 
+@pytest.mark.parametrize("first", [0, 1, 2, 3, 4, 5, 11, 30])
+@pytest.mark.parametrize("units", [0, 1, 2, 4, 7])
+def test_a_part_of_a_layer_has_the_whole_layer_s_bits(first, units):
+    part = slice(first, first + units)
+    found = evaluate(DropoutMask(0.3, 2, units, first=first), *KEYS)
+    np.testing.assert_array_equal(found, mask(0.3, 2, 37)[:, part])
+    x = np.random.default_rng(0).normal(size=(7, 37))
+    whole = evaluate(Dropout(0.3, 2, 1.5), x, *KEYS)
+    found = evaluate(Dropout(0.3, 2, 1.5, first), x[:, part], *KEYS)
+    np.testing.assert_array_equal(found, whole[:, part])
+
+
 @pytest.mark.parametrize("other", [{"seed": 8}, {"epoch": 4}, {"layer": 1}])
 def test_seeds_epochs_and_layers_have_masks_of_their_own(other):
     agreement = (mask(units=1000) == mask(units=1000, **other)).mean()
@@ -99,9 +112,6 @@ def test_a_rate_out_of_range_is_refused(rate):
 def test_inputs_that_do_not_fit_are_refused(inputs, message):
     with pytest.raises(TypeError, match=message):
         dropout_mask(*inputs, rate=0.5, layer=0, units=4)
-
-
-KEYS = (np.int64(7), np.int64(3), INDICES)
 
 
 @pytest.mark.parametrize("shape", [(7, 10), (7, 3, 2, 5), (7, 4, 3, 3)])

@@ -637,6 +637,9 @@ def _network_cases() -> list[Case]:
             mask = DropoutMask(rate, layer, units, dtype)
             values = (np.int64(2**62 + 12345), np.int64(3), np.array([0, 7, 2**31 + 5]))
             cases.append(case(f"dropout-{dtype}-{units}", mask, *values))
+        for first in (1, 6, 12):
+            mask = DropoutMask(0.25, 1, 5, dtype, first)
+            cases.append(case(f"dropout-{dtype}-from-{first}", mask, *values))
         cases += _crop_cases(dtype)
         cases += _padded_cases(dtype)
         cases += _norm_cases(dtype)

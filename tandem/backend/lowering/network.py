@@ -95,7 +95,7 @@ def lower_dropout(op: Dropout, node: Apply, device: torch.device, compiled: bool
     if device.type == "cpu" and not compiled:
         from tandem.backend import dropout_loops  # imports numba
 
-        numbers = op.purpose, op.threshold, factor
+        numbers = op.purpose, op.threshold, factor, op.first
         return computed(lambda x, *keys: dropout_loops.dropout(x, keys, *numbers))
     shape = node.inputs[0].type.shape[1:]
     if None in shape:
@@ -113,14 +113,15 @@ def _kept_units(
     op: Dropout | DropoutMask, units: int, device: torch.device
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Make the call for which units are kept: (batch, unit), from seed, epoch and indices."""
+    last = op.first + units
     # Made outside of `kept`, since torch.compile takes multiples of a range for 32-bit numbers.
-    blocks = torch.arange(-(-units // 4), device=device).unsqueeze(0)
-    purpose, threshold = op.purpose, op.threshold
+    blocks = torch.arange(op.first // 4, -(-last // 4), device=device).unsqueeze(0)
+    purpose, threshold, skipped = op.purpose, op.threshold, op.first % 4
 
     def kept(seed: Tensor, epoch: Tensor, indices: Tensor) -> Tensor:
         counter: tuple[Any, Any, Any, Any] = (blocks, indices.unsqueeze(1), epoch, purpose)
         words = torch.stack(torch.broadcast_tensors(*philox4x32(counter, seed)), dim=-1)
-        return (words >= threshold).flatten(1)[:, :units]
+        return (words >= threshold).flatten(1)[:, skipped : skipped + units]
 
     return kept
 
