@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import tandem
 from tandem.compilers import triton_version
@@ -60,20 +61,23 @@ def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
 
 def with_norm_rows(conditions: Conditions, config: Config) -> Conditions:
     """The conditions of a network with averages, which alone depends on `norm_rows`."""
-    return {**conditions, NORM_ROWS: str(config.group_rows)}
+    return {**conditions, NORM_ROWS: str(config.group_rows or "global")}
 
 
-def recorded_norm_rows(path: Path, conditions: Mapping[str, str]) -> int | None:
+def recorded_norm_rows(path: Path, conditions: Mapping[str, str]) -> int | Literal["global"] | None:
     """`norm_rows` of the run of a checkpoint; None for a network without averages.
 
-    Raises InputError if it is no whole number.
+    Raises InputError if it is neither a whole number nor "global".
     """
     text = conditions.get(NORM_ROWS)
     if text is None:
         return None
+    if text == "global":
+        return "global"
     if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
         raise InputError(
             f"{path} ({NORM_ROWS}): found {text[:20]!r}, expected a whole number of at least 1"
+            " or 'global'"
         )
     return int(text)
 

@@ -97,6 +97,8 @@ def check_settings(config: Config) -> None:
         )
     if not RULES[config.rule].is_synchronous:
         _check_asynchronous(config)
+    if divided := _divided(config):
+        _check_divided(config, divided)
     names = [metric.name for metric in metrics_of(config.metrics)]
     if len(set(names)) < len(names):
         raise InputError(f"metrics: found {', '.join(names)}, expected each name once")
@@ -143,6 +145,8 @@ def _check_frozen(config: Config) -> None:
 def resolve_norm_rows(config: Config) -> Config:
     """Replace ``norm_rows: auto`` for a network with averages; refuse rows that do not divide."""
     rows, batch = config.group_rows, config.batch_size
+    if rows is None:
+        return config
     if batch % rows:
         divisors = [n for n in range(1, batch + 1) if batch % n == 0]
         near = [*[n for n in divisors if n < rows][-1:], *[n for n in divisors if n > rows][:1]]
@@ -154,6 +158,32 @@ def resolve_norm_rows(config: Config) -> Config:
             "would lie at two trainers, and the number of trainers would change the result"
         )
     return config.model_copy(update={"norm_rows": rows})
+
+
+def _divided(config: Config) -> str:
+    """The setting by which trainers compute parts of one graph; empty where there is none."""
+    if config.fully_connected != "replicated":
+        return f"fully_connected is {config.fully_connected}"
+    return "norm_rows is global" if config.norm_rows == "global" else ""
+
+
+def _check_divided(config: Config, divided: str) -> None:
+    """Refuse what trainers of one graph cannot do: in it, gradients are sums over all of them."""
+    if not RULES[config.rule].is_synchronous:
+        raise InputError(
+            f"{divided} and rule is {config.rule}: trainers that compute one step together are in "
+            "step, so leave rule at bsp"
+        )
+    if config.exchange != "gradients":
+        raise InputError(
+            f"{divided} and exchange is {config.exchange}: trainers add up gradients of what each "
+            "has a copy of, so set exchange to gradients, or leave it at auto"
+        )
+    if bucket_mb := dict(config)["bucket_mb"]:
+        raise InputError(
+            f"{divided} and bucket_mb is {bucket_mb:g}: the backward pass waits for other trainers "
+            "by itself, so set bucket_mb to 0"
+        )
 
 
 def _check_asynchronous(config: Config) -> None:
@@ -254,7 +284,9 @@ def _exchange(config: Config) -> str:
 
     Without synchrony it has no effect, and is named as ever.
     """
-    averages = OPTIMIZERS[config.optimizer].is_linear or not RULES[config.rule].is_synchronous
+    if not RULES[config.rule].is_synchronous:
+        return "average"
+    averages = OPTIMIZERS[config.optimizer].is_linear and not _divided(config)
     return "average" if averages else "gradients"
 
 

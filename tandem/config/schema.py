@@ -37,7 +37,7 @@ from tandem.distributed import ALL_REDUCES, EXCHANGES, RULES
 from tandem.errors import InputError
 from tandem.files import write_text
 from tandem.layers.choices import LOSSES
-from tandem.layers.network import ALEXNET
+from tandem.layers.network import ALEXNET, FullyConnected
 from tandem.nested import PlainMapping
 from tandem.optim import OPTIMIZERS, SCHEDULES
 from tandem.optim.parameter_groups import ParameterGroups
@@ -91,15 +91,6 @@ def _shuffle_word(value: Any) -> Any:
         raise ValueError(
             f"the original's switch has become three words: for {text} write {word}, "
             "or write images for a true shuffle of single images"
-        )
-    return value
-
-
-def _rows_word(value: Any) -> Any:
-    if value == "global":
-        raise ValueError(
-            "statistics of a whole global minibatch need an all-reduce inside the graph, which "
-            "this version does not have"
         )
     return value
 
@@ -243,12 +234,10 @@ class Trainers(Section):
         "auto, or a list such as [cpu, cpu] or [cuda:0, cuda:1]",
     )
     batch_size: int = key(128, "images per trainer and step, not global", unit="images", ge=1)
-    norm_rows: Annotated[
-        Annotated[int, Field(ge=1)] | Literal["auto"], BeforeValidator(_rows_word)
-    ] = key(
+    norm_rows: Annotated[int, Field(ge=1)] | Literal["auto", "global"] = key(
         "auto",
-        "images that batch norm normalises together; auto: 32, or batch_size if smaller",
-        "a whole number of images of at least 1 that divides batch_size, or auto",
+        "images batch norm normalises together; auto: 32, or batch_size; global: all trainers'",
+        "a whole number of images of at least 1 that divides batch_size, auto or global",
         omit_default=True,
     )
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = key(
@@ -273,10 +262,18 @@ class Trainers(Section):
         affects_bits=True,
     )
     rule: str = key("bsp", "over MPI: bsp, synchronous; easgd, a parameter server; gosgd, gossip")
+    fully_connected: FullyConnected = key(
+        "replicated",
+        "weights of these layers: replicated, sharded over trainers, or on a single one",
+        affects_bits=True,
+        omit_default=True,
+    )
 
     @property
-    def group_rows(self) -> int:
-        """Rows of a minibatch that are normalised together, with ``auto`` resolved."""
+    def group_rows(self) -> int | None:
+        """Rows of a minibatch that are normalised together, with ``auto`` resolved; None: all."""
+        if self.norm_rows == "global":
+            return None
         return min(_NORM_ROWS, self.batch_size) if self.norm_rows == "auto" else self.norm_rows
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
@@ -15,9 +15,10 @@ from pydantic.errors import PydanticSchemaGenerationError
 from tandem.data.manifest import Border, Resize
 from tandem.errors import InputError
 from tandem.layers.choices import CrossEntropy, Loss
-from tandem.layers.parameter import Parameters
+from tandem.layers.parameter import Parameters, layer_of
 from tandem.layers.training_pass import Training
 from tandem.nested import difference, plain
+from tandem.placement.placements import Placement, Shard, Single
 from tandem.registry import find_class
 from tandem.validation import listed, shown, suggestion
 
@@ -32,6 +33,8 @@ _ARGUMENTS = ("crop_size", "classes", "width", "dtype")
 ALEXNET = "alex_net:AlexNet"
 GRAPH_NETWORK = "tandem.nn.network:GraphNetwork"
 """The network whose graph is data in its options."""
+FullyConnected = Literal["replicated", "sharded", "single"]
+"""Where trainers have the weights of fully connected layers."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,28 @@ class Network(ABC):
         TypeError, ValueError
             The images have another dtype, number of axes, or shape.
         """
+
+    def placements(self, kind: FullyConnected) -> dict[str, Placement]:
+        """Where trainers have parameters; each has a copy of those that are left out.
+
+        By default, ``sharded`` divides the units of fully connected layers among the trainers: the
+        columns of weights of two axes, and biases beside them. ``single`` leaves these arrays to
+        trainer 0. A network may place others, or fewer.
+
+        Returns
+        -------
+        dict of str to `Replicate`, `Shard` or `Single`
+            By the parameter's name; see `tandem.placement`.
+        """
+        declared, found = self.parameters.declared, dict[str, Placement]()
+        for name, parameter in declared.items() if kind != "replicated" else ():
+            if parameter.kind != "weight" or len(parameter.shape) != 2:
+                continue
+            found[name] = Shard(1) if kind == "sharded" else Single()
+            beside = declared.get(f"{layer_of(name)}.bias")
+            if beside is not None and beside.shape == parameter.shape[1:]:
+                found[beside.name] = Shard(0) if kind == "sharded" else Single()
+        return found
 
     def predictions(self, logits: "TensorVariable") -> "TensorVariable":
         """What the network predicts, of the shape of its outputs: by default their softmax."""

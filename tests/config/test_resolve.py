@@ -68,6 +68,12 @@ def test_settings_that_go_together() -> None:
         ({"rule": "easgd", "on_nan": "rollback"}, "use stop or skip"),
         ({"bucket_mb": 25.0, "exchange": "average"}, "set exchange to gradients"),
         ({"rule": "gosgd", "exchange": "shared"}, "leave exchange at average"),
+        ({"fully_connected": "sharded", "exchange": "average"}, "so set exchange to gradients"),
+        ({"fully_connected": "single", "exchange": "shared"}, "is shared: trainers add up"),
+        ({"norm_rows": "global", "exchange": "average"}, "norm_rows is global and exchange is"),
+        ({"fully_connected": "sharded", "bucket_mb": 25.0}, "so set bucket_mb to 0"),
+        ({"fully_connected": "single", "rule": "easgd"}, "so leave rule at bsp"),
+        ({"norm_rows": "global", "rule": "gosgd"}, "so leave rule at bsp"),
         (
             {"norm_before_pool": True, "network_options": {"norm_before_pool": False}},
             "norm_before_pool is true, and false in network_options",
@@ -104,6 +110,8 @@ def test_what_is_exchanged_follows_from_the_optimizer(ranks: int) -> None:
     assert resolved({}, ranks).exchange == "average"
     assert resolved({"optimizer": "adamw"}, ranks).exchange == "gradients"
     assert resolved({"exchange": "gradients"}, ranks).exchange == "gradients"
+    for values in ({"fully_connected": "sharded"}, {"norm_rows": "global"}):
+        assert resolved(values, ranks).exchange == "gradients"
     if ranks:
         found = resolved({"optimizer": "adam", "bucket_mb": 2.0}, ranks)
         assert found.exchange == "gradients"
@@ -203,6 +211,7 @@ def test_bits_depend_on_the_marked_settings(collective: str) -> None:
         "compile",
         "convolutions",
         "exchange",
+        "fully_connected",
         "precision",
         "deterministic",
         "rand_colour",
@@ -285,3 +294,5 @@ def test_groups_of_rows_that_trainers_would_share_are_refused(
         resolve_norm_rows(config)
     whole = make_config({"batch_size": 96, "norm_rows": "auto"})
     assert resolve_norm_rows(whole).norm_rows == 32
+    everyone = make_config({"batch_size": 7, "norm_rows": "global"})
+    assert resolve_norm_rows(everyone) == everyone
