@@ -14,6 +14,7 @@ from pytensor.link.basic import JITLinker
 from pytensor.link.utils import raise_with_op
 
 from tandem.backend import perform
+from tandem.backend.channel import Channel
 from tandem.backend.codegen import Program, build_program
 from tandem.backend.inner_graphs import INCOMPATIBLE_REWRITES, REQUIRED_REWRITES
 from tandem.backend.lowering.registry import is_host_type, is_tensor
@@ -43,13 +44,14 @@ class DeviceLinker(JITLinker):
         strict: bool = False,
         buckets: Iterable[Iterable[str]] = (),
         results: Results = "host",
+        channel: Channel | None = None,
         allow_gc: bool | None = None,
         scheduler: Callable[[FunctionGraph], list[Apply]] | None = None,
     ) -> None:
         super().__init__(allow_gc=allow_gc, schedule=scheduler)
         groups = tuple(frozenset(names) for names in buckets)
         self.target = Target(
-            device, compiled, precision, on_gradient_ready, groups, strict, results
+            device, compiled, precision, on_gradient_ready, groups, strict, results, channel
         )
         # A captured step records the kernels itself, so the compiler must not.
         self._compile_mode = "max-autotune-no-cudagraphs" if tuned else None

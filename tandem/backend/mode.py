@@ -6,6 +6,7 @@ from typing import get_args
 import torch
 from pytensor.compile.mode import Mode
 
+from tandem.backend.channel import Channel
 from tandem.backend.gpu_rewrites import GPU, TRITON
 from tandem.backend.inner_graphs import REWRITES
 from tandem.backend.linker import DeviceLinker
@@ -31,6 +32,7 @@ def device_mode(
     buckets: Iterable[Iterable[str]] = (),
     strict: bool = False,
     results: Results = "host",
+    channel: Channel | None = None,
 ) -> Mode:
     """Return a PyTensor mode whose functions run PyTorch's kernels on a device.
 
@@ -74,6 +76,11 @@ def device_mode(
     results : "host" or "device"
         "device": results are tensors on the device, for which the host does not wait. Numbers that
         are computed on the host, such as lengths of axes, remain arrays.
+    channel : Channel, optional
+        By which the Ops of `tandem.ops.collective` meet the functions of other ranks, such as
+        `tandem.distributed.make_channel` makes. All ranks then call their functions in the same
+        order. Without it such an Op is refused, with NotImplementedError. ``torch.compile`` breaks
+        a function at each, and it can't be recorded by `capture`.
 
     Raises
     ------
@@ -95,7 +102,7 @@ def device_mode(
         require_compiler(target)
     set_tf32(precision == "tf32")
     linker = DeviceLinker(
-        target, compile, products, tune, on_gradient_ready, strict, buckets, results
+        target, compile, products, tune, on_gradient_ready, strict, buckets, results, channel
     )
     rewrites = REWRITES
     if target.type == "cuda":

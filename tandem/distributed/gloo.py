@@ -170,6 +170,19 @@ class GlooGroup(RankGroup):
         others = self._others()
         self._move({r: received[r] for r in others}, {r: vector[parts[r]] for r in others})
 
+    def all_to_all_parts(
+        self,
+        sent: np.ndarray,
+        sent_parts: Sequence[slice],
+        received: np.ndarray,
+        parts: Sequence[slice],
+    ) -> None:
+        received[parts[self.rank]] = sent[sent_parts[self.rank]]
+        others = self._others()
+        self._move(
+            {r: received[parts[r]] for r in others}, {r: sent[sent_parts[r]] for r in others}
+        )
+
     def all_gather(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
         others, own = self._others(), vector[parts[self.rank]]
         self._move({r: vector[parts[r]] for r in others}, dict.fromkeys(others, own))

@@ -69,6 +69,16 @@ class Group(ABC):
         """
 
     @abstractmethod
+    def all_to_all_parts(
+        self, sent: Any, sent_parts: Sequence[slice], received: Any, parts: Sequence[slice]
+    ) -> None:
+        """Give each rank its part of every vector, of any size; both kinds of parts are by rank.
+
+        `sent_parts` are of `sent`, (n,), and `parts`, of `received`, (m,), are filled by the ranks.
+        What one rank sends has the size that the other receives, which may be 0.
+        """
+
+    @abstractmethod
     def all_gather(self, vector: Any, parts: Sequence[slice]) -> None:
         """Fill in the others' parts of a vector, (n,), by rank; it holds this rank's."""
 

@@ -65,6 +65,23 @@ class LocalGroup(Group):
             row[...] = other[parts[self.rank]]
         self.barrier()
 
+    def all_to_all_parts(
+        self,
+        sent: np.ndarray,
+        sent_parts: Sequence[slice],
+        received: np.ndarray,
+        parts: Sequence[slice],
+    ) -> None:
+        every = self.all_gather_object((sent.nbytes, [part.start for part in sent_parts]))
+        areas = self._areas(max(nbytes for nbytes, _ in every))
+        areas[self.rank][: sent.nbytes].view(sent.dtype)[:] = sent
+        self.barrier()
+        for part, area, (nbytes, starts) in zip(parts, areas, every, strict=True):
+            start = starts[self.rank]
+            other = area[:nbytes].view(sent.dtype)
+            received[part] = other[start : start + part.stop - part.start]
+        self.barrier()
+
     def all_gather(self, vector: np.ndarray, parts: Sequence[slice]) -> None:
         for part, other in zip(parts, self._publish(vector, parts[self.rank]), strict=True):
             vector[part] = other[part]
@@ -72,12 +89,17 @@ class LocalGroup(Group):
 
     def _publish(self, vector: np.ndarray, part: slice = slice(None)) -> list[np.ndarray]:
         """Show every trainer a part of each one's vector, until the next barrier."""
-        if not self._scratch or self._scratch[0].nbytes < vector.nbytes:
-            self._scratch = self.shared_memory(vector.nbytes)
-        every = [area[: vector.nbytes].view(vector.dtype) for area in self._scratch]
+        areas = self._areas(vector.nbytes)
+        every = [area[: vector.nbytes].view(vector.dtype) for area in areas]
         every[self.rank][part] = vector[part]
         self.barrier()
         return every
+
+    def _areas(self, nbytes: int) -> list[np.ndarray]:
+        """Shared memory of at least this size for each trainer, uint8, by rank. Collective."""
+        if not self._scratch or self._scratch[0].nbytes < nbytes:
+            self._scratch = self.shared_memory(nbytes)
+        return self._scratch
 
     def split(self, color: int) -> "LocalGroup":
         colors = self.all_gather_object(color)

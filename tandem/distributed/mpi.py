@@ -127,6 +127,12 @@ class MpiGroup(RankGroup):
     def all_to_all(self, vector: Any, received: Any, parts: Sequence[slice]) -> None:
         self._move("alltoallv", vector, [vector, _extents(parts)], [received, _rows(received)])
 
+    def all_to_all_parts(
+        self, sent: Any, sent_parts: Sequence[slice], received: Any, parts: Sequence[slice]
+    ) -> None:
+        arguments = [sent, _extents(sent_parts)], [received, _extents(parts)]
+        self._move("alltoallv", sent, *arguments)
+
     def all_gather(self, vector: Any, parts: Sequence[slice]) -> None:
         self._move("allgatherv", vector, self._mpi.IN_PLACE, [vector, _extents(parts)])
 

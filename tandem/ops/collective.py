@@ -7,7 +7,7 @@ token that the one before it gives. A tensor that is divided along an axis has i
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply
@@ -283,7 +283,7 @@ class Vary(Collective):
     Each rank's cotangent is then a term of the tensor's, which is their sum.
     """
 
-    view_map: ClassVar[dict[int, list[int]]] = {0: [0], 1: [1]}
+    view_map = {0: [0], 1: [1]}  # noqa: RUF012 (as PyTensor declares it)
 
     def given(self, rank: int) -> Shape:
         return self.shape
@@ -308,7 +308,7 @@ class Slice(Collective):
     """A tensor that all ranks have -> each rank's part of it, without a message."""
 
     __props__ = (*Collective.__props__, "axis")
-    view_map: ClassVar[dict[int, list[int]]] = {0: [0], 1: [1]}
+    view_map = {0: [0], 1: [1]}  # noqa: RUF012 (as PyTensor declares it)
 
     def __init__(self, number: int, ranks: int, rank: int, shape: Sequence[int], axis: int) -> None:
         super().__init__(number, ranks, rank, shape)

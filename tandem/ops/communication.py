@@ -100,13 +100,18 @@ class Collective(TensorOp):
     def combine(self, parts: Sequence[TensorVariable]) -> list[TensorVariable]:
         """Return the results of all ranks, of the inputs of all: the meaning of the Op."""
 
+    @property
+    def input_shape(self) -> Shape:
+        """The shape of this rank's `x`, or of its placeholder."""
+        return self._or_placeholder(self.given(self.rank))
+
     def received(self, dtype: str) -> int:
         """Return how many bytes of a tensor of a dtype come to this rank from others."""
         return self.received_elements() * np.dtype(dtype).itemsize
 
     def make_node(self, x: Any, token: Any) -> Apply:
         x, token = pt.as_tensor_variable(x), pt.as_tensor_variable(token)
-        shape = self._or_placeholder(self.given(self.rank))
+        shape = self.input_shape
         known = x.type.shape
         if len(known) != len(shape) or any(
             length not in (None, expected) for length, expected in zip(known, shape, strict=True)

@@ -5,6 +5,7 @@ from pytensor.scalar.basic import ScalarOp
 from tandem.backend.lowering import (
     batch_norm,
     blockwise,
+    collective,
     control_flow,
     convolution,
     decompositions,
@@ -39,6 +40,7 @@ __all__ = [
     "Lowering",
     "batch_norm",
     "blockwise",
+    "collective",
     "control_flow",
     "convolution",
     "covered_ops",

@@ -36,6 +36,7 @@ class Lowering:
     numbers: bool = False  # outputs are Python numbers or tuples of them, not tensors
     counts: bool = False  # the shape depends on values, as with a mask: unknown to torch.compile
     opaque: bool = False  # torch.compile cannot read the call
+    meets: bool = False  # `call` takes the mode's channel to other ranks before the inputs
     # Graphs of which `call` takes the programs, before the inputs. Each takes the graph's inputs
     # and returns a tuple of its outputs, in memory of their own.
     graphs: tuple[FunctionGraph, ...] = ()

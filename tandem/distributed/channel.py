@@ -1,0 +1,255 @@
+"""How functions that run at the same time pass each other tensors: the channels of a device mode."""
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tandem.distributed.group import Group
+from tandem.memory.slot import ALIGNMENT
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Label = tuple[str, int, tuple[int, ...], str]
+"""Which conversion a meeting is for: its kind, its number, and shape and dtype of the whole."""
+
+Shape = tuple[int, ...]
+
+
+class OutOfStep(RuntimeError):
+    """The ranks have come to different meetings: their functions are not of one program."""
+
+
+class MeetingChannel(ABC):
+    """Base of the channels over a group, whose ranks check at each meeting that it is the same.
+
+    What `tandem.backend.channel.Channel` demands. The group is for this channel alone.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.rank, self.size = group.rank, group.size
+        self.received = 0  # bytes that have come from other ranks
+        self.meetings = 0  # that all have passed
+
+    def all_gather(self, label: Label, block: "Tensor", shapes: Sequence[Shape]) -> "list[Tensor]":
+        """Pass a block to every rank; return those of all, whose shapes are given, by rank.
+
+        Raises
+        ------
+        PeerLost
+            Another rank has ended.
+        OutOfStep
+            The ranks have come to different meetings.
+        """
+        found = self._gather(label, block, shapes)
+        self._count(shapes, block)
+        found[self.rank] = block
+        return found
+
+    def all_to_all(
+        self, label: Label, blocks: "Sequence[Tensor]", shapes: Sequence[Shape]
+    ) -> "list[Tensor]":
+        """Pass each rank a block of its own; return those for this rank, by their senders.
+
+        Blocks are by their receivers; `shapes` are of what each rank sends here. Any may be empty.
+        Raises as `all_gather`.
+        """
+        found = self._swap(label, blocks, shapes)
+        self._count(shapes, blocks[self.rank])
+        found[self.rank] = blocks[self.rank]
+        return found
+
+    def close(self) -> None:
+        """Give up the group and the memory that is shared. Collective."""
+        self._group.close()
+
+    @abstractmethod
+    def _gather(self, label: Label, block: "Tensor", shapes: Sequence[Shape]) -> "list[Tensor]":
+        """Do what `all_gather` does for the blocks of other ranks; this one's may be anything."""
+
+    @abstractmethod
+    def _swap(
+        self, label: Label, blocks: "Sequence[Tensor]", shapes: Sequence[Shape]
+    ) -> "list[Tensor]":
+        """Do what `all_to_all` does for the blocks of other ranks; this one's may be anything."""
+
+    def _meet(self, label: Label, message: Any = None) -> list[Any]:
+        """Wait for all ranks at a meeting; return their messages, by rank."""
+        arrived = self._group.all_gather_object((self.meetings, label, message))
+        self._check([(meeting, other) for meeting, other, _ in arrived])
+        self.meetings += 1
+        return [message for _, _, message in arrived]
+
+    def _check(self, labels: Sequence[tuple[int, Label]]) -> None:
+        """Raise OutOfStep unless all ranks are at the same meeting."""
+        if len(set(labels)) > 1:
+            places = "; ".join(f"rank {rank}: {_place(*at)}" for rank, at in enumerate(labels))
+            raise OutOfStep(f"the ranks have come to different conversions: {places}")
+
+    def _count(self, shapes: Sequence[Shape], like: "Tensor") -> None:
+        elements = sum(math.prod(shape) for r, shape in enumerate(shapes) if r != self.rank)
+        self.received += elements * like.element_size()
+
+
+class HostChannel(MeetingChannel):
+    """Ranks of one machine, which read each other's blocks in shared memory.
+
+    A rank writes its blocks to its part of a region, waits until all have, and reads the others'.
+    Two regions take turns: one is written again two meetings later, when all ranks have come to the
+    meeting between, which they do only after they have read. So there is one barrier for each
+    meeting. A region that is too small for a rank is made again, larger, at that meeting.
+    """
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._regions: list[list[np.ndarray]] = [[], []]  # for each turn, uint8 (n,) by rank
+
+    def close(self) -> None:
+        self._regions = [[], []]
+        super().close()
+
+    def _gather(self, label: Label, block: "Tensor", shapes: Sequence[Shape]) -> "list[Tensor]":
+        region, _ = self._publish(label, [block])
+        return [self._read(region, rank, 0, shape, block) for rank, shape in enumerate(shapes)]
+
+    def _swap(
+        self, label: Label, blocks: "Sequence[Tensor]", shapes: Sequence[Shape]
+    ) -> "list[Tensor]":
+        own = blocks[self.rank]
+        sent = [own.new_empty(0) if to == self.rank else b for to, b in enumerate(blocks)]
+        region, starts = self._publish(label, sent)
+        return [
+            self._read(region, rank, starts[rank][self.rank], shape, own)
+            for rank, shape in enumerate(shapes)
+        ]
+
+    def _publish(
+        self, label: Label, blocks: "Sequence[Tensor]"
+    ) -> tuple[list[np.ndarray], list[Sequence[int]]]:
+        """Show blocks to all ranks; return the parts of the region, and where blocks begin there.
+
+        Both are by rank.
+        """
+        turn = self.meetings % 2
+        starts = _starts(blocks)
+        capacity = self._regions[turn][0].nbytes if self._regions[turn] else 0
+        if starts[-1] <= capacity:
+            self._write(self._regions[turn], starts, blocks)
+        every = self._meet(label, starts)
+        needed = max(ends[-1] for ends in every)
+        if needed > capacity:
+            self._regions[turn] = self._group.shared_memory(needed)
+            self._write(self._regions[turn], starts, blocks)
+            self._group.barrier()
+        return self._regions[turn], every
+
+    def _write(
+        self, region: Sequence[np.ndarray], starts: Sequence[int], blocks: "Sequence[Tensor]"
+    ) -> None:
+        for start, block in zip(starts, blocks, strict=False):
+            if block.numel():
+                _tensor(region[self.rank], start, tuple(block.shape), block).copy_(block)
+
+    def _read(
+        self, region: Sequence[np.ndarray], rank: int, start: int, shape: Shape, like: "Tensor"
+    ) -> "Tensor":
+        if rank == self.rank or not math.prod(shape):
+            return like.new_empty(shape)
+        return _tensor(region[rank], start, shape, like).to(like.device)
+
+
+class GroupChannel(MeetingChannel):
+    """Ranks of any machines, by the messages of their group.
+
+    Blocks pass by memory on the host, or where the group takes GPU memory at all ranks, which
+    `is_direct` says, from where they lie.
+    """
+
+    def __init__(self, group: Group, is_direct: bool = False) -> None:
+        super().__init__(group)
+        self._is_direct = is_direct
+
+    def _gather(self, label: Label, block: "Tensor", shapes: Sequence[Shape]) -> "list[Tensor]":
+        self._meet(label)
+        parts = _parts(shapes, block)
+        vector = self._vector(parts[-1].stop, block)
+        _fill(vector, parts[self.rank], block)
+        if vector.numel():
+            self._group.all_gather(self._message(vector), parts)
+        return self._blocks(vector, parts, shapes, block)
+
+    def _swap(
+        self, label: Label, blocks: "Sequence[Tensor]", shapes: Sequence[Shape]
+    ) -> "list[Tensor]":
+        self._meet(label)
+        like = blocks[self.rank]
+        sizes = [() if r == self.rank else tuple(b.shape) for r, b in enumerate(blocks)]
+        away = [(0,) if r == self.rank else shape for r, shape in enumerate(shapes)]
+        sent_parts = _parts([(0,) if r == self.rank else s for r, s in enumerate(sizes)], like)
+        parts = _parts(away, like)
+        sent = self._vector(sent_parts[-1].stop, like)
+        for rank, block in enumerate(blocks):
+            if rank != self.rank:
+                _fill(sent, sent_parts[rank], block)
+        received = self._vector(parts[-1].stop, like)
+        self._group.all_to_all_parts(
+            self._message(sent), sent_parts, self._message(received), parts
+        )
+        return self._blocks(received, parts, away, like)
+
+    def _vector(self, nbytes: int, like: "Tensor") -> "Tensor":
+        """Make memory for a message, uint8 (n,)."""
+        import torch
+
+        return torch.empty(
+            nbytes, dtype=torch.uint8, device=like.device if self._is_direct else None
+        )
+
+    def _message(self, vector: "Tensor") -> Any:
+        return vector if self._is_direct else vector.numpy()
+
+    def _blocks(
+        self, vector: "Tensor", parts: Sequence[slice], shapes: Sequence[Shape], like: "Tensor"
+    ) -> "list[Tensor]":
+        return [
+            vector[part].view(like.dtype).view(shape).to(like.device)
+            if math.prod(shape)
+            else like.new_empty(shape)
+            for part, shape in zip(parts, shapes, strict=True)
+        ]
+
+
+def _place(meeting: int, label: Label) -> str:
+    kind, number, shape, dtype = label
+    return f"meeting {meeting}, {kind} {number} of {dtype} {shape}"
+
+
+def _starts(blocks: "Sequence[Tensor]") -> list[int]:
+    """Where blocks begin in memory, in bytes, and the end of the last."""
+    sizes = (-(-block.nbytes // ALIGNMENT) * ALIGNMENT for block in blocks)
+    return [0, *itertools.accumulate(sizes)]
+
+
+def _parts(shapes: Sequence[Shape], like: "Tensor") -> list[slice]:
+    """The bytes of blocks of these shapes, one behind another."""
+    sizes = (math.prod(shape) * like.element_size() for shape in shapes)
+    return [slice(a, b) for a, b in itertools.pairwise([0, *itertools.accumulate(sizes)])]
+
+
+def _tensor(memory: np.ndarray, start: int, shape: Shape, like: "Tensor") -> "Tensor":
+    """Memory of the host, uint8 (n,), as a tensor of another's dtype."""
+    import torch
+
+    stop = start + math.prod(shape) * like.element_size()
+    return torch.from_numpy(memory[start:stop]).view(like.dtype).view(shape)
+
+
+def _fill(vector: "Tensor", part: slice, block: "Tensor") -> None:
+    """Copy a block into bytes of a vector, uint8 (n,)."""
+    if block.numel():
+        vector[part].view(block.dtype).view(block.shape).copy_(block)
