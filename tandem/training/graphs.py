@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytensor.tensor as pt
@@ -28,17 +28,30 @@ class FunctionGraph:
     minibatch: Tensors  # the arrays of a slot that it reads, by their names there
     numbers: Tensors  # its other arguments
     updates: list[Any]  # pairs of shared variable and new value
+    # The trainer's variable of each parameter of a network that the graph is of:
+    parameters: Mapping[Any, DeviceSharedVariable] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """The minibatch that a network's graph is of, and what a function takes for it."""
+
+    slot: Tensors  # the arrays of a slot, by their names there
+    images: TensorVariable  # the network's input
+    tensors: Tensors  # "labels", "valid" and, in training, "indices" of these images
+    numbers: Tensors = field(default_factory=dict)  # further arguments
 
 
 @dataclass(frozen=True)
 class BackwardPass:
-    """What the forward and the backward pass of a minibatch compute."""
+    """What a trainer computes in the forward and the backward pass of a minibatch."""
 
-    minibatch: Tensors
+    minibatch: Minibatch
     epoch: TensorVariable
     gradients: Tensors  # and the statistics of arrays that are not trained
     counts: Tensors
     finite: TensorVariable  # whether the loss and all gradients are
+    updates: list[Any]  # of further variables
 
 
 def minibatch_inputs(

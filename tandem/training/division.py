@@ -1,0 +1,115 @@
+"""How the trainers of a run divide the graph of a global minibatch, and its parameters."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tandem.config.schema import Config
+from tandem.errors import InputError
+from tandem.layers.network import Network
+from tandem.placement.placements import (
+    Placement,
+    Replicate,
+    Shard,
+    Single,
+    check_placement,
+    local_index,
+    local_shape,
+)
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Division:
+    """Which part of one graph, and of its parameters, each trainer has.
+
+    `placements` are by parameter; all trainers have a copy of those that are left out. Without any,
+    trainers divide the rows of a minibatch alone.
+    """
+
+    ranks: int
+    rank: int
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+
+    def index(self, name: str, shape: Shape) -> tuple[slice, ...] | None:
+        """Which elements of a parameter this trainer has; None: nothing of it."""
+        return local_index(shape, self._placement(name), self.ranks, self.rank)
+
+    def shape(self, name: str, shape: Shape) -> Shape | None:
+        """The shape of this trainer's part of a parameter; None: it has nothing of it."""
+        return local_shape(shape, self._placement(name), self.ranks, self.rank)
+
+    def replicated(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        """Those parameters of which all trainers have a copy."""
+        return {name: shape for name, shape in shapes.items() if name not in self.placements}
+
+    def own(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        """This trainer's parts of the others, by name, with the shapes that they have here."""
+        parts = {name: self.shape(name, shapes[name]) for name in shapes if name in self.placements}
+        return {name: shape for name, shape in parts.items() if shape is not None}
+
+    def _placement(self, name: str) -> Placement:
+        return self.placements.get(name, Replicate())
+
+
+def divide(
+    network: Network,
+    config: Config,
+    ranks: int,
+    rank: int,
+    job: Literal["train", "validate"] = "train",
+) -> Division | None:
+    """How trainers divide the graph of a network; None where each has a graph of its own rows.
+
+    Raises
+    ------
+    InputError
+        `Network.placements` cannot be those of its parameters, or there are more trainers than
+        there is of one of them to divide.
+    """
+    if ranks == 1:
+        return None
+    declared = network.parameters.declared
+    placements = {
+        name: placement
+        for name, placement in network.placements(config.fully_connected).items()
+        if placement != Replicate()
+    }
+    shapes = {name: parameter.shape for name, parameter in declared.items()}
+    kind = f"network: {type(network).__name__}"
+    for name, placement in placements.items():
+        if name not in shapes:
+            raise InputError(f"{kind} has a placement of {name}, which it does not declare")
+        if not isinstance(placement, Shard | Single):
+            raise InputError(
+                f"{kind} places {name} as {placement}, expected replicate, shard or single"
+            )
+        try:
+            check_placement(placement, len(shapes[name]), ranks)
+        except ValueError as error:
+            raise InputError(f"{kind}: {name}: {error}") from error
+    _check_lengths(placements, shapes, ranks)
+    has_averages = any(not parameter.trainable for parameter in declared.values())
+    is_global = config.norm_rows == "global" and has_averages and job == "train"
+    return Division(ranks, rank, placements) if placements or is_global else None
+
+
+def _check_lengths(
+    placements: Mapping[str, Placement], shapes: Mapping[str, Shape], ranks: int
+) -> None:
+    for name, length in _sharded_lengths(placements, shapes):
+        if length < ranks:
+            raise InputError(
+                f"fully_connected: sharded divides the {length} units of {name} among {ranks} "
+                f"trainers, which leaves one without any: use at most {length} trainers, or "
+                "another fully_connected"
+            )
+
+
+def _sharded_lengths(
+    placements: Mapping[str, Placement], shapes: Mapping[str, Shape]
+) -> Iterable[tuple[str, int]]:
+    for name, placement in placements.items():
+        if isinstance(placement, Shard):
+            yield name, shapes[name][placement.axis]
