@@ -93,8 +93,8 @@ class CudaMemory:
         self._context = use(self.stream)
         self._context.__enter__()
         self.buffers: dict[FlatName, CudaBuffer] = {
-            "parameters": CudaBuffer.create(driver, layout.parameters_nbytes, "parameters"),
-            "gradients": CudaBuffer.create(driver, layout.nbytes, "gradients"),
+            "parameters": CudaBuffer.create(driver, layout.parameters_nbytes or 1, "parameters"),
+            "gradients": CudaBuffer.create(driver, layout.nbytes or 1, "gradients"),
         }
         self.vectors = Vectors.on(layout, *self.buffers.values())
         itemsize = np.dtype(layout.dtype).itemsize

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.data.augment import Mode
-from tandem.placement.placements import Placement
+from tandem.placement import Placement, partition
 from tandem.training.graphs import Minibatch, Tensors
 
 ALL_VALID, ALL_INDICES = "all_valid", "all_indices"  # numbers of every trainer's minibatch
@@ -27,9 +28,7 @@ class GlobalMinibatch(Minibatch):
     sources: dict[TensorVariable, TensorVariable] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, slot: Tensors, images: TensorVariable, ranks: int, mode: Mode
-    ) -> "GlobalMinibatch":
+    def of(cls, slot: Tensors, images: TensorVariable, ranks: int, mode: Mode) -> "GlobalMinibatch":
         """Make the global variables of a slot's arrays and of the images that follow from them."""
         own = {"images": images, "labels": slot["labels"]}
         rows = {
@@ -78,8 +77,6 @@ def own_part(
         What the trainer has of the outputs, and what has to be computed with them, so that all
         trainers meet in every conversion; None where there is none.
     """
-    from tandem.placement.partition import partition
-
     parted = partition(
         list(outputs.values()),
         given=given,
@@ -87,15 +84,14 @@ def own_part(
         ranks=ranks,
         rank=rank,
     )
-    replaced = {
+    replaced: dict[Variable, Variable] = {
         own: sources[whole]
         for whole, own in parted.inputs.items()
         if whole in sources and own is not sources[whole]
     }
-    found = {
-        name: own for name, own in zip(outputs, parted.outputs, strict=True) if own is not None
-    }
-    results = [*found.values(), *([] if parted.token is None else [parted.token])]
-    results = graph_replace(results, replaced, strict=False)
+    pairs = zip(outputs, parted.outputs, strict=True)
+    found = {name: own for name, own in pairs if own is not None}
+    computed = [*found.values(), *([] if parted.token is None else [parted.token])]
+    results = cast(list[TensorVariable], graph_replace(computed, replaced, strict=False))
     token = None if parted.token is None else results.pop()
     return dict(zip(found, results, strict=True)), token

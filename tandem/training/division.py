@@ -1,4 +1,7 @@
-"""How the trainers of a run divide the graph of a global minibatch, and its parameters."""
+"""How the trainers of a run divide the graph of a global minibatch, and its parameters.
+
+Importing this module imports PyTensor.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,14 +13,13 @@ from tandem.layers.network import Network
 from tandem.placement.placements import (
     Placement,
     Replicate,
+    Shape,
     Shard,
     Single,
     check_placement,
     local_index,
     local_shape,
 )
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,19 @@ class Division:
     rank: int
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
-    def index(self, name: str, shape: Shape) -> tuple[slice, ...] | None:
-        """Which elements of a parameter this trainer has; None: nothing of it."""
-        return local_index(shape, self._placement(name), self.ranks, self.rank)
+    def index(self, name: str, shape: Shape, rank: int | None = None) -> tuple[slice, ...] | None:
+        """Which elements of a parameter this trainer has, or another; None: nothing of it."""
+        here = self.rank if rank is None else rank
+        return local_index(shape, self._placement(name), self.ranks, here)
 
-    def shape(self, name: str, shape: Shape) -> Shape | None:
-        """The shape of this trainer's part of a parameter; None: it has nothing of it."""
-        return local_shape(shape, self._placement(name), self.ranks, self.rank)
+    def shape(self, name: str, shape: Shape, rank: int | None = None) -> Shape | None:
+        """The shape of this trainer's part of a parameter, or another's; None: there is none."""
+        here = self.rank if rank is None else rank
+        return local_shape(shape, self._placement(name), self.ranks, here)
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether other trainers than 0 have something of a parameter that 0 has not."""
+        return self._placement(name) not in (Replicate(), Single(0))
 
     def replicated(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
         """Those parameters of which all trainers have a copy."""

@@ -69,14 +69,15 @@ class NetworkGraphs:
     def update(self) -> FunctionGraph:
         """A step of the optimizer from the gradients in their vector."""
         numbers = self._number_inputs()
-        updates = self._updates(self._variables.updated, self._variables.last, numbers)
+        placed = self._variables.updated
+        updates = self._updates(placed, self._variables.last, numbers, placed.gradients)
         return FunctionGraph({}, numbers, updates)
 
     def step(self, short: bool = False) -> FunctionGraph:
         """Gradients and update of a trainer alone, of which nothing is kept if not all finite."""
         found, numbers = self._backward(short), self._number_inputs()
-        placed = Placed(self._variables.own.weights, self._variables.own.states, found.gradients)
-        updates = self._updates(placed, found.counts, numbers)
+        placed = self._variables.own
+        updates = self._updates(placed, found.counts, numbers, found.gradients)
         kept: _Updates = [(v, pt.switch(found.finite, new, v)) for v, new in updates]
         kept.append((self._variables.finite, found.finite.astype("int64")))
         return self._function(found.minibatch, kept, {"epoch": found.epoch, **numbers})
@@ -263,11 +264,15 @@ class NetworkGraphs:
         return np.zeros((self._config.batch_size, self._network.classes), dtype)
 
     def _updates(
-        self, placed: Placed | Any, counts: Mapping[str, TensorVariable], numbers: Tensors
+        self,
+        placed: Placed,
+        counts: Mapping[str, TensorVariable],
+        numbers: Tensors,
+        gradients: Mapping[str, TensorVariable],
     ) -> _Updates:
         """Pairs of a variable and its value after a step."""
         updates, rate = added(self._variables.sums["train"], counts), numbers["learning_rate"]
-        weights, states, gradients = placed
+        weights, states = placed.weights, placed.states
         for name, own in self._rates.items():
             if name not in gradients:  # another trainer updates it
                 continue

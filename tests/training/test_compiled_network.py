@@ -235,7 +235,9 @@ def test_the_chosen_loss_is_trained_and_reported_and_metrics_are_counted() -> No
         if mode == "validation":
             errors = model.read_scores()[:3] - np.eye(CLASSES)[slot.labels[:3]]
             assert sums.loss / 3 == pytest.approx((errors**2).mean(), rel=1e-12)
-    assert build(metrics=("f1",), print_train_error=False).variables.sums["train"].keys() >= {"class_right"}
+    assert build(metrics=("f1",), print_train_error=False).variables.sums["train"].keys() >= {
+        "class_right"
+    }
 
 
 def test_sums_of_metrics_that_a_checkpoint_lacks_are_not_known() -> None:
