@@ -7,7 +7,8 @@ many nodes need it; so the search is repeated with the conversions that it has f
 come before them and can use them as well.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 
@@ -16,9 +17,9 @@ from pytensor.graph.traversal import io_toposort
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Reshape
 
-from tandem.placement.conversions import Kind, find_kind, nbytes
+from tandem.placement.conversions import Kind, describe, find_kind, nbytes
 from tandem.placement.place import Place
-from tandem.placement.placements import Partial, Placement, Replicate, Single
+from tandem.placement.placements import Partial, Placement, Replicate, Shard, Single
 from tandem.placement.rules import Choice, has_rule, rule
 
 _PASSES = 4
@@ -81,7 +82,7 @@ class Plan:
         conversions = [
             s for f, s in self.steps.items() if isinstance(s, Conversion) and f not in self.expected
         ]
-        return sum(s.total for s in conversions), len(conversions)
+        return sum(s.total for s in conversions), sum(s.kind.name != "keep" for s in conversions)
 
     def then(self, other: "Plan") -> "Plan":
         """Both, with what they have in common once."""
@@ -103,17 +104,23 @@ class Inferred:
         return sum(s.total for s in conversions), len(conversions)
 
 
-def infer(outputs: Sequence[Form], given: Mapping[Variable, Placement], ranks: int) -> Inferred:
+def infer(
+    outputs: Sequence[Form],
+    given: Mapping[Variable, Placement],
+    ranks: int,
+    fixed: Collection[Variable] = (),
+) -> Inferred:
     """Find the steps for the forms of a graph's outputs, from those of its inputs.
 
-    Inputs that are not `given` are replicated. Raises ValueError if a tensor must be converted
-    whose shape is not known.
+    Inputs that are not `given` are replicated. Those that are `fixed` move to no other rank, nor do
+    the same elements in another order. Raises ValueError if a tensor must be converted that is
+    fixed, or whose shape is not known.
     """
     nodes = io_toposort([], [v for v, _ in outputs])
     best: Inferred | None = None
     expected: frozenset[Form] = frozenset()
     for _ in range(_PASSES):
-        found = _Search(nodes, outputs, given, ranks, expected).result()
+        found = _Search(nodes, outputs, given, ranks, fixed, expected).result()
         if best is None or found.cost < best.cost:
             best = found
         made = frozenset(f for s in found.steps if isinstance(s, Conversion) for f in s.makes)
@@ -133,6 +140,7 @@ class _Search:
         outputs: Sequence[Form],
         given: Mapping[Variable, Placement],
         ranks: int,
+        fixed: Collection[Variable],
         expected: frozenset[Form],
     ) -> None:
         self._nodes, self._outputs, self._ranks = nodes, outputs, ranks
@@ -144,6 +152,7 @@ class _Search:
         self._available: dict[Variable, dict[Placement, None]] = {}
         self._steps: list[Step] = []
         self._without_rule: list[Apply] = []
+        self._fixed = _with_views(fixed, nodes)
         self._wishes = self._find_wishes()
 
     def result(self) -> Inferred:
@@ -166,14 +175,14 @@ class _Search:
         """All choices of a node, in the order in which ties are decided."""
         if node not in self._choices:
             found = rule(node.op, node, self._ranks)
-            partial = [c for c in found if any(isinstance(p, Partial) for p in c.outputs)]
-            whole = [c for c in found if c not in partial]
+            sharded = [c for c in found if any(isinstance(p, Shard) for p in c.outputs)]
+            others = [c for c in found if c not in sharded]
             if not isinstance(node.op, Place):
-                whole += [
+                sharded += [
                     Choice((p,) * len(node.inputs), (p,) * len(node.outputs))
                     for p in self._everywhere
                 ]
-            self._choices[node] = whole + partial
+            self._choices[node] = sharded + others
         return self._choices[node]
 
     def _best(self, node: Apply) -> Plan:
@@ -184,7 +193,7 @@ class _Search:
             try:
                 plan = self._for_all(step.needs, 0)
                 later = [self._cost_later(*form) for form in step.makes]
-            except ValueError as error:  # a conversion without a known shape
+            except ValueError as error:  # a conversion of what is fixed, or has no known shape
                 failure = error
                 continue
             total, count = plan.cost
@@ -204,7 +213,9 @@ class _Search:
         wish = self._wishes.get(variable)
         if wish is not None:
             return self._direct(variable, placement, wish).cost[0]
-        return nbytes(variable) * (self._ranks - 1) if _is_partial(placement) else 0.0
+        if not _is_partial(placement) or _size(variable) == 1:  # a number may wait for its use
+            return 0.0
+        return nbytes(variable) * (self._ranks - 1)
 
     def _find_wishes(self) -> dict[Variable, Placement]:
         """Placements that results should have, since outputs must have theirs.
@@ -243,13 +254,16 @@ class _Search:
         again = self._again(variable, target, depth)
         if again is not None and again.cost == (0.0, 0):
             return again
-        try:
-            options = [self._direct(variable, source, target) for source in forms]
-        except ValueError:
-            if again is None:
-                raise
-            options = []
-        return min([*([again] if again is not None else []), *options], key=lambda plan: plan.cost)
+        options = [] if again is None else [again]
+        failure: ValueError | None = None
+        for source in forms:
+            try:
+                options.append(self._direct(variable, source, target))
+            except ValueError as error:
+                failure = error
+        if failure is not None and not options:
+            raise failure
+        return min(options, key=lambda plan: plan.cost)
 
     def _again(self, variable: Variable, target: Placement, depth: int) -> Plan | None:
         """Compute a result once more, by another choice of its node, if that takes little time."""
@@ -260,7 +274,8 @@ class _Search:
         for choice in self._of(node):
             if choice.outputs[node.outputs.index(variable)] == target:
                 step = Computation(node, choice)
-                plans.append(self._for_all(step.needs, depth + 1).then(self._alone(step)))
+                with contextlib.suppress(ValueError):
+                    plans.append(self._for_all(step.needs, depth + 1).then(self._alone(step)))
         return min(plans, key=lambda plan: plan.cost, default=None)
 
     def _direct(self, variable: Variable, source: Placement, target: Placement) -> Plan:
@@ -271,6 +286,8 @@ class _Search:
         if kind is None:
             whole = self._direct(variable, source, Replicate())
             return whole.then(self._direct(variable, Replicate(), target))
+        if kind.moves and variable in self._fixed:
+            raise ValueError(f"{describe(variable)} is fixed, and would have to be moved")
         total = kind.weight(self._ranks) * nbytes(variable)
         return self._alone(Conversion(variable, source, target, kind, total))
 
@@ -282,6 +299,15 @@ class _Search:
             self._steps.append(step)
             for variable, placement in step.makes:
                 self._available.setdefault(variable, {})[placement] = None
+
+
+def _with_views(fixed: Collection[Variable], nodes: Sequence[Apply]) -> set[Variable]:
+    """Variables, with those that are the same elements with other axes."""
+    found = set(fixed)
+    for node in nodes:
+        if isinstance(node.op, DimShuffle | Reshape) and node.inputs[0] in found:
+            found.update(node.outputs)
+    return found
 
 
 def _is_partial(placement: Placement) -> bool:

@@ -1,6 +1,6 @@
 """A graph of whole tensors as the graph of one rank, with the conversions that it needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -87,6 +87,7 @@ def partition(
     ranks: int,
     rank: int,
     strict: bool = False,
+    fixed: Collection[Variable] = (),
 ) -> Partitioned:
     """Turn a graph of whole tensors into the graph of one of several ranks.
 
@@ -110,10 +111,15 @@ def partition(
     strict : bool
         Refuse an Op that has no rule. By default it is computed at every rank, from whole tensors.
 
+    fixed : collection of Variable
+        Inputs that stay where they are, such as weights, even where moving them would take fewer
+        bytes.
+
     Raises
     ------
     ValueError
-        A variable cannot have its placement, or has to be converted and its shape is not known.
+        A variable cannot have its placement, or has to be converted and is fixed, or its shape is
+        not known.
     NotImplementedError
         With `strict`: an Op has no rule.
     """
@@ -127,7 +133,7 @@ def partition(
         return Partitioned(list(outputs), own, _shared(own, {}, Part(1, 0)))
     whole = settled(outputs)
     forms = [(new, wanted.get(v, Replicate())) for v, new in zip(outputs, whole, strict=True)]
-    found = infer(forms, given, ranks)
+    found = infer(forms, given, ranks, fixed)
     names = list(dict.fromkeys(_op_name(node) for node in found.without_rule))
     if strict and names:
         raise NotImplementedError(
@@ -220,9 +226,25 @@ class _Builder:
         inputs = [None if p is None else self.locals[v, p] for v, p in pairs]
         outputs = choice.local(node, inputs, self.part)
         for form, local in zip(step.makes, outputs, strict=True):
+            self._check(step, form, local)
             if local.name is None:
                 local.name = form[0].name
             self.locals.setdefault(form, local)
+
+    def _check(self, step: Computation, form: Form, local: Variable) -> None:
+        """Refuse what a rule has made if it cannot be a rank's part."""
+        whole, found = (getattr(v.type, "shape", ()) for v in (form[0], local))
+        if None in whole:
+            return
+        expected = local_shape(whole, form[1], self.part.ranks, self.part.rank) or ()
+        fits = len(found) == len(expected) and all(
+            n in (None, length) for n, length in zip(found, expected, strict=True)
+        )
+        if not fits or local.type.dtype != form[0].type.dtype:
+            raise ValueError(
+                f"the rule of {_op_name(step.node)} gives rank {self.part.rank} a part of type "
+                f"{local.type}, expected {form[0].type.dtype} of shape {expected}, {form[1]}"
+            )
 
     def _communicate(self, step: inference.Conversion) -> None:
         variable, source, target = step.variable, step.source, step.target

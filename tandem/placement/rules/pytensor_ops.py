@@ -28,7 +28,7 @@ from tandem.placement.placements import (
     Shard,
     local_shape,
 )
-from tandem.placement.rules.registry import Choice, Locals, Part, partial_sums, rule
+from tandem.placement.rules.registry import Choice, Locals, Part, partial_sums, rule, same_op
 
 _WHOLE = slice(None)
 
@@ -52,14 +52,14 @@ def _linear_inputs(node: Apply) -> list[tuple[int, ...]]:
             return [(0,)] if _is_float(node.outputs[0]) else []
         case ps.Switch():
             return [(1, 2)]
-        case ps.Second():
-            return [(1,)]
         case _:
             return []
 
 
 @rule.register(Elemwise)
 def _(op: Elemwise, node: Apply, ranks: int) -> list[Choice]:
+    if isinstance(op.scalar_op, ps.Second) and None not in node.outputs[0].type.shape:
+        return _filled(node)
     choices = []
     for axis, length in enumerate(node.outputs[0].type.shape):
         if length == 1:
@@ -67,6 +67,26 @@ def _(op: Elemwise, node: Apply, ranks: int) -> list[Choice]:
         inputs = tuple(Replicate() if v.type.shape[axis] == 1 else Shard(axis) for v in node.inputs)
         choices.append(Choice(inputs, (Shard(axis),) * len(node.outputs)))
     return choices + partial_sums(node, _linear_inputs(node))
+
+
+def _filled(node: Apply) -> list[Choice]:
+    """Choices of what repeats its second input in the shape of the first, which is not needed."""
+    (_, value), (y,) = node.inputs, node.outputs
+
+    def choice(source: Placement, target: Placement) -> Choice:
+        def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
+            own = local_shape(y.type.shape, target, part.ranks, part.rank) or ()
+            return [cast(Variable, pt.alloc(inputs[1], *own))]
+
+        return Choice((None, source), (target,), local)
+
+    lengths = enumerate(zip(value.type.shape, y.type.shape, strict=True))
+    sharded = [
+        choice(Replicate() if n == 1 else Shard(axis), Shard(axis))
+        for axis, (n, length) in lengths
+        if length != 1
+    ]
+    return [*sharded, choice(Replicate(), Replicate()), choice(Partial(), Partial())]
 
 
 # Sums and products
@@ -118,18 +138,21 @@ def _(op: Dot, node: Apply, ranks: int) -> list[Choice]:
 # Along other axes than the Op's own
 
 
-def _along_others(node: Apply, taken: Sequence[int]) -> list[Choice]:
-    """Shard any axis of inputs and outputs of one shape but those that are `taken`."""
+def _along_others(node: Apply, taken: Sequence[int], local: Any = same_op) -> list[Choice]:
+    """Shard any axis of an input and a result of one shape but those that are `taken`."""
     axes = [a for a in range(node.outputs[0].type.ndim) if a not in taken]
-    return [Choice((Shard(a),) * len(node.inputs), (Shard(a),) * len(node.outputs)) for a in axes]
+    return [Choice((Shard(a),), (Shard(a),), local) for a in axes]
 
 
 @rule.register(Softmax)
 @rule.register(LogSoftmax)
 def _(op: Any, node: Apply, ranks: int) -> list[Choice]:
+    def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
+        return [type(op)(axis=op.axis)(*inputs)]  # one that is made has the graph of its shape
+
     ndim = node.outputs[0].type.ndim
     taken = range(ndim) if op.axis is None else np.atleast_1d(op.axis).tolist()
-    return _along_others(node, [axis % ndim for axis in taken])
+    return _along_others(node, [axis % ndim for axis in taken], local)
 
 
 @rule.register(CumOp)
@@ -280,8 +303,9 @@ def _is_range(variable: Variable, length: int | None) -> bool:
     return isinstance(variable, Constant) and np.array_equal(variable.data, np.arange(length or 0))
 
 
-def _counted(rows: Variable) -> Variable:
-    return pt.arange(rows.type.shape[0], dtype=rows.type.dtype)
+def _counted(x: Variable) -> Variable:
+    """The numbers of the rows that a rank has."""
+    return pt.constant(np.arange(x.type.shape[0], dtype=np.int64))
 
 
 def _by_row(node: Apply, position: int) -> bool:
