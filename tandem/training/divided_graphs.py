@@ -1,6 +1,6 @@
 """One graph of a global minibatch, of which each trainer computes its part."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.data.augment import Mode
-from tandem.placement import Placement, partition
+from tandem.placement import Partitioned, Placement, Shard, partition
 from tandem.training.graphs import Minibatch, Tensors
 
 ALL_VALID, ALL_INDICES = "all_valid", "all_indices"  # numbers of every trainer's minibatch
@@ -50,24 +50,49 @@ class GlobalMinibatch(Minibatch):
         return cls(slot, rows["images"], tensors, numbers, sources)
 
 
-def own_part(
+def partition_training(
     outputs: Tensors,
     wanted: Mapping[str, Placement],
-    given: Mapping[Any, Placement],
-    sources: Mapping[Any, TensorVariable],
+    parameters: Mapping[Any, Placement],
+    rows: Collection[Variable],
     ranks: int,
     rank: int,
+    strict: bool = False,
+) -> Partitioned:
+    """Partition a graph of all trainers' rows, whose parameters stay where they are.
+
+    Parameters
+    ----------
+    outputs, wanted : mapping
+        By any names, and the placement of each.
+    parameters : mapping
+        Placements of the network's parameters that are not replicated.
+    rows : collection of Variable
+        What has a row for each row of the global minibatch, in rank order.
+    """
+    sharded: dict[Any, Placement] = dict.fromkeys(rows, Shard(0))
+    return partition(
+        list(outputs.values()),
+        given={**parameters, **sharded},
+        wanted={outputs[name]: placement for name, placement in wanted.items()},
+        ranks=ranks,
+        rank=rank,
+        strict=strict,
+        fixed=parameters,
+    )
+
+
+def own_part(
+    outputs: Tensors, parted: Partitioned, sources: Mapping[Any, TensorVariable]
 ) -> tuple[Tensors, TensorVariable | None]:
-    """Take a trainer's part of a graph.
+    """Put what a trainer has into its part of a graph.
 
     Parameters
     ----------
     outputs : dict
-        By any names.
-    wanted : mapping
-        The placement of each output.
-    given : mapping
-        Placements of variables that are not replicated.
+        Of the whole graph, by any names.
+    parted : Partitioned
+        Of these outputs, in this order.
     sources : mapping
         What this trainer has of each variable; one that is left out stands for itself.
 
@@ -77,13 +102,6 @@ def own_part(
         What the trainer has of the outputs, and what has to be computed with them, so that all
         trainers meet in every conversion; None where there is none.
     """
-    parted = partition(
-        list(outputs.values()),
-        given=given,
-        wanted={outputs[name]: placement for name, placement in wanted.items()},
-        ranks=ranks,
-        rank=rank,
-    )
     replaced: dict[Variable, Variable] = {
         own: sources[whole]
         for whole, own in parted.inputs.items()

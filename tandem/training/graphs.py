@@ -3,18 +3,20 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-from tandem.backend import DeviceSharedVariable
 from tandem.config.schema import Config
 from tandem.layers import Network, label_rank
 from tandem.layers.choices import Metric
 from tandem.layers.metrics import true_classes
 from tandem.memory import CLASS_LABEL, RowType, SlotLayout
 from tandem.ops import crop_mirror
+
+if TYPE_CHECKING:  # it imports PyTorch
+    from tandem.backend import DeviceSharedVariable
 
 Tensors = dict[str, TensorVariable]
 GRADIENT = "gradient/"  # begins the name of every gradient's shared variable
@@ -29,7 +31,7 @@ class FunctionGraph:
     numbers: Tensors  # its other arguments
     updates: list[Any]  # pairs of shared variable and new value
     # The trainer's variable of each parameter of a network that the graph is of:
-    parameters: Mapping[Any, DeviceSharedVariable] = field(default_factory=dict)
+    parameters: "Mapping[Any, DeviceSharedVariable]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class BackwardPass:
 
 def minibatch_inputs(
     config: Config,
-    mean: DeviceSharedVariable,
-    kept: DeviceSharedVariable | None = None,
+    mean: "DeviceSharedVariable",
+    kept: "DeviceSharedVariable | None" = None,
     coloured: bool = False,
 ) -> tuple[Tensors, TensorVariable]:
     """The arrays of a slot as symbolic variables, and the network's input that follows from them.
@@ -97,7 +99,7 @@ def minibatch_inputs(
 
 
 def array_inputs(
-    config: Config, layout: SlotLayout, kept: DeviceSharedVariable | None = None
+    config: Config, layout: SlotLayout, kept: "DeviceSharedVariable | None" = None
 ) -> tuple[Tensors, TensorVariable]:
     """As `minibatch_inputs`, of rows of arrays: those of 3 axes are images, channel first."""
     batch, row, target = config.batch_size, layout.pictures, layout.targets
@@ -170,7 +172,7 @@ def are_finite(values: list[TensorVariable]) -> TensorVariable:
 
 
 def added(
-    sums: Mapping[str, DeviceSharedVariable], counts: Mapping[str, TensorVariable]
-) -> list[tuple[DeviceSharedVariable, TensorVariable]]:
+    sums: "Mapping[str, DeviceSharedVariable]", counts: Mapping[str, TensorVariable]
+) -> "list[tuple[DeviceSharedVariable, TensorVariable]]":
     """Updates that add `counts` to `sums`."""
     return [(sums[name], sums[name] + value) for name, value in counts.items()]

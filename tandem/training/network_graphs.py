@@ -1,7 +1,7 @@
 """The graphs of a trainer's functions, over its variables."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
@@ -10,13 +10,13 @@ from pytensor.tensor.variable import TensorVariable
 from tandem.backend import DeviceSharedVariable
 from tandem.config.schema import Config
 from tandem.data.augment import Mode
-from tandem.layers import Network, Training, mean_over_valid
+from tandem.layers import Network, mean_over_valid
 from tandem.layers.checks import check_graph
 from tandem.layers.choices import Metric
 from tandem.memory.slot import SlotLayout
 from tandem.optim import Optimizer
 from tandem.placement.placements import Partial, Placement, Shard
-from tandem.training.divided_graphs import GlobalMinibatch, own_part
+from tandem.training.divided_graphs import GlobalMinibatch, own_part, partition_training
 from tandem.training.graphs import (
     BackwardPass,
     FunctionGraph,
@@ -25,11 +25,11 @@ from tandem.training.graphs import (
     added,
     are_finite,
     array_inputs,
-    count_minibatch,
     minibatch_inputs,
     targets_of,
 )
 from tandem.training.variables import NetworkVariables, Placed
+from tandem.training.whole_graphs import count, counts_of, gradient, whole_pass
 
 CROPS = 10
 
@@ -85,7 +85,7 @@ class NetworkGraphs:
     def validation(self) -> FunctionGraph:
         """Loss, errors and outputs of a minibatch, without dropout."""
         minibatch, logits, cost = self._forward()
-        counts = self._counts(cost, logits, minibatch, self._metrics)
+        counts = self._counts(cost, logits, minibatch)
         own = self._variables
         if own.scores is None:
             own.scores = own.shared(self._zero_outputs(self._config.dtype), "scores")
@@ -108,7 +108,7 @@ class NetworkGraphs:
         labels, valid = minibatch.tensors["labels"], minibatch.tensors["valid"]
         losses = -pt.log(sums[pt.arange(labels.type.shape[0]), labels] / CROPS)
         cost = mean_over_valid(losses, valid)
-        counts = self._counts(cost, sums, minibatch, self._metrics)
+        counts = self._counts(cost, sums, minibatch)
         wanted: dict[str, Placement] = dict.fromkeys(counts, Partial())
         found, updates = self._own(
             {**counts, "": sums}, {**wanted, "": Shard(0)}, minibatch, {before: own.probabilities}
@@ -153,61 +153,17 @@ class NetworkGraphs:
         return GlobalMinibatch.of(slot, images, division.ranks, mode)
 
     def _backward(self, short: bool) -> BackwardPass:
-        """Build the forward and the backward pass, of a minibatch that is short or is not.
-
-        What is trained is the cost with those of auxiliary heads; what is counted, without.
-        """
-        network, config = self._network, self._config
-        minibatch = self._minibatch("train", coloured=config.rand_colour > 0)
-        tensors, images = minibatch.tensors, minibatch.images
-        epoch = pt.tensor("epoch", dtype="int64", shape=())
-        seed = pt.constant(np.int64(config.seed))
-        labels, valid = targets_of(tensors, config.dtype), tensors["valid"]
-        training = Training(
-            seed,
-            epoch,
-            tensors["indices"],
-            valid if short else None,
-            config.group_rows,
-            config.freeze,
-        )
-        logits = network.logits(images, training)
-        cost = total = network.cost(logits, labels, valid)
-        for outputs, weight in training.auxiliary:
-            part = network.cost(outputs, labels, valid)
-            total = total + np.asarray(weight, part.dtype) * part
-        check_graph(network, images, total, training)
-        learned = [network.parameters[name] for name in self._rates]
-        gradients = cast(list[TensorVariable], pt.grad(total, learned))
-        found = dict(zip(self._rates, gradients, strict=True))
-        found |= {name: training.statistics[name] for name in self.averages}
-        measured = self._metrics if config.print_train_error else None
-        counts = self._counts(cost, logits, minibatch, measured)
-        return self._own_backward(minibatch, epoch, found, counts, total)
-
-    def _own_backward(
-        self,
-        minibatch: Minibatch,
-        epoch: TensorVariable,
-        gradients: Tensors,
-        counts: Tensors,
-        total: TensorVariable,
-    ) -> BackwardPass:
-        """This trainer's part of it, and whether that is finite."""
+        """This trainer's part of the forward and the backward pass, and whether it is finite."""
+        minibatch = self._minibatch("train", coloured=self._config.rand_colour > 0)
+        whole = whole_pass(self._network, self._config, minibatch, self._metrics, short)
         division = self._variables.division
-        placements = {} if division is None else division.placements
-        outputs, wanted = {"total": total}, dict[str, Placement](total=Partial())
-        for name, value in gradients.items():
-            outputs["gradient " + name] = value
-            wanted["gradient " + name] = placements.get(name, Partial())
-        for name, value in counts.items():
-            outputs["count " + name], wanted["count " + name] = value, Partial()
-        found, updates = self._own(outputs, wanted, minibatch, {epoch: epoch})
-        own = {name: found["gradient " + name] for name in gradients if "gradient " + name in found}
-        counted = {name: found["count " + name] for name in counts}
+        wanted = whole.wanted({} if division is None else division.placements)
+        found, updates = self._own(whole.outputs, wanted, minibatch, {whole.epoch: whole.epoch})
+        own = {n: found[gradient(n)] for n in whole.gradients if gradient(n) in found}
+        counted = {name: found[count(name)] for name in whole.counts}
         return BackwardPass(
             minibatch,
-            epoch,
+            whole.epoch,
             own,
             self._counted(counted, minibatch),
             are_finite([found["total"], *own.values()]),
@@ -229,24 +185,22 @@ class NetworkGraphs:
         if division is None:
             return outputs, []
         assert isinstance(minibatch, GlobalMinibatch)
-        sources = {**self._variables.parameters(), **minibatch.sources, **others}
-        parameters = {self._network.parameters[n]: p for n, p in division.placements.items()}
-        given = {v: Shard(0) for v, own in {**minibatch.sources, **others}.items() if v is not own}
-        found, token = own_part(
-            outputs, wanted, {**parameters, **given}, sources, division.ranks, division.rank
+        rows = {**minibatch.sources, **others}
+        parted = partition_training(
+            outputs,
+            wanted,
+            {self._network.parameters[n]: p for n, p in division.placements.items()},
+            [v for v, own in rows.items() if v is not own],
+            division.ranks,
+            division.rank,
         )
+        found, token = own_part(outputs, parted, {**self._variables.parameters(), **rows})
         return found, [] if token is None else [(self._variables.token, token)]
 
     def _counts(
-        self,
-        cost: TensorVariable,
-        outputs: TensorVariable,
-        minibatch: Minibatch,
-        metrics: Sequence[Metric] | None,
+        self, cost: TensorVariable, outputs: TensorVariable, minibatch: Minibatch
     ) -> Tensors:
-        """What a minibatch adds to the sums, but for the number of its pictures."""
-        counts = count_minibatch(cost, outputs, minibatch.tensors, self._network, metrics)
-        return {name: value for name, value in counts.items() if name != "images"}
+        return counts_of(self._network, minibatch, cost, outputs, self._metrics)
 
     def _counted(self, counts: Tensors, minibatch: Minibatch) -> Tensors:
         """Counts with the number of pictures: each trainer counts its own."""
