@@ -1,6 +1,6 @@
 """What a partitioned graph passes between ranks, as text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tandem.placement.conversions import find_kind
 from tandem.placement.partition import Conversion, Partitioned
@@ -53,17 +53,22 @@ def received_by_rank(conversion: Conversion, ranks: int) -> list[int]:
 
 
 def megabytes(by_rank: Sequence[int]) -> str:
-    """Bytes of ranks as text in 10^6 bytes, once where they are equal; see `by_ranks`."""
-    return by_ranks([f"{nbytes / 1e6:.1f}" for nbytes in by_rank])
+    """Bytes of ranks as text, in 10^6 bytes, see `by_ranks`."""
+    return by_ranks(by_rank, _as_megabytes)
 
 
-def by_ranks(texts: Sequence[str]) -> str:
-    """Texts of ranks in one: that of all, that of rank 0 and the others', or those of each."""
+def by_ranks(values: Sequence[int], form: Callable[[int], str]) -> str:
+    """Values of ranks as text: that of all, that of rank 0 and the others', or the extremes."""
+    texts = [form(value) for value in values]
     if len(set(texts)) == 1:
         return texts[0]
     if len(set(texts[1:])) == 1:
         return f"{texts[0]} at rank 0, {texts[1]} at others"
-    return ", ".join(texts)
+    return f"{form(min(values))} to {form(max(values))}"
+
+
+def _as_megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.{1 if not nbytes or nbytes >= 1e6 else 3}f}"
 
 
 def _cells(conversion: Conversion, received: Sequence[int]) -> tuple[str, ...]:
@@ -74,7 +79,7 @@ def _cells(conversion: Conversion, received: Sequence[int]) -> tuple[str, ...]:
         str(conversion.shape),
         conversion.dtype,
         f"{conversion.source} -> {conversion.target}",
-        by_ranks([f"{nbytes:,}" for nbytes in received]),
+        by_ranks(received, lambda nbytes: f"{nbytes:,}"),
     )
 
 
