@@ -1,6 +1,7 @@
 """Trainers that divide the graph of a network, in threads of one process."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,7 @@ class Together:
         **settings: Any,
     ) -> None:
         self.batch, self.groups = batch, local_groups(trainers)
+        self.build = network
         self.network = network(CROP, CLASSES, width=1.0, dtype="float64")
         self.config = make_config(
             {
@@ -85,19 +87,21 @@ class Together:
         def call(rank: int) -> None:
             found[rank] = do(rank)
 
-        run_threads([lambda rank=rank: call(rank) for rank in range(len(found))], seconds=120)
+        run_threads([partial(call, rank) for rank in range(len(found))], seconds=120)
         return found
 
     def _make(self, rank: int) -> None:
         config, ranks = self.config, len(self.groups)
-        network = type(self.network)(CROP, CLASSES, width=1.0, dtype="float64")
+        network = self.build(CROP, CLASSES, width=1.0, dtype="float64")
         division = divide(network, config, ranks, rank)
         optimizer, groups = OPTIMIZERS.chosen(dict(config)), config.parameter_groups
         select = dict if division is None else division.replicated
         layout = parameter_layout(network, optimizer, groups, select=select)
-        vectors = ([np.zeros(n, np.uint8)] for n in (layout.parameters_nbytes, layout.nbytes))
+        parameters, gradients = (
+            [np.zeros(n, np.uint8)] for n in (layout.parameters_nbytes, layout.nbytes)
+        )
         slots = HostSlots.create(SlotLayout.of_pictures(self.batch, CROP), rank)
-        memory = self.memories[rank] = HostMemory(slots, layout, *vectors)
+        memory = self.memories[rank] = HostMemory(slots, layout, parameters, gradients)
         if division is not None:
             memory.add_shards(parameter_layout(network, optimizer, groups, select=division.own))
             self.channels[rank] = make_channel(self.groups[rank], memory)
