@@ -106,7 +106,7 @@ class NetworkGraphs:
         # In float64, in which the logarithm of an improbable class is finite.
         sums = before + pt.special.softmax(logits.astype("float64"), axis=1)
         labels, valid = minibatch.tensors["labels"], minibatch.tensors["valid"]
-        losses = -pt.log(sums[pt.arange(labels.type.shape[0]), labels] / CROPS)
+        losses = -pt.log(sums[pt.arange(labels.type.shape[0]), labels] / np.float64(CROPS))
         cost = mean_over_valid(losses, valid)
         counts = self._counts(cost, sums, minibatch)
         wanted: dict[str, Placement] = dict.fromkeys(counts, Partial())
