@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Constant, Variable
+from pytensor.tensor.elemwise import Elemwise
 
 from tandem.ops import collective
 from tandem.placement.placements import (
@@ -105,7 +106,7 @@ def describe(variable: Variable) -> str:
     if variable.owner is None:
         return str(variable)
     op = variable.owner.op
-    inner = getattr(op, "scalar_op", None)
+    inner = op.scalar_op if isinstance(op, Elemwise) else None
     name, layer = type(op if inner is None else inner).__name__, _nearest_layer(variable)
     return f"{name} of {layer}" if layer else name
 
