@@ -3,7 +3,7 @@
 Importing this module imports PyTensor.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -97,27 +97,13 @@ def divide(
             check_placement(placement, len(shapes[name]), ranks)
         except ValueError as error:
             raise InputError(f"{kind}: {name}: {error}") from error
-    _check_lengths(placements, shapes, ranks)
+    for name, placement in placements.items():
+        if isinstance(placement, Shard) and (length := shapes[name][placement.axis]) < ranks:
+            raise InputError(
+                f"fully_connected: {config.fully_connected} divides axis {placement.axis} of {name}"
+                f", of length {length}, among {ranks} trainers, of which some would have nothing: "
+                f"use at most {length} of them, or another fully_connected"
+            )
     has_averages = any(not parameter.trainable for parameter in declared.values())
     is_global = config.norm_rows == "global" and has_averages and job == "train"
     return Division(ranks, rank, placements) if placements or is_global else None
-
-
-def _check_lengths(
-    placements: Mapping[str, Placement], shapes: Mapping[str, Shape], ranks: int
-) -> None:
-    for name, length in _sharded_lengths(placements, shapes):
-        if length < ranks:
-            raise InputError(
-                f"fully_connected: sharded divides the {length} units of {name} among {ranks} "
-                f"trainers, which leaves one without any: use at most {length} trainers, or "
-                "another fully_connected"
-            )
-
-
-def _sharded_lengths(
-    placements: Mapping[str, Placement], shapes: Mapping[str, Shape]
-) -> Iterable[tuple[str, int]]:
-    for name, placement in placements.items():
-        if isinstance(placement, Shard):
-            yield name, shapes[name][placement.axis]

@@ -44,7 +44,7 @@ class DeviceFunctions:
         on_gradient_ready: Callable[[str], None] | None = None,
         channel: Channel | None = None,
     ) -> None:
-        self._graphs = graphs
+        self._graphs, self._meets = graphs, channel is not None
         self._device, self._records = memory.device, memory.records
         chosen = config.precision
         products = "float32" if chosen == "float64" or chosen == "auto" else chosen
@@ -95,7 +95,7 @@ class DeviceFunctions:
         """The function over one slot's memory, recorded. The slot holds a minibatch already.
 
         One that cannot be recorded, such as that of a network with an Op that runs on the host, is
-        called as it is.
+        called as it is; so is one in which trainers meet.
         """
         graph = self._graphs[name]()
         givens = {
@@ -108,6 +108,8 @@ class DeviceFunctions:
             for key, variable in graph.numbers.items()
         }
         function = self._compile(name, graph, [], givens)
+        if self._meets and graph.minibatch:
+            return function
         try:
             check_capturable(function)
         except ValueError as reason:

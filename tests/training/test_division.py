@@ -71,8 +71,8 @@ def test_who_divides_nothing_has_graphs_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("network", "trainers", "expected"),
     [
-        (small(), 8, "the 7 units of fc2.weight among 8 trainers, .* at most 7 trainers"),
-        (small(units=3), 4, "the 3 units of fc1.weight among 4 trainers"),
+        (small(), 8, "axis 1 of fc2.weight, of length 7, among 8 trainers, .* at most 7 of them"),
+        (small(units=3), 4, "axis 1 of fc1.weight, of length 3, among 4 trainers"),
         (placing({"fc9.weight": Shard(1)}), 2, "a placement of fc9.weight, which it does not"),
         (placing({"fc1.weight": Partial()}), 2, r"places fc1.weight as partial\(sum\), expected"),
         (placing({"fc1.bias": Shard(1)}), 2, "fc1.bias: .* has no axis 1"),
