@@ -63,8 +63,9 @@ def batch_norm(
     """Batch normalisation with the parameters that `tandem.layers.norm` declares.
 
     In training, statistics are those of `training.rows` consecutive rows, see
-    `tandem.ops.batch_norm`, and are reported for the running averages. In validation, and in a
-    layer that is frozen, the running averages are used.
+    `tandem.ops.batch_norm`, or of all rows, see `tandem.ops.global_batch_norm`; they are reported
+    for the running averages. In validation, and in a layer that is frozen, the running averages are
+    used.
 
     Parameters
     ----------
@@ -86,7 +87,12 @@ def batch_norm(
     if training is None or training.is_frozen(layer):
         mean, variance = (parameters[name] for name in averages)
         return ops.batch_norm_inference(x, scale, shift, mean, variance, epsilon)
-    y, *statistics = ops.batch_norm(x, scale, shift, training.rows, training.valid, epsilon)
+    rows, valid = training.rows, training.valid
+    if rows is None:
+        pivot = parameters[averages[0]]
+        y, *statistics = ops.global_batch_norm(x, scale, shift, pivot, valid, epsilon)
+    else:
+        y, *statistics = ops.batch_norm(x, scale, shift, rows, valid, epsilon)
     training.statistics.update(zip(averages, statistics, strict=True))
     return y
 

@@ -16,14 +16,15 @@ class Training:
 
     Dropout masks are a function of `seed`, `epoch` and `indices`. Statistics cover each run of
     `rows` consecutive rows, so that trainers which divide a global minibatch at multiples of it
-    compute what one would. The network fills the last two.
+    compute what one would; with `rows` None they cover the whole minibatch, that of all trainers
+    where they share one graph. The network fills the last two.
     """
 
     seed: "TensorVariable"  # int64 scalar
     epoch: "TensorVariable"  # int64 scalar, from 0
     indices: "TensorVariable"  # int64 (batch,), of the pictures in the dataset
     valid: "TensorVariable | None" = None  # int64 scalar: rows that count; None: all
-    rows: int = 32  # of a group that is normalised together
+    rows: int | None = 32  # of a group that is normalised together; None: all
     frozen: Collection[str] = ()  # layers that are not trained, with all below them
     # Of each array that is not trained, its value for this minibatch:
     statistics: "dict[str, TensorVariable]" = field(default_factory=dict)

@@ -29,6 +29,13 @@ from tandem.ops.collective import (
 from tandem.ops.conv import Conv2d, Conv2dBiasGrad, Conv2dInputGrad, Conv2dWeightGrad, conv2d
 from tandem.ops.crop import CropMirror, crop_mirror
 from tandem.ops.dropout import Dropout, DropoutMask, dropout, dropout_mask
+from tandem.ops.global_batch_norm import (
+    BatchNormBySums,
+    BatchNormBySumsGrad,
+    ChannelGradientSums,
+    ChannelSums,
+    global_batch_norm,
+)
 from tandem.ops.lrn import LRN, LRNGrad, lrn
 from tandem.ops.momentum import MomentumStep, momentum_step
 from tandem.ops.norm_relu import NormRelu, NormReluGrad
@@ -54,9 +61,13 @@ __all__ = [
     "AveragePool2d",
     "AveragePool2dGrad",
     "BatchNorm",
+    "BatchNormBySums",
+    "BatchNormBySumsGrad",
     "BatchNormGrad",
     "BatchNormInference",
     "Broadcast",
+    "ChannelGradientSums",
+    "ChannelSums",
     "Collective",
     "Conv2d",
     "Conv2dBiasGrad",
@@ -91,6 +102,7 @@ __all__ = [
     "dropout",
     "dropout_mask",
     "first_token",
+    "global_batch_norm",
     "lrn",
     "max_pool2d",
     "momentum_step",

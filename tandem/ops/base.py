@@ -49,6 +49,13 @@ def positive_int(owner: str, name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
+def positive_float(owner: str, name: str, value: float) -> float:
+    """Return `value` as a float above 0 and finite, or raise ValueError."""
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{owner}: {name} must be positive, got {value}")
+    return float(value)
+
+
 def int_pair(owner: str, name: str, value: Any, least: int = 1) -> tuple[int, int]:
     """Return an int, for rows and columns alike, or a pair as a pair; see `positive_int`."""
     pair = value if isinstance(value, tuple | list) else (value, value)

@@ -22,6 +22,7 @@ from tandem.ops.base import (
     SameShapeOp,
     TensorOp,
     Values,
+    positive_float,
     positive_int,
     same_dtype,
     same_length,
@@ -64,7 +65,7 @@ class BatchNorm(_NormalizationOp):
 
     def __init__(self, rows: int, epsilon: float = 1e-5) -> None:
         self.rows = positive_int("BatchNorm", "rows", rows)
-        self.epsilon = _positive("BatchNorm", epsilon)
+        self.epsilon = positive_float("BatchNorm", "epsilon", epsilon)
 
     def make_node(self, x: Any, scale: Any, shift: Any, valid: Any = None) -> Apply:
         x = _images(self, x)
@@ -177,7 +178,7 @@ class BatchNormInference(SameShapeOp):
     __props__ = ("epsilon",)
 
     def __init__(self, epsilon: float = 1e-5) -> None:
-        self.epsilon = _positive("BatchNormInference", epsilon)
+        self.epsilon = positive_float("BatchNormInference", "epsilon", epsilon)
 
     def make_node(self, x: Any, scale: Any, shift: Any, mean: Any, variance: Any) -> Apply:
         x = _images(self, x)
@@ -217,12 +218,6 @@ class BatchNormInference(SameShapeOp):
         """Graph of the inverse of the standard deviation."""
         one, epsilon = (np.asarray(n, variance.type.dtype) for n in (1, self.epsilon))
         return cast(TensorVariable, one / pt.sqrt(variance + epsilon))
-
-
-def _positive(owner: str, epsilon: float) -> float:
-    if not 0 < epsilon < float("inf"):
-        raise ValueError(f"{owner}: epsilon must be positive, got {epsilon}")
-    return float(epsilon)
 
 
 def _images(op: TensorOp, x: Any) -> TensorVariable:

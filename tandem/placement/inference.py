@@ -14,7 +14,9 @@ from functools import cached_property, reduce
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import io_toposort
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape
 
 from tandem.placement.conversions import Kind, describe, find_kind, nbytes
@@ -90,6 +92,12 @@ class Plan:
             s for f, s in self.steps.items() if isinstance(s, Conversion) and f not in free
         ]
         return sum(s.total for s in conversions), sum(s.kind.name != "keep" for s in conversions)
+
+    @property
+    def converts(self) -> bool:
+        """Whether a tensor is converted, also where that is expected."""
+        steps = [s for s in self.steps.values() if isinstance(s, Conversion)]
+        return any(s.kind.name != "keep" for s in steps)
 
     def then(self, other: "Plan") -> "Plan":
         """Both, with what they have in common once."""
@@ -224,7 +232,7 @@ class _Search:
             assert failure is not None
             raise failure
         best = min(found)
-        if not has_rule(node.op) and found[best].cost[1]:
+        if not has_rule(node.op) and found[best].converts:
             self._without_rule.append(node)
         return found[best]
 
@@ -244,6 +252,8 @@ class _Search:
         """
         wishes = dict(self._outputs)
         for node in reversed(self._nodes):
+            if isinstance(node.op, Dot | Blockwise):  # an element of a product needs many
+                continue
             for at, output in enumerate(node.outputs):
                 if output not in wishes:
                     continue
@@ -251,7 +261,8 @@ class _Search:
                 for position, variable in enumerate(node.inputs):
                     options = {c.inputs[position] for c in fitting}
                     option = options.pop() if len(options) == 1 else None
-                    if option is not None and _same_size(variable, output):
+                    is_free = variable not in self._fixed
+                    if option is not None and is_free and _same_size(variable, output):
                         wishes.setdefault(variable, option)
         return wishes
 

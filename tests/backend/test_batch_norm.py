@@ -20,8 +20,12 @@ from tandem.backend.norm_loops import batch_norm, batch_norm_gradient
 from tandem.layers import Parameters
 from tandem.ops import (
     BatchNorm,
+    BatchNormBySums,
+    BatchNormBySumsGrad,
     BatchNormGrad,
     BatchNormInference,
+    ChannelGradientSums,
+    ChannelSums,
     Conv2d,
     Dropout,
     DropoutMask,
@@ -43,8 +47,7 @@ def compute_as_for_gpus(op: Any, *arrays: np.ndarray) -> list[np.ndarray]:
     """By the calls that a GPU or ``torch.compile`` gets, which take tensors on any device."""
     node = op.make_node(*map(pt.as_tensor_variable, arrays))
     lowering = lower(op, node, device=CPU, compiled=True)
-    found = lowering.call(*(torch.from_numpy(np.asarray(array)) for array in arrays))
-    return [y.numpy() for y in (found if isinstance(found, tuple) else (found,))]
+    return _arrays(lowering.call(*(torch.from_numpy(np.asarray(array)) for array in arrays)))
 
 
 def compute_by_loops(op: Any, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -52,7 +55,11 @@ def compute_by_loops(op: Any, *arrays: np.ndarray) -> list[np.ndarray]:
     node = op.make_node(*map(pt.as_tensor_variable, arrays))
     lowering = lower(op, node, device=CPU, compiled=False)
     apart = [np.repeat(v, 2, axis=-1)[..., ::2] if v.ndim else v for v in map(np.asarray, arrays)]
-    return [y.numpy() for y in lowering.call(*map(torch.from_numpy, apart))]
+    return _arrays(lowering.call(*map(torch.from_numpy, apart)))
+
+
+def _arrays(found: Any) -> list[np.ndarray]:
+    return [y.numpy() for y in (found if isinstance(found, tuple) else (found,))]
 
 
 @pytest.mark.parametrize("shape", [(7, 3, 4, 2), (6, 3), (4, 2, 1, 1)])
@@ -93,6 +100,27 @@ def test_the_number_of_valid_rows_stays_on_the_device() -> None:
     call = lower(gradient, node, device=CPU, compiled=True).call
     found = call(meta[0], meta[1], meta[0], *[torch.ones(3, 3, device="meta")] * 2, meta[3])
     assert [y.shape for y in found] == [(6, 3, 2, 2), (3,), (3,)]
+
+
+@pytest.mark.parametrize("shape", [(9, 3, 4, 5), (9, 3), (40, 70, 19, 17)])
+@pytest.mark.parametrize("computed", [compute_as_for_gpus, compute_by_loops])
+def test_kernels_of_all_rows_compute_what_the_ops_do(
+    shape: tuple[int, ...], computed: Callable[..., list[np.ndarray]]
+) -> None:
+    x, scale, shift, g = norm_arrays(shape)
+    count, sums = np.array(float(2 * len(x))), np.stack([scale, 9 + shift**2])
+    for valid in (None, 0, 1, 5, len(x)):
+        more = [] if valid is None else [np.array(valid)]
+        if valid is not None:
+            x[valid:] = g[valid:] = np.nan
+        for operands in (
+            (ChannelSums(), x, shift, *more),
+            (BatchNormBySums(EPSILON), x, scale, shift, shift, sums, count, *more),
+            (ChannelGradientSums(), x, g, shift, scale, *more),
+            (BatchNormBySumsGrad(), x, g, scale, shift, scale, sums, count, *more),
+        ):
+            for one, other in zip(computed(*operands), compute(*operands), strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
 def test_dropout_for_gpus_keeps_the_same_units() -> None:

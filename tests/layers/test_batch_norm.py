@@ -29,9 +29,10 @@ def training_pass(**options):
 
 @pytest.mark.parametrize("shape", [(6, 3, 2, 2), (6, 3)])
 @pytest.mark.parametrize("valid", [None, 0, 1, 5])
-def test_training_normalises_groups_and_reports_their_statistics(shape, valid):
+@pytest.mark.parametrize("rows", [2, None])
+def test_training_normalises_groups_and_reports_their_statistics(shape, valid, rows):
     symbol = None if valid is None else pt.lscalar("valid")
-    training = training_pass(valid=symbol, rows=2)
+    training = training_pass(valid=symbol, rows=rows)
     x, parameters, y = built(training, shape)
     names = ["layer1.bn1.running_mean", "layer1.bn1.running_var"]
     assert list(training.statistics) == names
@@ -40,7 +41,7 @@ def test_training_normalises_groups_and_reports_their_statistics(shape, valid):
     values = norm_arrays(shape)[0]
     found = function(values) if valid is None else function(values, valid)
     scale, shift, *_ = (v.get_value() for v in parameters.values())
-    expected = batch_norm_by_loops(values, scale, shift, 2, 6 if valid is None else valid)
+    expected = batch_norm_by_loops(values, scale, shift, rows or 6, 6 if valid is None else valid)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 

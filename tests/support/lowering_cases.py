@@ -28,8 +28,12 @@ from tandem.ops import (
     AveragePool2d,
     AveragePool2dGrad,
     BatchNorm,
+    BatchNormBySums,
+    BatchNormBySumsGrad,
     BatchNormGrad,
     BatchNormInference,
+    ChannelGradientSums,
+    ChannelSums,
     Conv2d,
     Conv2dBiasGrad,
     Conv2dInputGrad,
@@ -708,6 +712,18 @@ def _norm_cases(dtype: str) -> list[Case]:
             for valid in sorted({0, len(x) // 2, len(x)}):
                 operands = (x, scale, shift, np.int64(valid))
                 cases.append(case(f"norm-{name}-{rows}-{valid}", norm, *operands))
+
+        def by_sums(x: Any, a: Any, b: Any, *valid: Any) -> list[Any]:
+            sums, count = ChannelSums()(x, b, *valid), np.float64(7)
+            y, mean, variance, inverse = BatchNormBySums(1e-3)(x, a, b, b, sums, count, *valid)
+            g = y * x
+            slopes = ChannelGradientSums()(x, g, mean, inverse, *valid)
+            dx = BatchNormBySumsGrad()(x, g, a, mean, inverse, slopes, count, *valid)
+            return [sums.astype(x.dtype), y, mean, variance, inverse, slopes, dx]
+
+        cases.append(case(f"norm-by-sums-{name}", by_sums, x, scale, shift))
+        valid = np.int64(len(x) // 2)
+        cases.append(case(f"norm-by-sums-{name}-valid", by_sums, x, scale, shift, valid))
 
         def rectified(x: Any, a: Any, b: Any, *valid: Any) -> list[Variable]:
             y, mean, variance, *saved = NormRelu(2, 1e-3)(x, a, b, *valid)

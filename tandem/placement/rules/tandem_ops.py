@@ -242,7 +242,7 @@ def normalization_gradient(op: Any, node: Apply, ranks: int) -> list[Choice]:
     if _divides_groups(op, node, ranks):
         shards = (ROWS, *replicated(vectors), *(ROWS,) * 3, *valid)
         outputs = (ROWS, Partial(), Partial())
-        choices.append(Choice(shards, outputs, _gradient_of_rows))
+        choices.append(Choice(shards, outputs, _with_valid_rows))
     shards = (CHANNELS, *(ROWS,) * vectors, *(CHANNELS,) * 3, *valid)
     choices.append(Choice(shards, (CHANNELS, ROWS, ROWS), apply_parts))
     return choices + partial_sums(node, [[vectors + 1]])
@@ -252,6 +252,35 @@ def normalization_gradient(op: Any, node: Apply, ranks: int) -> list[Choice]:
 def normalization_by_averages(op: Any, node: Apply, ranks: int) -> list[Choice]:
     by_channel = Choice((CHANNELS, *(ROWS,) * 4), (CHANNELS,), apply_parts)
     return [along(node, 0, whole=range(1, 5)), by_channel]
+
+
+@rule.register(ops.ChannelSums)
+@rule.register(ops.ChannelGradientSums)
+@rule.register(ops.BatchNormBySums)
+@rule.register(ops.BatchNormBySumsGrad)
+def normalization_by_sums(op: Any, node: Apply, ranks: int) -> list[Choice]:
+    """Images are first, then numbers of each channel, of all rows together."""
+    images = 1 + isinstance(op, ops.ChannelGradientSums | ops.BatchNormBySumsGrad)
+    adds = isinstance(op, ops.ChannelSums | ops.ChannelGradientSums)
+    vectors = len(node.inputs) - images, len(node.outputs) - 1
+    by_rows = Choice(
+        (*(ROWS,) * images, *replicated(vectors[0])),
+        (Partial() if adds else ROWS, *replicated(vectors[1])),
+        _with_valid_rows,
+    )
+    by_channels = Choice(
+        tuple(_channels_of(x) for x in node.inputs),
+        tuple(_channels_of(y) for y in node.outputs),
+        apply_parts,
+    )
+    is_linear = isinstance(op, ops.ChannelGradientSums)
+    return [by_rows, by_channels, *(partial_sums(node, [[1]]) if is_linear else [])]
+
+
+def _channels_of(variable: Any) -> Placement:
+    """The shard of the channels of images, of two numbers for each, of one, or of a number."""
+    axes = variable.type.ndim
+    return Shard(min(1, axes - 1)) if axes else Replicate()
 
 
 def _divides_groups(op: Any, node: Apply, ranks: int) -> bool:
@@ -277,8 +306,11 @@ def _with_own_rows(node: Apply, inputs: Locals, part: Part) -> Locals:
     return inputs if isinstance(own, int) else [*inputs[:-1], own]
 
 
-def _gradient_of_rows(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
-    return apply_parts(node, _with_own_rows(node, inputs, part), part)
+def _with_valid_rows(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
+    inputs = _with_own_rows(node, inputs, part)
+    # It has results that do not depend on how many rows there are.
+    by_sums = isinstance(node.op, ops.BatchNormBySums)
+    return (same_op if by_sums else apply_parts)(node, inputs, part)
 
 
 def _normalize_rows(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
