@@ -157,7 +157,8 @@ def test_ranks_may_have_no_group(case: tuple[Any, ...]) -> None:
 
 def test_every_op_has_a_rule() -> None:
     for name, kind in inspect.getmembers(ops, inspect.isclass):
-        assert has_rule(kind.__new__(kind)), name
+        if not issubclass(kind, ops.Collective):  # which come of conversions
+            assert has_rule(kind.__new__(kind)), name
 
 
 def placements(case: tuple[Any, ...], ranks: int) -> list[str]:
