@@ -1,20 +1,19 @@
 """The graphs of a trainer's functions, over the global minibatch, with placements."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 
-from tandem.backend import device_shared
 from tandem.config.schema import Config
 from tandem.layers import Network, Training
-from tandem.layers.choices import Metric, metrics_of
+from tandem.layers.choices import metrics_of
 from tandem.optim.parameter_groups import ParameterGroups
 from tandem.placement import Partial, Partitioned, Placement, Shard, partition
 from tandem.training.graphs import count_minibatch, minibatch_inputs, targets_of
 
+# All that networks of classes can have
 METRICS = (
     "accuracy",
     "top3",
@@ -41,18 +40,28 @@ class PlacedGraph:
         placed = {"given": self.given, "wanted": self.wanted, "fixed": [*self.given]}
         return partition([*self.outputs.values()], ranks=ranks, rank=rank, **placed, **options)
 
+    def values(self, network: Network, valid: int) -> dict[Any, Any]:
+        """Random values of all inputs, and those of the network's parameters."""
+        rng = np.random.default_rng(0)
+        found = {variable: variable.get_value() for variable in network.parameters.values()}
+        for name, variable in self.inputs.items():
+            limit = {"pictures": 256, "labels": network.classes, "indices": 1000}.get(name, 2)
+            value = rng.integers(0, limit, variable.type.shape).astype(variable.type.dtype)
+            found[variable] = np.int64(valid) if name == "valid" else value
+        return found
+
 
 def _of_pictures(
     config: Config, network: Network, batch: int, mode: str
 ) -> tuple[dict[str, Any], Any, dict[Any, Placement]]:
     """The minibatch of all trainers, the images, and the placements of what is not replicated."""
     side = config.crop_size + 3
-    mean = device_shared(np.zeros((3, side, side), config.dtype), name="mean", device="cpu")
+    mean = pt.tensor("mean", dtype=config.dtype, shape=(3, side, side))
     whole = config.model_copy(update={"batch_size": batch})
     minibatch, images = minibatch_inputs(whole, mean, coloured=mode == "train")
     names = ("pictures", "labels", "origins", "mirrored", "colours")
     given = {v: Shard(0) for name, v in minibatch.items() if name in names}
-    return minibatch, images, given
+    return {**minibatch, "mean": mean}, images, given
 
 
 def training_graph(
