@@ -24,6 +24,7 @@ soak: .venv/installed
 	$(BIN)/python -m tests.soak --faults 50
 	$(BIN)/python -m tests.soak --faults 20 --runs runs/soak/norm \
 		--network tests.support.norm_network:NormNetwork
+	$(BIN)/python -m tests.soak --faults 20 --runs runs/soak/sharded --fully-connected sharded
 
 # Each part against its peer, on a CPU that should be otherwise idle; about an hour.
 bench: .venv/installed

@@ -36,6 +36,9 @@ VERBS = {
     "convert": Verb("tandem.convert.cli:run_conversion", "read weights of other programs"),
     "plot": Verb("tandem.plot:run_plot", "draw one run or compare several"),
     "look": Verb("tandem.look:run_look", "draw pictures as the network gets them, count classes"),
+    "placement": Verb(
+        "tandem.placement_program:run_placement", "explain how trainers divide a network"
+    ),
 }
 
 

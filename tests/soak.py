@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import kill, killpg
 from pathlib import Path
+from typing import get_args
 
 from tandem.artifacts.run_folder import list_checkpoints
-from tandem.layers.network import ALEXNET
+from tandem.layers.network import ALEXNET, FullyConnected
 from tandem.processes.heartbeat import PATIENCE_SECONDS
 from tests.support.runs import assert_same_bits
 from tests.support.tiny import (
@@ -271,6 +272,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--network", default=ALEXNET)
+    parser.add_argument("--fully-connected", default="replicated", choices=get_args(FullyConnected))
     options = parser.parse_args()
     shutil.rmtree(options.runs, ignore_errors=True)
     soak(
@@ -283,6 +285,7 @@ def main() -> int:
         batch_size=16,
         width=0.1,
         network=options.network,
+        fully_connected=options.fully_connected,
         n_epochs=4 * options.faults,
         learning_rate=0.02,
         shuffle="images",

@@ -57,6 +57,18 @@ def train_simulated(data: Path, run: Path, **changes: Any) -> int:
     return run_training(arguments, None)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sharded", "single"])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_trainers_on_gpus_divide_fully_connected_layers(
+    data: Path, on_host: Path, tmp_path: Path, simulated: None, kind: str, keeps: bool
+) -> None:
+    changes = {"fully_connected": kind, "data_on_gpu": keeps}
+    run = tmp_path / "run"
+    assert train_simulated(data, run, devices=["cuda:0", "cuda:1"], **changes) == 0
+    assert_close(run, on_host, 1e-9)
+
+
 def test_trainers_on_one_gpu_compute_what_they_do_on_the_host(on_host: Path, loaded: Path) -> None:
     check_close(loaded, on_host)
 

@@ -13,9 +13,16 @@ from tests.support.tiny import prepare
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("network", [ALEXNET, NETWORK])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"network": ALEXNET, "exchange": "shared"},
+        {"network": NETWORK, "exchange": "shared"},
+        {"network": ALEXNET, "fully_connected": "sharded"},
+    ],
+)
 def test_after_every_end_the_bits_are_as_if_nothing_had_happened(
-    tmp_path: Path, network: str
+    tmp_path: Path, changes: dict[str, str]
 ) -> None:
     soak(
         prepare(tmp_path / "data", train=241),
@@ -24,12 +31,11 @@ def test_after_every_end_the_bits_are_as_if_nothing_had_happened(
         seed=3,
         kinds=["kill launcher", "stop trainer 1", "SIGTERM to all"],
         devices=["cpu", "cpu"],
-        network=network,
-        exchange="shared",
         batch_size=8,
         n_epochs=24,
         shuffle="images",
         print_freq=5,
+        **changes,
     )
     # The comparison can fail.
     record = tmp_path / "parts" / "record.jsonl"

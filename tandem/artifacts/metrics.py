@@ -16,7 +16,10 @@ _Sum = Annotated[float, BeforeValidator(lambda value: math.nan if value is None 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over pictures, which add up over trainers."""
+    """Sums over pictures, which add up over trainers.
+
+    Trainers that compute one graph together may count an error elsewhere than its picture.
+    """
 
     images: _Count = 0
     loss: _Finite = 0.0
@@ -27,8 +30,8 @@ class Sums:
     def __post_init__(self) -> None:
         for name in ("top1_errors", "top5_errors"):
             errors = self.values.get(name, 0)
-            if isinstance(errors, tuple) or not 0 <= errors <= self.images:
-                raise ValueError(f"{name}: found {errors}, expected at most images, {self.images}")
+            if isinstance(errors, tuple) or not errors >= 0:
+                raise ValueError(f"{name}: found {errors}, expected a number of pictures")
 
     def __add__(self, other: "Sums") -> "Sums":
         values = {
@@ -102,3 +105,10 @@ class Pending:
     # By rank: another order would give other last bits.
     sums: tuple[Annotated[Sums, BeforeValidator(_nested)], ...] = ()
     seconds: Seconds = Seconds()  # of trainer 0
+
+    def __post_init__(self) -> None:
+        whole = sum(self.sums, Sums())
+        for name in ("top1_errors", "top5_errors"):
+            errors = whole.values.get(name, 0)
+            if isinstance(errors, tuple) or errors > whole.images:
+                raise ValueError(f"{name}: found {errors}, expected at most images, {whole.images}")

@@ -1,4 +1,4 @@
-"""How functions that run at the same time pass each other tensors: the channels of a device mode."""
+"""How functions of several ranks pass each other tensors: the channels of a device mode."""
 
 import itertools
 import math
@@ -188,19 +188,22 @@ class GroupChannel(MeetingChannel):
     ) -> "list[Tensor]":
         self._meet(label)
         like = blocks[self.rank]
-        sizes = [() if r == self.rank else tuple(b.shape) for r, b in enumerate(blocks)]
-        away = [(0,) if r == self.rank else shape for r, shape in enumerate(shapes)]
-        sent_parts = _parts([(0,) if r == self.rank else s for r, s in enumerate(sizes)], like)
-        parts = _parts(away, like)
+        shapes = self._of_others(shapes)
+        parts = _parts(shapes, like)
+        sent_parts = _parts(self._of_others([tuple(block.shape) for block in blocks]), like)
+        received = self._vector(parts[-1].stop, like)
         sent = self._vector(sent_parts[-1].stop, like)
         for rank, block in enumerate(blocks):
             if rank != self.rank:
                 _fill(sent, sent_parts[rank], block)
-        received = self._vector(parts[-1].stop, like)
         self._group.all_to_all_parts(
             self._message(sent), sent_parts, self._message(received), parts
         )
-        return self._blocks(received, parts, away, like)
+        return self._blocks(received, parts, shapes, like)
+
+    def _of_others(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """The shapes by rank, without that of this rank's own block."""
+        return [(0,) if rank == self.rank else shape for rank, shape in enumerate(shapes)]
 
     def _vector(self, nbytes: int, like: "Tensor") -> "Tensor":
         """Make memory for a message, uint8 (n,)."""

@@ -49,7 +49,7 @@ def make_exchange(
 
     On the host, `open_host_memory` makes the memory, from the same settings.
     """
-    if group.size == 1:
+    if group.size == 1 or not memory.layout.size:
         return Exchange()
     return settings.rule.make(settings, memory, group)
 
@@ -59,7 +59,7 @@ def open_host_memory(
 ) -> HostMemory:
     """Make a trainer's memory on the host, shared as its exchange needs it. Collective."""
     sharing = settings.collective.sharing(group) if settings.rule.is_synchronous else None
-    if sharing is None:
+    if sharing is None or not layout.size:
         vectors = [np.zeros(n, np.uint8) for n in (layout.parameters_nbytes, layout.nbytes)]
         return HostMemory(slots, layout, vectors[:1], vectors[1:])
     parameters = sharing.shared_memory(layout.parameters_nbytes)

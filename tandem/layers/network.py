@@ -18,12 +18,13 @@ from tandem.layers.choices import CrossEntropy, Loss
 from tandem.layers.parameter import Parameters, layer_of
 from tandem.layers.training_pass import Training
 from tandem.nested import difference, plain
-from tandem.placement.placements import Placement, Shard, Single
 from tandem.registry import find_class
 from tandem.validation import listed, shown, suggestion
 
 if TYPE_CHECKING:
     from pytensor.tensor.variable import TensorVariable
+
+    from tandem.placement import Placement
 
 __all__ = ["Network", "NetworkDescription", "build_network"]
 
@@ -191,7 +192,7 @@ class Network(ABC):
             The images have another dtype, number of axes, or shape.
         """
 
-    def placements(self, kind: FullyConnected) -> dict[str, Placement]:
+    def placements(self, kind: FullyConnected) -> "dict[str, Placement]":
         """Where trainers have parameters; each has a copy of those that are left out.
 
         By default, ``sharded`` divides the units of fully connected layers among the trainers: the
@@ -203,7 +204,10 @@ class Network(ABC):
         dict of str to `Replicate`, `Shard` or `Single`
             By the parameter's name; see `tandem.placement`.
         """
-        declared, found = self.parameters.declared, dict[str, Placement]()
+        from tandem.placement import Shard, Single
+
+        found: dict[str, Placement] = {}
+        declared = self.parameters.declared
         for name, parameter in declared.items() if kind != "replicated" else ():
             if parameter.kind != "weight" or len(parameter.shape) != 2:
                 continue

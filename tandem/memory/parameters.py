@@ -23,6 +23,7 @@ class HostMemory:
     elements of them, from the gradients of the first.
     """
 
+    shards: Vectors | None = None  # see `add_shards`
     device = "cpu"  # where PyTorch computes
     pictures: Mapping[str, Any] = {}  # none are kept on a GPU
     records = False  # whether functions are recorded over the slots, which are on a GPU
@@ -50,6 +51,13 @@ class HostMemory:
         self.slots, self.slot_layout = slots.arrays, slots.layout
         self.nbytes = layout.parameters_nbytes  # of weights and optimizer state
 
+    def add_shards(self, layout: FlatLayout) -> None:
+        """Make vectors of this trainer alone, for its parts of arrays that trainers divide."""
+        parameters, gradients = (
+            ArrayBuffer(np.zeros(n, np.uint8)) for n in (layout.parameters_nbytes, layout.nbytes)
+        )
+        self.shards = Vectors.on(layout, parameters, gradients)
+
     def wait(self) -> None:
         """Wait for all work on it so far: on the host it is done when calls return."""
 
@@ -69,6 +77,7 @@ class CudaMemory:
     """
 
     records, updated = True, None
+    shards: Vectors | None = None  # see `add_shards`
     kernel: Any = None  # adds vectors in the exchange; None has it compiled
 
     def __init__(
@@ -84,8 +93,8 @@ class CudaMemory:
         self._context = use(self.stream)
         self._context.__enter__()
         self.buffers: dict[FlatName, CudaBuffer] = {
-            "parameters": CudaBuffer.create(driver, layout.parameters_nbytes, "parameters"),
-            "gradients": CudaBuffer.create(driver, layout.nbytes, "gradients"),
+            "parameters": CudaBuffer.create(driver, layout.parameters_nbytes or 1, "parameters"),
+            "gradients": CudaBuffer.create(driver, layout.nbytes or 1, "gradients"),
         }
         self.vectors = Vectors.on(layout, *self.buffers.values())
         itemsize = np.dtype(layout.dtype).itemsize
@@ -98,6 +107,7 @@ class CudaMemory:
         ]
         self.slots, self.slot_layout = [area.arrays for area in self.areas], slots.layout
         self.nbytes = layout.parameters_nbytes
+        self._more: list[CudaBuffer] = []
         self.kept: dict[str, CudaBuffer] = {}
         # uint8 (n, row, column, RGB), or rows of arrays, by the name of the split; empty where
         # slots hold pictures:
@@ -111,6 +121,17 @@ class CudaMemory:
         nbytes = RowType(dtype, tuple(shape)).nbytes
         buffer = self.kept[split] = CudaBuffer.create(self.driver, nbytes, f"{split} pictures")
         self.pictures[split] = buffer.array(shape, dtype)
+
+    def add_shards(self, layout: FlatLayout) -> None:
+        """Make vectors of this trainer alone, for its parts of arrays that trainers divide.
+
+        Raises InputError if the GPU has too little memory.
+        """
+        parameters = CudaBuffer.create(self.driver, layout.parameters_nbytes, "own parameters")
+        self._more.append(parameters)
+        gradients = CudaBuffer.create(self.driver, layout.nbytes, "own gradients")
+        self._more.append(gradients)
+        self.shards = Vectors.on(layout, parameters, gradients)
 
     def wait(self) -> None:
         """Wait for all work on it so far."""
@@ -131,6 +152,6 @@ class CudaMemory:
         self.wait()
         for area in self.areas:
             area.close()
-        for buffer in (*self.buffers.values(), *self.kept.values()):
+        for buffer in (*self.buffers.values(), *self._more, *self.kept.values()):
             buffer.close()
         self._context.__exit__(None, None, None)

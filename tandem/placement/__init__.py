@@ -5,6 +5,7 @@ multi-GPU back end (Nervana 2015), PyTorch's DTensor and JAX. `partition` turns 
 tensors into that of one rank.
 """
 
+from tandem.placement.explain import explain
 from tandem.placement.partition import Conversion, Partitioned, partition
 from tandem.placement.place import place
 from tandem.placement.placements import (
@@ -29,6 +30,7 @@ __all__ = [
     "Replicate",
     "Shard",
     "Single",
+    "explain",
     "local_index",
     "local_shape",
     "partition",

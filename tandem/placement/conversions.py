@@ -1,6 +1,7 @@
 """Conversions between placements: which there are, and how many bytes they move."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Constant, Variable
+from pytensor.tensor.elemwise import Elemwise
 
 from tandem.ops import collective
 from tandem.placement.placements import (
@@ -98,14 +100,31 @@ def known_shape(variable: Variable) -> Shape:
 
 
 def describe(variable: Variable) -> str:
-    """A variable in a few words: its name, or the Op that computes it."""
+    """A variable in a few words: its name, or the Op that computes it and from what."""
     if variable.name:
         return str(variable.name)
     if variable.owner is None:
         return str(variable)
     op = variable.owner.op
-    inner = getattr(op, "scalar_op", None)
-    return type(op if inner is None else inner).__name__
+    inner = op.scalar_op if isinstance(op, Elemwise) else None
+    name, layer = type(op if inner is None else inner).__name__, _nearest_layer(variable)
+    return f"{name} of {layer}" if layer else name
+
+
+def _nearest_layer(variable: Variable) -> str:
+    """The layer whose parameter is the fewest Ops before; without layers, the nearest input."""
+    seen, queue, nearest = {variable}, deque([variable]), ""
+    while queue:
+        at = queue.popleft()
+        if at.name and at.owner is None and not isinstance(at, Constant):
+            layer, dot, _ = at.name.rpartition(".")
+            if dot:
+                return layer
+            nearest = nearest or str(at.name)
+        inputs = [] if at.owner is None else at.owner.inputs
+        queue.extend(v for v in dict.fromkeys(inputs) if v not in seen)
+        seen.update(inputs)
+    return nearest
 
 
 def convert_here(

@@ -18,6 +18,7 @@ from tandem.backend import (
     device_mode,
     device_shared,
 )
+from tandem.backend.channel import Channel
 from tandem.config.schema import Config
 from tandem.distributed import ExchangeSettings
 from tandem.memory.parameters import CudaMemory, HostMemory
@@ -31,18 +32,19 @@ class DeviceFunctions:
     """Functions by name, called on a slot and on numbers.
 
     On the host a function takes a slot's arrays as its arguments. On a GPU it is recorded once for
-    each slot, over the slot's memory, and replayed: that costs the host one call.
+    each slot, over the slot's memory, and replayed: that costs the host one call. By a `channel`
+    functions that compute parts of one graph pass tensors to those of other trainers.
     """
 
     def __init__(
         self,
         graphs: Mapping[str, Callable[[], FunctionGraph]],
-        parameters: Mapping[TensorVariable, DeviceSharedVariable],
         config: Config,
         memory: HostMemory | CudaMemory,
-        on_gradient_ready: Callable[[str], None] | None,
+        on_gradient_ready: Callable[[str], None] | None = None,
+        channel: Channel | None = None,
     ) -> None:
-        self._graphs, self._parameters = graphs, parameters
+        self._graphs, self._meets = graphs, channel is not None
         self._device, self._records = memory.device, memory.records
         chosen = config.precision
         products = "float32" if chosen == "float64" or chosen == "auto" else chosen
@@ -52,6 +54,7 @@ class DeviceFunctions:
             compile=config.compile is True,
             precision=products,
             convolutions=config.convolutions,
+            channel=channel,
         )
         self._modes = dict.fromkeys(graphs, make_mode())
         if on_gradient_ready is not None:
@@ -75,7 +78,7 @@ class DeviceFunctions:
             function(*(getattr(slot, part) for part in parts), *numbers.values())
             return
         for key, value in numbers.items():
-            self._number(key, value.dtype).set_value(value)
+            self._number(key, value).set_value(value)
         if (name, slot) not in self._recorded:
             self._recorded[name, slot] = self.record(name, slot)
         self._recorded[name, slot]()
@@ -92,7 +95,7 @@ class DeviceFunctions:
         """The function over one slot's memory, recorded. The slot holds a minibatch already.
 
         One that cannot be recorded, such as that of a network with an Op that runs on the host, is
-        called as it is.
+        called as it is; so is one in which trainers meet.
         """
         graph = self._graphs[name]()
         givens = {
@@ -100,8 +103,13 @@ class DeviceFunctions:
                 None, name=f"slot/{part}", device=self._device, memory=getattr(slot, part)
             )
             for part, variable in graph.minibatch.items()
-        } | {v: self._number(key, v.type.dtype) for key, v in graph.numbers.items()}
+        } | {
+            variable: self._number(key, np.zeros(variable.type.shape, variable.type.dtype))
+            for key, variable in graph.numbers.items()
+        }
         function = self._compile(name, graph, [], givens)
+        if self._meets and graph.minibatch:
+            return function
         try:
             check_capturable(function)
         except ValueError as reason:
@@ -111,22 +119,20 @@ class DeviceFunctions:
         beside = next((f for f in self._recorded.values() if isinstance(f, Captured)), None)
         return capture([function], self._device, beside=beside)
 
-    def _number(self, key: str, dtype: Any) -> DeviceSharedVariable:
+    def _number(self, key: str, like: np.ndarray) -> DeviceSharedVariable:
         if key not in self._numbers:
-            zero = np.zeros((), dtype)
-            self._numbers[key] = device_shared(zero, name=key, device=self._device)
+            zeros = np.zeros_like(like)
+            self._numbers[key] = device_shared(zeros, name=key, device=self._device)
         return self._numbers[key]
 
     def _compile(
         self, name: str, graph: FunctionGraph, inputs: list[TensorVariable], givens: dict[Any, Any]
     ) -> Function:
-        # The update runs no network, and a frozen parameter would be an input that it does not use.
-        parameters = self._parameters if graph.minibatch else {}
         return pytensor.function(
             inputs,
             [],
             updates=graph.updates,
-            givens={**parameters, **givens},
+            givens={**graph.parameters, **givens},
             mode=self._modes[name],
             name=name,
             trust_input=True,

@@ -2,19 +2,21 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-from tandem.backend import DeviceSharedVariable
 from tandem.config.schema import Config
 from tandem.layers import Network, label_rank
 from tandem.layers.choices import Metric
 from tandem.layers.metrics import true_classes
 from tandem.memory import CLASS_LABEL, RowType, SlotLayout
 from tandem.ops import crop_mirror
+
+if TYPE_CHECKING:  # it imports PyTorch
+    from tandem.backend import DeviceSharedVariable
 
 Tensors = dict[str, TensorVariable]
 GRADIENT = "gradient/"  # begins the name of every gradient's shared variable
@@ -28,23 +30,36 @@ class FunctionGraph:
     minibatch: Tensors  # the arrays of a slot that it reads, by their names there
     numbers: Tensors  # its other arguments
     updates: list[Any]  # pairs of shared variable and new value
+    # The trainer's variable of each parameter of a network that the graph is of:
+    parameters: "Mapping[Any, DeviceSharedVariable]" = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """The minibatch that a network's graph is of, and what a function takes for it."""
+
+    slot: Tensors  # the arrays of a slot, by their names there
+    images: TensorVariable  # the network's input
+    tensors: Tensors  # "labels", "valid" and, in training, "indices" of these images
+    numbers: Tensors = field(default_factory=dict)  # further arguments
 
 
 @dataclass(frozen=True)
 class BackwardPass:
-    """What the forward and the backward pass of a minibatch compute."""
+    """What a trainer computes in the forward and the backward pass of a minibatch."""
 
-    minibatch: Tensors
+    minibatch: Minibatch
     epoch: TensorVariable
     gradients: Tensors  # and the statistics of arrays that are not trained
     counts: Tensors
     finite: TensorVariable  # whether the loss and all gradients are
+    updates: list[Any]  # of further variables
 
 
 def minibatch_inputs(
     config: Config,
-    mean: DeviceSharedVariable,
-    kept: DeviceSharedVariable | None = None,
+    mean: "DeviceSharedVariable",
+    kept: "DeviceSharedVariable | None" = None,
     coloured: bool = False,
 ) -> tuple[Tensors, TensorVariable]:
     """The arrays of a slot as symbolic variables, and the network's input that follows from them.
@@ -84,7 +99,7 @@ def minibatch_inputs(
 
 
 def array_inputs(
-    config: Config, layout: SlotLayout, kept: DeviceSharedVariable | None = None
+    config: Config, layout: SlotLayout, kept: "DeviceSharedVariable | None" = None
 ) -> tuple[Tensors, TensorVariable]:
     """As `minibatch_inputs`, of rows of arrays: those of 3 axes are images, channel first."""
     batch, row, target = config.batch_size, layout.pictures, layout.targets
@@ -157,7 +172,7 @@ def are_finite(values: list[TensorVariable]) -> TensorVariable:
 
 
 def added(
-    sums: Mapping[str, DeviceSharedVariable], counts: Mapping[str, TensorVariable]
-) -> list[tuple[DeviceSharedVariable, TensorVariable]]:
+    sums: "Mapping[str, DeviceSharedVariable]", counts: Mapping[str, TensorVariable]
+) -> "list[tuple[DeviceSharedVariable, TensorVariable]]":
     """Updates that add `counts` to `sums`."""
     return [(sums[name], sums[name] + value) for name, value in counts.items()]

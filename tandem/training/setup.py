@@ -1,7 +1,11 @@
 """What a trainer is made of: network, memory, compiled functions, weights, exchange, input."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tandem.artifacts.checkpoint import RunState, initial_weights, read_checkpoint
 from tandem.artifacts.metrics import Sums
@@ -18,11 +22,14 @@ from tandem.optim import OPTIMIZERS, Optimizer
 from tandem.optim.parameter_groups import ParameterGroups, check_layers
 from tandem.training.input_pipeline import InputPipeline, minibatch_requests
 from tandem.training.kept_pictures import read_kept_pictures
-from tandem.training.memory import open_loader, open_memory
+from tandem.training.memory import make_channel, open_loader, open_memory
 from tandem.training.run_spec import RunSpec
+
+Shape = tuple[int, ...]
 
 if TYPE_CHECKING:
     from tandem.training.compiled_network import CompiledNetwork
+    from tandem.training.shards import Gathering
     from tandem.training.worker import WorkerArguments
 
 
@@ -38,6 +45,7 @@ class TrainingSetup:
     pipeline: InputPipeline
     checkpoint_nbytes: int  # of all weights and optimizer states, frozen ones included
     untrained: tuple[str, ...]  # names of the network's arrays that no optimizer steps
+    gathering: "Gathering | None"  # of what trainers divide; None: each has all parameters
 
 
 def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
@@ -50,6 +58,8 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     """
     from tandem.backend import keep_freed_memory, set_threads
     from tandem.training.compiled_network import CompiledNetwork
+    from tandem.training.division import divide
+    from tandem.training.shards import Gathering
 
     set_threads(spec.threads)
     if not spec.on_gpu:
@@ -63,10 +73,14 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         spec = with_averages(spec)
         config = spec.config
     optimizer = OPTIMIZERS.chosen(dict(config))
-    layout = parameter_layout(
-        network, optimizer, config.parameter_groups, channels_last=spec.on_gpu
+    division = divide(network, config, spec.trainers, arguments.rank, spec.job)
+    lay_out = partial(
+        parameter_layout, network, optimizer, config.parameter_groups, channels_last=spec.on_gpu
     )
+    layout = lay_out() if division is None else lay_out(select=division.replicated)
     memory = open_memory(spec, arguments.slots, group, layout)
+    if division is not None and (own := lay_out(select=division.own)).size:
+        memory.add_shards(own)
     read_kept_pictures(spec, memory, arguments.status)
     sends_early = settings.exchange.buckets(layout) and spec.trainers > 1
     model = CompiledNetwork(
@@ -76,6 +90,8 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         None if spec.train.pictures is None else read_mean(config.mean_path, spec.train.image_size),
         memory,
         (lambda name: exchange.on_gradient_ready(name)) if sends_early else None,
+        division,
+        None if division is None else make_channel(group, memory),
     )
     state = _load_weights(spec, network, model)
     _load_sums(model, state, arguments.rank, spec.trainers)
@@ -84,7 +100,13 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     pipeline = InputPipeline(minibatch_requests(spec, arguments.rank, state), loader)
     group.barrier()  # shared memory is complete when every trainer has loaded its weights
     nbytes = parameter_layout(network, optimizer).parameters_nbytes
-    return TrainingSetup(spec, memory, model, state, exchange, pipeline, nbytes, untrained)
+    gathering = None
+    if division is not None:
+        declared = network.parameters.declared
+        gathering = Gathering(division, declared, np.dtype(network.dtype), group)
+    return TrainingSetup(
+        spec, memory, model, state, exchange, pipeline, nbytes, untrained, gathering
+    )
 
 
 def check_input(network: Network, spec: RunSpec) -> None:
@@ -121,16 +143,20 @@ def parameter_layout(
     optimizer: Optimizer,
     groups: ParameterGroups = ParameterGroups(),  # noqa: B008
     channels_last: bool = False,
+    select: Callable[[dict[str, Shape]], dict[str, Shape]] = dict,
 ) -> FlatLayout:
-    """The layout of a network's parameters and optimizer states; frozen layers are left out."""
+    """The layout of a network's parameters and optimizer states; frozen layers are left out.
+
+    `select` returns which of them the vectors hold, and of what shape, from their shapes by name.
+    """
     declared = network.parameters.declared
     learned, averages = groups.learned(declared), groups.averages(declared)
     return FlatLayout.of(
-        {name: declared[name].shape for name in learned},
+        select({name: declared[name].shape for name in learned}),
         network.dtype,
         channels_last,
         optimizer.states,
-        {name: declared[name].shape for name in averages},
+        select({name: declared[name].shape for name in averages}),
     )
 
 

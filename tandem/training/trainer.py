@@ -13,13 +13,14 @@ from tandem.artifacts.checkpoint import Checkpoint
 from tandem.artifacts.metrics import Pending, Seconds, Sums
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
 from tandem.data.augment import Mode
-from tandem.data.order import epoch_order, global_minibatch, minibatch_count
+from tandem.data.order import minibatch_count
 from tandem.layers.choices import evaluate_metrics, metrics_of
 from tandem.memory import Slot
 from tandem.optim import OPTIMIZERS
 from tandem.processes.messages import Ready
 from tandem.training.ballot import Ballot
 from tandem.training.early_end import reason_to_end
+from tandem.training.global_rows import GlobalRows
 from tandem.training.learning_rate import learning_rate
 from tandem.training.messages import Activity, StepVote
 from tandem.training.not_finite import Position, Refusals
@@ -30,6 +31,7 @@ from tandem.training.step_timer import StepTimer
 from tandem.training.steps_ahead import StepsAhead
 
 if TYPE_CHECKING:
+    from tandem.training.shards import State
     from tandem.training.worker import WorkerArguments
 
 
@@ -47,7 +49,9 @@ class Trainer:
         self.rank, self.group, self.status = arguments.rank, arguments.group, arguments.status
         self.memory, self.model, self.state = setup.memory, setup.model, setup.state
         self.exchange, self.pipeline = setup.exchange, setup.pipeline
+        self.gathering = setup.gathering
         self.steps = spec.steps("train")
+        self.rows = GlobalRows(spec)
         self.timer = StepTimer(self.status)
         self.untrained = setup.untrained
         self._metrics = metrics_of(self.config.metrics)
@@ -120,14 +124,18 @@ class Trainer:
 
     def _step_together(self, slot: Slot, at: Position, rate: float) -> Sequence[StepVote]:
         """Make a step with the other trainers: they agree on it before any weight changes."""
-        timer, shares = self.timer, _shares(self.spec, at.minibatch)
+        timer, shares = self.timer, self._shares(at.minibatch)
         self.exchange.before_gradients(shares)
-        self.model.compute_gradients(slot, at.epoch, len(self.pipeline.indices))
-        bad = () if self.model.is_finite() else tuple(self.pipeline.indices.tolist())
+        own = self.pipeline.indices
+        everyone = None
+        if self.model.division is not None:  # by whose graph all find the same pictures
+            own = everyone = self.rows.train(at.epoch, at.minibatch)
+        self.model.compute_gradients(slot, at.epoch, len(self.pipeline.indices), everyone)
+        bad = () if self.model.is_finite() else tuple(own.tolist())
 
         timer.enter(Activity.EXCHANGING)
         votes = self._vote(bad)
-        refused = [index for vote in votes for index in vote.not_finite]
+        refused = [*dict.fromkeys(index for vote in votes for index in vote.not_finite)]
         if refused:
             self.refusals.refuse(at, rate, refused)
         elif self.exchange.is_synchronous or shares[self.rank] > 0:
@@ -141,14 +149,19 @@ class Trainer:
             self._seconds += timer.end()
         return votes
 
+    def _shares(self, step: int) -> Sequence[float]:
+        """What each trainer's gradients are multiplied by in their sum, by rank."""
+        if self.model.division is not None:
+            return (1.0,) * self.spec.trainers  # they are terms already
+        return self.rows.shares(step)
+
     def _count_updates(self, made: int) -> None:
         self.state = replace(self.state, updates=self.state.updates + made)
 
     def _pass_over(self, epoch: int, step: int) -> None:
         """Leave out a minibatch for which the run has gone back to a checkpoint."""
         self._catch_up()
-        order = epoch_order(self.spec.train.counts, self.config.shuffle, self.config.seed, epoch)
-        pictures = global_minibatch(order, step, self.spec.global_batch).tolist()
+        pictures = self.rows.train(epoch, step).tolist()
         self.refusals.record(Position(epoch, step, self.state.step), "rollback", pictures)
         self._finish_step(epoch, step, self._rate(epoch, step))
 
@@ -187,7 +200,7 @@ class Trainer:
         self.model.take_sums("validation")
         steps = self.spec.steps("validation")
         for step in range(steps):
-            self._validate_step()
+            self._validate_step(step)
             if self.reports.samples is not None:
                 self.reports.samples.collect(step, self.model.read_scores)
             self.reports.progress("validation", epoch, step + 1, steps)
@@ -207,16 +220,19 @@ class Trainer:
             crops=self.spec.crops,
         )
 
-    def _validate_step(self) -> None:
+    def _validate_step(self, step: int) -> None:
         """Validate a minibatch, by one crop of each picture or by several."""
+        everyone = None
+        if self.model.division is not None:
+            everyone = self.rows.count("validation", step)
         for crop in range(self.spec.crops):
             self.status.show(Activity.WAITING)
             slot = self.memory.slots[next(self.pipeline)]
             self.status.show(Activity.VALIDATING)
             if self.spec.crops == 1:
-                self.model.validate(slot)
+                self.model.validate(slot, everyone)
             else:
-                self.model.validate_crop(slot, last=crop == self.spec.crops - 1)
+                self.model.validate_crop(slot, crop == self.spec.crops - 1, everyone)
 
     def _finish_epoch(self, epoch: int, record: ValidationRecord) -> bool:
         """Count an epoch, report and save it; whether callbacks end training."""
@@ -252,12 +268,16 @@ class Trainer:
         sums = self.group.all_gather_object(self.model.read_sums("train"))
         self.reports.begin_save()
         with self.exchange.consensus_weights():
+            state = self.model.state()
             if self.rank == 0:
-                self.reports.save(self._checkpoint(sums))
+                whole = state if self.gathering is None else self.gathering.whole(state)
+                self.reports.save(self._checkpoint(whole, sums))
+            elif self.gathering is not None:
+                self.gathering.send(state)
 
-    def _checkpoint(self, sums: tuple[Sums, ...]) -> Checkpoint:
+    def _checkpoint(self, state: "State", sums: tuple[Sums, ...]) -> Checkpoint:
         return Checkpoint(
-            *self.model.state(),
+            *state,
             self.spec.description,
             replace(self.state, pending=Pending(sums, self._seconds)),
             self.config.model_dump(mode="json"),
@@ -320,11 +340,3 @@ class Trainer:
                 images=sums.images if self.config.reports_epochs else 0,
             )
         )
-
-
-def _shares(spec: RunSpec, step: int) -> Sequence[float]:
-    """Each trainer's fraction of the pictures of global minibatch `step`."""
-    batch = spec.config.batch_size
-    rows = min(spec.train.size - step * spec.global_batch, spec.global_batch)
-    counts = [min(max(rows - rank * batch, 0), batch) for rank in range(spec.trainers)]
-    return [count / rows for count in counts]

@@ -14,7 +14,7 @@ from tandem.layers import Network
 from tandem.layers.choices import LOSSES
 from tandem.placement import Shard, simulate
 from tests.support.op_checks import plain_python
-from tests.support.placed_graphs import METRICS, PlacedGraph, training_graph, validation_graph
+from tests.support.network_graphs import METRICS, PlacedGraph, training_graph, validation_graph
 
 BATCH = 8  # of all ranks
 

@@ -1,106 +1,185 @@
-"""The graphs of a trainer's functions, over the global minibatch, with placements."""
+"""Random graphs of float64 tensors with random placements, and all ways to compute small ones."""
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import io_toposort
 
-from tandem.config.schema import Config
-from tandem.layers import Network, Training
-from tandem.layers.choices import metrics_of
-from tandem.optim.parameter_groups import ParameterGroups
-from tandem.placement import Partial, Partitioned, Placement, Shard, partition
-from tandem.training.graphs import count_minibatch, minibatch_inputs, targets_of
+from tandem.placement import Partial, Placement, Replicate, Shard, Single
+from tandem.placement.conversions import find_kind, nbytes
+from tandem.placement.rules import Choice, rule
+from tandem.placement.settle import settled
 
-# All that networks of classes can have
-METRICS = (
-    "accuracy",
-    "top3",
-    "mse",
-    "mae",
-    "precision",
-    "f1",
-    "binary_accuracy",
-    "categorical_hinge",
-)
+Form = tuple[Variable, Placement]
 
 
-@dataclass(frozen=True)
+@dataclass
 class PlacedGraph:
-    """Outputs by name, inputs by name, and where they are."""
+    """A graph with the placements of its inputs and outputs, and values for its inputs."""
 
-    outputs: dict[str, Any]
-    inputs: dict[str, Any]
-    given: dict[Any, Placement]
-    wanted: dict[Any, Placement]
+    outputs: list[Variable]
+    given: dict[Variable, Placement]
+    wanted: dict[Variable, Placement]
+    values: dict[Variable, np.ndarray]
 
-    def partition(self, ranks: int, rank: int = 0, **options: Any) -> Partitioned:
-        """A rank's part of the graph."""
-        placed = {"given": self.given, "wanted": self.wanted, "fixed": [*self.given]}
-        return partition([*self.outputs.values()], ranks=ranks, rank=rank, **placed, **options)
-
-    def values(self, network: Network, valid: int) -> dict[Any, Any]:
-        """Random values of all inputs, and those of the network's parameters."""
-        rng = np.random.default_rng(0)
-        found = {variable: variable.get_value() for variable in network.parameters.values()}
-        for name, variable in self.inputs.items():
-            limit = {"pictures": 256, "labels": network.classes, "indices": 1000}.get(name, 2)
-            value = rng.integers(0, limit, variable.type.shape).astype(variable.type.dtype)
-            found[variable] = np.int64(valid) if name == "valid" else value
-        return found
+    def whole(self) -> list[np.ndarray]:
+        """The outputs, computed without any placement."""
+        function = pytensor.function(
+            list(self.values), self.outputs, mode=PYTHON, on_unused_input="ignore"
+        )
+        return list(function(*self.values.values()))
 
 
-def _of_pictures(
-    config: Config, network: Network, batch: int, mode: str
-) -> tuple[dict[str, Any], Any, dict[Any, Placement]]:
-    """The minibatch of all trainers, the images, and the placements of what is not replicated."""
-    side = config.crop_size + 3
-    mean = pt.tensor("mean", dtype=config.dtype, shape=(3, side, side))
-    whole = config.model_copy(update={"batch_size": batch})
-    minibatch, images = minibatch_inputs(whole, mean, coloured=mode == "train")
-    names = ("pictures", "labels", "origins", "mirrored", "colours")
-    given = {v: Shard(0) for name, v in minibatch.items() if name in names}
-    return {**minibatch, "mean": mean}, images, given
+PYTHON = pytensor.compile.mode.Mode(linker="py", optimizer=None)
+"""Every node by its own `perform`, as the graph has them."""
 
 
-def training_graph(
-    network: Network, config: Config, batch: int, kind: str, is_short: bool = False
-) -> PlacedGraph:
-    """Gradients, statistics and counts, as a trainer computes them, of `batch` rows of all."""
-    minibatch, images, given = _of_pictures(config, network, batch, "train")
-    epoch = pt.tensor("epoch", dtype="int64", shape=())
-    labels, valid = targets_of(minibatch, config.dtype), minibatch["valid"]
-    rows = config.group_rows
-    seed = pt.constant(np.int64(config.seed))
-    training = Training(
-        seed, epoch, minibatch["indices"], valid if is_short else None, rows, config.freeze
+def random_placement(rng: np.random.Generator, ndim: int, ranks: int, partial: bool) -> Placement:
+    """Any placement of a tensor."""
+    options: list[Placement] = [Replicate(), Single(int(rng.integers(ranks)))]
+    options += [Shard(axis) for axis in range(ndim)] * 2
+    options += [Partial()] * partial
+    return options[rng.integers(len(options))]
+
+
+def random_graph(seed: int, ranks: int, nodes: int = 9) -> PlacedGraph:
+    """A graph of matrices and vectors, with gradients with respect to its inputs."""
+    rng = np.random.default_rng(seed)
+    rows, columns = (int(n) for n in rng.integers(1, 7, 2))
+    shapes = [(rows, columns), (columns, rows), (rows, columns), (columns,), (rows, rows)]
+    inputs = [pt.tensor(f"x{n}", dtype="float64", shape=shape) for n, shape in enumerate(shapes)]
+    terms: list[Any] = list(inputs)
+    while len(terms) < len(inputs) + nodes:
+        made = _made(rng, terms)
+        if made is not None:
+            terms.append(made)
+    ends = [t for t in terms[len(inputs) :] if rng.random() < 0.5] or terms[-1:]
+    total = sum(pt.tanh(end).sum() for end in ends)
+    gradients = pt.grad(total, inputs, disconnected_inputs="ignore")
+    outputs = [*ends, total, *gradients]
+    given = {x: random_placement(rng, x.type.ndim, ranks, partial=True) for x in inputs}
+    wanted = {
+        x: random_placement(rng, x.type.ndim, ranks, partial=True)
+        for x in outputs
+        if rng.random() < 0.7
+    }
+    values = {x: rng.normal(size=x.type.shape) / 2 for x in inputs}
+    return PlacedGraph(outputs, given, wanted, values)
+
+
+def _made(rng: np.random.Generator, terms: Sequence[Any]) -> Any:
+    """A new term of random others; None where they do not fit."""
+    a, b = (terms[int(n)] for n in rng.integers(len(terms), size=2))
+    axis = int(rng.integers(max(1, a.type.ndim)))
+    rows = pt.arange(a.shape[0]) if a.type.ndim else None
+    forms: dict[str, Callable[[], Any]] = {
+        "add": lambda: a + b,
+        "product": lambda: a * b,
+        "tanh": lambda: pt.tanh(a),
+        "double": lambda: 2 * a - 1,
+    }
+    if a.type.ndim:
+        forms |= {
+            "sum": lambda: a.sum(axis=axis),
+            "mean": lambda: a.mean(axis=axis),
+            "largest": lambda: a.max(axis=axis),
+            "first": lambda: a[:2],
+        }
+    if a.type.ndim == 1:
+        forms["some"] = lambda: pt.switch(pt.lt(rows, 2), a, 0.0)
+    if a.type.ndim == 2:
+        columns = np.arange(a.type.shape[0]) % a.type.shape[1]
+        forms |= {
+            "turn": lambda: a.T,
+            "softmax": lambda: pt.special.log_softmax(a, axis=axis),
+            "flat": lambda: a.reshape((int(np.prod(a.type.shape)),)),
+            "row": lambda: a[0],
+            "choose": lambda: a[rows, columns],
+        }
+    if a.type.ndim == b.type.ndim == 2:
+        if a.type.shape[1] == b.type.shape[0]:
+            forms["dot"] = lambda: pt.dot(a, b) / 4
+        if a.type.shape[1] == b.type.shape[1]:
+            forms["join"] = lambda: pt.concatenate([a, b], axis=0)
+    try:
+        return forms[list(forms)[rng.integers(len(forms))]]()
+    except ValueError:  # shapes that do not fit
+        return None
+
+
+def joined(parts: Sequence[np.ndarray | None], placement: Placement) -> np.ndarray:
+    """The whole of an output, from what each rank has of it; copies must not differ in a bit."""
+    found = [part for part in parts if part is not None]
+    match placement:
+        case Shard(axis):
+            return np.concatenate(found, axis)
+        case Partial():
+            return np.sum(found, axis=0)
+        case Single(rank):
+            assert [n for n, part in enumerate(parts) if part is not None] == [rank]
+        case _:
+            assert len(found) == len(parts)
+    assert all(np.array_equal(part, found[0]) for part in found)
+    return found[0]
+
+
+def fewest_bytes(
+    outputs: Sequence[Variable],
+    given: Mapping[Variable, Placement],
+    wanted: Mapping[Variable, Placement],
+    ranks: int,
+    most: float,
+) -> float:
+    """Bytes that all ranks receive, at least, if that is below `most`: of every choice of nodes.
+
+    A conversion is made from the placement in which a node computes its result, once for each
+    placement in which it is needed; no node is computed twice.
+    """
+    whole = settled(outputs)
+    forms = [(new, wanted.get(v, Replicate())) for v, new in zip(outputs, whole, strict=True)]
+    nodes = list(io_toposort([], whole))
+
+    def search(
+        number: int, homes: dict[Variable, Placement], made: set[Form], spent: float, best: float
+    ) -> float:
+        if spent >= best:
+            return best
+        if number == len(nodes):
+            return min(best, spent + added(forms, homes, made)[0])
+        node = nodes[number]
+        for choice in _choices(node, ranks):
+            pairs = zip(node.inputs, choice.inputs, strict=True)
+            needed = [(v, p) for v, p in pairs if p is not None]
+            nbytes_added, after = added(needed, homes, made)
+            own = homes | dict(zip(node.outputs, choice.outputs, strict=True))
+            best = search(number + 1, own, after, spent + nbytes_added, best)
+        return best
+
+    def added(
+        needed: Sequence[Form], homes: Mapping[Variable, Placement], made: set[Form]
+    ) -> tuple[float, set[Form]]:
+        new = {form: None for form in needed if form not in made}
+        return sum(_bytes(v, homes.get(v, Replicate()), p, ranks) for v, p in new), made | set(new)
+
+    return search(0, dict(given), set(), 0.0, most)
+
+
+def _choices(node: Any, ranks: int) -> Iterator[Choice]:
+    yield from rule(node.op, node, ranks)
+    yield Choice((Replicate(),) * len(node.inputs), (Replicate(),) * len(node.outputs))
+
+
+def _bytes(variable: Variable, source: Placement, target: Placement, ranks: int) -> float:
+    if source == target:
+        return 0.0
+    kind = find_kind(source, target)
+    if kind is not None:
+        return kind.weight(ranks) * nbytes(variable)
+    return _bytes(variable, source, Replicate(), ranks) + _bytes(
+        variable, Replicate(), target, ranks
     )
-    logits = network.logits(images, training)
-    cost = total = network.cost(logits, labels, valid)
-    for outputs, weight in training.auxiliary:
-        part = network.cost(outputs, labels, valid)
-        total = total + np.asarray(weight, part.dtype) * part
-    declared = network.parameters.declared
-    learned = list(ParameterGroups(config.freeze).learned(declared))
-    gradients = pt.grad(total, [network.parameters[name] for name in learned])
-    found = {"gradient/" + name: g for name, g in zip(learned, gradients, strict=True)}
-    found |= training.statistics
-    counts = count_minibatch(cost, logits, minibatch, network, metrics_of(config.metrics))
-    placements = network.placements(kind)
-    given |= {network.parameters[name]: placement for name, placement in placements.items()}
-    wanted: dict[Any, Placement] = dict.fromkeys([*found.values(), *counts.values()], Partial())
-    wanted |= {found["gradient/" + name]: placement for name, placement in placements.items()}
-    return PlacedGraph(found | counts, minibatch | {"epoch": epoch}, given, wanted)
-
-
-def validation_graph(network: Network, config: Config, batch: int, kind: str) -> PlacedGraph:
-    """Counts and scores, as a trainer computes them, of `batch` rows of all."""
-    minibatch, images, given = _of_pictures(config, network, batch, "validation")
-    logits = network.logits(images, None)
-    cost = network.cost(logits, targets_of(minibatch, config.dtype), minibatch["valid"])
-    counts = count_minibatch(cost, logits, minibatch, network, metrics_of(config.metrics))
-    placements = network.placements(kind)
-    given |= {network.parameters[name]: placement for name, placement in placements.items()}
-    wanted = dict.fromkeys(counts.values(), Partial()) | {logits: Shard(0)}
-    return PlacedGraph(counts | {"logits": logits}, minibatch, given, wanted)

@@ -154,6 +154,14 @@ def all_on_host(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return {name: on_host(array) for name, array in arrays.items()}
 
 
+def vectors_on_host(vectors: Vectors) -> Vectors:
+    return Vectors(
+        all_on_host(vectors.weights),
+        {name: all_on_host(state) for name, state in vectors.states.items()},
+        all_on_host(vectors.gradients),
+    )
+
+
 class SimulatedMemory(CudaMemory):
     """`CudaMemory`, seen by the CPU."""
 
@@ -165,15 +173,15 @@ class SimulatedMemory(CudaMemory):
         use: Callable[[Any], AbstractContextManager],
     ) -> None:
         super().__init__(slots, layout, driver, use)
-        own = self.vectors
-        self.vectors = Vectors(
-            all_on_host(own.weights),
-            {name: all_on_host(state) for name, state in own.states.items()},
-            all_on_host(own.gradients),
-        )
+        self.vectors = vectors_on_host(self.vectors)
         self.flat = all_on_host(self.flat)
         self.slots = [Slot(**all_on_host(vars(slot))) for slot in self.slots]
         self.kernel = driver.average
+
+    def add_shards(self, layout: FlatLayout) -> None:
+        super().add_shards(layout)
+        assert self.shards is not None
+        self.shards = vectors_on_host(self.shards)
 
     def keep_pictures(self, split: str, shape: Sequence[int], dtype: str = "uint8") -> None:
         super().keep_pictures(split, shape, dtype)

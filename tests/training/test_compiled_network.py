@@ -235,7 +235,9 @@ def test_the_chosen_loss_is_trained_and_reported_and_metrics_are_counted() -> No
         if mode == "validation":
             errors = model.read_scores()[:3] - np.eye(CLASSES)[slot.labels[:3]]
             assert sums.loss / 3 == pytest.approx((errors**2).mean(), rel=1e-12)
-    assert build(metrics=("f1",), print_train_error=False)._sums["train"].keys() >= {"class_right"}
+    assert build(metrics=("f1",), print_train_error=False).variables.sums["train"].keys() >= {
+        "class_right"
+    }
 
 
 def test_sums_of_metrics_that_a_checkpoint_lacks_are_not_known() -> None:
@@ -311,7 +313,7 @@ def test_a_loss_that_is_not_finite_is_noticed(name: str, value: float) -> None:
     wrong.flat[0] = value
     model.weights[name].set_value(wrong)
     model.compute_gradients(slot_of(3), 0)
-    loss = model._last["loss"].get_value()
+    loss = model.variables.last["loss"].get_value()
     gradients = values_of(model.gradients).values()
     expected = np.isfinite(loss) and all(np.isfinite(g).all() for g in gradients)
     assert model.is_finite() == expected

@@ -20,7 +20,7 @@ def recording(total: DeviceSharedVariable, change: Any) -> DeviceFunctions:
     """Functions of which one adds to a variable; the device is a CPU that records as a GPU does."""
     graph = FunctionGraph(minibatch={}, numbers={}, updates=[(total, total + change)])
     memory: Any = SimpleNamespace(device="cpu", records=True)
-    return DeviceFunctions({"step": lambda: graph}, {}, make_config({}), memory, None)
+    return DeviceFunctions({"step": lambda: graph}, make_config({}), memory)
 
 
 def test_a_step_is_recorded() -> None:
@@ -49,7 +49,7 @@ def test_convolutions_are_those_of_the_run(
     monkeypatch.setattr(functions, "device_mode", lambda *_, **options: given.append(options))
     memory: Any = SimpleNamespace(device="cpu", records=False, layout=None)
     config = make_config({"convolutions": convolutions})
-    DeviceFunctions({}, {}, config, memory, lambda name: None)
+    DeviceFunctions({}, config, memory, lambda name: None)
     assert [options["convolutions"] for options in given] == [convolutions] * 2
 
 
@@ -68,7 +68,7 @@ def test_gradients_in_buckets_are_recorded() -> None:
     graph = FunctionGraph({}, {}, updates)
     memory: Any = SimpleNamespace(device="cpu", records=True, layout=layout)
     config = make_config({"exchange": "gradients", "bucket_mb": 0.0015, "devices": ["cpu"]})
-    functions = DeviceFunctions({"gradients": lambda: graph}, {}, config, memory, reported.append)
+    functions = DeviceFunctions({"gradients": lambda: graph}, config, memory, reported.append)
     step = functions.record("gradients", None)
     assert isinstance(step, Captured)
     assert not reported

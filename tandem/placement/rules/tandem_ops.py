@@ -198,8 +198,7 @@ def dropped(op: ops.Dropout, node: Apply, ranks: int) -> list[Choice]:
             local = ops.Dropout(op.rate, op.layer, op.factor, first)
             return apply_parts(local.make_node(*inputs), inputs, part)
 
-        # First, since units are in a sum that is to be sharded where a layer's units are.
-        choices.insert(0, Choice((CHANNELS, *replicated(3)), (CHANNELS,), units))
+        choices.append(Choice((CHANNELS, *replicated(3)), (CHANNELS,), units))
     return choices + partial_sums(node, [[0]])
 
 
