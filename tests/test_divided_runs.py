@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any, cast
@@ -78,6 +79,12 @@ def test_more_trainers_than_units_are_refused(data: Path, tmp_path: Path) -> Non
     assert result.returncode == 2
     expected = "divides axis 1 of fc6.weight, of length 1, among 2 trainers"
     assert result.stderr.count(expected) == 1, result.stderr
+
+
+@slow
+def test_a_compiled_run_computes_the_same(data: Path, alone: Path, tmp_path: Path) -> None:
+    changes = {**DOUBLE, **several(2), **SHARDED}
+    assert_close(train(data, tmp_path / "run", 400, **changes, compile=True), alone, 1e-9)
 
 
 @slow
@@ -234,8 +241,8 @@ def test_a_killed_rank_ends_the_job(data: Path, tmp_path: Path, by: Starter) -> 
     started = job(data, run, 2, 3, by, **changes)
     os.kill(started.find("trainer 1"), signal.SIGKILL)
     result = started.finish()
-    assert result.returncode != 0
-    assert "Traceback" not in result.stderr, result.stderr
+    assert result.returncode not in (0, 2)
+    assert re.search("KILLED|Killed|[Ss]ignal 9", result.stdout + result.stderr), result.stderr
 
 
 # Other networks

@@ -87,12 +87,17 @@ class _Writer:
         self.nodes: dict[int, Apply] = {}
         self.segments: SegmentWriter | None = None
         self.as_vectors = self._updated_numbers() if target.compiled else {}
+        self.breaks = any(x.counts or x.opaque for x in schedule.lowerings.values())
+        self.kept_vectors: set[str] = set()
         if target.on_gradient_ready is None:
+            vectors = self.as_vectors.values()
             self.lines = [f"def step({', '.join(self.names.values())}):"]
-            self.lines += [f"    {name} = {name}.view(())" for name in self.as_vectors.values()]
+            if self.breaks:
+                self.kept_vectors.update(vectors)
+                self.lines += [f"    {name}_vector = {name}" for name in vectors]
+            self.lines += [f"    {name} = {name}.view(())" for name in vectors]
         else:
             self.segments = SegmentWriter(self.lines)
-        self.breaks = any(x.counts or x.opaque for x in schedule.lowerings.values())
 
     def _updated_numbers(self) -> dict[int, str]:
         """Find the numbers that are updated in place, to be taken as vectors of one element.
@@ -127,7 +132,7 @@ class _Writer:
         if lowering.opaque and self.target.compiled:
             function = torch.compiler.disable(function)
         call = self.bind("f", function)
-        targets = [self.names[variable] for _, variable in self.schedule.direct.get(node, ())]
+        targets = [self._written(variable) for _, variable in self.schedule.direct.get(node, ())]
         if lowering.into is not None:
             arguments[:0] = targets
         for output in node.outputs:
@@ -293,7 +298,15 @@ class _Writer:
             # copy_ would repeat a value that is too short.
             check = self.bind("s", _shape_checker(variable))
             self.write(f"{check}({self.names[variable]}, {name})")
-        self.write(f"{self.names[variable]}.copy_({name})")
+        self.write(f"{self._written(variable)}.copy_({name})")
+
+    def _written(self, variable: Variable) -> str:
+        """What stands for the memory of an input that is written to.
+
+        Behind a break torch.compile takes the step's own variables anew, see `_updated_numbers`.
+        """
+        name = self.names[variable]
+        return f"{name}_vector.view(())" if name in self.kept_vectors else name
 
     def program(self, returned: tuple[int, ...]) -> Program:
         """Compile the source, whose results are the outputs at `returned`."""

@@ -12,7 +12,7 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op, _NoPythonOp
 
-from tandem.backend import device_mode
+from tandem.backend import device_mode, device_shared
 from tandem.backend.perform import by_perform
 from tests.support.check_function import DEVICE, PYTHON, assert_same
 
@@ -145,6 +145,27 @@ def test_the_compiler_breaks_the_function_there() -> None:
     np.testing.assert_array_equal(zeros, [0, 0, 0])
     with np.errstate(divide="ignore"), pytest.raises(ValueError, match="negative integer powers"):
         function(np.zeros(3), np.array([1, 2, -1]))
+
+
+@pytest.mark.slow
+def test_numbers_behind_such_breaks_are_updated_in_place() -> None:
+    """Sums that grow from call to call, and a number that is read where it is written."""
+    totals = [device_shared(np.zeros((), dtype)) for dtype in ("float64", "float32", "int64")]
+    x = pt.tensor("x", dtype="float64", shape=(3,))
+    y = x
+    for _ in range(3):
+        y = Host(lambda x: [np.sort(x)])(y * 2) + totals[0]
+    updates = [(total, total + y.sum().astype(total.dtype)) for total in totals]
+    step = pytensor.function([x], [], updates=updates, mode=device_mode(compile=True))
+    assert step.vm.program.breaks
+    expected = 0.0
+    for _ in range(3):
+        value = np.array([3.0, 1, 2])
+        for _ in range(3):
+            value = 2 * value + expected
+        expected += float(value.sum())
+        step(np.array([3.0, 1, 2]))
+        assert [float(total.get_value()) for total in totals] == [expected] * 3
 
 
 def draws(mode: Mode) -> list[np.ndarray]:
