@@ -327,7 +327,7 @@ class _Search:
         options = [] if again is None else [again]
         failure: ValueError | None = None
         for source in forms:
-            ways = [source, *self._expected_forms.get(variable, ())]
+            ways = [source, *(p for p in self._expected_forms.get(variable, ()) if p not in forms)]
             try:
                 options += [
                     self._direct(variable, source, way).then(self._direct(variable, way, target))
