@@ -24,7 +24,7 @@ from tandem.placement.place import Place
 from tandem.placement.placements import Partial, Placement, Replicate, Shard, Single
 from tandem.placement.rules import Choice, has_rule, rule
 
-_PASSES = 4
+_PASSES = 8
 _DEPTH = 4  # nodes that may be computed again, in a row, in place of a conversion
 
 Form = tuple[Variable, Placement]
@@ -81,8 +81,15 @@ class Plan:
     @cached_property
     def cost(self) -> tuple[float, int]:
         """Bytes that the ranks receive together, and the number of conversions."""
+        return self._cost(self.expected)
+
+    def cost_of(self, form: Form) -> tuple[float, int]:
+        """The cost of a plan for a form, which counts although it is expected to be made."""
+        return self._cost(self.expected - {form}) if form in self.expected else self.cost
+
+    def _cost(self, free: frozenset[Form]) -> tuple[float, int]:
         conversions = [
-            s for f, s in self.steps.items() if isinstance(s, Conversion) and f not in self.expected
+            s for f, s in self.steps.items() if isinstance(s, Conversion) and f not in free
         ]
         return sum(s.total for s in conversions), sum(s.kind.name != "keep" for s in conversions)
 
@@ -105,11 +112,19 @@ class Inferred:
     steps: Sequence[Step]
     without_rule: Sequence[Apply]  # nodes for which something was converted since they have none
 
+    @cached_property
+    def conversions(self) -> list[Conversion]:
+        return [step for step in self.steps if isinstance(step, Conversion)]
+
+    @property
+    def moved(self) -> list[Form]:
+        """The forms for which bytes pass between ranks."""
+        return [form for step in self.conversions if step.kind.moves for form in step.makes]
+
     @property
     def cost(self) -> tuple[float, int]:
         """Bytes that the ranks receive together, and the number of conversions."""
-        conversions = [s for s in self.steps if isinstance(s, Conversion)]
-        return sum(s.total for s in conversions), len(conversions)
+        return sum(step.total for step in self.conversions), len(self.conversions)
 
 
 def infer(
@@ -125,17 +140,16 @@ def infer(
     fixed, or whose shape is not known.
     """
     nodes = io_toposort([], [v for v, _ in outputs])
-    best: Inferred | None = None
-    expected: frozenset[Form] = frozenset()
+
+    def search(expected: frozenset[Form]) -> Inferred:
+        return _Search(nodes, outputs, given, ranks, fixed, expected).result()
+
+    best = search(frozenset())
     for _ in range(_PASSES):
-        found = _Search(nodes, outputs, given, ranks, fixed, expected).result()
-        if best is None or found.cost < best.cost:
-            best = found
-        made = frozenset(f for s in found.steps if isinstance(s, Conversion) for f in s.makes)
-        if made == expected:
+        found = search(frozenset(best.moved))
+        if found.cost >= best.cost:
             break
-        expected = made
-    assert best is not None
+        best = found
     return best
 
 
@@ -153,12 +167,16 @@ class _Search:
     ) -> None:
         self._nodes, self._outputs, self._ranks = nodes, outputs, ranks
         self._given, self._expected = given, expected
+        self._expected_forms: dict[Variable, list[Placement]] = {}
+        for variable, placement in expected:
+            self._expected_forms.setdefault(variable, []).append(placement)
         singles = [p for p in (*given.values(), *(p for _, p in outputs)) if isinstance(p, Single)]
         singles += [n.op.placement for n in nodes if _is_single(n)]
         self._everywhere: list[Placement] = [Replicate(), *dict.fromkeys(singles)]
         self._choices: dict[Apply, list[Choice]] = {}
         self._available: dict[Variable, dict[Placement, None]] = {}
         self._steps: list[Step] = []
+        self._plans: dict[tuple[Variable, Placement, int], Plan | ValueError] = {}
         self._without_rule: list[Apply] = []
         self._fixed = _with_views(fixed, nodes)
         self._wishes = self._find_wishes()
@@ -194,19 +212,21 @@ class _Search:
         return self._choices[node]
 
     def _best(self, node: Apply) -> Plan:
-        found: dict[tuple[float, float, int, int], Plan] = {}
+        found: dict[tuple[float, bool, int, int], Plan] = {}
         failure: ValueError | None = None
         for number, choice in enumerate(self._of(node)):
             step = Computation(node, choice)
             try:
                 plan = self._for_all(step.needs, 0)
-                later = [self._cost_later(*form) for form in step.makes]
+                later = [self._later(*form) for form in step.makes]
             except ValueError as error:  # a conversion of what is fixed, or has no known shape
                 failure = error
                 continue
-            total, count = plan.cost
-            to_add = sum(n for n, (_, p) in zip(later, step.makes, strict=True) if _is_partial(p))
-            key = (total + sum(later), to_add, count, number)
+            total, count = (sum(costs) for costs in zip(plan.cost, *later, strict=True))
+            # Sums that have not been added yet are larger than their parts: what is computed of
+            # them takes longer.
+            waits = not _is_view(node) and any(map(_is_partial, choice.outputs)) and total > 0
+            key = (total, waits, count, number)
             found[key] = plan.then(self._alone(step))
         if not found:
             assert failure is not None
@@ -216,14 +236,14 @@ class _Search:
             self._without_rule.append(node)
         return found[best]
 
-    def _cost_later(self, variable: Variable, placement: Placement) -> float:
-        """Bytes that a result in a placement will cost behind its node, as far as is known."""
+    def _later(self, variable: Variable, placement: Placement) -> tuple[float, int]:
+        """The cost of a result in a placement behind its node, as far as is known."""
         wish = self._wishes.get(variable)
         if wish is not None:
-            return self._direct(variable, placement, wish).cost[0]
+            return self._direct(variable, placement, wish).cost
         if not _is_partial(placement) or _size(variable) == 1:  # a number may wait for its use
-            return 0.0
-        return nbytes(variable) * (self._ranks - 1)
+            return 0.0, 0
+        return nbytes(variable) * (self._ranks - 1), 0
 
     def _find_wishes(self) -> dict[Variable, Placement]:
         """Placements that results should have, since outputs must have theirs.
@@ -259,6 +279,15 @@ class _Search:
 
     def _plan(self, variable: Variable, target: Placement, depth: int) -> Plan:
         """The cheapest way to a form: it is there, is computed again, or is converted."""
+        key = variable, target, depth
+        if key not in self._plans:
+            self._plans[key] = self._found(variable, target, depth)
+        plan = self._plans[key]
+        if isinstance(plan, ValueError):
+            raise plan
+        return plan
+
+    def _found(self, variable: Variable, target: Placement, depth: int) -> Plan | ValueError:
         forms = self._forms(variable)
         if target in forms:
             return Plan(expected=self._expected)
@@ -268,13 +297,17 @@ class _Search:
         options = [] if again is None else [again]
         failure: ValueError | None = None
         for source in forms:
+            ways = [source, *self._expected_forms.get(variable, ())]
             try:
-                options.append(self._direct(variable, source, target))
+                options += [
+                    self._direct(variable, source, way).then(self._direct(variable, way, target))
+                    for way in ways
+                ]
             except ValueError as error:
                 failure = error
         if failure is not None and not options:
-            raise failure
-        return min(options, key=lambda plan: plan.cost)
+            return failure
+        return min(options, key=lambda plan: plan.cost_of((variable, target)))
 
     def _again(self, variable: Variable, target: Placement, depth: int) -> Plan | None:
         """Compute a result once more, by another choice of its node, if that takes little time."""
@@ -306,7 +339,10 @@ class _Search:
         return Plan(dict.fromkeys(step.makes, step), self._expected)
 
     def _commit(self, plan: Plan) -> None:
-        for step in dict.fromkeys(plan.steps.values()):
+        steps = list(dict.fromkeys(plan.steps.values()))
+        if len(steps) > 1 or any(isinstance(step, Conversion) for step in steps):
+            self._plans.clear()  # there are new forms, from which others may be had
+        for step in steps:
             self._steps.append(step)
             for variable, placement in step.makes:
                 self._available.setdefault(variable, {})[placement] = None
@@ -316,9 +352,13 @@ def _with_views(fixed: Collection[Variable], nodes: Sequence[Apply]) -> set[Vari
     """Variables, with those that are the same elements with other axes."""
     found = set(fixed)
     for node in nodes:
-        if isinstance(node.op, DimShuffle | Reshape) and node.inputs[0] in found:
+        if _is_view(node) and node.inputs[0] in found:
             found.update(node.outputs)
     return found
+
+
+def _is_view(node: Apply) -> bool:
+    return isinstance(node.op, DimShuffle | Reshape)
 
 
 def _is_partial(placement: Placement) -> bool:

@@ -125,35 +125,67 @@ def partition(
     """
     if not 0 <= rank < ranks:
         raise ValueError(f"rank {rank} is none of {ranks} ranks")
-    for variable, placement in (*given.items(), *wanted.items()):
-        check_placement(placement, getattr(variable.type, "ndim", 0), ranks)
-    if ranks == 1:
-        inputs = dict.fromkeys([*graph_inputs(outputs), *given])
-        own = {v: v for v in inputs if not isinstance(v, Constant)}
-        return Partitioned(list(outputs), own, _shared(own, {}, Part(1, 0)))
-    whole = settled(outputs)
-    forms = [(new, wanted.get(v, Replicate())) for v, new in zip(outputs, whole, strict=True)]
-    found = infer(forms, given, ranks, fixed)
-    names = list(dict.fromkeys(_op_name(node) for node in found.without_rule))
-    if strict and names:
-        raise NotImplementedError(
-            f"{', '.join(names)}: no rule says how it is computed by parts, so every rank would "
-            "need whole tensors; register one with @tandem.placement.rule.register, or allow it "
-            "with strict=False"
+    plan = Plan.of(outputs, given=given, wanted=wanted, ranks=ranks, strict=strict, fixed=fixed)
+    return plan.part(rank)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the parts of all ranks have in common."""
+
+    forms: Sequence[Form]  # of the outputs
+    given: Mapping[Variable, Placement]
+    ranks: int
+    steps: Sequence[inference.Step]
+    without_rule: Sequence[str]
+
+    @classmethod
+    def of(
+        cls,
+        outputs: Sequence[Variable],
+        *,
+        given: Mapping[Variable, Placement],
+        wanted: Mapping[Variable, Placement],
+        ranks: int,
+        strict: bool = False,
+        fixed: Collection[Variable] = (),
+    ) -> "Plan":
+        """Infer placements and conversions; see `partition`."""
+        for variable, placement in (*given.items(), *wanted.items()):
+            check_placement(placement, getattr(variable.type, "ndim", 0), ranks)
+        if ranks == 1:
+            return cls(
+                [(v, Replicate()) for v in outputs], dict.fromkeys(given, Replicate()), 1, [], []
+            )
+        whole = settled(outputs)
+        forms = [(new, wanted.get(v, Replicate())) for v, new in zip(outputs, whole, strict=True)]
+        found = infer(forms, given, ranks, fixed)
+        names = list(dict.fromkeys(_op_name(node) for node in found.without_rule))
+        if strict and names:
+            raise NotImplementedError(
+                f"{', '.join(names)}: no rule says how it is computed by parts, so every rank would"
+                " need whole tensors; register one with @tandem.placement.rule.register, or allow "
+                "it with strict=False"
+            )
+        return cls(forms, given, ranks, found.steps, names)
+
+    def part(self, rank: int) -> Partitioned:
+        """Build the graph of a rank."""
+        builder = _Builder(self.given, Part(self.ranks, rank))
+        for variable in (*graph_inputs([v for v, _ in self.forms]), *self.given):
+            builder.take(variable)
+        for step in self.steps:
+            builder.add(step)
+        # With one rank there are no steps, and the graph remains as it is.
+        outputs = [builder.locals[f] if self.ranks > 1 else f[0] for f in self.forms]
+        return Partitioned(
+            outputs,
+            builder.inputs,
+            _shared(builder.inputs, self.given, builder.part),
+            builder.conversions,
+            list(self.without_rule),
+            builder.token if builder.conversions else None,
         )
-    builder = _Builder(given, Part(ranks, rank))
-    for variable in (*graph_inputs(whole), *given):
-        builder.take(variable)
-    for step in found.steps:
-        builder.add(step)
-    return Partitioned(
-        [builder.locals[form] for form in forms],
-        builder.inputs,
-        _shared(builder.inputs, given, builder.part),
-        builder.conversions,
-        names,
-        builder.token if builder.conversions else None,
-    )
 
 
 def _shared(

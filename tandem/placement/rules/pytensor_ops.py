@@ -1,5 +1,6 @@
 """Rules for PyTensor's own Ops."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -25,10 +26,12 @@ from tandem.placement.placements import (
     Placement,
     Reduction,
     Replicate,
+    Shape,
     Shard,
     local_shape,
 )
 from tandem.placement.rules.registry import Choice, Locals, Part, partial_sums, rule, same_op
+from tandem.split import edges
 
 _WHOLE = slice(None)
 
@@ -194,30 +197,35 @@ def _(op: DimShuffle, node: Apply, ranks: int) -> list[Choice]:
     return [*choices, Choice((Partial(),), (Partial(),))]
 
 
-def _same_axes(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Pairs of axes of two shapes that a reshape neither splits nor joins."""
+def _same_parts(before: Shape, after: Shape, ranks: int) -> Iterator[tuple[int, int]]:
+    """Pairs of axes of two shapes, shards of which have the same elements.
+
+    They begin at the same element, and the ranks' shards do.
+    """
     for a, length in enumerate(before):
         for b, other in enumerate(after):
-            if length == other > 1 and np.prod(before[:a]) == np.prod(after[:b]):
-                yield a, b
+            if length > 1 < other and math.prod(before[:a]) == math.prod(after[:b]):
+                sizes = math.prod(before[a + 1 :]), math.prod(after[b + 1 :])
+                cuts = zip(edges(length, ranks), edges(other, ranks), strict=True)
+                if all(cut * sizes[0] == end * sizes[1] for cut, end in cuts):
+                    yield a, b
 
 
 @rule.register(Reshape)
 def _(op: Reshape, node: Apply, ranks: int) -> list[Choice]:
     (x, _), (y,) = node.inputs, node.outputs
 
-    def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
-        target = list(y.type.shape)
-        for a, b in pairs:
-            if inputs[0].type.shape[a] != x.type.shape[a]:
-                target[b] = inputs[0].type.shape[a]
-        return [pt.reshape(inputs[0], target, ndim=y.type.ndim)]
+    def choice(source: Placement, target: Placement) -> Choice:
+        def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
+            own = local_shape(y.type.shape, target, part.ranks, part.rank) or ()
+            return [pt.reshape(inputs[0], own, ndim=y.type.ndim)]
+
+        return Choice((source, None), (target,), local)
 
     if None in x.type.shape or None in y.type.shape:
         return []
-    pairs = list(_same_axes(x.type.shape, y.type.shape))
-    choices = [Choice((Shard(a), None), (Shard(b),), local) for a, b in pairs]
-    return [*choices, Choice((Partial(), None), (Partial(),), local)]
+    pairs = _same_parts(x.type.shape, y.type.shape, ranks)
+    return [*(choice(Shard(a), Shard(b)) for a, b in pairs), choice(Partial(), Partial())]
 
 
 @rule.register(Alloc)
