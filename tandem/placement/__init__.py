@@ -19,11 +19,11 @@ from tandem.placement.placements import (
 )
 
 if TYPE_CHECKING:
-    from tandem.placement.explain import explain
-    from tandem.placement.partition import Conversion, Partitioned, partition
-    from tandem.placement.place import place
+    from tandem.placement.explanation import explain
+    from tandem.placement.partitioned import Conversion, Partitioned, partition
     from tandem.placement.rules import Choice, Part, rule
-    from tandem.placement.simulate import simulate
+    from tandem.placement.simulation import simulate
+    from tandem.placement.wishes import place
 
 __all__ = [
     "Choice",
@@ -44,7 +44,7 @@ __all__ = [
     "simulate",
 ]
 
-_MODULES = ("partition", "place", "rules", "explain", "simulate")
+_MODULES = ("partitioned", "wishes", "rules", "explanation", "simulation")
 
 
 def __getattr__(name: str) -> Any:
@@ -52,6 +52,5 @@ def __getattr__(name: str) -> Any:
         for module in _MODULES:
             found = getattr(importlib.import_module(f"{__name__}.{module}"), name, None)
             if found is not None:
-                globals()[name] = found  # the function, where a module has its name
                 return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

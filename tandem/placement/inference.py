@@ -20,9 +20,9 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape
 
 from tandem.placement.conversions import Kind, describe, find_kind, nbytes
-from tandem.placement.place import Place
 from tandem.placement.placements import Partial, Placement, Replicate, Shard, Single
 from tandem.placement.rules import Choice, has_rule, rule
+from tandem.placement.wishes import Place
 
 _PASSES = 8
 _DEPTH = 4  # nodes that may be computed again, in a row, in place of a conversion

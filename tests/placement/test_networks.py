@@ -13,8 +13,8 @@ from tandem.config.schema import Config
 from tandem.layers import Network
 from tandem.layers.choices import LOSSES
 from tandem.placement import Shard, simulate
-from tests.support.op_checks import plain_python
 from tests.support.network_graphs import METRICS, PlacedGraph, training_graph, validation_graph
+from tests.support.op_checks import plain_python
 
 BATCH = 8  # of all ranks
 
