@@ -180,6 +180,10 @@ class _Search:
         self._without_rule: list[Apply] = []
         self._fixed = _with_views(fixed, nodes)
         self._wishes = self._find_wishes()
+        self._users: dict[Variable, dict[Apply, None]] = {}
+        for node in nodes:
+            for variable in node.inputs:
+                self._users.setdefault(variable, {})[node] = None
 
     def result(self) -> Inferred:
         """Choose for every node, and keep the steps that the outputs need."""
@@ -212,9 +216,9 @@ class _Search:
         return self._choices[node]
 
     def _best(self, node: Apply) -> Plan:
-        found: dict[tuple[float, bool, int, int], Plan] = {}
+        found: dict[tuple[float, bool, int], list[tuple[Computation, Plan]]] = {}
         failure: ValueError | None = None
-        for number, choice in enumerate(self._of(node)):
+        for choice in self._of(node):
             step = Computation(node, choice)
             try:
                 plan = self._for_all(step.needs, 0)
@@ -226,15 +230,36 @@ class _Search:
             # Sums that have not been added yet are larger than their parts: what is computed of
             # them takes longer.
             waits = not _is_view(node) and any(map(_is_partial, choice.outputs)) and total > 0
-            key = (total, waits, count, number)
-            found[key] = plan.then(self._alone(step))
+            tied = found.setdefault((total, waits, count), [])
+            tied.append((step, plan.then(self._alone(step))))
         if not found:
             assert failure is not None
             raise failure
-        best = min(found)
-        if not has_rule(node.op) and found[best].converts:
+        least = min(found)
+        # What is converted in any case is converted to what can be used next.
+        _, best = min(found[least], key=lambda pair: self._onward(pair[0]) if least[0] else 0)
+        if not has_rule(node.op) and best.converts:
             self._without_rule.append(node)
-        return found[best]
+        return best
+
+    def _onward(self, step: Computation) -> float:
+        """Bytes for the nodes that use the results, as far as their other inputs are there."""
+        return sum(
+            min(self._cost_of_use(choice, user, *form) for choice in self._of(user))
+            for form in step.makes
+            for user in self._users.get(form[0], ())
+        )
+
+    def _cost_of_use(
+        self, choice: Choice, user: Apply, variable: Variable, placement: Placement
+    ) -> float:
+        total = 0.0
+        for other, needed in zip(user.inputs, choice.inputs, strict=True):
+            forms = [placement] if other is variable else self._available.get(other, ())
+            with contextlib.suppress(ValueError):
+                if needed is not None and forms:
+                    total += min(self._direct(other, form, needed).cost[0] for form in forms)
+        return total
 
     def _later(self, variable: Variable, placement: Placement) -> tuple[float, int]:
         """The cost of a result in a placement behind its node, as far as is known."""
