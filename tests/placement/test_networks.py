@@ -13,8 +13,8 @@ from tandem.config.schema import Config
 from tandem.layers import Network
 from tandem.layers.choices import LOSSES
 from tandem.placement import Shard, simulate
-from tests.support.op_checks import plain_python
 from tests.support.network_graphs import METRICS, PlacedGraph, training_graph, validation_graph
+from tests.support.op_checks import plain_python
 
 BATCH = 8  # of all ranks
 
@@ -77,7 +77,7 @@ def kinds(graph: PlacedGraph) -> Counter[str]:
     return Counter(c.kind for c in graph.partition(2, strict=True).conversions)
 
 
-@pytest.mark.parametrize("is_short", [False, True])
+@pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_inputs_of_layers_are_gathered_and_their_gradients_scattered(
     case: Case, is_short: bool
