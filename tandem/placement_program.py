@@ -33,7 +33,7 @@ from tandem.layers.network import (
 from tandem.nested import PlainMapping
 from tandem.optim import OPTIMIZERS
 from tandem.placement import Partitioned, explain
-from tandem.placement.explain import megabytes, received_by_rank
+from tandem.placement.explanation import megabytes, received_by_rank
 from tandem.placement.placements import Shape
 from tandem.training.divided_graphs import GlobalMinibatch, partition_training
 from tandem.training.division import Division, divide

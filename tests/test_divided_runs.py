@@ -57,18 +57,9 @@ def train_ranks(data: Path, run: Path, ranks: int, by: Starter, **changes: Any) 
     return run
 
 
-@pytest.mark.parametrize(
-    ("trainers", "changes"),
-    [
-        (2, SHARDED),
-        *(
-            pytest.param(trainers, changes, marks=slow)
-            for trainers in (2, 3, 4)
-            for changes in (SHARDED, SINGLE)
-            if (trainers, changes) != (2, SHARDED)
-        ),
-    ],
-)
+@slow
+@pytest.mark.parametrize("trainers", [2, 3, 4])
+@pytest.mark.parametrize("changes", [SHARDED, SINGLE])
 def test_the_number_of_trainers_does_not_change_what_is_computed(
     data: Path, alone: Path, tmp_path: Path, trainers: int, changes: dict[str, Any]
 ) -> None:

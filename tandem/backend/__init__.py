@@ -10,12 +10,13 @@ the memory that ``channels_last.py`` lays out,
 code, ``aliasing.py`` finds what shares memory, ``schedule.py`` decides the order and the memory of
 results, ``codegen.py`` writes a graph as a Python function, ``segments.py`` cuts it where the host
 is told of results, ``linker.py`` and ``mode.py`` make it a PyTensor mode, ``shared.py`` holds the
-variables, ``precision.py`` chooses precision, layout and algorithm, ``capture.py`` records a step
-for a GPU, ``transfer.py`` copies between it and the host, and ``runtime.py`` sets devices, streams,
-threads and memory.
+variables, ``precision.py`` chooses precision, layout and algorithm, ``channel.py`` is how functions
+of several ranks meet, ``capture.py`` records a step for a GPU, ``transfer.py`` copies between it
+and the host, and ``runtime.py`` sets devices, streams, threads and memory.
 """
 
 from tandem.backend.capture import Captured, capture, check_capturable
+from tandem.backend.channel import Channel
 from tandem.backend.linker import DeviceLinker
 from tandem.backend.lowering import Lowering, lower
 from tandem.backend.mode import device_mode
@@ -34,6 +35,7 @@ from tandem.backend.transfer import download, upload
 
 __all__ = [
     "Captured",
+    "Channel",
     "DeviceLinker",
     "DeviceSharedVariable",
     "Lowering",

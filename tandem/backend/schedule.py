@@ -9,7 +9,7 @@ variable is to be reported early, where the program is cut.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal, cast
 
 import torch
@@ -23,7 +23,6 @@ from tandem.backend.lowering import Lowering, host_rule, lower
 from tandem.backend.lowering.registry import is_host_type
 from tandem.backend.perform import by_perform
 from tandem.backend.precision import ProductPrecision, fit
-from tandem.ops.communication import Collective
 
 Results = Literal["host", "device"]
 """Where a function's results lie: in NumPy arrays, or in tensors on its device."""
@@ -71,25 +70,9 @@ def plan_node(node: Apply, on_host: Collection[Variable], target: Target) -> Low
         if target.strict:
             raise
         return by_perform(node, target.device, refusal)
-    if lowering.meets:
-        lowering = replace(lowering, call=partial(lowering.call, _channel(node, target)))
+    if lowering.over is not None:
+        lowering = replace(lowering, call=lowering.over(target.channel))
     return fit(lowering, node, target.precision)
-
-
-def _channel(node: Apply, target: Target) -> Channel:
-    """Return the channel by which an Op meets the other ranks, if it is to the ranks it names."""
-    op, channel = cast(Collective, node.op), target.channel
-    if channel is None:
-        raise NotImplementedError(
-            f"{op.describe()} needs the other ranks: make the function with "
-            "device_mode(..., channel=...)"
-        )
-    if (channel.rank, channel.size) != (op.rank, op.ranks):
-        raise ValueError(
-            f"{op.describe()} is for rank {op.rank} of {op.ranks}, and the mode's channel is of "
-            f"rank {channel.rank} of {channel.size}"
-        )
-    return channel
 
 
 class Schedule:

@@ -3,7 +3,12 @@
 from tandem.distributed import asynchronous as asynchronous  # registers its rules
 from tandem.distributed.choices import ALL_REDUCES, EXCHANGES, RULES, RunFacts
 from tandem.distributed.exchange import Exchange
-from tandem.distributed.factory import ExchangeSettings, make_exchange, open_host_memory
+from tandem.distributed.factory import (
+    ExchangeSettings,
+    make_channel,
+    make_exchange,
+    open_host_memory,
+)
 from tandem.distributed.group import Group, PeerLost
 from tandem.distributed.local import LocalGroup, local_groups
 
@@ -18,6 +23,7 @@ __all__ = [
     "PeerLost",
     "RunFacts",
     "local_groups",
+    "make_channel",
     "make_exchange",
     "open_host_memory",
 ]

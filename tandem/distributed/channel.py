@@ -80,10 +80,14 @@ class MeetingChannel(ABC):
 
     def _meet(self, label: Label, message: Any = None) -> list[Any]:
         """Wait for all ranks at a meeting; return their messages, by rank."""
-        arrived = self._group.all_gather_object((self.meetings, label, message))
+        arrived = self._pass((self.meetings, label, message))
         self._check([(meeting, other) for meeting, other, _ in arrived])
         self.meetings += 1
         return [message for _, _, message in arrived]
+
+    def _pass(self, message: Any) -> Sequence[Any]:
+        """Wait for all ranks, and pass each a message; return those of all, by rank."""
+        return self._group.all_gather_object(message)
 
     def _check(self, labels: Sequence[tuple[int, Label]]) -> None:
         """Raise OutOfStep unless all ranks are at the same meeting."""
@@ -92,18 +96,85 @@ class MeetingChannel(ABC):
             raise OutOfStep(f"the ranks have come to different conversions: {places}")
 
     def _count(self, shapes: Sequence[Shape], like: "Tensor") -> None:
-        elements = sum(math.prod(shape) for r, shape in enumerate(shapes) if r != self.rank)
-        self.received += elements * like.element_size()
+        elements = [_size(shape) for rank, shape in enumerate(shapes) if rank != self.rank]
+        self.received += sum(elements) * like.element_size()
 
 
-class HostChannel(MeetingChannel):
-    """Ranks of one machine, which read each other's blocks in shared memory.
+class RegionChannel(MeetingChannel):
+    """Base of the channels by memory that all ranks read.
 
     A rank writes its blocks to its part of a region, waits until all have, and reads the others'.
     Two regions take turns: one is written again two meetings later, when all ranks have come to the
     meeting between, which they do only after they have read. So there is one barrier for each
     meeting. A region that is too small for a rank is made again, larger, at that meeting.
     """
+
+    def _gather(self, label: Label, block: "Tensor", shapes: Sequence[Shape]) -> "list[Tensor]":
+        turn, _ = self._publish(label, [block])
+        places = [(rank, 0) for rank in range(self.size)]
+        return self._read_all(turn, places, shapes, block)
+
+    def _swap(
+        self, label: Label, blocks: "Sequence[Tensor]", shapes: Sequence[Shape]
+    ) -> "list[Tensor]":
+        own = blocks[self.rank]
+        sent = [own.new_empty(0) if to == self.rank else b for to, b in enumerate(blocks)]
+        turn, starts = self._publish(label, sent)
+        places = [(rank, starts[rank][self.rank]) for rank in range(self.size)]
+        return self._read_all(turn, places, shapes, own)
+
+    def _publish(self, label: Label, blocks: "Sequence[Tensor]") -> tuple[int, list[Sequence[int]]]:
+        """Show blocks to all ranks; return in which region, and by rank where blocks begin."""
+        turn, starts = self.meetings % 2, _starts(blocks)
+        capacity = self._capacity(turn)
+        if starts[-1] <= capacity:
+            self._write_all(turn, starts, blocks)
+        every = self._meet(label, starts)
+        needed = max(ends[-1] for ends in every)
+        if needed > capacity:
+            self._enlarge(turn, needed)
+            self._write_all(turn, starts, blocks)
+            self._pass(None)
+        return turn, every
+
+    def _write_all(self, turn: int, starts: Sequence[int], blocks: "Sequence[Tensor]") -> None:
+        for start, block in zip(starts, blocks, strict=False):
+            if block.numel():
+                self._write(turn, start, block)
+
+    def _read_all(
+        self,
+        turn: int,
+        places: Sequence[tuple[int, int]],
+        shapes: Sequence[Shape],
+        like: "Tensor",
+    ) -> "list[Tensor]":
+        return [
+            self._read(turn, rank, start, shape, like)
+            if rank != self.rank and _size(shape)
+            else like.new_empty(shape)
+            for (rank, start), shape in zip(places, shapes, strict=True)
+        ]
+
+    @abstractmethod
+    def _capacity(self, turn: int) -> int:
+        """How many bytes each rank's part of a region has."""
+
+    @abstractmethod
+    def _enlarge(self, turn: int, nbytes: int) -> None:
+        """Make a region again, of at least this size for each rank. Collective."""
+
+    @abstractmethod
+    def _write(self, turn: int, start: int, block: "Tensor") -> None:
+        """Copy a block to this rank's part of a region, from byte `start` on."""
+
+    @abstractmethod
+    def _read(self, turn: int, rank: int, start: int, shape: Shape, like: "Tensor") -> "Tensor":
+        """Return a block of another rank's part of a region, on the device of `like`."""
+
+
+class HostChannel(RegionChannel):
+    """Ranks of one machine, by shared memory of the host."""
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)
@@ -113,54 +184,19 @@ class HostChannel(MeetingChannel):
         self._regions = [[], []]
         super().close()
 
-    def _gather(self, label: Label, block: "Tensor", shapes: Sequence[Shape]) -> "list[Tensor]":
-        region, _ = self._publish(label, [block])
-        return [self._read(region, rank, 0, shape, block) for rank, shape in enumerate(shapes)]
+    def _capacity(self, turn: int) -> int:
+        region = self._regions[turn]
+        return region[0].nbytes if region else 0
 
-    def _swap(
-        self, label: Label, blocks: "Sequence[Tensor]", shapes: Sequence[Shape]
-    ) -> "list[Tensor]":
-        own = blocks[self.rank]
-        sent = [own.new_empty(0) if to == self.rank else b for to, b in enumerate(blocks)]
-        region, starts = self._publish(label, sent)
-        return [
-            self._read(region, rank, starts[rank][self.rank], shape, own)
-            for rank, shape in enumerate(shapes)
-        ]
+    def _enlarge(self, turn: int, nbytes: int) -> None:
+        self._regions[turn] = self._group.shared_memory(nbytes)
 
-    def _publish(
-        self, label: Label, blocks: "Sequence[Tensor]"
-    ) -> tuple[list[np.ndarray], list[Sequence[int]]]:
-        """Show blocks to all ranks; return the parts of the region, and where blocks begin there.
+    def _write(self, turn: int, start: int, block: "Tensor") -> None:
+        own = self._regions[turn][self.rank]
+        _tensor(own, start, tuple(block.shape), block).copy_(block)
 
-        Both are by rank.
-        """
-        turn = self.meetings % 2
-        starts = _starts(blocks)
-        capacity = self._regions[turn][0].nbytes if self._regions[turn] else 0
-        if starts[-1] <= capacity:
-            self._write(self._regions[turn], starts, blocks)
-        every = self._meet(label, starts)
-        needed = max(ends[-1] for ends in every)
-        if needed > capacity:
-            self._regions[turn] = self._group.shared_memory(needed)
-            self._write(self._regions[turn], starts, blocks)
-            self._group.barrier()
-        return self._regions[turn], every
-
-    def _write(
-        self, region: Sequence[np.ndarray], starts: Sequence[int], blocks: "Sequence[Tensor]"
-    ) -> None:
-        for start, block in zip(starts, blocks, strict=False):
-            if block.numel():
-                _tensor(region[self.rank], start, tuple(block.shape), block).copy_(block)
-
-    def _read(
-        self, region: Sequence[np.ndarray], rank: int, start: int, shape: Shape, like: "Tensor"
-    ) -> "Tensor":
-        if rank == self.rank or not math.prod(shape):
-            return like.new_empty(shape)
-        return _tensor(region[rank], start, shape, like).to(like.device)
+    def _read(self, turn: int, rank: int, start: int, shape: Shape, like: "Tensor") -> "Tensor":
+        return _tensor(self._regions[turn][rank], start, shape, like).to(like.device)
 
 
 class GroupChannel(MeetingChannel):
@@ -221,10 +257,14 @@ class GroupChannel(MeetingChannel):
     ) -> "list[Tensor]":
         return [
             vector[part].view(like.dtype).view(shape).to(like.device)
-            if math.prod(shape)
+            if _size(shape)
             else like.new_empty(shape)
             for part, shape in zip(parts, shapes, strict=True)
         ]
+
+
+def _size(shape: Shape) -> int:
+    return math.prod(shape)
 
 
 def _place(meeting: int, label: Label) -> str:
@@ -240,7 +280,7 @@ def _starts(blocks: "Sequence[Tensor]") -> list[int]:
 
 def _parts(shapes: Sequence[Shape], like: "Tensor") -> list[slice]:
     """The bytes of blocks of these shapes, one behind another."""
-    sizes = (math.prod(shape) * like.element_size() for shape in shapes)
+    sizes = (_size(shape) * like.element_size() for shape in shapes)
     return [slice(a, b) for a, b in itertools.pairwise([0, *itertools.accumulate(sizes)])]
 
 
@@ -248,7 +288,7 @@ def _tensor(memory: np.ndarray, start: int, shape: Shape, like: "Tensor") -> "Te
     """Memory of the host, uint8 (n,), as a tensor of another's dtype."""
     import torch
 
-    stop = start + math.prod(shape) * like.element_size()
+    stop = start + _size(shape) * like.element_size()
     return torch.from_numpy(memory[start:stop]).view(like.dtype).view(shape)
 
 

@@ -44,7 +44,8 @@ class Exchange:
     def before_gradients(self, shares: Sequence[float]) -> None:
         """Get ready: the gradients of a step are about to be computed.
 
-        Shares are each trainer's part of the global minibatch, by rank; they add up to 1.
+        Shares are each trainer's part of the global minibatch, by rank, which add up to 1; or all 1
+        where gradients are terms of a sum.
         """
 
     def on_gradient_ready(self, name: str) -> None:

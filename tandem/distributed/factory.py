@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from tandem.distributed.allreduce import shard
+from tandem.distributed.channel import GroupChannel, HostChannel, MeetingChannel
 from tandem.distributed.choices import (
     ALL_REDUCES,
     EXCHANGES,
@@ -52,6 +53,22 @@ def make_exchange(
     if group.size == 1 or not memory.layout.size:
         return Exchange()
     return settings.rule.make(settings, memory, group)
+
+
+def make_channel(memory: HostMemory | CudaMemory, group: Group) -> MeetingChannel:
+    """Make what a trainer's functions meet those of the others by. Collective.
+
+    It is the `channel` of a `tandem.backend.device_mode`. Trainers of one launcher reach each
+    other's memory; ranks send messages, from GPU to GPU where the MPI of all takes GPU memory.
+    """
+    own, on_gpu = group.split(0), isinstance(memory, CudaMemory)
+    if group.starter is not None:
+        return GroupChannel(own, on_gpu and all(own.all_gather_object(own.takes_gpu_memory())))
+    if isinstance(memory, CudaMemory):
+        from tandem.distributed.gpu_channel import make_peer_channel
+
+        return make_peer_channel(own, memory.driver, memory.stream)
+    return HostChannel(own)
 
 
 def open_host_memory(

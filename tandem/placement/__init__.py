@@ -2,12 +2,12 @@
 
 A tensor is replicated, sharded along an axis, a partial sum, or at a single rank, as in neon's
 multi-GPU back end (Nervana 2015), PyTorch's DTensor and JAX. `partition` turns a graph of whole
-tensors into that of one rank.
+tensors into that of one rank. What needs PyTensor is imported when it is first used.
 """
 
-from tandem.placement.explain import explain
-from tandem.placement.partition import Conversion, Partitioned, partition
-from tandem.placement.place import place
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tandem.placement.placements import (
     Partial,
     Placement,
@@ -17,8 +17,13 @@ from tandem.placement.placements import (
     local_index,
     local_shape,
 )
-from tandem.placement.rules import Choice, Part, rule
-from tandem.placement.simulate import simulate
+
+if TYPE_CHECKING:
+    from tandem.placement.explanation import explain
+    from tandem.placement.partitioned import Conversion, Partitioned, partition
+    from tandem.placement.rules import Choice, Part, rule
+    from tandem.placement.simulation import simulate
+    from tandem.placement.wishes import place
 
 __all__ = [
     "Choice",
@@ -38,3 +43,14 @@ __all__ = [
     "rule",
     "simulate",
 ]
+
+_MODULES = ("partitioned", "wishes", "rules", "explanation", "simulation")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in _MODULES:
+            found = getattr(importlib.import_module(f"{__name__}.{module}"), name, None)
+            if found is not None:
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,9 +20,9 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape
 
 from tandem.placement.conversions import Kind, describe, find_kind, nbytes
-from tandem.placement.place import Place
 from tandem.placement.placements import Partial, Placement, Replicate, Shard, Single
 from tandem.placement.rules import Choice, has_rule, rule
+from tandem.placement.wishes import Place
 
 _PASSES = 8
 _DEPTH = 4  # nodes that may be computed again, in a row, in place of a conversion
@@ -92,6 +92,11 @@ class Plan:
             s for f, s in self.steps.items() if isinstance(s, Conversion) and f not in free
         ]
         return sum(s.total for s in conversions), sum(s.kind.name != "keep" for s in conversions)
+
+    @property
+    def whole_cost(self) -> tuple[float, int]:
+        """The cost with what is expected."""
+        return self._cost(frozenset())
 
     @property
     def converts(self) -> bool:
@@ -179,11 +184,11 @@ class _Search:
         self._plans: dict[tuple[Variable, Placement, int], Plan | ValueError] = {}
         self._without_rule: list[Apply] = []
         self._fixed = _with_views(fixed, nodes)
-        self._wishes = self._find_wishes()
-        self._users: dict[Variable, dict[Apply, None]] = {}
+        self._users: dict[Variable, list[Apply]] = {}
         for node in nodes:
-            for variable in node.inputs:
-                self._users.setdefault(variable, {})[node] = None
+            for variable in dict.fromkeys(node.inputs):
+                self._users.setdefault(variable, []).append(node)
+        self._wishes = self._find_wishes()
 
     def result(self) -> Inferred:
         """Choose for every node, and keep the steps that the outputs need."""
@@ -216,9 +221,9 @@ class _Search:
         return self._choices[node]
 
     def _best(self, node: Apply) -> Plan:
-        found: dict[tuple[float, bool, int], list[tuple[Computation, Plan]]] = {}
+        found: dict[tuple[float, bool, int, tuple[float, int], int], Plan] = {}
         failure: ValueError | None = None
-        for choice in self._of(node):
+        for number, choice in enumerate(self._of(node)):
             step = Computation(node, choice)
             try:
                 plan = self._for_all(step.needs, 0)
@@ -230,45 +235,45 @@ class _Search:
             # Sums that have not been added yet are larger than their parts: what is computed of
             # them takes longer.
             waits = not _is_view(node) and any(map(_is_partial, choice.outputs)) and total > 0
-            tied = found.setdefault((total, waits, count), [])
-            tied.append((step, plan.then(self._alone(step))))
+            count += sum(self._misfits(*form) for form in step.makes)
+            key = (total, waits, count, plan.whole_cost, number)
+            found[key] = plan.then(self._alone(step))
         if not found:
             assert failure is not None
             raise failure
-        least = min(found)
-        # What is converted in any case is converted to what can be used next.
-        _, best = min(found[least], key=lambda pair: self._onward(pair[0]) if least[0] else 0)
-        if not has_rule(node.op) and best.converts:
+        best = min(found)
+        if not has_rule(node.op) and found[best].converts:
             self._without_rule.append(node)
-        return best
-
-    def _onward(self, step: Computation) -> float:
-        """Bytes for the nodes that use the results, as far as their other inputs are there."""
-        return sum(
-            min(self._cost_of_use(choice, user, *form) for choice in self._of(user))
-            for form in step.makes
-            for user in self._users.get(form[0], ())
-        )
-
-    def _cost_of_use(
-        self, choice: Choice, user: Apply, variable: Variable, placement: Placement
-    ) -> float:
-        total = 0.0
-        for other, needed in zip(user.inputs, choice.inputs, strict=True):
-            forms = [placement] if other is variable else self._available.get(other, ())
-            with contextlib.suppress(ValueError):
-                if needed is not None and forms:
-                    total += min(self._direct(other, form, needed).cost[0] for form in forms)
-        return total
+        return found[best]
 
     def _later(self, variable: Variable, placement: Placement) -> tuple[float, int]:
         """The cost of a result in a placement behind its node, as far as is known."""
         wish = self._wishes.get(variable)
         if wish is not None:
-            return self._direct(variable, placement, wish).cost
+            return self._direct(variable, placement, wish).whole_cost
         if not _is_partial(placement) or _size(variable) == 1:  # a number may wait for its use
             return 0.0, 0
         return nbytes(variable) * (self._ranks - 1), 0
+
+    def _misfits(self, variable: Variable, placement: Placement) -> int:
+        """How many nodes cannot use a result in a placement as their other inputs lie so far."""
+
+        def fits(node: Apply, choice: Choice) -> bool:
+            return all(
+                p is None or (p == placement if v is variable else self._may_be(v, p))
+                for v, p in zip(node.inputs, choice.inputs, strict=True)
+            )
+
+        return sum(
+            not any(fits(node, choice) for choice in self._of(node))
+            for node in self._users.get(variable, ())
+        )
+
+    def _may_be(self, variable: Variable, placement: Placement) -> bool:
+        """Whether a variable is had in a placement, or no placement is known yet."""
+        if variable.owner is None:
+            return placement in self._forms(variable) or Replicate() in self._forms(variable)
+        return variable not in self._available or placement in self._available[variable]
 
     def _find_wishes(self) -> dict[Variable, Placement]:
         """Placements that results should have, since outputs must have theirs.

@@ -17,7 +17,7 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 
 from tandem.backend import device_mode
-from tandem.backend.lowering import Lowering, control_flow, host_rule, lower, pool_norm
+from tandem.backend.lowering import Lowering, collective, control_flow, host_rule, lower, pool_norm
 from tandem.backend.lowering.scalars import covered_scalar_ops
 from tandem.backend.schedule import Target, plan_node
 from tests.support.check_function import DEVICE, PLAIN_DEVICE, PYTHON, assert_same, results
@@ -94,8 +94,9 @@ def test_every_lowering_and_scalar_call_and_host_rule_has_a_case() -> None:
         *(scalar_ops(node.op) for node, on_host in planned_nodes() if not on_host)
     )
     rules = {host_rule.dispatch(type(node.op)) for node, on_host in planned_nodes() if on_host}
-    # Those with graphs inside, or with kernels in Triton's language, have tests of their own.
-    apart = {control_flow.__name__, pool_norm.__name__}
+    # Those with graphs inside, with kernels in Triton's language, or with other ranks to meet have
+    # tests of their own.
+    apart = {collective.__name__, control_flow.__name__, pool_norm.__name__}
     registered = [op for op, call in lower.registry.items() if call.__module__ not in apart]
     ours = [op for op in registered if not op.__module__.startswith("tests.")]
     missing = [op for op in ours if not any(issubclass(used, op) for used in classes)]

@@ -1,5 +1,6 @@
 """The trainers of one launcher as a group: what they pass each other, and how it ends."""
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -42,6 +43,12 @@ def test_a_killed_trainer_is_noticed_at_once(victim: int) -> None:
         process.join()
 
 
+def extents(lengths: list[int]) -> list[slice]:
+    """The parts of a vector that have these lengths."""
+    ends = np.cumsum([0, *lengths]).tolist()
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+
 def check_operations(group: LocalGroup) -> None:
     """Messages, vectors and shared memory of a group, expectations computed from the rank."""
     rank, size = group.rank, group.size
@@ -58,6 +65,14 @@ def check_operations(group: LocalGroup) -> None:
         assert [set(row.tolist()) for row in received] == [{r} for r in range(size)]
         group.all_gather(vector, parts)
         assert (vector == np.repeat(np.arange(size), 10)).all()
+    # Rank i sends i + j numbers to rank j, and none to itself.
+    table = [[0 if i == j else i + j for j in range(size)] for i in range(size)]
+    values = [[np.full(table[i][j], 10 * i + j) for j in range(size)] for i in range(size)]
+    sent, wanted = np.concatenate(values[rank]), np.concatenate([v[rank] for v in values])
+    received = np.zeros_like(wanted)
+    columns = [row[rank] for row in table]
+    group.all_to_all_parts(sent, extents(table[rank]), received, extents(columns))
+    np.testing.assert_array_equal(received, wanted)
     shared, driver = group.shared_memory(100), FakeDriver(FakeMachine())
     for part in shared:
         driver.lock_pages(part)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tandem.placement import Conversion, Partial, Placement, Replicate, Shard, Single
-from tandem.placement.explain import received_by_rank
+from tandem.placement.explanation import received_by_rank
 from tandem.placement_program import DividedNetwork, PlacementOptions
 
 SHARDED: list[tuple[str, str, int, Placement, Placement]] = [

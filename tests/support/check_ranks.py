@@ -3,6 +3,7 @@
 Prints "checked" on rank 0 when all is well; a failed check ends the job with its traceback.
 """
 
+import itertools
 import mmap
 import sys
 import time
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from tandem.distributed import ExchangeSettings, make_exchange, mpi, open_host_memory
@@ -25,6 +27,7 @@ from tandem.distributed.allreduce import (
 )
 from tandem.distributed.asynchronous import ElasticAveraging, GossipAveraging
 from tandem.distributed.buckets import BucketedGradients, divide
+from tandem.distributed.channel import GroupChannel, OutOfStep
 from tandem.distributed.compressed import CompressedAllReduce
 from tandem.distributed.gloo import GlooGroup
 from tandem.distributed.gpu_staging import GpuVector
@@ -92,6 +95,55 @@ def check_gather(group: RankGroup) -> None:
     # One long message among short ones.
     lengths = [len(m) for m in group.all_gather_object(b"y" * (5000 if group.rank == 0 else 3))]
     assert lengths == [5000] + [3] * (group.size - 1)
+
+
+def check_parts(group: RankGroup) -> None:
+    """Parts of different sizes from each rank to each, by arrays, and where MPI takes them tensors.
+
+    Rank i sends j numbers more to rank j than rank j to itself, and none where i + j is 2.
+    """
+    ranks = range(group.size)
+    table = [[0 if i + j == 2 else 1000 * i + j for j in ranks] for i in ranks]
+    for kind in (np.float32, np.uint8, np.int64):
+        values = [[np.full(table[i][j], 10 * i + j, kind) for j in ranks] for i in ranks]
+        sent = np.concatenate(values[group.rank])
+        wanted = np.concatenate([values[i][group.rank] for i in ranks])
+        sent_parts = extents([table[group.rank][j] for j in ranks])
+        parts = extents([table[i][group.rank] for i in ranks])
+        group.all_to_all_parts(sent, sent_parts, received := np.zeros_like(wanted), parts)
+        np.testing.assert_array_equal(received, wanted)
+        if isinstance(group, MpiGroup):
+            tensor = torch.zeros(len(wanted), dtype=torch.from_numpy(wanted).dtype)
+            group.all_to_all_parts(torch.from_numpy(sent), sent_parts, tensor, parts)
+            np.testing.assert_array_equal(tensor.numpy(), wanted)
+
+
+def extents(lengths: Sequence[int]) -> list[slice]:
+    ends = np.cumsum([0, *lengths]).tolist()
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+
+def check_meetings(group: RankGroup) -> None:
+    """Tensors by a channel, their bytes, and ranks that have come to different meetings."""
+    channel = GroupChannel(group.split(0))
+    rank, size = group.rank, group.size
+    for turn in range(5):
+        label = ("AllGather", turn, (7,), "float32")
+        block = torch.full((rank + turn, 2), 10.0 * turn + rank)
+        found = channel.all_gather(label, block, [(r + turn, 2) for r in range(size)])
+        for other, tensor in enumerate(found):
+            assert torch.equal(tensor, torch.full((other + turn, 2), 10.0 * turn + other))
+        blocks = [torch.full((turn, to), 10 * rank + to) for to in range(size)]
+        found = channel.all_to_all(label, blocks, [(turn, rank)] * size)
+        for other, tensor in enumerate(found):
+            assert torch.equal(tensor, torch.full((turn, rank), 10 * other + rank))
+        gathered = sum(8 * (r + n) for n in range(turn + 1) for r in range(size) if r != rank)
+        swapped = sum(8 * n * rank for n in range(turn + 1)) * (size - 1)
+        assert channel.received == gathered + swapped
+    if size > 1:
+        with pytest.raises(OutOfStep, match=r"rank 0: meeting 10, AllGather 0 .*1: .*Gather 1"):
+            channel.all_gather(("AllGather", rank, (1,), "float32"), block, [(1,)] * size)
+    channel.close()
 
 
 def check_sums(group: RankGroup) -> None:
@@ -493,6 +545,8 @@ def check_pages(group: RankGroup) -> None:
 
 CHECKS: tuple[Callable[[RankGroup], None], ...] = (
     check_gather,
+    check_parts,
+    check_meetings,
     check_pages,
     check_sums,
     check_growth,

@@ -1,6 +1,7 @@
 """Communicating Ops of all kinds, with what each rank gives, and what they mean in NumPy."""
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +27,8 @@ from tandem.ops.collective import (
 
 Make = Callable[[int], Collective]
 """From a rank to its Op."""
+
+_compiling = threading.Lock()
 
 SHAPES = ((5, 3), (8, 4), (1, 7), (2, 3, 7), (0, 4))  # uneven, even, and with empty parts
 
@@ -105,5 +108,25 @@ def chain(ops: list[Collective], dtype: str) -> tuple[list[Any], list[Any]]:
 
 def compiled(ops: list[Collective], dtype: str, channel: Any, **mode: Any) -> Any:
     """Return the function of a rank's Ops."""
-    inputs, outputs = chain(ops, dtype)
-    return pytensor.function(inputs, outputs, mode=device_mode("cpu", channel=channel, **mode))
+    with _compiling:  # PyTensor compiles in one thread at a time
+        inputs, outputs = chain(ops, dtype)
+        return pytensor.function(inputs, outputs, mode=device_mode("cpu", channel=channel, **mode))
+
+
+def check_channel(
+    channel: Any, shape: tuple[int, ...], dtype: str = "float32", **mode: Any
+) -> None:
+    """Every kind of Op at one rank, twice: results have NumPy's bits, bytes are as predicted."""
+    makes = list(kinds(channel.size, shape, dtype))
+    ops = [make(channel.rank) for make in makes]
+    function = compiled(ops, dtype, channel, **mode)
+    for turn in range(2):
+        every = [parts_for(make, channel.size, dtype, turn) for make in makes]
+        before = channel.received
+        *found, token = function(*(parts[channel.rank] for parts in every))
+        for op, parts, result in zip(ops, every, found, strict=True):
+            expected = combined(op, parts)[channel.rank]
+            assert result.dtype == expected.dtype
+            np.testing.assert_array_equal(result, expected, err_msg=str(op))
+        assert token == 0
+        assert channel.received - before == sum(op.received(dtype) for op in ops)

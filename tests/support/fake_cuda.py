@@ -181,6 +181,11 @@ class FakeDriver:
         self.mapped[address] = allocation
         return address
 
+    def adopt(self, array: np.ndarray) -> None:
+        """Take an array of the test's for memory of the device."""
+        flat = array.reshape(-1).view(np.uint8)
+        self.mapped[array.ctypes.data] = Allocation(self.device, flat)
+
     def at(self, address: int, nbytes: int) -> np.ndarray:
         """The bytes at an address of this process."""
         for base, allocation in self.mapped.items():
@@ -275,6 +280,12 @@ class FakeDriver:
             target.reshape(-1).view(np.uint8)[:] = self.at(address, target.nbytes)
 
         self._begin(f"download {target.nbytes}", stream, work)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: FakeStream) -> None:
+        def work() -> None:
+            self.at(target, nbytes)[:] = self.at(source, nbytes)
+
+        self._begin(f"copy {nbytes}", stream, work)
 
     def average(
         self,

@@ -123,6 +123,9 @@ class SimulatedDriver:
     def download(self, target: np.ndarray, address: int, stream: Any) -> None:
         ctypes.memmove(target.ctypes.data, address, target.nbytes)
 
+    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
+        ctypes.memmove(target, source, nbytes)
+
     def average(
         self,
         targets: Sequence[int],

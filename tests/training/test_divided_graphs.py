@@ -66,11 +66,11 @@ def compare(several: Together, one: Together) -> None:
     ("trainers", "settings"),
     [
         (2, SHARDED),
-        (3, SINGLE),
         *(
             pytest.param(trainers, settings, marks=slow)
             for trainers in (2, 3, 4)
             for settings in (SHARDED, SINGLE, {**SHARDED, "optimizer": "adam"})
+            if (trainers, settings) != (2, SHARDED)
         ),
     ],
 )
@@ -81,16 +81,10 @@ def test_the_number_of_trainers_does_not_change_what_is_computed(
     compare(Together(trainers, ROWS // trainers, **settings), Together(1, ROWS, **settings))
 
 
+@slow
+@pytest.mark.parametrize("trainers", [2, 3, 4])
 @pytest.mark.parametrize(
-    ("trainers", "settings"),
-    [
-        (2, GLOBAL),
-        *(
-            pytest.param(trainers, settings, marks=slow)
-            for trainers in (2, 3, 4)
-            for settings in (GLOBAL, GLOBAL | SHARDED, GLOBAL | SINGLE, {"norm_rows": 3, **SHARDED})
-        ),
-    ],
+    "settings", [GLOBAL, GLOBAL | SHARDED, GLOBAL | SINGLE, {"norm_rows": 3, **SHARDED}]
 )
 def test_nor_does_it_with_batch_normalisation(trainers: int, settings: dict[str, Any]) -> None:
     """Over all rows that are valid, or over groups of them, in layers that trainers divide too."""
@@ -118,6 +112,7 @@ def test_all_rows_are_normalised_together() -> None:
     np.testing.assert_allclose(found, 0.1 * expected, 1e-9)
 
 
+@slow
 def test_frozen_layers_are_divided_too() -> None:
     settings = {**SHARDED, "freeze": ["conv1", "fc1"], "init_weights": "w"}
     several, one = Together(2, 2, **settings), Together(1, 4, **settings)
@@ -156,14 +151,12 @@ def conversions(model: CompiledNetwork) -> tuple[Counter[str], int]:
 def test_the_bytes_of_alexnet() -> None:
     """27.7 MB for each of two trainers of 128 pictures, of which the exchange receives 9.3."""
     network = AlexNet()
-    for rank in (0, 1):
-        model = model_of(network, rank, 2, 128, **SHARDED)
-        kinds, received = conversions(model)
-        assert kinds == {"AllGather": 3, "AllToAll": 2, "ReduceScatter": 3}
-        assert received == 18_337_792
-        layout = [value.type.shape for value in model.gradients.values()]
-        exchanged = 4 * sum(np.prod(shape) for shape in layout[:10])
-        assert exchanged == pytest.approx(9.336e6, rel=1e-3)
+    model = model_of(network, 0, 2, 128, **SHARDED)
+    kinds, received = conversions(model)
+    assert kinds == {"AllGather": 3, "AllToAll": 2, "ReduceScatter": 3}
+    assert received == 18_337_792
+    exchanged = sum(np.prod(v.type.shape) for n, v in model.gradients.items() if n[0] == "c")
+    assert 4 * exchanged == pytest.approx(9.336e6, rel=1e-3)  # half of it twice: sums, and back
     nbytes = [conversions(model_of(network, rank, 2, 128, **SINGLE))[1] for rank in (0, 1)]
     assert nbytes == [4_719_616, 4_718_592]
 

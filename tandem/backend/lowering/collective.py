@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 import torch
 from pytensor.graph.basic import Apply
@@ -154,15 +155,39 @@ def _lowering(op: Collective, node: Apply, meet: Meeting, is_view: bool = False)
     label = (type(op).__name__, op.number, op.shape, node.inputs[0].type.dtype)
     expected = op.input_shape
 
-    def call(channel: Channel, x: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        if x.shape != expected:
-            raise ValueError(
-                f"{op.describe()} takes {expected} at rank {op.rank}, got {tuple(x.shape)}"
-            )
-        return meet(channel, label, x), token.clone()
+    def over(channel: Channel | None) -> Callable[..., tuple[Tensor, Tensor]]:
+        found = _checked(channel, op)
+
+        def call(x: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+            if x.shape != expected:
+                raise ValueError(
+                    f"{op.describe()} takes {expected} at rank {op.rank}, got {tuple(x.shape)}"
+                )
+            return meet(found, label, x), token.clone()
+
+        return call
 
     views: dict[int, tuple[int, ...]] = {0: (0,)} if is_view else {}
-    return Lowering(call, views=views, opaque=True, meets=True, computes=not is_view)
+    return Lowering(_alone, over=over, views=views, opaque=True, computes=not is_view)
+
+
+def _alone(x: Tensor, token: Tensor) -> NoReturn:
+    raise RuntimeError("a conversion needs the mode's channel")
+
+
+def _checked(channel: Channel | None, op: Collective) -> Channel:
+    """Return the mode's channel if it is to the ranks that an Op names."""
+    if channel is None:
+        raise NotImplementedError(
+            f"{op.describe()} needs the other ranks: make the function with "
+            "device_mode(..., channel=...)"
+        )
+    if (channel.rank, channel.size) != (op.rank, op.ranks):
+        raise ValueError(
+            f"{op.describe()} is for rank {op.rank} of {op.ranks}, and the mode's channel is of "
+            f"rank {channel.rank} of {channel.size}"
+        )
+    return channel
 
 
 def _lengths(op: Collective) -> list[int]:

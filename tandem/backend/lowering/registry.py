@@ -13,6 +13,8 @@ from pytensor.graph.op import Op
 from pytensor.scalar.basic import ScalarType
 from pytensor.tensor.type import DenseTensorType, TensorType
 
+from tandem.backend.channel import Channel
+
 _NAMES = """
 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128
 """
@@ -36,7 +38,8 @@ class Lowering:
     numbers: bool = False  # outputs are Python numbers or tuples of them, not tensors
     counts: bool = False  # the shape depends on values, as with a mask: unknown to torch.compile
     opaque: bool = False  # torch.compile cannot read the call
-    meets: bool = False  # `call` takes the mode's channel to other ranks before the inputs
+    # Makes `call` of the mode's channel to other ranks, or refuses it.
+    over: Callable[[Channel | None], Callable[..., Any]] | None = None
     # Graphs of which `call` takes the programs, before the inputs. Each takes the graph's inputs
     # and returns a tuple of its outputs, in memory of their own.
     graphs: tuple[FunctionGraph, ...] = ()

@@ -198,6 +198,10 @@ class CudaDriver:
         """Copy to a contiguous page-locked host array from the device, in turn on `stream`."""
         self._cuda.memcpy_dtoh_async(target, address, stream)
 
+    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        """Copy bytes within the device or from one that it can reach, in turn on `stream`."""
+        self._cuda.memcpy_dtod_async(target, source, nbytes, stream)
+
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[None]:
         """Context manager: use the driver in another thread than its own."""

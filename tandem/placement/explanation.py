@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from tandem.placement.conversions import find_kind
-from tandem.placement.partition import Conversion, Partitioned
+from tandem.placement.partitioned import Conversion, Partitioned
 from tandem.placement.rules import Part
 
 _HEADINGS = ("", "conversion", "of", "shape", "dtype", "from -> to", "received, bytes")

@@ -9,7 +9,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import io_toposort
 
 from tandem.ops.collective import Collective
-from tandem.placement.partition import Partitioned, Plan
+from tandem.placement.partitioned import Partitioned, Plan
 from tandem.placement.placements import Partial, Placement, Replicate, local_index
 
 
