@@ -324,7 +324,7 @@ class _Search:
         again = self._again(variable, target, depth)
         if again is not None and again.cost == (0.0, 0):
             return again
-        options = [] if again is None else [again]
+        options: list[Plan] = []
         failure: ValueError | None = None
         for source in forms:
             ways = [source, *(p for p in self._expected_forms.get(variable, ()) if p not in forms)]
@@ -335,6 +335,8 @@ class _Search:
                 ]
             except ValueError as error:
                 failure = error
+        if again is not None:  # a view takes no time, others what is the same by a conversion
+            options.insert(0 if _is_view(variable.owner) else len(options), again)
         if failure is not None and not options:
             return failure
         return min(options, key=lambda plan: plan.cost_of((variable, target)))
