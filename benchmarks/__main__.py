@@ -26,6 +26,7 @@ QUESTIONS = (
     "exchange",
     "trainers",
     "ddp",
+    "placement",
     "parallel",
     "front",
     "preprocessing",

@@ -53,7 +53,7 @@ def test_ranks_of_single_differ(capsys: pytest.CaptureFixture[str]) -> None:
         (["--fully_connected", "shared"], '--fully_connected is "shared"; it must be sharded,'),
         (
             ["--ranks", "13"],
-            "fully_connected: sharded divides the 12 units of fc8.weight among 13 trainers,",
+            "fully_connected: sharded divides axis 1 of fc8.weight, of length 12, among 13 ",
         ),
         (["--optimizer", "adan"], 'optimizer is "adan"; it must be sgd, adam'),
         (["--norm_row", "8"], "unknown option --norm_row; did you mean --norm_rows?"),

@@ -94,6 +94,11 @@ class Plan:
         return sum(s.total for s in conversions), sum(s.kind.name != "keep" for s in conversions)
 
     @property
+    def whole_cost(self) -> tuple[float, int]:
+        """The cost with what is expected."""
+        return self._cost(frozenset())
+
+    @property
     def converts(self) -> bool:
         """Whether a tensor is converted, also where that is expected."""
         steps = [s for s in self.steps.values() if isinstance(s, Conversion)]
@@ -179,6 +184,10 @@ class _Search:
         self._plans: dict[tuple[Variable, Placement, int], Plan | ValueError] = {}
         self._without_rule: list[Apply] = []
         self._fixed = _with_views(fixed, nodes)
+        self._users: dict[Variable, list[Apply]] = {}
+        for node in nodes:
+            for variable in dict.fromkeys(node.inputs):
+                self._users.setdefault(variable, []).append(node)
         self._wishes = self._find_wishes()
 
     def result(self) -> Inferred:
@@ -212,7 +221,7 @@ class _Search:
         return self._choices[node]
 
     def _best(self, node: Apply) -> Plan:
-        found: dict[tuple[float, bool, int, int], Plan] = {}
+        found: dict[tuple[float, bool, int, tuple[float, int], int], Plan] = {}
         failure: ValueError | None = None
         for number, choice in enumerate(self._of(node)):
             step = Computation(node, choice)
@@ -226,7 +235,8 @@ class _Search:
             # Sums that have not been added yet are larger than their parts: what is computed of
             # them takes longer.
             waits = not _is_view(node) and any(map(_is_partial, choice.outputs)) and total > 0
-            key = (total, waits, count, number)
+            count += sum(self._misfits(*form) for form in step.makes)
+            key = (total, waits, count, plan.whole_cost, number)
             found[key] = plan.then(self._alone(step))
         if not found:
             assert failure is not None
@@ -240,10 +250,30 @@ class _Search:
         """The cost of a result in a placement behind its node, as far as is known."""
         wish = self._wishes.get(variable)
         if wish is not None:
-            return self._direct(variable, placement, wish).cost
+            return self._direct(variable, placement, wish).whole_cost
         if not _is_partial(placement) or _size(variable) == 1:  # a number may wait for its use
             return 0.0, 0
         return nbytes(variable) * (self._ranks - 1), 0
+
+    def _misfits(self, variable: Variable, placement: Placement) -> int:
+        """How many nodes cannot use a result in a placement as their other inputs lie so far."""
+
+        def fits(node: Apply, choice: Choice) -> bool:
+            return all(
+                p is None or (p == placement if v is variable else self._may_be(v, p))
+                for v, p in zip(node.inputs, choice.inputs, strict=True)
+            )
+
+        return sum(
+            not any(fits(node, choice) for choice in self._of(node))
+            for node in self._users.get(variable, ())
+        )
+
+    def _may_be(self, variable: Variable, placement: Placement) -> bool:
+        """Whether a variable is had in a placement, or no placement is known yet."""
+        if variable.owner is None:
+            return placement in self._forms(variable) or Replicate() in self._forms(variable)
+        return variable not in self._available or placement in self._available[variable]
 
     def _find_wishes(self) -> dict[Variable, Placement]:
         """Placements that results should have, since outputs must have theirs.
@@ -294,10 +324,10 @@ class _Search:
         again = self._again(variable, target, depth)
         if again is not None and again.cost == (0.0, 0):
             return again
-        options = [] if again is None else [again]
+        options: list[Plan] = []
         failure: ValueError | None = None
         for source in forms:
-            ways = [source, *self._expected_forms.get(variable, ())]
+            ways = [source, *(p for p in self._expected_forms.get(variable, ()) if p not in forms)]
             try:
                 options += [
                     self._direct(variable, source, way).then(self._direct(variable, way, target))
@@ -305,6 +335,8 @@ class _Search:
                 ]
             except ValueError as error:
                 failure = error
+        if again is not None:  # a view takes no time, others what is the same by a conversion
+            options.insert(0 if _is_view(variable.owner) else len(options), again)
         if failure is not None and not options:
             return failure
         return min(options, key=lambda plan: plan.cost_of((variable, target)))

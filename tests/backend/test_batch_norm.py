@@ -102,7 +102,7 @@ def test_the_number_of_valid_rows_stays_on_the_device() -> None:
     assert [y.shape for y in found] == [(6, 3, 2, 2), (3,), (3,)]
 
 
-@pytest.mark.parametrize("shape", [(9, 3, 4, 5), (9, 3), (40, 70, 19, 17)])
+@pytest.mark.parametrize("shape", [(40, 3, 4, 5), (9, 3)])
 @pytest.mark.parametrize("computed", [compute_as_for_gpus, compute_by_loops])
 def test_kernels_of_all_rows_compute_what_the_ops_do(
     shape: tuple[int, ...], computed: Callable[..., list[np.ndarray]]

@@ -10,8 +10,8 @@ from tandem.placement_program import DividedNetwork, PlacementOptions
 
 SHARDED: list[tuple[str, str, int, Placement, Placement]] = [
     ("all-gather", "MaxPool2d of conv5", 4_718_592, Shard(0), Replicate()),
-    ("all-gather", "Relu of fc6", 2_097_152, Shard(1), Replicate()),
-    ("all-gather", "Relu of fc7", 2_097_152, Shard(1), Replicate()),
+    ("all-gather", "Mul of fc6", 2_097_152, Shard(1), Replicate()),
+    ("all-gather", "Mul of fc7", 2_097_152, Shard(1), Replicate()),
     ("all-to-all", "Add of fc8", 256_000, Shard(1), Shard(0)),
     ("all-to-all", "Sub of fc8", 256_000, Shard(0), Shard(1)),
     ("reduce-scatter", "Dot of fc8", 2_097_152, Partial(), Shard(1)),

@@ -153,7 +153,7 @@ def test_partial_sums_pass_what_is_linear_alone() -> None:
     part = partition([linear], given=given, wanted={linear: Partial()}, ranks=3, rank=0)
     assert part.conversions == []
     part = partition([other], given=given, wanted={}, ranks=3, rank=0)
-    assert [(c.kind, c.name) for c in part.conversions] == [("all-reduce", "Dot")]
+    assert [(c.kind, c.name) for c in part.conversions] == [("all-reduce", "Dot of x")]
 
 
 def test_a_mean_divides_by_the_length_of_the_whole() -> None:
