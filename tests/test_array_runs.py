@@ -158,10 +158,13 @@ def test_targets_of_numbers_and_two_trainers(
         assert math.isnan(record.top5_error)
         assert errors[0] is None
     two = {"devices": ["cpu", "cpu"], "batch_size": BATCH // 2, "exchange": "gradients"}
-    tandem.train({**own, **two, "weights_dir": str(tmp_path / "two")})
-    left, right = weights(tmp_path / "one"), weights(tmp_path / "two")
-    for name, value in left.items():
-        np.testing.assert_allclose(value, right[name], rtol=0, atol=1e-9, err_msg=name)
+    divided = ["single"] + ["sharded"] * (targets != "numbers")  # of which there is one unit
+    for where in ["replicated", *divided]:
+        run = tmp_path / where
+        tandem.train({**own, **two, "fully_connected": where, "weights_dir": str(run)})
+        left, right = weights(tmp_path / "one"), weights(run)
+        for name, value in left.items():
+            np.testing.assert_allclose(value, right[name], rtol=0, atol=1e-9, err_msg=name)
 
 
 @pytest.mark.slow
