@@ -257,12 +257,11 @@ class Trainer:
     """A trainer's memory and compiled network, as in a run."""
 
     def __init__(self, network: "Network", config: "Config", group: "LocalGroup") -> None:
-        from tandem.distributed import ExchangeSettings, open_host_memory
+        from tandem.distributed import ExchangeSettings, make_channel, open_host_memory
         from tandem.memory import HostSlots, SlotLayout
         from tandem.optim import SGD
         from tandem.training.compiled_network import CompiledNetwork
         from tandem.training.division import divide
-        from tandem.training.memory import make_channel
         from tandem.training.setup import parameter_layout
 
         self.group = group
@@ -278,7 +277,7 @@ class Trainer:
         self.channel: TimedChannel | None = None
         if division is not None:
             self.memory.add_shards(parameter_layout(network, SGD(), select=division.own))
-            self.channel = TimedChannel(make_channel(group, self.memory))
+            self.channel = TimedChannel(make_channel(self.memory, group))
         mean = np.full((3, config.crop_size, config.crop_size), 120, np.float32)
         self.model: CompiledNetwork = CompiledNetwork(
             network, config, SGD(), mean, self.memory, division=division, channel=self.channel

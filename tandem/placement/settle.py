@@ -8,6 +8,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import io_toposort
 from pytensor.tensor.basic import Alloc, ARange
+from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.type import TensorType
 
@@ -53,7 +54,8 @@ def _are_lengths(node: Apply, inputs: Sequence[Variable]) -> bool:
         start, stop, step = (np.asarray(cast(Constant, v).data).item() for v in inputs)
         return bool(abs((stop - start) / (step or 1)) <= _MOST_ELEMENTS)
     types = [v.type for v in node.outputs]
-    return not isinstance(node.op, Alloc) and all(
+    # A literal with other axes stays a node: rewrites treat it as the literal, in its precision.
+    return not isinstance(node.op, Alloc | DimShuffle) and all(
         getattr(t, "ndim", 0) <= 1 and getattr(t, "dtype", "").startswith(("int", "uint", "bool"))
         for t in types
     )

@@ -5,7 +5,6 @@ from multiprocessing.connection import Connection
 
 from tandem.data.minibatch import MinibatchBuilder
 from tandem.distributed import ExchangeSettings, Group, open_host_memory
-from tandem.distributed.channel import GroupChannel, HostChannel, MeetingChannel
 from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots, SlotUploader
 from tandem.memory.flat import FlatLayout
@@ -48,15 +47,6 @@ def open_memory(
     for split, shape in kept.items():
         memory.keep_pictures(split, shape, spec.train.row.dtype)
     return memory
-
-
-def make_channel(group: Group, memory: HostMemory | CudaMemory) -> MeetingChannel:
-    """Make what passes tensors between trainers that divide a graph. Collective."""
-    apart = group.split(0)  # which is for the channel alone
-    if group.starter is None:
-        return HostChannel(apart)
-    is_direct = not isinstance(memory, HostMemory) and apart.takes_gpu_memory()
-    return GroupChannel(apart, all(apart.all_gather_object(is_direct)))
 
 
 def open_loader(

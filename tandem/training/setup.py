@@ -12,7 +12,7 @@ from tandem.artifacts.metrics import Sums
 from tandem.artifacts.reproducibility import with_norm_rows
 from tandem.config.resolve import resolve_norm_rows
 from tandem.data.mean_image import read_mean
-from tandem.distributed import Exchange, ExchangeSettings, make_exchange
+from tandem.distributed import Exchange, ExchangeSettings, make_channel, make_exchange
 from tandem.errors import InputError
 from tandem.layers.checks import checked_initial_values
 from tandem.layers.network import Network, build_network
@@ -22,7 +22,7 @@ from tandem.optim import OPTIMIZERS, Optimizer
 from tandem.optim.parameter_groups import ParameterGroups, check_layers
 from tandem.training.input_pipeline import InputPipeline, minibatch_requests
 from tandem.training.kept_pictures import read_kept_pictures
-from tandem.training.memory import make_channel, open_loader, open_memory
+from tandem.training.memory import open_loader, open_memory
 from tandem.training.run_spec import RunSpec
 
 Shape = tuple[int, ...]
@@ -91,7 +91,7 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         memory,
         (lambda name: exchange.on_gradient_ready(name)) if sends_early else None,
         division,
-        None if division is None else make_channel(group, memory),
+        None if division is None else make_channel(memory, group),
     )
     state = _load_weights(spec, network, model)
     _load_sums(model, state, arguments.rank, spec.trainers)

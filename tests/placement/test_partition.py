@@ -42,7 +42,7 @@ def test_random_graphs_equal_the_whole(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(24, 1000))
+@pytest.mark.parametrize("seed", range(24, 300))
 def test_many_random_graphs_equal_the_whole(seed: int) -> None:
     ranks = 2 + seed % 4
     check(random_graph(seed, ranks, nodes=16), ranks)

@@ -10,7 +10,7 @@ from tandem import layers
 from tandem.artifacts.metrics import Sums
 from tandem.config.schema import make_config
 from tandem.data.augment import Mode
-from tandem.distributed import local_groups
+from tandem.distributed import local_groups, make_channel
 from tandem.distributed.kernels import average_into_all
 from tandem.layers import Network, Training
 from tandem.memory import HostSlots, Slot, SlotLayout
@@ -18,7 +18,6 @@ from tandem.memory.parameters import HostMemory
 from tandem.optim import OPTIMIZERS
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.division import divide
-from tandem.training.memory import make_channel
 from tandem.training.setup import parameter_layout
 from tandem.training.shards import Gathering, State
 from tests.support.threads import run_threads
@@ -104,7 +103,7 @@ class Together:
         memory = self.memories[rank] = HostMemory(slots, layout, parameters, gradients)
         if division is not None:
             memory.add_shards(parameter_layout(network, optimizer, groups, select=division.own))
-            self.channels[rank] = make_channel(self.groups[rank], memory)
+            self.channels[rank] = make_channel(memory, self.groups[rank])
         self.models[rank] = CompiledNetwork(
             network,
             config,

@@ -93,7 +93,7 @@ def _made(rng: np.random.Generator, terms: Sequence[Any]) -> Any:
     if a.type.ndim == 1:
         forms["some"] = lambda: pt.switch(pt.lt(rows, 2), a, 0.0)
     if a.type.ndim == 2:
-        columns = np.arange(a.type.shape[0]) % a.type.shape[1]
+        columns = np.arange(a.type.shape[0] or 0) % (a.type.shape[1] or 1)
         forms |= {
             "turn": lambda: a.T,
             "softmax": lambda: pt.special.log_softmax(a, axis=axis),
