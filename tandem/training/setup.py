@@ -13,6 +13,7 @@ from tandem.artifacts.reproducibility import with_norm_rows
 from tandem.config.resolve import resolve_norm_rows
 from tandem.data.mean_image import read_mean
 from tandem.distributed import Exchange, ExchangeSettings, make_channel, make_exchange
+from tandem.distributed.channel import MeetingChannel
 from tandem.errors import InputError
 from tandem.layers.checks import checked_initial_values
 from tandem.layers.network import Network, build_network
@@ -46,6 +47,7 @@ class TrainingSetup:
     checkpoint_nbytes: int  # of all weights and optimizer states, frozen ones included
     untrained: tuple[str, ...]  # names of the network's arrays that no optimizer steps
     gathering: "Gathering | None"  # of what trainers divide; None: each has all parameters
+    channel: MeetingChannel | None  # by which they divide it
 
 
 def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
@@ -83,6 +85,7 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         memory.add_shards(own)
     read_kept_pictures(spec, memory, arguments.status)
     sends_early = settings.exchange.buckets(layout) and spec.trainers > 1
+    channel = None if division is None else make_channel(memory, group)
     model = CompiledNetwork(
         network,
         config,
@@ -91,7 +94,7 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         memory,
         (lambda name: exchange.on_gradient_ready(name)) if sends_early else None,
         division,
-        None if division is None else make_channel(memory, group),
+        channel,
     )
     state = _load_weights(spec, network, model)
     _load_sums(model, state, arguments.rank, spec.trainers)
@@ -105,7 +108,7 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         declared = network.parameters.declared
         gathering = Gathering(division, declared, np.dtype(network.dtype), group)
     return TrainingSetup(
-        spec, memory, model, state, exchange, pipeline, nbytes, untrained, gathering
+        spec, memory, model, state, exchange, pipeline, nbytes, untrained, gathering, channel
     )
 
 
