@@ -50,7 +50,9 @@ def random_placement(rng: np.random.Generator, ndim: int, ranks: int, partial: b
 def random_graph(seed: int, ranks: int, nodes: int = 9) -> PlacedGraph:
     """A graph of matrices and vectors, with gradients with respect to its inputs."""
     rng = np.random.default_rng(seed)
-    rows, columns = (int(n) for n in rng.integers(1, 7, 2))
+    rows, columns = (
+        int(n) for n in rng.integers(2, 7, 2)
+    )  # PyTensor forgets lengths of 1 in places
     shapes = [(rows, columns), (columns, rows), (rows, columns), (columns,), (rows, rows)]
     inputs = [pt.tensor(f"x{n}", dtype="float64", shape=shape) for n, shape in enumerate(shapes)]
     terms: list[Any] = list(inputs)
@@ -93,7 +95,7 @@ def _made(rng: np.random.Generator, terms: Sequence[Any]) -> Any:
     if a.type.ndim == 1:
         forms["some"] = lambda: pt.switch(pt.lt(rows, 2), a, 0.0)
     if a.type.ndim == 2:
-        columns = np.arange(a.type.shape[0] or 0) % (a.type.shape[1] or 1)
+        columns = np.arange(a.type.shape[0]) % a.type.shape[1]
         forms |= {
             "turn": lambda: a.T,
             "softmax": lambda: pt.special.log_softmax(a, axis=axis),
@@ -107,9 +109,10 @@ def _made(rng: np.random.Generator, terms: Sequence[Any]) -> Any:
         if a.type.shape[1] == b.type.shape[1]:
             forms["join"] = lambda: pt.concatenate([a, b], axis=0)
     try:
-        return forms[list(forms)[rng.integers(len(forms))]]()
+        made = forms[list(forms)[rng.integers(len(forms))]]()
     except ValueError:  # shapes that do not fit
         return None
+    return None if None in made.type.shape else made
 
 
 def joined(parts: Sequence[np.ndarray | None], placement: Placement) -> np.ndarray:
