@@ -33,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("trainers", "exchange"),
     [
         pytest.param(3, "average", marks=pytest.mark.slow),
-        pytest.param(2, "gradients", marks=pytest.mark.slow),
+        (2, "gradients"),
         pytest.param(1, "average", marks=pytest.mark.slow),
         pytest.param(3, "gradients", marks=pytest.mark.slow),
     ],
