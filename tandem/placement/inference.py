@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 
+import numpy as np
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import io_toposort
 from pytensor.tensor.blockwise import Blockwise
@@ -209,7 +210,7 @@ class _Search:
     def _of(self, node: Apply) -> list[Choice]:
         """All choices of a node, in the order in which ties are decided."""
         if node not in self._choices:
-            found = rule(node.op, node, self._ranks)
+            found = [c for c in rule(node.op, node, self._ranks) if _may_add(node, c)]
             sharded = [c for c in found if any(isinstance(p, Shard) for p in c.outputs)]
             others = [c for c in found if c not in sharded]
             if not isinstance(node.op, Place):
@@ -395,6 +396,16 @@ def _is_view(node: Apply) -> bool:
 
 def _is_partial(placement: Placement) -> bool:
     return isinstance(placement, Partial)
+
+
+def _may_add(node: Apply, choice: Choice) -> bool:
+    """Whether results that are partial sums are of dtypes in which terms can be added later.
+
+    Of bool there is no sum, and that of small integers may wrap around, which its terms do not.
+    """
+    pairs = zip(node.outputs, choice.outputs, strict=True)
+    dtypes = [np.dtype(v.type.dtype) for v, placement in pairs if placement == Partial("sum")]
+    return all(dtype.kind in "fc" or dtype in ("int64", "uint64") for dtype in dtypes)
 
 
 def _is_single(node: Apply) -> bool:

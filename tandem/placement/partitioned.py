@@ -14,6 +14,7 @@ from tandem.placement import inference
 from tandem.placement.conversions import convert_here, describe, known_shape
 from tandem.placement.inference import Computation, Form, infer
 from tandem.placement.placements import (
+    Partial,
     Placement,
     Replicate,
     Shape,
@@ -110,7 +111,6 @@ def partition(
         With one rank the graph remains as it is.
     strict : bool
         Refuse an Op that has no rule. By default it is computed at every rank, from whole tensors.
-
     fixed : collection of Variable
         Inputs that stay where they are, such as weights, even where moving them would take fewer
         bytes.
@@ -119,7 +119,7 @@ def partition(
     ------
     ValueError
         A variable cannot have its placement, or has to be converted and is fixed, or its shape is
-        not known.
+        not known; what is given is no input, or what is wanted no output.
     NotImplementedError
         With `strict`: an Op has no rule.
     """
@@ -151,8 +151,7 @@ class Plan:
         fixed: Collection[Variable] = (),
     ) -> "Plan":
         """Infer placements and conversions; see `partition`."""
-        for variable, placement in (*given.items(), *wanted.items()):
-            check_placement(placement, getattr(variable.type, "ndim", 0), ranks)
+        _check_placements(outputs, given, wanted, ranks)
         if ranks == 1:
             return cls(
                 [(v, Replicate()) for v in outputs], dict.fromkeys(given, Replicate()), 1, [], []
@@ -186,6 +185,27 @@ class Plan:
             list(self.without_rule),
             builder.token if builder.conversions else None,
         )
+
+
+def _check_placements(
+    outputs: Sequence[Variable],
+    given: Mapping[Variable, Placement],
+    wanted: Mapping[Variable, Placement],
+    ranks: int,
+) -> None:
+    for variable, placement in (*given.items(), *wanted.items()):
+        check_placement(placement, getattr(variable.type, "ndim", 0), ranks)
+        if placement == Partial("sum") and getattr(variable.type, "dtype", "") == "bool":
+            raise ValueError(f"{describe(variable)}: a sum needs numbers, and its type is bool")
+    for variable in given:
+        if variable.owner is not None:
+            raise ValueError(
+                f"{describe(variable)} is given and is computed by the graph: use "
+                "tandem.placement.place"
+            )
+    for variable in wanted:
+        if variable not in outputs:
+            raise ValueError(f"{describe(variable)} is wanted and is no output")
 
 
 def _shared(

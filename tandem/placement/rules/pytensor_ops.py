@@ -112,7 +112,7 @@ def _(op: CAReduce, node: Apply, ranks: int) -> list[Choice]:
         return choices
     for axis in reduced:
         # There is no largest element of none.
-        if kind == "sum" or x.type.shape[axis] >= ranks:
+        if kind == "sum" or (x.type.shape[axis] or 0) >= ranks:
             choices.append(Choice((Shard(axis),), (Partial(kind),)))
     return [*choices, Choice((Partial(kind),), (Partial(kind),))]
 
@@ -318,9 +318,9 @@ def _counted(x: Variable) -> Variable:
 
 def _by_row(node: Apply, position: int) -> bool:
     """Whether an advanced index takes one element of each row, as ``x[arange(n), labels]``."""
-    index = node.inputs[position:]
+    index, rows = node.inputs[position:], node.inputs[0].type.shape[:1]
     is_pair = len(index) == 2 and tuple(node.op.idx_list) == (0, 1)
-    return is_pair and _is_range(index[0], node.inputs[0].type.shape[0])
+    return is_pair and _is_range(index[0], rows[0]) and index[1].type.shape == rows
 
 
 @rule.register(AdvancedSubtensor)
