@@ -10,9 +10,8 @@ from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.type import TensorType
 
 from tandem.ops.collective import first_token, placeholder
-from tandem.placement import inference
 from tandem.placement.conversions import convert_here, describe, known_shape
-from tandem.placement.inference import Computation, Form, infer
+from tandem.placement.inference import infer
 from tandem.placement.placements import (
     Partial,
     Placement,
@@ -23,6 +22,7 @@ from tandem.placement.placements import (
     local_index,
     local_shape,
 )
+from tandem.placement.plans import ComputationStep, ConversionStep, Form, Step
 from tandem.placement.rules import Part
 from tandem.placement.settle import settled
 
@@ -125,18 +125,20 @@ def partition(
     """
     if not 0 <= rank < ranks:
         raise ValueError(f"rank {rank} is none of {ranks} ranks")
-    plan = Plan.of(outputs, given=given, wanted=wanted, ranks=ranks, strict=strict, fixed=fixed)
-    return plan.part(rank)
+    found = Partitioning.of(
+        outputs, given=given, wanted=wanted, ranks=ranks, strict=strict, fixed=fixed
+    )
+    return found.part(rank)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Partitioning:
     """What the parts of all ranks have in common."""
 
     forms: Sequence[Form]  # of the outputs
     given: Mapping[Variable, Placement]
     ranks: int
-    steps: Sequence[inference.Step]
+    steps: Sequence[Step]
     without_rule: Sequence[str]
 
     @classmethod
@@ -149,7 +151,7 @@ class Plan:
         ranks: int,
         strict: bool = False,
         fixed: Collection[Variable] = (),
-    ) -> "Plan":
+    ) -> "Partitioning":
         """Infer placements and conversions; see `partition`."""
         _check_placements(outputs, given, wanted, ranks)
         if ranks == 1:
@@ -258,9 +260,9 @@ class _Builder:
         own.name = variable.name
         return own
 
-    def add(self, step: inference.Step) -> None:
+    def add(self, step: Step) -> None:
         """Compute a node, or convert a tensor."""
-        if isinstance(step, Computation):
+        if isinstance(step, ComputationStep):
             self._compute(step)
         elif step.kind.op is None:
             self.locals[step.makes[0]] = convert_here(
@@ -269,7 +271,7 @@ class _Builder:
         else:
             self._communicate(step)
 
-    def _compute(self, step: Computation) -> None:
+    def _compute(self, step: ComputationStep) -> None:
         node, choice = step.node, step.choice
         if any(isinstance(p, Single) and p.rank != self.part.rank for p in choice.outputs):
             self.locals.update(dict.fromkeys(step.makes))
@@ -283,7 +285,7 @@ class _Builder:
                 local.name = form[0].name
             self.locals.setdefault(form, local)
 
-    def _check(self, step: Computation, form: Form, local: Variable) -> None:
+    def _check(self, step: ComputationStep, form: Form, local: Variable) -> None:
         """Refuse what a rule has made if it cannot be a rank's part."""
         whole, found = (getattr(v.type, "shape", ()) for v in (form[0], local))
         if None in whole:
@@ -298,7 +300,7 @@ class _Builder:
                 f"{local.type}, expected {form[0].type.dtype} of shape {expected}, {form[1]}"
             )
 
-    def _communicate(self, step: inference.Conversion) -> None:
+    def _communicate(self, step: ConversionStep) -> None:
         variable, source, target = step.variable, step.source, step.target
         assert step.kind.op is not None
         shape = known_shape(variable)

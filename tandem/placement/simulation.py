@@ -9,7 +9,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import io_toposort
 
 from tandem.ops.collective import Collective
-from tandem.placement.partitioned import Partitioned, Plan
+from tandem.placement.partitioned import Partitioned, Partitioning
 from tandem.placement.placements import Partial, Placement, Replicate, local_index
 
 
@@ -40,8 +40,8 @@ def simulate(
     list of list of array or None
         By rank, its part of each output.
     """
-    plan = Plan.of(outputs, given=given, wanted=wanted, ranks=ranks, strict=strict)
-    parts = [plan.part(rank) for rank in range(ranks)]
+    partitioning = Partitioning.of(outputs, given=given, wanted=wanted, ranks=ranks, strict=strict)
+    parts = [partitioning.part(rank) for rank in range(ranks)]
     feeds: dict[Variable, Any] = {}
     graphs = []
     for rank, part in enumerate(parts):
