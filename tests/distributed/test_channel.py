@@ -31,7 +31,7 @@ def on_ranks(kind: Callable[[Any], Any], ranks: int, work: Callable[[Any], Any])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_conversion_is_what_it_combines_to(kind: type[MeetingChannel], ranks: int) -> None:
     def work(channel: MeetingChannel) -> None:
         for shape in SHAPES:
