@@ -170,6 +170,16 @@ def whole_of_both(outputs: list[Any], given: dict[Any, Any], values: dict[Any, A
     return [(*own, expected) for *own, expected in zip(*found, graph.whole(), strict=True)]
 
 
+@pytest.mark.parametrize("placement", [Shard(0), Single(1), Replicate(), Partial()])
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_what_is_missing_is_no_largest_or_smallest_element(placement: Placement, op: Any) -> None:
+    """Terms of a maximum or minimum are no zeros, whatever they are made of."""
+    x, value = matrix("x", 4, 3), np.random.default_rng(5).normal(size=(4, 3))
+    found = simulate([x], {x: placement}, {x: Partial(op)}, 3, {x: value})
+    combine = {"max": np.maximum, "min": np.minimum}[op]
+    np.testing.assert_array_equal(combine.reduce([part for (part,) in found]), value)
+
+
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "float16", "complex64"])
 def test_terms_are_of_dtypes_in_which_they_can_be_added(dtype: str) -> None:
     """Of bool there is no sum; 100 + 100 is -56 in int8, but not if it is added in float64."""
