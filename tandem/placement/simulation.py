@@ -62,14 +62,14 @@ def _function(
 ) -> Any:
     """Compile the graphs of all ranks as one."""
     known: dict[tuple[int, Variable], Any] = {}
-    meetings: list[list[Apply]] = []
+    conversions: list[list[Apply]] = []
     ends = []
     for rank, (part, own) in enumerate(graphs):
         known |= {(rank, variable): fresh for variable, fresh in own.items()}
         ends.append([v for v in (*part.outputs, part.token) if v is not None])
         nodes = [n for n in io_toposort([], ends[-1]) if isinstance(n.op, Collective)]
-        meetings.append(sorted(nodes, key=lambda node: node.op.number))
-    for nodes in zip(*meetings, strict=True):
+        conversions.append(sorted(nodes, key=lambda node: node.op.number))
+    for nodes in zip(*conversions, strict=True):
         for rank, node in enumerate(nodes):
             _build(node.inputs, rank, known)
         parts = [known[rank, node.inputs[0]] for rank, node in enumerate(nodes)]

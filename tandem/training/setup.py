@@ -13,7 +13,7 @@ from tandem.artifacts.reproducibility import with_norm_rows
 from tandem.config.resolve import resolve_norm_rows
 from tandem.data.mean_image import read_mean
 from tandem.distributed import Exchange, ExchangeSettings, make_channel, make_exchange
-from tandem.distributed.channel import MeetingChannel
+from tandem.distributed.channel import CheckedChannel
 from tandem.errors import InputError
 from tandem.layers.checks import checked_initial_values
 from tandem.layers.network import Network, build_network
@@ -48,7 +48,7 @@ class TrainingSetup:
     checkpoint_nbytes: int  # of all weights and optimizer states, frozen ones included
     untrained: tuple[str, ...]  # names of the network's arrays that no optimizer steps
     gathering: "Gathering | None"  # of what trainers divide; None: each has all parameters
-    channel: MeetingChannel | None  # by which they divide it
+    channel: CheckedChannel | None  # by which they divide it
 
 
 def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
