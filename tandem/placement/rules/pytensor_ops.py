@@ -160,7 +160,7 @@ def _(op: Any, node: Apply, ranks: int) -> list[Choice]:
 
 @rule.register(CumOp)
 def _(op: CumOp, node: Apply, ranks: int) -> list[Choice]:
-    return [] if op.axis is None else _along_others(node, [op.axis])
+    return _along_others(node, [op.axis])
 
 
 @rule.register(Join)
