@@ -69,6 +69,7 @@ def test_trainers_on_gpus_divide_fully_connected_layers(
     assert_close(run, on_host, 1e-9)
 
 
+@pytest.mark.slow
 def test_trainers_on_one_gpu_compute_what_they_do_on_the_host(on_host: Path, loaded: Path) -> None:
     check_close(loaded, on_host)
 

@@ -238,6 +238,7 @@ def test_scan_carries_a_generator() -> None:
         assert_same(got, expected)
 
 
+@pytest.mark.slow
 def test_the_step_of_a_compiled_scan_is_compiled() -> None:
     inputs, outputs, values = two_taps()
     expected = results(inputs, outputs[:1], values, PYTHON)

@@ -82,6 +82,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_after_warming_up_no_memory_is_asked_of_the_system() -> None:
     result = subprocess.run(
         [sys.executable, "-c", _STEADY], capture_output=True, text=True, check=True, timeout=200

@@ -56,6 +56,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_trains_with_two_processes(tmp_path: Path) -> None:
     """It is read from standard input, as a notebook's cells are: there is no file of it."""
     arguments = script(tmp_path, "cpu,cpu", epochs=1)
