@@ -145,6 +145,14 @@ def test_a_conversion_is_made_once_for_all_that_need_it() -> None:
     assert part.received == 96
 
 
+def test_a_product_is_not_computed_again_to_save_bytes() -> None:
+    """Gathering x would take fewer, but every rank would then compute the whole product."""
+    x, w = matrix("x", 8, 4), matrix("w", 4, 6)
+    y = pt.sort(pt.dot(x, w), axis=0).sum(axis=0)  # sorting has no rule
+    part = partition([y], given={x: Shard(0)}, wanted={}, ranks=2, rank=0)
+    assert [(c.kind, c.name) for c in part.conversions] == [("all-gather", "Dot of x")]
+
+
 def test_partial_sums_pass_what_is_linear_alone() -> None:
     x, w = matrix("x", 4, 6), matrix("w", 6, 8)
     product = pt.dot(x, w)

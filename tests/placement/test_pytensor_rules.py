@@ -10,6 +10,7 @@ import pytest
 from pytensor.graph.basic import Constant
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.math import Min
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.special import log_softmax, softmax
 
@@ -46,14 +47,13 @@ REDUCED: dict[str, Callable[[], Any]] = {
     "sum of columns": lambda: X.sum(axis=0),
     "sum of two axes": lambda: CUBE.sum(axis=(0, 2)),
     "largest": lambda: X.max(axis=0),
-    "smallest": lambda: X.min(axis=1),
+    "largest of few": lambda: X.max(axis=1),
+    "smallest": lambda: Min(axis=(1,))(X),
     "product": lambda: pt.prod(X, axis=0),
     "argmax": lambda: pt.argmax(X, axis=1),
     "argmax of cubes": lambda: pt.argmax(CUBE, axis=0),
     "matrices": lambda: pt.dot(X, SQUARE),
-    "matrix and vector": lambda: pt.dot(X, THREE),
-    "vector and matrix": lambda: pt.dot(VECTOR, X),
-    "vectors": lambda: pt.dot(VECTOR, VECTOR),
+    "row and matrix": lambda: pt.dot(ROW, SQUARE),
     "softmax": lambda: softmax(X, axis=1),
     "softmax of columns": lambda: softmax(X, axis=0),
     "log-softmax": lambda: log_softmax(CUBE, axis=-1),

@@ -127,14 +127,11 @@ def _(op: Argmax, node: Apply, ranks: int) -> list[Choice]:
 
 @rule.register(Dot)
 def _(op: Dot, node: Apply, ranks: int) -> list[Choice]:
-    x, y = node.inputs
-    rows, columns = x.type.ndim - 1, y.type.ndim - 1  # the axis of x that is contracted; axes of y
-    choices = []
-    if rows:
-        choices.append(Choice((Shard(0), Replicate()), (Shard(0),)))
-    if columns:
-        choices.append(Choice((Replicate(), Shard(1)), (Shard(rows),)))
-    choices.append(Choice((Shard(rows), Shard(0)), (Partial(),)))
+    choices = [
+        Choice((Shard(0), Replicate()), (Shard(0),)),
+        Choice((Replicate(), Shard(1)), (Shard(1),)),
+        Choice((Shard(1), Shard(0)), (Partial(),)),
+    ]
     return choices + partial_sums(node, [(0,), (1,)])
 
 
