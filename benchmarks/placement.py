@@ -340,7 +340,7 @@ class Trainer:
 
 
 class TimedChannel:
-    """A channel that adds up the seconds of its meetings."""
+    """A channel that adds up the seconds of its calls."""
 
     def __init__(self, channel: Any) -> None:
         self.channel, self.seconds = channel, 0.0
@@ -356,9 +356,9 @@ class TimedChannel:
         """As of the channel."""
         return self._timed(self.channel.all_to_all, arguments)
 
-    def _timed(self, meet: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    def _timed(self, call: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         begun = time.perf_counter()
-        result = meet(*arguments)
+        result = call(*arguments)
         self.seconds += time.perf_counter() - begun
         return result
 

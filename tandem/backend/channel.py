@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 Label = tuple[str, int, tuple[int, ...], str]
-"""Which conversion a meeting is for: its kind, its number, and shape and dtype of the whole."""
+"""Which conversion a call is for: its kind, its number, and shape and dtype of the whole."""
 
 Shape = tuple[int, ...]
 
@@ -19,7 +19,7 @@ class Channel(Protocol):
     on the device of those that are passed.
 
     Each method raises `PeerLost` where another rank is known to have ended, and RuntimeError at
-    every rank where they have come to different meetings.
+    every rank where they have made different calls.
     """
 
     rank: int

@@ -77,7 +77,7 @@ def device_mode(
         "device": results are tensors on the device, for which the host does not wait. Numbers that
         are computed on the host, such as lengths of axes, remain arrays.
     channel : Channel, optional
-        By which the Ops of `tandem.ops.collective` meet the functions of other ranks, such as
+        By which the Ops of `tandem.ops.collective` reach the functions of other ranks, such as
         `tandem.distributed.make_channel` makes. All ranks then call their functions in the same
         order. Without it such an Op is refused, with NotImplementedError. ``torch.compile`` breaks
         a function at each, and it can't be recorded by `capture`.

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Label = tuple[str, int, tuple[int, ...], str]
-"""Which conversion a meeting is for: its kind, its number, and shape and dtype of the whole."""
+"""Which conversion a call is for: its kind, its number, and shape and dtype of the whole."""
 
 Shape = tuple[int, ...]
 
 
 class OutOfStep(RuntimeError):
-    """The ranks have come to different meetings: their functions are not of one program."""
+    """The ranks have made different calls: their functions are not of one program."""
 
 
-class MeetingChannel(ABC):
-    """Base of the channels over a group, whose ranks check at each meeting that it is the same.
+class CheckedChannel(ABC):
+    """Base of the channels over a group, whose ranks check that all make the same call.
 
     What `tandem.backend.channel.Channel` demands. The group is for this channel alone.
     """
@@ -34,7 +34,7 @@ class MeetingChannel(ABC):
         self._group = group
         self.rank, self.size = group.rank, group.size
         self.received = 0  # bytes that have come from other ranks
-        self.meetings = 0  # that all have passed
+        self.calls = 0  # collective ones that all ranks have made
 
     def all_gather(self, label: Label, block: "Tensor", shapes: Sequence[Shape]) -> "list[Tensor]":
         """Pass a block to every rank; return those of all, whose shapes are given, by rank.
@@ -44,7 +44,7 @@ class MeetingChannel(ABC):
         PeerLost
             Another rank has ended.
         OutOfStep
-            The ranks have come to different meetings.
+            The ranks have made different calls.
         """
         found = self._gather(label, block, shapes)
         self._count(shapes, block)
@@ -78,11 +78,11 @@ class MeetingChannel(ABC):
     ) -> "list[Tensor]":
         """Do what `all_to_all` does for the blocks of other ranks; this one's may be anything."""
 
-    def _meet(self, label: Label, message: Any = None) -> list[Any]:
-        """Wait for all ranks at a meeting; return their messages, by rank."""
-        arrived = self._pass((self.meetings, label, message))
-        self._check([(meeting, other) for meeting, other, _ in arrived])
-        self.meetings += 1
+    def _barrier(self, label: Label, message: Any = None) -> list[Any]:
+        """Wait for all ranks at a call; return their messages, by rank."""
+        arrived = self._pass((self.calls, label, message))
+        self._check([(call, other) for call, other, _ in arrived])
+        self.calls += 1
         return [message for _, _, message in arrived]
 
     def _pass(self, message: Any) -> Sequence[Any]:
@@ -90,7 +90,7 @@ class MeetingChannel(ABC):
         return self._group.all_gather_object(message)
 
     def _check(self, labels: Sequence[tuple[int, Label]]) -> None:
-        """Raise OutOfStep unless all ranks are at the same meeting."""
+        """Raise OutOfStep unless all ranks make the same call."""
         if len(set(labels)) > 1:
             places = "; ".join(f"rank {rank}: {_place(*at)}" for rank, at in enumerate(labels))
             raise OutOfStep(f"the ranks have come to different conversions: {places}")
@@ -100,13 +100,13 @@ class MeetingChannel(ABC):
         self.received += sum(elements) * like.element_size()
 
 
-class RegionChannel(MeetingChannel):
+class RegionChannel(CheckedChannel):
     """Base of the channels by memory that all ranks read.
 
     A rank writes its blocks to its part of a region, waits until all have, and reads the others'.
-    Two regions take turns: one is written again two meetings later, when all ranks have come to the
-    meeting between, which they do only after they have read. So there is one barrier for each
-    meeting. A region that is too small for a rank is made again, larger, at that meeting.
+    Two regions take turns: one is written again two calls later, when all ranks have come to the
+    barrier of the call between, which they do only after they have read. So a call has one barrier.
+    A region that is too small for a rank is made again, larger, in that call.
     """
 
     def _gather(self, label: Label, block: "Tensor", shapes: Sequence[Shape]) -> "list[Tensor]":
@@ -125,11 +125,11 @@ class RegionChannel(MeetingChannel):
 
     def _publish(self, label: Label, blocks: "Sequence[Tensor]") -> tuple[int, list[Sequence[int]]]:
         """Show blocks to all ranks; return in which region, and by rank where blocks begin."""
-        turn, starts = self.meetings % 2, _starts(blocks)
+        turn, starts = self.calls % 2, _starts(blocks)
         capacity = self._capacity(turn)
         if starts[-1] <= capacity:
             self._write_all(turn, starts, blocks)
-        every = self._meet(label, starts)
+        every = self._barrier(label, starts)
         needed = max(ends[-1] for ends in every)
         if needed > capacity:
             self._enlarge(turn, needed)
@@ -199,7 +199,7 @@ class HostChannel(RegionChannel):
         return _tensor(self._regions[turn][rank], start, shape, like).to(like.device)
 
 
-class GroupChannel(MeetingChannel):
+class GroupChannel(CheckedChannel):
     """Ranks of any machines, by the messages of their group.
 
     Blocks pass by memory on the host, or where the group takes GPU memory at all ranks, which
@@ -211,7 +211,7 @@ class GroupChannel(MeetingChannel):
         self._is_direct = is_direct
 
     def _gather(self, label: Label, block: "Tensor", shapes: Sequence[Shape]) -> "list[Tensor]":
-        self._meet(label)
+        self._barrier(label)
         parts = _parts(shapes, block)
         vector = self._vector(parts[-1].stop, block)
         _fill(vector, parts[self.rank], block)
@@ -222,7 +222,7 @@ class GroupChannel(MeetingChannel):
     def _swap(
         self, label: Label, blocks: "Sequence[Tensor]", shapes: Sequence[Shape]
     ) -> "list[Tensor]":
-        self._meet(label)
+        self._barrier(label)
         like = blocks[self.rank]
         shapes = self._of_others(shapes)
         parts = _parts(shapes, like)
@@ -267,9 +267,9 @@ def _size(shape: Shape) -> int:
     return math.prod(shape)
 
 
-def _place(meeting: int, label: Label) -> str:
+def _place(call: int, label: Label) -> str:
     kind, number, shape, dtype = label
-    return f"meeting {meeting}, {kind} {number} of {dtype} {shape}"
+    return f"call {call}, {kind} {number} of {dtype} {shape}"
 
 
 def _starts(blocks: "Sequence[Tensor]") -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from tandem.distributed.allreduce import shard
-from tandem.distributed.channel import GroupChannel, HostChannel, MeetingChannel
+from tandem.distributed.channel import CheckedChannel, GroupChannel, HostChannel
 from tandem.distributed.choices import (
     ALL_REDUCES,
     EXCHANGES,
@@ -55,8 +55,8 @@ def make_exchange(
     return settings.rule.make(settings, memory, group)
 
 
-def make_channel(memory: HostMemory | CudaMemory, group: Group) -> MeetingChannel:
-    """Make what a trainer's functions meet those of the others by. Collective.
+def make_channel(memory: HostMemory | CudaMemory, group: Group) -> CheckedChannel:
+    """Make the channel of a trainer's functions to those of the others. Collective.
 
     It is the `channel` of a `tandem.backend.device_mode`. Trainers of one launcher reach each
     other's memory; ranks send messages, from GPU to GPU where the MPI of all takes GPU memory.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tandem.distributed.channel import HostChannel, MeetingChannel, RegionChannel, Shape
+from tandem.distributed.channel import CheckedChannel, HostChannel, RegionChannel, Shape
 from tandem.distributed.group import Group
 from tandem.distributed.peer_to_peer import DeviceBarrier, PeerVectors, device_barrier
 from tandem.memory.cuda import CudaBuffer, CudaDriver, Stream
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 FIRST_SIZE = 2 << 20  # bytes of a region for each trainer: no allocation of a driver is smaller
 
 
-def make_peer_channel(group: Group, driver: CudaDriver, stream: Stream) -> MeetingChannel:
+def make_peer_channel(group: Group, driver: CudaDriver, stream: Stream) -> CheckedChannel:
     """Make the channel of trainers on GPUs, by way of the host where two can't reach each other.
 
     Collective. Raises InputError if the system does not permit processes to share device memory.
@@ -31,26 +31,26 @@ class PeerChannel(RegionChannel):
     """Trainers on GPUs of one machine, by device memory that the others have opened.
 
     Copies to and from a region are work on `stream`, on which PyTorch works in this thread. What
-    all wait for is a barrier of the devices, so no host waits for its own; the hosts meet once.
+    all wait for is a barrier of the devices, so no host waits for its own; the hosts have one, too.
     """
 
     def __init__(
         self, group: Group, regions: list[PeerVectors], barrier: DeviceBarrier, stream: Stream
     ) -> None:
         super().__init__(group)
-        self._regions, self._barrier, self._stream = regions, barrier, stream
+        self._regions, self._device_barrier, self._stream = regions, barrier, stream
         self._driver = regions[0].driver
 
     def close(self) -> None:
         """Wait for this trainer's work, and give up all memory. Collective."""
         self._stream.synchronize()
-        self._barrier.close()
+        self._device_barrier.close()
         for region in self._regions:
             _give_up(region)
         super().close()
 
     def _pass(self, message: Any) -> Sequence[Any]:
-        return self._barrier.meet(self._stream, message)
+        return self._device_barrier.cross(self._stream, message)
 
     def _capacity(self, turn: int) -> int:
         return self._regions[turn].own.nbytes

@@ -12,7 +12,7 @@ import numpy as np
 
 from tandem.distributed.allreduce import AllReduce, shard
 from tandem.distributed.gpu_kernel import MOST_TRAINERS, Kernel, compile_average
-from tandem.distributed.group import Group, Message
+from tandem.distributed.group import Group
 from tandem.distributed.shares import weights_and_divisor
 from tandem.errors import InputError
 from tandem.memory.cuda import BufferHandle, CudaBuffer, CudaDriver, Event, Stream
@@ -119,13 +119,12 @@ class DeviceBarrier(ABC):
     def __init__(self, group: Group) -> None:
         self._group = group
 
-    def cross(self, stream: Stream) -> None:
-        """Make later work on this stream wait for earlier work on those of all. Collective."""
-        self.meet(stream, None)
-
     @abstractmethod
-    def meet(self, stream: Stream, message: Message) -> tuple[Message, ...]:
-        """Cross the barrier, and pass a message to all hosts; return those of all, by rank."""
+    def cross(self, stream: Stream, message: Any = None) -> tuple[Any, ...]:
+        """Make later work on this stream wait for earlier work on those of all. Collective.
+
+        Each host may pass a message to all; those of all are returned, by rank.
+        """
 
     def close(self) -> None:  # noqa: B027
         """Give up what others have made, when the stream has no more work."""
@@ -134,7 +133,7 @@ class DeviceBarrier(ABC):
 class WaitingBarrier(DeviceBarrier):
     """Each host waits for its device, and then for the other hosts."""
 
-    def meet(self, stream: Stream, message: Message) -> tuple[Message, ...]:
+    def cross(self, stream: Stream, message: Any = None) -> tuple[Any, ...]:
         stream.synchronize()
         return self._group.all_gather_object(message)
 
@@ -162,7 +161,7 @@ class EventBarrier(DeviceBarrier):
         super().__init__(group)
         self._own, self._others, self._turn = own, others, 0
 
-    def meet(self, stream: Stream, message: Message) -> tuple[Message, ...]:
+    def cross(self, stream: Stream, message: Any = None) -> tuple[Any, ...]:
         self._own[self._turn].record(stream)
         messages = self._group.all_gather_object(message)
         for events in self._others:

@@ -9,9 +9,10 @@ come before them and can use them as well.
 
 import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, reduce
 
+import numpy as np
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import io_toposort
 from pytensor.tensor.blockwise import Blockwise
@@ -19,95 +20,14 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape
 
-from tandem.placement.conversions import Kind, describe, find_kind, nbytes
+from tandem.placement.conversions import describe, find_kind, nbytes
 from tandem.placement.placements import Partial, Placement, Replicate, Shard, Single
+from tandem.placement.plans import ComputationStep, ConversionStep, Form, Plan, Step
 from tandem.placement.rules import Choice, has_rule, listed
 from tandem.placement.wishes import Place
 
 _PASSES = 8
 _DEPTH = 4  # nodes that may be computed again, in a row, in place of a conversion
-
-Form = tuple[Variable, Placement]
-"""A variable as it is had in a placement."""
-
-
-@dataclass(frozen=True, eq=False)
-class Conversion:
-    """A step that makes a form from another of the same variable."""
-
-    variable: Variable
-    source: Placement
-    target: Placement
-    kind: Kind
-    total: float  # bytes that all ranks receive together
-
-    @property
-    def makes(self) -> list[Form]:
-        return [(self.variable, self.target)]
-
-    @property
-    def needs(self) -> list[Form]:
-        return [(self.variable, self.source)]
-
-
-@dataclass(frozen=True, eq=False)
-class Computation:
-    """A step that makes forms of a node's outputs, by one of its choices."""
-
-    node: Apply
-    choice: Choice
-    total = 0.0
-
-    @property
-    def makes(self) -> list[Form]:
-        return list(zip(self.node.outputs, self.choice.outputs, strict=True))
-
-    @property
-    def needs(self) -> list[Form]:
-        pairs = zip(self.node.inputs, self.choice.inputs, strict=True)
-        return [(v, placement) for v, placement in pairs if placement is not None]
-
-
-Step = Conversion | Computation
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What has to be done for forms, in its order, by the form that each step makes."""
-
-    steps: Mapping[Form, Step] = field(default_factory=dict)
-    expected: frozenset[Form] = frozenset()  # forms that will be made in any case
-
-    @cached_property
-    def cost(self) -> tuple[float, int]:
-        """Bytes that the ranks receive together, and the number of conversions."""
-        return self._cost(self.expected)
-
-    def cost_of(self, form: Form) -> tuple[float, int]:
-        """The cost of a plan for a form, which counts although it is expected to be made."""
-        return self._cost(self.expected - {form}) if form in self.expected else self.cost
-
-    def _cost(self, free: frozenset[Form]) -> tuple[float, int]:
-        conversions = [
-            s for f, s in self.steps.items() if isinstance(s, Conversion) and f not in free
-        ]
-        return sum(s.total for s in conversions), sum(s.kind.name != "keep" for s in conversions)
-
-    @property
-    def whole_cost(self) -> tuple[float, int]:
-        """The cost with what is expected."""
-        return self._cost(frozenset())
-
-    @property
-    def converts(self) -> bool:
-        """Whether a tensor is converted, also where that is expected."""
-        steps = [s for s in self.steps.values() if isinstance(s, Conversion)]
-        return any(s.kind.name != "keep" for s in steps)
-
-    def then(self, other: "Plan") -> "Plan":
-        """Both, with what they have in common once."""
-        added = {form: s for form, s in other.steps.items() if form not in self.steps}
-        return Plan({**self.steps, **added}, self.expected)
 
 
 @dataclass(frozen=True)
@@ -118,8 +38,8 @@ class Inferred:
     without_rule: Sequence[Apply]  # nodes for which something was converted since they have none
 
     @cached_property
-    def conversions(self) -> list[Conversion]:
-        return [step for step in self.steps if isinstance(step, Conversion)]
+    def conversions(self) -> list[ConversionStep]:
+        return [step for step in self.steps if isinstance(step, ConversionStep)]
 
     @property
     def moved(self) -> list[Form]:
@@ -201,7 +121,7 @@ class _Search:
             if not needed.isdisjoint(step.makes):
                 needed.update(step.needs)
                 live.append(step)
-        used = {step.node for step in live if isinstance(step, Computation)}
+        used = {step.node for step in live if isinstance(step, ComputationStep)}
         return Inferred(live[::-1], [node for node in self._without_rule if node in used])
 
     # Choices
@@ -209,7 +129,7 @@ class _Search:
     def _of(self, node: Apply) -> list[Choice]:
         """All choices of a node, in the order in which ties are decided."""
         if node not in self._choices:
-            found = listed(node, self._ranks)
+            found = [c for c in listed(node, self._ranks) if _may_add(node, c)]
             sharded = [c for c in found if any(isinstance(p, Shard) for p in c.outputs)]
             others = [c for c in found if c not in sharded]
             if not isinstance(node.op, Place):
@@ -224,7 +144,7 @@ class _Search:
         found: dict[tuple[float, bool, int, tuple[float, int], int], Plan] = {}
         failure: ValueError | None = None
         for number, choice in enumerate(self._of(node)):
-            step = Computation(node, choice)
+            step = ComputationStep(node, choice)
             try:
                 plan = self._for_all(step.needs, 0)
                 later = [self._later(*form) for form in step.makes]
@@ -349,7 +269,7 @@ class _Search:
         plans = []
         for choice in self._of(node):
             if choice.outputs[node.outputs.index(variable)] == target:
-                step = Computation(node, choice)
+                step = ComputationStep(node, choice)
                 with contextlib.suppress(ValueError):
                     plans.append(self._for_all(step.needs, depth + 1).then(self._alone(step)))
         return min(plans, key=lambda plan: plan.cost, default=None)
@@ -365,14 +285,14 @@ class _Search:
         if kind.moves and variable in self._fixed:
             raise ValueError(f"{describe(variable)} is fixed, and would have to be moved")
         total = kind.weight(self._ranks) * nbytes(variable)
-        return self._alone(Conversion(variable, source, target, kind, total))
+        return self._alone(ConversionStep(variable, source, target, kind, total))
 
     def _alone(self, step: Step) -> Plan:
         return Plan(dict.fromkeys(step.makes, step), self._expected)
 
     def _commit(self, plan: Plan) -> None:
         steps = list(dict.fromkeys(plan.steps.values()))
-        if len(steps) > 1 or any(isinstance(step, Conversion) for step in steps):
+        if len(steps) > 1 or any(isinstance(step, ConversionStep) for step in steps):
             self._plans.clear()  # there are new forms, from which others may be had
         for step in steps:
             self._steps.append(step)
@@ -395,6 +315,16 @@ def _is_view(node: Apply) -> bool:
 
 def _is_partial(placement: Placement) -> bool:
     return isinstance(placement, Partial)
+
+
+def _may_add(node: Apply, choice: Choice) -> bool:
+    """Whether results that are partial sums are of dtypes in which terms can be added later.
+
+    Of bool there is no sum, and that of small integers may wrap around, which its terms do not.
+    """
+    pairs = zip(node.outputs, choice.outputs, strict=True)
+    dtypes = [np.dtype(v.type.dtype) for v, placement in pairs if placement == Partial("sum")]
+    return all(dtype.kind in "fc" or dtype in ("int64", "uint64") for dtype in dtypes)
 
 
 def _is_single(node: Apply) -> bool:

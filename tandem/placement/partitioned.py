@@ -10,10 +10,10 @@ from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.type import TensorType
 
 from tandem.ops.collective import first_token, placeholder
-from tandem.placement import inference
 from tandem.placement.conversions import convert_here, describe, known_shape
-from tandem.placement.inference import Computation, Form, infer
+from tandem.placement.inference import infer
 from tandem.placement.placements import (
+    Partial,
     Placement,
     Replicate,
     Shape,
@@ -22,6 +22,7 @@ from tandem.placement.placements import (
     local_index,
     local_shape,
 )
+from tandem.placement.plans import ComputationStep, ConversionStep, Form, Step
 from tandem.placement.rules import Part
 from tandem.placement.settle import settled
 
@@ -110,7 +111,6 @@ def partition(
         With one rank the graph remains as it is.
     strict : bool
         Refuse an Op that has no rule. By default it is computed at every rank, from whole tensors.
-
     fixed : collection of Variable
         Inputs that stay where they are, such as weights, even where moving them would take fewer
         bytes.
@@ -127,18 +127,20 @@ def partition(
     """
     if not 0 <= rank < ranks:
         raise ValueError(f"rank {rank} is none of {ranks} ranks")
-    plan = Plan.of(outputs, given=given, wanted=wanted, ranks=ranks, strict=strict, fixed=fixed)
-    return plan.part(rank)
+    found = Partitioning.of(
+        outputs, given=given, wanted=wanted, ranks=ranks, strict=strict, fixed=fixed
+    )
+    return found.part(rank)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Partitioning:
     """What the parts of all ranks have in common."""
 
     forms: Sequence[Form]  # of the outputs
     given: Mapping[Variable, Placement]
     ranks: int
-    steps: Sequence[inference.Step]
+    steps: Sequence[Step]
     without_rule: Sequence[str]
 
     @classmethod
@@ -151,9 +153,9 @@ class Plan:
         ranks: int,
         strict: bool = False,
         fixed: Collection[Variable] = (),
-    ) -> "Plan":
+    ) -> "Partitioning":
         """Infer placements and conversions; see `partition`."""
-        _check(outputs, given, wanted, ranks)
+        _check_placements(outputs, given, wanted, ranks)
         if ranks == 1:
             return cls(
                 [(v, Replicate()) for v in outputs], dict.fromkeys(given, Replicate()), 1, [], []
@@ -189,7 +191,7 @@ class Plan:
         )
 
 
-def _check(
+def _check_placements(
     outputs: Sequence[Variable],
     given: Mapping[Variable, Placement],
     wanted: Mapping[Variable, Placement],
@@ -203,6 +205,8 @@ def _check(
             check_placement(placement, getattr(variable.type, "ndim", 0), ranks)
         except (ValueError, TypeError) as error:
             raise type(error)(f"{describe(variable)}: {error}") from error
+        if placement == Partial("sum") and getattr(variable.type, "dtype", "") == "bool":
+            raise ValueError(f"{describe(variable)}: a sum needs numbers, and its type is bool")
     for variable in given:
         if variable.owner is not None:
             raise ValueError(
@@ -264,9 +268,9 @@ class _Builder:
         own.name = variable.name
         return own
 
-    def add(self, step: inference.Step) -> None:
+    def add(self, step: Step) -> None:
         """Compute a node, or convert a tensor."""
-        if isinstance(step, Computation):
+        if isinstance(step, ComputationStep):
             self._compute(step)
         elif step.kind.op is None:
             self.locals[step.makes[0]] = convert_here(
@@ -275,7 +279,7 @@ class _Builder:
         else:
             self._communicate(step)
 
-    def _compute(self, step: Computation) -> None:
+    def _compute(self, step: ComputationStep) -> None:
         node, choice = step.node, step.choice
         if any(isinstance(p, Single) and p.rank != self.part.rank for p in choice.outputs):
             self.locals.update(dict.fromkeys(step.makes))
@@ -289,7 +293,7 @@ class _Builder:
                 local.name = form[0].name
             self.locals.setdefault(form, local)
 
-    def _check(self, step: Computation, form: Form, local: Variable) -> None:
+    def _check(self, step: ComputationStep, form: Form, local: Variable) -> None:
         """Refuse what a rule has made if it cannot be a rank's part."""
         whole, found = (getattr(v.type, "shape", ()) for v in (form[0], local))
         if None in whole:
@@ -304,7 +308,7 @@ class _Builder:
                 f"{local.type}, expected {form[0].type.dtype} of shape {expected}, {form[1]}"
             )
 
-    def _communicate(self, step: inference.Conversion) -> None:
+    def _communicate(self, step: ConversionStep) -> None:
         variable, source, target = step.variable, step.source, step.target
         assert step.kind.op is not None
         shape = known_shape(variable)

@@ -11,7 +11,7 @@ from pytensor.graph.traversal import io_toposort
 
 from tandem.ops.collective import Collective
 from tandem.placement.conversions import describe
-from tandem.placement.partitioned import Partitioned, Plan
+from tandem.placement.partitioned import Partitioned, Partitioning
 from tandem.placement.placements import Partial, Placement, Replicate, local_index
 
 
@@ -47,8 +47,8 @@ def simulate(
     ValueError
         An input has no value, or one of another shape; and what `partition` refuses.
     """
-    plan = Plan.of(outputs, given=given, wanted=wanted, ranks=ranks, strict=strict)
-    parts = [plan.part(rank) for rank in range(ranks)]
+    partitioning = Partitioning.of(outputs, given=given, wanted=wanted, ranks=ranks, strict=strict)
+    parts = [partitioning.part(rank) for rank in range(ranks)]
     feeds: dict[Variable, Any] = {}
     graphs = []
     for rank, part in enumerate(parts):
@@ -69,14 +69,14 @@ def _function(
 ) -> Any:
     """Compile the graphs of all ranks as one."""
     known: dict[tuple[int, Variable], Any] = {}
-    meetings: list[list[Apply]] = []
+    conversions: list[list[Apply]] = []
     ends = []
     for rank, (part, own) in enumerate(graphs):
         known |= {(rank, variable): fresh for variable, fresh in own.items()}
         ends.append([v for v in (*part.outputs, part.token) if v is not None])
         nodes = [n for n in io_toposort([], ends[-1]) if isinstance(n.op, Collective)]
-        meetings.append(sorted(nodes, key=lambda node: node.op.number))
-    for nodes in zip(*meetings, strict=True):
+        conversions.append(sorted(nodes, key=lambda node: node.op.number))
+    for nodes in zip(*conversions, strict=True):
         for rank, node in enumerate(nodes):
             _build(node.inputs, rank, known)
         parts = [known[rank, node.inputs[0]] for rank, node in enumerate(nodes)]

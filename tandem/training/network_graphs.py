@@ -158,7 +158,7 @@ class NetworkGraphs:
         whole = whole_pass(self._network, self._config, minibatch, self._metrics, short)
         division = self._variables.division
         wanted = whole.wanted({} if division is None else division.placements)
-        found, updates = self._own(whole.outputs, wanted, minibatch, {whole.epoch: whole.epoch})
+        found, updates = self._own(whole.outputs, wanted, minibatch, {})
         own = {n: found[gradient(n)] for n in whole.gradients if gradient(n) in found}
         counted = {name: found[count(name)] for name in whole.counts}
         return BackwardPass(
@@ -179,7 +179,7 @@ class NetworkGraphs:
     ) -> tuple[Tensors, _Updates]:
         """This trainer's part of a graph, and the update by which it makes every conversion.
 
-        `others` are further inputs: numbers, and global variables with this trainer's rows.
+        `others` are further global variables, with this trainer's rows of them.
         """
         division = self._variables.division
         if division is None:
@@ -190,7 +190,7 @@ class NetworkGraphs:
             outputs,
             wanted,
             {self._network.parameters[n]: p for n, p in division.placements.items()},
-            [v for v, own in rows.items() if v is not own],
+            [*rows],
             division.ranks,
             division.rank,
         )

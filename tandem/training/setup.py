@@ -13,7 +13,7 @@ from tandem.artifacts.reproducibility import with_norm_rows
 from tandem.config.resolve import resolve_norm_rows
 from tandem.data.mean_image import read_mean
 from tandem.distributed import Exchange, ExchangeSettings, make_channel, make_exchange
-from tandem.distributed.channel import MeetingChannel
+from tandem.distributed.channel import CheckedChannel
 from tandem.errors import InputError
 from tandem.layers.checks import checked_initial_values
 from tandem.layers.network import Network, build_network
@@ -26,12 +26,13 @@ from tandem.training.kept_pictures import read_kept_pictures
 from tandem.training.memory import open_loader, open_memory
 from tandem.training.run_spec import RunSpec
 
-Shape = tuple[int, ...]
-
 if TYPE_CHECKING:
     from tandem.training.compiled_network import CompiledNetwork
+    from tandem.training.division import Division
     from tandem.training.shards import Gathering
     from tandem.training.worker import WorkerArguments
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class TrainingSetup:
     checkpoint_nbytes: int  # of all weights and optimizer states, frozen ones included
     untrained: tuple[str, ...]  # names of the network's arrays that no optimizer steps
     gathering: "Gathering | None"  # of what trainers divide; None: each has all parameters
-    channel: MeetingChannel | None  # by which they divide it
+    channel: CheckedChannel | None  # by which they divide it
 
 
 def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
@@ -76,15 +77,9 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         config = spec.config
     optimizer = OPTIMIZERS.chosen(dict(config))
     division = divide(network, config, spec.trainers, arguments.rank, spec.job)
-    lay_out = partial(
-        parameter_layout, network, optimizer, config.parameter_groups, channels_last=spec.on_gpu
-    )
-    layout = lay_out() if division is None else lay_out(select=division.replicated)
-    memory = open_memory(spec, arguments.slots, group, layout)
-    if division is not None and (own := lay_out(select=division.own)).size:
-        memory.add_shards(own)
+    memory = _make_memory(spec, arguments, network, optimizer, division)
     read_kept_pictures(spec, memory, arguments.status)
-    sends_early = settings.exchange.buckets(layout) and spec.trainers > 1
+    sends_early = settings.exchange.buckets(memory.layout) and spec.trainers > 1
     channel = None if division is None else make_channel(memory, group)
     model = CompiledNetwork(
         network,
@@ -110,6 +105,28 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     return TrainingSetup(
         spec, memory, model, state, exchange, pipeline, nbytes, untrained, gathering, channel
     )
+
+
+def _make_memory(
+    spec: RunSpec,
+    arguments: "WorkerArguments",
+    network: Network,
+    optimizer: Optimizer,
+    division: "Division | None",
+) -> HostMemory | CudaMemory:
+    """Make the flat vectors, and those of what this trainer alone has a part of. Collective."""
+    lay_out = partial(
+        parameter_layout,
+        network,
+        optimizer,
+        spec.config.parameter_groups,
+        channels_last=spec.on_gpu,
+    )
+    layout = lay_out() if division is None else lay_out(select=division.replicated)
+    memory = open_memory(spec, arguments.slots, arguments.group, layout)
+    if division is not None and (own := lay_out(select=division.own)).size:
+        memory.add_shards(own)
+    return memory
 
 
 def check_input(network: Network, spec: RunSpec) -> None:

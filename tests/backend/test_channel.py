@@ -72,7 +72,7 @@ def test_what_sends_nothing_needs_no_channel() -> None:
     np.testing.assert_array_equal(part, x[1:3])
 
 
-def test_meetings_are_labelled_and_in_the_order_of_their_tokens() -> None:
+def test_calls_are_labelled_and_in_the_order_of_their_tokens() -> None:
     x = pt.matrix("x", shape=(2, 3), dtype="float32")
     y, token = AllGather(4, 2, 0, (4, 3), 0)(x, first_token())
     z, token = AllReduce(9, 2, 0, (2, 3), "sum")(x * 2, token)
@@ -140,7 +140,7 @@ def test_a_function_that_meets_others_is_not_recorded(compile: bool) -> None:
 
 
 def test_segments_meet_too() -> None:
-    """With reports in the middle, the function is cut, and all meetings are in its first part."""
+    """With reports in the middle, the function is cut: all conversions are in its first part."""
     w, v = (device_shared(np.ones(4, np.float32), name) for name in "wv")
     whole, token = AllGather(1, 2, 0, (8,), 0)(w * v, first_token())
     other, _ = Broadcast(2, 2, 0, (4,), 1)(np.zeros((0,), np.float32), token)

@@ -124,7 +124,7 @@ def test_one_region_would_not_do() -> None:
 
 @pytest.mark.parametrize("left_out", ["record", "wait"])
 def test_every_event_is_needed(monkeypatch: pytest.MonkeyPatch, left_out: str) -> None:
-    def meet(self: EventBarrier, stream: FakeStream, message: Any) -> Any:
+    def cross(self: EventBarrier, stream: FakeStream, message: Any = None) -> Any:
         if left_out != "record":
             self._own[self._turn].record(stream)
         messages = self._group.all_gather_object(message)
@@ -134,7 +134,7 @@ def test_every_event_is_needed(monkeypatch: pytest.MonkeyPatch, left_out: str) -
         self._turn = 1 - self._turn
         return messages
 
-    monkeypatch.setattr(EventBarrier, "meet", meet)
+    monkeypatch.setattr(EventBarrier, "cross", cross)
     orders = list(itertools.permutations(range(2)))
     assert any(trainers_of(FakeMachine(2), (0, 1), order)[1] for order in orders)
 

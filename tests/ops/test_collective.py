@@ -66,6 +66,14 @@ def test_shapes_are_those_of_the_results(ranks: int) -> None:
                 assert tuple(lengths) == result.shape
 
 
+def test_a_constant_is_not_computed_before_the_ranks_meet() -> None:
+    gathered, token = AllGather(0, 2, 0, (4,), 0)(pt.constant(np.ones(2)), first_token())
+    function = pytensor.function([], [gathered, token], mode=MODE)
+    assert [type(n.op) for n in function.maker.fgraph.toposort()] == [AllGather]
+    with pytest.raises(RuntimeError, match=r"AllGather 0 .* needs the other ranks"):
+        function()
+
+
 # Of a tensor of 7 rows and 3 columns, float32, with three ranks: 2, 2 and 3 rows, 1 column each.
 BYTES: list[tuple[Callable[[int], Collective], tuple[int, int, int]]] = [
     (lambda rank: AllGather(0, 3, rank, (7, 3), 0), (60, 60, 48)),

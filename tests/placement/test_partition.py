@@ -150,6 +150,14 @@ def test_a_conversion_is_made_once_for_all_that_need_it() -> None:
     assert part.received == 96
 
 
+def test_a_product_is_not_computed_again_to_save_bytes() -> None:
+    """Gathering x would take fewer, but every rank would then compute the whole product."""
+    x, w = matrix("x", 8, 4), matrix("w", 4, 6)
+    y = pt.sort(pt.dot(x, w), axis=0).sum(axis=0)  # sorting has no rule
+    part = partition([y], given={x: Shard(0)}, wanted={}, ranks=2, rank=0)
+    assert [(c.kind, c.name) for c in part.conversions] == [("all-gather", "Dot of x")]
+
+
 def test_partial_sums_pass_what_is_linear_alone() -> None:
     x, w = matrix("x", 4, 6), matrix("w", 6, 8)
     product = pt.dot(x, w)
@@ -187,6 +195,67 @@ def test_products_by_at_are_divided_as_those_by_dot(
     if len(left) == 2:
         part = partition([z], given={x: Shard(1), y: Shard(0)}, wanted={}, ranks=3, rank=0)
         assert [c.kind for c in part.conversions] == ["all-reduce"]
+
+
+def whole_of_both(outputs: list[Any], given: dict[Any, Any], values: dict[Any, Any]) -> Any:
+    """What two ranks have of outputs that are replicated, and the whole graph's."""
+    graph = PlacedGraph(outputs, given, {}, values)
+    found = simulate(outputs, given, {}, 2, values, mode=PYTHON)
+    return [(*own, expected) for *own, expected in zip(*found, graph.whole(), strict=True)]
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Single(1), Replicate(), Partial()])
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_what_is_missing_is_no_largest_or_smallest_element(placement: Placement, op: Any) -> None:
+    """Terms of a maximum or minimum are no zeros, whatever they are made of."""
+    x, value = matrix("x", 4, 3), np.random.default_rng(5).normal(size=(4, 3))
+    found = simulate([x], {x: placement}, {x: Partial(op)}, 3, {x: value})
+    combine = {"max": np.maximum, "min": np.minimum}[op]
+    np.testing.assert_array_equal(combine.reduce([part for (part,) in found]), value)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "float16", "complex64"])
+def test_terms_are_of_dtypes_in_which_they_can_be_added(dtype: str) -> None:
+    """Of bool there is no sum; 100 + 100 is -56 in int8, but not if it is added in float64."""
+    x = pt.tensor("x", dtype=dtype, shape=(4, 3))
+    value = np.full((4, 3), 100).astype(dtype)
+    added = pt.add(x[0], x[3])
+    outputs = [x[1], added, added / np.float64(4)]
+    if dtype != "complex64":
+        outputs.append(pt.cast(added, "float64"))
+    with np.errstate(over="ignore"):
+        for *own, expected in whole_of_both(outputs, {x: Shard(0)}, {x: value}):
+            for part in own:
+                np.testing.assert_array_equal(part, expected)
+
+
+def test_small_integers_may_be_terms_of_sums_of_floats() -> None:
+    x, n = matrix("x", 4, 3), pt.tensor("n", dtype="int8", shape=(3,))
+    y = x.sum(axis=0) + n
+    part = partition([y], given={x: Shard(0)}, wanted={y: Partial()}, ranks=2, rank=0)
+    assert part.conversions == []
+
+
+def test_shapes_that_are_not_known_are_allowed_of_what_is_replicated() -> None:
+    x, u = matrix("x", 8, 3), pt.tensor("u", dtype="float64", shape=(None, 3))
+    rng = np.random.default_rng(4)
+    values = {x: rng.normal(size=(8, 3)), u: rng.normal(size=(8, 3))}
+    outputs = [u.max(axis=0) + x.sum(axis=0), u + x, pt.dot(u.T, x), u.mean() * x]
+    for *own, expected in whole_of_both(outputs, {x: Shard(0)}, values):
+        for part in own:
+            np.testing.assert_allclose(part, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (4, 4)])
+def test_only_one_column_for_each_row_is_divided_with_the_rows(shape: tuple[int, ...]) -> None:
+    x, columns = matrix("x", 4, 3), pt.tensor("c", dtype="int64", shape=shape)
+    values = {x: np.arange(12.0).reshape(4, 3), columns: np.arange(np.prod(shape)).reshape(shape)}
+    values[columns] = (values[columns] % 3).astype(np.int64)
+    chosen = x[pt.arange(4), columns]
+    outputs = [chosen, pt.inc_subtensor(chosen, 1.0)]
+    for *own, expected in whole_of_both(outputs, {x: Shard(0)}, values):
+        for part in own:
+            np.testing.assert_array_equal(part, expected)
 
 
 def test_weights_that_are_fixed_stay() -> None:
@@ -295,6 +364,13 @@ def test_refusals() -> None:
         partition([x], given={x: Single(2)}, wanted={}, ranks=2, rank=0)
     with pytest.raises(ValueError, match="rank 2 is none of 2 ranks"):
         partition([x], given={}, wanted={}, ranks=2, rank=2)
+    y, mask = matrix("y", 2, 3), pt.tensor("mask", dtype="bool", shape=(2,))
+    with pytest.raises(ValueError, match="mask: a sum needs numbers, and its type is bool"):
+        partition([mask], given={mask: Partial()}, wanted={}, ranks=2, rank=0)
+    with pytest.raises(ValueError, match="Exp of y is given a placement, but is computed"):
+        partition([x], given={pt.exp(y): Shard(0)}, wanted={}, ranks=2, rank=0)
+    with pytest.raises(ValueError, match="Exp of y is wanted, but is none of the outputs"):
+        partition([y], given={}, wanted={pt.exp(y): Shard(0)}, ranks=2, rank=0)
     with pytest.raises(ValueError, match="has no axis 3"):
         place(x, Shard(3))
     with pytest.raises(ValueError, match="axis must be an int of at least 0"):

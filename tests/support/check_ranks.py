@@ -123,8 +123,8 @@ def extents(lengths: Sequence[int]) -> list[slice]:
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
-def check_meetings(group: RankGroup) -> None:
-    """Tensors by a channel, their bytes, and ranks that have come to different meetings."""
+def check_channel_of_ranks(group: RankGroup) -> None:
+    """Tensors by a channel, their bytes, and ranks that have made different calls."""
     channel = GroupChannel(group.split(0))
     rank, size = group.rank, group.size
     for turn in range(5):
@@ -141,7 +141,7 @@ def check_meetings(group: RankGroup) -> None:
         swapped = sum(8 * n * rank for n in range(turn + 1)) * (size - 1)
         assert channel.received == gathered + swapped
     if size > 1:
-        with pytest.raises(OutOfStep, match=r"rank 0: meeting 10, AllGather 0 .*1: .*Gather 1"):
+        with pytest.raises(OutOfStep, match=r"rank 0: call 10, AllGather 0 .*1: .*Gather 1"):
             channel.all_gather(("AllGather", rank, (1,), "float32"), block, [(1,)] * size)
     channel.close()
 
@@ -546,7 +546,7 @@ def check_pages(group: RankGroup) -> None:
 CHECKS: tuple[Callable[[RankGroup], None], ...] = (
     check_gather,
     check_parts,
-    check_meetings,
+    check_channel_of_ranks,
     check_pages,
     check_sums,
     check_growth,

@@ -1,13 +1,15 @@
 """Checks of rules: a node computed by parts, as each choice says, against the whole node."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Constant
 from pytensor.graph.fg import FunctionGraph
 from pytensor.link.basic import PerformLinker
+from pytensor.tensor.type import TensorType
 
 from tandem.placement.placements import Partial, Placement, Shard, local_index, local_shape
 from tandem.placement.rules.registry import Choice, Part, rule
@@ -21,8 +23,10 @@ def node_of(op: Any, arrays: Sequence[np.ndarray]) -> Apply:
 
 
 def compute(inputs: Sequence[Any], outputs: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
-    """Compute a graph in Python, as it is."""
-    fgraph = FunctionGraph(list(inputs), list(outputs), clone=True)
+    """Compute a graph in Python, as it is; constants and None are no inputs of it."""
+    is_input = [x is not None and not isinstance(x, Constant) for x in inputs]
+    arrays = [*itertools.compress(arrays, is_input)]
+    fgraph = FunctionGraph([*itertools.compress(inputs, is_input)], list(outputs), clone=True)
     run, cells, results = PerformLinker().accept(fgraph).make_thunk()
     for cell, array in zip(cells, arrays, strict=True):
         cell.value = array
@@ -36,6 +40,10 @@ def cut(array: np.ndarray, placement: Placement | None, ranks: int) -> list[Any]
         return [None] * ranks
     if isinstance(placement, Partial):
         rng = np.random.default_rng(1)
+        if placement.op != "sum":  # each element is at one rank, and something beside it elsewhere
+            owner = rng.integers(ranks, size=array.shape)
+            beside = array + (1 if placement.op == "min" else -1)
+            return [np.where(owner == rank, array, beside) for rank in range(ranks)]
         terms = [rng.normal(size=array.shape).astype(array.dtype) for _ in range(ranks - 1)]
         return [*terms, array - sum(terms)]
     return [array[local_index(array.shape, placement, ranks, rank)] for rank in range(ranks)]
@@ -46,7 +54,8 @@ def joined(parts: Sequence[np.ndarray], placement: Placement) -> list[np.ndarray
     if isinstance(placement, Shard):
         return [np.concatenate(parts, placement.axis)]
     if isinstance(placement, Partial):
-        return [np.sum(parts, axis=0)]
+        combine = {"sum": np.add, "max": np.maximum, "min": np.minimum}[placement.op]
+        return [combine.reduce(parts)]
     return list(parts)
 
 
@@ -54,30 +63,43 @@ def computed_by_parts(
     node: Apply, choice: Choice, ranks: int, arrays: Sequence[np.ndarray]
 ) -> Iterator[list[np.ndarray]]:
     """The whole of each output of a node, from the outputs of all ranks."""
-    parts = [cut(*pair, ranks) for pair in zip(arrays, choice.inputs, strict=True)]
+    pairs = zip(arrays, choice.inputs, node.inputs, strict=True)
+    parts = [
+        cut(array, placement, ranks) if isinstance(x.type, TensorType) else [array] * ranks
+        for array, placement, x in pairs
+    ]
     found = []
     for rank in range(ranks):
         values = [own[rank] for own in parts]
-        inputs = [
-            None if value is None else pt.tensor(dtype=value.dtype, shape=value.shape)
-            for value in values
-        ]
+        inputs = [own_input(*pair) for pair in zip(node.inputs, values, strict=True)]
         outputs = choice.local(node, inputs, Part(ranks, rank))
         for whole, output, placement in zip(node.outputs, outputs, choice.outputs, strict=True):
             assert output.type.dtype == whole.type.dtype
             assert output.type.shape == local_shape(whole.type.shape, placement, ranks, rank)
-        used = [x for x in inputs if x is not None]
-        found.append(compute(used, outputs, [v for v in values if v is not None]))
+        found.append(compute(inputs, outputs, values))
     for placement, *own in zip(choice.outputs, *found, strict=True):
         yield joined(own, placement)
 
 
+def own_input(whole: Any, value: Any) -> Any:
+    """A rank's variable of a node's input, whose value is a constant where the node's is."""
+    if value is None or not isinstance(whole.type, TensorType):
+        return None if value is None else whole
+    if isinstance(whole, Constant):
+        return pt.constant(value)
+    return pt.tensor(dtype=value.dtype, shape=value.shape)
+
+
 def check_rule(op: Any, *arrays: np.ndarray, ranks: int) -> list[str]:
+    """Compare every choice of an Op with the whole; return the placements of its outputs."""
+    return check_choices(node_of(op, arrays), arrays, ranks)
+
+
+def check_choices(node: Apply, arrays: Sequence[Any], ranks: int) -> list[str]:
     """Compare every choice of a node with the whole; return the placements of its outputs."""
-    node = node_of(op, arrays)
     expected = compute(node.inputs, node.outputs, arrays)
     names = []
-    for choice in rule(op, node, ranks):
+    for choice in rule(node.op, node, ranks):
         for whole, results in zip(
             expected, computed_by_parts(node, choice, ranks, arrays), strict=True
         ):

@@ -142,8 +142,13 @@ def model_of(network: Any, rank: int, ranks: int, batch: int, **settings: Any) -
 
 def conversions(model: CompiledNetwork) -> tuple[Counter[str], int]:
     """The conversions of a step by kind, and the bytes that the trainer receives by them."""
-    nodes = applys_between([], [value for _, value in model.graphs.gradients().updates])
-    found = [node for node in nodes if isinstance(node.op, Collective)]
+    updates = dict(model.graphs.gradients().updates)
+    found = [
+        node for node in applys_between([], updates.values()) if isinstance(node.op, Collective)
+    ]
+    if found:  # the last is a part of the function, whether its result is used or not
+        last = max(found, key=lambda node: node.op.number)
+        assert updates[model.variables.token] is last.outputs[1]
     received = sum(node.op.received(node.inputs[0].type.dtype) for node in found)
     return Counter(type(node.op).__name__ for node in found), received
 

@@ -126,6 +126,7 @@ def test_parts_of_any_placement_are_gathered_in_chunks(
         weights, states = gathering.whole(state)
         assert weights["fc1.weight"].nbytes == whole["fc1.weight"].nbytes
         assert weights["fc1.weight"].shape == whole["fc1.weight"].shape
+        assert isinstance(weights["fc1.bias"], np.ndarray)  # no message for what is here
         for values in (weights, *states.values()):
             for name, value in values.items():
                 found.setdefault(name, []).append(np.asarray(value))
@@ -136,6 +137,16 @@ def test_parts_of_any_placement_are_gathered_in_chunks(
     for name, value in whole.items():
         np.testing.assert_array_equal(found[name][0], value)
         np.testing.assert_array_equal(found[name][1], 2 * value)
+
+
+def test_chunks_have_so_many_bytes_as_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all trainers together: here rows of 3 and 5 numbers of 4 bytes."""
+    parts = [(5, 3), (5, 5), (0,)]
+    for nbytes, rows in ((1, 1), (64, 2), (159, 4), (160, 5)):
+        monkeypatch.setattr(shards, "CHUNK_NBYTES", nbytes)
+        chunks = [*shards._chunks(parts, itemsize=4)]
+        assert [chunk.start for chunk in chunks] == [*range(0, 5, rows)]
+        assert {chunk.stop - chunk.start for chunk in chunks} == {rows}
 
 
 def test_a_state_passes_between_all_kinds_and_numbers_of_trainers() -> None:

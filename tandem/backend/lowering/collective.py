@@ -27,7 +27,7 @@ from tandem.ops.collective import (
 from tandem.split import edges
 
 Tensor = torch.Tensor
-Meeting = Callable[[Channel, Label, Tensor], Tensor]
+Communicate = Callable[[Channel, Label, Tensor], Tensor]
 
 _NOTHING = (0,)  # the shape of what is not sent
 _ELEMENTWISE: Mapping[str, Callable[..., Tensor]] = {
@@ -52,10 +52,10 @@ def lower_slice(op: Slice, node: Apply, device: torch.device, compiled: bool) ->
 def lower_all_gather(op: AllGather, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     shapes = [op.given(rank) for rank in range(op.ranks)]
 
-    def meet(channel: Channel, label: Label, x: Tensor) -> Tensor:
+    def communicate(channel: Channel, label: Label, x: Tensor) -> Tensor:
         return torch.cat(channel.all_gather(label, x, shapes), op.axis)
 
-    return _lowering(op, node, meet)
+    return _lowering(op, node, communicate)
 
 
 @lower.register(AllReduce)
@@ -63,11 +63,11 @@ def lower_all_reduce(op: AllReduce, node: Apply, device: torch.device, compiled:
     lengths = _lengths(op)
     shapes = [(length,) for length in lengths]
 
-    def meet(channel: Channel, label: Label, x: Tensor) -> Tensor:
+    def communicate(channel: Channel, label: Label, x: Tensor) -> Tensor:
         own = _reduced_part(channel, label, x, op.op, lengths)
         return torch.cat(channel.all_gather(label, own, shapes)).view(op.shape)
 
-    return _lowering(op, node, meet)
+    return _lowering(op, node, communicate)
 
 
 @lower.register(ReduceScatter)
@@ -77,11 +77,11 @@ def lower_reduce_scatter(
     shapes = [op.result(op.rank)] * op.ranks
     indices = [part_of(op.shape, op.axis, op.ranks, rank) for rank in range(op.ranks)]
 
-    def meet(channel: Channel, label: Label, x: Tensor) -> Tensor:
+    def communicate(channel: Channel, label: Label, x: Tensor) -> Tensor:
         blocks = [x[index] for index in indices]
         return _reduced(channel.all_to_all(label, blocks, shapes), op.op)
 
-    return _lowering(op, node, meet)
+    return _lowering(op, node, communicate)
 
 
 @lower.register(AllToAll)
@@ -90,11 +90,11 @@ def lower_all_to_all(op: AllToAll, node: Apply, device: torch.device, compiled: 
     shapes = [op.block(rank, op.rank) for rank in ranks]
     indices = [part_of(op.given(op.rank), op.target, op.ranks, rank) for rank in ranks]
 
-    def meet(channel: Channel, label: Label, x: Tensor) -> Tensor:
+    def communicate(channel: Channel, label: Label, x: Tensor) -> Tensor:
         blocks = [x[index] for index in indices]
         return torch.cat(channel.all_to_all(label, blocks, shapes), op.source)
 
-    return _lowering(op, node, meet)
+    return _lowering(op, node, communicate)
 
 
 @lower.register(Broadcast)
@@ -102,12 +102,12 @@ def lower_broadcast(op: Broadcast, node: Apply, device: torch.device, compiled: 
     is_root = op.rank == op.root
     shapes = [op.shape if rank == op.root else _NOTHING for rank in range(op.ranks)]
 
-    def meet(channel: Channel, label: Label, x: Tensor) -> Tensor:
+    def communicate(channel: Channel, label: Label, x: Tensor) -> Tensor:
         block = x if is_root else x.new_empty(_NOTHING)
         found = channel.all_gather(label, block, shapes)[op.root]
         return x if is_root else found.clone()
 
-    return _lowering(op, node, meet, is_view=is_root)
+    return _lowering(op, node, communicate, is_view=is_root)
 
 
 @lower.register(Scatter)
@@ -116,23 +116,23 @@ def lower_scatter(op: Scatter, node: Apply, device: torch.device, compiled: bool
     shapes = [op.result(op.rank) if rank == op.root else _NOTHING for rank in ranks]
     indices = [part_of(op.shape, op.axis, op.ranks, rank) for rank in ranks]
 
-    def meet(channel: Channel, label: Label, x: Tensor) -> Tensor:
+    def communicate(channel: Channel, label: Label, x: Tensor) -> Tensor:
         blocks = [x[index] if is_root else x.new_empty(_NOTHING) for index in indices]
         found = channel.all_to_all(label, blocks, shapes)[op.root]
         return blocks[op.rank] if is_root else found.clone()
 
-    return _lowering(op, node, meet, is_view=is_root)
+    return _lowering(op, node, communicate, is_view=is_root)
 
 
 @lower.register(Gather)
 def lower_gather(op: Gather, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     shapes = [op.given(rank) for rank in range(op.ranks)]
 
-    def meet(channel: Channel, label: Label, x: Tensor) -> Tensor:
+    def communicate(channel: Channel, label: Label, x: Tensor) -> Tensor:
         found = _at_root(channel, label, x, op.root, shapes)
         return x.new_empty((0,) * x.ndim) if found is None else torch.cat(found, op.axis)
 
-    return _lowering(op, node, meet)
+    return _lowering(op, node, communicate)
 
 
 @lower.register(Reduce)
@@ -140,17 +140,19 @@ def lower_reduce(op: Reduce, node: Apply, device: torch.device, compiled: bool) 
     lengths = _lengths(op)
     shapes = [(length,) for length in lengths]
 
-    def meet(channel: Channel, label: Label, x: Tensor) -> Tensor:
+    def communicate(channel: Channel, label: Label, x: Tensor) -> Tensor:
         own = _reduced_part(channel, label, x, op.op, lengths)
         found = _at_root(channel, label, own, op.root, shapes)
         if found is None:
             return x.new_zeros((0,) * x.ndim)
         return torch.cat(found).view(op.shape)
 
-    return _lowering(op, node, meet)
+    return _lowering(op, node, communicate)
 
 
-def _lowering(op: Collective, node: Apply, meet: Meeting, is_view: bool = False) -> Lowering:
+def _lowering(
+    op: Collective, node: Apply, communicate: Communicate, is_view: bool = False
+) -> Lowering:
     """Make the lowering of an Op, given how a rank comes to its result, which may be of `x`."""
     label = (type(op).__name__, op.number, op.shape, node.inputs[0].type.dtype)
     expected = op.input_shape
@@ -163,7 +165,7 @@ def _lowering(op: Collective, node: Apply, meet: Meeting, is_view: bool = False)
                 raise ValueError(
                     f"{op.describe()} takes {expected} at rank {op.rank}, got {tuple(x.shape)}"
                 )
-            return meet(found, label, x), token.clone()
+            return communicate(found, label, x), token.clone()
 
         return call
 

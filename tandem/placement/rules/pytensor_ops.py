@@ -119,7 +119,7 @@ def _(op: CAReduce, node: Apply, ranks: int) -> list[Choice]:
         return choices
     for axis in reduced:
         # There is no largest element of none.
-        if kind == "sum" or x.type.shape[axis] >= ranks:
+        if kind == "sum" or (x.type.shape[axis] or 0) >= ranks:
             choices.append(Choice((Shard(axis),), (Partial(kind),)))
     return [*choices, Choice((Partial(kind),), (Partial(kind),))]
 
@@ -134,14 +134,11 @@ def _(op: Argmax, node: Apply, ranks: int) -> list[Choice]:
 
 @rule.register(Dot)
 def _(op: Dot, node: Apply, ranks: int) -> list[Choice]:
-    x, y = node.inputs
-    rows, columns = x.type.ndim - 1, y.type.ndim - 1  # the axis of x that is contracted; axes of y
-    choices = []
-    if rows:
-        choices.append(Choice((Shard(0), Replicate()), (Shard(0),)))
-    if columns:
-        choices.append(Choice((Replicate(), Shard(1)), (Shard(rows),)))
-    choices.append(Choice((Shard(rows), Shard(0)), (Partial(),)))
+    choices = [
+        Choice((Shard(0), Replicate()), (Shard(0),)),
+        Choice((Replicate(), Shard(1)), (Shard(1),)),
+        Choice((Shard(1), Shard(0)), (Partial(),)),
+    ]
     return choices + partial_sums(node, [(0,), (1,)])
 
 
@@ -180,7 +177,7 @@ def _(op: Any, node: Apply, ranks: int) -> list[Choice]:
 
 @rule.register(CumOp)
 def _(op: CumOp, node: Apply, ranks: int) -> list[Choice]:
-    return [] if op.axis is None else _along_others(node, [op.axis])
+    return _along_others(node, [op.axis])
 
 
 @rule.register(Join)
@@ -338,9 +335,9 @@ def _counted(x: Variable) -> Variable:
 
 def _by_row(node: Apply, position: int) -> bool:
     """Whether an advanced index takes one element of each row, as ``x[arange(n), labels]``."""
-    index = node.inputs[position:]
+    index, rows = node.inputs[position:], node.inputs[0].type.shape[:1]
     is_pair = len(index) == 2 and tuple(node.op.idx_list) == (0, 1)
-    return is_pair and _is_range(index[0], node.inputs[0].type.shape[0])
+    return is_pair and _is_range(index[0], rows[0]) and index[1].type.shape == rows
 
 
 @rule.register(AdvancedSubtensor)

@@ -168,13 +168,15 @@ def _by_group(
 ) -> list[Choice]:
     """The choice to share out groups, if equal parts of the channels and of w are whole groups."""
     x, w = (v.type.shape for v in node.inputs[:2])
+    if op.groups == 1 or None in (x[1], w[0]):
+        return []
     cuts = [edges(count, ranks) for count in (x[1], w[0])]
     groups = [
         [cut * op.groups // count for cut in part]
         for part, count in zip(cuts, (x[1], w[0]), strict=True)
         if all(cut * op.groups % count == 0 for cut in part)
     ]
-    if op.groups == 1 or len(groups) < 2 or groups[0] != groups[1]:
+    if len(groups) < 2 or groups[0] != groups[1]:
         return []
 
     def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
@@ -286,6 +288,8 @@ def _channels_of(variable: Any) -> Placement:
 def _divides_groups(op: Any, node: Apply, ranks: int) -> bool:
     """Whether the ranks' rows are whole groups, and as many of the groups are theirs."""
     batch = node.inputs[0].type.shape[0]
+    if batch is None:
+        return False
     groups = edges(-(-batch // op.rows), ranks)
     return [min(batch, group * op.rows) for group in groups] == edges(batch, ranks)
 
