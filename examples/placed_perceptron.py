@@ -56,7 +56,7 @@ def train(group: Group, steps: int = 200) -> list[float]:
     step = pytensor.function(
         [],
         [v for v in (part.outputs[0], part.token) if v is not None],  # others wait for the token
-        updates=dict(zip(own.values(), part.outputs[1:], strict=True)),  # type: ignore[arg-type]
+        updates=dict(zip(own.values(), part.outputs[1:], strict=True)),
         givens=own,
         mode=device_mode("cpu", channel=GroupChannel(group)),
     )
