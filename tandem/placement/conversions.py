@@ -94,7 +94,8 @@ def known_shape(variable: Variable) -> Shape:
     if shape is None or None in shape:
         raise ValueError(
             f"{describe(variable)}: what is split over ranks needs a shape that is known when the "
-            f"graph is built, and its type is {variable.type}"
+            f"graph is built, and its type is {variable.type}; state those of inputs, as in "
+            "pt.tensor(name, shape=(4, 6)) or pytensor.shared(value, shape=value.shape)"
         )
     return tuple(shape)
 

@@ -23,7 +23,7 @@ from pytensor.tensor.shape import Reshape
 from tandem.placement.conversions import describe, find_kind, nbytes
 from tandem.placement.placements import Partial, Placement, Replicate, Shard, Single
 from tandem.placement.plans import ComputationStep, ConversionStep, Form, Plan, Step
-from tandem.placement.rules import Choice, has_rule, rule
+from tandem.placement.rules import Choice, has_rule, listed
 from tandem.placement.wishes import Place
 
 _PASSES = 8
@@ -129,7 +129,7 @@ class _Search:
     def _of(self, node: Apply) -> list[Choice]:
         """All choices of a node, in the order in which ties are decided."""
         if node not in self._choices:
-            found = [c for c in rule(node.op, node, self._ranks) if _may_add(node, c)]
+            found = [c for c in listed(node, self._ranks) if _may_add(node, c)]
             sharded = [c for c in found if any(isinstance(p, Shard) for p in c.outputs)]
             others = [c for c in found if c not in sharded]
             if not isinstance(node.op, Place):

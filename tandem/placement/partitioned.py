@@ -119,7 +119,9 @@ def partition(
     ------
     ValueError
         A variable cannot have its placement, or has to be converted and is fixed, or its shape is
-        not known; what is given is no input, or what is wanted no output.
+        not known; one that is given is computed, or one that is wanted is no output.
+    TypeError
+        What is given or wanted is no placement, or `outputs` is a single variable.
     NotImplementedError
         With `strict`: an Op has no rule.
     """
@@ -153,7 +155,7 @@ class Partitioning:
         fixed: Collection[Variable] = (),
     ) -> "Partitioning":
         """Infer placements and conversions; see `partition`."""
-        _check_placements(outputs, given, wanted, ranks)
+        _check(outputs, given, wanted, ranks)
         if ranks == 1:
             return cls(
                 [(v, Replicate()) for v in outputs], dict.fromkeys(given, Replicate()), 1, [], []
@@ -165,8 +167,8 @@ class Partitioning:
         if strict and names:
             raise NotImplementedError(
                 f"{', '.join(names)}: no rule says how it is computed by parts, so every rank would"
-                " need whole tensors; register one with @tandem.placement.rule.register, or allow "
-                "it with strict=False"
+                " need whole tensors; register one with @tandem.placement.rule.register, or do "
+                "without `strict`"
             )
         return cls(forms, given, ranks, found.steps, names)
 
@@ -189,25 +191,31 @@ class Partitioning:
         )
 
 
-def _check_placements(
+def _check(
     outputs: Sequence[Variable],
     given: Mapping[Variable, Placement],
     wanted: Mapping[Variable, Placement],
     ranks: int,
 ) -> None:
+    """Refuse what cannot be asked of a partition; see `partition`."""
+    if isinstance(outputs, Variable):
+        raise TypeError(f"outputs: {describe(outputs)} is a variable, expected a list of them")
     for variable, placement in (*given.items(), *wanted.items()):
-        check_placement(placement, getattr(variable.type, "ndim", 0), ranks)
+        try:
+            check_placement(placement, getattr(variable.type, "ndim", 0), ranks)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{describe(variable)}: {error}") from error
         if placement == Partial("sum") and getattr(variable.type, "dtype", "") == "bool":
             raise ValueError(f"{describe(variable)}: a sum needs numbers, and its type is bool")
     for variable in given:
         if variable.owner is not None:
             raise ValueError(
-                f"{describe(variable)} is given and is computed by the graph: use "
-                "tandem.placement.place"
+                f"{describe(variable)} is given a placement, but is computed: only inputs are "
+                "given, and `place` states a wish for others"
             )
     for variable in wanted:
         if variable not in outputs:
-            raise ValueError(f"{describe(variable)} is wanted and is no output")
+            raise ValueError(f"{describe(variable)} is wanted, but is none of the outputs")
 
 
 def _shared(

@@ -69,7 +69,15 @@ Shape = tuple[int, ...]
 
 
 def check_placement(placement: Placement, ndim: int, ranks: int | None = None) -> None:
-    """Raise ValueError unless a tensor of `ndim` axes can have a placement over `ranks`."""
+    """Raise unless a tensor of `ndim` axes can have a placement over `ranks`.
+
+    ValueError: the axis or the rank does not exist. TypeError: it is no placement.
+    """
+    if not isinstance(placement, Placement):
+        raise TypeError(
+            f"{placement!r} is no placement, expected Replicate(), Shard(axis), Partial(op) or "
+            "Single(rank)"
+        )
     if isinstance(placement, Shard) and placement.axis >= ndim:
         raise ValueError(f"{placement}: a tensor of {ndim} axes has no axis {placement.axis}")
     if isinstance(placement, Single) and ranks is not None and placement.rank >= ranks:

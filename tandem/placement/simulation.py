@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytensor
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import io_toposort
 
 from tandem.ops.collective import Collective
+from tandem.placement.conversions import describe
 from tandem.placement.partitioned import Partitioned, Partitioning
 from tandem.placement.placements import Partial, Placement, Replicate, local_index
 
@@ -30,8 +32,8 @@ def simulate(
     outputs, given, wanted, ranks, strict
         As of `tandem.placement.partition`.
     values : mapping of Variable to array
-        The whole value of each input. Of a partial one rank 0 gets all, and the others terms that
-        change nothing.
+        The whole value of each input; a shared variable has its own where it is left out. Of a
+        partial one rank 0 gets all, and the others terms that change nothing.
     mode : str or Mode
         PyTensor's, without a channel.
 
@@ -39,6 +41,11 @@ def simulate(
     -------
     list of list of array or None
         By rank, its part of each output.
+
+    Raises
+    ------
+    ValueError
+        An input has no value, or one of another shape; and what `partition` refuses.
     """
     partitioning = Partitioning.of(outputs, given=given, wanted=wanted, ranks=ranks, strict=strict)
     parts = [partitioning.part(rank) for rank in range(ranks)]
@@ -49,7 +56,7 @@ def simulate(
         own = {variable: variable.type() for variable in part.inputs.values()}
         for whole, variable in part.inputs.items():
             placement = given.get(whole, Replicate())
-            feeds[own[variable]] = _cut(values[whole], placement, ranks, rank)
+            feeds[own[variable]] = _cut(_value(whole, values), placement, ranks, rank)
         graphs.append((part, own))
     results = iter(_function(feeds, graphs, mode)(*feeds.values()))
     return [[None if v is None else next(results) for v in part.outputs] for part in parts]
@@ -97,6 +104,20 @@ def _build(
         outputs = node.outputs if inputs == node.inputs else node.op.make_node(*inputs).outputs
         known |= {(rank, v): new for v, new in zip(node.outputs, outputs, strict=True)}
     known |= {(rank, v): v for v in variables if (rank, v) not in known}  # constants
+
+
+def _value(variable: Variable, values: Mapping[Variable, Any]) -> Any:
+    """The whole value of an input."""
+    if variable not in values:
+        if isinstance(variable, SharedVariable):
+            return variable.get_value()
+        raise ValueError(f"{describe(variable)} has no value among `values`")
+    value, shape = values[variable], getattr(variable.type, "shape", (None,))
+    if None not in shape and np.shape(value) != shape:
+        raise ValueError(
+            f"{describe(variable)}: its value has shape {np.shape(value)}, expected {shape}"
+        )
+    return value
 
 
 def _cut(value: Any, placement: Placement, ranks: int, rank: int) -> Any:

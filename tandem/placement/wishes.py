@@ -46,6 +46,8 @@ def local_remove_place(fgraph: Any, node: Apply) -> list[Any]:
 
 @rule.register(Place)
 def _(op: Place, node: Apply, ranks: int) -> list[Choice]:
+    check_placement(op.placement, node.inputs[0].type.ndim, ranks)
+
     def local(node: Apply, inputs: Any, part: Any) -> list[Any]:
         return [inputs[0]]
 
@@ -69,5 +71,7 @@ def place(x: Any, placement: Placement) -> TensorVariable:
     ------
     ValueError
         x has no such axis.
+    TypeError
+        It is no placement.
     """
     return Place(placement)(x)

@@ -5,7 +5,7 @@ Importing this module imports PyTensor.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from tandem.config.schema import Config
 from tandem.errors import InputError
@@ -20,6 +20,7 @@ from tandem.placement.placements import (
     local_index,
     local_shape,
 )
+from tandem.validation import suggestion
 
 
 @dataclass(frozen=True)
@@ -79,19 +80,25 @@ def divide(
     if ranks == 1:
         return None
     declared = network.parameters.declared
-    placements = {
-        name: placement
-        for name, placement in network.placements(config.fully_connected).items()
-        if placement != Replicate()
-    }
-    shapes = {name: parameter.shape for name, parameter in declared.items()}
     kind = f"network: {type(network).__name__}"
+    found: Any = network.placements(config.fully_connected)
+    if not isinstance(found, Mapping):
+        raise InputError(
+            f"{kind}: `placements` returns {found!r}, expected a dictionary from names of "
+            "parameters to placements"
+        )
+    placements = {name: p for name, p in found.items() if p != Replicate()}
+    shapes = {name: parameter.shape for name, parameter in declared.items()}
     for name, placement in placements.items():
         if name not in shapes:
-            raise InputError(f"{kind} has a placement of {name}, which it does not declare")
+            raise InputError(
+                f"{kind} has a placement of {name}, which it does not declare"
+                f"{suggestion(name, shapes)}"
+            )
         if not isinstance(placement, Shard | Single):
             raise InputError(
-                f"{kind} places {name} as {placement}, expected replicate, shard or single"
+                f"{kind} places {name} as {placement!r}, expected Replicate(), Shard(axis) or "
+                "Single(rank)"
             )
         try:
             check_placement(placement, len(shapes[name]), ranks)

@@ -6,8 +6,12 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
 
+import tandem.placement
 from tandem.placement import (
+    Choice,
     Partial,
     Placement,
     Replicate,
@@ -15,6 +19,7 @@ from tandem.placement import (
     Single,
     partition,
     place,
+    rule,
     simulate,
 )
 from tests.support.placed_graphs import (
@@ -132,8 +137,8 @@ def test_a_perceptron_moves_as_few_bytes_as_any_choice(
         assert fewest_bytes([y], given, {}, 2, most=total) == total
 
 
-def matrix(name: str, rows: int, columns: int) -> Any:
-    return pt.tensor(name, dtype="float64", shape=(rows, columns))
+def matrix(name: str, *shape: int) -> Any:
+    return pt.tensor(name, dtype="float64", shape=shape)
 
 
 def test_a_conversion_is_made_once_for_all_that_need_it() -> None:
@@ -169,6 +174,27 @@ def test_a_mean_divides_by_the_length_of_the_whole() -> None:
     value = np.arange(7.0) ** 2
     found = simulate([x.mean()], {x: Shard(0)}, {}, 3, {x: value})
     assert [part[0] for part in found] == [value.mean()] * 3
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [((4, 6), (6, 5)), ((3, 4, 6), (6, 5)), ((3, 4, 6), (3, 5, 6))]
+)
+def test_products_by_at_are_divided_as_those_by_dot(
+    left: tuple[int, ...], right: tuple[int, ...]
+) -> None:
+    x, y = matrix("x", *left), matrix("y", *right)
+    z = x @ (y if right[-2] == 6 else y.swapaxes(1, 2))
+    outputs = [z, pt.grad((z**2).sum(), y)]
+    rng = np.random.default_rng(4)
+    values = {x: rng.normal(size=left), y: rng.normal(size=right)}
+    for p in (Replicate(), *map(Shard, range(len(left)))):
+        for q in (Single(), *map(Shard, range(len(right)))):
+            check(PlacedGraph(outputs, {x: p, y: q}, {outputs[1]: q}, values), 3)
+            part = partition(outputs, given={x: p, y: q}, wanted={}, ranks=3, rank=0)
+            assert part.without_rule == []
+    if len(left) == 2:
+        part = partition([z], given={x: Shard(1), y: Shard(0)}, wanted={}, ranks=3, rank=0)
+        assert [c.kind for c in part.conversions] == ["all-reduce"]
 
 
 def whole_of_both(outputs: list[Any], given: dict[Any, Any], values: dict[Any, Any]) -> Any:
@@ -299,6 +325,10 @@ def test_the_five_statements_of_neon(ranks: int) -> None:
     assert a not in part.inputs
 
 
+def test_names_that_are_imported_later_are_listed() -> None:
+    assert {"partition", "place", "rule", "simulate", "explain"} <= {*dir(tandem.placement)}
+
+
 # What cannot be
 
 
@@ -334,19 +364,85 @@ def test_refusals() -> None:
         partition([x], given={x: Single(2)}, wanted={}, ranks=2, rank=0)
     with pytest.raises(ValueError, match="rank 2 is none of 2 ranks"):
         partition([x], given={}, wanted={}, ranks=2, rank=2)
-    y, mask = matrix("y", 2, 3), pt.tensor("mask", dtype="bool", shape=(2,))
+    mask = pt.tensor("mask", dtype="bool", shape=(2,))
     with pytest.raises(ValueError, match="mask: a sum needs numbers, and its type is bool"):
         partition([mask], given={mask: Partial()}, wanted={}, ranks=2, rank=0)
-    with pytest.raises(ValueError, match="Exp of y is given and is computed by the graph"):
-        partition([x], given={pt.exp(y): Shard(0)}, wanted={}, ranks=2, rank=0)
-    with pytest.raises(ValueError, match="Exp of y is wanted and is no output"):
-        partition([y], given={}, wanted={pt.exp(y): Shard(0)}, ranks=2, rank=0)
     with pytest.raises(ValueError, match="has no axis 3"):
         place(x, Shard(3))
     with pytest.raises(ValueError, match="axis must be an int of at least 0"):
         Shard(-1)
     with pytest.raises(ValueError, match="op must be one of sum, max, min"):
         Partial("mean")  # type: ignore[arg-type]
+
+
+def test_what_is_no_partition_is_refused_by_a_sentence() -> None:
+    x = matrix("x", 4, 6)
+    y = pt.exp(x)
+
+    def refuse(message: str, outputs: Any, given: Any, wanted: Any, kind: Any = ValueError) -> None:
+        with pytest.raises(kind, match=message):
+            partition(outputs, given=given, wanted=wanted, ranks=3, rank=0)
+
+    refuse("x: 'shard' is no placement, expected Replicate", [y], {x: "shard"}, {}, TypeError)
+    refuse("x: <class .*Replicate'> is no placement", [y], {x: Replicate}, {}, TypeError)
+    refuse("outputs: Exp of x is a variable", y, {x: Shard(0)}, {}, TypeError)
+    refuse("Exp of x is wanted, but is none of the outputs", [y], {}, {pt.exp(x): Shard(0)})
+    refuse("Exp of x is given a placement, but is computed", [y + 1], {y: Shard(0)}, {})
+    refuse(r"single\(5\): there are 3 ranks", [place(x, Single(5))], {}, {})
+    weights = pytensor.shared(np.zeros((6, 5)), name="w")
+    refuse("w: .* needs a shape .* shape=value.shape", [x @ weights], {weights: Shard(1)}, {})
+    with pytest.raises(TypeError, match="'x' is no placement"):
+        place(x, "x")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="x has no value among `values`"):
+        simulate([y], {x: Shard(0)}, {}, 3, {})
+    with pytest.raises(ValueError, match=r"x: its value has shape \(3, 3\), expected \(4, 6\)"):
+        simulate([y], {x: Shard(0)}, {}, 3, {x: np.zeros((3, 3))})
+
+
+class Whole(Op):
+    """The identity."""
+
+    __props__ = ("choices",)
+
+    def __init__(self, choices: Any) -> None:
+        self.choices = choices
+
+    def make_node(self, x: Any) -> Apply:  # type: ignore[override]
+        return Apply(self, [x], [x.type()])
+
+    def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
+        outputs[0][0] = inputs[0]
+
+
+@rule.register(Whole)
+def _(op: Whole, node: Apply, ranks: int) -> Any:
+    return op.choices and [*op.choices]
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        (None, "the rule of Whole returns None, expected a list of Choice"),
+        ((Shard(0),), r"returns \[Shard\(axis=0\)\], expected a list of Choice"),
+        ((Choice(Shard(0), Shard(0)),), "lists inputs=Shard.* expected a tuple with .* each of 1"),  # type: ignore[arg-type]
+        (
+            (Choice((Shard(0),) * 2, (Shard(0),)),),
+            "expected a tuple with a placement for each of 1",
+        ),
+        ((Choice((Shard(0),), (Shard(7),)),), "lists outputs=.*: a tensor of 2 axes has no axis 7"),
+        ((Choice((Shard(0),), (None,)),), "None is no placement"),  # type: ignore[arg-type]
+    ],
+)
+def test_choices_that_are_none_of_a_node_are_refused(choices: Any, message: str) -> None:
+    x = matrix("x", 4, 6)
+    with pytest.raises(ValueError, match=message):
+        partition([Whole(choices)(x)], given={x: Shard(0)}, wanted={}, ranks=2, rank=0)
+
+
+def test_a_shared_variable_has_its_own_value() -> None:
+    weights = pytensor.shared(np.arange(12.0).reshape(3, 4), name="w", shape=(3, 4))
+    found = simulate([weights.sum(axis=1)], {weights: Shard(1)}, {}, 2, {})
+    np.testing.assert_array_equal(found[1][0], [6, 22, 38])
 
 
 def test_a_place_is_left_out_of_a_graph_that_is_not_partitioned() -> None:

@@ -1,6 +1,5 @@
 """How trainers divide parameters, and how a checkpoint gets them whole."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,12 @@ def small(**options: Any) -> Network:
     return SmallNetwork(8, 7, 1.0, "float32", **options)
 
 
-def placing(placements: Mapping[str, Placement]) -> Network:
+def placing(placements: Any) -> Network:
     """A network with placements of its own."""
 
     class Placing(SmallNetwork):
-        def placements(self, kind: str) -> dict[str, Placement]:
-            return dict(placements)
+        def placements(self, kind: str) -> Any:
+            return placements
 
     return Placing(8, 7, 1.0, "float32")
 
@@ -74,7 +73,18 @@ def test_who_divides_nothing_has_graphs_of_its_own() -> None:
         (small(), 8, "axis 1 of fc2.weight, of length 7, among 8 trainers, .* at most 7 of them"),
         (small(units=3), 4, "axis 1 of fc1.weight, of length 3, among 4 trainers"),
         (placing({"fc9.weight": Shard(1)}), 2, "a placement of fc9.weight, which it does not"),
-        (placing({"fc1.weight": Partial()}), 2, r"places fc1.weight as partial\(sum\), expected"),
+        (
+            placing({"fc1.weight": Partial()}),
+            2,
+            r"places fc1.weight as Partial\(.*, expected Replicate",
+        ),
+        (
+            placing({"fc1.weight": "sharded"}),
+            2,
+            r"as 'sharded', expected Replicate\(\), Shard\(axis",
+        ),
+        (placing({"fc1.wieght": Shard(1)}), 2, "fc1.wieght, .* did you mean fc1.weight?"),
+        (placing(None), 2, "`placements` returns None, expected a dictionary"),
         (placing({"fc1.bias": Shard(1)}), 2, "fc1.bias: .* has no axis 1"),
         (placing({"fc1.bias": Single(2)}), 2, "fc1.bias: .* there are 2 ranks"),
     ],

@@ -1,7 +1,7 @@
 """Rules for PyTensor's own Ops."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -9,6 +9,7 @@ import pytensor.scalar as ps
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.basic import Alloc, Join, MakeVector, Split
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import Argmax, Dot
@@ -63,13 +64,19 @@ def _linear_inputs(node: Apply) -> list[tuple[int, ...]]:
 def _(op: Elemwise, node: Apply, ranks: int) -> list[Choice]:
     if isinstance(op.scalar_op, ps.Second) and None not in node.outputs[0].type.shape:
         return _filled(node)
+    choices = _along_broadcast(node, range(node.outputs[0].type.ndim))
+    return choices + partial_sums(node, _linear_inputs(node))
+
+
+def _along_broadcast(node: Apply, axes: Iterable[int]) -> list[Choice]:
+    """Shard one of the axes of all inputs and outputs, but of inputs that are repeated along it."""
     choices = []
-    for axis, length in enumerate(node.outputs[0].type.shape):
-        if length == 1:
+    for axis in axes:
+        if node.outputs[0].type.shape[axis] == 1:
             continue
         inputs = tuple(Replicate() if v.type.shape[axis] == 1 else Shard(axis) for v in node.inputs)
         choices.append(Choice(inputs, (Shard(axis),) * len(node.outputs)))
-    return choices + partial_sums(node, _linear_inputs(node))
+    return choices
 
 
 def _filled(node: Apply) -> list[Choice]:
@@ -132,6 +139,19 @@ def _(op: Dot, node: Apply, ranks: int) -> list[Choice]:
         Choice((Replicate(), Shard(1)), (Shard(1),)),
         Choice((Shard(1), Shard(0)), (Partial(),)),
     ]
+    return choices + partial_sums(node, [(0,), (1,)])
+
+
+@rule.register(Blockwise)
+def _(op: Blockwise, node: Apply, ranks: int) -> list[Choice]:
+    batch = op.batch_ndim(node)
+    choices = _along_broadcast(node, range(batch))
+    if not isinstance(op.core_op, Dot):
+        return choices
+    rows, columns = Shard(batch), Shard(batch + 1)  # `x @ y` is this, also of two matrices
+    choices.append(Choice((rows, Replicate()), (rows,)))
+    choices.append(Choice((Replicate(), columns), (columns,)))
+    choices.append(Choice((columns, rows), (Partial(),)))
     return choices + partial_sums(node, [(0,), (1,)])
 
 

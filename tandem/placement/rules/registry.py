@@ -8,7 +8,7 @@ from typing import Any
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 
-from tandem.placement.placements import Partial, Placement, Replicate
+from tandem.placement.placements import Partial, Placement, Replicate, check_placement
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,33 @@ def rule(op: Op, node: Apply, ranks: int) -> list[Choice]:
     ranks : int
     """
     return []
+
+
+def listed(node: Apply, ranks: int) -> list[Choice]:
+    """The choices that the rule of a node's Op lists.
+
+    Raises ValueError if one of them cannot be a choice of the node.
+    """
+    found = rule(node.op, node, ranks)
+    of = f"the rule of {type(node.op).__name__}"
+    if not isinstance(found, list) or not all(isinstance(choice, Choice) for choice in found):
+        raise ValueError(f"{of} returns {found!r}, expected a list of Choice")
+    for choice in found:
+        for side, variables in (("inputs", node.inputs), ("outputs", node.outputs)):
+            placements = getattr(choice, side)
+            if not isinstance(placements, tuple) or len(placements) != len(variables):
+                raise ValueError(
+                    f"{of} lists {side}={placements!r}, expected a tuple with a placement for each "
+                    f"of {len(variables)}"
+                )
+            for variable, placement in zip(variables, placements, strict=True):
+                if placement is None and side == "inputs":
+                    continue
+                try:
+                    check_placement(placement, getattr(variable.type, "ndim", 0), ranks)
+                except (ValueError, TypeError) as error:
+                    raise ValueError(f"{of} lists {side}={placements!r}: {error}") from error
+    return found
 
 
 def has_rule(op: Op) -> bool:
