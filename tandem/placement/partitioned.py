@@ -155,7 +155,7 @@ class Partitioning:
         fixed: Collection[Variable] = (),
     ) -> "Partitioning":
         """Infer placements and conversions; see `partition`."""
-        _check(outputs, given, wanted, ranks)
+        _check_placements(outputs, given, wanted, ranks)
         if ranks == 1:
             return cls(
                 [(v, Replicate()) for v in outputs], dict.fromkeys(given, Replicate()), 1, [], []
@@ -191,7 +191,7 @@ class Partitioning:
         )
 
 
-def _check(
+def _check_placements(
     outputs: Sequence[Variable],
     given: Mapping[Variable, Placement],
     wanted: Mapping[Variable, Placement],
