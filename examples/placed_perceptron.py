@@ -7,6 +7,8 @@ Every rank states the whole graph, gradients and updates included, and computes 
 outputs are added up over the ranks, and nothing else passes between them.
 """
 
+import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ ROWS, INPUTS, HIDDEN, OUTPUTS = 64, 8, 32, 1
 RATE = 0.1
 
 
-def train(group: Group, steps: int = 200) -> list[float]:
+def train(group: Group, steps: int) -> list[float]:
     """Train on this rank, together with the others; return the loss of each step."""
     rng = np.random.default_rng(1)  # the same values at every rank
     images = rng.normal(size=(ROWS, INPUTS))
@@ -63,15 +65,21 @@ def train(group: Group, steps: int = 200) -> list[float]:
     return [float(step()[0]) for _ in range(steps)]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Join the ranks that were started together, and train; rank 0 prints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=200)
+    steps = parser.parse_args(arguments).steps
+
     group: Group
     (group,) = local_groups(1)  # without a launcher it is one rank
     if mpi.is_started_by_mpi():
         group = mpi.join()
     elif gloo.is_started_by_torchrun():
         group = gloo.join()
-    losses = train(group)
+    losses = train(group, steps)
     if group.rank == 0:
         print(f"loss {losses[0]:.4f}, after {len(losses)} steps {losses[-1]:.4f}")
 

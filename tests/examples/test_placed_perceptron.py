@@ -22,7 +22,7 @@ def test_one_rank_learns(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_two_ranks_learn_the_same(launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main()
+    main([])
     expected = capsys.readouterr().out.splitlines()[-1]
     python = Path(sys.executable)
     command = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
