@@ -1,4 +1,4 @@
-"""How a number of rows is split into consecutive parts."""
+"""How a number of rows, or an axis of a tensor, is split into consecutive parts."""
 
 
 def edges(count: int, parts: int) -> list[int]:
@@ -15,3 +15,16 @@ def edges(count: int, parts: int) -> list[int]:
     if count < 0 or parts < 1:
         raise ValueError(f"{count} rows can't be split into {parts} parts")
     return [count * i // parts for i in range(parts + 1)]
+
+
+def part_of(shape: tuple[int, ...], axis: int, parts: int, number: int) -> tuple[slice, ...]:
+    """Return the index of a part of a tensor that is divided along an axis, by `edges`."""
+    ends = edges(shape[axis], parts)
+    whole = (slice(None),) * len(shape)
+    return (*whole[:axis], slice(ends[number], ends[number + 1]), *whole[axis + 1 :])
+
+
+def part_shape(shape: tuple[int, ...], axis: int, parts: int, number: int) -> tuple[int, ...]:
+    """Return the shape of a part of a tensor that is divided along an axis, by `edges`."""
+    ends = edges(shape[axis], parts)
+    return (*shape[:axis], ends[number + 1] - ends[number], *shape[axis + 1 :])

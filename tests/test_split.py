@@ -4,11 +4,12 @@ from fractions import Fraction
 from itertools import pairwise
 from math import floor
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.split import edges
+from tandem.split import edges, part_of, part_shape
 
 
 @given(st.integers(0, 200), st.integers(1, 40))
@@ -34,3 +35,13 @@ def test_parts_of_parts_have_the_edges_of_all(count: int, parts: int, pieces: in
 def test_what_cannot_be_split_is_refused(count: int, parts: int) -> None:
     with pytest.raises(ValueError, match=f"{count} rows can't be split into {parts} parts"):
         edges(count, parts)
+
+
+def test_parts_of_a_tensor_are_put_together_to_the_whole() -> None:
+    whole = np.arange(30).reshape(5, 2, 3)
+    for axis, parts in ((0, 2), (0, 7), (1, 3), (2, 2)):
+        found = [whole[part_of(whole.shape, axis, parts, n)] for n in range(parts)]
+        assert [p.shape for p in found] == [
+            part_shape(whole.shape, axis, parts, n) for n in range(parts)
+        ]
+        np.testing.assert_array_equal(np.concatenate(found, axis), whole)

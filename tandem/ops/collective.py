@@ -19,10 +19,9 @@ from tandem.ops.communication import (
     Reduction,
     Shape,
     first_token,
-    part_of,
-    part_shape,
     placeholder,
 )
+from tandem.split import part_of, part_shape
 
 __all__ = [
     "AllGather",
@@ -38,8 +37,6 @@ __all__ = [
     "Slice",
     "Vary",
     "first_token",
-    "part_of",
-    "part_shape",
     "placeholder",
 ]
 

@@ -16,7 +16,7 @@ from pytensor.graph.basic import Apply
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.ops.base import TensorOp, Values, positive_int
-from tandem.split import edges
+from tandem.split import edges, part_of, part_shape
 
 Shape = tuple[int, ...]
 Reduction = Literal["sum", "max", "min"]
@@ -34,19 +34,6 @@ def first_token() -> TensorVariable:
 def placeholder(ndim: int, dtype: str) -> TensorVariable:
     """Return what stands for a tensor at a rank that has none: `ndim` axes of length 0."""
     return pt.constant(np.zeros((0,) * ndim, dtype))
-
-
-def part_of(shape: Shape, axis: int, ranks: int, rank: int) -> tuple[slice, ...]:
-    """Return the index of a rank's part of a tensor that is divided along an axis."""
-    ends = edges(shape[axis], ranks)
-    whole = (slice(None),) * len(shape)
-    return (*whole[:axis], slice(ends[rank], ends[rank + 1]), *whole[axis + 1 :])
-
-
-def part_shape(shape: Shape, axis: int, ranks: int, rank: int) -> Shape:
-    """Return the shape of a rank's part of a tensor that is divided along an axis."""
-    ends = edges(shape[axis], ranks)
-    return (*shape[:axis], ends[rank + 1] - ends[rank], *shape[axis + 1 :])
 
 
 class Collective(TensorOp):

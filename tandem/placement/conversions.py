@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,14 +159,8 @@ def _of_whole(variable: Variable, local: Any, target: Placement, part: Part) -> 
             assert index is not None
             if isinstance(local, Constant):
                 return pt.constant(local.data[index], dtype=local.type.dtype)
-            return _take(local, index)
+            return local[index]
         case Single(rank) if rank != part.rank:
             return None
         case _:
             return local
-
-
-def _take(local: Any, index: Sequence[slice]) -> Variable:
-    shape = local.type.shape
-    whole = (slice(None) if i == slice(0, n) else i for i, n in zip(index, shape, strict=True))
-    return local[tuple(whole)]

@@ -262,7 +262,7 @@ class _Search:
         return min(options, key=lambda plan: plan.cost_of((variable, target)))
 
     def _again(self, variable: Variable, target: Placement, depth: int) -> Plan | None:
-        """Compute a result once more, by another choice of its node, if that takes little time."""
+        """Recompute a result by another choice of its node, where that is cheap."""
         node = variable.owner
         if node is None or depth == _DEPTH or not _is_cheap(node):
             return None
@@ -346,7 +346,7 @@ def _same_size(a: Variable, b: Variable) -> bool:
 
 
 def _is_cheap(node: Apply) -> bool:
-    """Whether computing a node once more costs little: it makes much of little, or moves data."""
+    """Whether recomputing a node is cheap: it moves data, or makes much of little."""
     if isinstance(node.op, Elemwise | DimShuffle | Reshape):
         return True
     sizes = [_size(v) for v in (*node.inputs, *node.outputs)]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from tandem.split import edges
+from tandem.split import part_of, part_shape
 
 Reduction = Literal["sum", "max", "min"]
 
@@ -102,14 +102,15 @@ def local_index(
     """
     if isinstance(placement, Single) and placement.rank != rank:
         return None
-    index = [slice(0, length) for length in shape]
     if isinstance(placement, Shard):
-        cuts = edges(shape[placement.axis], ranks)
-        index[placement.axis] = slice(cuts[rank], cuts[rank + 1])
-    return tuple(index)
+        return part_of(shape, placement.axis, ranks, rank)
+    return (slice(None),) * len(shape)
 
 
 def local_shape(shape: Shape, placement: Placement, ranks: int, rank: int) -> Shape | None:
     """The shape of what a rank has of a tensor; None where it has nothing."""
-    index = local_index(shape, placement, ranks, rank)
-    return None if index is None else tuple(part.stop - part.start for part in index)
+    if isinstance(placement, Single) and placement.rank != rank:
+        return None
+    if isinstance(placement, Shard):
+        return part_shape(shape, placement.axis, ranks, rank)
+    return shape

@@ -67,7 +67,7 @@ def test_numbers_pass_too(kind: type[CheckedChannel]) -> None:
 
 
 class Slow(HostChannel):
-    """The last rank waits before it reads; whoever writes too early spoils what it reads."""
+    """The last rank waits before it reads: a region that is written too early would show."""
 
     def _read(self, *arguments: Any) -> torch.Tensor:
         if self.rank == self.size - 1:

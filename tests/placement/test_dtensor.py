@@ -60,7 +60,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def by_dtensor(ranks: int, rows_are_sharded: bool, backward: bool) -> Passed:
-    """What DTensor passes, where inputs, outputs and gradients are to be placed as ours."""
+    """The collectives of DTensor, with inputs, outputs and gradients placed as ours."""
     mesh, rows = init_device_mesh("cpu", (ranks,)), TorchReplicate()
     if rows_are_sharded:
         rows = TorchShard(0)

@@ -116,7 +116,7 @@ class Together:
         self.models[rank].load(dict(network.initial_values(1)))
 
     def slots(self, whole: Slot, rows: int) -> list[Slot]:
-        """Each trainer's rows of a global minibatch of which so many are valid."""
+        """Each trainer's rows of a global minibatch, of which `rows` are valid."""
         found = []
         for first in range(0, len(self.groups) * self.batch, self.batch):
             count = min(max(rows - first, 0), self.batch)

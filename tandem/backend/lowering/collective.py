@@ -22,9 +22,8 @@ from tandem.ops.collective import (
     Scatter,
     Slice,
     Vary,
-    part_of,
 )
-from tandem.split import edges
+from tandem.split import edges, part_of
 
 Tensor = torch.Tensor
 Communicate = Callable[[Channel, Label, Tensor], Tensor]

@@ -93,7 +93,7 @@ def has_rule(op: Op) -> bool:
 
 
 def replicated(count: int) -> tuple[Placement, ...]:
-    """Return so many `Replicate`."""
+    """Return `count` times `Replicate`."""
     return (Replicate(),) * count
 
 
