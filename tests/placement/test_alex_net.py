@@ -45,6 +45,14 @@ def test_two_sharded_trainers_make_eight_conversions(rank: int) -> None:
     assert round(network.exchanged() / 1e6, 1) == 9.3
 
 
+@pytest.mark.parametrize("rows", [4, 16, 128])
+def test_rows_as_many_as_classes_or_units_change_no_conversion(rows: int) -> None:
+    """A square product's result has the size of its factors, whose elements lie elsewhere."""
+    options = {"crop_size": 67, "width": rows / 2048, "classes": 2 * rows, "batch_size": rows}
+    found = divided(2, "sharded", **options).partitioned(0)
+    assert [c.kind for c in found.conversions] == [kind for kind, *_ in SHARDED]
+
+
 def test_of_a_single_trainers_layers_what_goes_in_and_comes_back_passes() -> None:
     found = divided(2, "single")
     root, other = (found.partitioned(rank) for rank in range(2))
