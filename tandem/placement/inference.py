@@ -130,14 +130,12 @@ class _Search:
         """All choices of a node, in the order in which ties are decided."""
         if node not in self._choices:
             found = [c for c in listed(node, self._ranks) if _may_add(node, c)]
-            sharded = [c for c in found if any(isinstance(p, Shard) for p in c.outputs)]
-            others = [c for c in found if c not in sharded]
             if not isinstance(node.op, Place):
-                sharded += [
+                found += [
                     Choice((p,) * len(node.inputs), (p,) * len(node.outputs))
                     for p in self._everywhere
                 ]
-            self._choices[node] = sharded + others
+            self._choices[node] = found
         return self._choices[node]
 
     def _best(self, node: Apply) -> Plan:
