@@ -21,7 +21,7 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape
 
 from tandem.placement.conversions import describe, find_kind, nbytes
-from tandem.placement.placements import Partial, Placement, Replicate, Shard, Single
+from tandem.placement.placements import Partial, Placement, Replicate, Single
 from tandem.placement.plans import ComputationStep, ConversionStep, Form, Plan, Step
 from tandem.placement.rules import Choice, has_rule, listed
 from tandem.placement.wishes import Place
