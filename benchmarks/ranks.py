@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cost import STRATEGIES
+from tandem.cost.exchange import STRATEGIES
 from tests.support.machines import CABLE, MACHINES, missing_for_two_machines, two_machines
 
 PARAMETERS = {

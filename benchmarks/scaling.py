@@ -15,25 +15,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.cost import (
+from benchmarks.measure import quartiles, setting
+from benchmarks.ranks import CABLE_SPEED, PEERS
+from tandem.cost.exchange import (
     STRATEGIES,
-    THEANO_MPI,
     Layout,
-    Network,
     Rates,
     fit,
     load,
+    not_measured,
     seconds,
     speedup,
 )
-from benchmarks.measure import quartiles, setting
-from benchmarks.ranks import CABLE_SPEED, PEERS
+from tandem.cost.published import THEANO_MPI, PublishedNetwork
 
 RESULTS = Path(__file__).parent / "results"
 RANKS = (8, 64, 512)
@@ -73,7 +73,9 @@ def is_fitted(row: Row) -> bool:
     return row["name"] in STRATEGIES
 
 
-def predict(network: Network, strategy: str, ranks: int, rates: Rates) -> tuple[float, float]:
+def predict(
+    network: PublishedNetwork, strategy: str, ranks: int, rates: Rates
+) -> tuple[float, float]:
     """Predict the seconds of an exchange and the speed-up, with a core per rank.
 
     Each machine has `RANKS_EACH` ranks, or all of them if they are fewer.
@@ -207,7 +209,7 @@ def _draw_fit(axes: Any, rows: Sequence[Row], model: Model) -> None:
     axes.legend(fontsize=7)
 
 
-def _draw_speedup(axes: Any, network: Network, model: Model) -> None:
+def _draw_speedup(axes: Any, network: PublishedNetwork, model: Model) -> None:
     """Draw the part of the ideal speed-up over ranks, and that of Theano-MPI."""
     ranks = [2**k for k in range(10)]
     for bits, style in zip((CABLE_SPEED, *FASTER), STYLES, strict=True):
@@ -231,8 +233,9 @@ def report(rows: Sequence[Row], path: Path) -> None:
     model = Model.of(ours)
     print(measured_table(rows, model))
     print(rates_table(model))
-    if any(np.isnan(astuple(model.rates))):
-        names = [f.name for f in fields(Rates) if np.isnan(getattr(model.rates, f.name))]
+    wanted = [load(strategy, 1, Layout(2, 2)) for strategy in STRATEGIES]
+    wanted += [load(strategy, 1, Layout(1, 2)) for strategy in STRATEGIES]
+    if names := not_measured(model.rates, wanted):
         print(f"no prediction: nothing was measured for {', '.join(names)}")
         return
     print(predicted_table(model))

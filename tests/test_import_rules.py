@@ -82,7 +82,7 @@ ROWS = (
     ("training",),
     ("launch",),
     ("datasets",),
-    ("classify", "export", "convert", "plot", "look", "nn", "placement_program"),
+    ("classify", "convert", "cost", "export", "look", "nn", "placement_program", "plot"),
     ("__main__",),
 )
 WITHOUT_CONFIGURATION = {"distributed", "processes", "layers", "optim"}

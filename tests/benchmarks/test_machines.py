@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cost import Layout, load
 from benchmarks.ranks import Job, run
+from tandem.cost.exchange import Layout, load
 from tests.support.machines import Machines, missing_for_two_machines, two_machines
 from tests.support.ranks import missing, starter
 from tests.support.tiny import ROOT, prepare, settings, wait_for_steps

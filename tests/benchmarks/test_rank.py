@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from benchmarks import overlap, ranks
-from benchmarks.cost import STRATEGIES, THEANO_MPI, Layout, Rates, load, seconds
 from benchmarks.ranks import PEERS, Job, jobs, run
 from benchmarks.scaling import Model, main, measured_table, predict, predicted_table
+from tandem.cost.exchange import STRATEGIES, Layout, Rates, load, seconds
+from tandem.cost.published import THEANO_MPI
 from tests.support.ranks import missing
 
 if reason := missing():

@@ -1,30 +1,42 @@
 """The model of an exchange's cost, against known rates and published figures."""
 
 import math
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 
 import numpy as np
 import pytest
 
-from benchmarks.cost import (
+from tandem.cost.exchange import (
+    LOCAL,
     STRATEGIES,
-    THEANO_MPI,
     Layout,
     Load,
     Rates,
     fit,
     load,
+    not_measured,
     seconds,
     speedup,
 )
+from tandem.cost.published import THEANO_MPI
+from tandem.distributed.allreduce import shard
 
-TRUE = Rates(30e-6, 90e-6, 2e-10, 8e-9, 4e-10, 9e-10)
+TRUE = Rates(30e-6, 90e-6, 2e-10, 8e-9, 4e-10, 9e-10, 20e-6, 3e-10)
 LAYOUTS = [Layout(m, r, c) for m, r, c in [(1, 2, 2), (1, 3, 2), (1, 4, 2), (2, 1, 1), (2, 2, 1)]]
 SIZES = (1_000, 250_000, 7_000_000, 60_000_000)
 
 
+EVERY = STRATEGIES + LOCAL
+
+
 def loads() -> list[Load]:
-    return [load(name, n, where) for name in STRATEGIES for n in SIZES for where in LAYOUTS]
+    return [
+        load(name, n, where)
+        for name in EVERY
+        for n in SIZES
+        for where in LAYOUTS
+        if name in STRATEGIES or where.machines == 1
+    ]
 
 
 def test_known_rates_are_found_again() -> None:
@@ -41,8 +53,10 @@ def test_rates_are_found_under_noise() -> None:
 def test_what_was_not_measured_is_not_known() -> None:
     here = [each for each in loads() if not each.bytes_between]
     found = fit(here, [seconds(TRUE, each) for each in here])
-    assert math.isnan(found.bytes_between)
-    assert math.isnan(found.steps_between)
+    missing = ["steps_between", "bytes_between"]
+    assert [name for name, rate in asdict(found).items() if math.isnan(rate)] == missing
+    assert not_measured(found, loads()) == missing
+    assert not_measured(found, here) == []
     assert seconds(found, here[0]) == pytest.approx(seconds(TRUE, here[0]))
     assert math.isnan(seconds(found, load("asa", 1000, Layout(2, 1))))
 
@@ -52,7 +66,7 @@ def test_too_few_measurements_are_refused() -> None:
         fit([load("asa", 10, Layout(1, 2)), load("asa", 10, Layout(1, 3))], [1, 1])
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", EVERY)
 def test_one_rank_costs_nothing(strategy: str) -> None:
     assert seconds(TRUE, load(strategy, 10**8, Layout(1, 1))) == 0
 
@@ -61,7 +75,7 @@ def test_one_rank_costs_nothing(strategy: str) -> None:
 @pytest.mark.parametrize("layout", [*LAYOUTS, Layout(64, 8)])
 def test_no_parameters_cost_waiting_and_many_cost_bandwidth(strategy: str, layout: Layout) -> None:
     waiting = load(strategy, 0, layout)
-    assert astuple(waiting)[2:] == (0, 0, 0, 0)
+    assert astuple(waiting)[2:] == (0, 0, 0, 0, 0, 0)
     assert sum(astuple(waiting)) > 0
     many, twice = (seconds(TRUE, load(strategy, n, layout)) for n in (10**12, 2 * 10**12))
     assert twice / many == pytest.approx(2, rel=1e-3)
@@ -79,6 +93,31 @@ def test_more_parameters_and_more_ranks_cost_more(strategy: str, machines: int) 
     )
     assert (np.diff(times, axis=1) > 0).all()
     assert (np.diff(times, axis=0) > 0).all()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("cores", [2, math.inf])
+def test_what_is_touched_in_shared_memory(ranks: int, cores: float) -> None:
+    """By the loops of the kernels, over the shards of all trainers."""
+    parameters, vectors = 12 * 1024, range(ranks)
+    touched = dict.fromkeys(LOCAL, 0)
+    for rank in range(ranks):
+        part = shard(parameters, ranks, rank)
+        for _ in range(part.start, part.stop, 1024):
+            touched["memory"] += 1024 * (len(vectors) + len(vectors))  # read, and written
+            touched["shared"] += 1024 * (len(vectors) + 1)
+    for strategy, elements in touched.items():
+        found = load(strategy, parameters, Layout(1, ranks, cores))
+        # One read and written at a time, by all cores that there are.
+        assert found.averaged == pytest.approx(elements / 2 / min(ranks, cores))
+        assert found.messages == 2 * (2 * (ranks - 1))
+
+
+def test_what_has_no_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no model of nccl"):
+        load("nccl", 1000, Layout(1, 2))
+    with pytest.raises(ValueError, match="memory: no memory is shared by 2 machines"):
+        load("memory", 1000, Layout(2, 2))
 
 
 def test_bytes_that_leave_a_machine() -> None:

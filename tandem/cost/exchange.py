@@ -1,4 +1,4 @@
-"""The cost of an exchange over ranks: a model linear in bytes, messages and additions.
+"""The cost of an exchange between trainers: a model linear in bytes, messages and additions.
 
 Latency and bandwidth (as in Thakur, Rabenseifner, Gropp 2005, "Optimization of collective
 communication operations in MPICH"), with two kinds of link, within a machine and between machines.
@@ -7,7 +7,7 @@ cores copy and add.
 
     seconds = sum of rate_i * load_i
 
-Loads follow from the all-reduce, the number of parameters and the layout; rates are fitted to
+Loads follow from the all-reduce, the number of elements and the layout; rates are fitted to
 measurements.
 """
 
@@ -18,7 +18,8 @@ from dataclasses import astuple, dataclass, fields
 import numpy as np
 from scipy.optimize import least_squares
 
-STRATEGIES = ("ar", "asa", "asa16", "hierarchical")
+STRATEGIES = ("ar", "asa", "asa16", "hierarchical")  # of ranks
+LOCAL = ("memory", "shared")  # of trainers that one launcher starts on one machine
 
 
 @dataclass(frozen=True)
@@ -48,24 +49,35 @@ class Load:
     bytes_between: float = 0  # sent by each machine
     added: float = 0  # elements added or copied in memory by each busy core
     rounded: float = 0  # elements converted to 16 bits or back by each busy core
+    messages: float = 0  # by pipes between trainers of one launcher, one after another
+    averaged: float = 0  # elements read and written in shared memory by each busy core
 
 
 @dataclass(frozen=True)
 class Rates:
     """Seconds per unit of each part of a `Load`; NaN if not measured."""
 
-    steps_within: float
-    steps_between: float
-    bytes_within: float
-    bytes_between: float
-    added: float
-    rounded: float
+    steps_within: float = math.nan
+    steps_between: float = math.nan
+    bytes_within: float = math.nan
+    bytes_between: float = math.nan
+    added: float = math.nan
+    rounded: float = math.nan
+    messages: float = math.nan
+    averaged: float = math.nan
 
 
 def load(strategy: str, parameters: int, layout: Layout) -> Load:
-    """Return the load of exchanging `parameters` float32 gradients by one of `STRATEGIES`."""
+    """Return the load of exchanging `parameters` float32 numbers, such as gradients.
+
+    The strategy is one of `STRATEGIES`, or on one machine of `LOCAL`. Raises ValueError for others.
+    """
+    if strategy not in STRATEGIES + LOCAL:
+        raise ValueError(f"there is no model of {strategy}")
     if layout.ranks == 1:
         return Load()
+    if strategy in LOCAL:
+        return _in_memory(strategy, parameters, layout)
     if strategy == "hierarchical":
         return _hierarchical(parameters, layout)
     size = parameters * (2 if strategy == "asa16" else 4)
@@ -109,10 +121,32 @@ def _hierarchical(parameters: int, layout: Layout) -> Load:
     )
 
 
+def _in_memory(strategy: str, parameters: int, layout: Layout) -> Load:
+    """Averages in memory that all trainers of a machine see, between two barriers.
+
+    Each trainer averages a shard of all vectors and writes it into all of them, or with "shared"
+    into the first one only. Barriers are messages to trainer 0, one from each, and its answers.
+    """
+    if layout.machines > 1:
+        raise ValueError(f"{strategy}: no memory is shared by {layout.machines} machines")
+    r, cores = layout.ranks_each, layout.busy_cores
+    touched = 1 if strategy == "memory" else (r + 1) / (2 * r)
+    return Load(messages=4 * (r - 1), averaged=touched * parameters * r / cores)
+
+
 def seconds(rates: Rates, asked: Load) -> float:
     """Return the seconds of an exchange; an unknown rate counts only if it is needed."""
     pairs = zip(astuple(rates), astuple(asked), strict=True)
     return sum(rate * amount for rate, amount in pairs if amount)
+
+
+def not_measured(rates: Rates, asked: Sequence[Load]) -> list[str]:
+    """Return the names of the rates that loads need and that are not known."""
+    return [
+        field.name
+        for field in fields(Rates)
+        if math.isnan(getattr(rates, field.name)) and any(getattr(a, field.name) for a in asked)
+    ]
 
 
 def fit(loads: Sequence[Load], measured: Sequence[float]) -> Rates:
@@ -137,37 +171,3 @@ def fit(loads: Sequence[Load], measured: Sequence[float]) -> Rates:
 def speedup(ranks: int, compute: float, exchange: float) -> float:
     """Return the speed-up over one rank from the seconds of a step, without overlap."""
     return ranks * compute / (compute + exchange)
-
-
-@dataclass(frozen=True)
-class Network:
-    """A network trained by Theano-MPI on eight GPUs (Ma, Mao, Taylor 2016, arXiv 1605.08325)."""
-
-    name: str
-    # GoogLeNet's include the auxiliary classifiers; the paper does not state if it trained them.
-    parameters: int
-    batch: int  # images per rank and step
-    exchange: dict[str, float]  # seconds of communication for 5,120 images, by all-reduce
-    speedup: float  # of the slowest all-reduce over one GPU
-
-    @property
-    def steps(self) -> float:
-        """Number of steps of eight ranks for 5,120 images."""
-        return 5120 / (8 * self.batch)
-
-    @property
-    def compute(self) -> float:
-        """Seconds of one GPU for a step.
-
-        From the slowest all-reduce, whose rounded value is the most precise: with T for 5,120
-        images on one GPU, ``T / speedup = T / 8 + exchange``.
-        """
-        alone = max(self.exchange.values()) / (1 / self.speedup - 1 / 8)
-        return alone / 8 / self.steps
-
-
-THEANO_MPI = (
-    Network("AlexNet", 60_965_224, 128, {"ar": 2.01, "asa": 0.75, "asa16": 0.47}, 5.3),
-    Network("GoogLeNet", 13_378_280, 32, {"ar": 2.07, "asa": 1.96, "asa16": 1.76}, 7.1),
-    Network("VGG-16", 138_357_544, 32, {"ar": 41.4, "asa": 8.6, "asa16": 4.84}, 4.3),
-)

@@ -1,0 +1,7 @@
+"""What a training step costs, predicted: computing, exchange, overlap and load.
+
+``exchange.py`` is the model of an exchange, ``machine.py`` the rates of a machine, ``steps.py`` the
+lines of a trainer's step with their work, ``overlap.py`` the replay of buckets, ``predict.py`` puts
+them together, ``published.py`` compares with Theano-MPI's figures, and ``program.py`` is the verb
+``tandem cost``.
+"""
