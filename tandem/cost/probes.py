@@ -26,7 +26,7 @@ class Probe:
 
 
 class LargeFilters(LayeredNetwork):
-    """Large filters, groups, response normalisation and dropout, as in AlexNet."""
+    """Large filters, groups and response normalisation, as in AlexNet."""
 
     def build(self, net: Builder, x: TensorVariable) -> TensorVariable:
         x = net.convolution("conv1", x, self.scaled(96), 11, 4, 0, bias=0.0)
@@ -35,9 +35,7 @@ class LargeFilters(LayeredNetwork):
         x = response_norm(max_pool(relu(x), 3, 2))
         x = relu(net.convolution("conv3", x, self.scaled(384), 3, bias=0.0))
         x = relu(net.convolution("conv4", x, self.scaled(256), 3, groups=2, bias=0.0))
-        x = max_pool(x, 3, 2)
-        x = net.dropout(relu(net.fully_connected("fc6", x, self.scaled(2048))), 0.5)
-        return net.fully_connected("fc7", x, self.classes)
+        return net.fully_connected("fc", global_average_pool(max_pool(x, 3, 2)), self.classes)
 
 
 class SmallFilters(LayeredNetwork):
@@ -48,6 +46,16 @@ class SmallFilters(LayeredNetwork):
         for number, filters in enumerate((64, 128, 256, 512, 512), 1):
             x = relu(net.convolution(f"conv{number}", x, self.scaled(filters), 3, bias=0.0))
             x = max_pool(x, 2, 2)
+        return net.fully_connected("fc", x, self.classes)
+
+
+class FullyConnected(LayeredNetwork):
+    """Large products, and dropout, as at the end of AlexNet and VGG."""
+
+    def build(self, net: Builder, x: TensorVariable) -> TensorVariable:
+        for number in range(2):
+            x = relu(net.fully_connected(f"fc{number}", x, self.scaled(4096)))
+            x = net.dropout(x, 0.5)
         return net.fully_connected("fc", x, self.classes)
 
 
@@ -81,7 +89,8 @@ class Depthwise(LayeredNetwork):
 PROBES = (
     Probe(LargeFilters, 227, 16),
     Probe(SmallFilters, 224, 2),
-    Probe(Bottlenecks, 224, 4),
+    Probe(FullyConnected, 32, 64),
+    Probe(Bottlenecks, 224, 8),
     Probe(Depthwise, 224, 4),
 )
 
