@@ -40,13 +40,18 @@ def run(step: ResidentStep) -> list[np.ndarray]:
     return [v.get_value() for v in (*step.weights.values(), *step.momenta.values(), step.loss)]
 
 
+def nodes_of(function: Any) -> list[Apply]:
+    """The nodes of a compiled function, in their order."""
+    return [*function.vm.program.nodes.values()]
+
+
 @pytest.mark.parametrize("segments", [False, True])
 def test_every_node_is_observed_in_its_order_and_no_bit_changes(segments: bool) -> None:
     observer = Observer()
     cut: Any = {"on_gradient_ready": lambda name: None} if segments else {}
     plain = run(ResidentStep(device_mode(**cut), Sizes(batch=2)))
     step = ResidentStep(device_mode(observe=observer, **cut), Sizes(batch=2))
-    nodes = [node for f in step.functions for node in f.vm.program.nodes.values()]
+    nodes = [node for function in step.functions for node in nodes_of(function)]
     for ours, theirs in zip(run(step), plain, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     called = [node for node, _ in observer.called]
@@ -60,8 +65,8 @@ def test_copies_and_conversions_belong_to_nodes() -> None:
     total = device_shared(np.zeros((4, 4), np.float32), "total")
     mode = device_mode(observe=observer, precision="bfloat16")
     f = pytensor.function([x], [], updates=[(total, total.T + x @ x)], mode=mode)
-    (add,) = (n for n in f.vm.program.nodes.values() if n.outputs[0] in f.maker.fgraph.outputs)
-    (dot,) = (n for n in f.vm.program.nodes.values() if type(n.op).__name__ == "Dot")
+    (add,) = (n for n in nodes_of(f) if n.outputs[0] in f.maker.fgraph.outputs)
+    (dot,) = (n for n in nodes_of(f) if type(n.op).__name__ == "Dot")
     assert observer.made.count(dot) == 2  # one conversion, of the operand that it takes twice
     assert observer.made.count(add) == 2  # its result is copied into the variable
     f(np.eye(4, dtype=np.float32))
