@@ -137,7 +137,7 @@ class HostSlots:
     It can be an argument of a process that is being started.
     """
 
-    buffers: tuple[HostBuffer, HostBuffer]
+    buffers: tuple[HostBuffer, ...]
     layout: SlotLayout
 
     @classmethod
