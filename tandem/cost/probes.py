@@ -23,6 +23,7 @@ class Probe:
     network: type[LayeredNetwork]
     crop_size: int
     batch_size: int
+    width: float = 1.0
 
 
 class LargeFilters(LayeredNetwork):
@@ -90,7 +91,7 @@ PROBES = (
     Probe(LargeFilters, 227, 16),
     Probe(SmallFilters, 224, 2),
     Probe(FullyConnected, 32, 64),
-    Probe(Bottlenecks, 224, 8),
+    Probe(Bottlenecks, 224, 16),
     Probe(Depthwise, 224, 4),
 )
 
