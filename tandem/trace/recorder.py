@@ -167,9 +167,11 @@ class Recorder:
         """Write all events that are kept, whole or not at all."""
         begin = clock()
         header, events = self._content()
-        write_trace(self.path, Trace([header], events))
-        took = clock() - begin
-        self._next_flush = clock() + max(int(FLUSH_SECONDS * 1e9), int(took / _FLUSH_SHARE))
+        try:
+            write_trace(self.path, Trace([header], events))
+        finally:  # a disk that is full is tried again, but not at once
+            took = clock() - begin
+            self._next_flush = clock() + max(int(FLUSH_SECONDS * 1e9), int(took / _FLUSH_SHARE))
 
     def _add(
         self,
