@@ -25,6 +25,14 @@ _KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "f": {"name": str, "ts": (int, float), "pid": int, "tid": int, "id": int},
     "M": {"name": str, "pid": int, "args": dict},
 }
+_OP_KEYS: Mapping[str, type] = {
+    "op": str,
+    "layer": str,
+    "phase": str,
+    "kind": str,
+    "flops": int,
+    "bytes": int,
+}
 
 Event = dict[str, Any]
 
@@ -92,7 +100,7 @@ def read_trace(path: Path) -> Trace:
     headers = about.get("processes", [about])
     if not isinstance(headers, list) or not headers:
         raise InputError(f"{path}: processes is {shown(headers)}; expected a list of processes")
-    processes = [_header(values, path) for values in headers]
+    processes = [validated(Header, values, source=path) for values in headers]
     for number, event in enumerate(events):
         if fault := _fault(event):
             raise InputError(f"{path}: event {number} is {shown(event)}; {fault}")
@@ -115,15 +123,9 @@ def _named(what: str, pid: int, tid: int, name: str) -> list[Event]:
     ]
 
 
-def _header(values: Any, path: Path) -> Header:
-    if isinstance(values, dict):
-        values = {key: value for key, value in values.items() if key != "processes"}
-    return validated(Header, values, source=path)
-
-
 def _fault(event: Any) -> str:
     """What is wrong with an event, or nothing."""
-    keys = _KEYS.get(event.get("ph", "")) if isinstance(event, dict) else None
+    keys = _KEYS.get(str(event.get("ph"))) if isinstance(event, dict) else None
     if keys is None:
         return f"expected an event whose ph is one of {', '.join(_KEYS)}"
     for key, kind in keys.items():
@@ -133,5 +135,12 @@ def _fault(event: Any) -> str:
         if isinstance(value, float) and not math.isfinite(value):
             return f"its {key} is not finite"
     if event.get("dur", 0) < 0:
-        return "it lasts less than nothing"
-    return "" if isinstance(event.get("args", {}), dict) else "its args are no mapping"
+        return "its dur is below 0"
+    args = event.get("args", {})
+    if not isinstance(args, dict):
+        return f"its args are {shown(args)}"
+    if "op" in args:
+        for key, kind in _OP_KEYS.items():
+            if not isinstance(args.get(key), kind):
+                return f"its {key} is {shown(args.get(key))}"
+    return ""

@@ -164,14 +164,15 @@ class Recorder:
             self._add("s" if begins else "f", "flow", clock(), number, None, thread)
 
     def flush(self) -> None:
-        """Write all events that are kept, whole or not at all."""
+        """Write all events that are kept, whole or not at all. Raises `OSError`."""
         begin = clock()
-        header, events = self._content()
         try:
+            header, events = self._content()
             write_trace(self.path, Trace([header], events))
-        finally:  # a disk that is full is tried again, but not at once
-            took = clock() - begin
-            self._next_flush = clock() + max(int(FLUSH_SECONDS * 1e9), int(took / _FLUSH_SHARE))
+        finally:
+            end = clock()
+            wait = max(int(FLUSH_SECONDS * 1e9), int((end - begin) / _FLUSH_SHARE))
+            self._next_flush = end + wait
 
     def _add(
         self,
