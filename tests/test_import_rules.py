@@ -72,6 +72,7 @@ ROWS = (
         "progress_bar",
         "registry",
         "split",
+        "trace",
         "validation",
         "cli",
     ),
