@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from tandem.config.schema import Config
 from tandem.cost.exchange import LOCAL, Layout, Load, load, seconds
 from tandem.cost.machine import KnownRates, Machine
 from tandem.cost.overlap import Average, exposed_seconds
-from tandem.cost.steps import TrainerStep, seconds_of
 from tandem.errors import InputError
+
+if TYPE_CHECKING:
+    from tandem.cost.steps import TrainerStep
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Predictor:
         Trainers on each machine, where there are so many.
     """
 
-    step: TrainerStep
+    step: "TrainerStep"
     machine: Machine
     exchange: Exchange
     ranks_each: int
@@ -108,12 +112,12 @@ class Predictor:
     def _predict(self, ranks: int) -> Prediction:
         layout, step = self.layout(ranks), self.step
         speed = self.machine.speed(layout.ranks_each)
-        gradients, update = (seconds_of(lines, speed) for lines in (step.gradients, step.update))
+        gradients, update = step.seconds(speed)
         if self.exchange.what == "shared":  # each trainer updates a part
             update /= ranks
         known = self.machine.exchange_rates(layout.ranks_each)
         vote = seconds(known.rates, self._vote(layout))
-        averages = [self._average(self.load(ranks, size), known) for size in self._sizes()]
+        averages = [self._average(self.load(ranks, size), known) for size in self.sizes]
         exchange = exposed = sum(average.seconds for average in averages)
         if step.buckets and ranks > 1:
             exposed = exposed_seconds(gradients, step.ready(speed), averages)
@@ -134,8 +138,9 @@ class Predictor:
             return Load(messages=2 * (layout.ranks_each - 1))
         return load("ar", 0, layout)
 
-    def _sizes(self) -> list[int]:
-        """Return the elements of the vectors that are averaged in a step."""
+    @property
+    def sizes(self) -> list[int]:
+        """The elements of the vectors that are averaged in a step."""
         if self.step.buckets:
             return [bucket.extent.stop - bucket.extent.start for bucket in self.step.buckets]
         layout = self.step.layout
@@ -161,10 +166,17 @@ class Predictor:
         return [*found]
 
 
-def check_collective(name: str) -> None:
-    """Refuse an all-reduce that has no model."""
-    if name == "nccl":
-        raise InputError(
-            "collective: nccl has no model, as it depends on the links between GPUs; predict asa, "
-            "which moves as many bytes, or hierarchical"
-        )
+def check_modelled(config: Config) -> None:
+    """Refuse settings that have no model here."""
+    reasons = {
+        ("collective", "nccl"): "it depends on the links between GPUs; predict asa, which moves as "
+        "many bytes, or hierarchical",
+        ("rule", "easgd"): "its trainers are not in step; predict bsp",
+        ("rule", "gosgd"): "its trainers are not in step; predict bsp",
+        ("fully_connected", "sharded"): "see tandem placement for what trainers pass to each other",
+        ("fully_connected", "single"): "see tandem placement for what trainers pass to each other",
+        ("norm_rows", "global"): "see tandem placement for what trainers pass to each other",
+    }
+    for (key, value), reason in reasons.items():
+        if getattr(config, key) == value:
+            raise InputError(f"{key}: {value} has no model: {reason}")

@@ -4,7 +4,6 @@ The graphs are those that a run builds, rewritten and scheduled as for its funct
 made. Weights, states and gradients are zeros that nobody touches, so they take no memory.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,18 +56,20 @@ class TrainerStep:
     def lines(self) -> tuple[Line, ...]:
         return self.gradients + self.update
 
+    def seconds(self, speed: Speed) -> tuple[float, float]:
+        """Return the seconds of gradients and update, line after line."""
+        gradients, update = (
+            sum(line.seconds(speed) for line in lines) for lines in (self.gradients, self.update)
+        )
+        return gradients, update
+
     def ready(self, speed: Speed) -> list[float]:
         """Return the seconds from the step's beginning until each bucket may be sent."""
-        ends = list(accumulate(line.seconds(speed) for line in self.gradients))
-        known = {
-            name: end for line, end in zip(self.gradients, ends, strict=True) for name in line.ready
-        }
-        return [max(known.get(name, ends[-1]) for name in bucket.names) for bucket in self.buckets]
-
-
-def seconds_of(lines: Sequence[Line], speed: Speed) -> float:
-    """Return the seconds that lines take one after another."""
-    return sum(line.seconds(speed) for line in lines)
+        end, known = 0.0, dict[str, float]()
+        for line in self.gradients:
+            end += line.seconds(speed)
+            known |= dict.fromkeys(line.ready, end)
+        return [max(known.get(name, end) for name in bucket.names) for bucket in self.buckets]
 
 
 def trainer_step(config: Config, classes: int) -> TrainerStep:
