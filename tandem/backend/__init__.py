@@ -9,10 +9,11 @@ the memory that ``channels_last.py`` lays out,
 ``pool_norm_kernels.py`` for a GPU, ``perform.py`` computes an Op without a kernel by its own NumPy
 code, ``aliasing.py`` finds what shares memory, ``schedule.py`` decides the order and the memory of
 results, ``codegen.py`` writes a graph as a Python function, ``segments.py`` cuts it where the host
-is told of results, ``linker.py`` and ``mode.py`` make it a PyTensor mode, ``shared.py`` holds the
-variables, ``precision.py`` chooses precision, layout and algorithm, ``channel.py`` is how functions
-of several ranks meet, ``capture.py`` records a step for a GPU, ``transfer.py`` copies between it
-and the host, and ``runtime.py`` sets devices, streams, threads and memory.
+is told of results, ``linker.py`` and ``mode.py`` make it a PyTensor mode, ``plan.py`` schedules a
+function without making it, ``shared.py`` holds the variables, ``precision.py`` chooses precision,
+layout and algorithm, ``channel.py`` is how functions of several ranks meet, ``capture.py`` records
+a step for a GPU, ``transfer.py`` copies between it and the host, and ``runtime.py`` sets devices,
+streams, threads and memory.
 """
 
 from tandem.backend.capture import Captured, capture, check_capturable

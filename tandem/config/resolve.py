@@ -38,7 +38,7 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
     the trainers do not have.
     """
     if config.exchange == "auto":
-        config = config.model_copy(update={"exchange": _exchange(config)})
+        config = config.model_copy(update={"exchange": resolve_exchange(config)})
     check_settings(config)
     if ranks:
         _check_ranks(config, ranks)
@@ -295,7 +295,7 @@ def _precision(facts: RunFacts, ranks: Sequence[RankInfo]) -> str:
     return "bfloat16" if able else "float32"
 
 
-def _exchange(config: Config) -> str:
+def resolve_exchange(config: Config) -> str:
     """The exchange that ``exchange: auto`` stands for.
 
     Without synchrony it has no effect, and is named as ever.

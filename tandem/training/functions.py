@@ -19,6 +19,8 @@ from tandem.backend import (
     device_shared,
 )
 from tandem.backend.channel import Channel
+from tandem.backend.plan import plan_function
+from tandem.backend.schedule import Schedule
 from tandem.config.schema import Config
 from tandem.distributed import ExchangeSettings
 from tandem.memory.parameters import CudaMemory, HostMemory
@@ -90,6 +92,12 @@ class DeviceFunctions:
             inputs = [*graph.minibatch.values(), *graph.numbers.values()]
             self._compiled[name] = self._compile(name, graph, inputs, {}), tuple(graph.minibatch)
         return self._compiled[name]
+
+    def schedule(self, name: str) -> Schedule:
+        """What a function would compute, in its order: it is neither made nor called."""
+        graph = self._graphs[name]()
+        inputs = [*graph.minibatch.values(), *graph.numbers.values()]
+        return plan_function(inputs, graph.updates, self._modes[name], graph.parameters, name)
 
     def record(self, name: str, slot: Slot | None) -> Callable[[], Any]:
         """The function over one slot's memory, recorded. The slot holds a minibatch already.

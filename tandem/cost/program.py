@@ -1,0 +1,272 @@
+"""How long a training step takes on this machine or a cluster, predicted, and how it scales.
+
+Measure this machine once:   tandem cost --calibrate --machine machine.yaml
+One, two, four machines:     tandem cost --machine machine.yaml --ranks 1 2 4 --ranks_each 1
+Another network:             tandem cost --config resnet50 --batch_size 16 --ranks 1 2
+Rates of a trace with Ops:   tandem cost --from runs/alexnet/trace.json --ranks 1 2 4 8
+A faster network, a picture: tandem cost --ranks 1 8 64 --network_bw 1e11 --output cost.png
+Without a measured machine:  tandem cost --cpu_speed 4e12 --memory_bw 5e10 --ranks 1 2
+Beside Theano-MPI's figures: tandem cost --published
+
+All settings of a run count, as for tandem train. Nothing is trained, and no data set is needed.
+"""
+
+import dataclasses
+import json
+import logging
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from tandem.cli import CommandLine, PathOption, configure_logging, exit_status, option
+from tandem.config.command_line import ANSWERS, DEFAULT_FILE, RECIPES
+from tandem.config.resolve import check_settings, resolve_exchange
+from tandem.config.schema import Config
+from tandem.cost.machine import ASSUMED_BITS, ASSUMED_LATENCY, Machine, Number
+from tandem.cost.predict import Exchange, Prediction, Predictor, check_modelled
+from tandem.errors import InputError
+from tandem.validation import counted, shown, shown_size
+
+log = logging.getLogger(__name__)
+
+MACHINE = Path("machine.yaml")
+PYDTNN = ("cpu_speed", "memory_bw", "network_bw", "network_lat")
+_PATIENCE = 5.0  # seconds before what takes time is reported
+_RATE = "a number above 0"
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, int) else value
+
+
+class CostOptions(Config):
+    """Options of ``tandem cost``, beside all settings of a run."""
+
+    ranks: Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(_listed)] = option(
+        [1, 2, 4, 8], "trainers in all", "whole numbers above 0", "list", min_length=1
+    )
+    ranks_each: int | None = option(
+        None,
+        "trainers on each machine (default: as many as were measured there)",
+        "a whole number above 0",
+        ge=1,
+    )
+    machine: PathOption | None = option(
+        None, f"rates of a machine (default: {MACHINE}, if it exists)", "a file, .yaml", "text"
+    )
+    calibrate: bool = option(
+        False, "measure this machine first, and write the file of --machine", "true or false"
+    )
+    trace_file: PathOption | None = option(
+        None, "take rates from a trace with Ops", "a file, .json", "text", alias="from"
+    )
+    cpu_speed: Number | None = option(None, "FLOP/s of every Op, in place of rates", _RATE, gt=0)
+    memory_bw: Number | None = option(None, "bytes/s of memory, likewise", _RATE, gt=0)
+    network_bw: Number | None = option(None, "bit/s between machines, likewise", _RATE, gt=0)
+    network_lat: Number | None = option(
+        None, "seconds of a message between machines, likewise", "a number of at least 0", ge=0
+    )
+    classes: int = option(1000, "number of classes", "at least 1", ge=1)
+    published: bool = option(False, "compare with Theano-MPI's figures", "true or false")
+    output: PathOption | None = option(
+        None, "draw the predictions", "a file, .png, .svg or .pdf", "text"
+    )
+    as_json: bool = option(False, "print them as JSON", "true or false", alias="json")
+
+    @property
+    def configuration(self) -> Config:
+        """The settings of a run alone, with ``exchange: auto`` resolved, checked together."""
+        config = Config(**self.model_dump(include=set(Config.model_fields)))
+        if config.exchange == "auto":
+            config = config.model_copy(update={"exchange": resolve_exchange(config)})
+        check_settings(config)
+        check_modelled(config)
+        return config
+
+
+def run_cost(
+    arguments: Sequence[str] | None, description: str | None, program: str | None = None
+) -> int:
+    """Predict what a command line asks for; return the exit status."""
+    configure_logging()
+    line = CommandLine(arguments, description, program, ANSWERS, once=True, recipes=RECIPES)
+    return exit_status(lambda: work(line.read(CostOptions, DEFAULT_FILE)))
+
+
+def work(options: CostOptions) -> None:
+    """Print, and draw, what the options ask for."""
+    if options.output is not None and options.output.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError(
+            f"--output: found {options.output}, expected a file whose name ends .png, .svg or .pdf"
+        )
+    if options.published:
+        from tandem.cost import published
+
+        sys.stdout.write(published.report())
+        return
+    config = options.configuration
+    report = Report.of(config, options, machine_of(options))
+    sys.stdout.write(report.as_json() if options.as_json else report.text())
+    if options.output is not None:
+        from tandem.cost.drawing import draw
+
+        draw(report.title, report.predictions, options.output)
+        log.info("drawn in %s", options.output)
+
+
+def machine_of(options: CostOptions) -> Machine:
+    """Read or measure the machine. Raises InputError if none is given, or more than one."""
+    file = options.machine
+    if options.trace_file is not None:
+        if options.calibrate or file is not None:
+            other = "--calibrate" if options.calibrate else "--machine"
+            raise InputError(f"--from and {other} are both given; expected one of them")
+        from tandem.cost.traced import machine_of_trace
+
+        machine = machine_of_trace(options.trace_file, options.configuration, options.classes)
+    elif options.calibrate:
+        from tandem.cost.calibrate import calibrate
+
+        machine, file = calibrate(), file or MACHINE
+        machine.save(file)
+        log.info("wrote %s", file)
+    elif file is not None or MACHINE.exists():
+        machine = Machine.read(file or MACHINE)
+    elif options.cpu_speed is None or options.memory_bw is None:
+        raise InputError(
+            f"no machine is given and there is no {MACHINE}: measure this one by --calibrate, or "
+            "name --machine FILE or --from trace.json"
+        )
+    else:
+        return Machine.of(_pydtnn(options))
+    return machine.model_copy(update=_pydtnn(options))
+
+
+def _pydtnn(options: CostOptions) -> dict[str, float]:
+    found = {key: getattr(options, key) for key in PYDTNN}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Predictions, and what they are of."""
+
+    title: str
+    predictor: Predictor
+    predictions: tuple[Prediction, ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: Config, options: CostOptions, machine: Machine) -> "Report":
+        """Predict a step for every number of ranks."""
+        from tandem.cost.steps import trainer_step  # it imports PyTensor and PyTorch
+
+        settings = dict(config)
+        exchange = Exchange(config.exchange, config.collective, settings["bucket_mb"])
+        each = options.ranks_each or machine.trainers
+        with reported("rewriting the graph of %s", config.network):
+            step = trainer_step(config, options.classes)
+        predictor = Predictor(step, machine, exchange, each)
+        predictions = tuple(predictor.predict(ranks) for ranks in options.ranks)
+        title = f"{config.network}, {config.batch_size} images per trainer and step"
+        return cls(title, predictor, predictions, (*_notes(config, predictor, options.ranks),))
+
+    def text(self) -> str:
+        """A table with a line for each number of ranks, and notes."""
+        step, exchange = self.predictor.step, self.predictor.exchange
+        flops = sum(line.work.flops for line in step.lines)
+        strategies = dict.fromkeys(
+            exchange.strategy(self.predictor.layout(p.ranks)) for p in self.predictions
+        )
+        buckets = f" in {counted(step.buckets, 'bucket')}" if step.buckets else ""
+        heading = [
+            self.title,
+            f"{len(step.lines):,} lines, {flops / 1e9:,.1f} GFLOP",
+            f"exchange: {exchange.what}, {shown_size(4 * sum(self.predictor.sizes))}{buckets}, by "
+            f"{', '.join(strategies)}",
+            "",
+        ]
+        return "\n".join([*heading, *_table(self.predictions), *self.notes]) + "\n"
+
+    def as_json(self) -> str:
+        """One JSON object; seconds, and images a second."""
+        rows = [_row(prediction) for prediction in self.predictions]
+        found = {"title": self.title, "predictions": rows, "notes": [*self.notes]}
+        return json.dumps(found, indent=1) + "\n"
+
+
+def _row(prediction: Prediction) -> dict[str, Any]:
+    computed = ("step", "images_per_second", "speedup", "efficiency")
+    values = dataclasses.asdict(prediction)
+    del values["alone"]
+    return {**values, **{name: getattr(prediction, name) for name in computed}}
+
+
+_COLUMNS = (
+    "ranks",
+    "machines",
+    "compute",
+    "exchange",
+    "exposed",
+    "load",
+    "step",
+    "images/s",
+    "speed-up",
+    "efficiency",
+)
+
+
+def _table(predictions: Sequence[Prediction]) -> list[str]:
+    rows: list[tuple[str, ...]] = [_COLUMNS]
+    for p in predictions:
+        times = (p.compute, p.exchange, p.exposed, p.load, p.step)
+        seconds = (f"{value:.4g} s" for value in times)
+        rates = (f"{p.images_per_second:,.1f}", f"{p.speedup:.2f}", f"{p.efficiency:.0%}")
+        rows.append((f"{p.ranks:,}", f"{p.machines:,}", *seconds, *rates))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+
+
+_BETWEEN = ("steps_between", "bytes_between")
+
+
+def _notes(config: Config, predictor: Predictor, ranks: Sequence[int]) -> Iterator[str]:
+    """Yield what limits the predictions."""
+    if predictor.machine.load is None:
+        yield "note: the machine has no rate of loading, which is left out"
+    assumed = predictor.assumptions(ranks)
+    if any(name in _BETWEEN for name in assumed):
+        yield (
+            "note: nothing between machines was measured; assumed are "
+            f"{ASSUMED_BITS / 1e9:g} Gbit/s and {ASSUMED_LATENCY * 1e6:g} us a message where "
+            "network_bw and network_lat are not given"
+        )
+    if within := [name for name in assumed if name not in _BETWEEN]:
+        yield (
+            f"note: not measured are {', '.join(within)}; assumed from the bandwidth of memory and "
+            f"{ASSUMED_LATENCY * 1e6:g} us a message"
+        )
+    for key, value in {"precision": config.precision, "compile": config.compile}.items():
+        if value not in ("auto", "float32", False):
+            yield f"note: {key} is {shown(value)}; the lines and rates are those without it"
+
+
+@contextmanager
+def reported(message: str, *values: object) -> Iterator[None]:
+    """Context manager: report what is being done if it takes more than a few seconds."""
+    timer = threading.Timer(_PATIENCE, lambda: log.info(f"{message} ...", *values))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
