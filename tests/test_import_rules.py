@@ -50,6 +50,7 @@ ALLOWED = {
         "tandem/training/functions.py",
         "tandem/training/graphs.py",
         "tandem/training/network_graphs.py",
+        "tandem/training/op_tracing.py",
         "tandem/training/whole_graphs.py",
         "tandem/classify/classifier.py",
         "tandem/export/",
