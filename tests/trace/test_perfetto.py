@@ -76,6 +76,14 @@ def test_perfetto_shows_the_tracks_of_all_processes(tmp_path: Path) -> None:
         assert shown.query(FLOPS) == [[7200]]
         shown.expand()
         # Perfetto writes each name with the number of its process or thread.
-        names = ["trainer 0 0", "loader 0 1", "trainer 1 2", "loader 1 3", "buckets 2"]
+        names = [
+            "trainer 0 0",
+            "loader 0 1",
+            "trainer 1 2",
+            "loader 1 3",
+            "buckets 2",
+            "buckets 22",
+        ]
         for name in (*names, "memory resident"):
             shown.page.get_by_text(name, exact=True).first.wait_for()
+        assert shown.page.get_by_text("main thread").count() == 0
