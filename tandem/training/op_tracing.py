@@ -8,9 +8,9 @@ from pytensor.compile.executor import Function
 from pytensor.graph.basic import Apply
 from pytensor.tensor.elemwise import Elemwise
 
-from tandem.backend.attribution import layers_of
 from tandem.ops.work import work_of
 from tandem.trace.recorder import Recorder, clock
+from tandem.training.attribution import layers_of
 from tandem.training.functions import DeviceFunctions
 
 

@@ -210,9 +210,11 @@ def _record_exchange(exchange: "Exchange", recorder: Recorder) -> None:
     from tandem.distributed import Exchange
     from tandem.distributed.buckets import BucketedGradients
 
-    for name in ("before_update", "after_update"):
-        if getattr(type(exchange), name) is not getattr(Exchange, name):
-            recorder.record_calls(exchange, **{name: "exchange"})
+    spans = {"before_gradients": "begin exchange", "before_update": "exchange"}
+    spans["after_update"] = "exchange"
+    for method, name in spans.items():
+        if getattr(type(exchange), method) is not getattr(Exchange, method):
+            recorder.record_calls(exchange, **{method: name})
     if isinstance(exchange, BucketedGradients):
         for number, (names, all_reduce, part) in enumerate(exchange._work):
             args = {"bucket": number, "bytes": part.nbytes, "parameters": sorted(names)}
