@@ -47,7 +47,7 @@ class SmallFilters(LayeredNetwork):
         for number, filters in enumerate((64, 128, 256, 512, 512), 1):
             x = relu(net.convolution(f"conv{number}", x, self.scaled(filters), 3, bias=0.0))
             x = max_pool(x, 2, 2)
-        return net.fully_connected("fc", x, self.classes)
+        return net.fully_connected("fc", global_average_pool(x), self.classes)
 
 
 class FullyConnected(LayeredNetwork):
@@ -92,7 +92,7 @@ PROBES = (
     Probe(SmallFilters, 224, 2),
     Probe(FullyConnected, 32, 64),
     Probe(Bottlenecks, 224, 16),
-    Probe(Depthwise, 224, 4),
+    Probe(Depthwise, 224, 2),
 )
 
 

@@ -43,7 +43,7 @@ class TimedNetwork:
         memory = HostMemory(slots, layout, *vectors)
         mean = np.full((3, side, side), 117, np.float32)
         self._model = CompiledNetwork(network, config, SGD(), mean, memory)
-        _observe(self._model.functions, self._observe)
+        self._model.functions.observe(self._observe)
         self._model.load(dict(network.initial_values(seed=1)))
         self._slot = slots.arrays[0]
         _fill(self._slot)
@@ -100,8 +100,3 @@ def _fill(slot: Slot) -> None:
     slot.indices[...] = np.arange(len(slot.indices))
     slot.valid[...] = len(slot.labels)
 
-
-def _observe(functions, observe):  # TODO: functions.observe(observe)
-    from tandem.backend import device_mode
-
-    functions._modes = dict.fromkeys(functions._modes, device_mode("cpu", observe=observe))

@@ -8,7 +8,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -107,12 +107,21 @@ def read_trace(path: Path) -> Trace:
     return Trace(processes, events)
 
 
-def names(header: Header, threads: Iterable[str]) -> list[Event]:
-    """Make the events that name a process and its threads, whose tids count from 1."""
+def names(header: Header, threads: Sequence[str]) -> list[Event]:
+    """Make the events that name a process and its threads, which have the tids of `tids`."""
     found = _named("process", header.number, 0, header.process)
-    for tid, thread in enumerate(threads, 1):
+    for thread, tid in tids(header, threads).items():
         found += _named("thread", header.number, tid, thread)
     return found
+
+
+def tids(header: Header, threads: Sequence[str]) -> dict[str, int]:
+    """Number the threads of a process, in the order in which they are to be shown.
+
+    No two processes have a number in common, and none is that of its process: Perfetto would call
+    that thread the main one.
+    """
+    return {thread: 10 * header.number + place for place, thread in enumerate(threads, 1)}
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> list[Event]:

@@ -27,7 +27,8 @@ def merge(run: Path) -> Trace:
     if not paths:
         what = f"no {PATTERN}" if run.is_dir() else "no such folder"
         raise InputError(
-            f"{run}: found {what}, expected the folder of a run with the setting trace: steps or ops"
+            f"{run}: found {what}, expected the folder of a run with the setting trace: steps or"
+            " ops"
         )
     traces = {path: read_trace(path) for path in paths}
     paths.sort(key=lambda path: traces[path].processes[0].number)

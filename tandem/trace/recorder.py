@@ -10,7 +10,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from tandem.trace.chrome import Event, Header, Trace, names, write_trace
+from tandem.trace.chrome import Event, Header, Trace, names, tids, write_trace
 
 FLUSH_SECONDS = 5.0
 CAPACITY = 1 << 18  # events
@@ -202,12 +202,12 @@ class Recorder:
         )
         tracks = {raw: _track(raw, header.kind) for _, _, raw, *_ in kept}
         shown = sorted({*tracks.values()}, key=lambda track: (_place(track), track))
-        tids = {raw: 1 + shown.index(track) for raw, track in tracks.items()}
+        numbers = tids(header, shown)
         events = names(header, shown)
         for _, phase, raw, name, time_ns, more, args in kept:
             event = {"ph": phase, "name": name, "ts": time_ns / 1000, "pid": self._number}
             if phase != "C":
-                event["tid"] = tids[raw]
+                event["tid"] = numbers[tracks[raw]]
             if phase == "X":
                 event["dur"] = (more - time_ns) / 1000
             elif phase in "sf":

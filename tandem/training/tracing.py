@@ -57,7 +57,7 @@ def clock_offset_ns(group: "Group") -> int:
 
 def trace_trainer(trainer: "Trainer") -> None:
     """Record what a trainer does from now on. Collective."""
-    recorder = Recorder(**_recorder_arguments(trainer.spec, trainer.rank))
+    recorder = make_recorder(**_recorder_arguments(trainer.spec, trainer.rank))
     recorder.clock_offset_ns = clock_offset_ns(trainer.group)
     _record_steps(trainer, recorder)
     _record_parts(trainer, recorder)
@@ -65,6 +65,10 @@ def trace_trainer(trainer: "Trainer") -> None:
     _record_loader(trainer.pipeline._loader, recorder)
     if (folder := trainer.reports._folder) is not None:
         recorder.record_calls(folder, _write="write")
+    if trainer.config.trace == "ops":
+        from tandem.training.op_tracing import record_ops
+
+        record_ops(trainer.model.functions, recorder)
 
 
 class TracedBuilder:
@@ -99,7 +103,15 @@ class TracedBuilder:
 def traced_builder(builder: "MinibatchBuilder", spec: "RunSpec", rank: int) -> TracedBuilder:
     """Make the builder for the loader process of a trainer that is traced."""
     arguments = _recorder_arguments(spec, rank, of_loader=True)
-    return TracedBuilder(builder, partial(Recorder, **arguments))
+    return TracedBuilder(builder, partial(make_recorder, **arguments))
+
+
+def make_recorder(**arguments: Any) -> Recorder:
+    """Make a recorder, and the folder of its file: a rank's, on another machine, may be missing."""
+    recorder = Recorder(**arguments)
+    with contextlib.suppress(OSError):  # reported when the file is written
+        recorder.path.parent.mkdir(parents=True, exist_ok=True)
+    return recorder
 
 
 def _recorder_arguments(spec: "RunSpec", rank: int, of_loader: bool = False) -> dict[str, Any]:
@@ -198,9 +210,11 @@ def _record_exchange(exchange: "Exchange", recorder: Recorder) -> None:
     from tandem.distributed import Exchange
     from tandem.distributed.buckets import BucketedGradients
 
-    for name in ("before_update", "after_update"):
-        if getattr(type(exchange), name) is not getattr(Exchange, name):
-            recorder.record_calls(exchange, **{name: "exchange"})
+    spans = {"before_gradients": "begin exchange", "before_update": "exchange"}
+    spans["after_update"] = "exchange"
+    for method, name in spans.items():
+        if getattr(type(exchange), method) is not getattr(Exchange, method):
+            recorder.record_calls(exchange, **{method: name})
     if isinstance(exchange, BucketedGradients):
         for number, (names, all_reduce, part) in enumerate(exchange._work):
             args = {"bucket": number, "bytes": part.nbytes, "parameters": sorted(names)}
@@ -239,7 +253,6 @@ def traced_fill(
 def written(write: Callable[[], None], path: Path) -> bool:
     """Write a trace; whether it was possible. Otherwise a warning is logged: the run goes on."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)  # a rank's, on another machine
         write()
     except OSError as error:
         log.warning("%s: the trace cannot be written (%s)", path, error.strerror)

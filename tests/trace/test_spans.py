@@ -59,7 +59,7 @@ def test_the_parent_is_the_shortest_span_that_goes_on(seed: int) -> None:
 
 def test_threads_and_processes_nest_by_themselves() -> None:
     step, average, fill = spans(
-        event("step", 0, 10), event("average", 2, 8, tid=2), event("fill", 3, 5, pid=1)
+        event("step", 0, 10), event("average", 2, 8, tid=2), event("fill", 3, 5, pid=1, tid=11)
     )
     assert step.parent is average.parent is fill.parent is None
     assert [(span.kind, span.thread) for span in (step, average, fill)] == [

@@ -30,8 +30,8 @@ def make() -> tuple[list[Event], dict[tuple[str, ...], list[float]]]:
     events: list[Event] = []
     seconds: dict[tuple[str, ...], list[float]] = defaultdict(list)
 
-    def add(path: tuple[str, ...], begin: int, length: int, pid: int, tid: int = 1) -> int:
-        events.append(event(path[-1], begin, begin + length, pid, tid))
+    def add(path: tuple[str, ...], begin: int, length: int, pid: int, thread: int = 1) -> int:
+        events.append(event(path[-1], begin, begin + length, pid, 10 * pid + thread))
         seconds[path].append(length / 1e6)
         return begin + length
 
@@ -45,7 +45,7 @@ def make() -> tuple[list[Event], dict[tuple[str, ...], list[float]]]:
                 length = rng.randint(10, 90)
                 args = {"op": op, "layer": layer, "phase": phase, "kind": kind}
                 args |= {"flops": flops, "bytes": 2 * flops}
-                events.append(event(op, now, now + length, pid, 1, **args))
+                events.append(event(op, now, now + length, pid, 10 * pid + 1, **args))
                 seconds[op, kind].append(length / 1e6)
                 seconds[layer, phase, str(pid), str(begin)].append(length / 1e6)
                 now += length
