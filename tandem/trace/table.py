@@ -36,11 +36,6 @@ class Row:
     flops: int = 0
     nbytes: int = 0
 
-    @property
-    def mean(self) -> float:
-        """Mean time of a call."""
-        return self.total / self.calls
-
 
 @dataclass(frozen=True)
 class Table:
@@ -52,10 +47,7 @@ class Table:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values of all rows."""
-        return {
-            name: [asdict(row) | {"mean": row.mean} for row in rows]
-            for name, rows in vars(self).items()
-        }
+        return asdict(self)
 
 
 def tabulate(trace: Trace) -> Table:
@@ -101,7 +93,9 @@ def _layer_rows(lines: Sequence[Span], steps: float) -> list[Row]:
     for path, calls in found.items():
         times = [sum(span.seconds for span in those) for those in calls.values()]
         rows.append(_row(path, times, steps, chain(*calls.values())))
-    return sorted(rows, key=lambda row: (ends.get(row.path[0], len(lines)), _phase(row)))
+    return sorted(
+        rows, key=lambda row: (ends.get(row.path[0], len(lines)), row.path[0], _phase(row))
+    )
 
 
 def _phase(row: Row) -> int:
