@@ -19,7 +19,6 @@ import torch
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 
-from tandem.backend.lowering import Lowering
 from tandem.backend.lowering.registry import is_host_type, is_tensor, torch_dtype
 from tandem.backend.schedule import Cut, Schedule, Target
 from tandem.backend.segments import Segment, SegmentedRun, SegmentWriter, returning
@@ -123,15 +122,15 @@ class _Writer:
         """Write the line that computes `node`, and free what it was the last to use."""
         lowering = self.schedule.lowerings[node]
         arguments = [
-            self._argument(lowering, index, variable)
-            for index, variable in enumerate(node.inputs)
+            self._argument(node, index)
+            for index in range(len(node.inputs))
             if index not in lowering.omit
         ]
         arguments[:0] = [self._inner(graph, lowering.opaque) for graph in lowering.graphs]
         function = self.schedule.call(node)
         if lowering.opaque and self.target.compiled:
             function = torch.compiler.disable(function)
-        call = self.bind("f", function)
+        call = self.bind("f", self._observed(node, function))
         targets = [self._written(variable) for _, variable in self.schedule.direct.get(node, ())]
         if lowering.into is not None:
             arguments[:0] = targets
@@ -141,14 +140,15 @@ class _Writer:
         self.write(f"{results} = {call}({', '.join(arguments)})", node)
         if lowering.into is None:
             for output, target in zip(node.outputs, targets, strict=False):
-                self.write(f"{self.names[output]} = {target}.copy_({self.names[output]})")
+                name = self.names[output]
+                self.write(f"{name} = {self._copying(node, target, name)}")
         self._free(self.schedule.dying.get(node, ()))
         if self.segments is not None and node in self.schedule.cuts:
             self._cut(self.schedule.cuts[node], self.segments)
 
     def _inner(self, graph: FunctionGraph, opaque: bool) -> str:
         """Name the program of a graph inside an Op."""
-        target = replace(self.target, on_gradient_ready=None, buckets=())
+        target = replace(self.target, on_gradient_ready=None, buckets=(), observe=None)
         program = build_program(graph, graph.toposort(), {}, target, inside=True)
         self.breaks |= program.breaks
         run = program.run
@@ -157,15 +157,25 @@ class _Writer:
             run = torch.compile(run, fullgraph=not program.breaks, dynamic=False)
         return self.bind("g", run)
 
-    def _argument(self, lowering: Lowering, index: int, variable: Variable) -> str:
+    def _observed(self, node: Apply, call: Callable[..., Any]) -> Callable[..., Any]:
+        return call if self.target.observe is None else self.target.observe(node, call)
+
+    def _copying(self, node: Apply | None, target: str, name: str) -> str:
+        """Write the copy of a node's result into the memory of `target`."""
+        if self.target.observe is None or node is None:
+            return f"{target}.copy_({name})"
+        return f"{self.bind('f', self._observed(node, torch.Tensor.copy_))}({target}, {name})"
+
+    def _argument(self, node: Apply, index: int) -> str:
+        lowering, variable = self.schedule.lowerings[node], node.inputs[index]
         if index in lowering.host:
             return self.number(variable)
         if index in lowering.prepare:
-            return self.prepared(variable, lowering.prepare[index])
+            return self.prepared(variable, lowering.prepare[index], node)
         return self.tensor(variable)
 
-    def prepared(self, variable: Variable, prepare: Callable[..., Any]) -> str:
-        """Name the converted value of a variable; convert it on first use."""
+    def prepared(self, variable: Variable, prepare: Callable[..., Any], user: Apply) -> str:
+        """Name the converted value of a variable; convert it on first use, by the node `user`."""
         forms = self.forms.setdefault(variable, {})
         if prepare not in forms:
             node = variable.owner
@@ -173,10 +183,10 @@ class _Writer:
             permutes = None if node is None else self.schedule.lowerings[node].permutes
             if permutes is not None and node.inputs[0] in self.fgraph.inputs:
                 # A weight and its transpose are one converted tensor and a view of it.
-                straight = self.prepared(node.inputs[0], prepare)
+                straight = self.prepared(node.inputs[0], prepare, user)
                 self.write(f"{name} = {straight}.permute({permutes})")
             else:
-                call = self.bind("f", prepare)
+                call = self.bind("f", self._observed(user, prepare))
                 self.write(f"{name} = {call}({self.tensor(variable)})")
             forms[prepare] = name
         return forms[prepare]
@@ -298,7 +308,7 @@ class _Writer:
             # copy_ would repeat a value that is too short.
             check = self.bind("s", _shape_checker(variable))
             self.write(f"{check}({self.names[variable]}, {name})")
-        self.write(f"{self._written(variable)}.copy_({name})")
+        self.write(self._copying(output.owner, self._written(variable), name))
 
     def _written(self, variable: Variable) -> str:
         """What stands for the memory of an input that is written to.

@@ -20,7 +20,7 @@ from tandem.backend.inner_graphs import INCOMPATIBLE_REWRITES, REQUIRED_REWRITES
 from tandem.backend.lowering.registry import is_host_type, is_tensor
 from tandem.backend.precision import ProductPrecision
 from tandem.backend.runtime import out_of_memory
-from tandem.backend.schedule import Results, Target, update_mapping
+from tandem.backend.schedule import Observe, Results, Target, update_mapping
 from tandem.backend.segments import SegmentedRun
 from tandem.backend.shared import DeviceContainer, is_on_device, tensor_over
 
@@ -45,13 +45,22 @@ class DeviceLinker(JITLinker):
         buckets: Iterable[Iterable[str]] = (),
         results: Results = "host",
         channel: Channel | None = None,
+        observe: Observe | None = None,
         allow_gc: bool | None = None,
         scheduler: Callable[[FunctionGraph], list[Apply]] | None = None,
     ) -> None:
         super().__init__(allow_gc=allow_gc, schedule=scheduler)
         groups = tuple(frozenset(names) for names in buckets)
         self.target = Target(
-            device, compiled, precision, on_gradient_ready, groups, strict, results, channel
+            device,
+            compiled,
+            precision,
+            on_gradient_ready,
+            groups,
+            strict,
+            results,
+            channel,
+            observe,
         )
         # A captured step records the kernels itself, so the compiler must not.
         self._compile_mode = "max-autotune-no-cudagraphs" if tuned else None

@@ -14,7 +14,7 @@ from tandem.backend.lowering.convolution import has_nnpack
 from tandem.backend.norm_rewrites import BY_LOOPS
 from tandem.backend.precision import Precision, ProductPrecision, set_tf32
 from tandem.backend.runtime import as_device, require_compiler
-from tandem.backend.schedule import Results
+from tandem.backend.schedule import Observe, Results
 from tandem.compilers import missing_for_triton
 from tandem.errors import InputError
 from tandem.processor import Convolutions, describe_processor, prefers_fft
@@ -33,6 +33,7 @@ def device_mode(
     strict: bool = False,
     results: Results = "host",
     channel: Channel | None = None,
+    observe: Observe | None = None,
 ) -> Mode:
     """Return a PyTensor mode whose functions run PyTorch's kernels on a device.
 
@@ -81,12 +82,16 @@ def device_mode(
         `tandem.distributed.make_channel` makes. All ranks then call their functions in the same
         order. Without it such an Op is refused, with NotImplementedError. ``torch.compile`` breaks
         a function at each, and it can't be recorded by `capture`.
+    observe : callable, optional
+        ``observe(node, call) -> call`` wraps each call of a function's program when it is made: the
+        kernel of a node, and beside it a conversion of an operand or a copy of its result. So their
+        times can be measured. What is inside of a loop or a branch belongs to its node.
 
     Raises
     ------
     InputError
-        The device does not exist, a word is unknown, or `compile` is set and a
-        compiler is missing.
+        The device does not exist, a word is unknown, `compile` is set and a compiler is missing, or
+        it is set with `observe`.
     """
     target = as_device(device)
     if convolutions not in get_args(Convolutions):
@@ -99,10 +104,21 @@ def device_mode(
     if results not in get_args(Results):
         raise InputError(f"results is {results!r}; allowed are {', '.join(get_args(Results))}")
     if compile:
+        if observe is not None:
+            raise InputError("with compile the calls of a program are fused, so none is observed")
         require_compiler(target)
     set_tf32(precision == "tf32")
     linker = DeviceLinker(
-        target, compile, products, tune, on_gradient_ready, strict, buckets, results, channel
+        target,
+        compile,
+        products,
+        tune,
+        on_gradient_ready,
+        strict,
+        buckets,
+        results,
+        channel,
+        observe,
     )
     rewrites = REWRITES
     if target.type == "cuda":

@@ -26,6 +26,8 @@ from tandem.backend.precision import ProductPrecision, fit
 
 Results = Literal["host", "device"]
 """Where a function's results lie: in NumPy arrays, or in tensors on its device."""
+Observe = Callable[[Apply, Callable[..., Any]], Callable[..., Any]]
+"""Wraps a call that is made for a node: its kernel, or the copy or conversion of an operand."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Target:
     strict: bool = False  # refuse an Op without a kernel
     results: Results = "host"
     channel: Channel | None = None  # to the other ranks
+    observe: Observe | None = None  # wraps what each line calls
 
     @property
     def exposes_results(self) -> bool:
