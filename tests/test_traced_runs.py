@@ -2,15 +2,18 @@
 
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tandem.__main__ import main as tandem
 from tandem.artifacts.run_folder import list_checkpoints
 from tandem.trace.chrome import read_trace
 from tandem.trace.recorder import span_seconds
-from tandem.trace.spans import coverage
+from tandem.trace.spans import coverage, spans_of
+from tests.support.perfetto import perfetto
 from tests.support.ranks import Starter, need_ranks, run_ranks
 from tests.support.runs import RunningJob, assert_same_bits, train, train_log
 from tests.support.tiny import prepare, run_program, settings
@@ -162,6 +165,24 @@ def test_spans_of_ops(by_op: Path) -> None:
     expected |= {("Conv2dInputGrad", f"conv{n}", "backward") for n in range(2, 6)}
     assert {*convolutions} == expected
     assert len(convolutions) == 9 * len(expected)
+
+
+def test_perfetto_shows_the_whole_run(traced: Path, tmp_path: Path) -> None:
+    assert tandem(["trace", str(traced), "--output", str(tmp_path / "trace.json")]) == 0
+    expected: Counter[tuple[str, ...]] = Counter()
+    for file in traced.glob("trace-*.json"):
+        trace = read_trace(file)
+        process = trace.processes[0].process
+        expected.update((process, span.thread, span.name) for span in spans_of(trace))
+    with perfetto(tmp_path / "trace.json") as shown:
+        assert shown.faults() == []
+        assert shown.spans() == expected
+        assert shown.flows() == {
+            ("fill", f"loader {rank}", "gradients", f"trainer {rank}"): 7 for rank in (0, 1)
+        }
+        assert shown.counters() == {(f"trainer {n}", "memory resident"): 7 for n in (0, 1)}
+        for number, process in enumerate(("trainer 0", "loader 0", "trainer 1", "loader 1")):
+            shown.page.get_by_text(f"{process} {number}", exact=True).first.wait_for()
 
 
 # Longer runs
