@@ -11,7 +11,7 @@ def spans_in(path: Path, thread: str = "trainer") -> list[Span]:
     """The spans of a thread, which nest, in the order in which they begin."""
     found = [span for span in spans_of(read_trace(path)) if span.thread == thread]
     assert found
-    assert all(span.is_nested for span in found)
+    assert all(s.parent is None or s.end <= s.parent.end + 1e-8 for s in found)
     return found
 
 
@@ -22,3 +22,9 @@ def steps_in(spans: Sequence[Span]) -> list[Span]:
 def parts_of(parent: Span, spans: Sequence[Span]) -> list[str]:
     """Names of the spans directly within another."""
     return [span.name for span in spans if span.parent is parent]
+
+
+def coverage(spans: Sequence[Span], name: str = STEP) -> float:
+    """The share of the time of all spans of a name that spans directly within them cover."""
+    whole = sum(span.seconds for span in spans if span.name == name)
+    return sum(s.seconds for s in spans if s.parent and s.parent.name == name) / whole
