@@ -25,14 +25,8 @@ _KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "f": {"name": str, "ts": (int, float), "pid": int, "tid": int, "id": int},
     "M": {"name": str, "pid": int, "args": dict},
 }
-_OP_KEYS: Mapping[str, type] = {
-    "op": str,
-    "layer": str,
-    "phase": str,
-    "kind": str,
-    "flops": int,
-    "bytes": int,
-}
+_OP_KEYS = {"op": str, "layer": str, "phase": str}
+_WORK_KEYS = {"kind": str, "flops": int, "bytes": int}  # where lengths are known
 
 Event = dict[str, Any]
 
@@ -148,8 +142,11 @@ def _fault(event: Any) -> str:
     args = event.get("args", {})
     if not isinstance(args, dict):
         return f"its args are {shown(args)}"
-    if "op" in args:
-        for key, kind in _OP_KEYS.items():
-            if not isinstance(args.get(key), kind):
-                return f"its {key} is {shown(args.get(key))}"
+    return _fault_of_op(args) if "op" in args else ""
+
+
+def _fault_of_op(args: Mapping[str, Any]) -> str:
+    for key, kind in (*_OP_KEYS.items(), *_WORK_KEYS.items()):
+        if (key in args or key in _OP_KEYS) and not isinstance(args.get(key), kind):
+            return f"its {key} is {shown(args.get(key))}"
     return ""

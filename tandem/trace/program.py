@@ -11,6 +11,7 @@ browser, and by chrome://tracing.
 
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ from tandem.validation import listed, shown
 VIEWER = "https://ui.perfetto.dev"
 _SPAN_HEADS = ("process", "thread", "span", "calls", "total s", "median ms", "of the steps")
 _LAYER_HEADS = ("layer", "phase", "calls", "total s", "median ms", "of the steps", "GFLOP/s")
+_WIDTH = 100  # characters
 _OP_HEADS = ("Op", "kind of work", *_LAYER_HEADS[2:], "GB/s")
 
 
@@ -84,13 +86,14 @@ def as_json(trace: Trace, table: Table) -> str:
 
 def _about(trace: Trace) -> list[str]:
     """What it is a trace of, and what is missing of it."""
-    hosts = dict.fromkeys(header.host for header in trace.processes if header.host)
+    hosts = dict.fromkeys(header.host for header in trace.processes)
     names = listed([header.process for header in trace.processes])
     first, behind = trace.processes[0].steps
+    about = {key: value for key, value in trace.run.items() if key != "processor"}  # it is long
+    run = ", ".join(f"{key} {shown(value, quoted=False)}" for key, value in about.items())
     return [
-        ", ".join(f"{key} {shown(value, False)}" for key, value in trace.run.items()),
-        f"{names}{' on ' if hosts else ''}{listed([*hosts]) if hosts else ''};"
-        f" steps {first} to {behind - 1} of the start",
+        *textwrap.wrap(run, _WIDTH),
+        f"{names} on {listed([*hosts])}; steps {first} to {behind - 1}, from 0 at the start",
         *filter(None, map(_shortage, trace.processes)),
     ]
 

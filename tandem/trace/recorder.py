@@ -95,16 +95,13 @@ class Recorder:
         call: Callable[..., Any],
         name: str,
         args: Mapping[str, Any] | None = None,
-        before: Callable[[], object] | None = None,
-        after: Callable[[], object] | None = None,
         within: Callable[[], object] | None = None,
         thread: str | None = None,
     ) -> Callable[..., Any]:
         """Return a function that calls `call`, and records a span of each call while recording.
 
-        `before` and `after` are called around every call, outside its span, recorded or not:
-        `begin_step` and `end_step` fit there. `within` is called at the beginning of each span that
-        is recorded: `flow` belongs there. An exception ends a span as a return does.
+        `within` is called at the beginning of each span: `flow` belongs there. An exception ends a
+        span as a return does.
         """
 
         @wraps(call)
@@ -119,20 +116,7 @@ class Recorder:
             finally:
                 self.add(name, begin, clock(), args, thread)
 
-        if before is None and after is None:
-            return recorded
-
-        @wraps(call)
-        def surrounded(*arguments: Any, **keywords: Any) -> Any:
-            if before is not None:
-                before()
-            try:
-                return recorded(*arguments, **keywords)
-            finally:
-                if after is not None:
-                    after()
-
-        return surrounded
+        return recorded
 
     def record_calls(self, owner: object, **spans: str) -> None:
         """Record calls of methods of this object, not of its class: ``method="span"``."""
@@ -188,6 +172,8 @@ class Recorder:
 
     def _content(self) -> tuple[Header, list[Event]]:
         kept = self._events.copy()  # other threads go on adding
+        is_full = len(kept) == kept.maxlen
+        dropped = max(number for number, *_ in kept) + 1 - len(kept) if is_full else 0
         rank = self._number // 2
         header = Header(
             process=self._process,
@@ -195,7 +181,7 @@ class Recorder:
             number=self._number,
             steps=self._steps,
             recorded_steps=self._recorded_steps,
-            dropped=max((event[0] for event in kept), default=-1) + 1 - len(kept),
+            dropped=dropped,
             clock_offset_ns=self.clock_offset_ns,
             host=socket.gethostname(),
             run=dict(self._about),

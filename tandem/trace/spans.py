@@ -1,6 +1,6 @@
 """Spans of a trace, and how they nest."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -38,11 +38,6 @@ class Span:
         """Whether it is one line of a compiled function."""
         return "op" in self.args
 
-    @property
-    def is_nested(self) -> bool:
-        """Whether its parent goes on until its end."""
-        return self.parent is None or self.end <= self.parent.end + _ROUNDING
-
     def around(self, name: str) -> "Span | None":
         """The innermost span of this name that is it or is around it."""
         found: Span | None = self
@@ -66,13 +61,6 @@ def spans_of(trace: Trace) -> list[Span]:
         thread = threads.get(place, str(place[1]))
         found += _nested([_span(event, kinds.get(place[0], "?"), thread) for event in those])
     return found
-
-
-def coverage(spans: Sequence[Span], name: str = STEP) -> float:
-    """The share of the time of all spans of a name that spans directly within them cover."""
-    whole = sum(span.seconds for span in spans if span.name == name)
-    parts = sum(span.seconds for span in spans if span.parent and span.parent.name == name)
-    return parts / whole if whole else 0.0
 
 
 def _span(event: Event, kind: str, thread: str) -> Span:

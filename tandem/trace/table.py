@@ -15,12 +15,13 @@ from tandem.trace.chrome import Trace
 from tandem.trace.spans import STEP, Span, spans_of
 
 REST = "(rest)"  # of a step: in no span within it
-_PHASES = "forward backward update"
+LINES = "(lines)"  # of compiled functions
+_PHASES = "forward", "backward", "update"
 
 
 @dataclass(frozen=True)
 class Row:
-    """Spans of one name; times in seconds.
+    """Spans of one name and place; times in seconds.
 
     `share` is that of the time of all steps, None where there is none. `path` begins with the kind
     of process and the thread, and ends with the name; of layers it is (layer, phase), of Ops (Op,
@@ -35,15 +36,10 @@ class Row:
     flops: int = 0
     nbytes: int = 0
 
-    @property
-    def mean(self) -> float:
-        """Mean time of a call."""
-        return self.total / self.calls
-
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a trace: of spans that are no Ops, and, with Ops, of layers and of Ops."""
+    """The rows of a trace: of spans, and, where there are lines of functions, of layers and Ops."""
 
     spans: Sequence[Row]
     layers: Sequence[Row]
@@ -51,10 +47,7 @@ class Table:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values of all rows."""
-        return {
-            name: [asdict(row) | {"mean": row.mean} for row in rows]
-            for name, rows in vars(self).items()
-        }
+        return asdict(self)
 
 
 def tabulate(trace: Trace) -> Table:
@@ -66,12 +59,11 @@ def tabulate(trace: Trace) -> Table:
 
 
 def _span_rows(spans: Sequence[Span], steps: float) -> list[Row]:
-    """Rows of spans that are no Ops, each behind the one around it."""
+    """Rows of spans, each behind the one around it; Ops within a span have one together."""
     times: dict[tuple[str, ...], list[float]] = defaultdict(list)
     rest = {span: span.seconds for span in spans if span.name == STEP}
     for span in spans:
-        if not span.is_op:
-            times[_path(span)].append(span.seconds)
+        times[_path(span)].append(span.seconds)
         if span.parent in rest:
             rest[span.parent] -= span.seconds
     for span, seconds in rest.items():
@@ -84,29 +76,37 @@ def _span_rows(spans: Sequence[Span], steps: float) -> list[Row]:
     return sorted(rows, key=lambda row: [places[row.path[: n + 1]] for n in range(len(row.path))])
 
 
-def _layer_rows(lines: Iterable[Span], steps: float) -> list[Row]:
-    """Rows of layers and phases; a call is all that one step computes for a layer in a phase."""
+def _layer_rows(lines: Sequence[Span], steps: float) -> list[Row]:
+    """Rows of layers and phases; a call is all that one step computes for a layer in a phase.
+
+    Layers are in the order in which their forward passes end: where they begin, a mask of a late
+    layer may be drawn early.
+    """
     found: dict[tuple[str, ...], dict[Span | None, list[Span]]] = {}
-    layers: dict[str, int] = {}
-    for span in lines:
-        layer, phase = (str(span.args.get(key) or "") for key in ("layer", "phase"))
-        layers.setdefault(layer, len(layers))
-        calls = found.setdefault((layer, phase), defaultdict(list))
-        calls[span.around(STEP)].append(span)
-    rows = [
-        _row(
-            path, [sum(s.seconds for s in c) for c in calls.values()], steps, chain(*calls.values())
-        )
-        for path, calls in found.items()
-    ]
-    return sorted(rows, key=lambda row: (layers[row.path[0]], _PHASES.find(row.path[1])))
+    ends: dict[str, int] = {}
+    for number, span in enumerate(lines):
+        layer, phase = span.args["layer"], span.args["phase"]
+        found.setdefault((layer, phase), defaultdict(list))[span.around(STEP)].append(span)
+        if phase == "forward":
+            ends[layer] = number
+    rows = []
+    for path, calls in found.items():
+        times = [sum(span.seconds for span in those) for those in calls.values()]
+        rows.append(_row(path, times, steps, chain(*calls.values())))
+    return sorted(
+        rows, key=lambda row: (ends.get(row.path[0], len(lines)), row.path[0], _phase(row))
+    )
+
+
+def _phase(row: Row) -> int:
+    return _PHASES.index(row.path[1]) if row.path[1] in _PHASES else len(_PHASES)
 
 
 def _op_rows(lines: Iterable[Span], steps: float) -> list[Row]:
     """Rows of Ops and their kinds of work, the longest first."""
     found: dict[tuple[str, ...], list[Span]] = defaultdict(list)
     for span in lines:
-        found[span.args["op"], str(span.args.get("kind") or "")].append(span)
+        found[span.name, span.args.get("kind", "")].append(span)
     rows = [_row(p, [span.seconds for span in those], steps, those) for p, those in found.items()]
     return sorted(rows, key=lambda row: -row.total)
 
@@ -127,11 +127,10 @@ def _row(
 
 
 def _path(span: Span) -> tuple[str, ...]:
-    """Kind of process, thread, and names from the outermost span to this one, without Ops."""
+    """Kind of process, thread, and names from the outermost span to this one."""
     names: list[str] = []
     around: Span | None = span
     while around is not None:
-        if not around.is_op:
-            names.append(around.name)
+        names.append(LINES if around.is_op else around.name)
         around = around.parent
     return (span.kind, span.thread, *reversed(names))

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +26,11 @@ _QUERY = """async (sql) => {
         }));
     return rows;
 }"""
+_SPANS = """with spans as (
+    select slice.id, slice.name, thread.name as thread, process.name as process from slice
+    join thread_track on track_id = thread_track.id join thread using (utid)
+    join process using (upid)
+) """
 _ZOOM = """([begin, end]) => {
     const start = app.trace.traceInfo.start, at = (seconds) => start + BigInt(seconds * 1e9);
     app.trace.timeline.setViewportTime(at(begin), at(end));
@@ -42,6 +48,28 @@ class Perfetto:
         rows: list[list[Any]] = self.page.evaluate(_QUERY, sql)
         return rows
 
+    def faults(self) -> list[list[Any]]:
+        """What the trace processor could not use of the trace, and how often."""
+        return self.query("select name, value from stats where severity != 'info' and value != 0")
+
+    def spans(self) -> dict[tuple[str, ...], int]:
+        """How many spans there are of each process, thread and name."""
+        return self._counted("select process, thread, name from spans")
+
+    def flows(self) -> dict[tuple[str, ...], int]:
+        """How many arrows lead from a span of a process to one of another."""
+        return self._counted(
+            "select a.name, a.process, b.name, b.process from flow"
+            " join spans a on slice_out = a.id join spans b on slice_in = b.id"
+        )
+
+    def counters(self) -> dict[tuple[str, ...], int]:
+        """How many values each counter of a process has."""
+        return self._counted(
+            "select process.name, track.name from counter"
+            " join process_counter_track track on track_id = track.id join process using (upid)"
+        )
+
     def expand(self) -> None:
         """Show the tracks of all processes."""
         self.page.evaluate("() => app.commands.runCommand('dev.perfetto.ExpandAllGroups')")
@@ -49,6 +77,9 @@ class Perfetto:
     def zoom(self, begin: float, end: float) -> None:
         """Show a part of the time, in seconds since the first event."""
         self.page.evaluate(_ZOOM, [begin, end])
+
+    def _counted(self, sql: str) -> dict[tuple[str, ...], int]:
+        return Counter(tuple(row) for row in self.query(_SPANS + sql))
 
     def select(self, name: str, begin: float = 0) -> None:
         """Select the first span of a name since a time: its details and its flows are shown."""
@@ -75,6 +106,7 @@ def perfetto(trace: Path, width: int = 1300, height: int = 900) -> Iterator[Perf
         url = f"http://127.0.0.1:{server.server_port}"
         try:
             with browser_page(width, height) as page:
+                page.set_default_timeout(120_000)  # ms
                 page.route(lambda address: not address.startswith(url), lambda r: r.abort())
                 page.goto(f"{url}/#!/?url={url}{_NAME}&hideSidebar=true")
                 page.wait_for_function(_IS_LOADED)

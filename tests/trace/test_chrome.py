@@ -25,6 +25,7 @@ def content(**changes: Any) -> dict[str, Any]:
 def test_a_trace_of_one_process_is_read_as_it_was_written(tmp_path: Path) -> None:
     header = Header(**vars(HEADER) | {"run": {"batch_size": 4}, "dropped": 3, "host": "a"})
     events = [*names(header, ["trainer", "buckets"]), SPAN, {**SPAN, "args": OP}]
+    events.append({**SPAN, "args": {key: OP[key] for key in ("op", "layer", "phase")}})
     path = tmp_path / "trace-0.json"
     write_trace(path, Trace([header], events))
     assert read_trace(path) == Trace([header], events)

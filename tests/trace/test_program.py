@@ -16,9 +16,10 @@ process  thread   span         calls  total s  median ms  of the steps
 trainer  trainer  step             8    0.080     10.000        100.0%
 trainer  trainer    wait           8    0.008      1.000         10.0%
 trainer  trainer    gradients      8    0.064      8.000         80.0%
-trainer  trainer    (rest)         8    0.008      1.000         10.0%
+{lines}trainer  trainer    (rest)         8    0.008      1.000         10.0%
 loader   loader   fill             8    0.040      5.000         50.0%
 """
+LINES = "trainer  trainer      (lines)     16    0.064      4.000         80.0%\n"
 LAYERS = """\
 layer  phase    calls  total s  median ms  of the steps  GFLOP/s
 conv1  forward      8    0.064      8.000         80.0%      2.5
@@ -74,7 +75,7 @@ def test_a_run_is_merged_and_its_table_printed(
     text = printed(capsys, str(tmp_path))
     assert text.startswith("network alex_net:AlexNet, batch_size 128, trainers 2\n")
     assert "trainer 0, loader 0, trainer 1, loader 1 on " in text
-    assert SPANS in text
+    assert SPANS.format(lines="") in text
     assert "GFLOP/s" not in text
     assert text.endswith(
         f"{tmp_path}/trace.json: open it in https://ui.perfetto.dev or chrome://tracing\n"
@@ -85,7 +86,8 @@ def test_a_run_is_merged_and_its_table_printed(
 def test_with_ops_there_are_layers_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, ops=2)
     text = printed(capsys, str(tmp_path))
-    assert f"{SPANS}\n{LAYERS}\n" in text
+    spans = SPANS.format(lines=LINES)
+    assert f"{spans}\n{LAYERS}\n" in text
 
 
 def test_the_output_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +124,7 @@ def test_what_was_not_recorded_is_reported(
     path = tmp_path / "trace-1.json"
     path.write_text(path.read_text().replace('"dropped":0', '"dropped":1234'))
     lines = printed(capsys, str(tmp_path)).splitlines()
-    assert lines[1].endswith("; steps 0 to 19 of the start")
+    assert lines[1].endswith("; steps 0 to 19, from 0 at the start")
     assert lines[2] == "trainer 0: 4 of 20 steps, the others came after its end"
     assert (
         lines[4]

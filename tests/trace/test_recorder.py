@@ -29,10 +29,11 @@ def spans(path: Path) -> list[str]:
 
 def test_calls_are_recorded_in_the_steps_that_were_asked_for(tmp_path: Path) -> None:
     recorder = make(tmp_path, (2, 4))
-    step = recorder.wrap(
-        lambda number: number * 2, "step", before=recorder.begin_step, after=recorder.end_step
-    )
-    assert [step(number) for number in range(6)] == [0, 2, 4, 6, 8, 10]
+    step = recorder.wrap(lambda number: number * 2, "step")
+    for number in range(6):
+        recorder.begin_step()
+        assert step(number) == 2 * number
+        recorder.end_step()
     assert spans(tmp_path) == ["step", "step"]
     (header,) = read_trace(tmp_path / "trace-0.json").processes
     assert (header.steps, header.recorded_steps, header.dropped) == ((2, 4), 2, 0)
@@ -54,9 +55,10 @@ def test_within_the_steps_the_file_is_written_at_intervals(
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.0)
     monkeypatch.setattr(module, "_FLUSH_SHARE", 1e9)
     recorder = make(tmp_path, (0, 100))
-    step = recorder.wrap(int, "step", before=recorder.begin_step, after=recorder.end_step)
     for count in range(1, 4):
-        step()
+        recorder.begin_step()
+        recorder.wrap(int, "step")()
+        recorder.end_step()
         assert len(spans(tmp_path)) == count
         assert read_trace(recorder.path).processes[0].recorded_steps == count
 
@@ -120,14 +122,16 @@ def test_methods_of_one_object_are_recorded(tmp_path: Path) -> None:
     assert spans(tmp_path) == ["wait"]
 
 
-def test_a_call_that_raises_is_recorded_and_counted(tmp_path: Path) -> None:
+def test_a_call_that_raises_is_recorded(tmp_path: Path) -> None:
     recorder = make(tmp_path)
 
     def fail() -> None:
         raise ValueError("bad")
 
+    recorder.begin_step()
     with pytest.raises(ValueError, match="bad"):
-        recorder.wrap(fail, "step", before=recorder.begin_step, after=recorder.end_step)()
+        recorder.wrap(fail, "step")()
+    recorder.end_step()
     assert spans(tmp_path) == ["step"]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tandem.trace.chrome import Event, Header, Trace, names
-from tandem.trace.spans import Span, coverage, spans_of
+from tandem.trace.spans import Span, spans_of
 
 TRAINER = Header(process="trainer 0", rank=0, number=0, steps=(0, 9), recorded_steps=9)
 LOADER = Header(process="loader 0", rank=0, number=1, steps=(0, 9), recorded_steps=9)
@@ -42,7 +42,6 @@ def test_the_parent_is_the_shortest_span_that_goes_on(seed: int) -> None:
     found = spans(*events)
     assert len(found) == len(events) > 20
     for span in found:
-        assert span.is_nested
         around = [
             other
             for other in found
@@ -69,11 +68,6 @@ def test_threads_and_processes_nest_by_themselves() -> None:
     ]
 
 
-def test_a_span_that_outlasts_its_parent_is_found() -> None:
-    step, wait, update = spans(event("step", 0, 10), event("wait", 1, 3), event("update", 8, 11))
-    assert (step.is_nested, wait.is_nested, update.is_nested) == (True, True, False)
-
-
 def test_times_that_are_equal_but_for_rounding_nest() -> None:
     begin = 123_456_789_012.345  # microseconds, after a day and a half
     step, wait, update = spans(
@@ -82,18 +76,3 @@ def test_times_that_are_equal_but_for_rounding_nest() -> None:
         event("update", begin + 3.001, begin + 10),
     )
     assert wait.parent is update.parent is step
-    assert update.is_nested
-
-
-def test_coverage_counts_what_is_directly_within() -> None:
-    found = spans(
-        event("step", 0, 10),
-        event("gradients", 1, 6),
-        event("Conv2d", 2, 5, op="Conv2d"),
-        event("update", 6, 9),
-        event("step", 10, 20),
-        event("validate", 20, 30),
-    )
-    assert coverage(found) == pytest.approx(8 / 20)
-    assert coverage(found, "gradients") == pytest.approx(3 / 5)
-    assert coverage(found, "fill") == 0
