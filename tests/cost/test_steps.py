@@ -1,6 +1,7 @@
 """The lines of a trainer's step, against the functions that a run makes, and sums by hand."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,8 +113,8 @@ def test_no_memory_is_touched() -> None:
 
 
 def resident() -> int:
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmRSS"))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
 
 
 def test_what_cannot_be_built_is_refused() -> None:
