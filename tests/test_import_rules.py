@@ -46,6 +46,7 @@ ALLOWED = {
         "tandem/backend/",
         "tandem/parallel/",
         "tandem/placement/",
+        "tandem/training/attribution.py",
         "tandem/training/divided_graphs.py",
         "tandem/training/functions.py",
         "tandem/training/graphs.py",
