@@ -12,6 +12,7 @@ from tandem.distributed.buckets import Bucket
 from tandem.errors import InputError
 from tandem.memory.flat import FlatLayout
 from tandem.ops.work import Work
+from tandem.training.attribution import Place
 
 MEGA = 64 * 15625  # elements: a million, without padding
 LAYOUT = FlatLayout.of({"a": (MEGA,), "b": (3 * MEGA,)}, "float32", states=("momentum",))
@@ -19,12 +20,13 @@ BUCKETS = (
     Bucket(frozenset({"b"}), slice(MEGA, 4 * MEGA)),
     Bucket(frozenset({"a"}), slice(0, MEGA)),
 )
+PLACE = Place("a", "forward")
 LINES = (
-    Line("Forward", Work("product", 10**9, 0)),
-    Line("GradientOfB", Work("product", 2 * 10**9, 0), ("b",)),
-    Line("GradientOfA", Work("product", 3 * 10**9, 0)),
+    Line("Forward", Work("product", 10**9, 0), PLACE),
+    Line("GradientOfB", Work("product", 2 * 10**9, 0), PLACE, ("b",)),
+    Line("GradientOfA", Work("product", 3 * 10**9, 0), PLACE),
 )
-UPDATE = (Line("Update", Work("update", 0, 10**9)),)
+UPDATE = (Line("Update", Work("update", 0, 10**9), PLACE),)
 VALUES: dict[str, Any] = {
     "speeds": [
         {"trainers": 1, "threads": 2, "bandwidth": 2e9, "rates": {"default": 2e9}},

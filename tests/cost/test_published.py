@@ -17,6 +17,9 @@ from tandem.cost.published import (
 from tandem.cost.steps import Line, TrainerStep
 from tandem.memory.flat import FlatLayout
 from tandem.ops.work import Work
+from tandem.training.attribution import Place
+
+PLACE = Place("conv1", "forward")
 
 
 def test_the_reports_seconds_of_computing_agree_with_its_speed_ups() -> None:
@@ -79,7 +82,7 @@ def test_an_exchange_between_nodes_is_beside_that_within() -> None:
 
 
 def made(flops: int, nbytes: int) -> TrainerStep:
-    lines = tuple(Line("A", Work("product", *work)) for work in ((flops, 0), (0, nbytes)))
+    lines = tuple(Line("A", Work("product", *work), PLACE) for work in ((flops, 0), (0, nbytes)))
     return TrainerStep(1, 1, lines, (), FlatLayout.of({"a": (1,)}, "float32"))
 
 

@@ -15,11 +15,13 @@ from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.parameters import HostMemory
 from tandem.ops.work import Work
 from tandem.optim import OPTIMIZERS
+from tandem.training.attribution import Place
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.setup import parameter_layout
 from tests.support.norm_network import CROP, NETWORK, NormNetwork
 
 SETTINGS = {"network": NETWORK, "crop_size": CROP, "batch_size": 4, "exchange": "gradients"}
+PLACE = Place("conv1", "forward")
 SPEED = Speed(trainers=1, threads=1, bandwidth=1e9, call=1e-6, rates={"default": 1e9})
 
 
@@ -93,9 +95,9 @@ def test_the_last_layers_buckets_are_ready_first() -> None:
 
 def test_seconds_are_sums_over_lines() -> None:
     lines = (
-        Line("A", Work("product", 2 * 10**9, 10)),
-        Line("B", Work("view", 0, 0), ("w",)),
-        Line("C", Work("relu", 10, 3 * 10**9)),
+        Line("A", Work("product", 2 * 10**9, 10), PLACE),
+        Line("B", Work("view", 0, 0), PLACE, ("w",)),
+        Line("C", Work("relu", 10, 3 * 10**9), PLACE),
     )
     step = small(bucket_mb=100)
     step = TrainerStep(1, 1, lines, lines[:1], step.layout, step.buckets)
