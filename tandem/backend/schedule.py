@@ -88,7 +88,7 @@ class Schedule:
         buffers: Mapping[Variable, torch.Tensor],
         target: Target,
     ) -> None:
-        self._outputs = fgraph.outputs
+        self.fgraph, self._outputs = fgraph, fgraph.outputs
         self._compiled = target.compiled
         self._overlaps = Overlaps.of(buffers)
         updated = {index: fgraph.inputs[i] for index, i in update_mapping(fgraph).items()}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tandem.config.schema import Config
 from tandem.cost.exchange import LOCAL, Layout, Load, load, seconds
-from tandem.cost.machine import KnownRates, Machine
+from tandem.cost.machine import KnownRates, Machine, Speed
 from tandem.cost.overlap import Average, exposed_seconds
 from tandem.errors import InputError
 
@@ -99,6 +99,10 @@ class Predictor:
             )
         return Layout(ranks // each, each, self.machine.cores)
 
+    def speed(self, ranks: int) -> Speed:
+        """Return how fast each of so many trainers computes."""
+        return self.machine.speed(self.layout(ranks).ranks_each)
+
     def load(self, ranks: int, parameters: int) -> Load:
         """Return the load of averaging a vector of so many elements."""
         layout = self.layout(ranks)
@@ -111,7 +115,7 @@ class Predictor:
 
     def _predict(self, ranks: int) -> Prediction:
         layout, step = self.layout(ranks), self.step
-        speed = self.machine.speed(layout.ranks_each)
+        speed = self.speed(ranks)
         gradients, update = step.seconds(speed)
         if self.exchange.what == "shared":  # each trainer updates a part
             update /= ranks

@@ -11,7 +11,6 @@ Beside Theano-MPI's figures: tandem cost --published
 All settings of a run count, as for tandem train. Nothing is trained, and no data set is needed.
 """
 
-import dataclasses
 import json
 import logging
 import sys
@@ -30,6 +29,7 @@ from tandem.config.resolve import check_settings, resolve_exchange
 from tandem.config.schema import Config
 from tandem.cost.machine import ASSUMED_BITS, ASSUMED_LATENCY, Machine, Number
 from tandem.cost.predict import Exchange, Prediction, Predictor, check_modelled
+from tandem.cost.tables import as_row, layers_table, predictions_table
 from tandem.errors import InputError
 from tandem.validation import counted, shown, shown_size
 
@@ -73,6 +73,7 @@ class CostOptions(Config):
         None, "seconds of a message between machines, likewise", "a number of at least 0", ge=0
     )
     classes: int = option(1000, "number of classes", "at least 1", ge=1)
+    layers: bool = option(False, "list the layers too, of the first of ranks", "true or false")
     published: bool = option(False, "compare with Theano-MPI's figures", "true or false")
     output: PathOption | None = option(
         None, "draw the predictions", "a file, .png, .svg or .pdf", "text"
@@ -81,10 +82,11 @@ class CostOptions(Config):
 
     @property
     def configuration(self) -> Config:
-        """The settings of a run alone, with ``exchange: auto`` resolved, checked together."""
+        """The settings of a run alone, with what is ``auto`` resolved, checked together."""
         config = Config(**self.model_dump(include=set(Config.model_fields)))
-        if config.exchange == "auto":
-            config = config.model_copy(update={"exchange": resolve_exchange(config)})
+        found = {"exchange": resolve_exchange(config), "precision": "float32"}
+        known = {key: value for key, value in found.items() if getattr(config, key) == "auto"}
+        config = config.model_copy(update=known)
         check_settings(config)
         check_modelled(config)
         return config
@@ -112,7 +114,7 @@ def work(options: CostOptions) -> None:
         return
     config = options.configuration
     report = Report.of(config, options, machine_of(options))
-    sys.stdout.write(report.as_json() if options.as_json else report.text())
+    sys.stdout.write(report.as_json() if options.as_json else report.text(options.layers))
     if options.output is not None:
         from tandem.cost.drawing import draw
 
@@ -177,8 +179,8 @@ class Report:
         title = f"{config.network}, {config.batch_size} images per trainer and step"
         return cls(title, predictor, predictions, (*_notes(config, predictor, options.ranks),))
 
-    def text(self) -> str:
-        """A table with a line for each number of ranks, and notes."""
+    def text(self, layers: bool = False) -> str:
+        """A table with a line for each number of ranks, notes, and a table of layers."""
         step, exchange = self.predictor.step, self.predictor.exchange
         flops = sum(line.work.flops for line in step.lines)
         strategies = dict.fromkeys(
@@ -192,51 +194,17 @@ class Report:
             f"{', '.join(strategies)}",
             "",
         ]
-        return "\n".join([*heading, *_table(self.predictions), *self.notes]) + "\n"
+        lines = [*heading, *predictions_table(self.predictions), *self.notes]
+        if layers:
+            speed = self.predictor.speed(self.predictions[0].ranks)
+            lines += ["", *layers_table(step, speed)]
+        return "\n".join(lines) + "\n"
 
     def as_json(self) -> str:
         """One JSON object; seconds, and images a second."""
-        rows = [_row(prediction) for prediction in self.predictions]
+        rows = [as_row(prediction) for prediction in self.predictions]
         found = {"title": self.title, "predictions": rows, "notes": [*self.notes]}
         return json.dumps(found, indent=1) + "\n"
-
-
-def _row(prediction: Prediction) -> dict[str, Any]:
-    computed = ("step", "images_per_second", "speedup", "efficiency")
-    values = dataclasses.asdict(prediction)
-    del values["alone"]
-    return {**values, **{name: getattr(prediction, name) for name in computed}}
-
-
-_COLUMNS = (
-    "ranks",
-    "machines",
-    "compute",
-    "exchange",
-    "exposed",
-    "load",
-    "step",
-    "images/s",
-    "speed-up",
-    "efficiency",
-)
-
-
-def _table(predictions: Sequence[Prediction]) -> list[str]:
-    rows: list[tuple[str, ...]] = [_COLUMNS]
-    for p in predictions:
-        times = (p.compute, p.exchange, p.exposed, p.load, p.step)
-        seconds = (f"{value:.4g} s" for value in times)
-        rates = (f"{p.images_per_second:,.1f}", f"{p.speedup:.2f}", f"{p.efficiency:.0%}")
-        rows.append((f"{p.ranks:,}", f"{p.machines:,}", *seconds, *rates))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
-
-
-_BETWEEN = ("steps_between", "bytes_between")
 
 
 def _notes(config: Config, predictor: Predictor, ranks: Sequence[int]) -> Iterator[str]:
@@ -244,13 +212,13 @@ def _notes(config: Config, predictor: Predictor, ranks: Sequence[int]) -> Iterat
     if predictor.machine.load is None:
         yield "note: the machine has no rate of loading, which is left out"
     assumed = predictor.assumptions(ranks)
-    if any(name in _BETWEEN for name in assumed):
-        yield (
-            "note: nothing between machines was measured; assumed are "
-            f"{ASSUMED_BITS / 1e9:g} Gbit/s and {ASSUMED_LATENCY * 1e6:g} us a message where "
-            "network_bw and network_lat are not given"
-        )
-    if within := [name for name in assumed if name not in _BETWEEN]:
+    between = {
+        "steps_between": f"{ASSUMED_LATENCY * 1e6:g} us a message",
+        "bytes_between": f"{ASSUMED_BITS / 1e9:g} Gbit/s",
+    }
+    if found := [text for name, text in between.items() if name in assumed]:
+        yield f"note: between machines an assumed {' and '.join(found)}, as nothing was measured"
+    if within := [name for name in assumed if name not in between]:
         yield (
             f"note: not measured are {', '.join(within)}; assumed from the bandwidth of memory and "
             f"{ASSUMED_LATENCY * 1e6:g} us a message"

@@ -2,15 +2,24 @@
 
 Two sets. A report (Ma, Mao, Taylor 2016, arXiv 1605.08325) has seconds of communication and
 speed-ups of eight GPUs by three all-reduces. The README of github.com/uoguelph-mlrg/Theano-MPI has
-seconds of computing and of communication on 1, 2, 4 and 8 GPUs, Tesla K80 by NCCL in float32; with
-them speed-ups can be predicted: the computing of one GPU, and an exchange by the fitted model.
+seconds of computing and of communication on 1, 2, 4 and 8 GPUs, Tesla K80 by NCCL in float32. With
+them speed-ups can be predicted from the computing of one GPU, or that by counted work and a rate
+and a bandwidth that are fitted to it, and an exchange by the fitted model.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+import numpy as np
+from scipy.optimize import least_squares
+
+from tandem.config.schema import make_config
 from tandem.cost.exchange import Layout, Load, Rates, fit, load, seconds, speedup
-from tandem.cost.machine import ASSUMED_BITS, ASSUMED_LATENCY
+from tandem.cost.machine import ASSUMED_BITS, ASSUMED_LATENCY, DEFAULT, Speed
+
+if TYPE_CHECKING:
+    from tandem.cost.steps import TrainerStep
 
 IMAGES = 5120  # to which all published seconds refer
 _SOCKET = 4  # GPUs of one processor; eight have two, between which bytes go slowly
@@ -51,15 +60,21 @@ THEANO_MPI = (
 )
 
 
+GPUS = (1, 2, 4, 8)
+
+
 @dataclass(frozen=True)
 class Timed:
     """A network trained by Theano-MPI on 1 to 8 GPUs, in its README."""
 
     name: str
-    parameters: int
     batch: int  # images per rank and step
-    alone: float  # seconds for 5,120 images on one GPU
-    together: dict[int, tuple[float, float]]  # by number of GPUs: computing, communication
+    computing: tuple[float, ...]  # seconds for 5,120 images on each of `GPUS`
+    communication: tuple[float, ...]  # likewise, beside it
+
+    @property
+    def parameters(self) -> int:
+        return _NETWORKS[self.name][2]
 
     def steps(self, ranks: int) -> float:
         """Number of steps of so many ranks for 5,120 images."""
@@ -68,35 +83,42 @@ class Timed:
     @property
     def compute(self) -> float:
         """Seconds of one GPU for a step."""
-        return self.alone / self.steps(1)
+        return self.computing[0] / self.steps(1)
 
-    def speedup(self, ranks: int) -> float:
-        """The published speed-up over one GPU."""
-        return self.alone / sum(self.together[ranks])
+    @property
+    def exchange(self) -> dict[int, float]:
+        """Seconds of communication in a step, by number of GPUs."""
+        pairs = zip(GPUS[1:], self.communication[1:], strict=True)
+        return {ranks: spent / self.steps(ranks) for ranks, spent in pairs}
+
+    @property
+    def speedups(self) -> dict[int, float]:
+        """The published speed-ups over one GPU, by number of GPUs."""
+        rows = [*zip(GPUS, self.computing, self.communication, strict=True)][1:]
+        return {ranks: self.computing[0] / (spent + sent) for ranks, spent, sent in rows}
+
+    @property
+    def step(self) -> "TrainerStep":
+        """What one GPU computes in a step."""
+        from tandem.cost.steps import trainer_step  # it imports PyTensor and PyTorch
+
+        network, crop, _ = _NETWORKS[self.name]
+        settings = {"network": network, "crop_size": crop, "batch_size": self.batch}
+        return trainer_step(make_config({**settings, "exchange": "gradients"}), classes=1000)
 
 
+_NETWORKS = {  # class, crop size, parameters
+    "AlexNet": ("alex_net:AlexNet", 227, 60_965_224),
+    "GoogLeNet": ("tandem.models.googlenet:GoogLeNet", 224, 13_378_280),
+    "VGG-16": ("tandem.models.vgg:VGG16", 224, 138_357_544),
+    "ResNet-50": ("tandem.models.resnet:ResNet50", 224, 25_557_032),
+}
 TIMED = (
-    Timed("AlexNet", 60_965_224, 128, 20.50, {2: (10.35, 0.78), 4: (5.13, 0.54), 8: (2.63, 0.61)}),
-    Timed(
-        "GoogLeNet", 13_378_280, 32, 63.89, {2: (31.40, 1.00), 4: (15.51, 0.71), 8: (7.69, 0.80)}
-    ),
-    Timed(
-        "VGG-16",
-        138_357_544,
-        32,
-        343.37,
-        {2: (169.12, 7.14), 4: (86.97, 4.80), 8: (43.29, 5.41)},
-    ),
-    Timed(
-        "VGG-16",
-        138_357_544,
-        16,
-        358.29,
-        {2: (176.08, 13.90), 4: (90.44, 9.28), 8: (55.12, 12.59)},
-    ),
-    Timed(
-        "ResNet-50", 25_557_032, 64, 163.15, {2: (80.09, 0.81), 4: (40.25, 0.56), 8: (20.12, 0.57)}
-    ),
+    Timed("AlexNet", 128, (20.50, 10.35, 5.13, 2.63), (0, 0.78, 0.54, 0.61)),
+    Timed("GoogLeNet", 32, (63.89, 31.40, 15.51, 7.69), (0, 1.00, 0.71, 0.80)),
+    Timed("VGG-16", 32, (343.37, 169.12, 86.97, 43.29), (0, 7.14, 4.80, 5.41)),
+    Timed("VGG-16", 16, (358.29, 176.08, 90.44, 55.12), (0, 13.90, 9.28, 12.59)),
+    Timed("ResNet-50", 64, (163.15, 80.09, 40.25, 20.12), (0, 0.81, 0.56, 0.57)),
 )
 
 
@@ -112,9 +134,8 @@ def node_load(parameters: int, ranks: int) -> Load:
 
 def node_rates(networks: Sequence[Timed] = TIMED) -> Rates:
     """Fit four rates to the communication of networks on 2, 4 and 8 GPUs."""
-    points = [(n, ranks, s) for n in networks for ranks, (_, s) in n.together.items()]
-    loads = [node_load(network.parameters, ranks) for network, ranks, _ in points]
-    return fit(loads, [spent / network.steps(ranks) for network, ranks, spent in points])
+    loads = [node_load(network.parameters, ranks) for network in networks for ranks in GPUS[1:]]
+    return fit(loads, [spent for network in networks for spent in network.exchange.values()])
 
 
 def exchange_seconds(parameters: int, ranks: int, rates: Rates, bits: float) -> float:
@@ -131,53 +152,98 @@ def exchange_seconds(parameters: int, ranks: int, rates: Rates, bits: float) -> 
     return within + seconds(cable, load("asa", parameters, Layout(ranks // _NODE, 1)))
 
 
+def gpu_speed(steps: "Sequence[TrainerStep]", measured: Sequence[float]) -> Speed:
+    """Fit one rate and one bandwidth to the seconds of computing of networks."""
+
+    def speed(logs: np.ndarray) -> Speed:
+        rate, bandwidth = np.exp(logs).tolist()
+        return Speed(trainers=1, threads=1, bandwidth=bandwidth, rates={DEFAULT: rate})
+
+    def errors(logs: np.ndarray) -> np.ndarray:
+        found = [sum(step.seconds(speed(logs))) for step in steps]
+        return np.log(np.array(found) / np.array(measured))
+
+    # The steps of numerical derivatives are wide: a line's seconds are the larger of two.
+    return speed(least_squares(errors, np.log([1e12, 1e11]), diff_step=1e-3).x)
+
+
 RANKS = tuple(2**k for k in range(10))
 
 
 @dataclass(frozen=True)
 class Row:
-    """A speed-up that is predicted, and the published one where there is one."""
+    """Speed-ups of a network that are predicted, and the published one where there is one."""
 
     network: Timed
     ranks: int
-    predicted: float
+    predicted: float  # from the published computing of one GPU
+    counted: float  # from computing by counted work
     published: float | None = None
 
-    @property
-    def deviation(self) -> float | None:
-        """Predicted over published, minus 1."""
-        return None if self.published is None else self.predicted / self.published - 1
 
-
-def rows(bits: float = ASSUMED_BITS, ranks: Sequence[int] = RANKS) -> Iterator[Row]:
-    """Predict the speed-ups of every network of the README, by its computing on one GPU."""
+def rows(
+    speed: Speed, steps: "Sequence[TrainerStep]", bits: float, ranks: Sequence[int] = RANKS
+) -> Iterator[Row]:
+    """Predict the speed-ups of every network of the README."""
     rates = node_rates()
-    for network in TIMED:
+    for network, step in zip(TIMED, steps, strict=True):
+        counted = sum(step.seconds(speed))
         for number in ranks:
             exchange = exchange_seconds(network.parameters, number, rates, bits)
-            published = network.speedup(number) if number in network.together else None
-            predicted = speedup(number, network.compute, exchange)
-            yield Row(network, number, predicted, published)
+            yield Row(
+                network,
+                number,
+                speedup(number, network.compute, exchange),
+                speedup(number, counted, exchange),
+                network.speedups.get(number),
+            )
 
 
-def report(bits: float = ASSUMED_BITS) -> str:
-    """A line for each network and number of GPUs, and how far the nearest and farthest are."""
-    found = [*rows(bits)]
-    lines = [f"{'network':16}{'ranks':>6}{'predicted':>11}{'Theano-MPI':>12}{'deviation':>11}"]
-    for row in found:
-        name = f"{row.network.name}, {row.network.batch}"
-        line = f"{name:16}{row.ranks:6}{row.predicted:11.2f}"
-        if row.published is not None and row.deviation is not None:
-            line += f"{row.published:12.2f}{row.deviation:+11.1%}"
-        lines.append(line)
-    rates = node_rates()
-    deviations = [abs(row.deviation) for row in found if row.deviation is not None]
-    near = sum(deviation <= 0.1 for deviation in deviations)
-    lines += [
-        f"{near} of {len(deviations)} speed-ups are within 10 % of the published ones",
-        "computing: of one GPU, published; exchange: four rates fitted to the published seconds of "
-        f"communication ({1e-9 / rates.bytes_within:.2g} GB/s on a processor, "
-        f"{1e-9 / rates.bytes_between:.2g} GB/s between two)",
-        f"above eight ranks: nodes of eight GPUs, an assumed {bits / 1e9:g} Gbit/s between them",
+def report(bits: float = ASSUMED_BITS, ranks: Sequence[int] = RANKS) -> str:
+    """Tables of computing and of speed-ups, beside the published ones."""
+    steps = [network.step for network in TIMED]
+    speed, rates = gpu_speed(steps, [network.compute for network in TIMED]), node_rates()
+    lines = [
+        f"computing of one GPU by counted work: {speed.rate('') / 1e12:.2f} TFLOP/s and "
+        f"{speed.bandwidth / 1e9:.0f} GB/s, fitted",
+        _line("network", "", "predicted", "", "Theano-MPI", ""),
     ]
+    for network, step in zip(TIMED, steps, strict=True):
+        found, measured = sum(step.seconds(speed)), network.compute
+        error = f"{found / measured - 1:+.1%}"
+        lines.append(_line(_title(network), "", f"{found:.3f} s", error, f"{measured:.3f} s", ""))
+    lines += [
+        "",
+        f"speed-up: exchange by four rates, fitted to the published communication "
+        f"({1e-9 / rates.bytes_within:.2g} GB/s on a processor, {1e-9 / rates.bytes_between:.2g} "
+        f"GB/s between two); computing as published, and by counted work",
+        f"above eight ranks: nodes of eight GPUs, an assumed {bits / 1e9:g} Gbit/s between them",
+        _line("network", "ranks", "predicted", "", "Theano-MPI", "counted"),
+    ]
+    near: list[bool] = []
+    for row in rows(speed, steps, bits, ranks):
+        error = published = counted = ""
+        if row.published is not None:
+            off, off_counted = (x / row.published - 1 for x in (row.predicted, row.counted))
+            near += [abs(off) <= _NEAR, abs(off_counted) <= _NEAR]
+            error, published, counted = f"{off:+.1%}", f"{row.published:.2f}", f"{off_counted:+.1%}"
+        numbers = f"{row.ranks}", f"{row.predicted:.2f}", error, published
+        lines.append(_line(_title(row.network), *numbers, f"{row.counted:.2f} {counted:>7}"))
+    lines.append(
+        f"{sum(near[::2])} of {len(near) // 2} are within {_NEAR:.0%} of the published ones, by "
+        f"counted work {sum(near[1::2])}"
+    )
     return "\n".join(lines) + "\n"
+
+
+_NEAR = 0.1
+_WIDTHS = (15, 6, 11, 9, 12, 17)
+
+
+def _title(network: Timed) -> str:
+    return f"{network.name}, {network.batch}"
+
+
+def _line(*cells: str) -> str:
+    first, *others = zip(cells, _WIDTHS, strict=True)
+    return (first[0].ljust(first[1]) + "".join(c.rjust(w) for c, w in others)).rstrip()

@@ -22,6 +22,7 @@ from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import HostMemory
 from tandem.ops.work import Work, work_of
 from tandem.optim import OPTIMIZERS
+from tandem.training.attribution import Place, layers_of
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.graphs import GRADIENT
 from tandem.training.setup import parameter_layout
@@ -35,6 +36,7 @@ class Line:
 
     op: str  # class of its Op
     work: Work
+    place: Place  # the layer and the phase
     ready: tuple[str, ...] = ()  # parameters whose gradients may be sent after it
 
     def seconds(self, speed: Speed) -> float:
@@ -123,17 +125,15 @@ def lines_of(schedule: Schedule) -> tuple[Line, ...]:
 
     Raises InputError where it depends on a length that is not known before the program runs.
     """
-    found = []
+    found, places = [], layers_of(schedule.fgraph)
     for node in schedule.order:
         cut = schedule.cuts.get(node)
         names = () if cut is None else tuple(str(v.name).removeprefix(GRADIENT) for v in cut.ready)
+        op = type(node.op).__name__
         try:
-            work = work_of(node)
+            found.append(Line(op, work_of(node), places[node], names))
         except ValueError as error:
-            raise InputError(
-                f"the cost of {type(node.op).__name__} is not known: {error}"
-            ) from None
-        found.append(Line(type(node.op).__name__, work, names))
+            raise InputError(f"the cost of {op} cannot be predicted: {error}") from None
     return tuple(found)
 
 

@@ -1,0 +1,157 @@
+"""Predicted steps, against sums by hand from a machine of round rates."""
+
+from typing import Any
+
+import pytest
+
+from tandem.config.schema import make_config
+from tandem.cost.machine import Machine
+from tandem.cost.predict import Exchange, Predictor, check_modelled
+from tandem.cost.steps import Line, TrainerStep
+from tandem.distributed.buckets import Bucket
+from tandem.errors import InputError
+from tandem.memory.flat import FlatLayout
+from tandem.ops.work import Work
+from tandem.training.attribution import Place
+
+MEGA = 64 * 15625  # elements: a million, without padding
+LAYOUT = FlatLayout.of({"a": (MEGA,), "b": (3 * MEGA,)}, "float32", states=("momentum",))
+BUCKETS = (
+    Bucket(frozenset({"b"}), slice(MEGA, 4 * MEGA)),
+    Bucket(frozenset({"a"}), slice(0, MEGA)),
+)
+PLACE = Place("a", "forward")
+LINES = (
+    Line("Forward", Work("product", 10**9, 0), PLACE),
+    Line("GradientOfB", Work("product", 2 * 10**9, 0), PLACE, ("b",)),
+    Line("GradientOfA", Work("product", 3 * 10**9, 0), PLACE),
+)
+UPDATE = (Line("Update", Work("update", 0, 10**9), PLACE),)
+VALUES: dict[str, Any] = {
+    "speeds": [
+        {"trainers": 1, "threads": 2, "bandwidth": 2e9, "rates": {"default": 2e9}},
+        {"trainers": 2, "threads": 1, "bandwidth": 1e9, "rates": {"default": 1e9}},
+    ],
+    "load": 1e6,
+    "exchange": {
+        "averaged": 1e-7,
+        "messages": 1e-3,
+        "steps_within": 0,
+        "steps_between": 0,
+        "bytes_within": 0,
+        "bytes_between": 1e-7,
+        "added": 0,
+    },
+}
+
+
+def predictor(how: Exchange, ranks_each: int = 2, **changes: Any) -> Predictor:
+    buckets = BUCKETS if how.bucket_mb else ()
+    step = TrainerStep(8, 10**6, LINES, UPDATE, LAYOUT, buckets)
+    return Predictor(step, Machine.of({**VALUES, **changes}), how, ranks_each)
+
+
+def test_one_trainer_computes_and_loads() -> None:
+    found = predictor(Exchange("average")).predict(1)
+    assert (found.compute, found.exchange, found.exposed, found.load) == (3.5, 0, 0, 1)
+    assert (found.step, found.images_per_second) == (3.5, 8 / 3.5)
+    assert (found.speedup, found.efficiency) == (1, 1)
+
+
+def test_a_loader_that_is_slower_decides() -> None:
+    found = predictor(Exchange("average"), load=1e5).predict(1)
+    assert (found.load, found.step) == (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("what", "update", "averaged"),
+    [
+        ("average", 1, 8 * MEGA),  # weights and momenta
+        ("gradients", 1, 4 * MEGA),
+        ("shared", 1 / 2, 4 * MEGA * 3 / 4),  # each updates a half, and writes only the first
+    ],
+)
+def test_two_trainers_exchange_in_memory(what: str, update: float, averaged: float) -> None:
+    """Between two barriers, after a vote: each is a message to the first trainer and back."""
+    found = predictor(Exchange(what)).predict(2)
+    exchange = averaged * 1e-7 + 3 * 2 * 1e-3
+    assert found.compute == pytest.approx(6 + update)
+    assert (found.exchange, found.exposed) == (pytest.approx(exchange), pytest.approx(exchange))
+    assert found.step == pytest.approx(6 + update + exchange)
+    assert found.speedup == pytest.approx(2 * 3.5 / found.step)
+    assert found.efficiency == pytest.approx(found.speedup / 2)
+
+
+def test_over_machines_bytes_go_by_cables() -> None:
+    found = predictor(Exchange("gradients"), ranks_each=1).predict(2)
+    assert (found.machines, found.compute) == (2, 3.5)
+    assert found.exchange == pytest.approx(4 * 4 * MEGA * 1e-7)
+    assert found.exposed == found.exchange
+
+
+def test_buckets_travel_meanwhile() -> None:
+    found = predictor(Exchange("gradients", bucket_mb=1), ranks_each=1).predict(2)
+    # The first, of 1.2 s, is ready after half of the 3 s; the second, of 0.4 s, at their end.
+    assert found.exchange == pytest.approx(1.6)
+    assert found.exposed == pytest.approx(0.4)
+    longer = {**VALUES["exchange"], "bytes_between": 1e-6}
+    found = predictor(Exchange("gradients", bucket_mb=1), ranks_each=1, exchange=longer).predict(2)
+    assert found.exchange == pytest.approx(16)
+    assert found.exposed == pytest.approx(1.5 + 16 - 3)
+
+
+def test_what_cores_do_in_an_exchange_delays_computing_but_on_gpus() -> None:
+    adding = {**VALUES["exchange"], "added": 1e-7, "bytes_between": 0}
+    buckets = Exchange("gradients", bucket_mb=1)
+    found = predictor(buckets, ranks_each=1, exchange=adding).predict(2)
+    assert found.exposed == pytest.approx(found.exchange)
+    on_gpus = predictor(buckets, ranks_each=1, exchange=adding, devices=1).predict(2)
+    assert on_gpus.exposed == pytest.approx(0.1)
+    assert on_gpus.exchange == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "ranks", "strategy"),
+    [
+        (Exchange("average"), 2, "memory"),
+        (Exchange("average"), 4, "asa"),
+        (Exchange("gradients", bucket_mb=1), 2, "asa"),  # which is of ranks alone
+        (Exchange("gradients", "hierarchical"), 4, "hierarchical"),
+        (Exchange("shared"), 2, "shared"),
+    ],
+)
+def test_strategies(exchange: Exchange, ranks: int, strategy: str) -> None:
+    made = predictor(exchange)
+    assert exchange.strategy(made.layout(ranks)) == strategy
+    assert made.predict(ranks).step > 0
+
+
+def test_assumed_rates_are_named() -> None:
+    made = predictor(Exchange("gradients"), exchange={"averaged": 1e-7})
+    assert made.assumptions([1]) == []
+    assert made.assumptions([2]) == ["messages"]
+    found = ["messages", "steps_between", "bytes_within", "bytes_between", "added"]
+    assert made.assumptions([1, 2, 4]) == found
+
+
+def test_layouts_that_cannot_be_are_refused() -> None:
+    with pytest.raises(InputError, match="ranks: found 5, expected a multiple of ranks_each, 2"):
+        predictor(Exchange("average")).predict(5)
+    with pytest.raises(InputError, match="one copy of the weights on one machine, and 4 ranks"):
+        predictor(Exchange("shared")).predict(4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"collective": "nccl"}, "collective: nccl has no model: it depends on the links"),
+        ({"rule": "easgd"}, "rule: easgd has no model: its trainers are not in step"),
+        ({"fully_connected": "sharded"}, "fully_connected: sharded has no model: see tandem"),
+        ({"norm_rows": "global"}, "norm_rows: global has no model: see tandem placement"),
+    ],
+)
+def test_settings_without_a_model_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        check_modelled(make_config(settings))
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
