@@ -10,7 +10,6 @@ the medians of their steps, from ``trace: steps``, are compared with predictions
 import contextlib
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -63,7 +62,9 @@ def answer(
     for case in cases:
         for trainers, exchange in RUNS:
             predicted = predicted_step(machine, case, trainers, exchange)
-            yield from compared(case, trainers, exchange, predicted, steps(case, trainers, exchange, rounds))
+            yield from compared(
+                case, trainers, exchange, predicted, steps(case, trainers, exchange, rounds)
+            )
 
 
 def compared(

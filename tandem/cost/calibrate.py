@@ -1,8 +1,9 @@
-"""Measures this machine: its CPU's speeds, its exchange in shared memory, and its loader.
+"""Measures this machine: the speeds of its CPU, its exchange in shared memory, and its loader.
 
-Several trainers of the small networks in `tandem.cost.probes` make a few steps, line by line: one
-alone with all cores, and more of them at once with their share of the cores, so that each has as
-much of the caches and of the memory's bandwidth as in a run. Compiling takes the most time.
+Trainers of the small networks in `tandem.cost.probes` make a few steps, of which every line is
+timed: one trainer with all cores, then several at once with their share of the cores, so that each
+has as much of the caches and of the memory's bandwidth as in a run. The processes start and compile
+once, which takes a third of the time.
 """
 
 import logging
@@ -15,101 +16,119 @@ from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tandem.config.hardware import available_cores
 from tandem.cost.exchange import Layout, fit, load
-from tandem.cost.machine import ExchangeRates, Machine
+from tandem.cost.fitting import TimedLine, fit_speed
+from tandem.cost.machine import ExchangeRates, Machine, Speed
+from tandem.cost.noise import noise_loader
 from tandem.distributed import LocalGroup, local_groups
+from tandem.errors import InputError
 from tandem.processes.spawn import SPAWN
 from tandem.processor import describe_processor
 
 if TYPE_CHECKING:
-    from tandem.cost.fitting import TimedLine
+    from tandem.cost.timed_steps import TimedNetwork
 
 log = logging.getLogger(__name__)
 
 MOST_TRAINERS = 8  # that are measured at once
-SECONDS = 75.0  # within which the last step begins
-ROUNDS = 5  # of which the median counts
-EXCHANGED = (1 << 14, 1 << 20, 1 << 24)  # elements
-_PICTURES, _STORED, _CROP = 128, 256, 227  # of the loader's minibatch; pixels
+SECONDS = 75.0
+ROUNDS = 5
+EXCHANGED = (1 << 14, 1 << 20, 1 << 24)  # elements of vectors that are averaged
+PICTURES, STORED, CROP = 128, 256, 227  # of a loader's minibatch; pixels
+_BUSY = 1.3  # a step takes so much longer than another: something else was computing
+
+
+@dataclass(frozen=True)
+class Division:
+    """How trainers share the cores of a machine."""
+
+    trainers: int
+    threads: int  # of each
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a trainer has measured while `trainers` worked at once."""
+    """What one of the trainers has measured."""
 
-    trainers: int
-    threads: int
-    lines: list["TimedLine"]  # of a step of each network
-    step: float  # seconds of these steps
-    exchange: list[float]  # seconds for each of EXCHANGED
+    division: Division
+    lines: list[TimedLine]  # of a step of each network
+    steps: list[list[float]]  # seconds of each network's steps
+    averages: list[float]  # seconds for each of EXCHANGED; none without other trainers
 
 
 def calibrate(seconds: float = SECONDS, rounds: int = ROUNDS) -> Machine:
-    """Measure this machine's CPU, which should be otherwise idle, in about a minute.
+    """Measure this machine's CPU, which should be otherwise idle, in less than two minutes.
 
     Parameters
     ----------
     seconds : float
-        After which no further round of steps begins; each number of trainers has one in any case.
+        After which no further round begins; each division of the cores has one in any case.
     rounds : int
-        In which each network makes a step, of which the median counts.
+        In each of which every network makes a step. Medians count.
 
     Raises
     ------
-    RuntimeError
+    InputError
         A process ended too early, for example for lack of memory.
     """
-    from tandem.cost.fitting import fit_speed
-
     cores = len(available_cores())
-    layouts = [(trainers, cores // trainers) for trainers in numbers_of_trainers(cores)]
-    load_rate = loader_rate()
-    found = _measure_trainers(layouts, seconds, rounds)
-    speeds = []
-    for trainers, threads in layouts:
-        parts = [part for rank in found for part in rank if part.trainers == trainers]
-        lines = [line for part in parts for line in part.lines]
-        speeds.append(fit_speed(lines, sum(part.step for part in parts), trainers, threads))
+    log.info("measuring %d cores with small networks, in one to two minutes", cores)
+    load_rate = loader_rate(PICTURES, rounds)
+    found = _measure(divisions(cores), seconds, rounds)
+    _warn_if_busy([part for rank in found for part in rank])
     return Machine(
         processor=describe_processor(),
-        speeds=tuple(speeds),
+        speeds=tuple(speed(parts) for parts in zip(*found, strict=True)),
         load=load_rate,
         exchange=exchange_rates(found[0], cores),
     )
 
 
-def numbers_of_trainers(cores: int) -> list[int]:
-    """Powers of two up to the number of cores, and `MOST_TRAINERS`."""
-    most = min(cores, MOST_TRAINERS)
-    return [1 << power for power in range(most.bit_length())]
+def divisions(cores: int) -> list[Division]:
+    """Numbers of trainers that are powers of two, as many as there are cores at most."""
+    numbers = (1 << power for power in range(min(cores, MOST_TRAINERS).bit_length()))
+    return [Division(trainers, cores // trainers) for trainers in numbers]
+
+
+def speed(parts: Sequence[Measured]) -> Speed:
+    """Fit the speed of one trainer to what several have measured at the same time.
+
+    Those that did not take part have empty lists.
+    """
+    division = parts[0].division
+    lines = [line for part in parts for line in part.lines]
+    steps = sum(statistics.median(times) for part in parts for times in part.steps)
+    return fit_speed(lines, steps, division.trainers, division.threads)
 
 
 def exchange_rates(found: Sequence[Measured], cores: int) -> ExchangeRates:
-    """Fit the model of an exchange in shared memory; without one, nothing is known."""
-    loads, measured = [], []
-    for part in found:
-        layout = Layout(1, part.trainers, cores)
-        for elements, seconds in zip(EXCHANGED, part.exchange, strict=bool(part.exchange)):
-            loads.append(load("memory", elements, layout))
-            measured.append(seconds)
-    return ExchangeRates.of(fit(loads, measured)) if loads else ExchangeRates()
+    """Fit the model of an exchange in shared memory; one core alone exchanges nothing."""
+    pairs = [
+        (load("memory", elements, Layout(1, part.division.trainers, cores)), seconds)
+        for part in found
+        if part.averages
+        for elements, seconds in zip(EXCHANGED, part.averages, strict=True)
+    ]
+    if not pairs:
+        return ExchangeRates()
+    loads, measured = zip(*pairs, strict=True)
+    return ExchangeRates.of(fit(loads, measured))
 
 
-def loader_rate(pictures: int = _PICTURES, rounds: int = ROUNDS) -> float:
+def loader_rate(pictures: int, rounds: int) -> float:
     """Return the bytes of pixels a second that a loader fills, from files in the page cache."""
-    from tandem.cost.noise import noise_builder
-
     with tempfile.TemporaryDirectory() as folder:
-        fill, nbytes = noise_builder(Path(folder), pictures, _STORED, _CROP)
+        fill, nbytes = noise_loader(Path(folder), pictures, STORED, CROP)
         return nbytes / _median_seconds(fill, rounds)
 
 
-def _median_seconds(call: Callable[[], Any], rounds: int) -> float:
+def _median_seconds(call: Callable[[], object], rounds: int) -> float:
+    """Time a call, after one that does not count."""
     times = []
     for _ in range(1 + rounds):
         begun = time.perf_counter()
@@ -118,92 +137,106 @@ def _median_seconds(call: Callable[[], Any], rounds: int) -> float:
     return statistics.median(times[1:])
 
 
-# Trainers
+def _warn_if_busy(parts: Sequence[Measured]) -> None:
+    worst = max(max(times) / statistics.median(times) for part in parts for times in part.steps)
+    if worst > _BUSY:
+        log.warning(
+            "a step took %.1f times as long as the same one at other times: was something else "
+            "computing? Rates are more accurate on a machine that is otherwise idle",
+            worst,
+        )
 
 
-def _measure_trainers(
-    layouts: Sequence[tuple[int, int]], seconds: float, rounds: int
-) -> list[list[Measured]]:
-    """Start as many processes as trainers are measured at once; return what each has measured."""
-    groups = local_groups(max(trainers for trainers, _ in layouts))
+# The trainers
+
+
+def _measure(planned: Sequence[Division], seconds: float, rounds: int) -> list[list[Measured]]:
+    """Start as many processes as there are trainers at most; return what each has measured."""
+    groups = local_groups(max(division.trainers for division in planned))
     processes, pipes = [], []
     for group in groups:
         here, there = SPAWN.Pipe()
-        arguments = (group, there, layouts, seconds, rounds)
-        process = SPAWN.Process(target=_serve, args=arguments, name="trainer", daemon=True)
-        process.start()
-        there.close()
-        processes.append(process)
+        arguments = (group, there, planned, seconds, rounds)
+        name = f"trainer {group.rank}"
+        processes.append(SPAWN.Process(target=_work, args=arguments, name=name, daemon=True))
+        processes[-1].start()
         pipes.append(here)
-    for group in groups:  # whose ends are to be the processes' alone
-        group.close()
+        there.close()
+        group.close()  # its ends are the process's alone
     try:
         return [pipe.recv() for pipe in pipes]
     except EOFError:
-        raise RuntimeError("a process that measured this machine ended too early") from None
+        raise InputError(
+            f"a process that measured this machine ended early; expected {len(pipes)} of them to "
+            "have up to 3 GB of memory each"
+        ) from None
     finally:
         for process in processes:
             process.kill()
             process.join()
 
 
-def _serve(
+def _work(
     group: LocalGroup,
     pipe: Connection,
-    layouts: Sequence[tuple[int, int]],
+    planned: Sequence[Division],
     seconds: float,
     rounds: int,
 ) -> None:
-    """Measure as one of the processes."""
+    """Measure as one of the trainers."""
     deadline = time.monotonic() + seconds
-    os.environ["OMP_NUM_THREADS"] = str(layouts[0][1])
+    os.environ["OMP_NUM_THREADS"] = str(planned[0].threads)
     from tandem.backend import keep_freed_memory, set_threads
     from tandem.cost.timed_steps import compiled_probes
 
-    set_threads(layouts[0][1])
     keep_freed_memory()
-    probes = compiled_probes()
+    networks = compiled_probes()
     found = []
-    for number, (trainers, threads) in enumerate(layouts):
-        works = group.rank < trainers
-        team = group.split(int(works))
-        if works:
-            left = max(deadline - time.monotonic(), 0) / (len(layouts) - number)
-            set_threads(threads)
-            lines, step = _measure_steps(team, probes, time.monotonic() + left, rounds)
-            found.append(Measured(trainers, threads, lines, step, _measure_exchange(team, rounds)))
-        group.barrier()  # the others wait, without computing
+    for number, division in enumerate(planned):
+        takes_part = group.rank < division.trainers
+        team = group.split(int(takes_part))
+        measured = Measured(division, [], [], [])
+        if takes_part:
+            left = max(deadline - time.monotonic(), 0) / (len(planned) - number)
+            set_threads(division.threads)
+            make_steps(team, networks, time.monotonic() + left, rounds)
+            lines = [line for network in networks for line in network.take_lines()]
+            steps = [network.take_steps() for network in networks]
+            measured = Measured(division, lines, steps, _averages(team, rounds))
+        found.append(measured)
+        group.barrier()  # the others wait there, and compute nothing
     with closing(pipe):
         pipe.send(found)
 
 
-def _measure_steps(
-    team: LocalGroup, probes: Sequence[Any], deadline: float, rounds: int
-) -> tuple[list["TimedLine"], float]:
-    """Have all make the steps of each network in turn, at the same time."""
+def make_steps(
+    team: LocalGroup, networks: Sequence["TimedNetwork"], deadline: float, rounds: int
+) -> None:
+    """Have all trainers make steps of each network in turn, at the same time.
+
+    The first round does not count. The first trainer's clock decides which is the last.
+    """
     for number in range(1 + rounds):
-        for probe in probes:
+        for network in networks:
             team.barrier()
-            probe.step(counts=number > 0)
-        # One of them decides for all: their clocks may differ by a step.
+            network.step(counts=number > 0)
         if number and team.all_gather_object(time.monotonic() > deadline)[0]:
-            break
-    lines = [line for probe in probes for line in probe.lines()]
-    return lines, sum(probe.seconds() for probe in probes)
+            return
 
 
-def _measure_exchange(team: LocalGroup, rounds: int) -> list[float]:
-    """Time the average of vectors of several sizes in shared memory; none by a trainer alone."""
+def _averages(team: LocalGroup, rounds: int) -> list[float]:
+    """Time the averages of vectors in shared memory."""
     from tandem.distributed.allreduce import SharedMemoryAllReduce
 
     if team.size == 1:
         return []
-    areas = team.shared_memory(4 * EXCHANGED[-1])
+    areas = team.shared_memory(4 * max(EXCHANGED))
     shares = [1 / team.size] * team.size
-    found = []
-    for elements in EXCHANGED:
+
+    def seconds(elements: int) -> float:
         vectors = [area[: 4 * elements].view(np.float32) for area in areas]
-        own, all_reduce = vectors[team.rank], SharedMemoryAllReduce(team, vectors)
-        own[...] = team.rank
-        found.append(_median_seconds(lambda: all_reduce.average(own, shares), rounds))
-    return found
+        vectors[team.rank][...] = team.rank
+        all_reduce = SharedMemoryAllReduce(team, vectors)
+        return _median_seconds(lambda: all_reduce.average(vectors[team.rank], shares), rounds)
+
+    return [seconds(elements) for elements in EXCHANGED]

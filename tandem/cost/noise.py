@@ -12,16 +12,25 @@ from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
 from tandem.memory import HostSlots, RowType, SlotLayout
 
 
-def noise_builder(
+def noise_loader(
     folder: Path, pictures: int, stored: int, crop: int
 ) -> tuple[Callable[[], None], int]:
-    """Return what fills a minibatch of cropped pictures from a file, and its bytes of pixels."""
+    """Write a batch file; return what fills a minibatch of its crops, and its bytes of pixels.
+
+    Parameters
+    ----------
+    folder : Path
+        For the file; each call reads it.
+    pictures : int
+        Of the file and of the minibatch.
+    stored, crop : int
+        Rows and columns of a picture in the file and in the minibatch.
+    """
     dataset = _write(folder, pictures, stored)
     augmentation = Augmentation(crop, True, True, batch_crop_mirror=False, seed=1)
-    builder = MinibatchBuilder(dataset, dataset, augmentation, True, 1)
-    slots = HostSlots.create(SlotLayout.of_pictures(pictures, crop), rank=0)
+    builder = MinibatchBuilder(dataset, dataset, augmentation, crop_here=True)
+    slot = HostSlots.create(SlotLayout.of_pictures(pictures, crop), rank=0).arrays[0]
     request = MinibatchRequest(0, "train", 0, 0, np.arange(pictures))
-    slot = slots.arrays[0]
     return lambda: builder.fill(slot, request), slot.pictures.nbytes
 
 

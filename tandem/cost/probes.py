@@ -69,7 +69,9 @@ class Bottlenecks(LayeredNetwork):
         for stage in range(4):
             filters = self.scaled(64 * 2**stage)
             for block in range(2):
-                x = _bottleneck(net, f"{stage}.{block}", x, filters, 2 if stage and not block else 1)
+                x = _bottleneck(
+                    net, f"{stage}.{block}", x, filters, 2 if stage and not block else 1
+                )
         return net.fully_connected("fc", global_average_pool(x), self.classes)
 
 
@@ -96,12 +98,24 @@ PROBES = (
 )
 
 
-def _normed(net, name, x, filters, size, stride=1, groups=1):
+def _normed(
+    net: Builder,
+    name: str,
+    x: TensorVariable,
+    filters: int,
+    size: int,
+    stride: int = 1,
+    groups: int = 1,
+) -> TensorVariable:
+    """A convolution, batch normalisation and ReLU up to 6."""
     x = net.convolution(name, x, filters, size, stride, groups=groups)
     return relu6(net.batch_norm(f"{name}.bn", x))
 
 
-def _bottleneck(net, name, x, filters, stride):
+def _bottleneck(
+    net: Builder, name: str, x: TensorVariable, filters: int, stride: int
+) -> TensorVariable:
+    """A block of ResNet-50, with a projection where the shape changes."""
     y = net.convolution(f"{name}.conv1", x, filters, 1)
     y = relu(net.batch_norm(f"{name}.bn1", y))
     y = net.convolution(f"{name}.conv2", y, filters, 3, stride)

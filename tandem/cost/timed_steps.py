@@ -39,8 +39,10 @@ class TimedNetwork:
         shapes = {name: v.type.shape for name, v in network.parameters.items()}
         layout = FlatLayout.of(shapes, config.dtype, states=SGD.states)
         slots = HostSlots.create(SlotLayout.of_pictures(batch, side), rank=0)
-        vectors = [[np.zeros(n, np.uint8)] for n in (layout.parameters_nbytes, layout.nbytes)]
-        memory = HostMemory(slots, layout, *vectors)
+        parameters, gradients = (
+            np.zeros(n, np.uint8) for n in (layout.parameters_nbytes, layout.nbytes)
+        )
+        memory = HostMemory(slots, layout, [parameters], [gradients])
         mean = np.full((3, side, side), 117, np.float32)
         self._model = CompiledNetwork(network, config, SGD(), mean, memory)
         self._model.functions.observe(self._observe)
@@ -60,16 +62,15 @@ class TimedNetwork:
             for node, seconds in self._lines.items():
                 self._counted[node].append(seconds)
 
-    def lines(self) -> list[TimedLine]:
-        """Return the lines with the medians of their seconds, and forget all that counted."""
+    def take_lines(self) -> list[TimedLine]:
+        """Return the lines with the medians of their seconds, and forget those."""
         found = [TimedLine(work_of(n), statistics.median(s)) for n, s in self._counted.items()]
         self._counted.clear()
         return found
 
-    def seconds(self) -> float:
-        """Return the median of the steps that counted, and forget them."""
-        found = statistics.median(self._steps)
-        self._steps.clear()
+    def take_steps(self) -> list[float]:
+        """Return the seconds of the steps that counted, and forget them."""
+        found, self._steps = self._steps, []
         return found
 
     def _observe(self, node: Apply, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,4 +100,3 @@ def _fill(slot: Slot) -> None:
     slot.labels[...] = rng.integers(0, _CLASSES, slot.labels.shape)
     slot.indices[...] = np.arange(len(slot.indices))
     slot.valid[...] = len(slot.labels)
-

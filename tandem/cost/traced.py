@@ -93,7 +93,9 @@ def _lines(spans: Sequence[Span]) -> list[TimedLine]:
     return [
         TimedLine(Work(args["kind"], args["flops"], args["bytes"]), span.seconds)
         for span in spans
-        if span.is_op and span.around(STEP) and {"kind", "flops", "bytes"} <= (args := span.args).keys()
+        if span.is_op
+        and span.around(STEP)
+        and {"kind", "flops", "bytes"} <= (args := span.args).keys()
     ]
 
 
