@@ -20,8 +20,8 @@ from tandem.trace.chrome import Trace, read_trace
 from tandem.trace.spans import STEP, Span, spans_of
 from tandem.validation import shown
 
-_WAITS = ("wait", "exchange")  # parts of a step in which nothing is computed
-_TRAINER, _LOADER = "trainer", "loader"
+_COMPUTING = ("gradients", "update")  # parts of a step
+_TRAINER = "trainer"
 
 
 def machine_of_trace(path: Path, config: Config, classes: int) -> Machine:
@@ -44,15 +44,15 @@ def machine_of_trace(path: Path, config: Config, classes: int) -> Machine:
     trace = read_trace(path)
     _check_network(path, trace.run, config, classes)
     spans = spans_of(trace)
-    steps = [span for span in spans if span.name == STEP and span.kind == _TRAINER]
     lines = _lines(spans)
-    if not lines or not steps:
-        what = "without steps" if lines else f"with trace: {trace.run.get('trace', 'steps')}"
-        raise InputError(f"{path}: is a trace {what}; expected one of steps with trace: ops")
+    if not lines:
+        what = shown(trace.run.get("trace"))
+        raise InputError(f"{path}: holds no Ops, its run had trace {what}; expected trace: ops")
     trainers, threads = _trainers(trace), trace.run.get("threads")
     threads = threads if isinstance(threads, int) and threads > 0 else 1
+    computing = sum(span.seconds for span in spans if _is_computing(span))
     try:
-        speed = fit_speed(lines, _computing(steps, spans), trainers, threads)
+        speed = fit_speed(lines, computing, trainers, threads)
     except ValueError as error:
         raise InputError(f"{path}: {error}; expected a trace of whole steps") from None
     processor = trace.run.get("processor")
@@ -71,7 +71,7 @@ def _check_network(path: Path, run: Mapping[str, Any], config: Config, classes: 
         "crop_size": config.crop_size,
         "classes": classes,
         "width": config.width,
-        "precision": config.precision,
+        "precision": "float32" if config.precision == "auto" else config.precision,
     }
     for key, value in wanted.items():
         if run.get(key) != value:
@@ -91,18 +91,15 @@ def _trainers(trace: Trace) -> int:
 def _lines(spans: Sequence[Span]) -> list[TimedLine]:
     """The lines of all steps whose work is known."""
     return [
-        TimedLine(Work(args["kind"], args["flops"], args["bytes"]), span.seconds)
+        TimedLine(Work(span.args["kind"], span.args["flops"], span.args["bytes"]), span.seconds)
         for span in spans
-        if span.is_op
-        and span.around(STEP)
-        and {"kind", "flops", "bytes"} <= (args := span.args).keys()
+        if span.is_op and "kind" in span.args and span.around(STEP)
     ]
 
 
-def _computing(steps: Sequence[Span], spans: Sequence[Span]) -> float:
-    """Seconds of steps without what trainers wait for."""
-    waits = (span for span in spans if span.name in _WAITS and span.parent in set(steps))
-    return sum(span.seconds for span in steps) - sum(span.seconds for span in waits)
+def _is_computing(span: Span) -> bool:
+    parent = span.parent
+    return span.name in _COMPUTING and parent is not None and parent.name == STEP
 
 
 def _load(run: Mapping[str, Any], spans: Sequence[Span]) -> float | None:
