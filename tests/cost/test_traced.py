@@ -155,7 +155,7 @@ def test_a_damaged_trace_is_refused(tmp_path: Path) -> None:
         machine_of_trace(path, Config(), 1000)
     content = json.dumps({"traceEvents": [], "otherData": {"format": "another"}})
     path.write_text(content)
-    with pytest.raises(InputError, match='trace.json: is a trace of format "another"'):
+    with pytest.raises(InputError, match=r'trace\.json: is a trace of format "another"'):
         machine_of_trace(path, Config(), 1000)
 
 
