@@ -125,20 +125,21 @@ def steps(case: Case, trainers: int, exchange: str, rounds: int) -> list[float]:
 def _run_until(paths: Sequence[Path], command: Sequence[str]) -> None:
     """Run a command until files exist, which are written whole; then end all its processes."""
     deadline = time.monotonic() + _TIMEOUT
-    process = subprocess.Popen(
-        command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    try:
-        while not all(path.exists() for path in paths):
-            if process.poll() is not None or time.monotonic() > deadline:
-                process.kill()
-                sys.stderr.write(process.communicate()[1].decode())
-                raise RuntimeError(f"no trace was written: {' '.join(command)}")
-            time.sleep(0.1)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=errors
+        )
+        try:
+            while not all(path.exists() for path in paths):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    errors.seek(0)
+                    sys.stderr.write(errors.read().decode())
+                    raise RuntimeError(f"no trace was written: {' '.join(command)}")
+                time.sleep(0.1)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 if __name__ == "__main__":
