@@ -6,13 +6,15 @@ has as much of the caches and of the memory's bandwidth as in a run. The process
 once, which takes a third of the time.
 """
 
+import contextlib
 import logging
+import math
 import os
+import re
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,6 +31,7 @@ from tandem.distributed import LocalGroup, local_groups
 from tandem.errors import InputError
 from tandem.processes.spawn import SPAWN
 from tandem.processor import describe_processor
+from tandem.validation import shown_size
 
 if TYPE_CHECKING:
     from tandem.cost.timed_steps import TimedNetwork
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_TRAINERS = 8  # that are measured at once
+NBYTES = 3 << 30  # of memory that each of them has
 SECONDS = 75.0
 ROUNDS = 5
 EXCHANGED = (1 << 14, 1 << 20, 1 << 24)  # elements of vectors that are averaged
@@ -79,7 +83,7 @@ def calibrate(seconds: float = SECONDS, rounds: int = ROUNDS) -> Machine:
     cores = len(available_cores())
     log.info("measuring %d cores with small networks, in one to two minutes", cores)
     load_rate = loader_rate(PICTURES, rounds)
-    found = _measure(divisions(cores), seconds, rounds)
+    found = _measure(divisions(cores, available_memory()), seconds, rounds)
     _warn_if_busy([part for rank in found for part in rank])
     return Machine(
         processor=describe_processor(),
@@ -89,10 +93,21 @@ def calibrate(seconds: float = SECONDS, rounds: int = ROUNDS) -> Machine:
     )
 
 
-def divisions(cores: int) -> list[Division]:
-    """Numbers of trainers that are powers of two, as many as there are cores at most."""
-    numbers = (1 << power for power in range(min(cores, MOST_TRAINERS).bit_length()))
-    return [Division(trainers, cores // trainers) for trainers in numbers]
+def divisions(cores: int, memory: float) -> list[Division]:
+    """Numbers of trainers that are powers of two, for as many as there are cores at most.
+
+    `memory`, in bytes, limits them too.
+    """
+    most = max(1, min(cores, MOST_TRAINERS, int(min(memory // NBYTES, MOST_TRAINERS))))
+    return [Division(1 << power, cores >> power) for power in range(most.bit_length())]
+
+
+def available_memory() -> float:
+    """Return the bytes that processes can have without swapping; infinite where unknown."""
+    with contextlib.suppress(OSError, ValueError):  # it is Linux's
+        found = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
+        return int(found[1]) * 1024 if found else math.inf
+    return math.inf
 
 
 def speed(parts: Sequence[Measured]) -> Speed:
@@ -167,8 +182,8 @@ def _measure(planned: Sequence[Division], seconds: float, rounds: int) -> list[l
         return [pipe.recv() for pipe in pipes]
     except EOFError:
         raise InputError(
-            f"a process that measured this machine ended early; expected {len(pipes)} of them to "
-            "have up to 3 GB of memory each"
+            f"a process that measured this machine ended early; expected {len(pipes)} of them, "
+            f"with up to {shown_size(NBYTES)} of memory each"
         ) from None
     finally:
         for process in processes:
@@ -185,7 +200,7 @@ def _work(
 ) -> None:
     """Measure as one of the trainers."""
     deadline = time.monotonic() + seconds
-    os.environ["OMP_NUM_THREADS"] = str(planned[0].threads)
+    os.environ["OMP_NUM_THREADS"] = str(planned[-1].threads)  # while all of them compile
     from tandem.backend import keep_freed_memory, set_threads
     from tandem.cost.timed_steps import compiled_probes
 
@@ -205,7 +220,7 @@ def _work(
             measured = Measured(division, lines, steps, _averages(team, rounds))
         found.append(measured)
         group.barrier()  # the others wait there, and compute nothing
-    with closing(pipe):
+    with contextlib.closing(pipe):
         pipe.send(found)
 
 

@@ -15,6 +15,7 @@ from tandem.cost.calibrate import (
     Measured,
     _measure,
     _warn_if_busy,
+    available_memory,
     calibrate,
     divisions,
     exchange_rates,
@@ -33,16 +34,24 @@ from tandem.ops.work import KINDS, Work
 
 
 @pytest.mark.parametrize(
-    ("cores", "expected"),
+    ("cores", "memory", "expected"),
     [
-        (1, [(1, 1)]),
-        (2, [(1, 2), (2, 1)]),
-        (6, [(1, 6), (2, 3), (4, 1)]),
-        (64, [(1, 64), (2, 32), (4, 16), (8, 8)]),
+        (1, math.inf, [(1, 1)]),
+        (2, 24e9, [(1, 2), (2, 1)]),
+        (2, 1e9, [(1, 2)]),
+        (6, math.inf, [(1, 6), (2, 3), (4, 1)]),
+        (64, 256e9, [(1, 64), (2, 32), (4, 16), (8, 8)]),
+        (64, 16e9, [(1, 64), (2, 32), (4, 16)]),
     ],
 )
-def test_trainers_share_the_cores(cores: int, expected: list[tuple[int, int]]) -> None:
-    assert divisions(cores) == [Division(*pair) for pair in expected]
+def test_trainers_share_the_cores(
+    cores: int, memory: float, expected: list[tuple[int, int]]
+) -> None:
+    assert divisions(cores, memory) == [Division(*pair) for pair in expected]
+
+
+def test_memory_is_known() -> None:
+    assert 1e6 < available_memory() < 1e15
 
 
 def test_a_speed_is_that_of_all_trainers_who_worked_at_once() -> None:
@@ -138,7 +147,7 @@ def test_this_machine_is_measured_in_two_minutes() -> None:
     assert Machine.of(machine.plain()) == machine
     cores = len(available_cores())
     assert [(s.trainers, s.threads) for s in machine.speeds] == [
-        (division.trainers, division.threads) for division in divisions(cores)
+        (division.trainers, division.threads) for division in divisions(cores, available_memory())
     ]
     for found in machine.speeds:
         # Kinds that only copy have no rate, and nobody needs the gradient of pictures.
