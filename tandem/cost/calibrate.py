@@ -98,7 +98,7 @@ def divisions(cores: int, memory: float) -> list[Division]:
 
     `memory`, in bytes, limits them too.
     """
-    most = max(1, min(cores, MOST_TRAINERS, int(min(memory // NBYTES, MOST_TRAINERS))))
+    most = max(1, min(cores, MOST_TRAINERS, int(min(memory / NBYTES, MOST_TRAINERS))))
     return [Division(1 << power, cores >> power) for power in range(most.bit_length())]
 
 

@@ -90,8 +90,8 @@ class Depthwise(LayeredNetwork):
 
 
 PROBES = (
-    Probe(LargeFilters, 227, 16),
-    Probe(SmallFilters, 224, 2),
+    Probe(LargeFilters, 227, 64),
+    Probe(SmallFilters, 224, 4),
     Probe(FullyConnected, 32, 64),
     Probe(Bottlenecks, 224, 16),
     Probe(Depthwise, 224, 2),
