@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from benchmarks.measure import quartiles, setting
 from benchmarks.ranks import CABLE_SPEED, PEERS
@@ -33,6 +34,7 @@ from tandem.cost.exchange import (
     seconds,
     speedup,
 )
+from tandem.cost.machine import ExchangeRates
 from tandem.cost.published import THEANO_MPI, PublishedNetwork
 
 RESULTS = Path(__file__).parent / "results"
@@ -142,6 +144,12 @@ def rates_table(model: Model) -> str:
     )
 
 
+def machine_section(model: Model) -> str:
+    """Format the rates as `tandem.cost.machine` reads them."""
+    rates = ExchangeRates.of(model.rates).model_dump(exclude_none=True)
+    return yaml.safe_dump({"exchange": rates}, sort_keys=False).rstrip()
+
+
 def predicted_table(model: Model) -> str:
     """Format predictions for the networks of Theano-MPI beside its measurements."""
     lines = ["seconds of exchange in 5,120 images / speed-up, predicted unless marked as measured"]
@@ -233,6 +241,7 @@ def report(rows: Sequence[Row], path: Path) -> None:
     model = Model.of(ours)
     print(measured_table(rows, model))
     print(rates_table(model))
+    print(f"for the file of a machine, see tandem cost:\n{machine_section(model)}")
     wanted = [load(strategy, 1, Layout(2, 2)) for strategy in STRATEGIES]
     wanted += [load(strategy, 1, Layout(1, 2)) for strategy in STRATEGIES]
     if names := not_measured(model.rates, wanted):

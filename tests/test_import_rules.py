@@ -43,6 +43,8 @@ ALLOWED = {
         "tandem/models/",
         "tandem/ops/",
         "tandem/optim/",
+        "tandem/cost/probes.py",
+        "tandem/cost/timed_steps.py",
         "tandem/backend/",
         "tandem/parallel/",
         "tandem/placement/",
@@ -173,6 +175,7 @@ def test_networks_import_nothing_below_pytensor(source: str) -> None:
         ("classify", "torch pytensor numba rich tensorboard"),
         ("tandem.look", "torch pytensor numba rich tensorboard matplotlib"),
         ("tandem.placement_program", "torch numba rich tensorboard matplotlib"),
+        ("tandem.cost.program", "torch pytensor numba rich tensorboard matplotlib scipy"),
         ("tandem.datasets", "torch pytensor numba matplotlib rich PIL hickle h5py pooch pydantic"),
         (
             "tandem.nn, tandem.nn.graph, tandem.nn.network",

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
 import numpy as np
-from scipy.optimize import least_squares
 
 STRATEGIES = ("ar", "asa", "asa16", "hierarchical")  # of ranks
 LOCAL = ("memory", "shared")  # of trainers that one launcher starts on one machine
@@ -155,6 +154,8 @@ def fit(loads: Sequence[Load], measured: Sequence[float]) -> Rates:
     So relative errors have equal weight, for milliseconds and for seconds. Raises ValueError if
     there are fewer measurements than rates.
     """
+    from scipy.optimize import least_squares
+
     rows, times = np.array([astuple(each) for each in loads], float), np.array(measured, float)
     asked = rows.any(axis=0)
     if len(rows) < asked.sum():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.cost.machine import Speed
 from tandem.cost.predict import Prediction
+from tandem.layers.parameter import layer_of
 
 if TYPE_CHECKING:
     from tandem.cost.steps import TrainerStep
@@ -50,6 +51,8 @@ def layers_table(step: "TrainerStep", speed: Speed) -> list[str]:
 
     The last column is the part of a layer's time in lines that memory limits, not arithmetic.
     """
+    from tandem.training.attribution import INPUT  # which imports PyTensor
+
     layers: dict[str, Counter[str]] = {}
     for line in step.lines:
         took = line.seconds(speed)
@@ -61,7 +64,11 @@ def layers_table(step: "TrainerStep", speed: Speed) -> list[str]:
     rows: list[tuple[str, ...]] = [
         ("layer", "forward ms", "backward ms", "update ms", "of the step", _WORK, _MEMORY)
     ]
-    for layer, found in layers.items():
+    known = dict.fromkeys(map(layer_of, step.layout.offsets))
+    for layer in dict.fromkeys([INPUT, *known, *layers]):
+        if layer not in layers:
+            continue
+        found = layers[layer]
         phases = [found[phase] for phase in ("forward", "backward", "update")]
         took = sum(phases)
         cells = (f"{1e3 * seconds:.2f}" for seconds in phases)

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from benchmarks import overlap, ranks
 from benchmarks.ranks import PEERS, Job, jobs, run
 from benchmarks.scaling import Model, main, measured_table, predict, predicted_table
 from tandem.cost.exchange import STRATEGIES, Layout, Rates, load, seconds
+from tandem.cost.machine import Machine
 from tandem.cost.published import THEANO_MPI
 from tests.support.ranks import missing
 
@@ -85,6 +87,11 @@ def test_the_report_has_everything(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "between machines go 0.125 GB/s" in text
     assert "Theano-MPI, asa, measured on 8 GPUs: 0.75 / 6.7" in text
     assert "100 Gbit/s, hierarchical, ranks 8: " in text
+    section = text[text.index("exchange:\n") : text.index("seconds of exchange")]
+    speed = {"trainers": 1, "threads": 1, "bandwidth": 1e10, "rates": {"default": 1e9}}
+    machine = Machine.of({"speeds": [speed], **yaml.safe_load(section)})
+    assert machine.exchange.bytes_between == pytest.approx(TRUE.bytes_between, rel=1e-6)
+    assert machine.exchange.averaged is None
     assert path.with_suffix(".png").stat().st_size > 10_000
 
 

@@ -10,6 +10,7 @@ import yaml
 from tandem.cost.exchange import Layout, load
 from tandem.cost.machine import ASSUMED_BITS, ASSUMED_LATENCY, Machine
 from tandem.errors import InputError
+from tests.support.tiny import ROOT
 
 TEXT = """
 processor: a machine of two cores
@@ -168,3 +169,11 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(
     assert text.startswith("machine.yaml: ")
     assert message in text
     assert "\n" not in text
+
+
+def test_the_file_in_the_docs() -> None:
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    block = page.split("```yaml\n")[-1].split("```")[0]
+    found = Machine.of(yaml.safe_load(block))
+    assert found.exchange_rates(1).rates.bytes_between == pytest.approx(8 / 10e9)
+    assert found.speed(1).rate("convolution weight 1x1") == 1.6e12

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tandem.config.schema import make_config
-from tandem.cost.machine import Machine
+from tandem.cost.machine import ExchangeRates, Machine
 from tandem.cost.predict import Exchange, Predictor, check_modelled
-from tandem.cost.steps import Line, TrainerStep
+from tandem.cost.steps import Line, TrainerStep, trainer_step
 from tandem.distributed.buckets import Bucket
 from tandem.errors import InputError
 from tandem.memory.flat import FlatLayout
@@ -155,3 +155,22 @@ def test_settings_without_a_model_are_refused(settings: dict[str, Any], message:
         check_modelled(make_config(settings))
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bucket_mb", "measured"), [(5, 4.26), (25, 4.50), (100, 4.64)])
+def test_buckets_of_the_benchmark_are_predicted(bucket_mb: float, measured: float) -> None:
+    """docs/clusters.md: AlexNet's gradients took 2.05 s, with the exchange as a whole 6.19 s."""
+    settings = {"batch_size": 32, "exchange": "gradients", "bucket_mb": bucket_mb}
+    step = trainer_step(make_config(settings), classes=1000)
+    rates = {"default": 5e9, "convolution": 1.5e11, "product": 1.2e11}  # of a core
+    speed = {"trainers": 1, "threads": 1, "bandwidth": 2e10, "call": 2e-5, "rates": rates}
+    alone = Machine.of({"speeds": [speed]})
+    factor = step.seconds(alone.speed(1))[0] / 2.05
+    machine = alone.model_copy(update={"speeds": (alone.speed(1).slower(1 / factor),)})
+    nbytes = 4 * step.layout.size
+    found = {"bytes_between": 3.9 / nbytes, "added": 0.24 / (nbytes / 4), "steps_between": 0}
+    machine = machine.model_copy(update={"exchange": ExchangeRates(**found)})
+    predicted = Predictor(step, machine, Exchange("gradients", "asa", bucket_mb), 1).predict(2)
+    assert predicted.exchange == pytest.approx(6.19 - 2.05, rel=0.01)
+    assert 2.05 + predicted.exposed == pytest.approx(measured, rel=0.15)

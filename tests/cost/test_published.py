@@ -18,6 +18,7 @@ from tandem.cost.steps import Line, TrainerStep
 from tandem.memory.flat import FlatLayout
 from tandem.ops.work import Work
 from tandem.training.attribution import Place
+from tests.support.tiny import ROOT
 
 PLACE = Place("conv1", "forward")
 
@@ -117,3 +118,24 @@ def test_computing_by_counted_work_is_within_15_percent() -> None:
     for row in published.rows(speed, steps, 10e9, GPUS):
         if row.published and is_comparable(row.network.name, row.network.batch, row.ranks):
             assert row.counted == pytest.approx(row.published, rel=0.1)
+
+
+def test_the_table_in_the_docs() -> None:
+    """Ranks, and for each network the predicted speed-up and its deviation."""
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    table = page[page.index("| ranks | AlexNet, 128") : page.index("The fifteenth speed-up")]
+    names, *lines = [line.strip("| ").split(" | ") for line in table.strip().splitlines()]
+    networks = {f"{network.name}, {network.batch}": network for network in TIMED}
+    rates = node_rates()
+    for first, *cells in lines[2:]:
+        ranks = int(first)
+        for name, cell in zip(names[1:], cells, strict=True):
+            network = networks[name]
+            exchange = exchange_seconds(network.parameters, ranks, rates, 10e9)
+            predicted = speedup(ranks, network.compute, exchange)
+            number, *deviation = cell.split(" ", 1)
+            assert float(number) == pytest.approx(predicted, rel=5e-3)
+            expected = network.speedups.get(ranks)
+            assert bool(deviation) == bool(expected)
+            if expected:
+                assert deviation == [f"({predicted / expected - 1:+.1%})".replace("%", " %")]
