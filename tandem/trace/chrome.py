@@ -7,7 +7,6 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ _KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "C": {"name": str, "ts": (int, float), "pid": int, "args": dict},
     "s": {"name": str, "ts": (int, float), "pid": int, "tid": int, "id": int},
     "f": {"name": str, "ts": (int, float), "pid": int, "tid": int, "id": int},
-    "M": {"name": str, "pid": int, "args": dict},
+    "M": {"name": str, "pid": int, "tid": int, "args": dict},
 }
 _OP_KEYS = {"op": str, "layer": str, "phase": str}
 _WORK_KEYS = {"kind": str, "flops": int, "bytes": int}  # where lengths are known
@@ -132,11 +131,8 @@ def _fault(event: Any) -> str:
     if keys is None:
         return f"expected an event whose ph is one of {', '.join(_KEYS)}"
     for key, kind in keys.items():
-        value = event.get(key)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            return f"its {key} is {shown(value)}"
-        if isinstance(value, float) and not math.isfinite(value):
-            return f"its {key} is not finite"
+        if not _fits(event.get(key), kind):
+            return f"its {key} is {shown(event.get(key))}"
     if event.get("dur", 0) < 0:
         return "its dur is below 0"
     args = event.get("args", {})
@@ -147,6 +143,13 @@ def _fault(event: Any) -> str:
 
 def _fault_of_op(args: Mapping[str, Any]) -> str:
     for key, kind in (*_OP_KEYS.items(), *_WORK_KEYS.items()):
-        if (key in args or key in _OP_KEYS) and not isinstance(args.get(key), kind):
+        if (key in args or key in _OP_KEYS) and not _fits(args.get(key), kind):
             return f"its {key} is {shown(args.get(key))}"
     return ""
+
+
+def _fits(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """Whether a value is of a kind, and a number is finite and in the range of 64 bits."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        return False
+    return not isinstance(value, int | float) or abs(value) < 1 << 63
