@@ -7,7 +7,6 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,15 +17,22 @@ from tandem.files import write_text
 from tandem.validation import read_json, shown, validated
 
 FORMAT: Literal["tandem trace 1"] = "tandem trace 1"
-_KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    "X": {"name": str, "ts": (int, float), "dur": (int, float), "pid": int, "tid": int},
-    "C": {"name": str, "ts": (int, float), "pid": int, "args": dict},
-    "s": {"name": str, "ts": (int, float), "pid": int, "tid": int, "id": int},
-    "f": {"name": str, "ts": (int, float), "pid": int, "tid": int, "id": int},
-    "M": {"name": str, "pid": int, "args": dict},
+_Types = tuple[type, ...]  # of a value from JSON
+_TEXT: _Types = (str,)
+_WHOLE: _Types = (int,)
+_NUMBER: _Types = (int, float)
+_MAPPING: _Types = (dict,)
+_PLACE = {"name": _TEXT, "pid": _WHOLE, "tid": _WHOLE}
+_KEYS: Mapping[str, Mapping[str, _Types]] = {
+    "X": {**_PLACE, "ts": _NUMBER, "dur": _NUMBER},
+    "C": {"name": _TEXT, "ts": _NUMBER, "pid": _WHOLE, "args": _MAPPING},
+    "s": {**_PLACE, "ts": _NUMBER, "id": _WHOLE},
+    "f": {**_PLACE, "ts": _NUMBER, "id": _WHOLE},
+    "M": {**_PLACE, "args": _MAPPING},
 }
-_OP_KEYS = {"op": str, "layer": str, "phase": str}
-_WORK_KEYS = {"kind": str, "flops": int, "bytes": int}  # where lengths are known
+_OP_KEYS = {"op": _TEXT, "layer": _TEXT, "phase": _TEXT}
+_WORK_KEYS = {"kind": _TEXT, "flops": _WHOLE, "bytes": _WHOLE}  # where lengths are known
+_LIMIT = 1 << 63  # of numbers
 
 Event = dict[str, Any]
 
@@ -131,12 +137,9 @@ def _fault(event: Any) -> str:
     keys = _KEYS.get(str(event.get("ph"))) if isinstance(event, dict) else None
     if keys is None:
         return f"expected an event whose ph is one of {', '.join(_KEYS)}"
-    for key, kind in keys.items():
-        value = event.get(key)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            return f"its {key} is {shown(value)}"
-        if isinstance(value, float) and not math.isfinite(value):
-            return f"its {key} is not finite"
+    for key, types in keys.items():
+        if not _fits(event.get(key), types):
+            return f"its {key} is {shown(event.get(key))}"
     if event.get("dur", 0) < 0:
         return "its dur is below 0"
     args = event.get("args", {})
@@ -146,7 +149,17 @@ def _fault(event: Any) -> str:
 
 
 def _fault_of_op(args: Mapping[str, Any]) -> str:
-    for key, kind in (*_OP_KEYS.items(), *_WORK_KEYS.items()):
-        if (key in args or key in _OP_KEYS) and not isinstance(args.get(key), kind):
+    for key, types in _OP_KEYS.items():
+        if not _fits(args.get(key), types):
             return f"its {key} is {shown(args.get(key))}"
+    for key, types in _WORK_KEYS.items():
+        if key in args and not _fits(args[key], types):
+            return f"its {key} is {shown(args[key])}"
     return ""
+
+
+def _fits(value: Any, types: _Types) -> bool:
+    """Whether a value is of a type, which a bool is not of int; numbers are finite."""
+    if type(value) not in types:
+        return False
+    return types is _TEXT or types is _MAPPING or -_LIMIT < value < _LIMIT

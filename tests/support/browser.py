@@ -22,6 +22,8 @@ def browser_page(width: int = 1300, height: int = 900) -> Iterator[Any]:
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=FLAGS.split())
         try:
-            yield chromium.new_page(viewport={"width": width, "height": height})
+            page = chromium.new_page(viewport={"width": width, "height": height})
+            page.set_default_timeout(120_000)  # ms; other tests may keep all cores busy
+            yield page
         finally:
             chromium.close()

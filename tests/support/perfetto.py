@@ -106,7 +106,6 @@ def perfetto(trace: Path, width: int = 1300, height: int = 900) -> Iterator[Perf
         url = f"http://127.0.0.1:{server.server_port}"
         try:
             with browser_page(width, height) as page:
-                page.set_default_timeout(120_000)  # ms
                 page.route(lambda address: not address.startswith(url), lambda r: r.abort())
                 page.goto(f"{url}/#!/?url={url}{_NAME}&hideSidebar=true")
                 page.wait_for_function(_IS_LOADED)

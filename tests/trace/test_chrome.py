@@ -1,6 +1,7 @@
 """Files in Chrome's format: written and read, and those that are refused."""
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 
 from tandem.errors import InputError
 from tandem.trace.chrome import Header, Trace, names, read_trace, write_trace
+from tandem.trace.program import report
+from tandem.trace.table import tabulate
 
 SPAN = {"ph": "X", "name": "step", "ts": 1.5, "dur": 2, "pid": 0, "tid": 1}
 OP = {"op": "Conv2d", "layer": "conv1", "phase": "forward", "flops": 8, "bytes": 4, "kind": "copy"}
@@ -92,7 +95,9 @@ def test_what_is_no_trace_is_refused_in_one_sentence(
         (lambda event: event | {"name": 3}, "its name is 3"),
         (lambda event: event | {"pid": True}, "its pid is true"),
         (lambda event: event | {"ts": None}, "its ts is null"),
-        (lambda event: event | {"ts": float("nan")}, "its ts is not finite"),
+        (lambda event: event | {"ts": float("nan")}, "its ts is NaN"),
+        (lambda event: event | {"ts": 1 << 63}, "its ts is 9223372036854775808"),
+        (lambda event: event | {"ts": float("-inf")}, "its ts is -Infinity"),
         (lambda event: event | {"dur": -1}, "its dur is below 0"),
         (lambda event: event | {"args": [1]}, "its args are [1]"),
         (lambda event: event | {"args": OP | {"flops": "8"}}, 'its flops is "8"'),
@@ -106,6 +111,31 @@ def test_a_damaged_event_is_refused_in_one_sentence(
     found = refused(tmp_path / "trace-0.json", json.dumps(values))
     assert found.startswith("event 1 is ")
     assert found.endswith(message)
+
+
+def test_damage_anywhere_is_refused_or_does_no_harm(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    flow = {"ph": "s", "cat": "flow", "id": 1, "name": "flow", "ts": 2, "pid": 0, "tid": 1}
+    memory = {"ph": "C", "name": "memory", "ts": 2, "pid": 0, "args": {"resident": 1}}
+    events = [*names(HEADER, ["trainer"]), SPAN, {**SPAN, "args": OP}, flow, memory]
+    path = tmp_path / "trace-0.json"
+    write_trace(path, Trace([HEADER], events))
+    whole = path.read_bytes()
+    refusals = []
+    for _ in range(600):
+        damaged = bytearray(whole)
+        for _ in range(rng.randint(1, 3)):
+            first = rng.randrange(len(damaged))
+            damaged[first : first + rng.randint(0, 3)] = rng.choices(b'0179eE-+.[]{}",:ntX', k=2)
+        path.write_bytes(damaged[: rng.choice([None, None, rng.randrange(len(damaged))])])
+        try:
+            trace = read_trace(path)
+        except InputError as error:
+            refusals.append(str(error))
+        else:
+            assert report(trace, tabulate(trace), path)
+    assert 300 < len(refusals) < 600
+    assert not any("\n" in message for message in refusals)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
