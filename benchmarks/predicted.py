@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,24 +117,32 @@ def steps(case: Case, trainers: int, exchange: str, rounds: int) -> list[float]:
             "trace_steps": window,
         }
         words = [str(w) for key, values in settings.items() for w in (f"--{key}", *values)]
-        _run_until(traces, [sys.executable, "train.py", *words])
+        _run_until(
+            lambda: all(_recorded_steps(path) == rounds for path in traces),
+            [sys.executable, "train.py", *words],
+        )
         found = spans_of(read_trace(traces[0]))
     return [span.seconds for span in found if span.name == STEP]
 
 
-def _run_until(paths: Sequence[Path], command: Sequence[str]) -> None:
-    """Run a command until files exist, which are written whole; then end all its processes."""
+def _recorded_steps(path: Path) -> int:
+    """Count the steps in a trace that may not be there yet; it grows, and is always whole."""
+    return read_trace(path).processes[0].recorded_steps if path.exists() else 0
+
+
+def _run_until(is_done: Callable[[], bool], command: Sequence[str]) -> None:
+    """Run a command until something is done; then end all its processes."""
     deadline = time.monotonic() + _TIMEOUT
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=errors
         )
         try:
-            while not all(path.exists() for path in paths):
+            while not is_done():
                 if process.poll() is not None or time.monotonic() > deadline:
                     errors.seek(0)
                     sys.stderr.write(errors.read().decode())
-                    raise RuntimeError(f"no trace was written: {' '.join(command)}")
+                    raise RuntimeError(f"no steps were traced: {' '.join(command)}")
                 time.sleep(0.1)
         finally:
             with contextlib.suppress(ProcessLookupError):
