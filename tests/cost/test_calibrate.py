@@ -135,8 +135,8 @@ def test_each_line_of_a_step_is_timed() -> None:
     assert kinds > {"convolution", "convolution weight image", "lrn gradient", "product", "update"}
     assert kinds <= {*KINDS}
     # Two of three steps count.
-    assert found.step == pytest.approx(sum(sorted(seconds[1:])[:2]) / 2, rel=0.1)
-    assert found.slowest == pytest.approx(max(seconds[1:]), rel=0.1)
+    assert found.step == pytest.approx(sum(sorted(seconds[1:])[:2]) / 2, rel=0.3)
+    assert found.slowest == pytest.approx(max(seconds[1:]), rel=0.3)
     assert 0.3 * found.step < sum(line.seconds for line in found.lines) < found.step
 
 
