@@ -9,104 +9,76 @@ Prints JSON lines, then a table.
 """
 
 import functools
-import re
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from pytensor.graph.basic import Apply
-from pytensor.tensor.math import Dot
 
 from benchmarks.measure import Part, measure, run
 from examples.resident_step import ON_CPU, ResidentStep, Sizes
 from tandem.backend import device_mode, keep_freed_memory, set_threads
-from tandem.ops import (
-    LRN,
-    AdamStep,
-    AveragePool2d,
-    AveragePool2dGrad,
-    BatchNorm,
-    BatchNormGrad,
-    BatchNormInference,
-    Conv2d,
-    Conv2dInputGrad,
-    Conv2dWeightGrad,
-    CropMirror,
-    Dropout,
-    DropoutMask,
-    LRNGrad,
-    MaxPool2d,
-    MaxPool2dGrad,
-    MomentumStep,
-    NormRelu,
-    NormReluGrad,
-    Relu,
-    ReluGrad,
-)
+from tandem.ops.work import work_of
 
-BATCH_NORMS = (BatchNorm, BatchNormGrad, BatchNormInference, NormRelu, NormReluGrad)
-KINDS: dict[str, tuple[type, ...]] = {
-    "convolutions, forward": (Conv2d,),
-    "convolutions, gradient of the filters": (Conv2dWeightGrad,),
-    "convolutions, gradient of the images": (Conv2dInputGrad,),
-    "fully connected layers": (Dot,),
-    "normalisation": (LRN, LRNGrad, *BATCH_NORMS),
-    "pooling": (MaxPool2d, MaxPool2dGrad, AveragePool2d, AveragePool2dGrad),
-    "ReLU": (Relu, ReluGrad),
-    "update": (MomentumStep, AdamStep),
-    "crops": (CropMirror,),
-    "dropout masks": (DropoutMask, Dropout),
+KINDS = {
+    # the first words of a kind of work, and what the table calls it
+    "convolution weight": "convolutions, gradient of the filters",
+    "convolution input": "convolutions, gradient of the images",
+    "convolution": "convolutions, forward",
+    "product": "fully connected layers",
+    "lrn": "normalisation",
+    "norm": "normalisation",
+    "pool": "pooling",
+    "relu": "ReLU",
+    "update": "update",
+    "crop": "crops",
+    "dropout": "dropout masks",
 }
 OTHER = "other"
-_CALL = re.compile(r"= (\w+)\(")
+PRODUCTS = ("convolution", "product")  # kinds whose operations are counted
 
 
 def kind_of(node: Apply) -> str:
-    """Return the kind of a node."""
-    return next((kind for kind, ops in KINDS.items() if isinstance(node.op, ops)), OTHER)
+    """Return the kind of a node, as the table calls it."""
+    kind = work_of(node).kind
+    return next((name for start, name in KINDS.items() if kind.startswith(start)), OTHER)
 
 
 def operations(node: Apply) -> int:
     """Count the floating-point operations of a convolution, its gradients, or a product."""
-    shapes = [variable.type.shape for variable in (*node.inputs, *node.outputs)]
-    if isinstance(node.op, Dot):
-        (rows, inner), (_, columns), _ = shapes
-        return 2 * rows * inner * columns
-    if not isinstance(node.op, Conv2d | Conv2dInputGrad | Conv2dWeightGrad):
-        return 0
-    filters = shapes[1]
-    results = shapes[3] if isinstance(node.op, Conv2d) else shapes[2]
-    return 2 * int(np.prod(results)) * int(np.prod(filters[1:]))
+    work = work_of(node)
+    return work.flops if work.kind.startswith(PRODUCTS) else 0
 
 
-def timed_lines(step: ResidentStep) -> dict[Apply, list[float]]:
-    """Time each line of the step's program from now on; return the lists of seconds."""
-    found: dict[Apply, list[float]] = {}
-    for function in step.functions:
-        program: Any = function.vm
-        program = program.program
-        lines, names = program.source.splitlines(), program.run.__globals__
-        for number, node in program.nodes.items():
-            match = _CALL.search(lines[number - 1])
-            assert match is not None
-            found[node] = []
-            names[match[1]] = _timed(names[match[1]], found[node])
-    return found
+class Clock:
+    """Observes functions, see `device_mode`: the seconds of each call, by node."""
 
+    def __init__(self) -> None:
+        self.seconds: dict[Apply, list[list[float]]] = {}
 
-def _timed(call: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
-    @functools.wraps(call, updated=())
-    def timed(*operands: Any) -> Any:
-        begun = time.perf_counter()
-        result = call(*operands)
-        seconds.append(time.perf_counter() - begun)
-        return result
+    def __call__(self, node: Apply, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a call that is made for a node."""
+        seconds: list[float] = []
+        self.seconds.setdefault(node, []).append(seconds)
 
-    return timed
+        @functools.wraps(call, updated=())
+        def timed(*operands: Any) -> Any:
+            begun = time.perf_counter()
+            result = call(*operands)
+            seconds.append(time.perf_counter() - begun)
+            return result
+
+        return timed
+
+    def medians(self) -> dict[Apply, float]:
+        """Return the median seconds of each node; the first time of each call does not count."""
+        return {
+            node: sum(statistics.median(seconds[1:]) for seconds in calls)
+            for node, calls in self.seconds.items()
+        }
 
 
 def machine_rate(rounds: int, side: int = 2048) -> float:
@@ -121,13 +93,13 @@ def answer(rounds: int, sizes: Sizes = ON_CPU, side: int = 2048) -> Iterator[Par
     keep_freed_memory()
     set_threads(torch.get_num_threads())
     rate = machine_rate(rounds, side)
-    step = ResidentStep(device_mode("cpu"), sizes)
-    lines = timed_lines(step)
+    clock = Clock()
+    step = ResidentStep(device_mode("cpu", observe=clock), sizes)
     (whole,) = measure({"step": step.run}, rounds)
     seconds: dict[str, float] = defaultdict(float)
     counted: dict[str, int] = defaultdict(int)
-    for node, times in lines.items():
-        seconds[kind_of(node)] += statistics.median(times[1:])
+    for node, median in clock.medians().items():
+        seconds[kind_of(node)] += median
         counted[kind_of(node)] += operations(node)
     seconds[OTHER] += whole.median - sum(seconds.values())
     question = f"where a training step's time goes, batch {sizes.batch}, {sizes.crop}"

@@ -36,6 +36,7 @@ VERBS = {
     "convert": Verb("tandem.convert.cli:run_conversion", "read weights of other programs"),
     "plot": Verb("tandem.plot:run_plot", "draw one run or compare several"),
     "look": Verb("tandem.look:run_look", "draw pictures as the network gets them, count classes"),
+    "trace": Verb("tandem.trace.program:run_trace", "where the time of a traced run goes"),
     "cost": Verb("tandem.cost.program:run_cost", "predict the time of a step, and how it scales"),
     "placement": Verb(
         "tandem.placement_program:run_placement", "explain how trainers divide a network"

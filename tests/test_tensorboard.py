@@ -5,7 +5,6 @@ import io
 import json
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,10 +22,8 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from tests.artifacts.test_tensorboard import TRAIN, VALIDATION, curve, read, write
+from tests.support.browser import browser_page
 from tests.support.tiny import read_record, run_program, settings, start_program, without_times
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-sync --no-first-run"
 
 Points = list[tuple[int, float]]
 
@@ -186,15 +183,8 @@ def test_the_server_tells_of_a_run_that_goes_on(watched: Watched) -> None:
 
 @pytest.mark.slow
 def test_a_browser_shows_the_curves_of_a_run_that_goes_on(watched: Watched) -> None:
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"no browser is here: none of {', '.join(BROWSERS)}")
-    from playwright.sync_api import sync_playwright
-
     eventually(lambda: len(watched.server.curve("one", "loss/validation")) > 3)
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=browser, args=FLAGS.split())
-        page = chromium.new_page(viewport={"width": 1300, "height": 900})
+    with browser_page() as page:
         page.goto(f"{watched.server.url}?tagFilter=%5Eloss#timeseries")
         assert steps_of_curve(page, "loss/validation") > 0
         seen = steps_of_curve(page, "loss/training")
@@ -210,7 +200,6 @@ def test_a_browser_shows_the_curves_of_a_run_that_goes_on(watched: Watched) -> N
         picture = page.locator("tf-image-loader img").first
         picture.wait_for(timeout=120_000)
         eventually(lambda: picture.evaluate("image => image.naturalWidth") > 50)
-        chromium.close()
     assert watched.goes_on
 
 

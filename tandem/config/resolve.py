@@ -54,6 +54,8 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
         raise InputError("precision: tf32 is a format of GPUs; on cpu use float32 or bfloat16")
     if config.convolutions == "fft" and facts.on_gpu:
         raise InputError("convolutions: fft is for CPUs; on GPUs cuDNN chooses")
+    if config.trace == "ops":
+        _check_ops_apart(config, facts)
     keeps = _keeps_data(config, facts)
     cores = threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1
     found = {
@@ -210,6 +212,20 @@ def _check_buckets(config: Config, given: str, error_feedback: bool) -> None:
         raise InputError(
             f"{given}, error_feedback is true and on_nan is skip: the gradients of a skipped "
             "minibatch would have been sent, and their rounding error kept; change one of the three"
+        )
+
+
+def _check_ops_apart(config: Config, facts: RunFacts) -> None:
+    """Refuse to trace Ops where a step does not call them one by one."""
+    if config.compile is True:
+        raise InputError(
+            "trace is ops and compile is true, which fuses Ops: set compile to false, or trace to "
+            "steps"
+        )
+    if facts.on_gpu:
+        raise InputError(
+            f"trace is ops and devices are {', '.join(facts.devices)}, which replay a recorded "
+            "step as a whole: set trace to steps"
         )
 
 

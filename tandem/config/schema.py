@@ -95,6 +95,16 @@ def _shuffle_word(value: Any) -> Any:
     return value
 
 
+def _trace_word(value: Any) -> Any:
+    return "off" if value is False else value  # as YAML 1.1 reads the word
+
+
+def _window(steps: tuple[int, ...]) -> tuple[int, ...]:
+    if len(steps) != 2 or not 0 <= steps[0] < steps[1]:
+        raise ValueError("it needs a first step of at least 0 and a larger one")
+    return steps
+
+
 _Devices = Annotated[
     Literal["auto"] | Annotated[tuple[str, ...], AfterValidator(_usable_devices)],
     BeforeValidator(_devices_listed),
@@ -348,6 +358,18 @@ class Output(Section):
         (),
         "classes to call at the begin and end of training and of epochs, as module:class",
         "a list of modules and classes such as [my_callbacks:Log]",
+        omit_default=True,
+    )
+    trace: Annotated[Literal["off", "steps", "ops"], BeforeValidator(_trace_word)] = key(
+        "off",
+        "record where the time goes: parts of steps, or each Op as well; off: nothing",
+        "off, steps or ops",
+        omit_default=True,
+    )
+    trace_steps: Annotated[tuple[int, ...], AfterValidator(_window), BeforeValidator(listed)] = key(
+        (20, 40),
+        "steps to record, from the start of the processes: the first, and the first not recorded",
+        "two whole numbers such as [20, 40]",
         omit_default=True,
     )
 

@@ -17,6 +17,7 @@ from tandem.processes.worker_pool import WorkerPool
 from tandem.training import loader, worker
 from tandem.training.memory import make_slots
 from tandem.training.run_spec import RunSpec
+from tandem.training.tracing import traced_builder
 
 
 class Launcher(ABC):
@@ -84,7 +85,9 @@ def start_loader(
         return None
     loader_end, trainer_end = multiprocessing.Pipe(duplex=True)
     name = f"loader {rank}"
-    arguments = (spec.minibatch_builder(), trainer_end, slots, pool.status(name))
+    builder = spec.minibatch_builder()
+    fills = builder if spec.config.trace == "off" else traced_builder(builder, spec, rank)
+    arguments = (fills, trainer_end, slots, pool.status(name))
     pool.start(name, loader.serve, *arguments, reports=False)
     trainer_end.close()
     return loader_end

@@ -66,11 +66,11 @@ def prepare_run(
     InputError
         The first thing that is missing, damaged or does not fit.
     """
+    if job == "validate":
+        config = config.model_copy(update={"rand_colour": 0.0, "trace": "off"})  # of training
     config = resolve(config, ranks)
     resumed = None
-    if job == "validate":
-        config = config.model_copy(update={"rand_colour": 0.0})  # which is for training
-    else:
+    if job == "train":
         resumed = _checkpoint_to_resume(config)
         weights = config.init_weights_path if resumed is None else None
         _check_run_folder(config, resumed)

@@ -21,6 +21,7 @@ from tandem.layers.choices import metrics_of
 from tandem.processes.supervisor import Outcome, ProgressReporter
 from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
+from tandem.training.tracing import remove_traces
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,8 @@ def _execute_training(
         if spec.is_complete:
             log.info("%s: %s", spec.resumed, spec.reason_complete)
             return Outcome(0)
+        if spec.config.trace != "off":
+            remove_traces(spec.config.weights_path)
         reporter = CallbackReporter(spec, make_reporter(spec), callbacks)
         outcome = launcher.launch(spec, reporter, lock)
         failure = outcome.failure

@@ -245,6 +245,7 @@ def _trial_of(spec: RunSpec, folder: Path) -> RunSpec:
         "snapshot_minutes": 0.0,
         "keep_snapshots": "all",
         "print_freq": trial.steps("train"),
+        "trace": "off",
     }
     if spec.resumed is not None:
         changes["init_weights_skip"] = ()

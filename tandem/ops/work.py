@@ -19,7 +19,7 @@ from pytensor.graph.op import Op
 from pytensor.ifelse import IfElse
 from pytensor.scalar.basic import Add, Cast, Composite, Identity, Mul, ScalarType, Second
 from pytensor.scan.op import Scan
-from pytensor.tensor.basic import Alloc, ARange, Eye, Join, MakeVector
+from pytensor.tensor.basic import Alloc, ARange, Eye, Join, MakeVector, TensorFromScalar
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
@@ -218,7 +218,7 @@ def _product(op: Op, node: Apply) -> Work:
 
 @_work.register(Blockwise)
 def _blockwise(op: Blockwise, node: Apply) -> Work:
-    return _work.dispatch(type(op.core_op))(op, node)
+    return _work.dispatch(type(op.core_op))(op.core_op, node)
 
 
 # Loops over elements: for each Op its kind, and operations on each element
@@ -321,7 +321,7 @@ for _op in (
     *(IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1),
 ):
     _work.register(_op, _move)
-for _op in (Shape, Shape_i, IfElse):
+for _op in (Shape, Shape_i, TensorFromScalar, IfElse):
     _work.register(_op, lambda op, node: _VIEW)
 
 

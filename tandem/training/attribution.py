@@ -42,7 +42,13 @@ def layers_of(fgraph: FunctionGraph) -> dict[Apply, Place]:
     Parameters
     ----------
     fgraph : FunctionGraph
-        The graph of the function after rewriting, with its ``update_mapping``.
+        The graph of a function after rewriting, with its ``update_mapping``: one that stores
+        gradients, one that updates parameters from them, or one that does neither.
+
+    Raises
+    ------
+    ValueError
+        It updates parameters from gradients that it computes itself.
     """
     flow = _Flow(fgraph)
     phases = flow.phases()
@@ -70,7 +76,7 @@ class _Flow:
         self.nodes: list[Apply] = fgraph.toposort()
         self._outputs = fgraph.outputs
         mapping = cast(dict[int, int], fgraph.update_mapping or {})
-        self._updated = {fgraph.outputs[at]: fgraph.inputs[of] for at, of in mapping.items()}
+        updated = {fgraph.outputs[at]: fgraph.inputs[of] for at, of in mapping.items()}
         # Variables that hold a parameter: its own, and what is made of nothing else.
         self.names = {v: named for v in fgraph.inputs if (named := _named(v)) is not None}
         self.made: set[Apply] = set()
@@ -79,12 +85,21 @@ class _Flow:
             if operands and all(self._is_value(v) for v in operands):
                 self.made.add(node)
                 self.names |= dict.fromkeys(node.outputs, self.names[operands[0]])
-        self.clients: dict[Apply, list[Apply]] = {node: [] for node in self.nodes}
+        known = set(self.nodes)
+        self.clients: dict[Apply, list[Apply]] = {}
         for node in self.nodes:
-            for owner in dict.fromkeys(self.before(node)):
-                self.clients[owner].append(node)
-        self.stepped = self._updates()
-        self.gradients = self._gradients()
+            results = (v for v in node.outputs if not _is_token(v))
+            users = (user for v in results for user, _ in fgraph.clients[v])
+            self.clients[node] = [user for user in dict.fromkeys(users) if user in known]
+        read = [self.names[v] for node in self.nodes for v in node.inputs if v in self.names]
+        written = {v: self.names[of] for v, of in updated.items() if of in self.names}
+        # Of what else is stored among the gradients, the parameter is not read: an average's.
+        learned = {named.parameter for named in read if not named.role}
+        self.gradients = {v: p for v, (_, p) in written.items() if p in learned}
+        self.is_update = any(named.role == GRADIENT for named in read)
+        own = [named.parameter for named in written.values() if not named.role]
+        if own and not self.is_update:
+            raise ValueError(f"the gradient of {own[0]} is not stored before its update")
 
     def own(self, node: Apply) -> str | None:
         """Name the parameter whose gradient a node gives, or which it takes."""
@@ -100,36 +115,6 @@ class _Flow:
         named = self.names.get(variable)
         return named is not None and not named.role
 
-    def _updates(self) -> set[Apply]:
-        """Nodes of the optimizer's step: they take a gradient that is stored, or its state."""
-        read = [v for node in self.nodes for v in node.inputs if v.owner is None]
-        if any(self.names[v].role == GRADIENT for v in read if v in self.names):
-            return set(self.nodes)
-        found: set[Apply] = set()
-        for node in self.nodes:
-            states = (v for v in node.inputs if v in self.names and self.names[v].role)
-            if any(states) or not found.isdisjoint(self.before(node)):
-                found.add(node)
-        for node in reversed(self.nodes):  # numbers made for it, such as a rate
-            is_number = all(getattr(v.type, "ndim", None) == 0 for v in node.outputs)
-            if is_number and self.clients[node] and found.issuperset(self.clients[node]):
-                found.add(node)
-        return found
-
-    def _gradients(self) -> dict[Variable, str]:
-        """Results that are gradients of parameters that the function has."""
-        values = {named.parameter for named in self.names.values() if not named.role}
-        found = {}
-        for output, variable in self._updated.items():
-            named = self.names.get(variable)
-            if named and named.role == GRADIENT and named.parameter in values:
-                found[output] = named.parameter
-        for node in self.stepped:
-            for named in [self.names[v] for v in node.inputs if v in self.names][:1]:
-                passed = (v for v in node.inputs if v.owner and v.owner not in self.stepped)
-                found |= {v: named.parameter for v in passed if v.type.ndim}
-        return found
-
     def phases(self) -> dict[Apply, Phase]:
         """Find the phase of each node.
 
@@ -139,6 +124,8 @@ class _Flow:
         outputs and their gradient, of both passes, is told by whether it leads to the loss; of
         auxiliary outputs, which are not counted, by whether it leads to a gradient.
         """
+        if self.is_update:
+            return dict.fromkeys(self.nodes, "update")
         after, leads = self._follows_from(), self._leads_to()
         counts = self._counts()
         counted: set[str] = set().union(*(after[node] for node in counts))
@@ -150,10 +137,7 @@ class _Flow:
             else:
                 passed = all(found[n] == "forward" for n in self.before(node))
                 is_forward = passed and self.gradients.keys().isdisjoint(node.outputs)
-            if node in self.stepped:
-                found[node] = "update"
-            else:
-                found[node] = "forward" if is_forward or node in counts else "backward"
+            found[node] = "forward" if is_forward or node in counts else "backward"
         return found
 
     def _counts(self) -> set[Apply]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytensor
 from pytensor.compile.executor import Function
+from pytensor.compile.mode import Mode
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.backend import (
@@ -20,7 +21,7 @@ from tandem.backend import (
 )
 from tandem.backend.channel import Channel
 from tandem.backend.plan import plan_function
-from tandem.backend.schedule import Schedule
+from tandem.backend.schedule import Observe, Schedule
 from tandem.config.schema import Config
 from tandem.distributed import ExchangeSettings
 from tandem.memory.parameters import CudaMemory, HostMemory
@@ -48,28 +49,8 @@ class DeviceFunctions:
     ) -> None:
         self._graphs, self._meets = graphs, channel is not None
         self._device, self._records = memory.device, memory.records
-        chosen = config.precision
-        products = "float32" if chosen == "float64" or chosen == "auto" else chosen
-        make_mode = partial(
-            device_mode,
-            self._device,
-            compile=config.compile is True,
-            precision=products,
-            convolutions=config.convolutions,
-            channel=channel,
-        )
-        self._modes = dict.fromkeys(graphs, make_mode())
-        if on_gradient_ready is not None:
-            ready = on_gradient_ready
-
-            def report(variable: str) -> None:
-                if variable.startswith(GRADIENT):
-                    ready(variable.removeprefix(GRADIENT))
-
-            buckets = ExchangeSettings.of(dict(config)).exchange.buckets(memory.layout)
-            names = [[GRADIENT + name for name in bucket.names] for bucket in buckets]
-            mode = make_mode(on_gradient_ready=report, buckets=names)
-            self._modes |= dict.fromkeys(("gradients", SHORT + "gradients"), mode)
+        self._make_modes = partial(_modes, (*graphs,), config, memory, on_gradient_ready, channel)
+        self._modes = self._make_modes()
         self._numbers: dict[str, DeviceSharedVariable] = {}
         self._compiled: dict[str, tuple[Function, tuple[str, ...]]] = {}
         self._recorded: dict[tuple[str, Slot | None], Callable[[], Any]] = {}
@@ -84,6 +65,10 @@ class DeviceFunctions:
         if (name, slot) not in self._recorded:
             self._recorded[name, slot] = self.record(name, slot)
         self._recorded[name, slot]()
+
+    def observe(self, observe: Observe) -> None:
+        """Observe the calls of functions that are compiled from now on, see `device_mode`."""
+        self._modes = self._make_modes(observe)
 
     def compiled(self, name: str) -> tuple[Function, tuple[str, ...]]:
         """The function that takes parts of a slot and numbers as arguments, and these parts."""
@@ -146,3 +131,37 @@ class DeviceFunctions:
             trust_input=True,
             on_unused_input="ignore",  # an update needs no variable of the network
         )
+
+
+def _modes(
+    names: tuple[str, ...],
+    config: Config,
+    memory: HostMemory | CudaMemory,
+    on_gradient_ready: Callable[[str], None] | None,
+    channel: Channel | None,
+    observe: Observe | None = None,
+) -> dict[str, Mode]:
+    """Make the mode of each function."""
+    chosen = config.precision
+    make_mode = partial(
+        device_mode,
+        memory.device,
+        compile=config.compile is True,
+        precision="float32" if chosen == "float64" or chosen == "auto" else chosen,
+        convolutions=config.convolutions,
+        channel=channel,
+        observe=observe,
+    )
+    modes = dict.fromkeys(names, make_mode())
+    if on_gradient_ready is None:
+        return modes
+    ready = on_gradient_ready
+
+    def report(variable: str) -> None:
+        if variable.startswith(GRADIENT):
+            ready(variable.removeprefix(GRADIENT))
+
+    buckets = ExchangeSettings.of(dict(config)).exchange.buckets(memory.layout)
+    parts = [[GRADIENT + name for name in bucket.names] for bucket in buckets]
+    mode = make_mode(on_gradient_ready=report, buckets=parts)
+    return modes | dict.fromkeys(("gradients", SHORT + "gradients"), mode)

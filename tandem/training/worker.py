@@ -21,6 +21,7 @@ from tandem.training.kept_pictures import describe_kept
 from tandem.training.messages import Diverged
 from tandem.training.not_finite import NotFinite
 from tandem.training.run_spec import RunSpec
+from tandem.training.tracing import trace_trainer
 from tandem.training.trainer import StopAgreed, Trainer
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ def serve(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> No
 def _train(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> None:
     """Do the job of the run until it is done, or all trainers agree to stop or that it failed."""
     trainer = Trainer(spec, arguments, launcher)
+    if spec.config.trace != "off":
+        trace_trainer(trainer)
     try:
         if kept := describe_kept(spec, trainer.memory):
             trainer.reports.notice(kept)

@@ -9,10 +9,12 @@ from tandem.backend.plan import plan_function
 
 
 def test_it_is_that_of_the_function_that_would_be_made() -> None:
-    w, last = device_shared(np.ones((3, 4), "float32"), "w"), device_shared(np.zeros(4), "last")
-    x, given = pt.tensor("x", shape=(5, 3), dtype="float32"), pt.tensor("g", shape=(4,))
+    w = device_shared(np.ones((3, 4), "float32"), "w")
+    last = device_shared(np.zeros(4, "float32"), "last")
+    x = pt.tensor("x", shape=(5, 3), dtype="float32")
+    given = pt.tensor("given", shape=(4,), dtype="float32")
     y = pt.exp(x @ w) + given
-    updates = [(w, w - 0.1 * (x.T @ y).astype("float32")), (last, y.sum(axis=0))]
+    updates = [(w, w - x.T @ y), (last, y.sum(axis=0))]
     mode = device_mode("cpu", on_gradient_ready=lambda name: None, buckets=[["last"], ["w"]])
     planned = plan_function([x], updates, mode, {given: last}, "a function")
     made = pytensor.function([x], [], updates=updates, givens={given: last}, mode=mode)

@@ -94,6 +94,7 @@ def test_settings_that_contradict_each_other(values: dict[str, Any], expected: s
         ({"collective": "ar"}, 0, "collective: ar is for trainers that are ranks"),
         ({"rule": "gosgd"}, 0, "rule: gosgd is for trainers that are joined by MPI"),
         ({"exchange": "shared"}, 2, "ranks have their own"),
+        ({"trace": "ops", "compile": True}, 0, "which fuses Ops: set compile to false"),
         ({"exchange": "average", "optimizer": "nadam"}, 0, "nadam's results is not nadam"),
         ({"exchange": "average", "optimizer": "adam"}, 2, "adam's results is not adam"),
     ],
@@ -184,6 +185,17 @@ def test_a_gpu_that_crops_can_keep_the_pictures(
             resolve(make_config(values))
     else:
         assert resolve(make_config(values)).data_on_gpu == expected
+
+
+def test_ops_are_not_traced_where_steps_are_recorded(gpus: None) -> None:
+    values = {"devices": ["cuda:0", "cuda:2"], "compile": False, "trace": "ops"}
+    with pytest.raises(
+        InputError, match=r"trace is ops and devices are cuda:0, cuda:2, which"
+    ) as e:
+        resolve(make_config(values))
+    assert "\n" not in str(e.value)
+    assert resolve(make_config({**values, "trace": "steps"})).trace == "steps"
+    assert resolve(make_config({"devices": ["cpu"], "trace": "ops"})).compile is False
 
 
 @pytest.mark.parametrize(("second", "precision"), [(True, "bfloat16"), (False, "float32")])

@@ -151,6 +151,14 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("shuffle", "all", '"all"', "none, files or images"),
         ("freeze", "[conv1, conv1]", '["conv1", "conv1"]', "conv1 is listed twice"),
         ("freeze", "{conv1: 2}", '{"conv1": 2}', "a list of layers"),
+        ("trace", "true", "true", "off, steps or ops"),
+        ("trace", "op", '"op"', "did you mean ops?"),
+        ("trace_steps", "[40, 20]", "[40, 20]", "two whole numbers such as [20, 40]"),
+        ("trace_steps", "[20, 20]", "[20, 20]", "it needs a first step of at least 0"),
+        ("trace_steps", "[-1, 20]", "[-1, 20]", "it needs a first step of at least 0"),
+        ("trace_steps", "20", "20", "two whole numbers"),
+        ("trace_steps", "[0, 1, 2]", "[0, 1, 2]", "two whole numbers"),
+        ("trace_steps", "[0, 1.5]", "[0, 1.5]", "two whole numbers"),
         ("lr_multipliers", "[fc8]", '["fc8"]', "such as {fc8: 10}"),
         ("lr_multipliers", "{fc8: 0}", '{"fc8": 0}', "numbers above 0"),
         ("lr_multipliers", "{fc8:10}", '{"fc8:10": null}', "such as {fc8: 10}"),
@@ -167,6 +175,14 @@ def test_a_value_is_refused_with_key_value_and_what_is_allowed(
         assert message.startswith(f"--{key} is {shown}")
     assert allowed in message
     assert "\n" not in message
+
+
+def test_off_is_a_word_also_where_yaml_reads_false() -> None:
+    for word in ("off", "false", "'off'"):
+        assert make_config(yaml.safe_load(f"trace: {word}")) == Config()
+    assert "trace" not in dump_config(Config())
+    traced = make_config({"trace": "steps", "trace_steps": [0, 5]})
+    assert yaml.safe_load(dump_config(traced))["trace_steps"] == [0, 5]
 
 
 def test_each_number_has_its_bound() -> None:

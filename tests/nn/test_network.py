@@ -6,6 +6,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.traversal import applys_between
 
 from tandem.backend import device_mode
 from tandem.errors import InputError
@@ -20,6 +21,7 @@ from tandem.layers.network import GRAPH_NETWORK, NetworkDescription, build_netwo
 from tandem.nn import Input, layers
 from tandem.nn.graph import Graph
 from tandem.ops import BatchNormInference, Conv2d
+from tandem.ops.work import work_of
 from tests.support.layer_cases import graph_of, random_values
 from tests.support.own_layers import Scaled, Shrinking
 
@@ -288,3 +290,29 @@ def test_gradients_of_activations_pass_on_those_behind_and_before_them(name: str
             weight.set_value(moved)
             costs.append(function(rows, labels)[0])
         np.testing.assert_allclose(gradient[place], (costs[0] - costs[1]) / 2e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [layers.Conv2D(4, 3, padding="same", strides=2)],
+        [layers.Conv2D(4, 3, dilation_rate=2, use_bias=False)],
+        [layers.DepthwiseConv2D(3, depth_multiplier=2)],
+        [layers.MaxPooling2D(3)],
+        [layers.AveragePooling2D(2)],
+        [layers.BatchNormalization()],
+        [layers.LocalResponseNormalization()],
+        [layers.ReLU(), layers.ZeroPadding2D(1)],
+        [layers.Rescaling(2.0), layers.Rescaling(2.0, 1.0)],
+        [layers.Residual([], [layers.Conv2D(3, 1)])],
+        [layers.Flatten(), layers.Dense(7), layers.Dense(7, use_bias=False)],
+    ],
+)
+def test_layers_count_the_operations_of_their_ops(given: list[Any]) -> None:
+    ends = [] if any(isinstance(layer, layers.Dense) for layer in given) else [layers.Flatten()]
+    graph = Graph.chained([Input((8, 8, 3)), *given, *ends])
+    (units,) = graph.output_shape
+    network = network_of(graph, crop_size=8, classes=units, output="linear", dtype="float32")
+    images = pt.tensor(dtype="float32", shape=(2, 3, 8, 8))
+    nodes = applys_between([images], [network.logits(images, None)])
+    assert sum(work_of(node).flops for node in nodes) == 2 * graph.flops

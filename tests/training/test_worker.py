@@ -14,7 +14,7 @@ def test_a_trainer_reports_what_its_gpu_keeps(monkeypatch: pytest.MonkeyPatch, j
     nothing = dict.fromkeys(["train", "validate_only", "finish", "close"], lambda: None)
     trainer = SimpleNamespace(reports=SimpleNamespace(notice=said.append), memory=0, **nothing)
     monkeypatch.setattr(worker, "Trainer", lambda *_: trainer)
-    spec: Any = SimpleNamespace(job=job)
+    spec: Any = SimpleNamespace(job=job, config=SimpleNamespace(trace="off"))
     for kept in (None, "cuda:0 keeps all"):
         monkeypatch.setattr(worker, "describe_kept", lambda spec, memory, text=kept: text)
         worker._train(spec, trainer, trainer)  # type: ignore[arg-type]

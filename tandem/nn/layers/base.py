@@ -105,7 +105,11 @@ class Layer(ABC):
         """
 
     def flops(self, *inputs: Shape) -> int:
-        """Floating-point operations for one row, a product and its sum being two; 0 if few."""
+        """Floating-point operations for one row, a product and its sum being two; 0 if few.
+
+        Of a convolution, a product, a pooling or a normalisation they are those of its Op, see
+        `tandem.ops.work`. An activation counts as one for each element.
+        """
         return 0
 
     def output_shape(self, *inputs: Shape) -> Shape:

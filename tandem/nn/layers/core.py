@@ -180,4 +180,4 @@ class Rescaling(ShapedLike):
         return x * scale + offset if self.offset else x * scale
 
     def flops(self, *inputs: Shape) -> int:
-        return 2 * math.prod(inputs[0])
+        return (2 if self.offset else 1) * math.prod(inputs[0])

@@ -1,0 +1,235 @@
+"""Records what one process does when: spans, counters, and flows between processes."""
+
+import itertools
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from tandem.trace.chrome import Event, Header, Trace, names, tids, write_trace
+
+FLUSH_SECONDS = 5.0
+CAPACITY = 1 << 18  # events
+_THREADS = ("trainer", "loader", "buckets", "checkpoint")  # from the top of the page
+_FLUSH_SHARE = 0.005  # largest share of the time that is spent on writing
+
+clock = time.perf_counter_ns  # CLOCK_MONOTONIC: common to the processes of a machine
+
+
+class Recorder:
+    """The trace of one process, written to a file at intervals and at the end of the last step.
+
+    The newest `capacity` events are kept. Threads may record at the same time. Steps are counted
+    from 0 at the start of the process, so that a resumed run is traced as well.
+
+    Parameters
+    ----------
+    process : str
+        Kind and rank, such as ``trainer 0`` or ``loader 0``.
+    number : int
+        The process's number in the trace: 2 * rank of a trainer, 2 * rank + 1 of its loader.
+    path : Path
+        The file, which is replaced if it exists.
+    steps : tuple of int
+        The first step that is recorded, and the one behind the last.
+    about : Mapping
+        What the run is: network, batch_size, precision, ...; values that JSON can hold.
+    capacity : int
+        Events that are kept.
+
+    Attributes
+    ----------
+    recording : bool
+        Whether calls are recorded now.
+    step : int
+        Number of the current step; -1 before the first.
+    clock_offset_ns : int
+        What to add to this process's clock for that of rank 0; 0 until it is set.
+    """
+
+    def __init__(
+        self,
+        process: str,
+        number: int,
+        path: Path,
+        steps: tuple[int, int],
+        about: Mapping[str, Any],
+        capacity: int = CAPACITY,
+    ) -> None:
+        self.path = path
+        self.recording = False
+        self.step = -1
+        self.clock_offset_ns = 0
+        self._process, self._number, self._steps, self._about = process, number, steps, about
+        self._events: deque[tuple[Any, ...]] = deque(maxlen=capacity)
+        self._numbers = itertools.count()  # of events: next() is atomic, += is not
+        self._recorded_steps = 0
+        self._next_flush = 0  # time, ns
+
+    def begin_step(self) -> None:
+        """Count a step; recording is on in the steps that were asked for."""
+        self.step += 1
+        first, behind = self._steps
+        recording = first <= self.step < behind
+        if recording and not self.recording:
+            self._next_flush = clock() + int(FLUSH_SECONDS * 1e9)
+        self.recording = recording
+
+    def end_step(self) -> None:
+        """Write the file if this was the last step to record, or if it is time for it."""
+        if not self.recording:
+            return
+        self._recorded_steps += 1
+        if self.step + 1 == self._steps[1]:
+            self.recording = False
+            self.flush()
+        elif clock() >= self._next_flush:
+            self.flush()
+
+    def wrap(
+        self,
+        call: Callable[..., Any],
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        within: Callable[[], object] | None = None,
+        thread: str | None = None,
+    ) -> Callable[..., Any]:
+        """Return a function that calls `call`, and records a span of each call while recording.
+
+        `within` is called at the beginning of each span: `flow` belongs there. An exception ends a
+        span as a return does.
+        """
+
+        @wraps(call)
+        def recorded(*arguments: Any, **keywords: Any) -> Any:
+            if not self.recording:
+                return call(*arguments, **keywords)
+            begin = clock()
+            try:
+                if within is not None:
+                    within()
+                return call(*arguments, **keywords)
+            finally:
+                self.add(name, begin, clock(), args, thread)
+
+        return recorded
+
+    def record_calls(self, owner: object, **spans: str) -> None:
+        """Record calls of methods of this object, not of its class: ``method="span"``."""
+        for method, span in spans.items():
+            object.__setattr__(owner, method, self.wrap(getattr(owner, method), span))
+
+    def add(
+        self,
+        name: str,
+        begin_ns: int,
+        end_ns: int,
+        args: Mapping[str, Any] | None = None,
+        thread: str | None = None,
+    ) -> None:
+        """Add one complete span, by default of the current thread; times of `clock`."""
+        self._add("X", name, begin_ns, end_ns, args, thread)
+
+    def count(self, name: str, values: Mapping[str, float]) -> None:
+        """Add the values that counters have now, while recording."""
+        if self.recording:
+            self._add("C", name, clock(), 0, values, None)
+
+    def flow(self, number: int, begins: bool, thread: str | None = None) -> None:
+        """Begin or end an arrow between two spans, each while its span goes on.
+
+        `number` tells the arrows between a trainer and its loader apart.
+        """
+        if self.recording:
+            self._add("s" if begins else "f", "flow", clock(), number, None, thread)
+
+    def flush(self) -> None:
+        """Write all events that are kept, whole or not at all. Raises `OSError`."""
+        begin = clock()
+        try:
+            header, events = self._content()
+            write_trace(self.path, Trace([header], events))
+        finally:
+            end = clock()
+            wait = max(int(FLUSH_SECONDS * 1e9), int((end - begin) / _FLUSH_SHARE))
+            self._next_flush = end + wait
+
+    def _add(
+        self,
+        phase: str,
+        name: str,
+        time_ns: int,
+        more: int,
+        args: Mapping[str, Any] | None,
+        thread: str | None,
+    ) -> None:
+        thread = thread or threading.current_thread().name
+        self._events.append((next(self._numbers), phase, thread, name, time_ns, more, args))
+
+    def _content(self) -> tuple[Header, list[Event]]:
+        kept = self._events.copy()  # other threads go on adding
+        is_full = len(kept) == kept.maxlen
+        dropped = max(number for number, *_ in kept) + 1 - len(kept) if is_full else 0
+        rank = self._number // 2
+        header = Header(
+            process=self._process,
+            rank=rank,
+            number=self._number,
+            steps=self._steps,
+            recorded_steps=self._recorded_steps,
+            dropped=dropped,
+            clock_offset_ns=self.clock_offset_ns,
+            host=socket.gethostname(),
+            run=dict(self._about),
+        )
+        tracks = {raw: _track(raw, header.kind) for _, _, raw, *_ in kept}
+        shown = sorted({*tracks.values()}, key=lambda track: (_place(track), track))
+        numbers = tids(header, shown)
+        events = names(header, shown)
+        for _, phase, raw, name, time_ns, more, args in kept:
+            event = {"ph": phase, "name": name, "ts": time_ns / 1000, "pid": self._number}
+            if phase != "C":
+                event["tid"] = numbers[tracks[raw]]
+            if phase == "X":
+                event["dur"] = (more - time_ns) / 1000
+            elif phase in "sf":
+                event |= {"cat": "flow", "id": (rank << 32) + more}
+                event |= {"bp": "e"} if phase == "f" else {}
+            if args:
+                event["args"] = dict(args)
+            events.append(event)
+        return header, events
+
+
+def span_seconds(calls: int = 20_000) -> float:
+    """Measure what recording one span costs, in seconds: a call beside one that is recorded."""
+    recorder = Recorder("trainer 0", 0, Path(), (0, 1), {})
+    recorder.begin_step()
+
+    def seconds(function: Callable[[], None]) -> float:
+        begin = clock()
+        for _ in range(calls):
+            function()
+        return (clock() - begin) / 1e9 / calls
+
+    def nothing() -> None:
+        pass
+
+    plain, recorded = nothing, recorder.wrap(nothing, "nothing")
+    return min(seconds(recorded) - seconds(plain) for _ in range(3))
+
+
+def _track(thread: str, kind: str) -> str:
+    """Name of a thread in the trace: the main thread is that of the process's kind."""
+    if thread == "MainThread":
+        return kind
+    name, _, number = thread.rpartition("_")  # of a ThreadPoolExecutor: checkpoint_0
+    return name if name and number.isdigit() else thread
+
+
+def _place(track: str) -> int:
+    return _THREADS.index(track) if track in _THREADS else len(_THREADS)

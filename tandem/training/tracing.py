@@ -1,0 +1,271 @@
+"""What the trace of a run records: parts of its trainers' steps, and the work of their loaders.
+
+A run that is not traced calls nothing of this. In one that is, methods of single objects, private
+ones too, are replaced by ones that record when they are called: all that is recorded is listed here
+and nowhere else.
+"""
+
+import contextlib
+import logging
+import mmap
+import statistics
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandem.memory.parameters import HostMemory
+from tandem.trace.recorder import Recorder, clock
+
+if TYPE_CHECKING:
+    from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
+    from tandem.distributed import Exchange, Group
+    from tandem.memory import Slot
+    from tandem.memory.parameters import CudaMemory
+    from tandem.training.input_pipeline import Loader
+    from tandem.training.run_spec import RunSpec
+    from tandem.training.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+ROUNDS = 9  # in which ranks compare their clocks
+
+
+def remove_traces(folder: Path) -> None:
+    """Remove what an earlier start of a run has recorded, maybe with more trainers."""
+    for path in folder.glob("trace-*.json"):
+        path.unlink(missing_ok=True)
+
+
+def clock_offset_ns(group: "Group") -> int:
+    """What to add to this process's clock for that of rank 0, in nanoseconds. Collective.
+
+    Processes of a machine have the same clock. Those of another compare theirs as they leave a
+    barrier together, several times; the result is the median, and as accurate as a barrier.
+    """
+    local = group.local
+    if local.size == group.size:
+        return 0
+    differences = []
+    for _ in range(ROUNDS):
+        group.barrier()
+        times = group.all_gather_object(clock())
+        differences.append(times[0] - times[group.rank])
+    first, offset = local.all_gather_object((group.rank, int(statistics.median(differences))))[0]
+    return 0 if first == 0 else offset
+
+
+def trace_trainer(trainer: "Trainer") -> None:
+    """Record what a trainer does from now on. Collective."""
+    recorder = make_recorder(**_recorder_arguments(trainer.spec, trainer.rank))
+    recorder.clock_offset_ns = clock_offset_ns(trainer.group)
+    _record_steps(trainer, recorder)
+    _record_parts(trainer, recorder)
+    _record_exchange(trainer.exchange, recorder)
+    _record_loader(trainer.pipeline._loader, recorder)
+    if (folder := trainer.reports._folder) is not None:
+        recorder.record_calls(folder, _write="write")
+    if trainer.config.trace == "ops":
+        from tandem.training.op_tracing import record_ops
+
+        record_ops(trainer.model.functions, recorder)
+
+
+class TracedBuilder:
+    """A builder of minibatches that records each filling, for a loader process."""
+
+    def __init__(self, builder: "MinibatchBuilder", make_recorder: Callable[[], Recorder]) -> None:
+        self._builder, self._make_recorder = builder, make_recorder
+
+    @cached_property
+    def _recorder(self) -> Recorder:
+        return self._make_recorder()  # in the loader process
+
+    @cached_property
+    def _fill(self) -> Callable[..., None]:
+        return traced_fill(self._builder, self._recorder)
+
+    def fill(self, slot: "Slot", request: "MinibatchRequest") -> None:
+        """Read a minibatch, see `MinibatchBuilder.fill`. One of training is a step of the trace."""
+        if request.mode == "train":
+            self._recorder.begin_step()
+        self._fill(slot, request)
+        if request.mode == "train":
+            written(self._recorder.end_step, self._recorder.path)
+
+    def close(self) -> None:
+        """Close the builder, and write what has been recorded."""
+        self._builder.close()
+        if self._recorder.recording:
+            written(self._recorder.flush, self._recorder.path)
+
+
+def traced_builder(builder: "MinibatchBuilder", spec: "RunSpec", rank: int) -> TracedBuilder:
+    """Make the builder for the loader process of a trainer that is traced."""
+    arguments = _recorder_arguments(spec, rank, of_loader=True)
+    return TracedBuilder(builder, partial(make_recorder, **arguments))
+
+
+def make_recorder(**arguments: Any) -> Recorder:
+    """Make a recorder, and the folder of its file: a rank's, on another machine, may be missing."""
+    recorder = Recorder(**arguments)
+    with contextlib.suppress(OSError):  # reported when the file is written
+        recorder.path.parent.mkdir(parents=True, exist_ok=True)
+    return recorder
+
+
+def _recorder_arguments(spec: "RunSpec", rank: int, of_loader: bool = False) -> dict[str, Any]:
+    """What `Recorder` takes, for a trainer or its loader."""
+    kind, suffix = ("loader", "-loader") if of_loader else ("trainer", "")
+    return {
+        "process": f"{kind} {rank}",
+        "number": 2 * rank + of_loader,
+        "path": spec.config.weights_path / f"trace-{rank}{suffix}.json",
+        "steps": tuple(spec.config.trace_steps),
+        "about": describe(spec),
+    }
+
+
+def describe(spec: "RunSpec") -> dict[str, Any]:
+    """What a trace is of: the network and the settings that steps depend on."""
+    names = "network batch_size norm_rows threads precision convolutions optimizer exchange rule"
+    names += " collective bucket_mb fully_connected trace"
+    settings = {name: dict(spec.config)[name] for name in names.split()}
+    network = spec.description
+    return settings | {
+        "network_options": dict(network.options),
+        "crop_size": network.crop_size,
+        "classes": network.classes,
+        "width": network.width,
+        "trainers": spec.trainers,
+        "processor": spec.conditions["processor"],
+        "devices": spec.conditions["devices"],
+    }
+
+
+def _record_steps(trainer: "Trainer", recorder: Recorder) -> None:
+    """Record each step, with the memory that is in use after it, and write the trace."""
+    make_step, close = trainer._train_step, trainer.close
+    path, (first, behind) = recorder.path, trainer.config.trace_steps
+
+    def traced_step(epoch: int, step: int) -> None:
+        recorder.begin_step()
+        if not recorder.recording:
+            return make_step(epoch, step)
+        begin, number = clock(), trainer.state.step + 1
+        try:
+            make_step(epoch, step)
+        finally:
+            recorder.add("step", begin, clock(), {"epoch": epoch + 1, "step": number})
+        recorder.count("memory", _memory(trainer.memory))
+        if written(recorder.end_step, path) and not recorder.recording:
+            trainer.reports.notice(f"{path}: the trace of steps {first} to {behind - 1}")
+        return None
+
+    def traced_close() -> None:
+        if recorder.step < first:
+            with contextlib.suppress(OSError):  # the launcher may be gone
+                trainer.reports.notice(
+                    f"trace_steps is {[first, behind]}, and the run ended after "
+                    f"{recorder.step + 1} steps: no trace is written"
+                )
+        close()
+        if recorder.recording:
+            written(recorder.flush, path)
+
+    vars(trainer).update(_train_step=traced_step, close=traced_close)
+
+
+def _record_parts(trainer: "Trainer", recorder: Recorder) -> None:
+    """Record what a trainer does in and between its steps."""
+    model, memory = trainer.model, trainer.memory
+
+    def end_flow() -> None:
+        recorder.flow(recorder.step, begins=False)
+
+    for method, name in {"compute_gradients": "gradients", "step": "launch"}.items():
+        vars(model)[method] = recorder.wrap(getattr(model, method), name, within=end_flow)
+    recorder.record_calls(
+        trainer,
+        _report_training="report",
+        _check_equal="check",
+        _validate="validate",
+        _save="save",
+    )
+    recorder.record_calls(model, update="update", validate="evaluate", validate_crop="evaluate")
+    recorder.record_calls(trainer.pipeline, _request_next="request")
+    recorder.record_calls(trainer.ballot, vote="vote")
+    recorder.record_calls(trainer.reports, progress="progress")
+    if memory.records:  # the GPU computes meanwhile
+        recorder.record_calls(model, is_finite="synchronize")
+        recorder.record_calls(memory, wait="synchronize")
+    if trainer.ahead is not None:
+        recorder.record_calls(trainer.ahead, settle="settle")
+    if trainer._channel is not None:
+        recorder.record_calls(trainer._channel, all_gather="conversion", all_to_all="conversion")
+
+
+def _record_exchange(exchange: "Exchange", recorder: Recorder) -> None:
+    """Record where trainers exchange vectors: what an exchange does not do has no span."""
+    from tandem.distributed import Exchange
+    from tandem.distributed.buckets import BucketedGradients
+
+    spans = {"before_gradients": "begin exchange", "before_update": "exchange"}
+    spans["after_update"] = "exchange"
+    for method, name in spans.items():
+        if getattr(type(exchange), method) is not getattr(Exchange, method):
+            recorder.record_calls(exchange, **{method: name})
+    if isinstance(exchange, BucketedGradients):
+        for number, (names, all_reduce, part) in enumerate(exchange._work):
+            args = {"bucket": number, "bytes": part.nbytes, "parameters": sorted(names)}
+            vars(all_reduce)["average"] = recorder.wrap(all_reduce.average, "average", args)
+
+
+def _record_loader(loader: "Loader", recorder: Recorder) -> None:
+    """Record how long a trainer waits, and where it fills its slots itself, how long it fills."""
+    from tandem.training.input_pipeline import InProcessLoader, OrderedLoader
+
+    recorder.record_calls(loader, wait="wait")
+    if isinstance(loader, OrderedLoader):
+        loader = loader._loader
+    if isinstance(loader, InProcessLoader):
+        builder = loader._builder
+        vars(builder)["fill"] = traced_fill(builder, recorder, "loader")
+
+
+def traced_fill(
+    builder: "MinibatchBuilder", recorder: Recorder, thread: str | None = None
+) -> Callable[..., None]:
+    """Return `builder.fill` as it is recorded, with an arrow to the step that uses a minibatch."""
+
+    def begin_flow() -> None:
+        recorder.flow(recorder.step, begins=True, thread=thread)
+
+    for_steps = recorder.wrap(builder.fill, "fill", within=begin_flow, thread=thread)
+    others = recorder.wrap(builder.fill, "fill", thread=thread)
+
+    def fill(slot: "Slot", request: "MinibatchRequest") -> None:
+        (for_steps if request.mode == "train" else others)(slot, request)
+
+    return fill
+
+
+def written(write: Callable[[], None], path: Path) -> bool:
+    """Write a trace; whether it was possible. Otherwise a warning is logged: the run goes on."""
+    try:
+        write()
+    except OSError as error:
+        log.warning("%s: the trace cannot be written (%s)", path, error.strerror)
+        return False
+    return True
+
+
+def _memory(memory: "HostMemory | CudaMemory") -> Mapping[str, int]:
+    """Bytes that this process has in memory, shared ones too, and that are free on its GPU."""
+    found = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):  # it is Linux's
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        found["resident"] = pages * mmap.PAGESIZE
+    if not isinstance(memory, HostMemory):
+        found["free on the GPU"] = memory.driver.free_memory()
+    return found

@@ -1,0 +1,321 @@
+"""Runs that are traced: what their traces hold, and that they compute what others compute."""
+
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.__main__ import main as tandem
+from tandem.artifacts.run_folder import list_checkpoints
+from tandem.trace.chrome import read_trace
+from tandem.trace.recorder import span_seconds
+from tests.support.perfetto import perfetto
+from tests.support.ranks import Starter, need_ranks, run_ranks
+from tests.support.runs import RunningJob, assert_same_bits, train, train_log
+from tests.support.tiny import prepare, run_program, settings
+from tests.support.traces import Span, children, covered, leaves, spans, threads
+
+slow = pytest.mark.slow
+TWO: dict[str, Any] = {
+    "devices": ["cpu"] * 2,
+    "n_epochs": 2,
+    "shuffle": "images",
+    "width": 0.2,
+    "batch_size": 4,
+    "exchange": "gradients",
+    "print_freq": 3,
+    "check_every": 4,
+}
+WINDOW = [2, 9]  # of 12 steps, six of each epoch
+PARTS = {"wait", "request", "gradients", "vote", "exchange", "update", "progress"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("data"), train=43)
+
+
+@pytest.fixture(scope="module")
+def untraced(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(data, tmp_path_factory.mktemp("untraced") / "run", **TWO)
+
+
+@pytest.fixture(scope="module")
+def traced(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two trainers with loaders, parts of steps."""
+    run = tmp_path_factory.mktemp("traced") / "run"
+    log = train_log(data, run, **TWO, trace="steps", trace_steps=WINDOW)
+    assert f"{run}/trace-0.json: the trace of steps 2 to 8" in log
+    return run
+
+
+@pytest.fixture(scope="module")
+def by_op(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two trainers without loaders, parts of steps and Ops; it ends within the window."""
+    run = tmp_path_factory.mktemp("by_op") / "run"
+    changes = {"trace": "ops", "trace_steps": [3, 100], "para_load": False}
+    return train(data, run, **TWO, **changes)
+
+
+def steps_of(found: list[Span]) -> list[Span]:
+    return [span for span in found if span.name == "step"]
+
+
+def test_a_trace_costs_no_bit(untraced: Path, traced: Path, by_op: Path) -> None:
+    assert_same_bits(traced, untraced)
+    assert_same_bits(by_op, untraced)
+    assert not [*untraced.glob("trace*")]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_steps_consist_of_their_parts(traced: Path, rank: int) -> None:
+    found = spans(traced / f"trace-{rank}.json")
+    steps = steps_of(found)
+    assert [step.args["step"] for step in steps] == [*range(3, 10)]
+    assert [step.args["epoch"] for step in steps] == [1] * 4 + [2] * 3
+    for step in steps:
+        names = [span.name for span in children(step, found)]
+        others = {3: ["report"], 6: ["report"], 9: ["report"], 4: ["check"], 8: ["check"]}
+        assert set(names) - PARTS == set(others.get(step.args["step"], []))
+        assert len(names) == len(set(names))
+    assert covered(steps, found) > 0.97
+    between = {span.name for span in found if not any(step.holds(span) for step in steps)}
+    assert between == {"validate", "evaluate", "wait", "request", "vote", "save", "progress"}
+    (validation,) = [span for span in found if span.name == "validate"]
+    assert steps[3].end <= validation.begin
+    assert validation.end <= steps[4].begin
+
+
+def test_what_a_trace_is_of(traced: Path, by_op: Path) -> None:
+    for path, process, number in (
+        (traced / "trace-0.json", "trainer 0", 0),
+        (traced / "trace-0-loader.json", "loader 0", 1),
+        (traced / "trace-1.json", "trainer 1", 2),
+        (traced / "trace-1-loader.json", "loader 1", 3),
+    ):
+        (header,) = read_trace(path).processes
+        assert (header.process, header.number, header.rank) == (process, number, number // 2)
+        assert (header.steps, header.recorded_steps, header.dropped) == ((2, 9), 7, 0)
+        run = header.run
+        assert (run["network"], run["width"], run["crop_size"]) == ("alex_net:AlexNet", 0.2, 67)
+        assert (run["trainers"], run["batch_size"], run["classes"]) == (2, 4, 3)
+        assert (run["precision"], run["exchange"], run["trace"]) == (
+            "float32",
+            "gradients",
+            "steps",
+        )
+    (header,) = read_trace(by_op / "trace-1.json").processes
+    assert (header.recorded_steps, header.run["trace"]) == (9, "ops")
+    assert sorted(path.name for path in by_op.glob("trace*")) == ["trace-0.json", "trace-1.json"]
+
+
+def test_an_arrow_leads_from_each_fill_to_its_step(traced: Path, by_op: Path) -> None:
+    for run, rank, filled in ((traced, 1, "trace-1-loader.json"), (by_op, 0, "trace-0.json")):
+        fills = read_trace(run / filled)
+        steps = read_trace(run / f"trace-{rank}.json")
+        begins = {e["id"]: e["ts"] for e in fills.events if e["ph"] == "s"}
+        ends = {e["id"]: e["ts"] for e in steps.events if e["ph"] == "f"}
+        assert len(begins) == (7 if run is traced else 9)
+        assert begins.keys() == ends.keys()
+        used = [s for s in threads(steps)["trainer"] if s.name == "gradients"]
+        made = [s for s in threads(fills)["loader"] if s.name == "fill"]
+        for number, fill in begins.items():
+            assert fill < ends[number]
+            assert sum(s.begin <= fill <= s.end for s in made) == 1
+            assert sum(s.begin <= ends[number] <= s.end for s in used) == 1
+
+
+def test_memory_is_counted_and_a_thread_writes_checkpoints(traced: Path) -> None:
+    trace = read_trace(traced / "trace-0.json")
+    counted = [event["args"]["resident"] for event in trace.events if event["ph"] == "C"]
+    assert len(counted) == 7
+    assert all(50e6 < nbytes < 50e9 for nbytes in counted)
+    assert [span.name for span in threads(trace)["checkpoint"]] == ["write"]
+
+
+def test_a_step_pays_little_for_its_trace(traced: Path) -> None:
+    """Of this step of some 30 ms; the networks of the benchmarks have steps of seconds."""
+    found = spans(traced / "trace-0.json")
+    steps = steps_of(found)
+    recorded = sum(any(step.holds(span) for step in steps) for span in found) / len(steps)
+    step = sorted(step.seconds for step in steps)[len(steps) // 2]
+    assert recorded * span_seconds() < 0.005 * step
+
+
+def test_spans_of_ops(by_op: Path) -> None:
+    found = spans(by_op / "trace-0.json")
+    steps = steps_of(found)
+    assert covered(steps, found) > 0.97
+    convolutions, phases = [], set()
+    for part in (s for s in found if s.name in ("gradients", "update")):
+        for op in children(part, found):
+            args = op.args
+            assert args.keys() >= {"op", "layer", "phase", "shape", "flops", "bytes", "kind"}
+            phases.add((part.name, args["phase"]))
+            if part.name == "gradients" and op.name.startswith("Conv2d"):
+                convolutions.append((op.name, args["layer"], args["phase"]))
+    assert phases == {("gradients", "forward"), ("gradients", "backward"), ("update", "update")}
+    # The first layer has no gradient of its pictures.
+    expected = {("Conv2d", f"conv{n}", "forward") for n in range(1, 6)}
+    expected |= {("Conv2dWeightGrad", f"conv{n}", "backward") for n in range(1, 6)}
+    expected |= {("Conv2dInputGrad", f"conv{n}", "backward") for n in range(2, 6)}
+    assert {*convolutions} == expected
+    assert len(convolutions) == len(steps) * len(expected)
+
+
+def test_perfetto_shows_the_whole_run(traced: Path, tmp_path: Path) -> None:
+    assert tandem(["trace", str(traced), "--output", str(tmp_path / "trace.json")]) == 0
+    expected: Counter[tuple[str, ...]] = Counter()
+    for file in traced.glob("trace-*.json"):
+        trace = read_trace(file)
+        for thread, found in threads(trace).items():
+            expected.update((trace.processes[0].process, thread, span.name) for span in found)
+    with perfetto(tmp_path / "trace.json") as shown:
+        assert shown.faults() == []
+        assert shown.spans() == expected
+        assert shown.flows() == {
+            ("fill", f"loader {rank}", "gradients", f"trainer {rank}"): 7 for rank in (0, 1)
+        }
+        assert shown.counters() == {(f"trainer {n}", "memory resident"): 7 for n in (0, 1)}
+        for number, process in enumerate(("trainer 0", "loader 0", "trainer 1", "loader 1")):
+            shown.page.get_by_text(f"{process} {number}", exact=True).first.wait_for()
+
+
+# Longer runs
+
+
+@slow
+def test_lines_of_a_larger_network_cover_its_steps(data: Path, tmp_path: Path) -> None:
+    changes = {"trace": "ops", "trace_steps": [2, 5], "width": 1.0, "batch_size": 32}
+    train(data, tmp_path / "run", **{**TWO, **changes, "devices": ["cpu"], "n_epochs": 3})
+    found = spans(tmp_path / "run" / "trace-0.json")
+    steps = steps_of(found)
+    assert len(steps) == 3
+    computed = [span for span in found if span.name in ("gradients", "update")]
+    inside = [span for part in computed for span in leaves(part, found)]
+    assert sum(span.seconds for span in inside) > 0.97 * sum(span.seconds for span in computed)
+    whole = [span for step in steps for span in leaves(step, found)]
+    assert sum(span.seconds for span in whole) > 0.97 * sum(step.seconds for step in steps)
+
+
+@slow
+@pytest.mark.parametrize("trace", ["steps", "ops"])
+@pytest.mark.parametrize("by", ["mpirun", "torchrun"])
+def test_ranks_average_buckets_in_a_thread(
+    data: Path, tmp_path: Path, by: Starter, trace: str
+) -> None:
+    if by == "mpirun":
+        need_ranks()
+    runs = [tmp_path / "plain", tmp_path / "traced"]
+    changes = {**TWO, "devices": ["cpu"], "bucket_mb": 0.5}
+    for run, more in zip(runs, ({}, {"trace": trace, "trace_steps": WINDOW}), strict=True):
+        result = run_ranks(2, "train.py", settings(data, run, **changes, **more), by=by)
+        assert result.returncode == 0, result.stderr
+    assert_same_bits(*runs)
+    for rank in range(2):
+        (header,) = read_trace(runs[1] / f"trace-{rank}-loader.json").processes
+        assert header.recorded_steps == 7
+        found = threads(read_trace(runs[1] / f"trace-{rank}.json"))
+        averages = found["buckets"]
+        assert {span.name for span in averages} == {"average"}
+        buckets = {span.args["bucket"] for span in averages}
+        assert len(buckets) > 1
+        assert len(averages) == 7 * len(buckets)
+        assert covered(steps_of(found["trainer"]), found["trainer"]) > 0.95
+
+
+@slow
+@pytest.mark.parametrize("rule", ["easgd", "gosgd"])
+def test_asynchronous_ranks_are_traced(data: Path, tmp_path: Path, rule: str) -> None:
+    need_ranks()
+    changes = {**TWO, "devices": ["cpu"], "rule": rule, "exchange": "average", "check_every": 0}
+    traced = {"trace": "steps", "trace_steps": WINDOW}
+    result = run_ranks(2, "train.py", settings(data, tmp_path, **changes, **traced))
+    assert result.returncode == 0, result.stderr
+    for rank in range(2):
+        found = spans(tmp_path / f"trace-{rank}.json")
+        assert len(steps_of(found)) == 7
+        assert "exchange" in {span.name for span in found}
+
+
+@slow
+def test_trainers_that_divide_layers_meet_within_gradients(data: Path, tmp_path: Path) -> None:
+    changes = {"fully_connected": "sharded", "trace": "ops", "trace_steps": WINDOW}
+    runs = [train(data, tmp_path / "plain", **TWO, fully_connected="sharded")]
+    runs.append(train(data, tmp_path / "traced", **TWO, **changes))
+    assert_same_bits(*runs)
+    found = spans(tmp_path / "traced" / "trace-1.json")
+    meetings = [span for span in found if span.name == "conversion"]
+    assert len(meetings) > len(steps_of(found))
+    parts = [span for span in found if span.name in ("gradients", "evaluate")]
+    assert all(any(part.holds(meeting) for part in parts) for meeting in meetings)
+
+
+@slow
+def test_simulated_gpus_are_waited_for(data: Path, tmp_path: Path) -> None:
+    need_ranks()
+    changes = {**TWO, "devices": ["cuda:0", "cuda:1"], "compile": False, "precision": "float32"}
+    arguments = settings(data, tmp_path, **changes, trace="steps", trace_steps=WINDOW)
+    result = run_ranks(2, "tests/support/simulated_train.py", arguments)
+    assert result.returncode == 0, result.stderr
+    found = spans(tmp_path / "trace-0.json")
+    assert {"gradients", "synchronize", "exchange", "update"} <= {span.name for span in found}
+    counted = [e["args"] for e in read_trace(tmp_path / "trace-0.json").events if e["ph"] == "C"]
+    assert all(values["free on the GPU"] > 0 for values in counted)
+
+
+@slow
+def test_a_killed_run_leaves_what_was_written(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    changes = {**TWO, "n_epochs": 100_000, "trace": "steps", "trace_steps": [1, 10**7]}
+    job = RunningJob(data, run, **changes)
+    names = {f"trace-{rank}{suffix}.json" for rank in (0, 1) for suffix in ("", "-loader")}
+    deadline = time.monotonic() + 60
+    while not names <= {path.name for path in run.iterdir()}:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    job.signal(signal.SIGKILL, "group")
+    job.process.wait()
+    for name in names:
+        (header,) = read_trace(run / name).processes
+        assert header.recorded_steps > 10
+    steps = steps_of(spans(run / "trace-0.json"))
+    assert steps[0].args["step"] == 2
+
+
+@slow
+def test_a_resumed_run_is_traced_from_its_own_first_step(data: Path, tmp_path: Path) -> None:
+    run, traced = tmp_path / "run", {"trace": "steps", "trace_steps": [0, 2]}
+    train(data, run, **{**TWO, **traced, "n_epochs": 1})
+    assert len([*run.glob("trace-*.json")]) == 4
+    alone = {**TWO, **traced, "devices": ["cpu"], "batch_size": 8, "exact": False}
+    train(data, run, **alone, resume_train=True)
+    assert {path.name for path in run.glob("trace-*.json")} == {
+        "trace-0.json",
+        "trace-0-loader.json",
+    }
+    steps = steps_of(spans(run / "trace-0.json"))
+    assert [step.args for step in steps] == [{"epoch": 2, "step": 7}, {"epoch": 2, "step": 8}]
+    # A validation by the settings of the run leaves its trace alone.
+    before = (run / "trace-0.json").read_bytes()
+    weights = str(list_checkpoints(run)[-1])
+    result = run_program("validate.py", ["--weights", weights, *settings(data, run, **traced)])
+    assert result.returncode == 0, result.stderr
+    assert (run / "trace-0.json").read_bytes() == before
+
+
+@slow
+def test_a_restarted_run_is_traced_anew(data: Path, tmp_path: Path) -> None:
+    traced = {"trace": "steps", "trace_steps": [2, 8], "restarts": 1}
+    job = RunningJob(data, tmp_path, 8, **{**TWO, **traced, "n_epochs": 30, "print_freq": 1})
+    first = steps_of(spans(tmp_path / "trace-0.json"))
+    job.signal(signal.SIGKILL, "trainer 1")
+    job.end(0, timeout=120)
+    again = steps_of(spans(tmp_path / "trace-0.json"))
+    assert len(first) == len(again) == 6
+    assert first[0].args["step"] == 3
+    assert again[0].args["step"] > 3
+    assert first[-1].end < again[0].begin
