@@ -194,8 +194,11 @@ class Machine(_Part):
         return machine
 
     def save(self, path: Path) -> None:
-        """Write the file that `read` reads."""
-        write_text(path, yaml.safe_dump(self.plain(), sort_keys=False))
+        """Write the file that `read` reads. Raises InputError if it cannot be written."""
+        try:
+            write_text(path, yaml.safe_dump(self.plain(), sort_keys=False))
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror})") from error
 
     def plain(self) -> dict[str, Any]:
         """Return the plain values of which `of` makes the machine."""
