@@ -33,6 +33,7 @@ QUESTIONS = (
     "start",
     "memory",
     "networks",
+    "predicted",
     "profile",
 )
 RESULTS = Path(__file__).parent / "results"

@@ -43,6 +43,8 @@ ALLOWED = {
         "tandem/models/",
         "tandem/ops/",
         "tandem/optim/",
+        "tandem/cost/probes.py",
+        "tandem/cost/timed_steps.py",
         "tandem/backend/",
         "tandem/parallel/",
         "tandem/placement/",

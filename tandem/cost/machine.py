@@ -158,7 +158,7 @@ class Machine(_Part):
 
     processor: str = ""
     # Its GPUs: up to so many trainers do not slow each other down.
-    devices: int = Field(0, ge=0, json_schema_extra={"allowed": "a number of GPUs"})
+    devices: int = Field(default=0, ge=0, json_schema_extra={"allowed": "a number of GPUs"})
     speeds: tuple[Speed, ...] = ()
     load: Number | None = _quantity("bytes/s", None)
     exchange: ExchangeRates = ExchangeRates()

@@ -170,7 +170,7 @@ def _record_steps(trainer: "Trainer", recorder: Recorder) -> None:
                     f"{recorder.step + 1} steps: no trace is written"
                 )
         close()
-        if recorder.recording:
+        if recorder.step >= first:  # again, with a checkpoint whose writing has gone on
             written(recorder.flush, path)
 
     vars(trainer).update(_train_step=traced_step, close=traced_close)

@@ -1,68 +1,30 @@
-"""Spans of traces, for tests: how they nest, and how much of a step they cover."""
+"""Spans in a trace of one process, for tests."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from tandem.trace.chrome import Trace, read_trace
-
-
-@dataclass(frozen=True)
-class Span:
-    """A span of a thread; times in microseconds."""
-
-    name: str
-    begin: float
-    end: float
-    args: dict[str, Any]
-
-    @property
-    def seconds(self) -> float:
-        return (self.end - self.begin) / 1e6
-
-    def holds(self, other: "Span") -> bool:
-        return self.begin <= other.begin and other.end <= self.end
+from tandem.trace.chrome import read_trace
+from tandem.trace.spans import STEP, Span, spans_of
 
 
-def threads(trace: Trace) -> dict[str, list[Span]]:
-    """The spans of a process by thread, in the order of their beginnings; the longest first."""
-    names = {e["tid"]: e["args"]["name"] for e in trace.events if e["name"] == "thread_name"}
-    found: dict[str, list[Span]] = {name: [] for name in names.values()}
-    for e in trace.events:
-        if e["ph"] == "X":
-            span = Span(e["name"], e["ts"], e["ts"] + e["dur"], e.get("args", {}))
-            found[names[e["tid"]]].append(span)
-    return {name: sorted(spans, key=lambda s: (s.begin, -s.end)) for name, spans in found.items()}
-
-
-def spans(path: Path, thread: str = "trainer") -> list[Span]:
-    return threads(read_trace(path))[thread]
-
-
-def children(parent: Span, among: Sequence[Span]) -> list[Span]:
-    """The outermost spans within another; checks that no two overlap in part."""
-    found: list[Span] = []
-    for span in among:
-        if span is parent or not parent.holds(span):
-            assert span.end <= parent.begin or span.begin >= parent.end or span.holds(parent)
-        elif not (found and found[-1].holds(span)):
-            assert not found or found[-1].end <= span.begin, (found[-1], span)
-            found.append(span)
+def spans_in(path: Path, thread: str = "trainer") -> list[Span]:
+    """The spans of a thread, which nest, in the order in which they begin."""
+    found = [span for span in spans_of(read_trace(path)) if span.thread == thread]
+    assert found
+    assert all(s.parent is None or s.end <= s.parent.end + 1e-8 for s in found)
     return found
 
 
-def leaves(parent: Span, among: Sequence[Span]) -> Iterator[Span]:
-    """The innermost spans within another; checks that all nest."""
-    within = children(parent, among)
-    if not within:
-        yield parent
-    for span in within:
-        inside = [other for other in among if other is not span and span.holds(other)]
-        yield from leaves(span, [span, *inside])
+def steps_in(spans: Sequence[Span]) -> list[Span]:
+    return [span for span in spans if span.name == STEP]
 
 
-def covered(parents: Sequence[Span], among: Sequence[Span]) -> float:
-    """The share of the time of some spans that lies in their children."""
-    whole = sum(parent.seconds for parent in parents)
-    return sum(c.seconds for parent in parents for c in children(parent, among)) / whole
+def parts_of(parent: Span, spans: Sequence[Span]) -> list[str]:
+    """Names of the spans directly within another."""
+    return [span.name for span in spans if span.parent is parent]
+
+
+def coverage(spans: Sequence[Span], name: str = STEP) -> float:
+    """The share of the time of all spans of a name that spans directly within them cover."""
+    whole = sum(span.seconds for span in spans if span.name == name)
+    return sum(s.seconds for s in spans if s.parent and s.parent.name == name) / whole

@@ -24,7 +24,7 @@ from tandem.training.step_timer import StepTimer
 from tandem.training.steps_ahead import StepsAhead
 from tandem.training.tracing import clock_offset_ns, remove_traces, traced_builder
 from tandem.training.trainer import StopAgreed, Trainer
-from tests.support.traces import children, spans, threads
+from tests.support.traces import parts_of, spans_in, steps_in
 
 STEPS = 6
 
@@ -155,13 +155,13 @@ def test_steps_ahead_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     trainer = trained(spec(tmp_path / "run"), monkeypatch)
     path = tmp_path / "run" / "trace-0.json"
     assert trainer.notices == [f"{path}: the trace of steps 2 to 3"]
-    found = spans(path)
-    first, second = [span for span in found if span.name == "step"]
+    found = spans_in(path)
+    first, second = steps_in(found)
     ahead = ["wait", "request", "launch", "settle", "vote"]
-    assert [span.name for span in children(second, found)] == [*ahead, "progress"]
+    assert parts_of(second, found) == [*ahead, "progress"]
     # A report, after every third step, waits for the device.
     reported = [*ahead, "settle", "synchronize", "report", "progress"]
-    assert [span.name for span in children(first, found)] == reported
+    assert parts_of(first, found) == reported
     counted = [e["args"] for e in read_trace(path).events if e["ph"] == "C"]
     assert [values["free on the GPU"] for values in counted] == [7, 7]
 
@@ -185,8 +185,7 @@ def test_a_run_that_ends_early(
     names = [path.name for path in tmp_path.iterdir()]
     assert names == ["trace-0.json"] * bool(recorded)
     if recorded:
-        steps = [span.name for span in spans(tmp_path / "trace-0.json")].count("step")
-        assert steps == recorded
+        assert len(steps_in(spans_in(tmp_path / "trace-0.json"))) == recorded
 
 
 def test_a_trace_that_cannot_be_written_ends_no_run(
@@ -223,7 +222,9 @@ def test_a_loader_records_fillings(tmp_path: Path) -> None:
     trace = read_trace(tmp_path / "trace-3-loader.json")
     (header,) = trace.processes
     assert (header.process, header.number, header.recorded_steps) == ("loader 3", 7, 2)
-    assert [span.name for span in threads(trace)["loader"]] == ["fill"] * 3
+    assert [span.name for span in spans_in(tmp_path / "trace-3-loader.json", "loader")] == [
+        "fill"
+    ] * 3
     flows = [event["id"] for event in trace.events if event["ph"] == "s"]
     assert flows == [(3 << 32) + 2, (3 << 32) + 3]
 
