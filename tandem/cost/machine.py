@@ -6,7 +6,7 @@
       threads: 2              # of each trainer
       bandwidth: 4.4e+10      # bytes/s of operands and results
       call: 2.0e-05           # seconds of every line beside its work
-      rates:                  # FLOP/s of each kind of Op, see tandem.ops.work
+      rates:                  # FLOP/s by kind, see tandem.ops.work
         default: 2.0e+10
         convolution: 3.4e+11
     load: 1.2e+08             # bytes/s of pixels that a loader fills
@@ -31,7 +31,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from tandem.cost.exchange import Load, Rates
 from tandem.errors import InputError
 from tandem.files import write_text
-from tandem.validation import read_yaml, shown, validated
+from tandem.validation import read_yaml, shown, unknown, validated
 
 DEFAULT = "default"  # the rate of a kind that has none of its own
 
@@ -66,9 +66,13 @@ def _count(meaning: str, default: Any = ...) -> Any:
 
 
 def _rates(found: Mapping[str, Any]) -> dict[str, float]:
-    """Check the rates by kind of Op."""
+    """Check the rates by kind of work."""
+    from tandem.ops.work import KINDS  # it imports PyTensor
+
     numbers = {kind: _number(rate) for kind, rate in found.items()}
     for kind, rate in numbers.items():
+        if kind not in (DEFAULT, *KINDS):
+            raise ValueError(unknown(kind, [DEFAULT, *KINDS], kind="kind"))
         is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
         if not (is_number and 0 < rate < math.inf):
             raise ValueError(f"{kind} is {shown(rate)}, expected a number of FLOP/s above 0")
@@ -89,7 +93,7 @@ class Speed(_Part):
     bandwidth: Number = _quantity("bytes/s")
     call: Number = _quantity("seconds", 0.0, "ge")
     rates: Annotated[dict[str, Any], AfterValidator(_rates)] = Field(  # FLOP/s
-        json_schema_extra={"allowed": "FLOP/s by kind of Op"}
+        json_schema_extra={"allowed": "FLOP/s by kind of work"}
     )
 
     def rate(self, kind: str) -> float:
@@ -153,7 +157,8 @@ class Machine(_Part):
     """A machine of a cluster, whose machines are all alike."""
 
     processor: str = ""
-    devices: Annotated[int, Field(ge=0)] = 0  # GPUs: up to so many trainers slow none other down
+    # Its GPUs: up to so many trainers do not slow each other down.
+    devices: int = Field(default=0, ge=0, json_schema_extra={"allowed": "a number of GPUs"})
     speeds: tuple[Speed, ...] = ()
     load: Number | None = _quantity("bytes/s", None)
     exchange: ExchangeRates = ExchangeRates()
@@ -189,8 +194,11 @@ class Machine(_Part):
         return machine
 
     def save(self, path: Path) -> None:
-        """Write the file that `read` reads."""
-        write_text(path, yaml.safe_dump(self.plain(), sort_keys=False))
+        """Write the file that `read` reads. Raises InputError if it cannot be written."""
+        try:
+            write_text(path, yaml.safe_dump(self.plain(), sort_keys=False))
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror})") from error
 
     def plain(self) -> dict[str, Any]:
         """Return the plain values of which `of` makes the machine."""

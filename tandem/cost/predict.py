@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tandem.config.schema import Config
 from tandem.cost.exchange import LOCAL, Layout, Load, load, seconds
 from tandem.cost.machine import KnownRates, Machine, Speed
@@ -144,11 +146,13 @@ class Predictor:
 
     @property
     def sizes(self) -> list[int]:
-        """The elements of the vectors that are averaged in a step."""
-        if self.step.buckets:
-            return [bucket.extent.stop - bucket.extent.start for bucket in self.step.buckets]
+        """The vectors that are averaged in a step, in float32 numbers: a float64 is two."""
         layout = self.step.layout
-        return [layout.parameters_size if self.exchange.what == "average" else layout.size]
+        each = np.dtype(layout.dtype).itemsize // 4
+        if self.step.buckets:
+            extents = (bucket.extent for bucket in self.step.buckets)
+            return [each * (extent.stop - extent.start) for extent in extents]
+        return [each * (layout.parameters_size if self.exchange.what == "average" else layout.size)]
 
     def _average(self, asked: Load, known: KnownRates) -> Average:
         """Divide the seconds of an average by what it occupies; GPUs compute beside all of it."""

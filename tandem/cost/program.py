@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 MACHINE = Path("machine.yaml")
 PYDTNN = ("cpu_speed", "memory_bw", "network_bw", "network_lat")
+_FLOAT = 4  # bytes
 _PATIENCE = 5.0  # seconds before what takes time is reported
 _RATE = "a number above 0"
 
@@ -110,10 +111,10 @@ def work(options: CostOptions) -> None:
     if options.published:
         from tandem.cost import published
 
-        sys.stdout.write(published.report())
+        with reported("counting the work of Theano-MPI's networks"):
+            sys.stdout.write(published.report())
         return
-    config = options.configuration
-    report = Report.of(config, options, machine_of(options))
+    report = Report.of(options)
     sys.stdout.write(report.as_json() if options.as_json else report.text(options.layers))
     if options.output is not None:
         from tandem.cost.drawing import draw
@@ -135,7 +136,10 @@ def machine_of(options: CostOptions) -> Machine:
     elif options.calibrate:
         from tandem.cost.calibrate import calibrate
 
-        machine, file = calibrate(), file or MACHINE
+        file = file or MACHINE
+        if not file.parent.is_dir():
+            raise InputError(f"--machine: there is no folder {file.parent} for {file.name}")
+        machine = calibrate()
         machine.save(file)
         log.info("wrote %s", file)
     elif file is not None or MACHINE.exists():
@@ -165,16 +169,16 @@ class Report:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, config: Config, options: CostOptions, machine: Machine) -> "Report":
+    def of(cls, options: CostOptions) -> "Report":
         """Predict a step for every number of ranks."""
         from tandem.cost.steps import trainer_step  # it imports PyTensor and PyTorch
 
-        settings = dict(config)
-        exchange = Exchange(config.exchange, config.collective, settings["bucket_mb"])
-        each = options.ranks_each or machine.trainers
+        config = options.configuration
+        exchange = Exchange(config.exchange, config.collective, dict(config)["bucket_mb"])
         with reported("rewriting the graph of %s", config.network):
             step = trainer_step(config, options.classes)
-        predictor = Predictor(step, machine, exchange, each)
+        machine = machine_of(options)
+        predictor = Predictor(step, machine, exchange, options.ranks_each or machine.trainers)
         predictions = tuple(predictor.predict(ranks) for ranks in options.ranks)
         title = f"{config.network}, {config.batch_size} images per trainer and step"
         return cls(title, predictor, predictions, (*_notes(config, predictor, options.ranks),))
@@ -190,8 +194,8 @@ class Report:
         heading = [
             self.title,
             f"{len(step.lines):,} lines, {flops / 1e9:,.1f} GFLOP",
-            f"exchange: {exchange.what}, {shown_size(4 * sum(self.predictor.sizes))}{buckets}, by "
-            f"{', '.join(strategies)}",
+            f"exchange: {exchange.what}, {shown_size(_FLOAT * sum(self.predictor.sizes))}{buckets},"
+            f" by {', '.join(strategies)}",
             "",
         ]
         lines = [*heading, *predictions_table(self.predictions), *self.notes]

@@ -48,6 +48,8 @@ def test_a_file_is_read_and_written_back(tmp_path: Path) -> None:
     assert read.speeds[0].bandwidth == 4e10  # which YAML takes as text
     assert "assumed" not in second.read_text()
     assert "network_bw" not in second.read_text()
+    with pytest.raises(InputError, match=r"none/machine.yaml: cannot be written \(No such file"):
+        read.save(tmp_path / "none" / "machine.yaml")
 
 
 @pytest.mark.parametrize(
@@ -142,8 +144,10 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("speeds/1/rates/default", math.inf, "default is Infinity, expected a number of FLOP/s"),
         ("speeds/1/rates/default", True, "default is true, expected a number of FLOP/s above 0"),
         ("speeds/1/rates/default", None, "entry 2: rates is {}: no rate 'default', which kinds"),
-        ("speeds/0/rates", None, "entry 1: rates is missing; it must be FLOP/s by kind of Op"),
-        ("speeds/0/rates", [1], "entry 1: rates is [1]; it must be FLOP/s by kind of Op"),
+        ("speeds/0/rates", None, "entry 1: rates is missing; it must be FLOP/s by kind of work"),
+        ("speeds/0/rates", [1], "entry 1: rates is [1]; it must be FLOP/s by kind of work"),
+        ("speeds/0/rates/convolutoin", 1e9, "unknown kind convolutoin; did you mean convolution?"),
+        ("devices", -1, "devices is -1; it must be a number of GPUs"),
         ("speeds/0/bandwidth", None, "bandwidth is missing; it must be a number of bytes/s above"),
         ("speeds/0/bandwidth", -4e10, "bandwidth is -40000000000.0; it must be a number of bytes"),
         ("speeds/0/trainers", 0, "trainers is 0; it must be the trainers that work at once, a"),

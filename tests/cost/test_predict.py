@@ -1,5 +1,6 @@
 """Predicted steps, against sums by hand from a machine of round rates."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,13 @@ def test_two_trainers_exchange_in_memory(what: str, update: float, averaged: flo
     assert found.step == pytest.approx(6 + update + exchange)
     assert found.speedup == pytest.approx(2 * 3.5 / found.step)
     assert found.efficiency == pytest.approx(found.speedup / 2)
+
+
+def test_float64_is_two_numbers() -> None:
+    made = predictor(Exchange("gradients"))
+    assert made.sizes == [4 * MEGA]
+    double = replace(made.step, layout=replace(LAYOUT, dtype="float64"))
+    assert replace(made, step=double).sizes == [8 * MEGA]
 
 
 def test_over_machines_bytes_go_by_cables() -> None:

@@ -120,6 +120,8 @@ def test_a_measured_machine_is_written(
     assert Machine.read(Path("machine.yaml")) == Machine.of(VALUES)
     # Which is then the machine of this folder.
     assert table(run(capsys, "--ranks", "2"))
+    message = "--machine: there is no folder none for machine.yaml"
+    assert refused(capsys, "--calibrate", "--machine", "none/machine.yaml") == message
 
 
 def test_theano_mpis_figures_need_no_machine(

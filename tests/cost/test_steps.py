@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tandem import nn
 from tandem.config.schema import make_config
 from tandem.cost.machine import Speed
 from tandem.cost.steps import Line, TrainerStep, trainer_step
 from tandem.errors import InputError
+from tandem.layers.network import GRAPH_NETWORK
+from tandem.layers.parameter import layer_of
 from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.parameters import HostMemory
 from tandem.ops.work import Work
@@ -124,3 +127,19 @@ def test_what_cannot_be_built_is_refused() -> None:
         small(norm_rows=3)
     with pytest.raises(InputError, match="has no class 'NormNetwrk'; did you mean"):
         small(network=NETWORK.replace("Network", "Netwrk"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers"),
+    [
+        ((8, 8, 1), [nn.layers.Conv2D(2, 3), nn.layers.Flatten(), nn.layers.Dense(3)]),
+        ((20,), [nn.layers.Dense(4, activation="relu"), nn.layers.Dense(3)]),
+    ],
+)
+def test_networks_of_layers_over_arrays(shape: tuple[int, ...], layers: list[Any]) -> None:
+    model = nn.Sequential([nn.layers.Input(shape), *layers])
+    settings = {"network": GRAPH_NETWORK, "network_options": model.options(), "batch_size": 16}
+    step = trainer_step(make_config({**settings, "exchange": "gradients"}), classes=3)
+    assert step.pixel_bytes == 16 * 4 * np.prod(shape)  # float32
+    named = {layer_of(name) for name in step.layout.offsets}
+    assert named <= {line.place.layer for line in step.lines}
