@@ -16,10 +16,15 @@ from tandem.backend import device_mode
 from tandem.ops import (
     LRN,
     AdamStep,
+    AllGather,
     AveragePool2d,
     AveragePool2dGrad,
     BatchNorm,
+    BatchNormBySums,
+    BatchNormBySumsGrad,
     BatchNormGrad,
+    ChannelGradientSums,
+    ChannelSums,
     Conv2d,
     Conv2dInputGrad,
     Conv2dWeightGrad,
@@ -29,11 +34,14 @@ from tandem.ops import (
     MomentumStep,
     NormRelu,
     NormReluGrad,
+    PoolNorm,
+    PoolNormGrad,
     Relu,
     ReluGrad,
     adam_step,
     crop_mirror,
     dropout,
+    first_token,
 )
 from tandem.ops.batch_norm import batch_norm_inference
 from tandem.ops.work import KINDS, Work, work_of
@@ -258,6 +266,48 @@ def test_batch_normalisation_counts_its_formula() -> None:
     counted(node_of(gated), 0, 1, 2, 3, 4, 5)
 
 
+def test_normalisation_over_ranks_counts_as_much() -> None:
+    """What `BatchNorm` computes in one Op, apart from sums that ranks add up; as its gradient."""
+    x, vector, sums = zeros(4, 3, 5, 2), zeros(3), zeros(2, 3, dtype="float64")
+    count = zeros(dtype="float64")
+    forward = [
+        ChannelSums()(x, vector),
+        BatchNormBySums(1e-5)(x, vector, vector, vector, sums, count)[0],
+    ]
+    backward = [
+        ChannelGradientSums()(x, zeros(4, 3, 5, 2), vector, vector),
+        BatchNormBySumsGrad()(x, x, vector, vector, vector, zeros(2, 3), count),
+    ]
+    for parts, kind, formula in (
+        (forward, "norm", norm),
+        (backward, "norm gradient", norm_gradient),
+    ):
+        works = [work_of(node_of(part)) for part in parts]
+        assert {work.kind for work in works} == {kind}
+        # The gradient normalises in both of its Ops.
+        again = 2 * (kind == "norm gradient")
+        assert sum(work.flops for work in works) == 120 * (operations(formula) + again)
+
+
+@pytest.mark.parametrize("settings", [(5, 1e-4, 0.75, 2.0), None])
+def test_a_fused_pool_counts_what_it_replaces(settings: Any) -> None:
+    x, bias = zeros(2, 6, 7, 7), zeros(6)
+    y, places, *_ = PoolNorm(3, 2, settings)(x, bias)
+    g, argmax = MaxPool2d(3, 2)(x)
+    apart = [g, Relu()(g), x + bias[:, None, None]]
+    gradients = [MaxPool2dGrad(3, 2)(x, argmax, g), ReluGrad()(y, g), g.sum(axis=(0, 2, 3))]
+    if settings:
+        normed, scale = LRN(*settings)(g)
+        apart.append(normed)
+        gradients.append(LRNGrad(*settings)(g, scale, y))
+    forward = counted(node_of(y), 0, 1)
+    fused = PoolNormGrad(3, 2, settings, (7, 7))(y, places, g)
+    backward = counted(node_of(*fused), 0, 1, 2)
+    assert (forward.kind, backward.kind) == ("pool", "pool gradient")
+    assert forward.flops == sum(work_of(node_of(v)).flops for v in apart)
+    assert backward.flops == sum(work_of(node_of(v)).flops for v in gradients)
+
+
 def momentum(w: Any, v: Any, g: Any, rate: Any) -> Any:
     v = 0.9 * v - rate * (g + 5e-4 * w)
     return w + v, v
@@ -334,6 +384,8 @@ def test_moves_and_views() -> None:
     assert work_of(node_of(pt.alloc(np.float32(0), 3, 4))) == Work("move", 0, 48)
     assert work_of(node_of(images.reshape((2, 60)))) == Work("move", 0, 2 * 480)
     assert work_of(node_of(pt.inc_subtensor(x[0], 1))).kind == "move"
+    whole = node_of(AllGather(0, 2, 1, (8, 4), 0)(zeros(4, 4), first_token())[0])
+    assert counted(whole, 0, 1).kind == "move"
     for view in (
         x.T,
         x[1:],
