@@ -31,8 +31,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from tandem.cost.exchange import Load, Rates
 from tandem.errors import InputError
 from tandem.files import write_text
-from tandem.validation import read_yaml, shown, unknown, validated
+from tandem.validation import read_yaml, shown, shown_size, unknown, validated
 
+_LARGEST = 1 << 20  # bytes of a file
 DEFAULT = "default"  # the rate of a kind that has none of its own
 
 # Between machines, where nothing was measured: 10 Gbit/s Ethernet by TCP.
@@ -171,6 +172,11 @@ class Machine(_Part):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a machine's file. Raises InputError if it cannot be used."""
+        if path.is_file() and (size := path.stat().st_size) > _LARGEST:
+            raise InputError(
+                f"{path}: has {shown_size(size)}; expected the rates of a machine, in a few kB of "
+                "YAML (a trace is named by --from)"
+            )
         return cls.of(read_yaml(path), path)
 
     @classmethod
@@ -222,6 +228,11 @@ class Machine(_Part):
     def trainers(self) -> int:
         """The most trainers that were measured at once, or its number of GPUs."""
         return max(self.devices, *(speed.trainers for speed in self._speeds()))
+
+    @property
+    def fewest(self) -> int:
+        """The fewest trainers that were measured at once; 1 of GPUs, which share nothing."""
+        return 1 if self.devices else min(speed.trainers for speed in self._speeds())
 
     @property
     def cores(self) -> float:

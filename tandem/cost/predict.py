@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tandem.config.schema import Config
+from tandem.config.resolve import run_facts
+from tandem.config.schema import CHOICES, Config
 from tandem.cost.exchange import LOCAL, Layout, Load, load, seconds
 from tandem.cost.machine import KnownRates, Machine, Speed
 from tandem.cost.overlap import Average, exposed_seconds
 from tandem.errors import InputError
+from tandem.registry import check
+from tandem.validation import shown
 
 if TYPE_CHECKING:
     from tandem.cost.steps import TrainerStep
@@ -49,7 +52,7 @@ class Prediction:
     exposed: float  # of the exchange, what lengthens the step
     load: float  # in which a loader fills a minibatch, beside the rest
     images: int  # of all trainers
-    alone: float = 0.0  # images a second of one trainer alone on a machine; 0 for this one
+    speedup: float = 1.0  # images a second over those of one trainer alone on a machine
 
     @property
     def step(self) -> float:
@@ -58,11 +61,6 @@ class Prediction:
     @property
     def images_per_second(self) -> float:
         return self.images / self.step
-
-    @property
-    def speedup(self) -> float:
-        """Images a second over those of one trainer alone on a machine."""
-        return self.images_per_second / self.alone if self.alone else 1.0
 
     @property
     def efficiency(self) -> float:
@@ -112,8 +110,8 @@ class Predictor:
 
     def predict(self, ranks: int) -> Prediction:
         """Predict the step of so many trainers."""
-        found = self._predict(ranks)
-        return replace(found, alone=self._predict(1).images_per_second)
+        found, alone = self._predict(ranks), self._predict(1)
+        return replace(found, speedup=found.images_per_second / alone.images_per_second)
 
     def _predict(self, ranks: int) -> Prediction:
         layout, step = self.layout(ranks), self.step
@@ -174,8 +172,11 @@ class Predictor:
         return [*found]
 
 
-def check_modelled(config: Config) -> None:
-    """Refuse settings that have no model here."""
+def check_modelled(config: Config, on_gpus: bool = False) -> None:
+    """Refuse settings that have no model here, or that no run can have.
+
+    Trainers are ranks where a setting is of ranks alone; else one launcher may start them.
+    """
     reasons = {
         ("collective", "nccl"): "it depends on the links between GPUs; predict asa, which moves as "
         "many bytes, or hierarchical",
@@ -184,7 +185,14 @@ def check_modelled(config: Config) -> None:
         ("fully_connected", "sharded"): "see tandem placement for what trainers pass to each other",
         ("fully_connected", "single"): "see tandem placement for what trainers pass to each other",
         ("norm_rows", "global"): "see tandem placement for what trainers pass to each other",
+        ("para_load", False): "its trainers load between steps; predict true",
     }
     for (key, value), reason in reasons.items():
-        if getattr(config, key) == value:
-            raise InputError(f"{key}: {value} has no model: {reason}")
+        if (found := getattr(config, key)) == value:
+            raise InputError(f"{key}: {shown(found, False)} has no model: {reason}")
+    are_ranks = config.collective != "auto" or dict(config)["bucket_mb"] > 0
+    devices = ("cuda:0",) if on_gpus else ("cpu",)
+    facts = run_facts(config.model_copy(update={"devices": devices}))
+    facts = replace(facts, starter="mpirun" if are_ranks else None)
+    for registry in CHOICES:
+        check(registry.setting, registry.chosen(dict(config)), facts)

@@ -40,6 +40,7 @@ PYDTNN = ("cpu_speed", "memory_bw", "network_bw", "network_lat")
 _FLOAT = 4  # bytes
 _PATIENCE = 5.0  # seconds before what takes time is reported
 _RATE = "a number above 0"
+_TIMED_WITH = ("precision", "threads", "convolutions", "loader_threads")  # settings
 
 
 def _listed(value: Any) -> Any:
@@ -82,14 +83,25 @@ class CostOptions(Config):
     as_json: bool = option(False, "print them as JSON", "true or false", alias="json")
 
     @property
+    def machine_file(self) -> Path:
+        return self.machine or MACHINE
+
+    @property
+    def source(self) -> str:
+        """Where the machine's rates come from."""
+        if self.trace_file is not None:
+            return str(self.trace_file)
+        is_made_up = self.machine is None and not self.calibrate and not MACHINE.exists()
+        return "cpu_speed and memory_bw" if is_made_up else str(self.machine_file)
+
+    @property
     def configuration(self) -> Config:
-        """The settings of a run alone, with what is ``auto`` resolved, checked together."""
+        """The settings of a run alone, with ``auto`` resolved where predictions depend on it."""
         config = Config(**self.model_dump(include=set(Config.model_fields)))
         found = {"exchange": resolve_exchange(config), "precision": "float32"}
         known = {key: value for key, value in found.items() if getattr(config, key) == "auto"}
         config = config.model_copy(update=known)
         check_settings(config)
-        check_modelled(config)
         return config
 
 
@@ -109,10 +121,7 @@ def work(options: CostOptions) -> None:
             f"--output: found {options.output}, expected a file whose name ends .png, .svg or .pdf"
         )
     if options.published:
-        from tandem.cost import published
-
-        with reported("counting the work of Theano-MPI's networks"):
-            sys.stdout.write(published.report())
+        sys.stdout.write(_published(options))
         return
     report = Report.of(options)
     sys.stdout.write(report.as_json() if options.as_json else report.text(options.layers))
@@ -123,8 +132,25 @@ def work(options: CostOptions) -> None:
         log.info("drawn in %s", options.output)
 
 
-def machine_of(options: CostOptions) -> Machine:
-    """Read or measure the machine. Raises InputError if none is given, or more than one."""
+def _published(options: CostOptions) -> str:
+    """The comparison with Theano-MPI's figures. Raises InputError for options that it ignores."""
+    from tandem.cost import published
+
+    known = {"published", "network_bw", *Config.model_fields}
+    for name in sorted(options.model_fields_set - known):
+        raise InputError(
+            f"--published and --{CostOptions.model_fields[name].alias or name} are both given; it "
+            "has networks, machines and ranks of its own, and takes only --network_bw"
+        )
+    with reported("counting the work of Theano-MPI's networks"):
+        return published.report(options.network_bw or ASSUMED_BITS)
+
+
+def given_machine(options: CostOptions) -> Machine | None:
+    """Read the machine; None if it is to be measured.
+
+    Raises InputError if it cannot be used, if none is given, or more than one.
+    """
     file = options.machine
     if options.trace_file is not None:
         if options.calibrate or file is not None:
@@ -132,26 +158,30 @@ def machine_of(options: CostOptions) -> Machine:
             raise InputError(f"--from and {other} are both given; expected one of them")
         from tandem.cost.traced import machine_of_trace
 
-        machine = machine_of_trace(options.trace_file, options.configuration, options.classes)
-    elif options.calibrate:
-        from tandem.cost.calibrate import calibrate
-
-        file = file or MACHINE
-        if not file.parent.is_dir():
-            raise InputError(f"--machine: there is no folder {file.parent} for {file.name}")
-        machine = calibrate()
-        machine.save(file)
-        log.info("wrote %s", file)
-    elif file is not None or MACHINE.exists():
-        machine = Machine.read(file or MACHINE)
-    elif options.cpu_speed is None or options.memory_bw is None:
+        return machine_of_trace(options.trace_file, options.configuration, options.classes)
+    if options.calibrate:
+        if not options.machine_file.parent.is_dir():
+            folder, name = options.machine_file.parent, options.machine_file.name
+            raise InputError(f"--machine: there is no folder {folder} for {name}")
+        return None
+    if file is not None or MACHINE.exists():
+        return Machine.read(options.machine_file)
+    if options.cpu_speed is None or options.memory_bw is None:
         raise InputError(
             f"no machine is given and there is no {MACHINE}: measure this one by --calibrate, or "
             "name --machine FILE or --from trace.json"
         )
-    else:
-        return Machine.of(_pydtnn(options))
-    return machine.model_copy(update=_pydtnn(options))
+    return Machine.of(_pydtnn(options))
+
+
+def measured_machine(path: Path) -> Machine:
+    """Measure this machine, and write its file."""
+    from tandem.cost.calibrate import calibrate
+
+    machine = calibrate()
+    machine.save(path)
+    log.info("wrote %s", path)
+    return machine
 
 
 def _pydtnn(options: CostOptions) -> dict[str, float]:
@@ -164,6 +194,7 @@ class Report:
     """Predictions, and what they are of."""
 
     title: str
+    source: str  # of the machine's rates
     predictor: Predictor
     predictions: tuple[Prediction, ...]
     notes: tuple[str, ...]
@@ -173,15 +204,19 @@ class Report:
         """Predict a step for every number of ranks."""
         from tandem.cost.steps import trainer_step  # it imports PyTensor and PyTorch
 
+        machine = given_machine(options)
         config = options.configuration
-        exchange = Exchange(config.exchange, config.collective, dict(config)["bucket_mb"])
+        check_modelled(config, on_gpus=machine is not None and machine.devices > 0)
         with reported("rewriting the graph of %s", config.network):
             step = trainer_step(config, options.classes)
-        machine = machine_of(options)
+        machine = machine or measured_machine(options.machine_file)
+        machine = machine.model_copy(update=_pydtnn(options))
+        exchange = Exchange(config.exchange, config.collective, dict(config)["bucket_mb"])
         predictor = Predictor(step, machine, exchange, options.ranks_each or machine.trainers)
         predictions = tuple(predictor.predict(ranks) for ranks in options.ranks)
         title = f"{config.network}, {config.batch_size} images per trainer and step"
-        return cls(title, predictor, predictions, (*_notes(config, predictor, options.ranks),))
+        notes = (*_notes(options, predictor),)
+        return cls(title, options.source, predictor, predictions, notes)
 
     def text(self, layers: bool = False) -> str:
         """A table with a line for each number of ranks, notes, and a table of layers."""
@@ -193,7 +228,7 @@ class Report:
         buckets = f" in {counted(step.buckets, 'bucket')}" if step.buckets else ""
         heading = [
             self.title,
-            f"{len(step.lines):,} lines, {flops / 1e9:,.1f} GFLOP",
+            f"{len(step.lines):,} lines, {flops / 1e9:,.1f} GFLOP; rates of {self.source}",
             f"exchange: {exchange.what}, {shown_size(_FLOAT * sum(self.predictor.sizes))}{buckets},"
             f" by {', '.join(strategies)}",
             "",
@@ -207,15 +242,31 @@ class Report:
     def as_json(self) -> str:
         """One JSON object; seconds, and images a second."""
         rows = [as_row(prediction) for prediction in self.predictions]
-        found = {"title": self.title, "predictions": rows, "notes": [*self.notes]}
+        about = {"title": self.title, "rates": self.source}
+        found = {**about, "predictions": rows, "notes": [*self.notes]}
         return json.dumps(found, indent=1) + "\n"
 
 
-def _notes(config: Config, predictor: Predictor, ranks: Sequence[int]) -> Iterator[str]:
+def _notes(options: CostOptions, predictor: Predictor) -> Iterator[str]:
     """Yield what limits the predictions."""
-    if predictor.machine.load is None:
+    machine = predictor.machine
+    if machine.load is None:
         yield "note: the machine has no rate of loading, which is left out"
-    assumed = predictor.assumptions(ranks)
+    if machine.fewest > 1:
+        yield (
+            f"note: the rates are those of {machine.fewest} trainers at once; fewer are predicted "
+            "to be no faster, and the speed-up is over one of them"
+        )
+    yield from _assumptions(predictor.assumptions(options.ranks))
+    if options.compile is True:
+        yield "note: compile is true; the lines are those without it"
+    for key in () if options.trace_file else _TIMED_WITH:
+        if (value := getattr(options, key)) not in ("auto", "float32"):
+            yield f"note: {key} is {shown(value, False)}, with which the rates have to be measured"
+
+
+def _assumptions(assumed: Sequence[str]) -> Iterator[str]:
+    """Yield what is assumed of an exchange."""
     between = {
         "steps_between": f"{ASSUMED_LATENCY * 1e6:g} us a message",
         "bytes_between": f"{ASSUMED_BITS / 1e9:g} Gbit/s",
@@ -224,12 +275,9 @@ def _notes(config: Config, predictor: Predictor, ranks: Sequence[int]) -> Iterat
         yield f"note: between machines an assumed {' and '.join(found)}, as nothing was measured"
     if within := [name for name in assumed if name not in between]:
         yield (
-            f"note: not measured are {', '.join(within)}; assumed from the bandwidth of memory and "
+            f"note: not measured: {', '.join(within)}; assumed from the bandwidth of memory and "
             f"{ASSUMED_LATENCY * 1e6:g} us a message"
         )
-    for key, value in {"precision": config.precision, "compile": config.compile}.items():
-        if value not in ("auto", "float32", False):
-            yield f"note: {key} is {shown(value)}; the lines and rates are those without it"
 
 
 @contextmanager

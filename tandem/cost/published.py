@@ -204,7 +204,7 @@ def report(bits: float = ASSUMED_BITS, ranks: Sequence[int] = RANKS) -> str:
     steps = [network.step for network in TIMED]
     speed, rates = gpu_speed(steps, [network.compute for network in TIMED]), node_rates()
     lines = [
-        f"computing of one GPU by counted work: {speed.rate('') / 1e12:.2f} TFLOP/s and "
+        f"computing of one GPU by counted work: {speed.rates[DEFAULT] / 1e12:.2f} TFLOP/s and "
         f"{speed.bandwidth / 1e9:.0f} GB/s, fitted",
         _line("network", "", "predicted", "", "Theano-MPI", ""),
     ]

@@ -29,10 +29,9 @@ _COLUMNS = (
 
 def as_row(prediction: Prediction) -> dict[str, Any]:
     """A prediction as JSON has it: seconds, and images a second."""
-    computed = ("step", "images_per_second", "speedup", "efficiency")
-    values = dataclasses.asdict(prediction)
-    del values["alone"]
-    return {**values, **{name: getattr(prediction, name) for name in computed}}
+    computed = ("step", "images_per_second", "efficiency")
+    found = {name: getattr(prediction, name) for name in computed}
+    return dataclasses.asdict(prediction) | found
 
 
 def predictions_table(predictions: Sequence[Prediction]) -> list[str]:

@@ -64,7 +64,7 @@ def machine_of_trace(path: Path, config: Config, classes: int) -> Machine:
 
 
 def _check_network(path: Path, run: Mapping[str, Any], config: Config, classes: int) -> None:
-    """Refuse the trace of another network."""
+    """Refuse the trace of another network, or with settings that change its rates."""
     wanted = {
         "network": config.network,
         "network_options": dict(config.options),
@@ -73,11 +73,13 @@ def _check_network(path: Path, run: Mapping[str, Any], config: Config, classes: 
         "width": config.width,
         "precision": "float32" if config.precision == "auto" else config.precision,
     }
+    chosen = {"threads": config.threads, "convolutions": config.convolutions}
+    wanted |= {key: value for key, value in chosen.items() if value != "auto"}
     for key, value in wanted.items():
         if run.get(key) != value:
             raise InputError(
                 f"{path}: is the trace of a run with {key} {shown(run.get(key))}; expected "
-                f"{shown(value)}, as rates of a trace hold for its own network"
+                f"{shown(value)}, as rates of a trace hold for its own network and settings"
             )
 
 

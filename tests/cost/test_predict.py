@@ -156,13 +156,25 @@ def test_layouts_that_cannot_be_are_refused() -> None:
         ({"rule": "easgd"}, "rule: easgd has no model: its trainers are not in step"),
         ({"fully_connected": "sharded"}, "fully_connected: sharded has no model: see tandem"),
         ({"norm_rows": "global"}, "norm_rows: global has no model: see tandem placement"),
+        ({"para_load": False}, "para_load: false has no model: its trainers load between steps"),
+        ({"exchange": "shared", "collective": "asa"}, "exchange: shared is one copy of the weight"),
+        ({"precision": "float64", "collective": "asa16"}, "collective: asa16 is for float32, and"),
+        ({"optimizer": "adam", "exchange": "average"}, "exchange: average averages the results"),
     ],
 )
 def test_settings_without_a_model_are_refused(settings: dict[str, Any], message: str) -> None:
+    """Some because no run could have them."""
     with pytest.raises(InputError) as error:
         check_modelled(make_config(settings))
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("collective", ["auto", "ar", "asa", "asa16", "hierarchical"])
+@pytest.mark.parametrize("on_gpus", [False, True])
+def test_what_has_a_model_is_predicted(collective: str, on_gpus: bool) -> None:
+    exchange = {"exchange": "gradients", "collective": collective, "bucket_mb": 1}
+    check_modelled(make_config(exchange), on_gpus)
 
 
 @pytest.mark.slow

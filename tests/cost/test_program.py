@@ -69,9 +69,10 @@ def test_a_line_for_each_number_of_ranks(
     assert [row[:2] for row in rows] == [["1", "1"], ["2", "1"], ["4", "2"]]
     assert rows[0][-2:] == ["1.00", "100%"]
     assert "NormNetwork, 4 images per trainer and step" in text
+    assert "GFLOP; rates of made_up.yaml\n" in text
     assert "exchange: average, 0.01 MB, by memory, asa" in text
     assert "note: between machines an assumed 50 us a message and 10 Gbit/s" in text
-    assert "note: not measured are bytes_within, added;" in text
+    assert "note: not measured: bytes_within, added;" in text
     assert Path("cost.png").stat().st_size > 10_000
 
 
@@ -79,7 +80,7 @@ def test_numbers_as_json(machine: str, capsys: pytest.CaptureFixture[str]) -> No
     options = ["--machine", machine, "--ranks", "2", "--network_bw", "1e9", "--network_lat", "0"]
     found = json.loads(run(capsys, *options, "--json"))
     (row,) = found["predictions"]
-    assert found["notes"] == []
+    assert (found["rates"], found["notes"]) == (machine, [])
     assert (row["ranks"], row["machines"], row["images"]) == (2, 1, 8)
     assert row["step"] == pytest.approx(max(row["compute"] + row["exposed"], row["load"]))
     assert row["images_per_second"] == pytest.approx(8 / row["step"])
@@ -107,6 +108,7 @@ def test_settings_of_a_run_are_read(machine: str, capsys: pytest.CaptureFixture[
 def test_pydtnns_numbers_are_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--cpu_speed", "4e12", "--memory_bw", "5e10", "--ranks", "1", "2"]
     text = run(capsys, *options)
+    assert "GFLOP; rates of cpu_speed and memory_bw\n" in text
     assert "note: the machine has no rate of loading" in text
     assert [row[:2] for row in table(text) if row[0].isdigit()] == [["1", "1"], ["2", "2"]]
 
@@ -116,7 +118,7 @@ def test_a_measured_machine_is_written(
 ) -> None:
     measured = SimpleNamespace(calibrate=lambda: Machine.of(VALUES))
     monkeypatch.setitem(sys.modules, "tandem.cost.calibrate", measured)
-    run(capsys, "--calibrate", "--ranks", "1")
+    assert "rates of machine.yaml\n" in run(capsys, "--calibrate", "--ranks", "1")
     assert Machine.read(Path("machine.yaml")) == Machine.of(VALUES)
     # Which is then the machine of this folder.
     assert table(run(capsys, "--ranks", "2"))
@@ -124,13 +126,42 @@ def test_a_measured_machine_is_written(
     assert refused(capsys, "--calibrate", "--machine", "none/machine.yaml") == message
 
 
+def test_settings_that_rates_depend_on_are_named(
+    machine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And that one trainer alone was not measured."""
+    slow = {**VALUES, "speeds": VALUES["speeds"][1:]}
+    Path("two.yaml").write_text(yaml.safe_dump(slow))
+    settings = ["--precision", "bfloat16", "--threads", "2", "--compile", "true", "--ranks", "2"]
+    notes = [
+        "precision is bfloat16, with which the rates have to be measured",
+        "threads is 2, with which the rates have to be measured",
+        "compile is true; the lines are those without it",
+    ]
+    text = run(capsys, "--machine", machine, *settings)
+    assert all(f"note: {note}\n" in text for note in notes)
+    assert "at once" not in text
+    text = run(capsys, "--machine", "two.yaml", "--ranks", "2")
+    assert "note: the rates are those of 2 trainers at once; fewer are predicted to be no" in text
+    assert "have to be measured" not in text
+    Path("gpus.yaml").write_text(yaml.safe_dump({**slow, "devices": 2}))
+    assert "at once" not in run(capsys, "--machine", "gpus.yaml", "--ranks", "2")
+    message = "exchange: shared is one copy of the weights in the host's memory, for trainers on"
+    assert refused(capsys, "--machine", "gpus.yaml", "--exchange", "shared").startswith(message)
+
+
 def test_theano_mpis_figures_need_no_machine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tandem.cost import published
 
-    monkeypatch.setattr(published, "report", lambda: "figures\n")
-    assert run(capsys, "--published", small=False) == "figures\n"
+    monkeypatch.setattr(published, "report", lambda bits: f"figures at {bits:g} bit/s\n")
+    assert run(capsys, "--published", small=False) == "figures at 1e+10 bit/s\n"
+    faster = run(capsys, "--published", "--network_bw", "1e11", small=False)
+    assert faster == "figures at 1e+11 bit/s\n"
+    for option in (["--ranks", "3"], ["--json"], ["--from", "trace.json"]):
+        assert run_cost(["--published", *option], None) == 2
+        assert f"--published and {option[0]} are both given" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -167,6 +198,11 @@ def test_a_machine_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys).startswith(missing)
     assert refused(capsys, "--cpu_speed", "1e12").startswith(missing)
     assert refused(capsys, "--machine", "none.yaml").startswith("none.yaml: cannot be read (No ")
+    Path("large.yaml").write_bytes(bytes(3_000_000))
+    message = (
+        "large.yaml: has 3.00 MB; expected the rates of a machine, in a few kB of YAML (a trace"
+    )
+    assert refused(capsys, "--machine", "large.yaml").startswith(message)
     slow = {**VALUES["speeds"][0], "bandwidth": -1}
     Path("bad.yaml").write_text(yaml.safe_dump({"speeds": [slow]}))
     assert (
@@ -191,6 +227,6 @@ def test_what_takes_long_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_a_picture(suffix: str, tmp_path: Path) -> None:
     waits = Prediction(1, 1, 1.0, 0.0, 0.0, 1.5, 8)
-    hides = Prediction(64, 8, 1.0, 0.8, 0.3, 0.5, 512, alone=8.0)
+    hides = Prediction(64, 8, 1.0, 0.8, 0.3, 0.5, 512, speedup=49.2)
     draw("a network", [waits, hides], tmp_path / f"cost.{suffix}")
     assert (tmp_path / f"cost.{suffix}").stat().st_size > 5_000

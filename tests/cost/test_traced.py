@@ -37,6 +37,7 @@ RUN = {
     "precision": "float32",
     "batch_size": 32,
     "threads": 4,
+    "convolutions": "direct",
     "trainers": 2,
     "processor": "a processor",
     "trace": "ops",
@@ -112,6 +113,17 @@ def test_without_pictures_there_is_no_rate_of_loading(tmp_path: Path) -> None:
     machine = machine_of_trace(path, config, 1000)
     assert machine.load is None
     assert machine.speeds[0].threads == 1
+
+
+def test_settings_of_a_trace_are_those_that_are_asked_for(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    assert machine_of_trace(path, Config(threads=4, convolutions="direct"), 1000).speeds
+    for config, expected in (
+        (Config(threads=2), "threads 4; expected 2"),
+        (Config(convolutions="fft"), 'convolutions "direct"; expected "fft"'),
+    ):
+        with pytest.raises(InputError, match=f"is the trace of a run with {expected}, as rates"):
+            machine_of_trace(path, config, 1000)
 
 
 @pytest.mark.parametrize(
