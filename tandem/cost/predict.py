@@ -1,4 +1,4 @@
-"""A step of several trainers, predicted: computing, exchange, what of it shows, and loading."""
+"""Predicted steps of several trainers: computing, exchange, how much of it is exposed, loading."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

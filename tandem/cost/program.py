@@ -258,8 +258,9 @@ def _notes(options: CostOptions, predictor: Predictor) -> Iterator[str]:
             "to be no faster, and the speed-up is over one of them"
         )
     yield from _assumptions(predictor.assumptions(options.ranks))
-    if options.compile is True:
-        yield "note: compile is true; the lines are those without it"
+    for key in ("compile", "use_data_layer"):
+        if getattr(options, key) is True:
+            yield f"note: {key} is true; the lines are those without it"
     for key in () if options.trace_file else _TIMED_WITH:
         if (value := getattr(options, key)) not in ("auto", "float32"):
             yield f"note: {key} is {shown(value, False)}, with which the rates have to be measured"

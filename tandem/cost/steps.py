@@ -167,4 +167,4 @@ def _mean(network: Network, config: Config) -> np.ndarray | None:
 
 
 def _nobody(name: str) -> None:
-    """Be told of a gradient that is ready: no function runs."""
+    """Take the report of a ready gradient, which never comes: no function runs."""
