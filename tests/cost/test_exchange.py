@@ -131,6 +131,27 @@ def test_bytes_that_leave_a_machine() -> None:
     assert [out(name, 2) for name in STRATEGIES] == [1, 1.75, 0.875, 1]
 
 
+def test_what_ranks_do_one_after_another() -> None:
+    """By hand, for two machines of two ranks that share a core, so they take turns."""
+    n, turns = 1000, 2
+    found = {name: load(name, n, Layout(2, 2, 1)) for name in STRATEGIES}
+    barriers = 2 * 2  # two, of as many rounds as 4 has powers of two
+    for name, messages in {"ar": 2 * 2, "asa": 2 * 3, "asa16": 2 * 3}.items():
+        assert found[name].steps_between == turns * (messages + barriers)
+        assert found[name].steps_within == 0
+    # Averages before and after that of the leaders have two barriers each.
+    assert found["hierarchical"].steps_within == turns * 2 * 2
+    assert found["hierarchical"].steps_between == 2 + 2
+    assert {name: each.added / n for name, each in found.items()} == {
+        "ar": turns,
+        "asa": turns,  # of its quarter, four terms
+        "asa16": 0,
+        "hierarchical": 2 + 1 + 1,  # both vectors, the copy of the sum, the other leader's
+    }
+    # To send, as received, the sum, and what is gathered.
+    assert found["asa16"].rounded == turns * (n + n + n / 4 + n)
+
+
 def test_a_rank_alone_on_each_machine_sends_as_by_the_papers_formula() -> None:
     for ranks in (2, 3, 8, 512):
         expected = 2 * 4 * 1000 * (ranks - 1) / ranks

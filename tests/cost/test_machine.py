@@ -100,7 +100,13 @@ def test_rates_that_were_not_measured_are_assumed_and_named() -> None:
     assert known.rates.averaged == 4e-10
     assert known.rates.bytes_between == 8 / ASSUMED_BITS
     assert known.rates.steps_between == ASSUMED_LATENCY
+    # Of two trainers at once each has 2e10 bytes/s.
+    assert known.rates.bytes_within == pytest.approx(2 / 2e10)
     assert known.rates.added == pytest.approx(12 / 2e10)
+    assert known.rates.rounded == pytest.approx((4 + 2) / 2e10)
+    assumed = machine(exchange={}).exchange_rates(1).rates
+    assert assumed.averaged == pytest.approx((4 + 4) / 4e10)
+    assert assumed.messages == assumed.steps_within == ASSUMED_LATENCY
     assert known.assumptions(load("memory", 1000, Layout(1, 2))) == []
     assert known.assumptions(load("ar", 1000, Layout(2, 1))) == [
         "steps_between",

@@ -77,6 +77,7 @@ def test_two_trainers_exchange_in_memory(what: str, update: float, averaged: flo
     found = predictor(Exchange(what)).predict(2)
     exchange = averaged * 1e-7 + 3 * 2 * 1e-3
     assert found.compute == pytest.approx(6 + update)
+    assert (found.load, found.images) == (1, 16)  # each has a loader
     assert (found.exchange, found.exposed) == (pytest.approx(exchange), pytest.approx(exchange))
     assert found.step == pytest.approx(6 + update + exchange)
     assert found.speedup == pytest.approx(2 * 3.5 / found.step)
@@ -138,6 +139,9 @@ def test_assumed_rates_are_named() -> None:
     made = predictor(Exchange("gradients"), exchange={"averaged": 1e-7})
     assert made.assumptions([1]) == []
     assert made.assumptions([2]) == ["messages"]
+    # From the bandwidth that each of two trainers has.
+    assumed = predictor(Exchange("gradients"), exchange={"messages": 0})
+    assert assumed.predict(2).exchange == pytest.approx(4 * MEGA * 8 / 1e9)
     found = ["messages", "steps_between", "bytes_within", "bytes_between", "added"]
     assert made.assumptions([1, 2, 4]) == found
 
