@@ -76,7 +76,8 @@ def trace(run: dict[str, Any] = RUN, ranks: int = 2, with_ops: bool = True) -> T
             headers.append(Header(process=process, number=number, **about))
             events += names(headers[-1], [name])
         events += [event for number in range(3) for event in step(100 * number, rank)]
-        events.append(span("fill", 0, FILL, 2 * rank + 1))
+        for number, seconds in enumerate((FILL, FILL, 9 * FILL)):  # the last from a slow disk
+            events.append(span("fill", 100 * number, 100 * number + seconds, 2 * rank + 1))
     kept = [event for event in events if with_ops or "op" not in event.get("args", {})]
     return Trace(headers, kept)
 
