@@ -11,13 +11,12 @@ import pytest
 from tandem.__main__ import main as tandem
 from tandem.artifacts.run_folder import list_checkpoints
 from tandem.trace.chrome import read_trace
-from tandem.trace.recorder import span_seconds
 from tandem.trace.spans import spans_of
 from tests.support.perfetto import perfetto
 from tests.support.ranks import Starter, need_ranks, run_ranks
 from tests.support.runs import RunningJob, assert_same_bits, train, train_log
 from tests.support.tiny import prepare, run_program, settings
-from tests.support.traces import coverage, parts_of, spans_in, steps_in
+from tests.support.traces import coverage, parts_of, span_seconds, spans_in, steps_in
 
 slow = pytest.mark.slow
 TWO: dict[str, Any] = {

@@ -35,7 +35,7 @@ class Recorder:
     path : Path
         The file, which is replaced if it exists.
     steps : tuple of int
-        The first step that is recorded, and the one behind the last.
+        The first step that is recorded, and the first thereafter that is not.
     about : Mapping
         What the run is: network, batch_size, precision, ...; values that JSON can hold.
     capacity : int
@@ -65,29 +65,25 @@ class Recorder:
         self.step = -1
         self.clock_offset_ns = 0
         self._process, self._number, self._steps, self._about = process, number, steps, about
+        # Number, phase, thread, name, time, end of a span or number of a flow, and arguments.
         self._events: deque[tuple[Any, ...]] = deque(maxlen=capacity)
         self._numbers = itertools.count()  # of events: next() is atomic, += is not
-        self._recorded_steps = 0
         self._next_flush = 0  # time, ns
 
     def begin_step(self) -> None:
         """Count a step; recording is on in the steps that were asked for."""
         self.step += 1
-        first, behind = self._steps
-        recording = first <= self.step < behind
+        first, end = self._steps
+        recording = first <= self.step < end
         if recording and not self.recording:
             self._next_flush = clock() + int(FLUSH_SECONDS * 1e9)
         self.recording = recording
 
     def end_step(self) -> None:
         """Write the file if this was the last step to record, or if it is time for it."""
-        if not self.recording:
-            return
-        self._recorded_steps += 1
-        if self.step + 1 == self._steps[1]:
-            self.recording = False
-            self.flush()
-        elif clock() >= self._next_flush:
+        is_last = self.step + 1 == self._steps[1]
+        if self.recording and (is_last or clock() >= self._next_flush):
+            self.recording = not is_last
             self.flush()
 
     def wrap(
@@ -174,13 +170,13 @@ class Recorder:
         kept = self._events.copy()  # other threads go on adding
         is_full = len(kept) == kept.maxlen
         dropped = max(number for number, *_ in kept) + 1 - len(kept) if is_full else 0
-        rank = self._number // 2
+        rank, (first, end) = self._number // 2, self._steps
         header = Header(
             process=self._process,
             rank=rank,
             number=self._number,
             steps=self._steps,
-            recorded_steps=self._recorded_steps,
+            recorded_steps=max(0, min(self.step + 1, end) - first),
             dropped=dropped,
             clock_offset_ns=self.clock_offset_ns,
             host=socket.gethostname(),
@@ -203,24 +199,6 @@ class Recorder:
                 event["args"] = dict(args)
             events.append(event)
         return header, events
-
-
-def span_seconds(calls: int = 20_000) -> float:
-    """Measure what recording one span costs, in seconds: a call beside one that is recorded."""
-    recorder = Recorder("trainer 0", 0, Path(), (0, 1), {})
-    recorder.begin_step()
-
-    def seconds(function: Callable[[], None]) -> float:
-        begin = clock()
-        for _ in range(calls):
-            function()
-        return (clock() - begin) / 1e9 / calls
-
-    def nothing() -> None:
-        pass
-
-    plain, recorded = nothing, recorder.wrap(nothing, "nothing")
-    return min(seconds(recorded) - seconds(plain) for _ in range(3))
 
 
 def _track(thread: str, kind: str) -> str:

@@ -12,7 +12,8 @@ import pytest
 
 from tandem.trace import recorder as module
 from tandem.trace.chrome import read_trace
-from tandem.trace.recorder import Recorder, clock, span_seconds
+from tandem.trace.recorder import Recorder, clock
+from tests.support.traces import span_seconds
 
 
 def make(path: Path, steps: tuple[int, int] = (0, 1), **changes: Any) -> Recorder:
