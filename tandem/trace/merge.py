@@ -23,6 +23,12 @@ def trace_files(run: Path) -> list[Path]:
     return [path for path in run.glob("trace-*.json") if _NAME.fullmatch(path.name)]
 
 
+def remove_traces(run: Path) -> None:
+    """Remove what an earlier start of a run has recorded, maybe with more trainers."""
+    for path in trace_files(run):
+        path.unlink(missing_ok=True)
+
+
 def merge(run: Path) -> Trace:
     """Merge the traces of a run's processes; times are since the first event.
 

@@ -10,11 +10,13 @@ import logging
 import mmap
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.memory.parameters import HostMemory
+from tandem.trace.merge import trace_file
 from tandem.trace.recorder import Recorder, clock
 
 if TYPE_CHECKING:
@@ -29,12 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROUNDS = 9  # in which ranks compare their clocks
-
-
-def remove_traces(folder: Path) -> None:
-    """Remove what an earlier start of a run has recorded, maybe with more trainers."""
-    for path in folder.glob("trace-*.json"):
-        path.unlink(missing_ok=True)
 
 
 def clock_offset_ns(group: "Group") -> int:
@@ -62,8 +58,8 @@ def trace_trainer(trainer: "Trainer") -> None:
     _record_steps(trainer, recorder)
     _record_parts(trainer, recorder)
     _record_exchange(trainer.exchange, recorder)
-    _record_loader(trainer.pipeline._loader, recorder)
-    if (folder := trainer.reports._folder) is not None:
+    _record_loader(trainer.pipeline.loader, recorder)
+    if (folder := trainer.reports.folder) is not None:
         recorder.record_calls(folder, _write="write")
     if trainer.config.trace == "ops":
         from tandem.training.op_tracing import record_ops
@@ -116,11 +112,10 @@ def make_recorder(**arguments: Any) -> Recorder:
 
 def _recorder_arguments(spec: "RunSpec", rank: int, of_loader: bool = False) -> dict[str, Any]:
     """What `Recorder` takes, for a trainer or its loader."""
-    kind, suffix = ("loader", "-loader") if of_loader else ("trainer", "")
     return {
-        "process": f"{kind} {rank}",
+        "process": f"{'loader' if of_loader else 'trainer'} {rank}",
         "number": 2 * rank + of_loader,
-        "path": spec.config.weights_path / f"trace-{rank}{suffix}.json",
+        "path": spec.config.weights_path / trace_file(rank, of_loader),
         "steps": tuple(spec.config.trace_steps),
         "about": describe(spec),
     }
@@ -128,11 +123,13 @@ def _recorder_arguments(spec: "RunSpec", rank: int, of_loader: bool = False) -> 
 
 def describe(spec: "RunSpec") -> dict[str, Any]:
     """What a trace is of: the network and the settings that steps depend on."""
-    names = "network batch_size norm_rows threads precision convolutions optimizer exchange rule"
-    names += " collective bucket_mb fully_connected trace"
+    names = "network batch_size threads precision convolutions optimizer exchange rule collective"
+    names += " bucket_mb fully_connected trace"
     settings = {name: dict(spec.config)[name] for name in names.split()}
     network = spec.description
     return settings | {
+        # A trainer whose network has averages has resolved auto, its loader has not.
+        "norm_rows": spec.config.group_rows or "global",
         "network_options": dict(network.options),
         "crop_size": network.crop_size,
         "classes": network.classes,
@@ -146,7 +143,7 @@ def describe(spec: "RunSpec") -> dict[str, Any]:
 def _record_steps(trainer: "Trainer", recorder: Recorder) -> None:
     """Record each step, with the memory that is in use after it, and write the trace."""
     make_step, close = trainer._train_step, trainer.close
-    path, (first, behind) = recorder.path, trainer.config.trace_steps
+    path, (first, end) = recorder.path, trainer.config.trace_steps
 
     def traced_step(epoch: int, step: int) -> None:
         recorder.begin_step()
@@ -159,14 +156,14 @@ def _record_steps(trainer: "Trainer", recorder: Recorder) -> None:
             recorder.add("step", begin, clock(), {"epoch": epoch + 1, "step": number})
         recorder.count("memory", _memory(trainer.memory))
         if written(recorder.end_step, path) and not recorder.recording:
-            trainer.reports.notice(f"{path}: the trace of steps {first} to {behind - 1}")
+            trainer.reports.notice(f"{path}: the trace of steps {first} to {end - 1}")
         return None
 
     def traced_close() -> None:
         if recorder.step < first:
             with contextlib.suppress(OSError):  # the launcher may be gone
                 trainer.reports.notice(
-                    f"trace_steps is {[first, behind]}, and the run ended after "
+                    f"trace_steps is {[first, end]}, and the run ended after "
                     f"{recorder.step + 1} steps: no trace is written"
                 )
         close()
@@ -201,8 +198,8 @@ def _record_parts(trainer: "Trainer", recorder: Recorder) -> None:
         recorder.record_calls(memory, wait="synchronize")
     if trainer.ahead is not None:
         recorder.record_calls(trainer.ahead, settle="settle")
-    if trainer._channel is not None:
-        recorder.record_calls(trainer._channel, all_gather="conversion", all_to_all="conversion")
+    if trainer.channel is not None:
+        recorder.record_calls(trainer.channel, all_gather="conversion", all_to_all="conversion")
 
 
 def _record_exchange(exchange: "Exchange", recorder: Recorder) -> None:
@@ -216,9 +213,10 @@ def _record_exchange(exchange: "Exchange", recorder: Recorder) -> None:
         if getattr(type(exchange), method) is not getattr(Exchange, method):
             recorder.record_calls(exchange, **{method: name})
     if isinstance(exchange, BucketedGradients):
-        for number, (names, all_reduce, part) in enumerate(exchange._work):
-            args = {"bucket": number, "bytes": part.nbytes, "parameters": sorted(names)}
-            vars(all_reduce)["average"] = recorder.wrap(all_reduce.average, "average", args)
+        for number, work in enumerate(exchange.work):
+            args = {"bucket": number, "bytes": work.part.nbytes, "parameters": sorted(work.names)}
+            average = recorder.wrap(work.average, "average", args)
+            exchange.work[number] = replace(work, average=average)
 
 
 def _record_loader(loader: "Loader", recorder: Recorder) -> None:
@@ -227,9 +225,9 @@ def _record_loader(loader: "Loader", recorder: Recorder) -> None:
 
     recorder.record_calls(loader, wait="wait")
     if isinstance(loader, OrderedLoader):
-        loader = loader._loader
+        loader = loader.loader
     if isinstance(loader, InProcessLoader):
-        builder = loader._builder
+        builder = loader.builder
         vars(builder)["fill"] = traced_fill(builder, recorder, "loader")
 
 

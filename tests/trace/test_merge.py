@@ -7,7 +7,7 @@ import pytest
 
 from tandem.errors import InputError
 from tandem.trace.chrome import Trace, read_trace, write_trace
-from tandem.trace.merge import merge, trace_file
+from tandem.trace.merge import merge, remove_traces, trace_file
 from tandem.trace.recorder import Recorder
 
 ABOUT = {"network": "alex_net:AlexNet", "trainers": 2}
@@ -109,3 +109,12 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace-0-loader.json"
     path.write_bytes(path.read_bytes()[:300])
     assert refused(tmp_path).startswith("RUN/trace-0-loader.json: not JSON: ")
+
+
+def test_the_files_of_an_earlier_start_are_removed(tmp_path: Path) -> None:
+    kept = {"trace.json", "trace-before.json", "record.jsonl"}
+    for name in ("trace-0.json", "trace-11-loader.json", *kept):
+        (tmp_path / name).write_text("")
+    remove_traces(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    remove_traces(tmp_path / "missing")
