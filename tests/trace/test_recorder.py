@@ -2,7 +2,11 @@
 
 import itertools
 import json
+import random
+import subprocess
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -13,6 +17,7 @@ import pytest
 from tandem.trace import recorder as module
 from tandem.trace.chrome import read_trace
 from tandem.trace.recorder import Recorder, clock
+from tests.support.tiny import ROOT
 from tests.support.traces import span_seconds
 
 
@@ -212,6 +217,34 @@ def test_a_failed_write_leaves_the_file_as_it_was(
         recorder.flush()
     assert recorder.path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["trace-0.json"]
+
+
+WRITER = """
+import itertools, sys
+from pathlib import Path
+from tandem.trace.recorder import Recorder
+recorder = Recorder("trainer 0", 0, Path(sys.argv[1]) / "trace-0.json", (0, 10**9), {})
+for step in itertools.count():
+    recorder.begin_step()
+    for _ in range(2000):
+        recorder.add("call", step, step + 1)
+    recorder.flush()
+"""
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_a_whole_file(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    for _ in range(3):
+        (tmp_path / "trace-0.json").unlink(missing_ok=True)
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], cwd=ROOT)
+        while not (tmp_path / "trace-0.json").exists():
+            assert writer.poll() is None
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.1))
+        writer.kill()
+        writer.wait()
+        (header,) = read_trace(tmp_path / "trace-0.json").processes
+        assert len(spans(tmp_path)) == 2000 * header.recorded_steps
 
 
 def test_a_span_costs_microseconds() -> None:
