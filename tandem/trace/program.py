@@ -88,12 +88,12 @@ def _about(trace: Trace) -> list[str]:
     """What it is a trace of, and what is missing of it."""
     hosts = dict.fromkeys(header.host for header in trace.processes)
     names = listed([header.process for header in trace.processes])
-    first, behind = trace.processes[0].steps
+    first, end = trace.processes[0].steps
     about = {key: value for key, value in trace.run.items() if key != "processor"}  # it is long
     run = ", ".join(f"{key} {shown(value, quoted=False)}" for key, value in about.items())
     return [
         *textwrap.wrap(run, _WIDTH),
-        f"{names} on {listed([*hosts])}; steps {first} to {behind - 1}, from 0 at the start",
+        f"{names} on {listed([*hosts])}; steps {first} to {end - 1}, counted from 0 at the start",
         *filter(None, map(_shortage, trace.processes)),
     ]
 
@@ -103,10 +103,10 @@ def _shortage(header: Header) -> str:
     wanted = header.steps[1] - header.steps[0]
     parts = []
     if header.recorded_steps < wanted:
-        parts.append(f"{header.recorded_steps} of {wanted} steps, the others came after its end")
+        parts.append(f"recorded {header.recorded_steps} of {wanted} steps before it ended")
     if header.dropped:
-        parts.append(f"without the {header.dropped:,} oldest events, for want of room")
-    return f"{header.process}: {'; '.join(parts)}" if parts else ""
+        parts.append(f"dropped its {header.dropped:,} oldest events, as its buffer was full")
+    return f"{header.process} {' and '.join(parts)}" if parts else ""
 
 
 def _span_cells(row: Row) -> list[str]:

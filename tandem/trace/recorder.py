@@ -14,7 +14,7 @@ from tandem.trace.chrome import Event, Header, Trace, names, tids, write_trace
 
 FLUSH_SECONDS = 5.0
 CAPACITY = 1 << 18  # events
-_THREADS = ("trainer", "loader", "buckets", "checkpoint")  # from the top of the page
+_THREADS = ("trainer", "loader", "buckets", "checkpoint")  # in the order in which they are shown
 _FLUSH_SHARE = 0.005  # largest share of the time that is spent on writing
 
 clock = time.perf_counter_ns  # CLOCK_MONOTONIC: common to the processes of a machine
@@ -136,9 +136,9 @@ class Recorder:
             self._add("C", name, clock(), 0, values, None)
 
     def flow(self, number: int, begins: bool, thread: str | None = None) -> None:
-        """Begin or end an arrow between two spans, each while its span goes on.
+        """Begin or end an arrow between two spans, each while its span is open.
 
-        `number` tells the arrows between a trainer and its loader apart.
+        `number` identifies an arrow among those of a trainer and its loader.
         """
         if self.recording:
             self._add("s" if begins else "f", "flow", clock(), number, None, thread)

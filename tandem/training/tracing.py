@@ -1,8 +1,8 @@
 """What the trace of a run records: parts of its trainers' steps, and the work of their loaders.
 
 A run that is not traced calls nothing of this. In one that is, methods of single objects, private
-ones too, are replaced by ones that record when they are called: all that is recorded is listed here
-and nowhere else.
+ones too, are replaced by ones that record each call. All that is recorded is listed here and
+nowhere else, except single Ops (`tandem.training.op_tracing`).
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def clock_offset_ns(group: "Group") -> int:
 
 def trace_trainer(trainer: "Trainer") -> None:
     """Record what a trainer does from now on. Collective."""
-    recorder = make_recorder(**_recorder_arguments(trainer.spec, trainer.rank))
+    recorder = recorder_maker(trainer.spec, trainer.rank)()
     recorder.clock_offset_ns = clock_offset_ns(trainer.group)
     _record_steps(trainer, recorder)
     _record_parts(trainer, recorder)
@@ -75,7 +75,7 @@ class TracedBuilder:
 
     @cached_property
     def _recorder(self) -> Recorder:
-        return self._make_recorder()  # in the loader process
+        return self._make_recorder()
 
     @cached_property
     def _fill(self) -> Callable[..., None]:
@@ -98,27 +98,28 @@ class TracedBuilder:
 
 def traced_builder(builder: "MinibatchBuilder", spec: "RunSpec", rank: int) -> TracedBuilder:
     """Make the builder for the loader process of a trainer that is traced."""
-    arguments = _recorder_arguments(spec, rank, of_loader=True)
-    return TracedBuilder(builder, partial(make_recorder, **arguments))
+    return TracedBuilder(builder, recorder_maker(spec, rank, of_loader=True))
 
 
-def make_recorder(**arguments: Any) -> Recorder:
-    """Make a recorder, and the folder of its file: a rank's, on another machine, may be missing."""
-    recorder = Recorder(**arguments)
+def recorder_maker(spec: "RunSpec", rank: int, of_loader: bool = False) -> Callable[[], Recorder]:
+    """Return a function that makes the recorder of a trainer or its loader, in its process."""
+    first, end = spec.config.trace_steps
+    return partial(
+        _make_recorder,
+        f"{'loader' if of_loader else 'trainer'} {rank}",
+        2 * rank + of_loader,
+        spec.config.weights_path / trace_file(rank, of_loader),
+        (first, end),
+        describe(spec),
+    )
+
+
+def _make_recorder(
+    process: str, number: int, path: Path, steps: tuple[int, int], about: Mapping[str, Any]
+) -> Recorder:
     with contextlib.suppress(OSError):  # reported when the file is written
-        recorder.path.parent.mkdir(parents=True, exist_ok=True)
-    return recorder
-
-
-def _recorder_arguments(spec: "RunSpec", rank: int, of_loader: bool = False) -> dict[str, Any]:
-    """What `Recorder` takes, for a trainer or its loader."""
-    return {
-        "process": f"{'loader' if of_loader else 'trainer'} {rank}",
-        "number": 2 * rank + of_loader,
-        "path": spec.config.weights_path / trace_file(rank, of_loader),
-        "steps": tuple(spec.config.trace_steps),
-        "about": describe(spec),
-    }
+        path.parent.mkdir(parents=True, exist_ok=True)  # missing where a rank has its own disk
+    return Recorder(process, number, path, steps, about)
 
 
 def describe(spec: "RunSpec") -> dict[str, Any]:
@@ -203,7 +204,7 @@ def _record_parts(trainer: "Trainer", recorder: Recorder) -> None:
 
 
 def _record_exchange(exchange: "Exchange", recorder: Recorder) -> None:
-    """Record where trainers exchange vectors: what an exchange does not do has no span."""
+    """Record the methods that an exchange overrides; the others do nothing."""
     from tandem.distributed import Exchange
     from tandem.distributed.buckets import BucketedGradients
 
@@ -220,7 +221,7 @@ def _record_exchange(exchange: "Exchange", recorder: Recorder) -> None:
 
 
 def _record_loader(loader: "Loader", recorder: Recorder) -> None:
-    """Record how long a trainer waits, and where it fills its slots itself, how long it fills."""
+    """Record how long a trainer waits and, if it has no loader process, how long it fills."""
     from tandem.training.input_pipeline import InProcessLoader, OrderedLoader
 
     recorder.record_calls(loader, wait="wait")
@@ -249,7 +250,7 @@ def traced_fill(
 
 
 def written(write: Callable[[], None], path: Path) -> bool:
-    """Write a trace; whether it was possible. Otherwise a warning is logged: the run goes on."""
+    """Write a trace; return whether that succeeded. A failure is logged, and the run goes on."""
     try:
         write()
     except OSError as error:
