@@ -20,7 +20,7 @@ from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.errors import InputError
 from tandem.files import make_folder
 from tandem.trace.chrome import Header, Trace, read_trace, write_trace
-from tandem.trace.merge import MERGED, merge
+from tandem.trace.merge import MERGED, merge, trace_files
 from tandem.trace.table import Row, Table, tabulate
 from tandem.validation import listed, shown
 
@@ -47,22 +47,34 @@ def run_trace(
     """Merge and print the traces that a command line names; return the exit status."""
 
     def work(options: TraceOptions) -> None:
-        if options.run.is_file():
-            if options.output is not None:
-                raise InputError(
-                    f"--output: found it with the file {options.run}, expected it with the folder"
-                    " of a run"
-                )
-            trace, output = read_trace(options.run), options.run
-        else:
-            trace, output = merge(options.run), options.output or options.run / MERGED
-            make_folder(output.parent)
-            write_trace(output, trace)
+        trace, path = (_read if options.run.is_file() else _merge)(options)
         table = tabulate(trace)
-        text = as_json(trace, table) if options.as_json else report(trace, table, output)
+        text = as_json(trace, table) if options.as_json else report(trace, table, path)
         sys.stdout.write(text)
 
     return run_program(TraceOptions, work, CommandLine(arguments, description, program))
+
+
+def _read(options: TraceOptions) -> tuple[Trace, Path]:
+    """Read one file."""
+    if options.output is not None:
+        raise InputError(
+            f"--output: found it with the file {options.run}, expected it with the folder of a run"
+        )
+    return read_trace(options.run), options.run
+
+
+def _merge(options: TraceOptions) -> tuple[Trace, Path]:
+    """Merge the files of a run, and write the result."""
+    trace, path = merge(options.run), options.output or options.run / MERGED
+    if path.resolve() in (file.resolve() for file in trace_files(options.run)):
+        raise InputError(f"--output: found {path}, which is one of the traces to merge")
+    make_folder(path.parent)
+    try:
+        write_trace(path, trace)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+    return trace, path
 
 
 def report(trace: Trace, table: Table, path: Path) -> str:

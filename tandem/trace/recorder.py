@@ -21,7 +21,7 @@ clock = time.perf_counter_ns  # CLOCK_MONOTONIC: common to the processes of a ma
 
 
 class Recorder:
-    """The trace of one process, written to a file at intervals and at the end of the last step.
+    """The trace of one process, written to a file at intervals and after the last step.
 
     The newest `capacity` events are kept. Threads may record at the same time. Steps are counted
     from 0 at the start of the process, so that a resumed run is traced as well.
@@ -69,6 +69,7 @@ class Recorder:
         self._events: deque[tuple[Any, ...]] = deque(maxlen=capacity)
         self._numbers = itertools.count()  # of events: next() is atomic, += is not
         self._next_flush = 0  # time, ns
+        self._flushed = -1  # number of the last event in the file
 
     def begin_step(self) -> None:
         """Count a step; recording is on in the steps that were asked for."""
@@ -146,13 +147,20 @@ class Recorder:
     def flush(self) -> None:
         """Write all events that are kept, whole or not at all. Raises `OSError`."""
         begin = clock()
+        kept = self._events.copy()  # other threads go on adding
         try:
-            header, events = self._content()
+            header, events = self._content(kept)
             write_trace(self.path, Trace([header], events))
+            self._flushed = kept[-1][0] if kept else -1
         finally:
             end = clock()
             wait = max(int(FLUSH_SECONDS * 1e9), int((end - begin) / _FLUSH_SHARE))
             self._next_flush = end + wait
+
+    def close(self) -> None:
+        """Write what has been recorded since the last flush, if anything. Raises `OSError`."""
+        if self._events and self._events[-1][0] != self._flushed:
+            self.flush()
 
     def _add(
         self,
@@ -166,8 +174,7 @@ class Recorder:
         thread = thread or threading.current_thread().name
         self._events.append((next(self._numbers), phase, thread, name, time_ns, more, args))
 
-    def _content(self) -> tuple[Header, list[Event]]:
-        kept = self._events.copy()  # other threads go on adding
+    def _content(self, kept: deque[tuple[Any, ...]]) -> tuple[Header, list[Event]]:
         is_full = len(kept) == kept.maxlen
         dropped = max(number for number, *_ in kept) + 1 - len(kept) if is_full else 0
         rank, (first, end) = self._number // 2, self._steps

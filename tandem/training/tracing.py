@@ -92,8 +92,7 @@ class TracedBuilder:
     def close(self) -> None:
         """Close the builder, and write what has been recorded."""
         self._builder.close()
-        if self._recorder.recording:
-            written(self._recorder.flush, self._recorder.path)
+        written(self._recorder.close, self._recorder.path)
 
 
 def traced_builder(builder: "MinibatchBuilder", spec: "RunSpec", rank: int) -> TracedBuilder:
@@ -168,8 +167,7 @@ def _record_steps(trainer: "Trainer", recorder: Recorder) -> None:
                     f"{recorder.step + 1} steps: no trace is written"
                 )
         close()
-        if recorder.step >= first:  # again, with a checkpoint whose writing has gone on
-            written(recorder.flush, path)
+        written(recorder.close, path)  # a checkpoint may have been written since the last step
 
     vars(trainer).update(_train_step=traced_step, close=traced_close)
 

@@ -150,6 +150,18 @@ def test_a_folder_that_cannot_be_written_is_refused(
     assert message.startswith(f"error: {path.parent}: the folder cannot be made: ")
 
 
+def test_an_output_that_cannot_be_written_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path)
+    message = refused(capsys, str(tmp_path), "--output", str(tmp_path))
+    assert message == f"error: {tmp_path}: cannot be written (Is a directory)\n"
+    before = (tmp_path / "trace-1.json").read_bytes()
+    message = refused(capsys, str(tmp_path), "--output", str(tmp_path / "trace-1.json"))
+    assert message.endswith("trace-1.json, which is one of the traces to merge\n")
+    assert (tmp_path / "trace-1.json").read_bytes() == before
+
+
 def test_a_trace_with_many_lines_is_merged_in_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

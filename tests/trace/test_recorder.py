@@ -53,6 +53,22 @@ def test_the_file_is_there_only_after_the_last_step(tmp_path: Path) -> None:
         assert recorder.path.exists() == there
 
 
+def test_the_end_writes_what_the_file_lacks(tmp_path: Path) -> None:
+    recorder = make(tmp_path)
+    recorder.close()
+    assert not recorder.path.exists()
+    recorder.begin_step()
+    recorder.wrap(int, "step")()
+    late = recorder.wrap(recorder.end_step, "write")
+    late()
+    assert spans(tmp_path) == ["step"]
+    recorder.close()
+    assert spans(tmp_path) == ["step", "write"]
+    recorder.path.unlink()
+    recorder.close()
+    assert not recorder.path.exists()
+
+
 def test_within_the_steps_the_file_is_written_at_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
