@@ -295,11 +295,10 @@ def test_a_killed_run_leaves_what_was_written(data: Path, tmp_path: Path) -> Non
         time.sleep(0.02)
     job.signal(signal.SIGKILL, "group")
     job.process.wait()
-    for name in names:
-        (header,) = read_trace(run / name).processes
-        assert header.recorded_steps > 10
-    steps = steps_in(spans_in(run / "trace-0.json"))
-    assert steps[0].args["step"] == 2
+    recorded = {name: read_trace(run / name).processes[0].recorded_steps for name in names}
+    assert min(recorded.values()) > 0
+    numbers = [step.args["step"] for step in steps_in(spans_in(run / "trace-0.json"))]
+    assert numbers == [*range(2, 2 + recorded["trace-0.json"])]
 
 
 @slow
