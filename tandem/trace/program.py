@@ -19,6 +19,7 @@ from pathlib import Path
 from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.errors import InputError
 from tandem.files import make_folder
+from tandem.text_table import aligned
 from tandem.trace.chrome import Header, Trace, read_trace, write_trace
 from tandem.trace.merge import MERGED, merge, trace_files
 from tandem.trace.table import Row, Table, tabulate
@@ -80,10 +81,11 @@ def _merge(options: TraceOptions) -> tuple[Trace, Path]:
 def report(trace: Trace, table: Table, path: Path) -> str:
     """The tables of a trace, and how to look at it."""
     lines = _about(trace)
-    lines += ["", *_aligned([_SPAN_HEADS, *map(_span_cells, table.spans)], 3)]
+    lines += ["", *aligned([_SPAN_HEADS, *map(_span_cells, table.spans)], left=range(3))]
     if table.ops:
-        lines += ["", *_aligned([_LAYER_HEADS, *(_op_cells(row)[:-1] for row in table.layers)], 2)]
-        lines += ["", *_aligned([_OP_HEADS, *map(_op_cells, table.ops)], 2)]
+        layers = [_op_cells(row)[:-1] for row in table.layers]
+        lines += ["", *aligned([_LAYER_HEADS, *layers], left=range(2))]
+        lines += ["", *aligned([_OP_HEADS, *map(_op_cells, table.ops)], left=range(2))]
     lines += ["", f"{path}: open it in {VIEWER} or chrome://tracing"]
     return "\n".join(lines) + "\n"
 
@@ -139,15 +141,3 @@ def _work(row: Row) -> tuple[int, int]:
 def _times(row: Row) -> list[str]:
     share = "" if row.share is None else f"{row.share:.1%}"
     return [f"{row.calls:,}", f"{row.total:,.3f}", f"{row.median * 1e3:,.3f}", share]
-
-
-def _aligned(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
-    """Lines of a table, of which the first columns are texts and the others numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if column < texts else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
