@@ -203,7 +203,7 @@ class Recorder:
                 event |= {"cat": "flow", "id": (rank << 32) + more}
                 event |= {"bp": "e"} if phase == "f" else {}
             if args:
-                event["args"] = dict(args)
+                event["args"] = args
             events.append(event)
         return header, events
 
