@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 
 from tandem.trace.chrome import read_trace
 from tandem.trace.recorder import Recorder, clock
@@ -26,9 +27,15 @@ def parts_of(parent: Span, spans: Sequence[Span]) -> list[str]:
 
 
 def coverage(spans: Sequence[Span], name: str = STEP) -> float:
-    """The share of the time of all spans of a name that spans directly within them cover."""
-    whole = sum(span.seconds for span in spans if span.name == name)
-    return sum(s.seconds for s in spans if s.parent and s.parent.name == name) / whole
+    """The share of the time of a span of this name that spans directly within it cover.
+
+    It is the median of all of them: between two spans a busy machine may do something else.
+    """
+    covered = {span: 0.0 for span in spans if span.name == name}
+    for span in spans:
+        if span.parent in covered:
+            covered[span.parent] += span.seconds
+    return median(seconds / span.seconds for span, seconds in covered.items())
 
 
 def span_seconds(calls: int = 20_000) -> float:
