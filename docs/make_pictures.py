@@ -6,8 +6,8 @@ python -m docs.make_pictures --only trace cost
 The run takes a few minutes, and runs/demo must not exist before. The picture of its live view is
 the terminal's screen in the middle of an epoch; the others are what ``tandem plot`` and
 ``tandem look`` draw, with fewer colours. The trace, of a shorter run, is shown by Perfetto's page.
-The prediction is of machines like that of machine.yaml, or like this one, which is measured if there
-is no such file.
+The prediction is of machines like that of machine.yaml; this one is measured if there is no such
+file.
 """
 
 import argparse
