@@ -24,7 +24,7 @@ import numpy as np
 
 from tandem.config.hardware import available_cores
 from tandem.cost.exchange import Layout, fit, load
-from tandem.cost.fitting import TimedLine, fit_speed
+from tandem.cost.fitting import TimedSteps, fit_speed
 from tandem.cost.machine import ExchangeRates, Machine, Speed
 from tandem.cost.noise import noise_loader
 from tandem.distributed import LocalGroup, local_groups
@@ -60,8 +60,7 @@ class Measured:
     """What one of the trainers has measured."""
 
     division: Division
-    lines: list[TimedLine]  # of a step of each network
-    steps: list[list[float]]  # seconds of each network's steps
+    networks: list[TimedSteps]
     averages: list[float]  # seconds for each of EXCHANGED; none without other trainers
 
 
@@ -73,7 +72,7 @@ def calibrate(seconds: float = SECONDS, rounds: int = ROUNDS) -> Machine:
     seconds : float
         After which no further round begins; each division of the cores has one in any case.
     rounds : int
-        In each of which every network makes a step. Medians count.
+        In each of which every network makes a step; the faster half of them counts.
 
     Raises
     ------
@@ -115,9 +114,9 @@ def speed(parts: Sequence[Measured]) -> Speed:
 
     Those that did not take part have empty lists.
     """
-    division = parts[0].division
-    lines = [line for part in parts for line in part.lines]
-    steps = sum(statistics.median(times) for part in parts for times in part.steps)
+    division, found = parts[0].division, [timed for part in parts for timed in part.networks]
+    lines = [line for timed in found for line in timed.lines]
+    steps = sum(timed.step for timed in found)
     return fit_speed(lines, steps, division.trainers, division.threads)
 
 
@@ -153,7 +152,7 @@ def _median_seconds(call: Callable[[], object], rounds: int) -> float:
 
 
 def _warn_if_busy(parts: Sequence[Measured]) -> None:
-    worst = max(max(times) / statistics.median(times) for part in parts for times in part.steps)
+    worst = max(timed.slowest / timed.step for part in parts for timed in part.networks)
     if worst > _BUSY:
         log.warning(
             "a step took %.1f times as long as the same one at other times: was something else "
@@ -210,14 +209,13 @@ def _work(
     for number, division in enumerate(planned):
         takes_part = group.rank < division.trainers
         team = group.split(int(takes_part))
-        measured = Measured(division, [], [], [])
+        measured = Measured(division, [], [])
         if takes_part:
             left = max(deadline - time.monotonic(), 0) / (len(planned) - number)
             set_threads(division.threads)
             make_steps(team, networks, time.monotonic() + left, rounds)
-            lines = [line for network in networks for line in network.take_lines()]
-            steps = [network.take_steps() for network in networks]
-            measured = Measured(division, lines, steps, _averages(team, rounds))
+            timed = [network.take() for network in networks]
+            measured = Measured(division, timed, _averages(team, rounds))
         found.append(measured)
         group.barrier()  # the others wait there, and compute nothing
     with contextlib.closing(pipe):

@@ -35,6 +35,15 @@ class TimedLine:
         return bool(self.work.flops or self.work.nbytes)
 
 
+@dataclass(frozen=True)
+class TimedSteps:
+    """Steps of one network; times in seconds."""
+
+    lines: list[TimedLine]  # of one step
+    step: float  # that of which these are the lines
+    slowest: float
+
+
 def fit_speed(lines: Sequence[TimedLine], steps: float, trainers: int, threads: int) -> Speed:
     """Fit the speed by which steps take as long as they did.
 

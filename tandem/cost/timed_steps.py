@@ -13,11 +13,11 @@ import numpy as np
 from pytensor.graph.basic import Apply
 
 from tandem.config.schema import Config
-from tandem.cost.fitting import TimedLine
+from tandem.cost.fitting import TimedLine, TimedSteps
 from tandem.cost.probes import PROBES, Probe
+from tandem.distributed import ExchangeSettings, local_groups, open_host_memory
 from tandem.memory import HostSlots, Slot, SlotLayout
 from tandem.memory.flat import FlatLayout
-from tandem.memory.parameters import HostMemory
 from tandem.ops.work import work_of
 from tandem.optim import SGD
 from tandem.training.compiled_network import CompiledNetwork
@@ -30,19 +30,23 @@ class TimedNetwork:
     """A trainer's step of a network: gradients and update, on a minibatch of noise."""
 
     def __init__(self, probe: Probe) -> None:
-        self._lines: dict[Apply, float] = defaultdict(float)  # seconds of this step
-        self._counted: dict[Apply, list[float]] = defaultdict(list)
-        self._steps: list[float] = []
+        self._lines: dict[Apply, float] = defaultdict(float)  # seconds in this step
+        self._steps: list[tuple[float, dict[Apply, float]]] = []  # seconds of it and of its lines
         batch, side = probe.batch_size, probe.crop_size
         network = probe.network(side, _CLASSES, probe.width, "float32")
-        config = Config(batch_size=batch, crop_size=side, compile=False, use_data_layer=False)
+        config = Config(
+            batch_size=batch,
+            crop_size=side,
+            exchange="average",
+            compile=False,
+            use_data_layer=False,
+        )
         shapes = {name: v.type.shape for name, v in network.parameters.items()}
         layout = FlatLayout.of(shapes, config.dtype, states=SGD.states)
         slots = HostSlots.create(SlotLayout.of_pictures(batch, side), rank=0)
-        parameters, gradients = (
-            np.zeros(n, np.uint8) for n in (layout.parameters_nbytes, layout.nbytes)
-        )
-        memory = HostMemory(slots, layout, [parameters], [gradients])
+        # As in a run: where memory begins matters to matrix products.
+        (alone,) = local_groups(1)
+        memory = open_host_memory(ExchangeSettings.of(dict(config)), slots, alone, layout)
         mean = np.full((3, side, side), 117, np.float32)
         self._model = CompiledNetwork(network, config, SGD(), mean, memory)
         self._model.functions.observe(self._observe)
@@ -58,20 +62,23 @@ class TimedNetwork:
         self._model.is_finite()
         self._model.update(_RATE)
         if counts:
-            self._steps.append(time.perf_counter() - begun)
-            for node, seconds in self._lines.items():
-                self._counted[node].append(seconds)
+            self._steps.append((time.perf_counter() - begun, dict(self._lines)))
 
-    def take_lines(self) -> list[TimedLine]:
-        """Return the lines with the medians of their seconds, and forget those."""
-        found = [TimedLine(work_of(n), statistics.median(s)) for n, s in self._counted.items()]
-        self._counted.clear()
-        return found
+    def take(self) -> TimedSteps:
+        """Return what counted, and forget it.
 
-    def take_steps(self) -> list[float]:
-        """Return the seconds of the steps that counted, and forget them."""
-        found, self._steps = self._steps, []
-        return found
+        Lines are means over the faster half of the steps, in which little else was computing: their
+        sum is then not above that of these steps, as it could be with medians.
+        """
+        steps = sorted(self._steps, key=lambda step: step[0])
+        self._steps = []
+        faster = steps[: (len(steps) + 1) // 2]
+        lines = [
+            TimedLine(work_of(node), statistics.mean(lines[node] for _, lines in faster))
+            for node in faster[0][1]
+        ]
+        seconds = [seconds for seconds, _ in steps]
+        return TimedSteps(lines, statistics.mean(seconds[: len(faster)]), max(seconds))
 
     def _observe(self, node: Apply, call: Callable[..., Any]) -> Callable[..., Any]:
         lines, clock = self._lines, time.perf_counter

@@ -58,7 +58,7 @@ from tandem.ops.pool_norm import PoolNorm, PoolNormGrad
 from tandem.ops.relu import Relu, ReluGrad
 
 CONVOLUTIONS = ("convolution", "convolution input", "convolution weight")
-SHAPES = ("", " 1x1", " image", " depthwise")
+SHAPES = ("", " large", " 1x1", " image", " depthwise")
 KINDS = (
     *(kind + shape for kind in CONVOLUTIONS for shape in SHAPES),
     "product",
@@ -83,10 +83,12 @@ KINDS = (
 
 A convolution, and its gradient with respect to its images ("input") or filters ("weight"), is
 " depthwise" if each channel is a group, else " image" if it has at most `IMAGE_CHANNELS` channels,
-else " 1x1" if its filters have one pixel. A "move" only copies, and a "view" does not even that.
+else " 1x1" if its filters have one pixel, else " large" if its images have at least `LARGE` pixels.
+A "move" only copies, and a "view" does not even that.
 """
 
 IMAGE_CHANNELS = 4
+LARGE = 56 * 56
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,9 @@ def _conv_kind(kind: str, op: Any, x: Variable, w: Variable) -> str:
         return f"{kind} depthwise"
     if channels <= IMAGE_CHANNELS:
         return f"{kind} image"
-    return f"{kind} 1x1" if lengths(w)[2:] == (1, 1) else kind
+    if lengths(w)[2:] == (1, 1):
+        return f"{kind} 1x1"
+    return f"{kind} large" if prod(lengths(x)[2:]) >= LARGE else kind
 
 
 @_work.register(Dot)

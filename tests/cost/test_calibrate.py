@@ -24,7 +24,7 @@ from tandem.cost.calibrate import (
     speed,
 )
 from tandem.cost.exchange import Layout, Rates, load, seconds
-from tandem.cost.fitting import TimedLine
+from tandem.cost.fitting import TimedLine, TimedSteps
 from tandem.cost.machine import Machine
 from tandem.cost.probes import LargeFilters, Probe
 from tandem.cost.timed_steps import TimedNetwork
@@ -60,13 +60,12 @@ def test_a_speed_is_that_of_all_trainers_who_worked_at_once() -> None:
     parts = [
         Measured(
             Division(2, 4),
-            [TimedLine(work, factor * 0.1) for work in works],
-            [[factor * 0.15, factor * 0.2, factor * 9]],
+            [TimedSteps([TimedLine(work, factor * 0.1)], factor * 0.1, 9.0) for work in works],
             [],
         )
         for factor in (1, 2)
     ]
-    found = speed([*parts, Measured(Division(2, 4), [], [], [])])
+    found = speed([*parts, Measured(Division(2, 4), [], [])])
     assert (found.trainers, found.threads) == (2, 4)
     assert found.rates["convolution"] == pytest.approx(2e10 / 0.3)
     assert found.bandwidth == pytest.approx(8e9 / 0.3)
@@ -79,7 +78,6 @@ def test_the_rates_of_an_exchange_are_found() -> None:
     found = [
         Measured(
             Division(trainers, cores // trainers),
-            [],
             [],
             [seconds(rates, load("memory", n, Layout(1, trainers, cores))) for n in EXCHANGED]
             if trainers > 1
@@ -112,10 +110,10 @@ def test_a_loader_is_measured() -> None:
 
 
 def test_a_busy_machine_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    quiet = Measured(Division(1, 1), [], [[1.0, 1.1, 1.2]], [])
+    quiet, busy = (Measured(Division(1, 1), [TimedSteps([], 1.0, n)], []) for n in (1.2, 2.0))
     _warn_if_busy([quiet])
     assert not caplog.records
-    _warn_if_busy([quiet, Measured(Division(1, 1), [], [[1.0, 1.0, 2.0]], [])])
+    _warn_if_busy([quiet, busy])
     assert "took 2.0 times as long" in caplog.text
 
 
@@ -127,16 +125,19 @@ def test_a_process_that_ends_early_is_one_sentence() -> None:
 
 def test_each_line_of_a_step_is_timed() -> None:
     network = TimedNetwork(Probe(LargeFilters, 67, 2, width=1 / 16))
-    for counts in (False, True, True):
+    seconds = []
+    for counts in (False, True, True, True):
+        begun = time.perf_counter()
         network.step(counts)
-    lines, steps = network.take_lines(), network.take_steps()
-    assert len(steps) == 2
-    # Lines are medians, and what lies between lines is short.
-    assert 0.3 * max(steps) < sum(line.seconds for line in lines) <= max(steps)
-    kinds = {line.work.kind for line in lines}
+        seconds.append(time.perf_counter() - begun)
+    found = network.take()
+    kinds = {line.work.kind for line in found.lines}
     assert kinds > {"convolution", "convolution weight image", "lrn gradient", "product", "update"}
     assert kinds <= {*KINDS}
-    assert (network.take_lines(), network.take_steps()) == ([], [])
+    # Two of three steps count.
+    assert found.step == pytest.approx(sum(sorted(seconds[1:])[:2]) / 2, rel=0.3)
+    assert found.slowest == pytest.approx(max(seconds[1:]), rel=0.3)
+    assert 0.3 * found.step < sum(line.seconds for line in found.lines) < found.step
 
 
 @pytest.mark.slow
