@@ -1,16 +1,20 @@
 """Make the pictures of the demo again: train it in a terminal, and draw the run and its data.
 
 demo/prepare.sh && python -m docs.make_pictures
+python -m docs.make_pictures --only trace cost
 
 The run takes a few minutes, and runs/demo must not exist before. The picture of its live view is
 the terminal's screen in the middle of an epoch; the others are what ``tandem plot`` and
-``tandem look`` draw, with fewer colours.
+``tandem look`` draw, with fewer colours. The trace, of a shorter run, is shown by Perfetto's page.
+The prediction is of machines like that of machine.yaml; this one is measured if there is no such
+file.
 """
 
 import argparse
 import io
 import re
 import tempfile
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -22,19 +26,47 @@ from rich.style import Style
 from rich.text import Text
 
 from tandem.__main__ import main as tandem
+from tandem.cost.program import MACHINE
 from tandem.plot import draw, read_run
+from tandem.trace.chrome import read_trace
+from tandem.trace.merge import MERGED
+from tandem.trace.spans import STEP, spans_of
+from tests.support.perfetto import perfetto_screenshot
 from tests.support.terminal import Terminal
 
 HERE = Path(__file__).resolve().parent
 COMMAND = "python train.py --config demo/config.yaml"
+PREDICTION = (
+    "tandem cost --ranks 1 2 4 8 16 --ranks_each 1 --network_bw 1e9 --network_lat 5e-5"
+    " --exchange gradients --bucket_mb 25"
+)
 ROWS, COLUMNS = 16, 90
+SHOWN = 8  # the first of two steps of the trace that are drawn
+PAGE = 1200, 820  # pixels
+PAGE_END = 735  # of what is drawn of it: to the end of a selected span's details
 MOMENT = re.compile(r"epoch 11 of 16, training\s.* 1\d of 23 steps", re.DOTALL)
 _NAMES = {"brown": "yellow", "default": None}  # of colours, where pyte and rich differ
 
 
 def main() -> None:
-    """Train the demo, and write the pictures beside this file."""
-    argparse.ArgumentParser("python -m docs.make_pictures", description=__doc__).parse_args()
+    """Write the pictures beside this file."""
+    parser = argparse.ArgumentParser(
+        "python -m docs.make_pictures",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    makers = {"run": draw_run, "trace": draw_trace, "cost": draw_cost}
+    parser.add_argument("--only", nargs="+", choices=makers, default=[*makers])
+    with tempfile.TemporaryDirectory() as folder:
+        for name in parser.parse_args().only:
+            for picture in makers[name](Path(folder)):
+                image = Image.open(picture).convert("RGB")
+                image = image.quantize(64, dither=Image.Dither.NONE)
+                image.save(HERE / picture.name, optimize=True)
+
+
+def draw_run(folder: Path) -> Iterator[Path]:
+    """Train the demo, write its live view, and draw its data and what it recorded."""
     run = HERE.parent / "runs" / "demo"
     with Terminal("train.py", COMMAND.split()[2:], rows=ROWS, columns=COLUMNS) as terminal:
         terminal.wait_for(lambda: bool(MOMENT.search("\n".join(terminal.lines))), seconds=900)
@@ -42,13 +74,40 @@ def main() -> None:
         if status := terminal.wait(seconds=900):
             raise SystemExit(status)
     (HERE / "live-view.svg").write_text(picture)
-    with tempfile.TemporaryDirectory() as folder:
-        sheet, curves = Path(folder) / "look.png", Path(folder) / "curves.png"
-        draw([read_run(run, "demo")]).savefig(curves, dpi=90)
-        tandem(["look", *COMMAND.split()[2:], "--count", "16", "--output", str(sheet)])
-        for file in (curves, sheet):
-            image = Image.open(file).convert("RGB")
-            image.quantize(64, dither=Image.Dither.NONE).save(HERE / file.name, optimize=True)
+    sheet, curves = folder / "look.png", folder / "curves.png"
+    draw([read_run(run, "demo")]).savefig(curves, dpi=90)
+    checked("look", *COMMAND.split()[2:], "--count", "16", "--output", sheet)
+    yield from (curves, sheet)
+
+
+def draw_trace(folder: Path) -> Iterator[Path]:
+    """Trace two epochs of the demo, and draw two of its steps as Perfetto's page shows them."""
+    run, picture = folder / "traced", folder / "trace.png"
+    options = ["--weights_dir", run, "--trace", "steps", "--n_epochs", "2", "--live_view", "false"]
+    checked("train", *COMMAND.split()[2:], *options)
+    checked("trace", run)
+    trace = read_trace(run / MERGED)
+    steps = [s for s in spans_of(trace) if (s.process, s.name) == (0, STEP)]
+    first, second = steps[SHOWN : SHOWN + 2]
+    margin = 0.05 * (second.end - first.begin)
+    begin, end = first.begin - margin, second.end + margin
+    perfetto_screenshot(run / MERGED, picture, begin, end, ("gradients", second.begin), PAGE)
+    Image.open(picture).crop((0, 0, PAGE[0], PAGE_END)).save(picture)
+    yield picture
+
+
+def draw_cost(folder: Path) -> Iterator[Path]:
+    """Predict AlexNet's step on several machines."""
+    picture = folder / "cost.png"
+    measured = [] if MACHINE.exists() else ["--calibrate"]
+    checked(*PREDICTION.split()[1:], *measured, "--output", picture)
+    yield picture
+
+
+def checked(*command: object) -> None:
+    """Run a program of ours, which must succeed."""
+    if status := tandem([*map(str, command)]):
+        raise SystemExit(status)
 
 
 def screen_as_svg(screen: pyte.Screen, title: str) -> str:

@@ -34,6 +34,7 @@ from tandem.errors import InputError
 from tandem.files import replacing
 from tandem.launch.prepare import check_crop_size
 from tandem.memory import HostBuffer, Slot
+from tandem.text_table import aligned
 from tandem.training.run_spec import RunSpec
 from tandem.validation import listed
 
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 ACROSS = 8  # pictures in a row
 MOST = 1024  # pictures on a sheet
 _EXTREMES = 5  # classes that are listed with the fewest pictures, and with the most
-_NUMBERS = (0, 3, 4)  # columns of the table
+_TEXTS = (1, 2)  # columns of the table
 _SPLITS = ("training", "validation")
 _FRAME = "#DDDDDD"
 
@@ -232,7 +233,7 @@ def describe_counts(counts: Sequence[ClassCount]) -> str:
         rows += map(_row, ordered[-_EXTREMES:])
     training, validation = (sum(count.of(split) for count in counts) for split in _SPLITS)
     rows.append(("all", "", f"{len(counts):,} classes", f"{training:,}", f"{validation:,}"))
-    lines = _aligned(rows)
+    lines = aligned(rows, left=_TEXTS)
     for split in _SPLITS:
         if empty := [count.name for count in counts if not count.of(split)]:
             lines.append(f"classes without {split} pictures ({len(empty):,}): {listed(empty)}")
@@ -242,19 +243,6 @@ def describe_counts(counts: Sequence[ClassCount]) -> str:
 def _row(count: ClassCount) -> tuple[str, str, str, str, str]:
     amounts = f"{count.training:,}", f"{count.validation:,}"
     return str(count.number), count.wnid, count.name, *amounts
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = (
-            cell.rjust(width) if column in _NUMBERS else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join(cells).rstrip())
-    return lines
 
 
 def counts_as_json(counts: Sequence[ClassCount]) -> str:

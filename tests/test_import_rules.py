@@ -76,6 +76,7 @@ ROWS = (
         "progress_bar",
         "registry",
         "split",
+        "text_table",
         "trace",
         "validation",
         "cli",

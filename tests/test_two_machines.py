@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from tandem.artifacts.run_folder import list_checkpoints
+from tandem.trace.chrome import read_trace
+from tandem.trace.merge import merge
 from tests.support.machines import CABLE, Machines, missing_for_two_machines, two_machines
 from tests.support.ranks import missing, starter
 from tests.support.runs import assert_close, assert_same_bits, train
@@ -77,6 +79,23 @@ def test_two_machines_compute_what_one_trainer_does(
     result = run(pair, "train.py", *arguments, each=each)
     assert result.returncode == 0, result.stderr
     assert_close(tmp_path / "run", alone, 1e-9 if double else 0.05)
+
+
+@pytest.mark.slow
+def test_clocks_of_two_machines_are_aligned(pair: Machines, tmp_path: Path) -> None:
+    """Both have the same clock here, so that the offset that they find is its error."""
+    data, folder = prepare(tmp_path / "data"), tmp_path / "run"
+    arguments = settings(data, folder, trace="steps", trace_steps=[0, 2])
+    result = run(pair, "train.py", *arguments, each=2)
+    assert result.returncode == 0, result.stderr
+    offsets = [
+        read_trace(folder / f"trace-{rank}.json").processes[0].clock_offset_ns for rank in range(4)
+    ]
+    assert offsets[:2] == [0, 0]
+    assert offsets[2] == offsets[3] != 0
+    assert abs(offsets[2]) < 20e6
+    processes = [header.process for header in merge(folder).processes]
+    assert processes == [f"{kind} {rank}" for rank in range(4) for kind in ("trainer", "loader")]
 
 
 @pytest.mark.slow

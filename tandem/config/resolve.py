@@ -55,7 +55,7 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
     if config.convolutions == "fft" and facts.on_gpu:
         raise InputError("convolutions: fft is for CPUs; on GPUs cuDNN chooses")
     if config.trace == "ops":
-        _check_ops_apart(config, facts)
+        _check_traced_ops(config, facts)
     keeps = _keeps_data(config, facts)
     cores = threads_of(ranks) if ranks else len(available_cores()) // len(devices) or 1
     found = {
@@ -215,7 +215,7 @@ def _check_buckets(config: Config, given: str, error_feedback: bool) -> None:
         )
 
 
-def _check_ops_apart(config: Config, facts: RunFacts) -> None:
+def _check_traced_ops(config: Config, facts: RunFacts) -> None:
     """Refuse to trace Ops where a step does not call them one by one."""
     if config.compile is True:
         raise InputError(

@@ -1,5 +1,7 @@
 """The rates of a machine, in a YAML file: how fast it computes, loads and exchanges.
 
+::
+
     processor: Intel Xeon
     speeds:                   # of ONE trainer while so many work at once
     - trainers: 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tandem.cost.machine import Speed
 from tandem.cost.predict import Prediction
 from tandem.layers.parameter import layer_of
+from tandem.text_table import aligned
 
 if TYPE_CHECKING:
     from tandem.cost.steps import TrainerStep
@@ -42,7 +43,7 @@ def predictions_table(predictions: Sequence[Prediction]) -> list[str]:
         seconds = (f"{value:.4g} s" for value in times)
         rates = (f"{p.images_per_second:,.1f}", f"{p.speedup:.2f}", f"{p.efficiency:.0%}")
         rows.append((f"{p.ranks:,}", f"{p.machines:,}", *seconds, *rates))
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def layers_table(step: "TrainerStep", speed: Speed) -> list[str]:
@@ -74,16 +75,4 @@ def layers_table(step: "TrainerStep", speed: Speed) -> list[str]:
         bound = found[_MEMORY] / took if took else 0.0
         shares = (f"{took / whole:.1%}", f"{found[_WORK] / 1e9:.2f}", f"{bound:.0%}")
         rows.append((layer, *cells, *shares))
-    return _aligned(rows, left=1)
-
-
-def _aligned(rows: Sequence[Sequence[str]], left: int = 0) -> list[str]:
-    """Lines of cells to the right, but for the first columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if number < left else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return aligned(rows, left=range(1))

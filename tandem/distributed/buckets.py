@@ -7,7 +7,7 @@ gradients, taken from its end.
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,15 @@ def divide(offsets: Mapping[str, int], size: int, most: int) -> list[Bucket]:
     return [*buckets, Bucket(frozenset(names), slice(begin, end))]
 
 
+@dataclass(frozen=True)
+class BucketWork:
+    """What is done for a bucket once its gradients are ready."""
+
+    names: frozenset[str]  # of the parameters
+    part: Any  # of the vector
+    average: Callable[[Any, Sequence[float]], None]
+
+
 class BucketedGradients(Exchange):
     """Average each bucket of gradients as soon as all of them are ready.
 
@@ -54,15 +63,15 @@ class BucketedGradients(Exchange):
     ) -> None:
         super().__init__(vector)
         self._gradients = vector
-        self._work = [
-            (bucket.names, all_reduce, vector.own[bucket.extent])
+        self.work = [
+            BucketWork(bucket.names, vector.own[bucket.extent], all_reduce.average)
             for bucket, all_reduce in zip(buckets, all_reduces, strict=True)
         ]
         self._round: _Round | None = None
 
     def before_gradients(self, shares: Sequence[float]) -> None:
         self._end_round()  # of a step whose gradients were not used
-        self._round = _Round(self._gradients, self._work, shares)
+        self._round = _Round(self._gradients, self.work, shares)
         self._round.start()
 
     def on_gradient_ready(self, name: str) -> None:
@@ -87,10 +96,7 @@ class _Round(threading.Thread):
     """The buckets of one step, averaged one after another."""
 
     def __init__(
-        self,
-        vector: RankVector,
-        work: Sequence[tuple[frozenset[str], AllReduce, Any]],
-        shares: Sequence[float],
+        self, vector: RankVector, work: Sequence[BucketWork], shares: Sequence[float]
     ) -> None:
         super().__init__(name="buckets", daemon=True)
         self._vector, self._work, self._shares = vector, work, shares
@@ -101,13 +107,13 @@ class _Round(threading.Thread):
     def run(self) -> None:
         arrived: set[str] = set()
         try:
-            for names, all_reduce, part in self._work:
-                while not names <= arrived:
+            for bucket in self._work:
+                while not bucket.names <= arrived:
                     name, wait = self.arrivals.get()
                     wait()
                     arrived.add(name)
                 with self._vector.working():
-                    all_reduce.average(part, self._shares)
+                    bucket.average(bucket.part, self._shares)
         except BaseException as error:
             self._error = error
 

@@ -19,9 +19,9 @@ from tandem.launch.prepare import changed_settings, prepare_run
 from tandem.launch.ranks import is_rank, work_on_ranks
 from tandem.layers.choices import metrics_of
 from tandem.processes.supervisor import Outcome, ProgressReporter
+from tandem.trace.merge import remove_traces
 from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
-from tandem.training.tracing import remove_traces
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from tandem.placement.conversions import find_kind
 from tandem.placement.partitioned import Conversion, Partitioned
 from tandem.placement.rules import Part
+from tandem.text_table import aligned
 
 _HEADINGS = ("", "conversion", "of", "shape", "dtype", "from -> to", "received, bytes")
-_NUMBERS = (0, 6)  # columns of the table
+_TEXTS = range(1, 6)  # columns of the table
 
 
 def explain(partitioned: Partitioned, ranks: int | None = None) -> str:
@@ -35,7 +36,7 @@ def explain(partitioned: Partitioned, ranks: int | None = None) -> str:
     lines = []
     if conversions:
         cells = [_cells(c, found) for c, found in zip(conversions, received, strict=True)]
-        lines += _aligned([_HEADINGS, *cells])
+        lines += aligned([_HEADINGS, *cells], left=_TEXTS)
     count = f"{len(conversions)} conversion{'s' * (len(conversions) != 1)}"
     lines.append(f"{count}, MB received: {megabytes(sums or [0])}")
     unruled = ", ".join(partitioned.without_rule) or "none"
@@ -81,16 +82,3 @@ def _cells(conversion: Conversion, received: Sequence[int]) -> tuple[str, ...]:
         f"{conversion.source} -> {conversion.target}",
         by_ranks(received, lambda nbytes: f"{nbytes:,}"),
     )
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = (
-            cell.rjust(width) if column in _NUMBERS else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join(cells).rstrip())
-    return lines

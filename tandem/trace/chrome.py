@@ -39,15 +39,15 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What is known of the trace of one process."""
+    """What the trace of one process says about itself."""
 
     format: Literal["tandem trace 1"] = FORMAT
     process: str  # such as trainer 0
     rank: int
     number: int  # pid of the events: 2 * rank of a trainer, 2 * rank + 1 of its loader
-    steps: tuple[int, int]  # first and behind the last, counted from 0 at the process's start
+    steps: tuple[int, int]  # half-open, counted from 0 at the start of the process
     recorded_steps: int
-    dropped: int = 0  # events for which the buffer had no room, the oldest
+    dropped: int = 0  # oldest events, for which the buffer had no room
     clock_offset_ns: int = 0  # to add to this process's clock for that of rank 0
     host: str = ""
     run: dict[str, Any] = field(default_factory=dict)  # network, batch_size, precision, ...

@@ -19,8 +19,9 @@ from pathlib import Path
 from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.errors import InputError
 from tandem.files import make_folder
+from tandem.text_table import aligned
 from tandem.trace.chrome import Header, Trace, read_trace, write_trace
-from tandem.trace.merge import MERGED, merge
+from tandem.trace.merge import MERGED, merge, trace_files
 from tandem.trace.table import Row, Table, tabulate
 from tandem.validation import listed, shown
 
@@ -47,31 +48,44 @@ def run_trace(
     """Merge and print the traces that a command line names; return the exit status."""
 
     def work(options: TraceOptions) -> None:
-        if options.run.is_file():
-            if options.output is not None:
-                raise InputError(
-                    f"--output: found it with the file {options.run}, expected it with the folder"
-                    " of a run"
-                )
-            trace, output = read_trace(options.run), options.run
-        else:
-            trace, output = merge(options.run), options.output or options.run / MERGED
-            make_folder(output.parent)
-            write_trace(output, trace)
+        trace, path = (_read if options.run.is_file() else _merge)(options)
         table = tabulate(trace)
-        text = as_json(trace, table) if options.as_json else report(trace, table, output)
+        text = as_json(trace, table) if options.as_json else report(trace, table, path)
         sys.stdout.write(text)
 
     return run_program(TraceOptions, work, CommandLine(arguments, description, program))
 
 
+def _read(options: TraceOptions) -> tuple[Trace, Path]:
+    """Read one file."""
+    if options.output is not None:
+        raise InputError(
+            f"--output: found it with the file {options.run}, expected it with the folder of a run"
+        )
+    return read_trace(options.run), options.run
+
+
+def _merge(options: TraceOptions) -> tuple[Trace, Path]:
+    """Merge the files of a run, and write the result."""
+    trace, path = merge(options.run), options.output or options.run / MERGED
+    if path.resolve() in (file.resolve() for file in trace_files(options.run)):
+        raise InputError(f"--output: found {path}, which is one of the traces to merge")
+    make_folder(path.parent)
+    try:
+        write_trace(path, trace)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+    return trace, path
+
+
 def report(trace: Trace, table: Table, path: Path) -> str:
     """The tables of a trace, and how to look at it."""
     lines = _about(trace)
-    lines += ["", *_aligned([_SPAN_HEADS, *map(_span_cells, table.spans)], 3)]
+    lines += ["", *aligned([_SPAN_HEADS, *map(_span_cells, table.spans)], left=range(3))]
     if table.ops:
-        lines += ["", *_aligned([_LAYER_HEADS, *(_op_cells(row)[:-1] for row in table.layers)], 2)]
-        lines += ["", *_aligned([_OP_HEADS, *map(_op_cells, table.ops)], 2)]
+        layers = [_op_cells(row)[:-1] for row in table.layers]
+        lines += ["", *aligned([_LAYER_HEADS, *layers], left=range(2))]
+        lines += ["", *aligned([_OP_HEADS, *map(_op_cells, table.ops)], left=range(2))]
     lines += ["", f"{path}: open it in {VIEWER} or chrome://tracing"]
     return "\n".join(lines) + "\n"
 
@@ -88,12 +102,12 @@ def _about(trace: Trace) -> list[str]:
     """What it is a trace of, and what is missing of it."""
     hosts = dict.fromkeys(header.host for header in trace.processes)
     names = listed([header.process for header in trace.processes])
-    first, behind = trace.processes[0].steps
+    first, end = trace.processes[0].steps
     about = {key: value for key, value in trace.run.items() if key != "processor"}  # it is long
     run = ", ".join(f"{key} {shown(value, quoted=False)}" for key, value in about.items())
     return [
         *textwrap.wrap(run, _WIDTH),
-        f"{names} on {listed([*hosts])}; steps {first} to {behind - 1}, from 0 at the start",
+        f"{names} on {listed([*hosts])}; steps {first} to {end - 1}, counted from 0 at the start",
         *filter(None, map(_shortage, trace.processes)),
     ]
 
@@ -103,10 +117,10 @@ def _shortage(header: Header) -> str:
     wanted = header.steps[1] - header.steps[0]
     parts = []
     if header.recorded_steps < wanted:
-        parts.append(f"{header.recorded_steps} of {wanted} steps, the others came after its end")
+        parts.append(f"recorded {header.recorded_steps} of {wanted} steps before it ended")
     if header.dropped:
-        parts.append(f"without the {header.dropped:,} oldest events, for want of room")
-    return f"{header.process}: {'; '.join(parts)}" if parts else ""
+        parts.append(f"dropped its {header.dropped:,} oldest events, as its buffer was full")
+    return f"{header.process} {' and '.join(parts)}" if parts else ""
 
 
 def _span_cells(row: Row) -> list[str]:
@@ -127,15 +141,3 @@ def _work(row: Row) -> tuple[int, int]:
 def _times(row: Row) -> list[str]:
     share = "" if row.share is None else f"{row.share:.1%}"
     return [f"{row.calls:,}", f"{row.total:,.3f}", f"{row.median * 1e3:,.3f}", share]
-
-
-def _aligned(rows: Sequence[Sequence[str]], texts: int) -> list[str]:
-    """Lines of a table, of which the first columns are texts and the others numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if column < texts else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

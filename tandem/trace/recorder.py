@@ -14,14 +14,14 @@ from tandem.trace.chrome import Event, Header, Trace, names, tids, write_trace
 
 FLUSH_SECONDS = 5.0
 CAPACITY = 1 << 18  # events
-_THREADS = ("trainer", "loader", "buckets", "checkpoint")  # from the top of the page
+_THREADS = ("trainer", "loader", "buckets", "checkpoint")  # in the order in which they are shown
 _FLUSH_SHARE = 0.005  # largest share of the time that is spent on writing
 
 clock = time.perf_counter_ns  # CLOCK_MONOTONIC: common to the processes of a machine
 
 
 class Recorder:
-    """The trace of one process, written to a file at intervals and at the end of the last step.
+    """The trace of one process, written to a file at intervals and after the last step.
 
     The newest `capacity` events are kept. Threads may record at the same time. Steps are counted
     from 0 at the start of the process, so that a resumed run is traced as well.
@@ -35,7 +35,7 @@ class Recorder:
     path : Path
         The file, which is replaced if it exists.
     steps : tuple of int
-        The first step that is recorded, and the one behind the last.
+        The first step that is recorded, and the first thereafter that is not.
     about : Mapping
         What the run is: network, batch_size, precision, ...; values that JSON can hold.
     capacity : int
@@ -65,29 +65,26 @@ class Recorder:
         self.step = -1
         self.clock_offset_ns = 0
         self._process, self._number, self._steps, self._about = process, number, steps, about
+        # Number, phase, thread, name, time, end of a span or number of a flow, and arguments.
         self._events: deque[tuple[Any, ...]] = deque(maxlen=capacity)
         self._numbers = itertools.count()  # of events: next() is atomic, += is not
-        self._recorded_steps = 0
         self._next_flush = 0  # time, ns
+        self._flushed = -1  # number of the last event in the file
 
     def begin_step(self) -> None:
         """Count a step; recording is on in the steps that were asked for."""
         self.step += 1
-        first, behind = self._steps
-        recording = first <= self.step < behind
+        first, end = self._steps
+        recording = first <= self.step < end
         if recording and not self.recording:
             self._next_flush = clock() + int(FLUSH_SECONDS * 1e9)
         self.recording = recording
 
     def end_step(self) -> None:
         """Write the file if this was the last step to record, or if it is time for it."""
-        if not self.recording:
-            return
-        self._recorded_steps += 1
-        if self.step + 1 == self._steps[1]:
-            self.recording = False
-            self.flush()
-        elif clock() >= self._next_flush:
+        is_last = self.step + 1 == self._steps[1]
+        if self.recording and (is_last or clock() >= self._next_flush):
+            self.recording = not is_last
             self.flush()
 
     def wrap(
@@ -140,9 +137,9 @@ class Recorder:
             self._add("C", name, clock(), 0, values, None)
 
     def flow(self, number: int, begins: bool, thread: str | None = None) -> None:
-        """Begin or end an arrow between two spans, each while its span goes on.
+        """Begin or end an arrow between two spans, each while its span is open.
 
-        `number` tells the arrows between a trainer and its loader apart.
+        `number` identifies an arrow among those of a trainer and its loader.
         """
         if self.recording:
             self._add("s" if begins else "f", "flow", clock(), number, None, thread)
@@ -150,13 +147,20 @@ class Recorder:
     def flush(self) -> None:
         """Write all events that are kept, whole or not at all. Raises `OSError`."""
         begin = clock()
+        kept = self._events.copy()  # other threads go on adding
         try:
-            header, events = self._content()
+            header, events = self._content(kept)
             write_trace(self.path, Trace([header], events))
+            self._flushed = kept[-1][0] if kept else -1
         finally:
             end = clock()
             wait = max(int(FLUSH_SECONDS * 1e9), int((end - begin) / _FLUSH_SHARE))
             self._next_flush = end + wait
+
+    def close(self) -> None:
+        """Write what has been recorded since the last flush, if anything. Raises `OSError`."""
+        if self._events and self._events[-1][0] != self._flushed:
+            self.flush()
 
     def _add(
         self,
@@ -170,17 +174,16 @@ class Recorder:
         thread = thread or threading.current_thread().name
         self._events.append((next(self._numbers), phase, thread, name, time_ns, more, args))
 
-    def _content(self) -> tuple[Header, list[Event]]:
-        kept = self._events.copy()  # other threads go on adding
+    def _content(self, kept: deque[tuple[Any, ...]]) -> tuple[Header, list[Event]]:
         is_full = len(kept) == kept.maxlen
         dropped = max(number for number, *_ in kept) + 1 - len(kept) if is_full else 0
-        rank = self._number // 2
+        rank, (first, end) = self._number // 2, self._steps
         header = Header(
             process=self._process,
             rank=rank,
             number=self._number,
             steps=self._steps,
-            recorded_steps=self._recorded_steps,
+            recorded_steps=max(0, min(self.step + 1, end) - first),
             dropped=dropped,
             clock_offset_ns=self.clock_offset_ns,
             host=socket.gethostname(),
@@ -200,27 +203,9 @@ class Recorder:
                 event |= {"cat": "flow", "id": (rank << 32) + more}
                 event |= {"bp": "e"} if phase == "f" else {}
             if args:
-                event["args"] = dict(args)
+                event["args"] = args
             events.append(event)
         return header, events
-
-
-def span_seconds(calls: int = 20_000) -> float:
-    """Measure what recording one span costs, in seconds: a call beside one that is recorded."""
-    recorder = Recorder("trainer 0", 0, Path(), (0, 1), {})
-    recorder.begin_step()
-
-    def seconds(function: Callable[[], None]) -> float:
-        begin = clock()
-        for _ in range(calls):
-            function()
-        return (clock() - begin) / 1e9 / calls
-
-    def nothing() -> None:
-        pass
-
-    plain, recorded = nothing, recorder.wrap(nothing, "nothing")
-    return min(seconds(recorded) - seconds(plain) for _ in range(3))
 
 
 def _track(thread: str, kind: str) -> str:

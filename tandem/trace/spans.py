@@ -16,7 +16,7 @@ class Span:
     """One span of a thread; times in seconds.
 
     `kind` is that of its process, trainer or loader; `parent` is the shortest span of the same
-    thread that goes on when it begins.
+    thread that is still open when it begins.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Span:
         return "op" in self.args
 
     def around(self, name: str) -> "Span | None":
-        """The innermost span of this name that is it or is around it."""
+        """Return the innermost span of this name around it, or itself."""
         found: Span | None = self
         while found is not None and found.name != name:
             found = found.parent
@@ -47,7 +47,7 @@ class Span:
 
 
 def spans_of(trace: Trace) -> list[Span]:
-    """All spans: those of a thread together, each behind its parent."""
+    """Return all spans, by process and thread, each after its parent."""
     kinds = {header.number: header.kind for header in trace.processes}
     threads = {
         (event["pid"], event["tid"]): str(event["args"].get("name"))

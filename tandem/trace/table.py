@@ -59,7 +59,7 @@ def tabulate(trace: Trace) -> Table:
 
 
 def _span_rows(spans: Sequence[Span], steps: float) -> list[Row]:
-    """Rows of spans, each behind the one around it; Ops within a span have one together."""
+    """Make the rows of spans, each after its parent; the Ops of a span share one row."""
     times: dict[tuple[str, ...], list[float]] = defaultdict(list)
     rest = {span: span.seconds for span in spans if span.name == STEP}
     for span in spans:

@@ -120,9 +120,9 @@ class _Flow:
 
         The loss follows from all parameters, and their gradients from the loss. So a node of the
         forward pass leads to the gradient of each parameter that it follows from; one of the
-        backward pass does not lead to those of later layers, of which it follows. What lies between
-        outputs and their gradient, of both passes, is told by whether it leads to the loss; of
-        auxiliary outputs, which are not counted, by whether it leads to a gradient.
+        backward pass does not lead to those of later layers, from which it follows. What lies
+        between the outputs and their gradient could be of either pass: it is of the forward pass if
+        it leads to the loss or, where auxiliary losses are not counted, to a gradient.
         """
         if self.is_update:
             return dict.fromkeys(self.nodes, "update")

@@ -54,6 +54,7 @@ class DeviceFunctions:
         self._numbers: dict[str, DeviceSharedVariable] = {}
         self._compiled: dict[str, tuple[Function, tuple[str, ...]]] = {}
         self._recorded: dict[tuple[str, Slot | None], Callable[[], Any]] = {}
+        self._on_compiled: Callable[[Function], None] | None = None
 
     def __call__(self, name: str, slot: Slot | None, **numbers: np.ndarray) -> None:
         if not self._records:
@@ -66,9 +67,14 @@ class DeviceFunctions:
             self._recorded[name, slot] = self.record(name, slot)
         self._recorded[name, slot]()
 
-    def observe(self, observe: Observe) -> None:
-        """Observe the calls of functions that are compiled from now on, see `device_mode`."""
-        self._modes = self._make_modes(observe)
+    def observe(
+        self, observe: Observe, on_compiled: Callable[[Function], None] | None = None
+    ) -> None:
+        """Observe the calls of functions that are compiled from now on, see `device_mode`.
+
+        `on_compiled` is called with each function, once all of its calls have been wrapped.
+        """
+        self._modes, self._on_compiled = self._make_modes(observe), on_compiled
 
     def compiled(self, name: str) -> tuple[Function, tuple[str, ...]]:
         """The function that takes parts of a slot and numbers as arguments, and these parts."""
@@ -121,7 +127,7 @@ class DeviceFunctions:
     def _compile(
         self, name: str, graph: FunctionGraph, inputs: list[TensorVariable], givens: dict[Any, Any]
     ) -> Function:
-        return pytensor.function(
+        function = pytensor.function(
             inputs,
             [],
             updates=graph.updates,
@@ -131,6 +137,9 @@ class DeviceFunctions:
             trust_input=True,
             on_unused_input="ignore",  # an update needs no variable of the network
         )
+        if self._on_compiled is not None:
+            self._on_compiled(function)
+        return function
 
 
 def _modes(

@@ -92,7 +92,7 @@ class InProcessLoader(Loader):
     """
 
     def __init__(self, builder: MinibatchBuilder, slots: "HostSlots | SlotUploader") -> None:
-        self._builder, self._slots = builder, slots
+        self.builder, self._slots = builder, slots
         self._requests: deque[MinibatchRequest] = deque()
 
     def request(self, request: MinibatchRequest) -> None:
@@ -100,11 +100,11 @@ class InProcessLoader(Loader):
 
     def wait(self) -> int:
         request = self._requests.popleft()
-        self._slots.fill(request.slot, lambda slot: self._builder.fill(slot, request))
+        self._slots.fill(request.slot, lambda slot: self.builder.fill(slot, request))
         return request.slot
 
     def close(self) -> None:
-        self._builder.close()
+        self.builder.close()
         self._slots.close()
 
 
@@ -112,22 +112,22 @@ class OrderedLoader(Loader):
     """A loader of slots on a GPU, ordered with the trainer's work on them, on its stream."""
 
     def __init__(self, loader: Loader, slots: "Sequence[CudaSlot]", stream: "Stream") -> None:
-        self._loader, self._slots, self._stream = loader, slots, stream
+        self.loader, self._slots, self._stream = loader, slots, stream
 
     def request(self, request: MinibatchRequest) -> None:
         # The slot is filled after all work on it so far.
         self._slots[request.slot].end_reading(self._stream)
-        self._loader.request(request)
+        self.loader.request(request)
 
     def wait(self) -> int:
-        slot = self._loader.wait()
+        slot = self.loader.wait()
         # Later work on the slot comes after the copy into it.
         self._slots[slot].begin_reading(self._stream)
         return slot
 
     def close(self) -> None:
         self._stream.synchronize()
-        self._loader.close()
+        self.loader.close()
 
 
 class InputPipeline(Iterator[int]):
@@ -141,7 +141,7 @@ class InputPipeline(Iterator[int]):
     """
 
     def __init__(self, requests: Iterable[MinibatchRequest], loader: Loader) -> None:
-        self._requests, self._loader = iter(requests), loader
+        self._requests, self.loader = iter(requests), loader
         self._pending: MinibatchRequest | None = None
         self.indices = np.empty(0, np.int64)  # in the dataset, of the minibatch returned last
         self._request_next()
@@ -149,7 +149,7 @@ class InputPipeline(Iterator[int]):
     def __next__(self) -> int:
         if self._pending is None:
             raise StopIteration
-        slot = self._loader.wait()
+        slot = self.loader.wait()
         if slot != self._pending.slot:
             raise RuntimeError(f"the loader filled slot {slot}, expected {self._pending.slot}")
         self.indices = self._pending.indices
@@ -160,12 +160,12 @@ class InputPipeline(Iterator[int]):
 
     def close(self) -> None:
         """Stop the loader."""
-        self._loader.close()
+        self.loader.close()
 
     def _request_next(self) -> None:
         self._pending = next(self._requests, None)
         if self._pending is not None:
-            self._loader.request(self._pending)
+            self.loader.request(self._pending)
 
 
 def minibatch_requests(spec: RunSpec, rank: int, begin: RunState) -> Iterator[MinibatchRequest]:

@@ -17,15 +17,7 @@ from tandem.training.functions import DeviceFunctions
 def record_ops(functions: DeviceFunctions, recorder: Recorder) -> None:
     """Record each Op of the functions that are compiled from now on."""
     observer = OpObserver(recorder)
-    functions.observe(observer)
-    compile_one = functions._compile
-
-    def compile_observed(*arguments: Any) -> Function:
-        function = compile_one(*arguments)
-        observer.describe(function)
-        return function
-
-    vars(functions)["_compile"] = compile_observed
+    functions.observe(observer, observer.describe)
 
 
 @dataclass

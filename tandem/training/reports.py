@@ -42,10 +42,10 @@ class Reports:
         self._launcher, self._is_first = launcher, rank == 0
         self._every = 60 * spec.config.snapshot_minutes
         self._nbytes = nbytes
-        self._folder: RunFolder | None = None
+        self.folder: RunFolder | None = None
         self.samples: SamplePredictions | None = None  # shown after each validation
         if rank == 0 and spec.job == "train":
-            self._folder = RunFolder(spec.config, state, spec.resumed)
+            self.folder = RunFolder(spec.config, state, spec.resumed)
             if spec.validation.pictures is not None and spec.validation.size:
                 self.samples = SamplePredictions(spec)
         self._last_save = time.monotonic()
@@ -53,8 +53,8 @@ class Reports:
 
     def record(self, record: Record) -> None:
         """Write a line to the log, then show it: the user sees nothing that is not recorded."""
-        if self._folder is not None:
-            self._folder.append(record)
+        if self.folder is not None:
+            self.folder.append(record)
             self._launcher.send(record)
 
     def result(self, record: ValidationRecord) -> None:
@@ -84,30 +84,30 @@ class Reports:
 
     def show_samples(self, step: int) -> None:
         """Show the sample predictions of the validation that has just ended."""
-        if self._folder is not None and self.samples is not None:
+        if self.folder is not None and self.samples is not None:
             draw = partial(self.samples.draw, self.samples.take())
-            self._folder.show("predictions", step, draw)
+            self.folder.show("predictions", step, draw)
 
     # Checkpoints
 
     def prepare_checkpoint(self) -> bool:
         """Prepare memory for a checkpoint in the background; whether it is ready."""
-        return self._folder is not None and self._folder.prepare(self._nbytes)
+        return self.folder is not None and self.folder.prepare(self._nbytes)
 
     def snapshot_is_due(self) -> bool:
         """Whether trainer 0's clock asks for a checkpoint, and it can be copied at once."""
-        if self._folder is None:
+        if self.folder is None:
             return False
         self.check_written()
         due = self._every > 0 and time.monotonic() - self._last_save >= self._every
-        return due and not self._folder.busy and self.prepare_checkpoint()
+        return due and not self.folder.busy and self.prepare_checkpoint()
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Copy a checkpoint and write it in the background; the process is not ended meanwhile."""
-        if self._folder is not None:
+        if self.folder is not None:
             self._launcher.send(CheckpointBegun())
             self._mark(1)
-            writing = self._folder.save(checkpoint)
+            writing = self.folder.save(checkpoint)
             writing.add_done_callback(lambda _: self._mark(-1))
 
     def _mark(self, begun: int) -> None:
@@ -123,16 +123,16 @@ class Reports:
 
     def check_written(self, wait: bool = False) -> None:
         """Report a checkpoint that has been written since, and wait for one if asked to."""
-        if self._folder is not None and (path := self._folder.written(wait)):
+        if self.folder is not None and (path := self.folder.written(wait)):
             self._launcher.send(CheckpointWritten(str(path)))
         self._report_trouble()
 
     def close(self) -> None:
         """Finish what is being written."""
-        if self._folder is not None:
-            self._folder.close()
+        if self.folder is not None:
+            self.folder.close()
             self._report_trouble()
 
     def _report_trouble(self) -> None:
-        if self._folder is not None and (text := self._folder.take_trouble()):
+        if self.folder is not None and (text := self.folder.take_trouble()):
             self._launcher.send(Notice(text))

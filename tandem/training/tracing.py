@@ -1,8 +1,8 @@
 """What the trace of a run records: parts of its trainers' steps, and the work of their loaders.
 
 A run that is not traced calls nothing of this. In one that is, methods of single objects, private
-ones too, are replaced by ones that record when they are called: all that is recorded is listed here
-and nowhere else.
+ones too, are replaced by ones that record each call. All that is recorded is listed here and
+nowhere else, except single Ops (`tandem.training.op_tracing`).
 """
 
 import contextlib
@@ -10,11 +10,13 @@ import logging
 import mmap
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.memory.parameters import HostMemory
+from tandem.trace.merge import trace_file
 from tandem.trace.recorder import Recorder, clock
 
 if TYPE_CHECKING:
@@ -29,12 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROUNDS = 9  # in which ranks compare their clocks
-
-
-def remove_traces(folder: Path) -> None:
-    """Remove what an earlier start of a run has recorded, maybe with more trainers."""
-    for path in folder.glob("trace-*.json"):
-        path.unlink(missing_ok=True)
 
 
 def clock_offset_ns(group: "Group") -> int:
@@ -57,13 +53,13 @@ def clock_offset_ns(group: "Group") -> int:
 
 def trace_trainer(trainer: "Trainer") -> None:
     """Record what a trainer does from now on. Collective."""
-    recorder = make_recorder(**_recorder_arguments(trainer.spec, trainer.rank))
+    recorder = recorder_maker(trainer.spec, trainer.rank)()
     recorder.clock_offset_ns = clock_offset_ns(trainer.group)
     _record_steps(trainer, recorder)
     _record_parts(trainer, recorder)
     _record_exchange(trainer.exchange, recorder)
-    _record_loader(trainer.pipeline._loader, recorder)
-    if (folder := trainer.reports._folder) is not None:
+    _record_loader(trainer.pipeline.loader, recorder)
+    if (folder := trainer.reports.folder) is not None:
         recorder.record_calls(folder, _write="write")
     if trainer.config.trace == "ops":
         from tandem.training.op_tracing import record_ops
@@ -79,7 +75,7 @@ class TracedBuilder:
 
     @cached_property
     def _recorder(self) -> Recorder:
-        return self._make_recorder()  # in the loader process
+        return self._make_recorder()
 
     @cached_property
     def _fill(self) -> Callable[..., None]:
@@ -96,43 +92,44 @@ class TracedBuilder:
     def close(self) -> None:
         """Close the builder, and write what has been recorded."""
         self._builder.close()
-        if self._recorder.recording:
-            written(self._recorder.flush, self._recorder.path)
+        written(self._recorder.close, self._recorder.path)
 
 
 def traced_builder(builder: "MinibatchBuilder", spec: "RunSpec", rank: int) -> TracedBuilder:
     """Make the builder for the loader process of a trainer that is traced."""
-    arguments = _recorder_arguments(spec, rank, of_loader=True)
-    return TracedBuilder(builder, partial(make_recorder, **arguments))
+    return TracedBuilder(builder, recorder_maker(spec, rank, of_loader=True))
 
 
-def make_recorder(**arguments: Any) -> Recorder:
-    """Make a recorder, and the folder of its file: a rank's, on another machine, may be missing."""
-    recorder = Recorder(**arguments)
+def recorder_maker(spec: "RunSpec", rank: int, of_loader: bool = False) -> Callable[[], Recorder]:
+    """Return a function that makes the recorder of a trainer or its loader, in its process."""
+    first, end = spec.config.trace_steps
+    return partial(
+        _make_recorder,
+        f"{'loader' if of_loader else 'trainer'} {rank}",
+        2 * rank + of_loader,
+        spec.config.weights_path / trace_file(rank, of_loader),
+        (first, end),
+        describe(spec),
+    )
+
+
+def _make_recorder(
+    process: str, number: int, path: Path, steps: tuple[int, int], about: Mapping[str, Any]
+) -> Recorder:
     with contextlib.suppress(OSError):  # reported when the file is written
-        recorder.path.parent.mkdir(parents=True, exist_ok=True)
-    return recorder
-
-
-def _recorder_arguments(spec: "RunSpec", rank: int, of_loader: bool = False) -> dict[str, Any]:
-    """What `Recorder` takes, for a trainer or its loader."""
-    kind, suffix = ("loader", "-loader") if of_loader else ("trainer", "")
-    return {
-        "process": f"{kind} {rank}",
-        "number": 2 * rank + of_loader,
-        "path": spec.config.weights_path / f"trace-{rank}{suffix}.json",
-        "steps": tuple(spec.config.trace_steps),
-        "about": describe(spec),
-    }
+        path.parent.mkdir(parents=True, exist_ok=True)  # missing where a rank has its own disk
+    return Recorder(process, number, path, steps, about)
 
 
 def describe(spec: "RunSpec") -> dict[str, Any]:
     """What a trace is of: the network and the settings that steps depend on."""
-    names = "network batch_size norm_rows threads precision convolutions optimizer exchange rule"
-    names += " collective bucket_mb fully_connected trace"
+    names = "network batch_size threads precision convolutions optimizer exchange rule collective"
+    names += " bucket_mb fully_connected trace"
     settings = {name: dict(spec.config)[name] for name in names.split()}
     network = spec.description
     return settings | {
+        # A trainer whose network has averages has resolved auto, its loader has not.
+        "norm_rows": spec.config.group_rows or "global",
         "network_options": dict(network.options),
         "crop_size": network.crop_size,
         "classes": network.classes,
@@ -146,7 +143,7 @@ def describe(spec: "RunSpec") -> dict[str, Any]:
 def _record_steps(trainer: "Trainer", recorder: Recorder) -> None:
     """Record each step, with the memory that is in use after it, and write the trace."""
     make_step, close = trainer._train_step, trainer.close
-    path, (first, behind) = recorder.path, trainer.config.trace_steps
+    path, (first, end) = recorder.path, trainer.config.trace_steps
 
     def traced_step(epoch: int, step: int) -> None:
         recorder.begin_step()
@@ -159,19 +156,18 @@ def _record_steps(trainer: "Trainer", recorder: Recorder) -> None:
             recorder.add("step", begin, clock(), {"epoch": epoch + 1, "step": number})
         recorder.count("memory", _memory(trainer.memory))
         if written(recorder.end_step, path) and not recorder.recording:
-            trainer.reports.notice(f"{path}: the trace of steps {first} to {behind - 1}")
+            trainer.reports.notice(f"{path}: the trace of steps {first} to {end - 1}")
         return None
 
     def traced_close() -> None:
         if recorder.step < first:
             with contextlib.suppress(OSError):  # the launcher may be gone
                 trainer.reports.notice(
-                    f"trace_steps is {[first, behind]}, and the run ended after "
+                    f"trace_steps is {[first, end]}, and the run ended after "
                     f"{recorder.step + 1} steps: no trace is written"
                 )
         close()
-        if recorder.step >= first:  # again, with a checkpoint whose writing has gone on
-            written(recorder.flush, path)
+        written(recorder.close, path)  # a checkpoint may have been written since the last step
 
     vars(trainer).update(_train_step=traced_step, close=traced_close)
 
@@ -201,12 +197,12 @@ def _record_parts(trainer: "Trainer", recorder: Recorder) -> None:
         recorder.record_calls(memory, wait="synchronize")
     if trainer.ahead is not None:
         recorder.record_calls(trainer.ahead, settle="settle")
-    if trainer._channel is not None:
-        recorder.record_calls(trainer._channel, all_gather="conversion", all_to_all="conversion")
+    if trainer.channel is not None:
+        recorder.record_calls(trainer.channel, all_gather="conversion", all_to_all="conversion")
 
 
 def _record_exchange(exchange: "Exchange", recorder: Recorder) -> None:
-    """Record where trainers exchange vectors: what an exchange does not do has no span."""
+    """Record the methods that an exchange overrides; the others do nothing."""
     from tandem.distributed import Exchange
     from tandem.distributed.buckets import BucketedGradients
 
@@ -216,20 +212,21 @@ def _record_exchange(exchange: "Exchange", recorder: Recorder) -> None:
         if getattr(type(exchange), method) is not getattr(Exchange, method):
             recorder.record_calls(exchange, **{method: name})
     if isinstance(exchange, BucketedGradients):
-        for number, (names, all_reduce, part) in enumerate(exchange._work):
-            args = {"bucket": number, "bytes": part.nbytes, "parameters": sorted(names)}
-            vars(all_reduce)["average"] = recorder.wrap(all_reduce.average, "average", args)
+        for number, work in enumerate(exchange.work):
+            args = {"bucket": number, "bytes": work.part.nbytes, "parameters": sorted(work.names)}
+            average = recorder.wrap(work.average, "average", args)
+            exchange.work[number] = replace(work, average=average)
 
 
 def _record_loader(loader: "Loader", recorder: Recorder) -> None:
-    """Record how long a trainer waits, and where it fills its slots itself, how long it fills."""
+    """Record how long a trainer waits and, if it has no loader process, how long it fills."""
     from tandem.training.input_pipeline import InProcessLoader, OrderedLoader
 
     recorder.record_calls(loader, wait="wait")
     if isinstance(loader, OrderedLoader):
-        loader = loader._loader
+        loader = loader.loader
     if isinstance(loader, InProcessLoader):
-        builder = loader._builder
+        builder = loader.builder
         vars(builder)["fill"] = traced_fill(builder, recorder, "loader")
 
 
@@ -251,7 +248,7 @@ def traced_fill(
 
 
 def written(write: Callable[[], None], path: Path) -> bool:
-    """Write a trace; whether it was possible. Otherwise a warning is logged: the run goes on."""
+    """Write a trace; return whether that succeeded. A failure is logged, and the run goes on."""
     try:
         write()
     except OSError as error:

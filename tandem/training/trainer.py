@@ -49,7 +49,7 @@ class Trainer:
         self.rank, self.group, self.status = arguments.rank, arguments.group, arguments.status
         self.memory, self.model, self.state = setup.memory, setup.model, setup.state
         self.exchange, self.pipeline = setup.exchange, setup.pipeline
-        self._channel = setup.channel
+        self.channel = setup.channel
         self.gathering = setup.gathering
         self.steps = spec.steps("train")
         self.rows = GlobalRows(spec)
@@ -102,8 +102,8 @@ class Trainer:
     def finish(self) -> None:
         """End the exchange and the loader, and release the memory. Collective."""
         self.exchange.leave()
-        if self._channel is not None:
-            self._channel.close()
+        if self.channel is not None:
+            self.channel.close()
         self.pipeline.close()
         self.memory.close()
 

@@ -73,6 +73,18 @@ def test_copies_and_conversions_belong_to_nodes() -> None:
     np.testing.assert_array_equal(total.get_value(), np.eye(4))
 
 
+def test_the_node_of_a_call_that_fails_is_named() -> None:
+    x, y = (pt.tensor(name, shape=(None,), dtype="float32") for name in "xy")
+    messages = []
+    for observe in (None, Observer()):
+        f = pytensor.function([x, y], pt.exp(x) + y, mode=device_mode(observe=observe))
+        with pytest.raises(ValueError, match="must match the size") as caught:
+            f(np.ones(2, np.float32), np.ones(3, np.float32))
+        messages.append(caught.value.__notes__[0])
+    assert messages[0] == messages[1]
+    assert messages[0].startswith("while PyTorch computed Add(")
+
+
 def test_a_loop_is_one_call() -> None:
     observer = Observer()
     x = pt.tensor("x", shape=(5,), dtype="float64")

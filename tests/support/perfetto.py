@@ -32,7 +32,8 @@ _SPANS = """with spans as (
     join process using (upid)
 ) """
 _ZOOM = """([begin, end]) => {
-    const start = app.trace.traceInfo.start, at = (seconds) => start + BigInt(seconds * 1e9);
+    const start = app.trace.traceInfo.start;
+    const at = (seconds) => start + BigInt(Math.round(seconds * 1e9));
     app.trace.timeline.setViewportTime(at(begin), at(end));
 }"""
 
@@ -115,16 +116,22 @@ def perfetto(trace: Path, width: int = 1300, height: int = 900) -> Iterator[Perf
 
 
 def perfetto_screenshot(
-    trace: Path, png: Path, begin: float, end: float, selected: str = "", height: int = 900
+    trace: Path,
+    png: Path,
+    begin: float,
+    end: float,
+    selected: tuple[str, float] | None = None,
+    size: tuple[int, int] = (1300, 900),
 ) -> None:
     """Make a picture of a part of a trace, in seconds since its first event.
 
-    `selected` names a span, the first of which in this part is shown with its details and flows.
+    `selected` is the name of a span, the first of which since a time is shown with its details and
+    flows; `size` is the width and height of the page, in pixels.
     """
-    with perfetto(trace, height=height) as shown:
+    with perfetto(trace, *size) as shown:
         shown.expand()
         shown.zoom(begin, end)
-        if selected:
-            shown.select(selected, begin)
+        if selected is not None:
+            shown.select(*selected)
         shown.page.evaluate("() => waitForPerfettoIdle()")  # it draws in several frames
         shown.page.screenshot(path=png)

@@ -1,6 +1,5 @@
 """The traces of several processes as one, by one clock."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,10 @@ import pytest
 
 from tandem.errors import InputError
 from tandem.trace.chrome import Trace, read_trace, write_trace
-from tandem.trace.merge import merge, trace_file
+from tandem.trace.merge import merge, remove_traces, trace_file
 from tandem.trace.recorder import Recorder
 
-ABOUT = {"network": "alex_net:AlexNet", "trainers": 2, "processor": "Xeon"}
+ABOUT = {"network": "alex_net:AlexNet", "trainers": 2}
 
 
 def write(run: Path, number: int, offset: int = 0, name: str = "", **changes: Any) -> None:
@@ -60,12 +59,6 @@ def test_a_merged_trace_can_be_written_and_read(tmp_path: Path) -> None:
     assert ends == {("s", 3), ("f", 3), ("s", (1 << 32) + 3), ("f", (1 << 32) + 3)}
 
 
-def test_machines_may_differ_in_their_processor(tmp_path: Path) -> None:
-    write(tmp_path, 0)
-    write(tmp_path, 2, processor="Epyc")
-    assert len(merge(tmp_path).processes) == 2
-
-
 def refused(run: Path) -> str:
     with pytest.raises(InputError) as caught:
         merge(run)
@@ -75,7 +68,7 @@ def refused(run: Path) -> str:
 
 def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
     expected = "expected the folder of a run with the setting trace: steps or ops"
-    assert refused(tmp_path) == f"RUN: found no trace-*.json, {expected}"
+    assert refused(tmp_path) == f"RUN: found no trace-0.json, {expected}"
     assert refused(tmp_path / "a") == f"RUN: found no such folder, {expected}"
 
 
@@ -90,17 +83,24 @@ def test_traces_of_different_runs_are_refused(tmp_path: Path) -> None:
 
 def test_a_process_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     write(tmp_path, 0)
-    write(tmp_path, 0, name="trace-copy.json")
-    assert re.fullmatch(
-        r"RUN/trace-(0|copy).json: is of the same process as trace-(0|copy).json", refused(tmp_path)
+    write(tmp_path, 0, name="trace-5.json")
+    assert refused(tmp_path) == (
+        "RUN/trace-5.json: found the trace of trainer 0, expected it to be named trace-0.json"
     )
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    write(tmp_path, 0)
+    for name in ("trace-before.json", "trace-0.old.json", "trace-0-loader.json.txt"):
+        (tmp_path / name).write_text("{")
+    assert len(merge(tmp_path).processes) == 1
 
 
 def test_a_merged_trace_among_them_is_refused(tmp_path: Path) -> None:
     write(tmp_path, 0)
     header = read_trace(tmp_path / "trace-0.json").processes[0]
-    write_trace(tmp_path / "trace-all.json", Trace([header, header], []))
-    assert refused(tmp_path) == "RUN/trace-all.json: found 2 processes, expected one"
+    write_trace(tmp_path / "trace-1.json", Trace([header, header], []))
+    assert refused(tmp_path) == "RUN/trace-1.json: found 2 processes, expected one"
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
@@ -109,3 +109,12 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace-0-loader.json"
     path.write_bytes(path.read_bytes()[:300])
     assert refused(tmp_path).startswith("RUN/trace-0-loader.json: not JSON: ")
+
+
+def test_the_files_of_an_earlier_start_are_removed(tmp_path: Path) -> None:
+    kept = {"trace.json", "trace-before.json", "record.jsonl"}
+    for name in ("trace-0.json", "trace-11-loader.json", *kept):
+        (tmp_path / name).write_text("")
+    remove_traces(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    remove_traces(tmp_path / "missing")

@@ -124,16 +124,14 @@ def test_what_was_not_recorded_is_reported(
     path = tmp_path / "trace-1.json"
     path.write_text(path.read_text().replace('"dropped":0', '"dropped":1234'))
     lines = printed(capsys, str(tmp_path)).splitlines()
-    assert lines[1].endswith("; steps 0 to 19, from 0 at the start")
-    assert lines[2] == "trainer 0: 4 of 20 steps, the others came after its end"
-    assert (
-        lines[4]
-        == f"{lines[2].replace('0:', '1:')}; without the 1,234 oldest events, for want of room"
-    )
+    assert lines[1].endswith("; steps 0 to 19, counted from 0 at the start")
+    assert lines[2] == "trainer 0 recorded 4 of 20 steps before it ended"
+    dropped = "dropped its 1,234 oldest events, as its buffer was full"
+    assert lines[4] == f"{lines[2].replace('0 r', '1 r')} and {dropped}"
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "found no trace-*.json" in refused(capsys, str(tmp_path))
+    assert "found no trace-0.json" in refused(capsys, str(tmp_path))
     assert "found no such folder" in refused(capsys, str(tmp_path / "runs"))
     (tmp_path / "trace-0.json").write_text("{")
     assert "trace-0.json: not JSON" in refused(capsys, str(tmp_path))
@@ -150,6 +148,18 @@ def test_a_folder_that_cannot_be_written_is_refused(
     path.parent.touch()
     message = refused(capsys, str(tmp_path), "--output", str(path))
     assert message.startswith(f"error: {path.parent}: the folder cannot be made: ")
+
+
+def test_an_output_that_cannot_be_written_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path)
+    message = refused(capsys, str(tmp_path), "--output", str(tmp_path))
+    assert message == f"error: {tmp_path}: cannot be written (Is a directory)\n"
+    before = (tmp_path / "trace-1.json").read_bytes()
+    message = refused(capsys, str(tmp_path), "--output", str(tmp_path / "trace-1.json"))
+    assert message.endswith("trace-1.json, which is one of the traces to merge\n")
+    assert (tmp_path / "trace-1.json").read_bytes() == before
 
 
 def test_a_trace_with_many_lines_is_merged_in_seconds(

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,7 +14,9 @@ import pytest
 
 from tandem.trace import recorder as module
 from tandem.trace.chrome import read_trace
-from tandem.trace.recorder import Recorder, clock, span_seconds
+from tandem.trace.recorder import Recorder, clock
+from tests.support.tiny import ROOT
+from tests.support.traces import span_seconds
 
 
 def make(path: Path, steps: tuple[int, int] = (0, 1), **changes: Any) -> Recorder:
@@ -47,6 +51,22 @@ def test_the_file_is_there_only_after_the_last_step(tmp_path: Path) -> None:
         recorder.begin_step()
         recorder.end_step()
         assert recorder.path.exists() == there
+
+
+def test_the_end_writes_what_the_file_lacks(tmp_path: Path) -> None:
+    recorder = make(tmp_path)
+    recorder.close()
+    assert not recorder.path.exists()
+    recorder.begin_step()
+    recorder.wrap(int, "step")()
+    late = recorder.wrap(recorder.end_step, "write")
+    late()
+    assert spans(tmp_path) == ["step"]
+    recorder.close()
+    assert spans(tmp_path) == ["step", "write"]
+    recorder.path.unlink()
+    recorder.close()
+    assert not recorder.path.exists()
 
 
 def test_within_the_steps_the_file_is_written_at_intervals(
@@ -211,6 +231,33 @@ def test_a_failed_write_leaves_the_file_as_it_was(
         recorder.flush()
     assert recorder.path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["trace-0.json"]
+
+
+WRITER = """
+import itertools, sys
+from pathlib import Path
+from tandem.trace.recorder import Recorder
+recorder = Recorder("trainer 0", 0, Path(sys.argv[1]) / "trace-0.json", (0, 10**9), {})
+for step in itertools.count():
+    recorder.begin_step()
+    for _ in range(20_000):
+        recorder.add("call", step, step + 1)
+    recorder.flush()
+"""
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_whole_files(tmp_path: Path) -> None:
+    for wanted in ("*", "trace-0.json"):  # when it has begun to write, and when it has written
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], cwd=ROOT)
+        while not [*tmp_path.glob(wanted)]:
+            assert writer.poll() is None
+        writer.kill()
+        writer.wait()
+        if wanted != "*" or (tmp_path / "trace-0.json").exists():
+            (header,) = read_trace(tmp_path / "trace-0.json").processes
+            assert len(spans(tmp_path)) == 20_000 * header.recorded_steps
+        for path in tmp_path.iterdir():
+            path.unlink()
 
 
 def test_a_span_costs_microseconds() -> None:

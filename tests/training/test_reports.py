@@ -21,7 +21,7 @@ def test_a_late_callback_leaves_the_mark_of_the_next_checkpoint() -> None:
     futures: list[Future[Path]] = [Future(), Future()]
     folder: Any = Mock()
     folder.save.side_effect = futures
-    reports._folder = folder
+    reports.folder = folder
     reports.save(Mock())
     reports.save(Mock())
     marks = [table.writing[1]]

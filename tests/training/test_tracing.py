@@ -12,17 +12,21 @@ import pytest
 
 from tandem.artifacts.checkpoint import RunState
 from tandem.artifacts.metrics import Seconds
+from tandem.config.resolve import resolve_norm_rows
 from tandem.config.schema import make_config
 from tandem.data.minibatch import MinibatchRequest
 from tandem.distributed import Exchange
+from tandem.distributed.buckets import BucketedGradients, divide
+from tandem.distributed.rank_vector import HostVector
 from tandem.layers.network import NetworkDescription
 from tandem.trace.chrome import read_trace
+from tandem.trace.recorder import Recorder
 from tandem.training import tracing, worker
 from tandem.training.input_pipeline import InputPipeline, Loader
 from tandem.training.messages import StepVote
 from tandem.training.step_timer import StepTimer
 from tandem.training.steps_ahead import StepsAhead
-from tandem.training.tracing import clock_offset_ns, remove_traces, traced_builder
+from tandem.training.tracing import clock_offset_ns, describe, traced_builder
 from tandem.training.trainer import StopAgreed, Trainer
 from tests.support.traces import parts_of, spans_in, steps_in
 
@@ -67,7 +71,7 @@ class FakeTrainer(Trainer):
             show=lambda activity: None,
             progress=lambda *_: None,
             notice=self.notices.append,
-            _folder=None,
+            folder=None,
         )
         self.spec, self.config, self.rank, self.steps = spec, spec.config, 0, STEPS
         self.group: Any = SimpleNamespace(rank=0, size=1)
@@ -78,7 +82,7 @@ class FakeTrainer(Trainer):
             slots=["a", "b"], wait=lambda: None, records=True, driver=driver
         )
         self.pipeline = InputPipeline(requests(*["train"] * STEPS), FakeLoader())
-        self.exchange, self._channel = Exchange(), None
+        self.exchange, self.channel = Exchange(), None
         self.ballot: Any = SimpleNamespace(
             vote=lambda: [StepVote(stop=self.state.step + 1 == self.stops_after)]
         )
@@ -138,17 +142,15 @@ def files_called(work: Callable[[], object]) -> set[str]:
 def test_without_a_trace_nothing_of_it_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_traces = {
-        tracing.__file__,
-        *map(str, (Path(tracing.__file__).parents[1] / "trace").iterdir()),
-    }
+    training = Path(tracing.__file__).parent
+    of_traces = {*map(str, (training.parent / "trace").iterdir())}
+    of_traces |= {str(training / f"{name}.py") for name in ("tracing", "op_tracing", "attribution")}
     off = files_called(lambda: trained(spec(tmp_path, trace="off"), monkeypatch))
     on = files_called(lambda: trained(spec(tmp_path), monkeypatch))
     assert any(name.endswith("step_timer.py") for name in off)
     assert not off & of_traces
-    assert on & of_traces == {
-        name for name in of_traces if name.endswith(("tracing.py", "recorder.py", "chrome.py"))
-    }
+    names = {"tracing.py", "recorder.py", "chrome.py", "merge.py"}
+    assert {Path(name).name for name in on & of_traces} == names
 
 
 def test_steps_ahead_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +188,7 @@ def test_a_run_that_ends_early(
     assert names == ["trace-0.json"] * bool(recorded)
     if recorded:
         assert len(steps_in(spans_in(tmp_path / "trace-0.json"))) == recorded
+        assert read_trace(tmp_path / "trace-0.json").processes[0].recorded_steps == recorded
 
 
 def test_a_trace_that_cannot_be_written_ends_no_run(
@@ -229,12 +232,38 @@ def test_a_loader_records_fillings(tmp_path: Path) -> None:
     assert flows == [(3 << 32) + 2, (3 << 32) + 3]
 
 
-def test_an_earlier_trace_is_removed(tmp_path: Path) -> None:
-    for name in ("trace-0.json", "trace-11-loader.json", "trace.json", "record.jsonl"):
-        (tmp_path / name).write_text("")
-    remove_traces(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"trace.json", "record.jsonl"}
-    remove_traces(tmp_path / "missing")
+def test_a_trainer_and_its_loader_are_of_one_run(tmp_path: Path) -> None:
+    """The trainer has resolved `norm_rows`, where its network has averages."""
+    settings = {"network": "tandem.models.resnet:ResNet18", "batch_size": 16}
+    for changes in ({}, {"norm_rows": 8}, {"norm_rows": "global"}):
+        of_loader = spec(tmp_path, **settings, **changes)
+        of_trainer = spec(tmp_path)
+        of_trainer.config = resolve_norm_rows(of_loader.config)
+        assert describe(of_trainer) == describe(of_loader)
+
+
+# Exchanges
+
+
+def test_buckets_that_share_an_all_reduce_are_recorded_apart(tmp_path: Path) -> None:
+    vector = HostVector([np.arange(12.0)], is_common=False)
+    buckets = divide({"a": 0, "b": 4, "c": 8}, 12, most=4)
+    all_reduce: Any = SimpleNamespace(average=lambda part, shares: np.negative(part, out=part))
+    exchange = BucketedGradients(buckets, vector, [all_reduce] * 3)
+    recorder = Recorder("trainer 0", 0, tmp_path / "trace-0.json", (0, 1), {})
+    tracing._record_exchange(exchange, recorder)
+    recorder.begin_step()
+    exchange.before_gradients((1.0,))
+    for name in "cba":
+        exchange.on_gradient_ready(name)
+    exchange.before_update((1.0,))
+    recorder.end_step()
+    np.testing.assert_array_equal(vector.own, -np.arange(12.0))
+    averages = spans_in(recorder.path, "buckets")
+    assert [span.args for span in averages] == [
+        {"bucket": number, "bytes": 32, "parameters": [name]} for number, name in enumerate("cba")
+    ]
+    assert [span.name for span in spans_in(recorder.path)] == ["begin exchange", "exchange"]
 
 
 # Clocks
