@@ -17,6 +17,7 @@ from scipy.optimize import least_squares
 from tandem.config.schema import make_config
 from tandem.cost.exchange import Layout, Load, Rates, fit, load, seconds, speedup
 from tandem.cost.machine import ASSUMED_BITS, ASSUMED_LATENCY, DEFAULT, Speed
+from tandem.text_table import aligned
 
 if TYPE_CHECKING:
     from tandem.cost.steps import TrainerStep
@@ -200,26 +201,40 @@ def rows(
 
 
 def report(bits: float = ASSUMED_BITS, ranks: Sequence[int] = RANKS) -> str:
-    """Tables of computing and of speed-ups, beside the published ones."""
+    """Tables of computing and of speed-ups, beside the published ones.
+
+    Above eight ranks the cables between nodes have `bits` per second.
+    """
     steps = [network.step for network in TIMED]
-    speed, rates = gpu_speed(steps, [network.compute for network in TIMED]), node_rates()
-    lines = [
+    speed = gpu_speed(steps, [network.compute for network in TIMED])
+    lines = [*_computing(speed, steps), "", *_speedups(speed, steps, bits, ranks)]
+    return "\n".join(lines) + "\n"
+
+
+def _computing(speed: Speed, steps: "Sequence[TrainerStep]") -> Iterator[str]:
+    yield (
         f"computing of one GPU by counted work: {speed.rates[DEFAULT] / 1e12:.2f} TFLOP/s and "
-        f"{speed.bandwidth / 1e9:.0f} GB/s, fitted",
-        _line("network", "", "predicted", "", "Theano-MPI", ""),
-    ]
+        f"{speed.bandwidth / 1e9:.0f} GB/s, fitted"
+    )
+    cells = [("network", "predicted", "", "Theano-MPI")]
     for network, step in zip(TIMED, steps, strict=True):
         found, measured = sum(step.seconds(speed)), network.compute
         error = f"{found / measured - 1:+.1%}"
-        lines.append(_line(_title(network), "", f"{found:.3f} s", error, f"{measured:.3f} s", ""))
-    lines += [
-        "",
-        f"speed-up: exchange by four rates, fitted to the published communication "
+        cells.append((_title(network), f"{found:.3f} s", error, f"{measured:.3f} s"))
+    yield from aligned(cells, left=range(1))
+
+
+def _speedups(
+    speed: Speed, steps: "Sequence[TrainerStep]", bits: float, ranks: Sequence[int]
+) -> Iterator[str]:
+    rates = node_rates()
+    yield (
+        "speed-up: exchange by four rates, fitted to the published communication "
         f"({1e-9 / rates.bytes_within:.2g} GB/s on a processor, {1e-9 / rates.bytes_between:.2g} "
-        f"GB/s between two); computing as published, and by counted work",
-        f"above eight ranks: nodes of eight GPUs, an assumed {bits / 1e9:g} Gbit/s between them",
-        _line("network", "ranks", "predicted", "", "Theano-MPI", "counted"),
-    ]
+        "GB/s between two); computing as published, and by counted work"
+    )
+    yield f"above eight ranks: nodes of eight GPUs, {bits / 1e9:g} Gbit/s between them, assumed"
+    cells = [("network", "ranks", "predicted", "", "Theano-MPI", "counted", "")]
     near: list[bool] = []
     for row in rows(speed, steps, bits, ranks):
         error = published = counted = ""
@@ -227,23 +242,17 @@ def report(bits: float = ASSUMED_BITS, ranks: Sequence[int] = RANKS) -> str:
             off, off_counted = (x / row.published - 1 for x in (row.predicted, row.counted))
             near += [abs(off) <= _NEAR, abs(off_counted) <= _NEAR]
             error, published, counted = f"{off:+.1%}", f"{row.published:.2f}", f"{off_counted:+.1%}"
-        numbers = f"{row.ranks}", f"{row.predicted:.2f}", error, published
-        lines.append(_line(_title(row.network), *numbers, f"{row.counted:.2f} {counted:>7}"))
-    lines.append(
+        found = f"{row.predicted:.2f}", error, published, f"{row.counted:.2f}", counted
+        cells.append((_title(row.network), f"{row.ranks}", *found))
+    yield from aligned(cells, left=range(1))
+    yield (
         f"{sum(near[::2])} of {len(near) // 2} are within {_NEAR:.0%} of the published ones, by "
         f"counted work {sum(near[1::2])}"
     )
-    return "\n".join(lines) + "\n"
 
 
 _NEAR = 0.1
-_WIDTHS = (15, 6, 11, 9, 12, 17)
 
 
 def _title(network: Timed) -> str:
     return f"{network.name}, {network.batch}"
-
-
-def _line(*cells: str) -> str:
-    first, *others = zip(cells, _WIDTHS, strict=True)
-    return (first[0].ljust(first[1]) + "".join(c.rjust(w) for c, w in others)).rstrip()

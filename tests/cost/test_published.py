@@ -102,7 +102,8 @@ def test_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a network whose work is made up: 1,000 GFLOP and 10 GB."""
     monkeypatch.setattr(published.Timed, "step", made(10**12, 10**10))
     text = published.report(ranks=(1, 8, 512))
-    assert "AlexNet, 128        8       6.38    +0.9%        6.33" in text
+    table = [line.split() for line in text.splitlines()]
+    assert ["AlexNet,", "128", "8", "6.38", "+0.9%", "6.33"] in [cells[:6] for cells in table]
     assert "4 of 5 are within 10% of the published ones" in text
     assert text.count("ResNet-50, 64") == 1 + 3
 
