@@ -117,7 +117,7 @@ def _shortage(header: Header) -> str:
     wanted = header.steps[1] - header.steps[0]
     parts = []
     if header.recorded_steps < wanted:
-        parts.append(f"recorded {header.recorded_steps} of {wanted} steps before it ended")
+        parts.append(f"wrote {header.recorded_steps} of {wanted} steps")
     if header.dropped:
         parts.append(f"dropped its {header.dropped:,} oldest events, as its buffer was full")
     return f"{header.process} {' and '.join(parts)}" if parts else ""

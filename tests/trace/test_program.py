@@ -125,9 +125,9 @@ def test_what_was_not_recorded_is_reported(
     path.write_text(path.read_text().replace('"dropped":0', '"dropped":1234'))
     lines = printed(capsys, str(tmp_path)).splitlines()
     assert lines[1].endswith("; steps 0 to 19, counted from 0 at the start")
-    assert lines[2] == "trainer 0 recorded 4 of 20 steps before it ended"
+    assert lines[2] == "trainer 0 wrote 4 of 20 steps"
     dropped = "dropped its 1,234 oldest events, as its buffer was full"
-    assert lines[4] == f"{lines[2].replace('0 r', '1 r')} and {dropped}"
+    assert lines[4] == f"{lines[2].replace('0 w', '1 w')} and {dropped}"
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
