@@ -25,8 +25,8 @@ import numpy as np
 from tandem.config.hardware import available_cores
 from tandem.cost.exchange import Layout, fit, load
 from tandem.cost.fitting import TimedSteps, fit_speed
+from tandem.cost.loading import noise_loader
 from tandem.cost.machine import ExchangeRates, Machine, Speed
-from tandem.cost.noise import noise_loader
 from tandem.distributed import LocalGroup, local_groups
 from tandem.errors import InputError
 from tandem.processes.spawn import SPAWN

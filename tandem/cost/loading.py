@@ -1,4 +1,4 @@
-"""Pictures of noise in a batch file, to measure a loader by."""
+"""Filling minibatches as a loader does, from a batch file of noise, to measure it by."""
 
 from collections.abc import Callable
 from pathlib import Path
