@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import re
+import signal
 import statistics
 import tempfile
 import time
@@ -198,6 +199,7 @@ def _work(
     rounds: int,
 ) -> None:
     """Measure as one of the trainers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends this process
     deadline = time.monotonic() + seconds
     os.environ["OMP_NUM_THREADS"] = str(planned[-1].threads)  # while all of them compile
     from tandem.backend import keep_freed_memory, set_threads

@@ -14,6 +14,7 @@ All settings of a run count, as for tandem train. Nothing is trained, and no dat
 import json
 import logging
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ PYDTNN = ("cpu_speed", "memory_bw", "network_bw", "network_lat")
 _FLOAT = 4  # bytes
 _PATIENCE = 5.0  # seconds before what takes time is reported
 _RATE = "a number above 0"
+_MOST_EFFICIENT = 1.05  # with room for noise in rates
 _TIMED_WITH = ("precision", "threads", "convolutions", "loader_threads")  # settings
 
 
@@ -66,7 +68,11 @@ class CostOptions(Config):
         False, "measure this machine first, and write the file of --machine", "true or false"
     )
     trace_file: PathOption | None = option(
-        None, "take rates from a trace with Ops", "a file, .json", "text", alias="from"
+        None,
+        "take rates from a trace with Ops",
+        "a file, .json, or the folder of a run",
+        "text",
+        alias="from",
     )
     cpu_speed: Number | None = option(None, "FLOP/s of every Op, in place of rates", _RATE, gt=0)
     memory_bw: Number | None = option(None, "bytes/s of memory, likewise", _RATE, gt=0)
@@ -160,9 +166,7 @@ def given_machine(options: CostOptions) -> Machine | None:
 
         return machine_of_trace(options.trace_file, options.configuration, options.classes)
     if options.calibrate:
-        if not options.machine_file.parent.is_dir():
-            folder, name = options.machine_file.parent, options.machine_file.name
-            raise InputError(f"--machine: there is no folder {folder} for {name}")
+        _check_writable(options.machine_file)
         return None
     if file is not None or MACHINE.exists():
         return Machine.read(options.machine_file)
@@ -172,6 +176,18 @@ def given_machine(options: CostOptions) -> Machine | None:
             "name --machine FILE or --from trace.json"
         )
     return Machine.of(_pydtnn(options))
+
+
+def _check_writable(file: Path) -> None:
+    """Refuse a file that cannot be written before minutes are spent on its content."""
+    folder = file.parent
+    if not folder.is_dir():
+        raise InputError(f"--machine: there is no folder {folder} for {file.name}")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"--machine: {file} cannot be written ({error.strerror})") from error
 
 
 def measured_machine(path: Path) -> Machine:
@@ -215,7 +231,7 @@ class Report:
         predictor = Predictor(step, machine, exchange, options.ranks_each or machine.trainers)
         predictions = tuple(predictor.predict(ranks) for ranks in options.ranks)
         title = f"{config.network}, {config.batch_size} images per trainer and step"
-        notes = (*_notes(options, predictor),)
+        notes = (*_notes(options, predictor), *_doubts(predictions))
         return cls(title, options.source, predictor, predictions, notes)
 
     def text(self, layers: bool = False) -> str:
@@ -264,6 +280,16 @@ def _notes(options: CostOptions, predictor: Predictor) -> Iterator[str]:
     for key in () if options.trace_file else _TIMED_WITH:
         if (value := getattr(options, key)) not in ("auto", "float32"):
             yield f"note: {key} is {shown(value, False)}, with which the rates have to be measured"
+
+
+def _doubts(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """Yield a note where trainers at once are each faster than one alone, which none can be."""
+    found = [each.ranks for each in predictions if each.efficiency > _MOST_EFFICIENT]
+    if found:
+        yield (
+            f"note: {found[0]} ranks are predicted more than {found[0]} times as fast as one, so "
+            "something else was computing when the machine was measured: measure it again"
+        )
 
 
 def _assumptions(assumed: Sequence[str]) -> Iterator[str]:

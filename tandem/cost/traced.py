@@ -17,6 +17,7 @@ from tandem.errors import InputError
 from tandem.layers.network import COLOURS
 from tandem.ops.work import Work
 from tandem.trace.chrome import Trace, read_trace
+from tandem.trace.merge import merge
 from tandem.trace.spans import STEP, Span, spans_of
 from tandem.validation import shown
 
@@ -25,12 +26,12 @@ _TRAINER = "trainer"
 
 
 def machine_of_trace(path: Path, config: Config, classes: int) -> Machine:
-    """Take the rates of a machine from a trace, of one process or a merged one.
+    """Take the rates of a machine from a trace, of one trainer or of all processes.
 
     Parameters
     ----------
     path : Path
-        The trace.
+        The trace, or the folder of a run with its traces.
     config : Config
         Settings of the run that is to be predicted.
     classes : int
@@ -39,10 +40,14 @@ def machine_of_trace(path: Path, config: Config, classes: int) -> Machine:
     Raises
     ------
     InputError
-        The file cannot be read, or is no trace; it is one of another network, or without Ops.
+        The file cannot be read, or is no trace; it is one of another network, of a loader alone, or
+        without Ops.
     """
-    trace = read_trace(path)
+    trace = merge(path) if path.is_dir() else read_trace(path)
     _check_network(path, trace.run, config, classes)
+    if all(header.kind != _TRAINER for header in trace.processes):
+        names = ", ".join(header.process for header in trace.processes)
+        raise InputError(f"{path}: is the trace of {names}; expected one with a trainer")
     spans = spans_of(trace)
     lines = _lines(spans)
     if not lines:

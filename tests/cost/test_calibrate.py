@@ -1,7 +1,12 @@
 """Measuring a machine: what is combined how, and small measurements."""
 
 import math
+import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,3 +161,21 @@ def test_this_machine_is_measured_in_two_minutes() -> None:
         assert set(found.rates) >= {"default", *KINDS} - others
     assert machine.load is not None
     assert (machine.exchange.averaged is None) == (cores == 1)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_measurement_in_a_word(tmp_path: Path) -> None:
+    """On a terminal all processes get the signal."""
+    command = [sys.executable, "-m", "tandem", "cost", "--calibrate"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        time.sleep(12)  # the processes have started, and most of their imports are done
+        os.killpg(process.pid, signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(30) == 130
+    assert first.startswith("measuring ")
+    assert rest == "stopped by SIGINT\n"
+    assert not [*tmp_path.iterdir()]

@@ -224,6 +224,29 @@ def test_what_takes_long_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not done.is_set()
 
 
+def test_rates_that_contradict_each_other_are_doubted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One trainer was measured beside another program: two at once are faster than it."""
+    alone, both = VALUES["speeds"]
+    slow = {**alone, "bandwidth": 2e9, "rates": {"default": 2e8}}
+    Path("slow.yaml").write_text(yaml.safe_dump(VALUES | {"speeds": [slow, both]}))
+    text = run(capsys, "--machine", "slow.yaml", "--ranks", "1", "2")
+    assert "note: 2 ranks are predicted more than 2 times as fast as one" in text
+    assert "measure it again" in text
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(program.tempfile, "TemporaryFile", denied)
+    message = refused(capsys, "--calibrate")
+    assert message == "--machine: machine.yaml cannot be written (Permission denied)"
+
+
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_a_picture(suffix: str, tmp_path: Path) -> None:
     waits = Prediction(1, 1, 1.0, 0.0, 0.0, 1.5, 8)

@@ -13,7 +13,6 @@ from tandem.cost.steps import trainer_step
 from tandem.cost.traced import machine_of_trace
 from tandem.errors import InputError
 from tandem.trace.chrome import Event, Header, Trace, names, read_trace, write_trace
-from tandem.trace.merge import merge
 from tandem.trace.spans import spans_of
 from tests.support.tiny import prepare, run_program, settings
 
@@ -153,6 +152,14 @@ def test_a_trace_without_ops_is_refused(tmp_path: Path) -> None:
         machine_of_trace(path, Config(), 1000)
 
 
+def test_the_trace_of_a_loader_is_refused(tmp_path: Path) -> None:
+    whole = trace()
+    (loader,) = (header for header in whole.processes if header.process == "loader 1")
+    write_trace(tmp_path / "trace.json", Trace([loader], []))
+    with pytest.raises(InputError, match=r"is the trace of loader 1; expected one with a trainer"):
+        machine_of_trace(tmp_path / "trace.json", Config(), 1000)
+
+
 def test_a_trace_of_half_a_step_is_refused(tmp_path: Path) -> None:
     whole = trace()
     events = [e for e in whole.events if e.get("args", {}).get("kind") != "update"]
@@ -182,8 +189,7 @@ def test_the_lines_of_a_run_are_those_that_are_counted(tmp_path: Path, trainers:
     result = run_program("train.py", settings(data, run, **changes))
     assert result.returncode == 0, result.stderr
     config = Config(batch_size=4, width=0.25, crop_size=67, exchange="average")
-    write_trace(run / "trace.json", merge(run))
-    (speed,) = machine_of_trace(run / "trace.json", config, 3).speeds
+    (speed,) = machine_of_trace(run, config, 3).speeds
     assert (speed.trainers, speed.threads) == (trainers, 1)
     spans = spans_of(read_trace(run / "trace-0.json"))
     parts = [s.seconds for s in spans if s.name in ("gradients", "update")]
