@@ -3,7 +3,7 @@
 ::
 
     processor: Intel Xeon
-    speeds:                   # of ONE trainer while so many work at once
+    speeds:                   # of ONE of the trainers that work at once
     - trainers: 1
       threads: 2              # of each trainer
       bandwidth: 4.4e+10      # bytes/s of operands and results
@@ -160,7 +160,7 @@ class Machine(_Part):
     """A machine of a cluster, whose machines are all alike."""
 
     processor: str = ""
-    # Its GPUs: up to so many trainers do not slow each other down.
+    # Its GPUs: trainers up to this number do not slow each other down.
     devices: int = Field(default=0, ge=0, json_schema_extra={"allowed": "a number of GPUs"})
     speeds: tuple[Speed, ...] = ()
     load: Number | None = _quantity("bytes/s", None)
@@ -213,9 +213,9 @@ class Machine(_Part):
         return self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
 
     def speed(self, trainers: int) -> Speed:
-        """Return the speed of each trainer while so many work at once.
+        """Return the speed of each of a number of trainers that work at once.
 
-        It is that measured with the most trainers up to so many; more share what these have.
+        It is that measured with the most trainers up to this number; more share what these have.
         """
         known = self._speeds()
         nearest = max(
@@ -244,7 +244,7 @@ class Machine(_Part):
         return max(speed.trainers * speed.threads for speed in self._speeds())
 
     def exchange_rates(self, trainers: int) -> KnownRates:
-        """Return the rates of an exchange of so many trainers, with assumed ones where none are.
+        """Return the rates of an exchange of a number of trainers; assume those not measured.
 
         Within a machine an assumed rate follows from the bandwidth of memory, which each element
         passes once for every operand and result, and a message takes `ASSUMED_LATENCY`; between

@@ -81,7 +81,7 @@ class Predictor:
     exchange : Exchange
         Between trainers.
     ranks_each : int
-        Trainers on each machine, where there are so many.
+        Trainers on each machine, at most.
     """
 
     step: "TrainerStep"
@@ -90,7 +90,7 @@ class Predictor:
     ranks_each: int
 
     def layout(self, ranks: int) -> Layout:
-        """Return where so many ranks are. Raises InputError if machines would differ."""
+        """Return the layout of the ranks. Raises InputError if machines would differ."""
         each = min(ranks, self.ranks_each)
         if ranks % each:
             raise InputError(
@@ -100,16 +100,16 @@ class Predictor:
         return Layout(ranks // each, each, self.machine.cores)
 
     def speed(self, ranks: int) -> Speed:
-        """Return how fast each of so many trainers computes."""
+        """Return how fast each of the ranks computes."""
         return self.machine.speed(self.layout(ranks).ranks_each)
 
     def load(self, ranks: int, parameters: int) -> Load:
-        """Return the load of averaging a vector of so many elements."""
+        """Return the load of averaging a vector of `parameters` elements."""
         layout = self.layout(ranks)
         return load(self.exchange.strategy(layout), parameters, layout)
 
     def predict(self, ranks: int) -> Prediction:
-        """Predict the step of so many trainers."""
+        """Predict the step of `ranks` trainers."""
         found, alone = self._predict(ranks), self._predict(1)
         return replace(found, speedup=found.images_per_second / alone.images_per_second)
 
