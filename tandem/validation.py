@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
+import numpy as np
 import yaml
 
 from tandem.errors import InputError
@@ -42,6 +43,17 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {one_line(error)}") from error
+
+
+def unmasked(values: Any, name: str) -> np.ndarray:
+    """Convert to an array; InputError for a masked one, whose mask would be ignored."""
+    if np.ma.is_masked(values):
+        hidden = np.ma.count_masked(values)
+        raise InputError(
+            f"{name}: found a masked array with {hidden} of {np.size(values)} numbers masked, "
+            "expected plain numbers: replace those, as its filled(value) does"
+        )
+    return np.asarray(values)
 
 
 def read_yaml(path: Path, content: str | bytes | None = None) -> dict[str, Any]:

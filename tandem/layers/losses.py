@@ -94,11 +94,14 @@ def categorical_hinge(outputs: TensorVariable, targets: TensorVariable) -> Tenso
     """Margin by which the best other class beats the true one, plus 1, if above 0.
 
     ``max(0, 1 + max over j of (1 - t_j) y_j - sum over j of t_j y_j)``, as in Keras: the other
-    outputs count as at least 0, the product of the true one.
+    outputs count as at least 0, the product of the true one. Classes that tie for the maximum share
+    its gradient.
     """
     rows = target_rows(outputs, targets)
     one, zero = np.ones((), outputs.dtype), np.zeros((), outputs.dtype)
-    other = pt.max((one - rows) * outputs, axis=1)
+    others = (one - rows) * outputs
+    best = pt.eq(others, pt.max(others, axis=1, keepdims=True))
+    other = pt.switch(best, others, zero).sum(axis=1) / best.sum(axis=1).astype(outputs.dtype)
     return pt.maximum(zero, one + other - (rows * outputs).sum(axis=1))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from tandem.errors import InputError
 from tandem.nn.losses import Loss
 from tandem.preprocessing.arrays import training_rows
+from tandem.validation import unmasked
 
 Shape = tuple[int, ...]
 
@@ -78,7 +79,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
     if values is None:
         raise InputError(f"{name}: found None, expected an array")
     try:
-        found = np.asarray(values)
+        found = unmasked(values, name)
     except ValueError as error:  # nested lists of different lengths
         raise InputError(f"{name}: found no array ({error}), expected rows of one shape") from error
     if found.dtype.kind not in "biuf":

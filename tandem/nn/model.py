@@ -426,5 +426,9 @@ def _several(callbacks: Any) -> tuple[Any, ...]:
 
 
 def _check_batch(batch_size: int) -> None:
-    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+    if (
+        isinstance(batch_size, bool)
+        or not isinstance(batch_size, int | np.integer)
+        or batch_size < 1
+    ):
         raise InputError(f"batch_size: found {batch_size}, expected a whole number from 1")

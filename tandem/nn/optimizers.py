@@ -5,16 +5,27 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tandem.errors import InputError
+from tandem.nn.arguments import FLAG, argument, check_arguments, number, optional
 
 __all__ = ["SGD", "Adam", "AdamW", "Nadam", "Optimizer", "RMSprop", "find_optimizer"]
 
 # In Keras all parameters have one rate, and weight decay is of all.
+_POSITIVE = number("a finite number above 0", lambda v: v > 0)
+_NOT_NEGATIVE = number("a finite number from 0", lambda v: v >= 0)
+_FRACTION = number("a number from 0 and below 1", lambda v: 0 <= v < 1)
+
 _GROUPS: dict[str, Any] = {"bias_rate": 1.0, "decay_kinds": ["weight", "bias", "scale", "shift"]}
 
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """Base of an optimizer: its arguments, as the settings of a run."""
+    """Base of an optimizer: its arguments, as the settings of a run.
+
+    Raises InputError for an argument that cannot be used.
+    """
+
+    def __post_init__(self) -> None:
+        check_arguments(self, type(self).__name__)
 
     def settings(self) -> dict[str, Any]:
         """The keys of the configuration that it stands for."""
@@ -39,10 +50,10 @@ class SGD(Optimizer):
         momentum, the argument ``weight_decay`` of `fit` is the classical one, which is.
     """
 
-    learning_rate: float = 0.01
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float | None = None
+    learning_rate: float = argument(_POSITIVE, 0.01)
+    momentum: float = argument(_FRACTION, 0.0)
+    nesterov: bool = argument(FLAG, False)
+    weight_decay: float | None = argument(optional(_NOT_NEGATIVE), None)
 
     def _own(self) -> dict[str, Any]:
         if self.weight_decay and self.momentum:
@@ -66,9 +77,9 @@ class SGD(Optimizer):
 class RMSprop(Optimizer):
     """RMSProp, with Keras's epsilon inside the root."""
 
-    learning_rate: float = 0.001
-    rho: float = 0.9
-    epsilon: float = 1e-7
+    learning_rate: float = argument(_POSITIVE, 0.001)
+    rho: float = argument(_FRACTION, 0.9)
+    epsilon: float = argument(_NOT_NEGATIVE, 1e-7)
 
     def _own(self) -> dict[str, Any]:
         return {
@@ -85,10 +96,10 @@ class RMSprop(Optimizer):
 class _Moments(Optimizer):
     """Base of optimizers with two moments."""
 
-    learning_rate: float = 0.001
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-7
+    learning_rate: float = argument(_POSITIVE, 0.001)
+    beta_1: float = argument(_FRACTION, 0.9)
+    beta_2: float = argument(_FRACTION, 0.999)
+    epsilon: float = argument(_NOT_NEGATIVE, 1e-7)
 
     def _own(self) -> dict[str, Any]:
         return {
@@ -107,7 +118,7 @@ class Adam(_Moments):
     With `weight_decay` it is AdamW, as in Keras.
     """
 
-    weight_decay: float | None = None
+    weight_decay: float | None = argument(optional(_NOT_NEGATIVE), None)
     default_decay: ClassVar[float] = 0.0
 
     def _own(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ layout filters are (row, column, channel, filter).
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from tandem.errors import InputError
 from tandem.layers.parameter import Parameter, layer_of
 from tandem.nn.graph import Graph
 from tandem.nn.layers import DepthwiseConv2D, Layer
+from tandem.validation import unmasked
 
 Weights = dict[str, np.ndarray]
 """Float32 arrays by name."""
@@ -40,14 +42,14 @@ def checked_weights(graph: Graph, weights: Mapping[str, np.ndarray]) -> Weights:
             raise InputError(
                 f"weights: found {there} for {parameter.name}, expected {parameter.shape}"
             )
-        found[parameter.name] = np.array(value, np.float32)
+        found[parameter.name] = _float32(value, parameter.name)
     return found
 
 
 def to_keras(graph: Graph, weights: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """The arrays in Keras's order and layout."""
     return [
-        _to_keras(graph.layers[layer_of(parameter.name)], weights[parameter.name])
+        _to_keras(graph.layers[layer_of(parameter.name)], weights[parameter.name]).copy()
         for parameter in _in_keras_order(graph)
     ]
 
@@ -65,7 +67,21 @@ def from_keras(graph: Graph, arrays: Sequence[np.ndarray]) -> Weights:
                 f"set_weights: found shape {np.shape(value)} for {parameter.name}, expected "
                 f"{expected}"
             )
-        found[parameter.name] = _from_keras(layer, np.asarray(value, np.float32))
+        found[parameter.name] = _from_keras(layer, _float32(value, parameter.name))
+    return found
+
+
+def _float32(value: Any, name: str) -> np.ndarray:
+    """Copy an array as float32; raises InputError if it cannot hold the values."""
+    given = unmasked(value, f"weights: {name}")
+    if given.dtype.kind not in "biuf":
+        raise InputError(f"weights: {name}: found {given.dtype}, expected real numbers")
+    with np.errstate(over="ignore"):
+        found = np.array(given, np.float32)
+    if (lost := np.isinf(found) & np.isfinite(given)).any():
+        raise InputError(
+            f"weights: {name}: found {given[lost][0]}, expected numbers that float32 can hold"
+        )
     return found
 
 

@@ -15,6 +15,7 @@ from tandem.parallel.residents import reduced
 from tandem.parallel.selection import Batch, select
 from tandem.parallel.team import Team
 from tandem.parallel.transfers import Transfers
+from tandem.validation import unmasked
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +185,8 @@ class Collectives(Transfers):
         op, weights
             As of `all_reduce`.
         in_place : bool
-            Set the master's variables; otherwise the values are returned, and no variable changes.
+            Set the master's variables; otherwise the values are returned, and no variable changes:
+            sums and products of integers as int64 or uint64.
 
         Raises
         ------
@@ -195,7 +197,7 @@ class Collectives(Transfers):
         shares = [self._shares(number, op, weights) for number in numbers]
         results = []
         for every, share in zip(self._published(team, numbers), shares, strict=True):
-            results.append(reduced(every, op, share))
+            results.append(reduced(every, op, share, widens=not in_place))
         if not in_place:
             return _alike(shared_vars, results)
         for number, result in zip(numbers, results, strict=True):
@@ -213,7 +215,8 @@ class Collectives(Transfers):
     ) -> None:
         """Reduce the values of all ranks, and set the variables of all to the result.
 
-        Terms are added in rank order; all ranks hold the same bits.
+        Terms are added in rank order; all ranks hold the same bits. Sums and products of integers
+        that exceed the variable's dtype wrap.
 
         Parameters
         ----------
@@ -295,6 +298,7 @@ class Collectives(Transfers):
         kind = variable.type.clone(shape=(None,) * variable.type.ndim)
         if isinstance(value, Data) and value.data.dtype == kind.dtype and value.ndim == kind.ndim:
             return value
+        unmasked(value, label(variable))
         try:
             plain = np.asarray(value) if isinstance(value, Data) else value
             return kind.filter(plain, allow_downcast=None)

@@ -12,6 +12,7 @@ from pytensor import config
 from pytensor.graph.basic import Variable
 
 from tandem.memory import HostBuffer
+from tandem.validation import unmasked
 
 
 class Data:
@@ -351,7 +352,7 @@ def as_array(
 
 def _converted(value: Any, what: str) -> npt.NDArray[Any]:
     try:
-        return np.asarray(value)
+        return unmasked(value, what)
     except ValueError as error:
         raise TypeError(f"{what} is no array of numbers: {error}") from error
 

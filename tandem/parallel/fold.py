@@ -113,11 +113,14 @@ class Fold:
     Partial results are NumPy arrays or scalars, or PyTorch tensors, of one dtype, which the result
     has too; products, sums and the quotient are each rounded once. "gather" joins on axis 0, and
     makes a vector of partial results without dimensions; None keeps the last. A NaN in any makes
-    maximum and minimum NaN.
+    maximum and minimum NaN. With `widens` sums and products of integers are int64 or uint64, as
+    those of ``numpy.sum`` and ``numpy.prod``; without it, they wrap where they exceed their dtype.
     """
 
-    def __init__(self, op: Op, divisor: float = 1.0) -> None:
+    def __init__(self, op: Op, divisor: float = 1.0, widens: bool = False) -> None:
         self.op, self._divisor = op, divisor
+        self._widens = widens and op in ("sum", "prod")
+        self._as_unsigned: Any = None  # the dtype to give a tensor of unsigned integers
         self._parts: list[Any] = []  # what was added; of all ops but "gather" the total alone
         self._is_own = False  # whether the total may be changed
 
@@ -129,6 +132,11 @@ class Fold:
         """
         if isinstance(partial, np.generic):
             partial, is_own = np.asarray(partial), True
+        if self._widens:
+            # PyTorch has no sum of uint64, whose bits are those of int64.
+            if not isinstance(partial, np.ndarray) and not partial.dtype.is_signed:
+                self._as_unsigned = library_of(partial).uint64
+            partial = _widened(partial)
         if self.op == "gather":
             self._parts.append(partial)
             return
@@ -166,7 +174,7 @@ class Fold:
             else:
                 first, self._is_own = _as_array(first / divisor), True
             self._parts, self._divisor = [first], 1.0
-        return first
+        return first if self._as_unsigned is None else first.view(self._as_unsigned)
 
     def _folded(self, total: Any, partial: Any) -> Any:
         if total.shape != partial.shape:  # which would be broadcast where one has a length of 1
@@ -184,6 +192,15 @@ class Fold:
         else:
             result = library.add(total, partial, **own)
         return _as_array(result)
+
+
+def _widened(partial: Any) -> Any:
+    """Integers as int64 or uint64, of tensors always int64; other numbers as they are."""
+    if isinstance(partial, np.ndarray):
+        kind = partial.dtype.kind
+        return partial.astype(f"{kind}8", copy=False) if kind in "iu" else partial
+    is_integer = not (partial.is_floating_point() or partial.is_complex())
+    return partial.to(library_of(partial).int64) if is_integer else partial
 
 
 def _as_array(result: Any) -> Any:

@@ -222,7 +222,7 @@ class Function:
                 continue
             counts = share.counts or (1,) * share.ranks
             _, divisor = partial_weights(counts, share.slices, op)
-            fold = Fold(op, divisor)
+            fold = Fold(op, divisor, widens=True)
             for rank in range(share.ranks):
                 if rank == share.rank:
                     if own is not None:

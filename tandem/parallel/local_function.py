@@ -129,7 +129,7 @@ class LocalFunction:
         updates = (
             [] if writes else [(u, *share.own_weights(u.op)) for u in self.description.updates]
         )
-        folded = [Fold(op) for op in ops]
+        folded = [Fold(op, widens=True) for op in ops]
         new = [
             Fold("sum" if update.op == "inc" else update.op, divisor)
             for update, _, divisor in updates

@@ -33,6 +33,7 @@ from tandem.parallel.residents import Access
 from tandem.parallel.team import Team, WorkerLost
 from tandem.parallel.waiting import SPIN_SECONDS
 from tandem.parallel.worker import RankSettings
+from tandem.validation import unmasked
 
 if TYPE_CHECKING:
     from tandem.backend import Precision
@@ -294,7 +295,7 @@ class Pool(Collectives):
             The dtype is not one of PyTorch's.
         """
         self.check_open()
-        array = np.asarray(value)
+        array = unmasked(value, name or "the value")
         block, start = self.rank.residents.allocate(array.nbytes, array.dtype)
         variable = self._resident(Extent(start, array.dtype.str, array.shape, block), name)
         # The others get the master's value with the variable.

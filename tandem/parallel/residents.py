@@ -147,10 +147,15 @@ def reduce_shard(
         piece[...] = total
 
 
-def reduced(values: Sequence[np.ndarray], op: str, shares: Sequence[float]) -> np.ndarray:
-    """Reduce values in rank order, weighted as `reduce_shard` does it, with the same bits."""
+def reduced(
+    values: Sequence[np.ndarray], op: str, shares: Sequence[float], widens: bool = False
+) -> np.ndarray:
+    """Reduce values in rank order, weighted as `reduce_shard` does it, with the same bits.
+
+    Sums and products of integers wrap, unless it `widens` them to 64 bits.
+    """
     weights, divisor = weights_and_divisor(shares) if op == "avg" else (shares, 1.0)
-    fold = Fold(op, divisor)
+    fold = Fold(op, divisor, widens)
     for value, weight in zip(values, weights, strict=True):
         if weight > 0:
             fold.add(value, weight)

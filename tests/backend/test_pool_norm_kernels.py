@@ -38,7 +38,18 @@ def run() -> Iterator[Run]:
         yield lambda *given: process.submit(pool_norm, *given).result()
 
 
-@pytest.mark.parametrize(("shape", "size", "stride", "norm"), CASES)
+def random_case(seed: int) -> Any:
+    """Images of any size that the kernels take, with windows that overlap, meet, or are single."""
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 5))
+    stride = int(rng.integers((size + 1) // 2, size + 1))
+    shape = (*rng.integers(1, 4, 1), *rng.integers(1, 40, 1), *rng.integers(size, 16, 2))
+    span = int(rng.choice([1, 3, 5, 7, 9]))
+    norm = None if rng.random() < 0.25 else (span, *rng.uniform([0.01, 0.3, 0.5], [0.3, 1, 2]))
+    return pytest.param(tuple(map(int, shape)), size, stride, norm, id=f"random-{seed}")
+
+
+@pytest.mark.parametrize(("shape", "size", "stride", "norm"), [*CASES, *map(random_case, range(8))])
 def test_they_compute_what_the_ops_do(
     run: Run, shape: tuple[int, ...], size: int, stride: int, norm: Any
 ) -> None:

@@ -83,6 +83,14 @@ def test_gradients_agree_with_finite_differences(name: str) -> None:
     check_gradient(lambda y: CrossEntropy(0.2)(y, pt.constant(labels)), outputs)
 
 
+def test_classes_that_tie_share_the_gradient_of_the_hinge() -> None:
+    outputs = np.array([[2.0, 2.0, 1.0, 2.0], [0.0, 3.0, 3.0, 1.0]])
+    y = pt.dmatrix()
+    cost = LOSSES["categorical_hinge"]()(y, pt.constant(np.array([2, 0]))).sum()
+    expected = [[1 / 3, 1 / 3, -1, 1 / 3], [-1, 1 / 2, 1 / 2, 0]]
+    np.testing.assert_allclose(pt.grad(cost, y).eval({y: outputs}), expected, rtol=1e-15)
+
+
 @pytest.mark.parametrize("name", list(LOSSES))
 def test_extreme_outputs_give_finite_losses_of_their_dtype(name: str) -> None:
     outputs = np.array([[1e4, -1e4, 0], [-1e4, 1e4, 0]], "float32")

@@ -82,6 +82,13 @@ def test_compile_refuses(arguments: dict[str, Any], message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1, 0, "0.1", True, None])
+@pytest.mark.parametrize("kind", ["SGD", "RMSprop", "Adam", "AdamW", "Nadam"])
+def test_an_optimizer_refuses_a_rate_that_is_none(kind: str, rate: Any) -> None:
+    with pytest.raises(InputError, match=rf"{kind}: learning_rate: found .*, expected a finite"):
+        getattr(nn.optimizers, kind)(rate)
+
+
 def test_what_a_script_defines_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def my_loss(targets: Any, predictions: Any) -> Any:
         return predictions
@@ -103,6 +110,7 @@ X, Y = bars(64)
         ({"x": None, "data_folder": "nowhere"}, "data_folder: found it with y, class_names"),
         ({"data_folder": "nowhere"}, "data_folder: found it beside x, expected one of them"),
         ({"x": [[1], [1, 2]]}, "expected rows of one shape"),
+        ({"y": np.ma.masked_equal(Y, 1)}, "y: found a masked array with 30 of 64"),
         ({"y": None}, "y: found None, expected an array"),
         ({"x": X / 255, "rand_mirror": True}, "rand_mirror: found true with rows of numbers"),
         ({"verbose": "loud"}, 'verbose: found "loud", expected auto, 0, 1 or 2'),
@@ -293,7 +301,7 @@ def test_prepared_data_have_to_fit_the_model(starts: Starts, tmp_path: Path) -> 
     assert starts.configs[0].data_folder == str(tmp_path / "two")
 
 
-@pytest.mark.parametrize("batch_size", [0, None, 1.5])
+@pytest.mark.parametrize("batch_size", [0, None, 1.5, True])
 def test_rows_at_a_time_are_a_whole_number(batch_size: Any) -> None:
     with pytest.raises(InputError, match="expected a whole number from 1"):
         small_model().predict(X, batch_size=batch_size)

@@ -10,6 +10,19 @@ from tandem.errors import InputError
 from tests.support.bars import small_model
 
 
+def filled(value: complex) -> list[np.ndarray]:
+    return [np.full(w.shape, value) for w in small_model().get_weights()]
+
+
+def test_weights_are_copies() -> None:
+    model = small_model()
+    before = {name: w.copy() for name, w in model.weights.items()}
+    for w in model.get_weights():
+        w += 1
+    for name, w in model.weights.items():
+        np.testing.assert_array_equal(w, before[name])
+
+
 def test_weights_have_keras_layouts_and_come_back() -> None:
     x = nn.Input((9, 9, 2))
     y = nn.layers.DepthwiseConv2D(3, depth_multiplier=2)(x)
@@ -57,7 +70,16 @@ def test_arrays_by_name_that_do_not_fit_are_refused(weights: Any, message: str) 
 
 @pytest.mark.parametrize(
     ("weights", "message"),
-    [([], "found 0 arrays, expected 4"), ([np.ones(2)] * 4, "found shape (2,) for conv2d.weight")],
+    [
+        ([], "found 0 arrays, expected 4"),
+        ([np.ones(2)] * 4, "found shape (2,) for conv2d.weight"),
+        (filled(1j), "conv2d.weight: found complex128, expected real numbers"),
+        (filled(1e300), "conv2d.weight: found 1e+300, expected numbers that float32 can hold"),
+        (
+            [np.ma.masked_equal(w, w.flat[0]) for w in filled(0.0)],
+            "found a masked array with 36 of 36 numbers masked",
+        ),
+    ],
 )
 def test_weights_that_do_not_fit_are_refused(weights: list[Any], message: str) -> None:
     with pytest.raises(InputError) as caught:

@@ -144,13 +144,26 @@ def test_integers_keep_their_dtype_and_bits(make: Any, dtype: str, op: str) -> N
     partials = [np.array([100, 3], dtype), np.array([100, 2], dtype)]
     result = np.asarray(folded(op, [make(partial) for partial in partials], [1, 2]))
     expected = {
-        "sum": partials[0] + partials[1],  # which wraps, as NumPy's does
+        "sum": partials[0] + partials[1],  # which wraps
         "prod": partials[0] * partials[1],
         "max": [100, 3],
         "min": [100, 2],
         "gather": [100, 3, 100, 2],
     }[op]
     np.testing.assert_array_equal(result, np.array(expected, dtype), strict=True)
+
+
+@pytest.mark.parametrize("op", ["sum", "prod"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "float32"])
+@library
+def test_sums_and_products_of_integers_widen_as_those_of_numpy(
+    make: Any, dtype: str, op: str
+) -> None:
+    partials, fold = np.array([[100, 3], [100, 2], [90, 0]], dtype), Fold(op, widens=True)
+    for partial in partials:
+        fold.add(make(partial))
+    expected = getattr(partials, op)(axis=0)
+    np.testing.assert_array_equal(np.asarray(fold.value()), expected, strict=True)
 
 
 @library

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tandem.parallel as synk
+from tandem.errors import InputError
 from tandem.parallel import Function, Pool
 from tandem.split import edges
 from tests.support.faulty_ops import FAULT, Raise
@@ -109,6 +110,22 @@ def test_sums_of_integers_are_exact(pool: Pool) -> None:
     assert total == numbers.sum()
     assert product == numbers.prod()
     assert most == numbers.max()
+
+
+def test_sums_of_narrow_integers_widen(pool: Pool) -> None:
+    x = pt.bvector("x")
+    f = pool.function([x], [(x.max(), "sum"), (x.max(), "prod")])
+    numbers = np.full(8, 100, np.int8)
+    for slices in (1, 2):
+        found, parts = f(numbers, num_slices=slices), slices * pool.ranks
+        assert [value.dtype for value in found] == [np.int64] * 2
+        assert found == [100 * parts, 100**parts]
+
+
+def test_a_masked_array_is_refused(pool: Pool) -> None:
+    x = pt.dvector("x")
+    with pytest.raises(InputError, match=r"input 0 \(x\): found a masked array with 1 of 3"):
+        pool.function([x], x.sum())(np.ma.masked_equal([1.0, 2.0, 3.0], 2))
 
 
 def test_scalars_are_gathered_to_a_vector(pool: Pool) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import types
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,6 +22,7 @@ REPLACED = (
     "tandem.backend.aliasing._span",
     "tandem.backend.codegen._constant_tensor",
     "tandem.training.functions.capture",
+    "tandem.memory.cuda.CudaBuffer.create",
 )
 H200: dict[str, Any] = {
     "name": "NVIDIA H200",
@@ -162,6 +163,7 @@ def build(
     stored: int = 256,
     kept: int = 0,
     rand_colour: float = 0.0,
+    width: float = 1.0,
 ) -> dict[str, Any]:
     """Build functions of a trainer on the simulated GPU, for ``torch.compile``.
 
@@ -182,10 +184,11 @@ def build(
     from alex_net import AlexNet
     from tandem.backend.lowering.registry import torch_dtype
     from tandem.config.schema import Config
-    from tandem.memory.flat import FlatLayout, Vectors
-    from tandem.memory.slot import Slot, SlotLayout
+    from tandem.memory.cuda import CudaSlots
+    from tandem.memory.slot import SlotLayout
     from tandem.optim import SGD
     from tandem.training.compiled_network import CompiledNetwork
+    from tandem.training.setup import parameter_layout
 
     spans: dict[int, tuple[int, Any]] = {}
     numbers = itertools.count(1)
@@ -212,39 +215,33 @@ def build(
         span,
         constant,
         lambda functions, *_, **__: functions,
+        lambda _, nbytes, *__: FakeBuffer(nbytes),
     )
     config = Config(
         precision=precision,
         batch_size=batch,
         crop_size=crop,
+        width=width,
         devices=["cuda:0"],
         compile=True,
         use_data_layer=True,
         rand_colour=rand_colour,
     )
-    net = AlexNet(crop, 1000, 1.0, config.dtype)
-    shapes = {name: variable.type.shape for name, variable in net.parameters.items()}
-    layout = FlatLayout.of(shapes, config.dtype, channels_last=True, states=SGD.states)
+    net = AlexNet(crop, 1000, width, config.dtype)
+    layout = parameter_layout(net, SGD(), channels_last=True)
     slots = SlotLayout.of_pictures(batch, 0 if kept else stored, rand_colour > 0)
     with ExitStack() as stack:
         for target, replacement in zip(REPLACED, replacements, strict=True):
             stack.enter_context(mock.patch(target, replacement))
         stack.enter_context(mock.patch.object(torch.Tensor, "transpose", transpose))
-        buffers = FakeBuffer(layout.parameters_nbytes), FakeBuffer(layout.nbytes)
-        memory: Any = types.SimpleNamespace(
-            vectors=Vectors.on(layout, *buffers),
-            updated=None,
-            device="cuda:0",
-            records=True,
-            pictures={
-                split: torch.empty((kept, stored, stored, 3), dtype=torch.uint8, device="cuda:0")
-                for split in ("train", "validation")
-                if kept
-            },
+        memory = CudaSlots(0, slots, True).trainer_memory(
+            layout, mock.MagicMock(), lambda stream: nullcontext()
         )
+        for split in ("train", "validation") if kept else ():
+            memory.keep_pictures(split, (kept, stored, stored, 3))
         mean = np.zeros((3, stored, stored), np.float32)
         network = CompiledNetwork(net, config, SGD(), mean, memory)
-        slot = Slot.on(FakeBuffer(slots.nbytes), slots)
+        slot = memory.slots[0]
         return {
             name: network.functions.record(name, slot if name != "update" else None)[0]
             for name in names

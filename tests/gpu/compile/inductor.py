@@ -89,6 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--kept", type=int, default=0, help="pictures of each split that the GPU keeps (default 0)"
     )
     parser.add_argument("--rand-colour", type=float, default=0.0, help="colour noise (default 0)")
+    parser.add_argument("--crop", type=int, default=227, help="pixels (default 227)")
+    parser.add_argument("--width", type=float, default=1.0, help="factor on filters (default 1)")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--functions", nargs="+", default=FUNCTIONS, choices=FUNCTIONS)
     parser.add_argument("--out", type=Path, default=Path("code"), help="folder (default code)")
@@ -109,8 +111,10 @@ def main(arguments: list[str] | None = None) -> int:
             options.precision,
             options.batch,
             options.functions,
+            crop=options.crop,
             kept=options.kept,
             rand_colour=options.rand_colour,
+            width=options.width,
         )
         generated = {name: generate(function) for name, function in functions.items()}
     for name, code in generated.items():
