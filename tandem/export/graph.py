@@ -199,20 +199,30 @@ def _(op: Relu, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
 
 @translated.register
 def _(op: MaxPool2d, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    return graph.add("MaxPool", inputs, **_windows(op, node))
+    return graph.add("MaxPool", [_apart(inputs[0], graph)], **_windows(op, node))
 
 
 @translated.register
 def _(op: AveragePool2d, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
     windows = _windows(op, node)
     if not (op.count_pad and any(op.pad)):
-        return graph.add("AveragePool", inputs, **windows)
+        return graph.add("AveragePool", [_apart(inputs[0], graph)], **windows)
     # ONNX counts all zeros or none, and those that `ceil` adds do not count.
     rows, columns = op.pad
     ends = windows["pads"][2:]
     windows["pads"] = [0, 0, ends[0] - rows, ends[1] - columns]
     zeros = graph.integers(0, 0, rows, columns, 0, 0, rows, columns)
     return graph.add("AveragePool", [graph.add("Pad", [*inputs, zeros])], **windows)
+
+
+def _apart(images: str, graph: OnnxGraph) -> str:
+    """Keep zeros around images apart from a pool behind them, by a maximum of one array.
+
+    ONNX Runtime folds a Pad into the pool's own border, which is -inf for maxima and may not be as
+    wide as the window.
+    """
+    is_padded = any(node.op_type == "Pad" and images in node.output for node in graph.nodes)
+    return graph.add("Max", [images]) if is_padded else images
 
 
 def _windows(op: MaxPool2d | AveragePool2d, node: Apply) -> dict[str, Any]:

@@ -29,6 +29,12 @@ IMAGES = (
 )
 
 
+def padded(pool: Any) -> tuple[Any, ...]:
+    """Zeros above most numbers, in front of a pool whose own border is -inf."""
+    border = layers.ZeroPadding2D(((1, 2), (2, 0)))
+    return layers.Input((6, 7, 2)), layers.Rescaling(1, -5), border, pool
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -37,8 +43,11 @@ IMAGES = (
         (layers.Input((5, 3)), layers.Flatten(), layers.Dense(4, activation="tanh")),
         IMAGES,
         (layers.Input((6, 7, 2)), layers.Conv2D(2, 3)),
+        padded(layers.MaxPooling2D(2)),
+        padded(layers.MaxPooling2D((1, 3), 1)),
+        padded(layers.AveragePooling2D(2)),
     ],
-    ids=["regression", "sigmoid", "two axes", "images", "image to image"],
+    ids=["regression", "sigmoid", "two axes", "images", "image to image", "2", "1 x 3", "mean"],
 )
 def test_rows_of_arrays(tmp_path: Path, given: tuple[Any, ...]) -> None:
     weights = save_graph(tmp_path / "w.safetensors", describe_graph(given))

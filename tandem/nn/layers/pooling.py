@@ -46,20 +46,23 @@ class _Pooling(Layer):
     def build(self, context: BuildContext, *inputs: "TensorVariable") -> "TensorVariable":
         (x,) = inputs
         if self.padding == "valid":
-            return self._pool(x, (0, 0), False)
+            return self._pool(x, pair(self.pool_size), (0, 0), False)
         # An Op pads both ends alike. Windows that lack a pixel at the end are there by `ceil`; at
         # stride 1, where none is left over, the image is padded more and loses its first window.
-        pads, firsts = [], []
+        sizes, pads, firsts = [], [], []
         lengths = zip(x.type.shape[2:], pair(self.pool_size), self._strides, strict=True)
         for length, size, stride in lengths:
             before, behind = same_padding(length, size, stride)
+            if length < size and length <= stride:  # the only window has the whole axis
+                size, before, behind = length, 0, 0
+            sizes.append(size)
             pads.append(behind if stride == 1 else before)
             firsts.append(behind - before if stride == 1 else 0)
-        y = self._pool(x, (pads[0], pads[1]), True)
+        y = self._pool(x, (sizes[0], sizes[1]), (pads[0], pads[1]), True)
         return y[:, :, firsts[0] :, firsts[1] :] if any(firsts) else y
 
     @abstractmethod
-    def _pool(self, x: "TensorVariable", pad: Pair, ceil: bool) -> "TensorVariable":
+    def _pool(self, x: "TensorVariable", size: Pair, pad: Pair, ceil: bool) -> "TensorVariable":
         """Pool images that are padded at both ends of an axis."""
 
     def flops(self, *inputs: Shape) -> int:
@@ -81,10 +84,10 @@ class MaxPooling2D(_Pooling):
     data_format : {"channels_last"}, optional
     """
 
-    def _pool(self, x: "TensorVariable", pad: Pair, ceil: bool) -> "TensorVariable":
+    def _pool(self, x: "TensorVariable", size: Pair, pad: Pair, ceil: bool) -> "TensorVariable":
         from tandem.ops import max_pool2d
 
-        return max_pool2d(x, self.pool_size, self._strides, pad, ceil)
+        return max_pool2d(x, size, self._strides, pad, ceil)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +97,10 @@ class AveragePooling2D(_Pooling):
     Parameters are those of `MaxPooling2D`.
     """
 
-    def _pool(self, x: "TensorVariable", pad: Pair, ceil: bool) -> "TensorVariable":
+    def _pool(self, x: "TensorVariable", size: Pair, pad: Pair, ceil: bool) -> "TensorVariable":
         from tandem.ops import average_pool2d
 
-        return average_pool2d(x, self.pool_size, self._strides, pad, ceil, count_pad=False)
+        return average_pool2d(x, size, self._strides, pad, ceil, count_pad=False)
 
 
 @dataclass(frozen=True, eq=False)
