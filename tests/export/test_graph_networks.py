@@ -32,7 +32,7 @@ IMAGES = (
 def padded(pool: Any) -> tuple[Any, ...]:
     """Zeros above most numbers, in front of a pool whose own border is -inf."""
     border = layers.ZeroPadding2D(((1, 2), (2, 0)))
-    return layers.Input((6, 7, 2)), layers.Rescaling(1, -5), border, pool
+    return layers.Input((6, 7, 2)), layers.Rescaling(1, -5), border, pool, layers.Conv2D(2, 1)
 
 
 @pytest.mark.parametrize(
