@@ -1,6 +1,7 @@
 """Decoding of picture files of any kind to squares of RGB."""
 
 import io
+import time
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -15,8 +16,27 @@ _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 PICTURE_SUFFIXES = frozenset((".jpeg", ".jpg", ".png", ".gif", ".bmp", ".webp"))
 
 
+MOST_PICTURE_BYTES = 64 << 20
+"""Bytes of a picture file; the largest of ImageNet has 17 MB."""
+
+_MOST_SECONDS = 10.0  # of processor time for a picture; 178 million pixels, Pillow's limit, take 3
+
+
 class BadPictureError(Exception):
     """A picture cannot be decoded; the message is the reason, in one line."""
+
+
+class _Content(io.BytesIO):
+    """The bytes of a picture, which Pillow reads piece by piece: junk may be read for minutes."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self._end = time.thread_time() + _MOST_SECONDS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if time.thread_time() > self._end:
+            raise BadPictureError(f"decoding takes more than {_MOST_SECONDS:g} s")
+        return super().read(size)
 
 
 def keep_memory() -> None:
@@ -38,20 +58,23 @@ def decode_picture(content: bytes, size: int, resize: Resize = "squash") -> np.n
     on the right or at the bottom (Krizhevsky, Sutskever, Hinton 2012, section 2).
 
     Returns uint8 (row, column, RGB), resized with Pillow's bilinear filter; raises BadPictureError
-    if the picture cannot be decoded completely. Grey and palette pictures get three channels, CMYK
+    if the picture cannot be decoded completely, or only from more than `MOST_PICTURE_BYTES` or in
+    more than ten seconds of processor time. Grey and palette pictures get three channels, CMYK
     is converted, the high byte of 16-bit grey is kept, an alpha channel is dropped without blending
     (the colours under it stay), the orientation in EXIF is ignored, as is usual for ImageNet, and
     the first picture of an animation is used. The file's suffix is ignored.
     """
     if not content:
         raise BadPictureError("the file is empty")
+    if len(content) > MOST_PICTURE_BYTES:
+        raise BadPictureError(too_large(len(content)))
     try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+        with Image.open(_Content(content), formats=_FORMATS) as image:
             image.load()
             box = None if resize == "squash" else _middle(image.size, size)
             square = _to_rgb(image).resize((size, size), Image.Resampling.BILINEAR, box)
             return np.asarray(square)
-    except MemoryError:
+    except (MemoryError, BadPictureError):
         raise
     except UnidentifiedImageError:
         # Pillow's own message contains an address, which differs between runs.
@@ -60,6 +83,11 @@ def decode_picture(content: bytes, size: int, resize: Resize = "squash") -> np.n
         # Decoders raise OSError, SyntaxError, ValueError, struct.error, zlib.error and others.
         reason = " ".join(str(error).split())
         raise BadPictureError(f"{type(error).__name__}: {reason}") from None
+
+
+def too_large(nbytes: int) -> str:
+    """Why a picture of so many bytes is not read."""
+    return f"found {nbytes} bytes, expected at most {MOST_PICTURE_BYTES}"
 
 
 def _middle(sides: tuple[int, int], size: int) -> tuple[float, float, float, float]:

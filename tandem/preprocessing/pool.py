@@ -18,8 +18,15 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.data.decode import BadPictureError, decode_picture, keep_memory
+from tandem.data.decode import (
+    MOST_PICTURE_BYTES,
+    BadPictureError,
+    decode_picture,
+    keep_memory,
+    too_large,
+)
 from tandem.data.manifest import Resize
+from tandem.data.safe_io import open_file
 from tandem.errors import InputError
 from tandem.memory.host import HostBuffer
 from tandem.preprocessing.border import inside
@@ -127,8 +134,8 @@ def _decode_all(pictures: np.ndarray, task: Task, resize: Resize) -> list[str | 
 
 
 def _decode(picture: np.ndarray, place: Place, resize: Resize) -> str | None:
-    content = _read(place)
     try:
+        content = _read(place)
         picture[...] = decode_picture(content, len(picture), resize)
     except BadPictureError as reason:
         return str(reason)
@@ -136,15 +143,23 @@ def _decode(picture: np.ndarray, place: Place, resize: Resize) -> str | None:
 
 
 def _read(place: Place) -> bytes:
-    """Read a picture. One that cannot be read is no bad one, so an InputError is raised."""
+    """Read a picture. One that cannot be read is no bad one, so an InputError is raised.
+
+    Raises BadPictureError for what is not a file, such as a pipe or a device, which could be read
+    for ever, and for one that is too large.
+    """
     try:
-        with Path(place.path).open("rb", buffering=0) as file:
-            if place.size == WHOLE:
-                return file.readall()
-            content = os.pread(file.fileno(), place.size, place.offset)
+        with open_file(Path(place.path)) as file:
+            is_whole = place.size == WHOLE
+            size = os.fstat(file.fileno()).st_size if is_whole else place.size
+            if size > MOST_PICTURE_BYTES:
+                raise BadPictureError(too_large(size))
+            content = os.pread(file.fileno(), size, 0 if is_whole else place.offset)
+    except ValueError as error:
+        raise BadPictureError(str(error)) from None
     except OSError as error:
         raise InputError(f"{place.path}: the picture cannot be read: {error.strerror}") from None
-    if len(content) < place.size:
+    if not is_whole and len(content) < size:
         raise InputError(
             f"{place.path}: found {len(content)} bytes at byte {place.offset}, expected a picture"
             f" of {place.size}; the file has changed"

@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import logging
 import platform
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,11 @@ def prepare(settings: Settings) -> None:
             _check_unused(settings)
         else:
             _check_same(root / PROGRESS_NAME, "stopped", progress.spec, spec)
-        _make_all(settings, listing, spec, progress)
+        try:
+            _make_all(settings, listing, spec, progress)
+        except InputError:
+            _forget(root)
+            raise
 
 
 def mean_of(sums: np.ndarray, count: int) -> np.ndarray:
@@ -116,10 +121,20 @@ def _make_all(
     _finish(settings, listing, progress, report)
 
 
+def _forget(root: Path) -> None:
+    """Remove what a refused run recorded before its first batch file: it would bind the next."""
+    progress = load_progress(root)
+    if progress is not None and not any(split.files for split in progress.splits.values()):
+        (root / PROGRESS_NAME).unlink()
+
+
 def _finish(settings: Settings, listing: Listing, progress: Progress, report: Report) -> None:
     kept = {name: _kept(listing.splits[name], report.skipped_positions(name)) for name in SPLITS}
     for listed in kept.values():
         if not listed.pictures:
+            for folder in _batch_folders(settings.tar_root_dir):  # nothing can continue with them
+                shutil.rmtree(folder)
+            (settings.tar_root_dir / PROGRESS_NAME).unlink()
             raise InputError(f"{listed.folder}: none of its pictures can be decoded")
     colour = mean_colour(progress.sums, len(kept["train"].pictures))
     mean = np.empty((3, settings.stored_size, settings.stored_size), np.float32)

@@ -16,6 +16,7 @@ import pytest
 
 from tandem import __version__
 from tandem.data.dataset import locate_split
+from tandem.data.decode import MOST_PICTURE_BYTES
 from tandem.data.manifest import Manifest, read_manifest
 from tandem.preprocessing import batches, report
 from tandem.preprocessing.pool import DecodePool, Task
@@ -192,6 +193,40 @@ def test_a_split_without_a_good_picture_is_an_error(
         path.write_bytes(GARBAGE)
     assert f"{pictures.root / 'val'}: none of its pictures can be decoded" in refusal()
     assert not (out / "manifest.json").exists()
+    shutil.rmtree(pictures.root / "val")
+    pictures.write("val", {"n03": 2})
+    assert make_hkl.main(pictures.options(out)) == 0
+
+
+def test_a_refused_run_does_not_bind_the_corrected_one(
+    pictures: Pictures, out: Path, refusal: Refusal
+) -> None:
+    pictures.spoil(("train", "n03", 1))
+    assert "expected at most 0 (max_bad)" in refusal("--max-bad", "0")
+    pictures.path("train", "n03", 1).unlink()
+    assert make_hkl.main(pictures.options(out, "--max-bad", "0")) == 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "large", "endless"])
+def test_what_could_be_read_for_ever_is_left_out(
+    pictures: Pictures, out: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = pictures.path("train", "n03", 1)
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "large":
+        with path.open("wb") as file:
+            file.truncate(MOST_PICTURE_BYTES + 1)
+    else:
+        path.write_bytes(b"\xff\xd8\xff" + bytes(1 << 20))
+        monkeypatch.setattr("tandem.data.decode._MOST_SECONDS", 0.02)
+    assert make_hkl.main(pictures.options(out)) == 0
+    (line,) = (out / "misc" / "skipped.txt").read_text().splitlines()
+    reasons = {"large": "expected at most", "endless": "decoding takes more than 0.02 s"}
+    assert reasons.get(kind, "found something that is not a file, expected a file") in line
 
 
 def test_a_picture_that_cannot_be_read_is_not_taken_for_a_bad_one(

@@ -417,10 +417,12 @@ def test_long_and_extended_names_are_read(tmp_path: Path) -> None:
             assert content == digit.content
 
 
-def test_kaggles_table_may_lie_in_its_folder(tmp_path: Path) -> None:
+def test_kaggles_table_may_lie_in_its_folder_as_other_programs_write_it(tmp_path: Path) -> None:
     layouts.kaggle(tmp_path)
-    table = "LOC_val_solution.csv"
-    (tmp_path / table).rename(tmp_path / "ILSVRC" / table)
+    table = tmp_path / "LOC_val_solution.csv"
+    lines = table.read_text().splitlines()
+    (tmp_path / "ILSVRC" / table.name).write_bytes("\r\n".join(lines).encode("utf-8-sig"))
+    table.unlink()
     found = list_pictures(Settings(source=tmp_path, tar_root_dir=tmp_path / "out"))
     val = found.splits["val"]
     expected = [found.wnids.index(digit.wnid) for digit in of("val")]

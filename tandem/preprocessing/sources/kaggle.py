@@ -84,7 +84,7 @@ def _pictures(source: Path) -> Path | None:
 def _read_csv(path: Path) -> dict[str, str]:
     """The class of each picture, by its name without the suffix."""
     try:
-        lines = read_bytes(path, _MOST_BYTES).decode().splitlines()
+        lines = read_bytes(path, _MOST_BYTES).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path} (source): cannot be read: {reason}") from None

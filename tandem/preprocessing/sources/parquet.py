@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from tandem.data.manifest import MANIFEST_NAME
+from tandem.data.safe_io import open_file
 from tandem.errors import InputError
 from tandem.files import free_bytes, locked, make_folder, remove_partials, replacing, write_text
 from tandem.preprocessing.listed import Listed, is_imagenet_name
@@ -224,6 +225,7 @@ def _open(path: Path) -> Any:
     types = pyarrow.types
     texts = (types.is_string, types.is_large_string)
     try:
+        open_file(path).close()  # pyarrow would wait for a pipe
         # Pages are read one by one, by this thread; otherwise a whole row group at once.
         file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
         schema = file.schema_arrow
