@@ -1,7 +1,7 @@
 """The same over ranks, on one machine or several with a common file system: a trainer on each.
 
 mpirun -n 4 python -m examples.nn_ranks
-torchrun --standalone --nproc-per-node 2 -m examples.nn_ranks --synthetic
+torchrun --nproc-per-node 2 -m examples.nn_ranks --synthetic
 
 Every rank executes the script and gets the result; rank 0 writes the run folder. N ranks compute
 what one computes: a batch of 64 is divided among them.

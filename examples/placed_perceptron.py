@@ -1,7 +1,7 @@
 """A perceptron over ranks: its first layer divided by columns, its second by rows.
 
 mpirun -n 2 python -m examples.placed_perceptron
-torchrun --standalone --nproc-per-node 2 -m examples.placed_perceptron
+torchrun --nproc-per-node 2 -m examples.placed_perceptron
 
 Every rank states the whole graph, gradients and updates included, and computes its part of it. The
 outputs are added up over the ranks, and nothing else passes between them.

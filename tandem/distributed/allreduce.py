@@ -387,7 +387,7 @@ class Nccl(AllReduceChoice):
     requires = (
         Requirement(
             lambda facts: facts.starter == "torchrun",
-            "is for trainers that torchrun starts: torchrun --standalone --nproc-per-node 4 "
+            "is for trainers that torchrun starts: torchrun --nproc-per-node 4 "
             "train.py, or leave collective at auto",
         ),
         Requirement(

@@ -100,7 +100,7 @@ RULES: Registry[RuleChoice] = Registry("rule")
 NEEDS_RANKS = Requirement(
     lambda facts: facts.starter is not None,
     "is for trainers that are ranks: start them with mpirun -n 4 python train.py, or torchrun "
-    "--standalone --nproc-per-node 4 train.py, or leave collective at auto",
+    "--nproc-per-node 4 train.py, or leave collective at auto",
 )
 NEEDS_MPI = Requirement(
     lambda facts: facts.starter == "mpirun",

@@ -60,7 +60,7 @@ def join() -> "GlooGroup":
         text = str(error).splitlines()[0]
         raise InputError(
             f"the ranks can't be joined by the variables {', '.join(VARIABLES)}: {text}; start "
-            "all of them with one torchrun on each machine, with the same --rdzv-endpoint"
+            "all of them with one torchrun on each machine, with the same --master-addr"
         ) from error
 
 

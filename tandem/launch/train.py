@@ -7,7 +7,7 @@ Another configuration:       tandem train --config mine.yaml --n_epochs 3
 Another network:             tandem train --network my_module:MyNetwork
 Continue a stopped run:      tandem train --resume_train
 Eight ranks, over machines:  mpirun -n 8 tandem train
-Eight ranks, without MPI:    torchrun --standalone --nproc-per-node 8 --no-python tandem train
+Eight ranks, without MPI:    torchrun --nproc-per-node 8 --no-python tandem train
 All settings:                tandem train --help
 """
 

@@ -1,10 +1,15 @@
 """The group of torchrun's ranks, by real ones, which run `check_ranks`."""
 
+import os
+import pickle
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +18,9 @@ from torch.distributed import HashStore
 from tandem.distributed import gloo
 from tandem.distributed.allreduce import NcclAllReduce
 from tandem.distributed.gloo import VARIABLES, GlooGroup, agree, is_started_by_torchrun, machine
+from tandem.distributed.group import PeerLost
+from tandem.files import write_text
+from tandem.memory import RowType
 from tests.support.ranks import run_ranks
 from tests.support.tiny import shared_memory
 
@@ -45,6 +53,38 @@ def test_every_collective_agrees_with_numpy(ranks: int) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"checked {ranks}\n"
     assert shared_memory() <= before
+
+
+class Bomb:
+    """Pickled, a call of os.mkdir."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = str(marker)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.marker,)
+
+
+def test_a_message_is_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reaches the store may pass for a rank."""
+    group = GlooGroup(HashStore(), 0, 1, "test")
+    record = RowType("float32", (3,))
+    array = np.arange(3.0)
+    sent = (None, True, 2**70, 1j, "a", b"b", [1], {2}, {"k": record}, tmp_path, np.int8(3))
+    assert group.all_gather_object(sent) == (sent,)
+    (found,) = group.all_gather_object(array)
+    np.testing.assert_array_equal(found, array, strict=True)
+    marker = tmp_path / "exploded"
+    bombs = [pickle.dumps(Bomb(marker)), b"ctandem.files\npath.os.mkdir\n.", b"\x80\x04junk"]
+    bombs += [pickle.dumps(f) for f in (write_text, pickle.loads, subprocess.Popen, eval)]
+    for bomb in bombs:
+        with monkeypatch.context() as patch:
+            patch.setattr("tandem.distributed.group.pickle.dumps", lambda _, bomb=bomb: bomb)
+            with pytest.raises(PeerLost, match="a message was no rank's"):
+                group.all_gather_object(None)
+    assert not marker.exists()
+    pickle.loads(bombs[0])  # it would have gone off
+    assert marker.exists()
 
 
 class Nccl:

@@ -42,7 +42,7 @@ def test_ranks_train_it(tmp_path: Path, launcher: str) -> None:
         pytest.importorskip("mpi4py", reason="mpi4py is not installed")
         command = [str(shutil.which("mpirun", path=python.parent)), "-n", "2", str(python)]
     else:
-        command = [str(python), "-m", "torch.distributed.run", "--standalone"]
+        command = [str(python), "-m", "torch.distributed.run"]
         command += ["--nproc-per-node", "2"]
     result = subprocess.run(
         [

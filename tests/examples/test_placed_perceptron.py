@@ -25,7 +25,7 @@ def test_two_ranks_learn_the_same(launcher: str, capsys: pytest.CaptureFixture[s
     main([])
     expected = capsys.readouterr().out.splitlines()[-1]
     python = Path(sys.executable)
-    command = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [str(python), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     if launcher == "mpirun":
         command = [str(shutil.which("mpirun", path=python.parent)), "-n", "2", str(python)]
     result = subprocess.run(

@@ -68,7 +68,7 @@ TWICE = {"devices": ["cuda:0", "cuda:0"]}
 @pytest.mark.parametrize(
     ("starter", "gpus", "changes", "message"),
     [
-        ("mpirun", 2, NCCL, "nccl is for trainers that torchrun starts: torchrun --standalone"),
+        ("mpirun", 2, NCCL, "nccl is for trainers that torchrun starts: torchrun --nproc"),
         ("torchrun", 0, NCCL, "nccl needs a GPU for each rank, and devices are cpu, cpu"),
         ("torchrun", 2, {**NCCL, **TWICE}, "devices are cuda:0, cuda:0: start as"),
         ("torchrun", 0, {"rule": "easgd"}, "rule: easgd is for trainers that are joined by MPI"),

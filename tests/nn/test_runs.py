@@ -84,7 +84,7 @@ def test_ranks_learn_what_one_process_does(one: Path, tmp_path: Path, starter: s
     ranks = {
         "mpirun": ["mpirun", "-n", "2", sys.executable],
         "torchrun": [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"
         ],
     }[starter]  # fmt: skip
     output = run([*ranks, *script(tmp_path, "cpu")[1:]], tmp_path)

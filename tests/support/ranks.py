@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -50,7 +51,10 @@ def starter() -> str | None:
 def command(ranks: int, by: Starter = "mpirun") -> list[str]:
     """Return the command that starts this Python as `ranks` ranks."""
     if by == "torchrun":
-        options = ["--standalone", "--nproc-per-node", str(ranks)]
+        # With a port of its own: several jobs may run at once.
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        options = ["--master-port", str(port), "--nproc-per-node", str(ranks)]
         return [sys.executable, "-m", "torch.distributed.run", *options]
     return [str(starter()), "-n", str(ranks), sys.executable]
 
