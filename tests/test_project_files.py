@@ -33,6 +33,17 @@ def test_every_dependency_is_bounded() -> None:
         assert name in by_year or ",<" in bounds, requirement
 
 
+def test_packages_whose_internals_are_used_have_the_minor_version_that_is_tested() -> None:
+    pins = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
+    )
+    requirements = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["gpu-compile"]]
+    for name in ("pytensor", "torch", "numba", "triton"):
+        (requirement,) = (each for each in requirements if each.startswith(f"{name}>="))
+        major, minor = pins[name].split(".")[:2]
+        assert f",<{major}.{int(minor) + 1}" in requirement
+
+
 def test_the_licence_is_the_same_everywhere() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert text.startswith("BSD 3-Clause License\n\nCopyright (c) 2026, the Tandem authors\n")

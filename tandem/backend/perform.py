@@ -74,8 +74,17 @@ def _from_host(variable: Variable, device: torch.device) -> Convert:
         return lambda value: kind(value).item()
     if not is_tensor(variable):
         return lambda value: value
-    dtype = variable.type.dtype
-    return lambda value: tensor_over(np.asarray(value, dtype)).to(device)
+    dtype = np.dtype(variable.type.dtype)
+
+    def convert(value: Any) -> torch.Tensor:
+        array = np.asarray(value)
+        kinds = array.dtype.kind + dtype.kind
+        # Some Ops declare real numbers or integers and compute others: those stay as they are.
+        if kinds == "iu" or np.can_cast(array.dtype, dtype, "same_kind"):
+            array = array.astype(dtype, copy=False)
+        return tensor_over(array).to(device)
+
+    return convert
 
 
 def _separate(results: Sequence[Any], operands: Sequence[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.extra_ops import FillDiagonal, SearchsortedOp
 from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
+from pytensor.tensor.linalg.decomposition.eigen import Eigh
 from pytensor.tensor.linalg.decomposition.lu import LU, LUFactor
 from pytensor.tensor.linalg.decomposition.qr import QR
 from pytensor.tensor.linalg.inverse import MatrixInverse
@@ -256,3 +257,19 @@ def test_a_product_that_is_stored_at_once_is_not_copied(operator: Callable[[Any]
     function(x, y)
     np.testing.assert_allclose(stored.get_value(), x @ y, 1e-4, 1e-3)
     assert len(calls) <= 1
+
+
+@pytest.mark.parametrize("mode", [DEVICE, PLAIN_DEVICE], ids=["kernels", "perform"])
+@pytest.mark.parametrize("pair", [False, True], ids=["one", "pair"])
+def test_complex_eigenvectors_that_are_declared_as_real_stay_complex(mode: Any, pair: bool) -> None:
+    """PyTensor's Eigh declares the dtype of the values for the vectors too."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 4)) + 1j * rng.normal(size=(4, 4))
+    a, b = x + x.conj().T, x @ x.conj().T + 4 * np.eye(4)
+    variables = [pt.zmatrix(), pt.zmatrix()][: 1 + pair]
+    values, vectors = pytensor.function(variables, list(Eigh()(*variables)), mode=mode)(
+        *(a, b)[: 1 + pair]
+    )
+    assert vectors.dtype == np.complex128
+    right = b @ vectors if pair else vectors
+    np.testing.assert_allclose(a @ vectors, right * values, atol=1e-12)
