@@ -50,9 +50,10 @@ def device_mode(
     compile : bool
         Compile functions with ``torch.compile``, which fuses elementwise calls. The first call of a
         function then takes from seconds to minutes.
-    precision : "float32", "tf32" or "bfloat16"
-        Of the operands of convolutions and matrix products. Whether float32 means
-        tf32 on CUDA is PyTorch's setting for the whole process, and this sets it.
+    precision : "float32", "tf32", "bfloat16" or "float64"
+        Of the operands of convolutions and matrix products of float32; "float64" is for graphs of
+        float64, which no word narrows. Whether float32 means tf32 on CUDA is PyTorch's setting for
+        the whole process, and this sets it.
     channels_last : bool
         Whether convolutions take the channels of a pixel side by side.
     convolutions : "auto", "direct" or "fft"

@@ -71,7 +71,7 @@ class Pool(Collectives):
     threads : int, optional
         Of each rank's computation on the processor; by default the cores divided by the ranks. They
         are set for this process too.
-    precision : "float32", "tf32" or "bfloat16"
+    precision : "float32", "tf32", "bfloat16" or "float64"
         Of the operands of products and convolutions, see `tandem.backend.device_mode`.
     timeout : float
         Seconds without a sign of life after which a worker is taken for dead.

@@ -156,7 +156,7 @@ def _modes(
         device_mode,
         memory.device,
         compile=config.compile is True,
-        precision="float32" if chosen == "float64" or chosen == "auto" else chosen,
+        precision="float32" if chosen == "auto" else chosen,
         convolutions=config.convolutions,
         channel=channel,
         observe=observe,

@@ -9,6 +9,7 @@ from tandem.artifacts.metrics_log import NotFiniteRecord
 from tandem.config.schema import Config
 from tandem.data.manifest import read_any_manifest
 from tandem.distributed import Group
+from tandem.errors import InputError
 from tandem.training.reports import Reports
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,13 @@ class Refusals:
         raise NotFinite(text, at.epoch, at.minibatch)
 
     def _names(self, pictures: Sequence[int]) -> list[str]:
-        """The names of training pictures. Read when they are needed: there may be a million."""
-        manifest = read_any_manifest(self._config.manifest_path)
+        """The names of training pictures. Read when they are needed: there may be a million.
+
+        Their numbers in the manifest, where that is gone by now: it is not why the run ends.
+        """
+        try:
+            manifest = read_any_manifest(self._config.manifest_path)
+        except InputError as error:
+            log.warning("pictures are named by their numbers: %s", error)
+            return [f"picture {index}" for index in pictures]
         return [manifest.name("train", index) for index in pictures]

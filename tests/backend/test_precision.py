@@ -1,7 +1,7 @@
 """Precision and layout of the heavy kernels, against float32 in the plain layout."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytensor
@@ -11,7 +11,9 @@ import torch
 
 from examples.resident_step import ResidentStep, Sizes
 from tandem.backend import deterministic, device_mode, device_shared
+from tandem.backend.precision import Precision
 from tandem.compilers import cpp_compiler
+from tandem.config.schema import Config
 from tandem.errors import InputError
 from tandem.ops.conv import conv2d
 from tests.support.check_function import DEVICE
@@ -81,7 +83,12 @@ def test_a_bias_and_its_gradient_are_not_rounded() -> None:
     assert (gradient == np.float32(1 / 3)).all()
 
 
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_the_words_of_the_setting_are_those_of_the_mode() -> None:
+    setting = get_args(Config.model_fields["precision"].annotation)
+    assert set(setting) == {"auto", *get_args(Precision)}
+
+
+@pytest.mark.parametrize("precision", get_args(Precision))
 def test_tf32_follows_the_precision_and_float64_graphs_are_left_alone(precision: Any) -> None:
     a = pt.dmatrix("a")
     value = np.random.default_rng(0).normal(size=(20, 20))

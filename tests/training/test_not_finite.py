@@ -1,0 +1,20 @@
+"""A minibatch whose loss is not finite, by what is reported of it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tandem.config.schema import Config
+from tandem.training.not_finite import NotFinite, Position, Refusals
+
+
+def test_a_data_folder_that_is_gone_does_not_hide_the_fault(tmp_path: Path) -> None:
+    records: list[Any] = []
+    reports: Any = SimpleNamespace(record=records.append)
+    group: Any = SimpleNamespace(barrier=lambda: None)
+    config = Config(data_folder=str(tmp_path / "gone"))
+    with pytest.raises(NotFinite, match=r"not finite in step 8 .*the pictures picture 5, picture 2"):
+        Refusals(config, 0, group, reports, True).refuse(Position(1, 3, 7), 0.1, [5, 2])
+    assert records[0].pictures == ("picture 5", "picture 2")
