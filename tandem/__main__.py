@@ -69,10 +69,14 @@ def run_verb(verb: str, arguments: Sequence[str] | None, program: str | None = N
 
     `program` is how it was started, by default ``tandem VERB``.
     """
-    from tandem.cli import launch_commands
-
     name, _, function = VERBS[verb].entry.partition(":")
-    module = importlib.import_module(name)
+    try:
+        from tandem.cli import launch_commands
+
+        module = importlib.import_module(name)
+    except KeyboardInterrupt:  # imports take seconds; later the program sees to it
+        sys.stderr.write("stopped by SIGINT\n")
+        return 130
     program = program or f"tandem {verb}"
     description = launch_commands(module.__doc__, verb, program)
     return int(getattr(module, function)(arguments, description, program))

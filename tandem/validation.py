@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MOST = 2**31 - 1
+"""The largest whole number that a setting takes, where no other bound says more."""
+
+_MOST_DEPTH = 100  # of values in YAML; those of network_options may have 64
 _LONGEST = 80  # characters of a value that a message shows
 
 
@@ -318,14 +322,27 @@ def words_of(annotation: Any) -> list[str]:
 class _PlainLoader(yaml.SafeLoader):
     """YAML's safe loader, which would take the last of two equal keys and expand aliases."""
 
+    _depth = 0
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Refuse an alias: by aliases a few lines can stand for more than memory holds."""
+        """Refuse an alias: by aliases a few lines can stand for more than memory holds.
+
+        Values deep inside one another are refused too: their time grows with the square.
+        """
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
             raise yaml.composer.ComposerError(
                 None, None, "found an alias, expected plain values", mark
             )
-        return super().compose_node(parent, index)
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(
+                None, None, f"found values more than {_MOST_DEPTH} deep inside one another", mark
+            )
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Name the place of a value that Python cannot make, such as a 13th month."""

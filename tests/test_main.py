@@ -47,6 +47,17 @@ def test_an_unknown_verb_is_refused(
     assert capsys.readouterr().err == f"error: {message}\n"
 
 
+def test_an_interrupt_during_imports_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tandem.__main__.importlib.import_module", interrupted)
+    assert train.main([]) == 130
+    assert capsys.readouterr().err == "stopped by SIGINT\n"
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_a_verb_has_its_commands(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, verb, "--help")

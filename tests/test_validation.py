@@ -184,3 +184,8 @@ def test_yaml_that_is_not_plain(text: str | bytes) -> None:
 def test_json_that_is_not_plain(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"^not JSON: [^\n]+$"):
         parse_json(text)
+
+
+def test_values_deep_inside_one_another_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="found values more than 100 deep inside one another"):
+        parse_yaml("[" * 20_000)

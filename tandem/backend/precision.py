@@ -31,8 +31,8 @@ class ProductPrecision:
     "tf32" keeps 10 bits after the leading one, on CUDA devices that support it, and "bfloat16" 7;
     products are added up in float32 either way, and a bfloat16 result is rounded once. bfloat16 has
     the exponents of float32, so gradients don't vanish as in float16, and the loss needs no
-    scaling. With "float64", as with "float32", each product has the dtype of its operands: it is the
-    word for graphs of float64, whose products are never narrowed.
+    scaling. With "float64", as with "float32", each product has the dtype of its operands: it is
+    the word for graphs of float64, whose products are never narrowed.
     """
 
     precision: Precision = "float32"  # of the operands of convolutions and matrix products

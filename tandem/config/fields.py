@@ -74,7 +74,9 @@ def each_once(layers: tuple[str, ...]) -> tuple[str, ...]:
     return layers
 
 
-PathText = Annotated[str, Field(min_length=1), BeforeValidator(_home_expanded)]
+PathText = Annotated[
+    str, Field(min_length=1, pattern=r"^[^\x00]*$"), BeforeValidator(_home_expanded)
+]
 Float = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
 Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
 Layers = Annotated[tuple[str, ...], AfterValidator(each_once), BeforeValidator(listed)]
@@ -218,11 +220,9 @@ def _allowed(field: FieldInfo, unit: str) -> str:
     if words := switch + words_of(field.annotation):
         return _either(words)
     texts = {"ge": "of at least", "gt": "above", "lt": "below", "le": "at most"}
-    bounds = [
-        f"{text} {getattr(bound, name)}"
-        for name, text in texts.items()
-        for bound in field.metadata
-        if hasattr(bound, name)
-    ]
+    given = {name: getattr(b, name) for name in texts for b in field.metadata if hasattr(b, name)}
+    bounds = [f"{texts[name]} {bound}" for name, bound in given.items()]
+    if given.keys() == {"ge", "le"}:
+        bounds = [f"from {given['ge']} to {given['le']}"]
     number = "a whole number" if field.annotation is int else "a number"
     return " ".join(filter(None, [number, unit and f"of {unit}", " and ".join(bounds)]))

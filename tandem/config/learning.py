@@ -18,7 +18,7 @@ from tandem.config.fields import (
 )
 from tandem.layers.choices import LOSSES, METRIC_NAMES, find_metric
 from tandem.optim import OPTIMIZERS, SCHEDULES
-from tandem.validation import suggestion
+from tandem.validation import MOST, suggestion
 
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _LAYERS = "a list of layers such as [conv1, conv2], each once"
@@ -46,6 +46,7 @@ class EarlyEnd(Section):
         unit="epochs",
         omit_default=True,
         ge=0,
+        le=MOST,
     )
     stop_monitor: str = key(
         "validation_loss",
@@ -74,6 +75,7 @@ class EarlyEnd(Section):
         unit="epochs",
         omit_default=True,
         ge=0,
+        le=MOST,
     )
 
 

@@ -43,7 +43,7 @@ from tandem.optim import OPTIMIZERS, SCHEDULES
 from tandem.optim.parameter_groups import ParameterGroups
 from tandem.processor import Convolutions
 from tandem.registry import Registry
-from tandem.validation import validated
+from tandem.validation import MOST, validated
 
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d{0,3})")
 _DEVICE_GUESS = re.compile(r"(?:gpu|cuda):?(\d+)?", re.IGNORECASE)
@@ -100,8 +100,8 @@ def _trace_word(value: Any) -> Any:
 
 
 def _window(steps: tuple[int, ...]) -> tuple[int, ...]:
-    if len(steps) != 2 or not 0 <= steps[0] < steps[1]:
-        raise ValueError("it needs a first step of at least 0 and a larger one")
+    if len(steps) != 2 or not 0 <= steps[0] < steps[1] <= MOST:
+        raise ValueError(f"it needs a first step of at least 0 and a larger one, at most {MOST}")
     return steps
 
 
@@ -118,15 +118,17 @@ CHOICES: tuple[Registry[Any], ...] = (SCHEDULES, OPTIMIZERS, LOSSES, EXCHANGES, 
 class Run(Section):
     heading = "The run"
 
-    n_epochs: int = key(60, "epochs to train in all, those before a resume included", ge=1)
+    n_epochs: int = key(60, "epochs to train in all, those before a resume included", ge=1, le=MOST)
     resume_train: bool = key(False, "continue from a checkpoint in weights_dir")
-    load_epoch: Annotated[int, Field(ge=0)] | Literal["latest"] = key(
+    load_epoch: Annotated[int, Field(ge=0, le=MOST)] | Literal["latest"] = key(
         "latest",
         "which checkpoint to resume from: whole epochs done, or latest",
-        "a whole number of epochs of at least 0, or latest",
+        f"a whole number of epochs from 0 to {MOST}, or latest",
     )
     exact: bool = key(True, "resume only if the same bits can follow; false: continue anyway")
-    restarts: int = key(0, "times to restart from the newest checkpoint after a failure", ge=0)
+    restarts: int = key(
+        0, "times to restart from the newest checkpoint after a failure", ge=0, le=MOST
+    )
     on_nan: Literal["stop", "skip", "rollback"] = key(
         "stop", "when the loss or a gradient is not finite: stop, skip or rollback"
     )
@@ -202,7 +204,9 @@ class Network(Section):
         "class of the network, as module:class",
         "a module and a class that Python can import, such as alex_net:AlexNet",
     )
-    crop_size: int = key(227, "pixels on each side of the network's input", unit="pixels", ge=1)
+    crop_size: int = key(
+        227, "pixels on each side of the network's input", unit="pixels", ge=1, le=65_500
+    )
     width: Float = key(1.0, "factor on all filter and unit counts", gt=0)
     norm_before_pool: bool = key(
         False, "normalise before max pooling, as Caffe's bvlc_alexnet does"
@@ -243,17 +247,19 @@ class Trainers(Section):
         "one trainer on each: a list; auto: all GPUs, or the CPU",
         "auto, or a list such as [cpu, cpu] or [cuda:0, cuda:1]",
     )
-    batch_size: int = key(128, "images per trainer and step, not global", unit="images", ge=1)
-    norm_rows: Annotated[int, Field(ge=1)] | Literal["auto", "global"] = key(
+    batch_size: int = key(
+        128, "images per trainer and step, not global", unit="images", ge=1, le=1 << 24
+    )
+    norm_rows: Annotated[int, Field(ge=1, le=1 << 24)] | Literal["auto", "global"] = key(
         "auto",
         "images batch norm normalises together; auto: 32, or batch_size; global: all trainers'",
-        "a whole number of images of at least 1 that divides batch_size, auto or global",
+        "a whole number of images from 1 that divides batch_size, auto or global",
         omit_default=True,
     )
-    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = key(
+    threads: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = key(
         "auto",
         "CPU threads per trainer; auto: cores divided by trainers",
-        "a whole number of at least 1, or auto",
+        "a whole number from 1 to 4096, or auto",
         affects_bits=True,
     )
     compile: bool | Literal["auto"] = key(
@@ -301,13 +307,17 @@ class Workers(Section):
         False, "on GPUs: the same bits every time, for exact resume; slower", affects_bits=True
     )
     check_every: int = key(
-        0, "steps between checks that trainers' parameters agree; 0: none", unit="steps", ge=0
+        0,
+        "steps between checks that trainers' parameters agree; 0: none",
+        unit="steps",
+        ge=0,
+        le=MOST,
     )
     para_load: bool = key(True, "a loader process beside each trainer; false: trainers load")
-    loader_threads: Annotated[int, Field(ge=1)] | Literal["auto"] = key(
+    loader_threads: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = key(
         "auto",
         "threads that read for a trainer; auto: 1 on the CPU, on GPUs up to 8",
-        "a whole number of at least 1, or auto",
+        "a whole number from 1 to 4096, or auto",
     )
     use_data_layer: bool | Literal["auto"] = key(
         "auto", "crop on the device, not in the loader; auto: true on GPUs"
@@ -324,14 +334,14 @@ class Output(Section):
     heading = "What a run writes"
 
     weights_dir: PathText = key("runs/alexnet", "checkpoints, record.jsonl and config.yaml")
-    snapshot_freq: int = key(1, "epochs between checkpoints", unit="epochs", ge=1)
+    snapshot_freq: int = key(1, "epochs between checkpoints", unit="epochs", ge=1, le=MOST)
     snapshot_minutes: Float = key(
         10.0, "minutes between checkpoints within an epoch; 0: none", unit="minutes", ge=0
     )
-    keep_snapshots: Annotated[int, Field(ge=1)] | Literal["all"] = key(
+    keep_snapshots: Annotated[int, Field(ge=1, le=MOST)] | Literal["all"] = key(
         3,
         "newest checkpoints to keep, beside the best; or all",
-        "a whole number of at least 1, or all",
+        f"a whole number from 1 to {MOST}, or all",
     )
     keep_monitor: str = key(
         "top1_error",
@@ -339,7 +349,7 @@ class Output(Section):
         "validation_loss, top1_error, top5_error or one of metrics",
         omit_default=True,
     )
-    print_freq: int = key(20, "steps between reports", unit="steps", ge=1)
+    print_freq: int = key(20, "steps between reports", unit="steps", ge=1, le=MOST)
     print_epochs: bool = key(
         False, "report at the end of each epoch too, so that its means are exact", omit_default=True
     )

@@ -25,6 +25,7 @@ from tandem.distributed.rank_vector import RankVector
 from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.philox import Purpose, words
 from tandem.registry import setting
+from tandem.validation import MOST
 
 if TYPE_CHECKING:
     from tandem.distributed.factory import ExchangeSettings
@@ -295,8 +296,9 @@ class Elastic(RuleChoice):
     easgd_tau: int = setting(
         1,
         "easgd: steps between exchanges with the server",
-        "a whole number of steps of at least 1",
+        f"a whole number of steps from 1 to {MOST}",
         ge=1,
+        le=MOST,
     )
 
     requires = (NEEDS_MPI,)

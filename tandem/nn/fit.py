@@ -152,7 +152,8 @@ class Fit:
             raise InputError(
                 f"class_names: found {shown(self.class_names)}, expected a list of names"
             )
-        if not isinstance(self.run, str | os.PathLike | NoneType) or self.run == "":
+        is_path = isinstance(self.run, str | os.PathLike | NoneType)
+        if not is_path or self.run == "" or "\0" in str(self.run):
             raise InputError(f"run: found {shown(self.run)}, expected the path of a folder")
         if self.resume and self.run is None:
             raise InputError("resume: found True without run, expected the run folder to continue")

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from tandem.layers.monitored import History, is_better, values_of, worst
 from tandem.registry import Choice, Registry, setting
+from tandem.validation import MOST
 
 _FRACTION = "a number above 0 and below 1"
 
@@ -38,10 +39,12 @@ class Schedule(Choice, ABC):
         """The rate of weights before warm-up and scaling; `base` is that of the first step."""
 
 
-_Epoch = Annotated[int, Field(ge=1)]
+_Epoch = Annotated[int, Field(ge=1, le=MOST)]
 # A checkpoint's settings are JSON, whose keys are text.
 _Done = Annotated[
-    int, BeforeValidator(lambda key: int(key) if str(key).isdecimal() else key), Field(ge=0)
+    int,
+    BeforeValidator(lambda key: int(key) if str(key).isdecimal() else key),
+    Field(ge=0, le=MOST),
 ]
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -105,9 +108,10 @@ class Every(_Falling):
     lr_every: int = setting(
         10,
         "every: epochs between two falls of the rate",
-        "a whole number of epochs of at least 1",
+        f"a whole number of epochs from 1 to {MOST}",
         omit_default=True,
         ge=1,
+        le=MOST,
     )
 
     def rate(self, base: float, moment: Moment) -> float:
@@ -130,9 +134,10 @@ class Plateau(_Falling):
     lr_patience: int = setting(
         10,
         "plateau: epochs without improvement that are borne",
-        "a whole number of epochs of at least 0",
+        f"a whole number of epochs from 0 to {MOST}",
         omit_default=True,
         ge=0,
+        le=MOST,
     )
     lr_threshold: float = setting(
         1e-4,
@@ -152,9 +157,10 @@ class Plateau(_Falling):
     lr_cooldown: int = setting(
         0,
         "plateau: epochs after a fall of the rate that are not counted",
-        "a whole number of epochs of at least 0",
+        f"a whole number of epochs from 0 to {MOST}",
         omit_default=True,
         ge=0,
+        le=MOST,
     )
     lr_min: float = setting(
         0.0,

@@ -93,16 +93,16 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("key", "text", "shown", "allowed"),
     [
-        ("batch_size", "'3'", '"3"', "a whole number of images of at least 1"),
+        ("batch_size", "'3'", '"3"', "a whole number of images from 1"),
         ("batch_size", "3.5", "3.5", "a whole number"),
         ("batch_size", "true", "true", "a whole number"),
-        ("batch_size", "0", "0", "at least 1"),
+        ("batch_size", "0", "0", "from 1 to "),
         ("batch_size", "[3]", "[3]", "a whole number"),
         ("batch_size", "null", "null", "a whole number"),
         ("callbacks", "[Log]", '["Log"]: it needs a module and a class', "[my_callbacks:Log]"),
         ("callbacks", "[{my: Log}]", '[{"my": "Log"}]', "a list of modules and classes such as"),
         ("batch_size", "2024-01-01", '"2024-01-01"', "a whole number"),
-        ("check_every", "-1", "-1", "at least 0"),
+        ("check_every", "-1", "-1", "from 0 to "),
         ("seed", "-1", "-1", "2**63"),
         ("seed", str(2**63), str(2**63), "2**63"),
         ("learning_rate", "0", "0", "a number above 0"),
@@ -119,15 +119,15 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("use_data_layer", "0", "0", "true, false or auto"),
         ("data_on_gpu", "always", '"always"', "true, false or auto"),
         ("compile", "always", '"always"', "true, false or auto"),
-        ("load_epoch", "-1", "-1", "at least 0, or latest"),
-        ("load_epoch", "1.5", "1.5", "at least 0, or latest"),
-        ("threads", "0", "0", "at least 1, or auto"),
-        ("loader_threads", "0", "0", "at least 1, or auto"),
+        ("load_epoch", "-1", "-1", "from 0 to "),
+        ("load_epoch", "1.5", "1.5", "from 0 to "),
+        ("threads", "0", "0", "from 1 to "),
+        ("loader_threads", "0", "0", "from 1 to "),
         ("precision", "float16", '"float16"', "float32, tf32, bfloat16 or float64"),
         ("exchange", "gossip", '"gossip"', "average, gradients or shared"),
         ("lr_policy", "stairs", '"stairs"', "constant, onecycle or table"),
         ("lr_step", "[40, 20]", "[40, 20]", "must increase"),
-        ("lr_step", "[0, 20]", "[0, 20]", "at least 1"),
+        ("lr_step", "[0, 20]", "[0, 20]", "each at least 1"),
         ("lr_step", "[20.5]", "[20.5]", "whole numbers"),
         ("lr_step", "soon", '"soon"', "whole numbers"),
         ("lr_step", "{a: 1}", '{"a": 1}', "whole numbers"),
@@ -147,7 +147,7 @@ def test_a_home_folder_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ("shuffle", "false", "false", "for false write none"),
         ("norm_rows", "all", '"all"', "divides batch_size, auto or global"),
         ("fully_connected", "split", '"split"', "replicated, sharded or single"),
-        ("norm_rows", "0", "0", "a whole number of images of at least 1 that divides batch_size"),
+        ("norm_rows", "0", "0", "a whole number of images from 1 that divides batch_size"),
         ("shuffle", "all", '"all"', "none, files or images"),
         ("freeze", "[conv1, conv1]", '["conv1", "conv1"]', "conv1 is listed twice"),
         ("freeze", "{conv1: 2}", '{"conv1": 2}', "a list of layers"),
@@ -185,9 +185,31 @@ def test_off_is_a_word_also_where_yaml_reads_false() -> None:
     assert yaml.safe_load(dump_config(traced))["trace_steps"] == [0, 5]
 
 
+WHOLE = [
+    key
+    for key, field in Config.model_fields.items()
+    if "int" in str(field.annotation) and not isinstance(field.default, str | tuple | dict)
+]
+
+
+@pytest.mark.parametrize("key", [*WHOLE, "threads", "loader_threads", "norm_rows", "load_epoch"])
+def test_whole_numbers_have_an_upper_bound(key: str) -> None:
+    assert f"mine.yaml: {key} is {2**70}; it must be a whole" in file_refusal(f"{key}: {2**70}")
+
+
+@pytest.mark.parametrize("key", ["weights_dir", "data_folder", "csv_file"])
+def test_a_path_has_no_null_character(key: str) -> None:
+    assert f"mine.yaml: {key} is " in file_refusal(f'{key}: "a\\0b"')
+
+
+def test_lists_of_whole_numbers_have_an_upper_bound() -> None:
+    for key, value in (("lr_step", [2**70]), ("lr_table", {2**70: 1}), ("trace_steps", [0, 2**70])):
+        assert f"mine.yaml: {key}" in file_refusal(f"{key}: {value}")
+
+
 def test_each_number_has_its_bound() -> None:
     for keys, value, allowed in (
-        ("n_epochs snapshot_freq print_freq crop_size", 0, "at least 1"),
+        ("n_epochs snapshot_freq print_freq crop_size", 0, "from 1 to "),
         ("momentum lr_adapt_threshold warmup_epochs", -1, "at least 0"),
         ("width", 0, "a number above 0"),
     ):

@@ -127,6 +127,7 @@ X, Y = bars(64)
         ({"validation_data": (X, Y, Y)}, "validation_data: found 3 values, expected (x, y)"),
         ({"devices": 2}, "devices: found 2, expected auto, or a device for each trainer"),
         ({"run": ""}, 'run: found "", expected the path of a folder'),
+        ({"run": "a\0b"}, 'run: found "a\\u0000b", expected the path of a folder'),
         ({"run": 5}, "run: found 5, expected the path of a folder"),
         ({"run": __file__}, f"run {__file__}: {__file__} is a file, not a folder"),
         ({"class_weight": {0: 2}}, "fit: found class_weight, expected no such argument"),
