@@ -141,6 +141,12 @@ def _check_data(spec: RunSpec) -> None:
     if not spec.train.size:
         split = "training" if spec.job == "train" else "validation"
         raise InputError(f"{where}: found no {split} rows, expected at least one")
+    most = -(-spec.train.size // spec.trainers)
+    if spec.job == "train" and config.batch_size > most:
+        raise InputError(
+            f"batch_size: found {config.batch_size}, of which {spec.trainers} for each step are"
+            f" more than the {spec.train.size} training rows in {where}; expected at most {most}"
+        )
     if spec.validation.size:
         return
     needing = {

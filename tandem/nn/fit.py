@@ -311,13 +311,13 @@ class Fit:
             values["init_weights"] = folder / INITIAL
         values = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in values.items()}
         config = validated(Config, values, {key: key for key in settings}, "", ANSWERS)
-        changes = self._parts(config, launcher)
+        changes = self._parts(config, launcher, rows)
         if "print_freq" not in settings:
             changes["print_freq"] = max(1, minibatch_count(rows, self.batch_size) // _REPORTS)
         return config.model_copy(update=changes)
 
-    def _parts(self, config: Config, launcher: Launcher) -> dict[str, Any]:
-        """The settings of a trainer's part of each batch."""
+    def _parts(self, config: Config, launcher: Launcher, count: int) -> dict[str, Any]:
+        """The settings of a trainer's part of each batch, of all rows where there are fewer."""
         trainers = len(launcher.ranks) or len(resolve_devices(config.devices, config.para_load))
         if self.batch_size % trainers:
             near = -(-self.batch_size // trainers) * trainers
@@ -325,10 +325,12 @@ class Fit:
                 f"batch_size: found {self.batch_size} for {trainers} trainers, expected a multiple "
                 f"of their number, such as {near}"
             )
-        own = self.batch_size // trainers
+        own, most = self.batch_size // trainers, -(-count // trainers)
         if not self.model.graph.untrained:
-            return {"batch_size": own}
+            return {"batch_size": min(own, most)}
         rows = min(self.model.norm_rows, self.batch_size)
+        if own > most:
+            own, rows = most, rows if most % rows == 0 else most
         if own % rows:
             raise InputError(
                 f"norm_rows: found {rows}, expected a divisor of {own}, the rows that each of "

@@ -65,6 +65,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def config(data: Path, tmp_path: Path) -> Config:
     return Config(
         data_folder=str(data),
+        batch_size=2,
         weights_dir=str(tmp_path / "run"),
         crop_size=67,
         width=0.05,
@@ -88,7 +89,7 @@ def test_a_run_calls_each_method_at_its_time(config: Config, calls: Path) -> Non
     assert train(FakeLauncher(((1, 2), Outcome(0))), config) == 0
     begin, *others = read(calls)
     assert begin[0] == "on_train_begin"
-    assert (begin[1]["batch_size"], begin[1]["loader_threads"]) == (128, 1)
+    assert (begin[1]["batch_size"], begin[1]["loader_threads"]) == (2, 1)
     record = {
         "step": 4,
         "loss": 1.5,
@@ -404,5 +405,11 @@ def test_a_validation_needs_no_callback(data: Path, tmp_path: Path) -> None:
     """Nor would one that a found file names be imported."""
     weights = save_weights(tmp_path / "w.safetensors", None, 3, width=0.05)
     changes = {"callbacks": ("nowhere:Log",), "devices": ("cpu",)}
-    own = {"data_folder": str(data), "weights_dir": str(tmp_path), "crop_size": 67, "width": 0.05}
+    own = {
+        "data_folder": str(data),
+        "weights_dir": str(tmp_path),
+        "crop_size": 67,
+        "width": 0.05,
+        "batch_size": 2,
+    }
     prepare_run(Config(**own, **changes), "validate", weights)

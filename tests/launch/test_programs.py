@@ -45,6 +45,7 @@ def config(tmp_path: Path) -> Config:
         weights_dir=str(run),
         crop_size=67,
         width=0.05,
+        batch_size=2,
         devices=("cpu",),
         resume_train=True,
     )

@@ -216,6 +216,12 @@ def fit(starts: Starts, folder: Path, x: Any = X, y: Any = Y, **options: Any) ->
         model.fit(x, y, run=folder / "run", devices=["cpu"], **options)
 
 
+def test_a_batch_of_more_rows_than_there_are_takes_all(starts: Starts, tmp_path: Path) -> None:
+    fit(starts, tmp_path / "a", X[:5], Y[:5], batch_size=64)
+    fit(starts, tmp_path / "b", batch_size=64)
+    assert [config.batch_size for config in starts.configs] == [5, 64]
+
+
 def test_a_run_that_failed_at_once_leaves_what_was_there(tmp_path: Path) -> None:
     for name in ("config.yaml", "record.jsonl"):
         (tmp_path / name).touch()
