@@ -19,7 +19,8 @@ from tandem.memory.cuda import INSTALL, gpu_identity
 log = logging.getLogger(__name__)
 
 # Of cuda.h: attributes of a device, and values of its compute mode.
-_COMPUTE_MODE, _CAPABILITY_MAJOR, _MPS_ENABLED = 20, 75, 133
+_COMPUTE_MODE, _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MPS_ENABLED = 20, 75, 76, 133
+_OLDEST = (7, 5)  # compute capability for which PyTorch for CUDA 13 has kernels
 _PROHIBITED, _EXCLUSIVE_PROCESS = 2, 3
 
 
@@ -143,7 +144,7 @@ def resolve_devices(devices: str | Sequence[str], para_load: bool) -> tuple[str,
         return _automatic(gpus, _unusable(missing, limits, para_load))
     for device, trainers in Counter(devices).items():
         if device != "cpu":
-            _check_gpu(device, gpus, missing)
+            _check_gpu(device, gpus, missing or _too_old(int(device[5:])))
             _check_limit(device, limits[int(device[5:])], trainers, para_load)
     return tuple(devices)
 
@@ -163,7 +164,19 @@ def _automatic(gpus: int, unusable: str | None) -> tuple[str, ...]:
 def _unusable(missing: str | None, limits: Sequence[int | None], para_load: bool) -> str | None:
     """Say why there can't be a trainer on each GPU; None if there can."""
     refusals = (_refusal(f"cuda:{n}", limit, 1, para_load) for n, limit in enumerate(limits))
-    return missing or next(filter(None, refusals), None)
+    too_old = map(_too_old, range(len(limits)))
+    return missing or next(filter(None, (*too_old, *refusals)), None)
+
+
+def _too_old(number: int) -> str | None:
+    """Say that PyTorch has no kernels for a GPU; None if it has, or nothing is known."""
+    found = tuple(_attribute(number, which) for which in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR))
+    if found[0] == 0 or found >= _OLDEST:
+        return None
+    return (
+        f"cuda:{number} has compute capability {found[0]}.{found[1]}, and PyTorch for CUDA 13 needs"
+        " 7.5 or later (Turing); name the others, if there are any, in devices"
+    )
 
 
 def _check_gpu(device: str, gpus: int, missing: str | None) -> None:

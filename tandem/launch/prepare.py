@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,9 @@ from tandem.layers.network import (
 from tandem.memory import CLASS_LABEL
 from tandem.nested import difference
 from tandem.training.run_spec import Job, RunSpec
-from tandem.validation import shown
+from tandem.validation import shown, shown_size
+
+_LEAST_ADDRESSES = 5 << 28  # bytes; a trainer of a tiny network takes 1.1 GB
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +113,7 @@ def prepare_run(
         skipped,
         colours,
     )
+    _check_limits(spec.trainers)
     _check_data(spec)
     _check_metrics(spec)
     _check_weights(spec)
@@ -133,6 +137,26 @@ def _without_pictures(config: Config) -> Config:
             f" {config.data_folder} are rows of arrays, which have no colours"
         )
     return config.model_copy(update={"mean_file": None})
+
+
+def _check_limits(trainers: int) -> None:
+    """Refuse limits of the system (`ulimit`) under which the processes could not even start."""
+    needed = 16 + 8 * trainers  # files that the launcher opens, measured: pipes and shared memory
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise InputError(
+                f"a process may open at most {hard} files (ulimit -n), expected at least {needed}"
+                f" for {trainers} {'trainer' if trainers == 1 else 'trainers'}"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if addresses != resource.RLIM_INFINITY and addresses < _LEAST_ADDRESSES:
+        raise InputError(
+            f"a process may have at most {shown_size(addresses)} of virtual memory (ulimit -v),"
+            f" expected at least {shown_size(_LEAST_ADDRESSES)}: a trainer's libraries alone take"
+            " that"
+        )
 
 
 def _check_data(spec: RunSpec) -> None:

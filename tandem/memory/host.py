@@ -137,7 +137,7 @@ class HostBuffer(Buffer):
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
-            raise self._shortage(nbytes, error.strerror) from error
+            raise self._shortage(nbytes, error.strerror, error.errno) from error
 
     def _view(self, shape: tuple[int, ...], dtype: np.dtype, offset: int) -> npt.NDArray[Any]:
         if 0 in shape:
@@ -159,16 +159,19 @@ class HostBuffer(Buffer):
         try:
             self._mapping = mmap.mmap(self._descriptor, size)
         except OSError as error:
-            raise self._shortage(size, error.strerror) from error
+            raise self._shortage(size, error.strerror, error.errno) from error
 
     def _check_open(self) -> None:
         if not self._release.alive:
             raise ValueError(f"the buffer {self.name!r} is closed")
 
-    def _shortage(self, nbytes: int, reason: str | None) -> InputError:
+    def _shortage(self, nbytes: int, reason: str | None, code: int | None = None) -> InputError:
+        remedy = "a smaller batch_size, width or number of devices needs less"
+        if code == errno.EFBIG:
+            remedy = "the size of files is limited (ulimit -f), and it counts as one"
         return InputError(
-            f"{_human(nbytes)} of shared memory can't be allocated for {self.name!r}: {reason}; "
-            "a smaller batch_size, width or number of devices needs less"
+            f"{_human(nbytes)} of shared memory can't be allocated for {self.name!r}: "
+            f"{reason}; {remedy}"
         )
 
     def __reduce__(self) -> tuple[Callable[..., "HostBuffer"], tuple[Any, str]]:

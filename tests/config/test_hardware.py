@@ -38,7 +38,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         torch: str | None = "2.13.0+cu130",
         driver: tuple[int, int] | None = (13, 0),
         limits: Sequence[int | None] = (None, None),
+        capabilities: Sequence[tuple[int, int]] = ((9, 0), (7, 5)),
     ) -> None:
+        def attribute(number: int, which: int) -> int:
+            return capabilities[number][{75: 0, 76: 1}[which]]
+
         def version(name: str) -> str:
             if torch is None:
                 raise importlib.metadata.PackageNotFoundError(name)
@@ -51,6 +55,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.setattr(hardware, "driver_cuda", lambda: driver)
         monkeypatch.setattr(hardware, "torch_cuda", lambda: (13, 0))
         monkeypatch.setattr(hardware, "process_limit", lambda number: limits[number])
+        monkeypatch.setattr(hardware, "_attribute", attribute)
         monkeypatch.setattr(importlib.util, "find_spec", find)
         monkeypatch.setattr(importlib.metadata, "version", version)
 
@@ -72,6 +77,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         ({"gpus": 1, "driver": None}, ("cuda:0",), "on each GPU"),
         ({"gpus": 2, "limits": [None, 1]}, ("cpu",), "cuda:1 permits one process at a time"),
         ({"gpus": 2, "limits": [0, None]}, ("cpu",), "cuda:0 permits no process"),
+        (
+            {"gpus": 2, "capabilities": [(9, 0), (7, 0)]},
+            ("cpu",),
+            "cuda:1 has compute capability 7.0, and PyTorch for CUDA 13 needs 7.5",
+        ),
+        ({"gpus": 1, "capabilities": [(0, 0)]}, ("cuda:0",), "on each GPU"),
     ],
 )
 def test_auto_takes_the_gpus_if_it_can_and_says_why_not(
@@ -106,6 +117,7 @@ def test_a_list_is_taken_as_it_is(machine: Machine, names: list[str]) -> None:
             r"CUDA 12\.8 and older, PyTorch 2\.13\.0\+cu130 for CUDA 13\.0; update the driver",
         ),
         ({"gpus": 2, "limits": [None, 0]}, "cuda:1 permits no process .*PROHIBITED"),
+        ({"gpus": 2, "capabilities": [(9, 0), (6, 1)]}, "unusable: cuda:1 has .* 6.1, and"),
         (
             {"gpus": 2, "limits": [None, 1]},
             "EXCLUSIVE_PROCESS.*2 processes, of trainers and their loaders.*para_load: false",

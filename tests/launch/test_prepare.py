@@ -1,6 +1,7 @@
 """What a run of ranks resolves to, and is refused, by what has started them and their GPUs."""
 
 import json
+import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from tandem.artifacts.checkpoint import (
 )
 from tandem.config.command_line import load_config
 from tandem.config.hardware import RankInfo
-from tandem.config.schema import make_config
+from tandem.config.schema import Config, make_config
 from tandem.data.manifest import read_manifest, write_manifest
 from tandem.distributed.group import Starter
 from tandem.errors import InputError
@@ -344,3 +345,28 @@ def test_networks_without_averages_do_not_depend_on_rows(
 def test_rows_of_a_damaged_checkpoint_are_refused(data: Path, tmp_path: Path, rows: str) -> None:
     with pytest.raises(InputError, match=r"safetensors \(norm_rows\): found '.*', expected a whol"):
         resumed(data, tmp_path / "run", rows)
+
+
+LIMITS = {
+    "files": ({resource.RLIMIT_NOFILE: (24, 24)}, "at most 24 files .* at least 32 for 2 trainers"),
+    "addresses": ({resource.RLIMIT_AS: (10**9, 10**9)}, "at most 1.00 GB of virtual memory"),
+    "soft": ({resource.RLIMIT_NOFILE: (24, 4096)}, None),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_of_the_system_are_looked_at(
+    data: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    found, message = LIMITS[name]
+    raised: list[Any] = []
+    none = (resource.RLIM_INFINITY,) * 2
+    monkeypatch.setattr("resource.getrlimit", lambda which: found.get(which, none))
+    monkeypatch.setattr("resource.setrlimit", lambda *given: raised.append(given))
+    config = Config(data_folder=str(data), batch_size=2, crop_size=67, devices=("cpu", "cpu"))
+    if message is None:
+        prepare_run(config, "train")
+        assert raised == [(resource.RLIMIT_NOFILE, (32, 4096))]
+    else:
+        with pytest.raises(InputError, match=message):
+            prepare_run(config, "train")

@@ -144,18 +144,19 @@ def test_arrays_outlive_a_closed_or_forgotten_buffer_and_the_rest_refuses() -> N
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "message"),
+    ("nbytes", "code", "message"),
     [
-        (1 << 55, r"PiB of shared .* 'slot 3': this machine has .*"),
-        (1 << 62, r"PiB of shared .* 'slot 3': this machine has .*"),
-        (1 << 20, r"1 MiB .* 'slot 3': No space left on device"),
+        (1 << 55, 28, r"PiB of shared .* 'slot 3': this machine has .*"),
+        (1 << 62, 28, r"PiB of shared .* 'slot 3': this machine has .*"),
+        (1 << 20, 28, r"1 MiB .* 'slot 3': No space left on device; a smaller batch_size"),
+        (1 << 20, 27, r"File too large; the size of files is limited \(ulimit -f\)"),
     ],
 )
 def test_too_much_is_refused_with_the_reason(
-    nbytes: int, message: str, monkeypatch: pytest.MonkeyPatch
+    nbytes: int, code: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(descriptor: int, size: int) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "ftruncate", refuse)
     before = open_descriptors()
