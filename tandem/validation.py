@@ -50,14 +50,19 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def unmasked(values: Any, name: str) -> np.ndarray:
-    """Convert to an array; InputError for a masked one, whose mask would be ignored."""
+    """Convert to an array; InputError for a masked one."""
+    refuse_masked(values, name)
+    return np.asarray(values)
+
+
+def refuse_masked(values: Any, name: str) -> None:
+    """Raise InputError for an array with masked numbers: its mask would be ignored."""
     if np.ma.is_masked(values):
         hidden = np.ma.count_masked(values)
         raise InputError(
             f"{name}: found a masked array with {hidden} of {np.size(values)} numbers masked, "
             "expected plain numbers: replace those, as its filled(value) does"
         )
-    return np.asarray(values)
 
 
 def read_yaml(path: Path, content: str | bytes | None = None) -> dict[str, Any]:

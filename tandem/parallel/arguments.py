@@ -18,7 +18,7 @@ from tandem.parallel.registry import axes, label
 from tandem.parallel.selection import Batch, Selection, is_same, select_local, select_many
 from tandem.parallel.team import Team
 from tandem.split import edges
-from tandem.validation import unmasked
+from tandem.validation import refuse_masked
 
 if TYPE_CHECKING:
     from tandem.parallel.pool import Pool
@@ -157,7 +157,7 @@ class Signature:
         else:
             if isinstance(value, np.ndarray) and not value.flags.aligned:  # as of a file's records
                 value = value.copy()
-            unmasked(value, self._labels[position])
+            refuse_masked(value, self._labels[position])
             try:
                 return kind.filter(value, strict=False, allow_downcast=None)
             except (TypeError, ValueError):

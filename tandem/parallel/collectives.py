@@ -15,7 +15,7 @@ from tandem.parallel.residents import reduced
 from tandem.parallel.selection import Batch, select
 from tandem.parallel.team import Team
 from tandem.parallel.transfers import Transfers
-from tandem.validation import unmasked
+from tandem.validation import refuse_masked
 
 log = logging.getLogger(__name__)
 
@@ -298,7 +298,7 @@ class Collectives(Transfers):
         kind = variable.type.clone(shape=(None,) * variable.type.ndim)
         if isinstance(value, Data) and value.data.dtype == kind.dtype and value.ndim == kind.ndim:
             return value
-        unmasked(value, label(variable))
+        refuse_masked(value, label(variable))
         try:
             plain = np.asarray(value) if isinstance(value, Data) else value
             return kind.filter(plain, allow_downcast=None)
