@@ -183,7 +183,9 @@ class _Unpickler(pickle.Unpickler):
         if package == "tandem" and "." not in name:
             found = super().find_class(module, name)
             if isinstance(found, type) and (
-                dataclasses.is_dataclass(found) or issubclass(found, tuple | enum.Enum | Exception)
+                dataclasses.is_dataclass(found)
+                or issubclass(found, tuple | enum.Enum | Exception)
+                or hasattr(found, "model_fields")  # settings, a pydantic model
             ):
                 return found
         elif (package == "numpy" and name in _NUMPY) or f"{module}.{name}" in _OTHERS:

@@ -123,9 +123,8 @@ def _make_all(
 
 def _forget(root: Path) -> None:
     """Remove what a refused run recorded before its first batch file: it would bind the next."""
-    progress = load_progress(root)
-    if progress is not None and not any(split.files for split in progress.splits.values()):
-        (root / PROGRESS_NAME).unlink()
+    if not any(path for folder in _batch_folders(root) for path in folder.glob("*")):
+        (root / PROGRESS_NAME).unlink(missing_ok=True)
 
 
 def _finish(settings: Settings, listing: Listing, progress: Progress, report: Report) -> None:

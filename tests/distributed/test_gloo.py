@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore
 
+from tandem.config.schema import Config
 from tandem.distributed import gloo
 from tandem.distributed.allreduce import NcclAllReduce
 from tandem.distributed.gloo import VARIABLES, GlooGroup, agree, is_started_by_torchrun, machine
@@ -70,7 +71,9 @@ def test_a_message_is_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     group = GlooGroup(HashStore(), 0, 1, "test")
     record = RowType("float32", (3,))
     array = np.arange(3.0)
+    settings = Config(network_options={"depth": 3})
     sent = (None, True, 2**70, 1j, "a", b"b", [1], {2}, {"k": record}, tmp_path, np.int8(3))
+    sent += (settings,)
     assert group.all_gather_object(sent) == (sent,)
     (found,) = group.all_gather_object(array)
     np.testing.assert_array_equal(found, array, strict=True)

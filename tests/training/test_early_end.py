@@ -91,11 +91,11 @@ def test_what_is_measured_can_be_monitored() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("stop_patience", -1, "a whole number of epochs of at least 0"),
+        ("stop_patience", -1, "a whole number of epochs from 0 to 2147483647"),
         ("stop_at", "low", "a number, or null"),
-        ("lr_patience", -1, "a whole number of epochs of at least 0"),
+        ("lr_patience", -1, "a whole number of epochs from 0 to 2147483647"),
         ("lr_factor", 1, "a number above 0 and below 1"),
-        ("lr_every", 0, "a whole number of epochs of at least 1"),
+        ("lr_every", 0, "a whole number of epochs from 1 to 2147483647"),
         ("lr_min", -0.1, "a number of at least 0"),
         ("lr_rise", 0, "a number above 0 and below 1"),
         ("lr_begin_divisor", 0.5, "a number of at least 1"),
