@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.draw import draw
 from benchmarks.measure import machine, setting, table
 
 QUESTIONS = (
@@ -64,6 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
     path = RESULTS / time.strftime("%Y%m%d-%H%M%S.jsonl")
     lines = [json.dumps(item) for item in (setting(), *rows)]
     path.write_text("\n".join(lines) + "\n")
+    from benchmarks.draw import draw  # imports Matplotlib
+
     draw(rows, path.with_suffix(".png"))
     print(machine())
     print(table(rows))

@@ -2,9 +2,13 @@
 
 Those marked `gpu` are skipped, with the reason, where there is no GPU to be used. A program that
 was called within a test leaves no handler behind, whose stream pytest closes.
+
+Bytecode is written whatever the environment says: hundreds of children import the same modules.
 """
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +16,9 @@ import pytest
 
 from tandem.config.hardware import cuda_device_count, missing_for_gpus
 from tests.support.tiny import prepare
+
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -18,12 +18,9 @@ from tandem.artifacts.run_folder import list_checkpoints
 from tandem.trace.chrome import read_trace
 from tandem.trace.merge import merge
 from tests.support.machines import CABLE, Machines, missing_for_two_machines, two_machines
-from tests.support.ranks import missing, starter
+from tests.support.ranks import need_ranks, starter
 from tests.support.runs import assert_close, assert_same_bits, train
 from tests.support.tiny import ROOT, prepare, python_path, settings
-
-if reason := missing() or missing_for_two_machines():
-    pytest.skip(reason, allow_module_level=True)
 
 PROGRAM = """
 import json, numpy as np
@@ -35,6 +32,13 @@ neighbours = engine.all_gather_object((engine.local.rank, engine.local.size))
 if engine.rank == 0:
     print(json.dumps([neighbours, bool((vector == engine.size).all())]))
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _machines() -> None:
+    need_ranks()
+    if reason := missing_for_two_machines():
+        pytest.skip(reason)
 
 
 @pytest.fixture(scope="module")

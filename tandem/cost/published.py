@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from tandem.config.schema import make_config
 from tandem.cost.exchange import Layout, Load, Rates, fit, load, seconds, speedup
@@ -163,6 +162,8 @@ def gpu_speed(steps: "Sequence[TrainerStep]", measured: Sequence[float]) -> Spee
     def errors(logs: np.ndarray) -> np.ndarray:
         found = [sum(step.seconds(speed(logs))) for step in steps]
         return np.log(np.array(found) / np.array(measured))
+
+    from scipy.optimize import least_squares  # slow to import
 
     # The steps of numerical derivatives are wide: a line's seconds are the larger of two.
     return speed(least_squares(errors, np.log([1e12, 1e11]), diff_step=1e-3).x)

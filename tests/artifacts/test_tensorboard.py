@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.util.tensor_util import make_ndarray
 
 from tandem.artifacts import tensorboard
 from tandem.artifacts.checkpoint import Checkpoint, RunState
@@ -22,6 +20,10 @@ from tandem.artifacts.metrics_log import NotFiniteRecord, TrainRecord, Validatio
 from tandem.artifacts.tensorboard import EventLog
 from tandem.artifacts.visualize import filter_grid
 from tandem.layers.network import NetworkDescription
+from tests.support.lazily import Lazily
+
+event_accumulator = Lazily("tensorboard.backend.event_processing.event_accumulator")
+tensor_util = Lazily("tensorboard.util.tensor_util")
 
 TRAIN = TrainRecord(1, 20, 2.5, 0.75, 0.01, 130.5, 18.0, 0.5, 1.5)
 VALIDATION = ValidationRecord(1, 40, 2.25, 0.5, 0.125, 360)
@@ -33,9 +35,9 @@ def checkpoint(step: int, **weights: np.ndarray) -> Checkpoint:
     return Checkpoint(weights, {"momentum": momentum}, network, RunState(step=step))
 
 
-def read(folder: Path) -> EventAccumulator:
+def read(folder: Path) -> Any:
     everything = dict.fromkeys(("scalars", "images", "histograms", "tensors"), 0)
-    found = EventAccumulator(str(folder), size_guidance=everything)
+    found = event_accumulator.EventAccumulator(str(folder), size_guidance=everything)
     found.Reload()
     return found
 
@@ -207,7 +209,7 @@ def test_the_numbers_of_a_histogram_are_what_tensorboard_shows() -> None:
 
     values = np.random.default_rng(1).standard_normal(5000)
     value = tensorboard._to_summary("x", values)
-    buckets = make_ndarray(migrate_value(value).tensor)
+    buckets = tensor_util.make_ndarray(migrate_value(value).tensor)
     counts, edges = np.histogram(values, 64)
     np.testing.assert_allclose(buckets[:, 2], counts)
     np.testing.assert_allclose(buckets[:, 0], edges[:-1], atol=1e-6)

@@ -16,12 +16,13 @@ from tests.support.runs import train
 from tests.support.tiny import ROOT, prepare
 
 STEPS = 8  # two epochs of 13 pictures, four a step: the last of each epoch is of one picture
+ALONE = {"devices": ["cpu"], "batch_size": 4, "para_load": False}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compared")
-    changes = {"devices": ["cpu", "cpu"], "batch_size": 2, "n_epochs": 2, "precision": "float32"}
+    changes = {**ALONE, "n_epochs": 2, "precision": "float32"}
     return train(prepare(folder / "data"), folder / "run", **changes)
 
 
@@ -56,50 +57,17 @@ def test_every_step_has_the_loss_of_plain_pytorch(
     assert summary["largest_difference"] < 1e-5
 
 
-@pytest.mark.parametrize("loss", [2.5, None])
-def test_another_loss_is_found(run: Path, loss: float | None) -> None:
-    rewrite_record(run, 3, loss=loss)
+def test_another_loss_is_found(run: Path) -> None:
+    rewrite_record(run, 3, loss=2.5)
     assert compare(run) == 1
     assert compare(run, steps=2) == 0
-
-
-def test_the_tolerance_decides(run: Path) -> None:
-    assert compare(run, "--tolerance", "-1", steps=1) == 1
-
-
-@pytest.mark.parametrize(
-    ("missing", "steps", "message"),
-    [
-        (3, STEPS, f"steps 1 to {STEPS} are not all recorded"),
-        (STEPS, STEPS, f"steps 1 to {STEPS} are not all recorded"),
-        (None, STEPS + 1, f"steps 1 to {STEPS + 1} are not all recorded"),
-        (None, 0, "--steps is 0"),
-    ],
-)
-def test_missing_steps_are_refused(
-    run: Path, missing: int | None, steps: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if missing is not None:
-        rewrite_record(run, missing, step=STEPS + 1)
-    assert compare(run, steps=steps) == 2
-    assert message in capsys.readouterr().err
+    rewrite_record(run, 3, step=STEPS + 1)
+    assert compare(run) == 2  # not all are recorded
 
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "use_momentum: false",
-        "use_nesterov_momentum: true",
-        "precision: bfloat16",
-        "init_weights: a.safetensors",
-        "freeze: [conv1]",
-        "norm_before_pool: true",
-        "lr_policy: auto",
-        "lr_policy: plateau",
-        "loss: mse",
-        "label_smoothing: 0.1",
-        "rand_colour: 0.1",
-    ],
+    ["use_momentum: false", "precision: bfloat16", "loss: mse"],
 )
 def test_what_plain_pytorch_does_not_repeat_is_refused(
     run: Path, line: str, capsys: pytest.CaptureFixture[str]
@@ -112,10 +80,6 @@ def test_what_plain_pytorch_does_not_repeat_is_refused(
     assert f"{path}: {key} is " in capsys.readouterr().err
 
 
-def test_a_folder_without_a_run(tmp_path: Path) -> None:
-    assert compare(tmp_path) == 2
-
-
 def test_every_epoch_has_the_error_of_plain_pytorch(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,25 +90,6 @@ def test_every_epoch_has_the_error_of_plain_pytorch(
         assert found["ours"] == found["plain"]
     assert summary == {"epochs": 2, "last_difference": 0}
     assert main([str(run), "--epochs", "2", "--points", "-1"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("epochs", "message"),
-    [("3", "found no validation of epoch 3, expected 3"), ("0", "--epochs is 0")],
-)
-def test_missing_epochs_are_refused(
-    run: Path, epochs: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(run), "--epochs", epochs]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_another_network_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run / "config.yaml"
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("network:")]
-    path.write_text("\n".join([*lines, "network: tandem.models.vgg:VGG11"]) + "\n")
-    assert compare(run) == 2
-    assert "network is tandem.models.vgg:VGG11; only alex_net:AlexNet, " in capsys.readouterr().err
 
 
 @pytest.mark.slow

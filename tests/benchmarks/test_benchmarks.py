@@ -14,14 +14,11 @@ from pytensor.tensor.math import Dot
 import benchmarks.__main__ as everything
 import benchmarks.step as step
 from benchmarks import draw, memory, profile, run, start
-from benchmarks.measure import Comparison, Figure, Measured, compare, row, setting, table
-from benchmarks.measure import run as run_benchmark
+from benchmarks.measure import Comparison, Figure, Measured, compare, row, table
 from benchmarks.roofline import step_flops
 from examples.resident_step import ResidentStep, Sizes
 from tandem.backend import device_mode
-from tandem.errors import InputError
 from tandem.ops import Conv2d, Conv2dInputGrad, Conv2dWeightGrad
-from tandem.processor import STEERING
 
 TINY = Sizes(batch=2)
 
@@ -50,36 +47,12 @@ def test_a_ratio_is_of_medians_and_its_spread_of_rounds() -> None:
     assert compare("q", ours, peer).reached is None
 
 
-@pytest.mark.parametrize("part", [step.training, step.inference, step.small])
+@pytest.mark.parametrize("part", [step.training, step.inference])
 def test_steps_are_compared_with_every_way_of_writing_them(part: Any) -> None:
     found = list(part(1, TINY))
     assert [c.peer.split(",")[0] for c in found] == ["PyTorch"] * len(found)
     assert found[0].peer == "PyTorch, eager"
     assert all(c.ratio > 0 for c in found)
-
-
-@pytest.mark.parametrize(
-    ("capability", "part", "targets"),
-    [
-        ("AVX512", step.training, [1.40, 1.25]),
-        ("AVX512", step.inference, [1.70, 1.30]),
-        ("AVX2", step.inference, [1.50, 1.35]),
-        ("DEFAULT", step.training, [1.30, 1.25]),
-        ("AVX512", step.small, [1.30, 1.20]),
-    ],
-)
-def test_targets_depend_on_vector_instructions(
-    capability: str, part: Any, targets: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(step, "measure", lambda steps, rounds: [measured(n, 1.0) for n in steps])
-    assert [c.target for c in part(1, TINY) if c.peer.startswith("PyTorch")] == targets
-
-
-def test_batches_are_compared_by_image() -> None:
-    small, large = step.batches(3, TINY, (1, 4))
-    assert (small.name, large.name, large.ratio) == ("batch 1", "batch 4", 1.0)
-    assert small.seconds != pytest.approx(large.seconds, rel=1e-9)
 
 
 def test_a_run_with_its_loader_is_compared_with_data_in_memory() -> None:
@@ -101,11 +74,6 @@ def test_a_start_is_timed_until_the_first_step() -> None:
     settings = ["--batch_size", "2", "--crop_size", "67", "--width", "0.05"]
     (found,) = start.answer(1, stored=72, settings=settings)
     assert 1 < found.value < 300
-
-
-def test_a_run_that_does_not_start_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"made no step:\nerror: .*nothing"):
-        start.seconds_to_first_step(tmp_path / "nothing", tmp_path / "run", ())
 
 
 def test_a_profile_counts_all_operations_and_all_time() -> None:
@@ -158,25 +126,6 @@ def test_everything_is_written_down_and_drawn(
     assert others == rows
     assert picture.stat().st_size > 10_000
     assert draw.main([str(lines), str(tmp_path / "again.svg")]) == 0
-
-
-def test_a_benchmark_names_the_machine_above_its_table(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in STEERING:
-        monkeypatch.delenv(name, raising=False)
-    found = Figure("m", "size", 390.0, "MB", 400.0)
-    assert run_benchmark("about", lambda rounds: iter([found]), 1, []) == 0
-    printed, table = capsys.readouterr()
-    assert json.loads(printed) == row(found)
-    now = setting()
-    line = f"{now['processor']}, {now['cores']} cores, {now['capability']}"
-    assert table.splitlines()[:2] == [line, "m"]
-
-
-def test_a_benchmark_that_fails_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit, match=r"benchmarks\.nothing ended with 1"):
-        everything.ask("nothing")
 
 
 def test_tables_have_a_block_for_each_question() -> None:

@@ -1,15 +1,12 @@
 """The benchmark against DistributedDataParallel, on a tiny network."""
 
-import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks import ddp
 from benchmarks.measure import row
-from benchmarks.pictures import write_data_folder
 from tandem.errors import InputError
-from tests.support.tiny import is_gone
 
 TINY = ddp.Sizes(batch=2, crop=67, stored=70, classes=3, width=0.1)
 
@@ -26,28 +23,6 @@ def test_it_compares_what_it_says() -> None:
         (gradients, tuned, None),
     ]
     assert all(r["kind"] == "speed" and r["rounds"] == 2 and r["ratio"] > 0 for r in rows)
-
-
-@pytest.mark.slow
-def test_its_ranks_make_steps_together(tmp_path: Path) -> None:
-    with ddp.ddp_team(tmp_path / "store", TINY, steps=1) as team:
-        for name in ddp.TARGETS:
-            seconds = team.do(name)
-            assert len(seconds) == ddp.PROCESSES
-            assert min(seconds) > 0
-
-
-@pytest.mark.slow
-def test_a_run_stands_still_between_its_turns_and_ends(tmp_path: Path) -> None:
-    data = write_data_folder(tmp_path / "data", 400, TINY.stored, TINY.classes)
-    run = tmp_path / "run"
-    with ddp.training_run(data, run, ddp.settings(TINY, "shared")) as program:
-        assert program.seconds_per_step(2) > 0
-        before = (run / "run" / "record.jsonl").read_bytes()
-        time.sleep(1)
-        assert (run / "run" / "record.jsonl").read_bytes() == before
-        assert program.seconds_per_step(2) > 0
-    assert is_gone(program.group)
 
 
 def test_a_run_that_does_not_start_is_reported(tmp_path: Path) -> None:

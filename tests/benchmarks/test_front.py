@@ -1,7 +1,5 @@
 """The benchmark of `tandem.nn` against PyTorch, on a narrow network."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -33,15 +31,6 @@ def test_both_sides_have_the_same_network() -> None:
         expected = torch.softmax(network(images), 1).numpy()
     assert np.ptp(expected) > 1e-4
     np.testing.assert_allclose(model.predict(pictures), expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_ranks_of_plain_pytorch_train_epochs_together(tmp_path: Path) -> None:
-    with front.plain_team(tmp_path / "store", 2, 1, TINY) as team:
-        for kind in (front.EAGER, front.TUNED):
-            seconds = team.do(kind)
-            assert len(seconds) == 2
-            assert min(seconds) > 0
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.loader import Epoch, RawPictures, Sizes, answer, data_loader, mean_image, opened
+from benchmarks.loader import Epoch, Sizes, answer, mean_image, opened
 from benchmarks.measure import Comparison, Figure
 from benchmarks.pictures import write_batches
 from tandem.data.dataset import Dataset
@@ -82,10 +82,3 @@ def test_numpy_takes_the_mean_from_the_same_crops(dataset: Dataset) -> None:
                 np.testing.assert_array_equal(image, expected)
             mirrored += int(slot.mirrored[: len(images)].sum())
     assert 0 < mirrored < SIZES.pictures
-
-
-def test_pytorch_loads_every_picture(dataset: Dataset) -> None:
-    mean = mean_image(SIZES)
-    batches = list(data_loader(RawPictures(dataset, mean, SIZES.crop), SIZES.batch))
-    assert [tuple(batch.shape) for batch in batches] == [(n, 3, 16, 16) for n in (4, 4, 2)]
-    assert all(batch.is_contiguous() for batch in batches)

@@ -11,14 +11,18 @@ import pytest
 from benchmarks.ranks import Job, run
 from tandem.cost.exchange import Layout, load
 from tests.support.machines import Machines, missing_for_two_machines, two_machines
-from tests.support.ranks import missing, starter
+from tests.support.ranks import need_ranks, starter
 from tests.support.tiny import ROOT, prepare, settings, wait_for_steps
-
-if reason := missing() or missing_for_two_machines():
-    pytest.skip(reason, allow_module_level=True)
 
 PARAMETERS = 500_000  # MPI passes shorter vectors on in other ways
 TIMEOUT = 3  # seconds without a sign of life
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _machines() -> None:
+    need_ranks()
+    if reason := missing_for_two_machines():
+        pytest.skip(reason)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Networks exist on both sides of a comparison, and the fastest peer is the one that counts."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,7 +8,7 @@ import pytest
 
 from benchmarks import networks
 from benchmarks.measure import Comparison, Figure, Found
-from benchmarks.networks import CASES, DEEP, OURS, Case
+from benchmarks.networks import CASES, DEEP, Case
 from examples.resident_step import Sizes
 
 TINY = Case(
@@ -37,29 +36,6 @@ def compared(found: Iterator[Found]) -> dict[str, Comparison]:
     return {row.peer: row for row in rows}
 
 
-def test_only_the_fastest_peer_has_the_target() -> None:
-    def sleep(seconds: float) -> networks.Step:
-        return lambda: time.sleep(seconds)
-
-    rows = compared(
-        networks._speed(
-            "step",
-            3,
-            {"tiny": TINY},
-            lambda case: sleep(0.002),
-            lambda case: {"slow": sleep(0.02), "fast": sleep(0.006), "slower": sleep(0.03)},
-        )
-    )
-    assert {peer: row.target for peer, row in rows.items()} == {
-        "slow": None,
-        "fast": networks.SPEED,
-        "slower": None,
-    }
-    assert rows["fast"].name == OURS
-    assert rows["fast"].reached
-    assert rows["fast"].question == "step of tiny, batch 2, 8"
-
-
 @pytest.mark.slow
 def test_training_inference_memory_and_compile_time_are_measured(
     monkeypatch: pytest.MonkeyPatch,
@@ -77,17 +53,3 @@ def test_training_inference_memory_and_compile_time_are_measured(
     (times,) = compared(networks.compile_times(1, cases)).values()
     assert (times.name, times.target) == ("larger", networks.COMPILE)
     assert 0.2 < times.ratio < 5
-
-
-def test_one_network_or_one_part_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    parts = {
-        name: lambda rounds, cases, name=name: iter(asked.append((name, rounds, [*cases])) or ())
-        for name in networks.PARTS
-    }
-    monkeypatch.setattr(networks, "PARTS", parts)
-    assert networks.main(["--only", "memory", "--network", "ResNet-50", "--rounds", "2"]) == 0
-    assert asked == [("memory", 2, ["ResNet-50"])]
-    asked.clear()
-    assert networks.main([]) == 0
-    assert asked == [(name, 7, [*CASES]) for name in parts]

@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks.gpu import table
@@ -11,7 +10,6 @@ from benchmarks.original import (
     ORIGINAL,
     Run,
     hidden_share,
-    noise_for_runs,
     run_records,
     run_row,
     table_rows,
@@ -19,7 +17,6 @@ from benchmarks.original import (
 )
 from benchmarks.pictures import write_data_folder
 from tandem.artifacts.metrics_log import TrainRecord
-from tandem.data.manifest import read_manifest
 from tandem.errors import InputError
 
 QUICK = [
@@ -43,14 +40,6 @@ def test_runs_are_one_and_two_trainers_with_and_without_loaders() -> None:
     ]
     assert table_runs(4)[2].name == "2 trainers, parallel loading on"
     assert table_runs(4)[2].devices == ("cuda:0", "cuda:1")
-
-
-def test_trainers_share_the_global_batch() -> None:
-    words = " ".join(ONE.settings())
-    assert words == "--devices cuda:0 --para_load true --batch_size 256 --data_on_gpu false"
-    assert "--batch_size 128" in " ".join(TWO.settings())
-    assert table_runs(1)[4].settings()[-2:] == ["--data_on_gpu", "true"]
-    assert "--data_on_gpu" not in Run(True, ("cpu",)).settings()
 
 
 def test_the_table_has_seconds_of_5120_images_beside_the_originals() -> None:
@@ -80,16 +69,6 @@ def test_loading_is_hidden_where_the_trainer_does_not_wait() -> None:
     assert row["loading hidden"] == 0.96
 
 
-def test_files_of_noise_have_many_names(tmp_path: Path) -> None:
-    folder = write_data_folder(tmp_path / "data", 4, side=8, classes=3, repeat=3, per_file=2)
-    split = read_manifest(folder).splits["train"]
-    assert len(split.files) == 6
-    assert len(split.labels) == 12
-    assert len({(folder / file).stat().st_ino for file in split.files}) == 2
-    saved = np.load(folder / "labels" / "train_labels.npy", allow_pickle=False)
-    np.testing.assert_array_equal(saved, split.labels)
-
-
 @pytest.mark.slow
 def test_runs_of_the_table_are_made_and_measured(tmp_path: Path) -> None:
     """On a CPU: 16 pictures a step, a report every 2 steps."""
@@ -111,10 +90,3 @@ def test_runs_of_the_table_are_made_and_measured(tmp_path: Path) -> None:
         run_records(data, settings, 3, seconds=0)
     with pytest.raises(InputError, match="ended with 2 after 0 of 1 reports"):
         run_records(tmp_path, settings, 1, seconds=100)
-
-
-@pytest.mark.slow
-def test_noise_for_runs_is_an_epoch_of_many_steps(tmp_path: Path) -> None:
-    manifest = read_manifest(noise_for_runs(tmp_path / "data", side=8))
-    assert len(manifest.splits["train"].pictures) == 102_400
-    assert set(manifest.counts("train")) == {256}

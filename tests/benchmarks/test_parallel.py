@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks import parallel, trainers
 from benchmarks.measure import Figure, row
-from benchmarks.parallel_contenders import CONTENDERS, PARTS, Sizes, passed_rows, pool, seconds
-from tandem.errors import InputError
+from benchmarks.parallel_contenders import CONTENDERS, PARTS, Sizes
 
 TINY = Sizes(
     rows=8,
@@ -71,51 +70,6 @@ def test_scaled_batches_are_compared_by_picture(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(parallel, "Contender", Fake)
     fixed, scaled, *_ = parallel.answer(2, TINY, only="ablations")
     assert scaled.peer_seconds == pytest.approx(2 * fixed.peer_seconds)
-
-
-def test_each_part_of_each_function_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "Contender", Fake)
-    rows = [row(one) for one in parallel.answer(2, TINY, only="times")]
-    assert [r["name"] for r in rows] == [*PARTS, *PARTS]
-    assert [r["seconds"] / r["whole_seconds"] for r in rows] == pytest.approx([0.25] * 8)
-
-
-def test_contenders_take_turns() -> None:
-    turns: list[str] = []
-
-    def contender(name: str) -> float:
-        turns.append(name)
-        return float(len(turns))
-
-    names = "ab"
-    found = parallel.interleave({n: lambda n=n: contender(n) for n in names}, rounds=2)
-    assert turns == ["a", "b"] * 3
-    assert {name: one.seconds for name, one in found.items()} == {"a": (3, 5), "b": (4, 6)}
-
-
-def test_sizes_reach_a_program() -> None:
-    option, text = TINY.arguments()
-    assert option == "--sizes"
-    assert Sizes.parse(text) == TINY
-
-
-def test_seconds_are_of_one_call() -> None:
-    calls: list[int] = []
-    assert 0 < seconds(lambda: calls.append(1), 5) < 1
-    assert len(calls) == 5
-
-
-def test_a_pool_gets_the_rows_in_their_order() -> None:
-    rows, order = passed_rows(TINY)
-    assert sorted(order) == list(range(len(rows)))
-    with pool(TINY) as tasks:
-        assert tasks["empty"](2) > 0
-        assert tasks["passed rows"](1) > 0
-
-
-def test_a_contender_that_ends_is_reported() -> None:
-    with pytest.raises(InputError, match="the processes of nobody have ended"):
-        parallel.Contender("nobody", TINY)
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from benchmarks.placement import (
     ONE,
     Case,
     Parts,
-    TimedChannel,
     answer,
     slowest,
     tasks,
@@ -35,7 +34,8 @@ TINY = Case(
 DENSE = DenseSizes(rows=4, units=(24, 10, 6), repeats=1)
 
 
-@pytest.mark.parametrize("strategy", ["sharded", pytest.param("single", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["sharded", "single"])
 def test_two_trainers_make_steps(strategy: str) -> None:
     groups = local_groups(2)
     found: list[list[Any]] = [[], []]
@@ -59,25 +59,6 @@ def test_a_step_is_as_slow_as_its_slowest_trainer() -> None:
     ranks = [Parts(1.0, 0.3, 2.5, 0.5), Parts(3.0, 0.2, 0.5, 0.4)]
     assert slowest(ranks) == Parts(3.0, 0.2, 0.5, 0.5)
     assert slowest(ranks).rest == 1.0
-
-
-def test_a_timed_channel_is_the_channel() -> None:
-    class Channel:
-        rank, size = 1, 3
-
-        def all_gather(self, *arguments: Any) -> Any:
-            return arguments
-
-        def all_to_all(self, *arguments: Any) -> Any:
-            return arguments[::-1]
-
-    channel = TimedChannel(Channel())
-    assert (channel.rank, channel.size, channel.seconds) == (1, 3, 0.0)
-    assert channel.all_gather(1, 2) == (1, 2)
-    before = channel.seconds
-    assert before > 0
-    assert channel.all_to_all(1, 2) == (2, 1)
-    assert channel.seconds > before
 
 
 @pytest.mark.slow

@@ -11,16 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks import overlap, ranks
-from benchmarks.ranks import PEERS, Job, jobs, run
+from benchmarks import overlap
+from benchmarks.ranks import PEERS, Job, run
 from benchmarks.scaling import Model, main, measured_table, predict, predicted_table
 from tandem.cost.exchange import STRATEGIES, Layout, Rates, load, seconds
 from tandem.cost.machine import Machine
 from tandem.cost.published import THEANO_MPI
-from tests.support.ranks import missing
-
-if reason := missing():
-    pytest.skip(reason, allow_module_level=True)
+from tests.support.ranks import need_ranks
 
 PARAMETERS = (1_000, 50_000)
 RANKS = 3
@@ -29,16 +26,8 @@ TRUE = Rates(30e-6, 90e-6, 2e-10, 8e-9, 4e-10, 9e-10)
 
 @pytest.fixture(scope="module")
 def measured() -> list[dict[str, Any]]:
+    need_ranks()
     return list(run(Job(1, RANKS, PARAMETERS, 2)))
-
-
-@pytest.mark.slow
-def test_every_strategy_and_peer_is_timed_at_every_size(measured: list[dict[str, Any]]) -> None:
-    found = [(row["parameters"], row["name"]) for row in measured]
-    assert sorted(found) == sorted((n, name) for n in PARAMETERS for name in STRATEGIES + PEERS)
-    for row in measured:
-        assert len(row["seconds"]) == 2
-        assert all(value > 0 for value in row["seconds"])
 
 
 @pytest.mark.slow
@@ -95,17 +84,6 @@ def test_the_report_has_everything(tmp_path: Path, capsys: pytest.CaptureFixture
     assert path.with_suffix(".png").stat().st_size > 10_000
 
 
-def test_without_two_machines_there_is_no_prediction(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "ranks.jsonl"
-    path.write_text("\n".join(json.dumps(r) for r in synthetic() if r["machines"] == 1))
-    assert main([str(path)]) == 0
-    text = capsys.readouterr().out
-    assert "no prediction: nothing was measured for steps_between, bytes_between" in text
-    assert not path.with_suffix(".png").exists()
-
-
 @pytest.mark.slow
 def test_the_table_compares_with_mpi_and_gloo(measured: list[dict[str, Any]]) -> None:
     text = measured_table(measured, None)
@@ -121,20 +99,6 @@ def test_the_last_strategy_is_not_slower_than_the_first_where_cables_are_slow() 
             predict(network, s, 64, model.at(1e9))[0] for s in ("asa", "hierarchical")
         )
         assert hierarchical < asa
-
-
-def test_what_does_not_fit_into_memory_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(ranks, "_free_memory", lambda: 100e6)
-    monkeypatch.setattr(ranks, "missing_for_two_machines", lambda: "not permitted")
-    assert [job.parameters for job in jobs([2, 4], [1000, 3_000_000], 1)] == [
-        (1000, 3_000_000),
-        (1000,),
-    ]
-    errors = capsys.readouterr().err
-    assert "left out: 3,000,000 parameters at 4 ranks" in errors
-    assert "left out: two machines: not permitted" in errors
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.plain_alexnet import PlainAlexNet
 from benchmarks.roofline import (
@@ -20,6 +19,8 @@ H200 = Rates(989.4e12, 4.8e12)  # by its data sheet
 
 @pytest.mark.parametrize("sizes", [Sizes(batch=3), Sizes(2, 99, 100, 7, 0.3)])
 def test_operations_are_counted_as_pytorch_counts_them(sizes: Sizes) -> None:
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton
+
     net = sizes.network()
     model = PlainAlexNet(net, "slices")
     images = torch.randn(sizes.batch, 3, sizes.crop, sizes.crop)

@@ -13,11 +13,13 @@ import pytest
 from tandem.distributed import mpi
 from tandem.distributed.mpi import is_started_by_mpi
 from tests.support.fake_cuda import FakeDriver, FakeMachine
-from tests.support.ranks import leaves_no_memory, missing, mpich_memory, run_ranks
+from tests.support.ranks import leaves_no_memory, mpich_memory, need_ranks, run_ranks
 from tests.support.tiny import ROOT
 
-if reason := missing():
-    pytest.skip(reason, allow_module_level=True)
+
+@pytest.fixture(autouse=True, scope="module")
+def _ranks() -> None:
+    need_ranks()
 
 
 def is_started(environment: dict[str, str]) -> bool:

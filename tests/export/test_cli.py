@@ -4,25 +4,27 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from tandem.classify import Classifier
 from tandem.data.batch_file import write_batch
 from tandem.data.manifest import read_manifest
 from tandem.errors import InputError
 from tandem.export.cli import export, main
+from tests.support.lazily import Lazily
 from tests.support.tiny import prepare, run_program, save_weights, settings
+
+onnx = Lazily("onnx")
+onnxruntime = Lazily("onnxruntime")
+datasets = Lazily("sklearn.datasets")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set of which the validation pictures are digits, of the classes that it says."""
     folder = prepare(tmp_path_factory.mktemp("digits"), train=3, validation=40, classes=10)
-    split, digits = read_manifest(folder).splits["val"], load_digits()
+    split, digits = read_manifest(folder).splits["val"], datasets.load_digits()
     chosen = [digits.images[digits.target == label][i] for i, label in enumerate(split.labels)]
     pictures = np.stack([picture_of(digit) for digit in chosen])
     for number, name in enumerate(split.files):

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 
 from tandem.artifacts.trained_network import load_network
@@ -16,6 +14,10 @@ from tandem.errors import InputError
 from tandem.export.cli import export, main
 from tandem.nn import layers
 from tests.support.graphs import describe_graph, predicted, save_graph
+from tests.support.lazily import Lazily
+
+onnx = Lazily("onnx")
+onnxruntime = Lazily("onnxruntime")
 
 IMAGES = (
     layers.Input((6, 7, 2)),

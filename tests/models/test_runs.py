@@ -4,15 +4,17 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
 from tandem.classify.cli import run_classification
 from tandem.export.cli import main as export
+from tests.support.lazily import Lazily
 from tests.support.runs import train
 from tests.support.tiny import prepare, read_record
+
+onnxruntime = Lazily("onnxruntime")
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
 import tandem
@@ -14,6 +13,9 @@ from tandem.artifacts.run_folder import list_checkpoints
 from tandem.classify import Classifier
 from tandem.errors import InputError
 from tandem.export.cli import export
+from tests.support.lazily import Lazily
+
+onnxruntime = Lazily("onnxruntime")
 
 pytestmark = pytest.mark.slow
 

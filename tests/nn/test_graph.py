@@ -1,6 +1,7 @@
 """Graphs as data: names, shapes, errors, and JSON that decides no code."""
 
 import copy
+import functools
 import json
 import math
 import random
@@ -325,9 +326,14 @@ JUNK: list[Any] = [
     math.nan,
     math.inf,
 ]
-NESTED: Any = []
-for _ in range(100_000):
-    NESTED = [NESTED]
+
+
+@functools.cache
+def nested() -> Any:
+    value: Any = []
+    for _ in range(100_000):
+        value = [value]
+    return value
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
@@ -360,7 +366,7 @@ def mutated(value: Any, rng: random.Random) -> Any:
             holder.insert(key, rng.choice(JUNK))
     if rng.random() < 0.02:
         holder, key = rng.choice(places(value))
-        holder[key] = NESTED
+        holder[key] = nested()
     return value
 
 
@@ -370,7 +376,7 @@ def test_mutated_json_is_a_graph_or_refused() -> None:
     written["layers"]["own"] = {"class": "tests.support.own_layers:Scaled", "power": 3}
     written["nodes"].append(["own", [len(written["nodes"]) - 1]])
     before = {*sys.modules}
-    for junk in [*JUNK, NESTED]:
+    for junk in [*JUNK, nested()]:
         with pytest.raises(InputError):
             Graph.from_json(junk)
     for _ in range(800):

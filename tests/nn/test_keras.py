@@ -5,15 +5,11 @@ import inspect
 import os
 from typing import Any
 
-os.environ.setdefault("KERAS_BACKEND", "torch")
-
-import keras
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
 import torch
-from keras.src.utils.naming import to_snake_case
 
 from tandem import nn
 from tandem.backend import device_mode
@@ -30,6 +26,10 @@ from tests.support.layer_cases import (
     graph_of,
     random_values,
 )
+from tests.support.lazily import Lazily
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+keras = Lazily("keras")
 
 DEVICE = device_mode(strict=True)
 BATCH = 3
@@ -217,6 +217,7 @@ def test_names_and_defaults_are_those_of_keras() -> None:
         if not INITIALIZERS[name]:
             theirs = keras.initializers.get(name)
             assert type(find_initializer(name)).__name__ == type(theirs).__name__
+    to_snake_case = keras.src.utils.naming.to_snake_case
     for name, kind in LAYERS.items():
         if name == "LocalResponseNormalization":
             continue

@@ -13,9 +13,6 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-os.environ.setdefault("KERAS_BACKEND", "torch")
-import keras
-
 from tandem.artifacts.checkpoint import Checkpoint, RunState, read_header, save_checkpoint
 from tandem.artifacts.epochs import logs_of, write_csv
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
@@ -31,6 +28,10 @@ from tandem.nn.callbacks import (
 from tandem.nn.callbacks.settings import Mode
 from tandem.optim import OPTIMIZERS, SCHEDULES, Moment
 from tandem.training.early_end import reason_to_end
+from tests.support.lazily import Lazily
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+keras = Lazily("keras")
 
 EPOCHS = 40
 CONTEXT = Context(EPOCHS, 0.1, {"f1": "f1"})

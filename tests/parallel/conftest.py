@@ -5,6 +5,14 @@ from collections.abc import Iterator
 import pytest
 
 from tandem.parallel import Pool
+from tests.support.op_checks import plain_python
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _interpreted() -> Iterator[None]:
+    """What PyTensor computes for comparison."""
+    with plain_python():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -178,6 +178,7 @@ def test_one_worker_is_enough(one: Pool) -> None:
     assert one.function([x], (pt.sum(x), "sum"))(ROWS) == pytest.approx(ROWS.sum())
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_reported_and_nobody_waits() -> None:
     before = children()
     x = pt.dmatrix("x")

@@ -46,13 +46,6 @@ def run(program: Path, folder: Path, workers: int) -> None:
     assert result.stdout.splitlines()[-1].endswith(f": {workers}"), result.stdout
 
 
-@pytest.mark.parametrize(
-    "name", ["functions_of_rows", pytest.param("shared_variables", marks=pytest.mark.slow)]
-)
-def test_a_program_with_two_workers(name: str, tmp_path: Path) -> None:
-    run(FOLDER / f"{name}.py", tmp_path, 2)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)

@@ -1,5 +1,6 @@
 """AlexNet's conversions and their bytes, as numbers: 128 pictures per trainer, float32."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,6 +21,10 @@ SHARDED: list[tuple[str, str, int, Placement, Placement]] = [
 ]
 
 
+slow = pytest.mark.slow
+
+
+@cache
 def divided(ranks: int, kind: str, **changes: Any) -> DividedNetwork:
     return DividedNetwork.of(PlacementOptions(ranks=ranks, fully_connected=kind, **changes))
 
@@ -45,7 +50,7 @@ def test_two_sharded_trainers_make_eight_conversions(rank: int) -> None:
     assert round(network.exchanged() / 1e6, 1) == 9.3
 
 
-@pytest.mark.parametrize("rows", [4, 16, 128])
+@pytest.mark.parametrize("rows", [4, *(pytest.param(rows, marks=slow) for rows in (16, 128))])
 def test_rows_as_many_as_classes_or_units_change_no_conversion(rows: int) -> None:
     """A square product's result has the size of its factors, whose elements lie elsewhere."""
     options = {"crop_size": 67, "width": rows / 2048, "classes": 2 * rows, "batch_size": rows}
@@ -70,7 +75,7 @@ def test_of_a_single_trainers_layers_what_goes_in_and_comes_back_passes() -> Non
     ("ranks", "average", "gradients", "sharded", "root", "other"),
     [
         (2, 487.7, 243.9, 27.7, 14.1, 14.1),
-        (4, 731.6, 365.8, 68.2, 28.2, 18.7),
+        pytest.param(4, 731.6, 365.8, 68.2, 28.2, 18.7, marks=slow),
         (8, 853.5, 426.8, 142.0, 49.4, 21.1),
     ],
 )

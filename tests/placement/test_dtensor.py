@@ -9,16 +9,10 @@ from typing import Any
 
 import pytensor.tensor as pt
 import pytest
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.distributed.tensor import Replicate as TorchReplicate
-from torch.distributed.tensor import Shard as TorchShard
-from torch.distributed.tensor.debug import CommDebugMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tandem.placement import Partitioned, Placement, Replicate, Shard, partition
+
+pytestmark = pytest.mark.slow  # imports of five seconds
 
 ROWS, INPUTS, HIDDEN, OUTPUTS = 8, 16, 32, 12
 KINDS = {
@@ -31,21 +25,6 @@ Passed = list[tuple[str, int]]
 """Kinds of collectives, in order, and the bytes that a rank receives in each."""
 
 
-class Recorder(CommDebugMode):
-    """Beside the counts of collectives, the bytes of what each is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.passed: Passed = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs or {})
-        kind = KINDS.get(func.name().rpartition("::")[2])
-        if kind is not None and not isinstance(args[0], DTensor):
-            self.passed.append((kind, received(kind, args[0].nbytes, dist.get_world_size())))
-        return result
-
-
 def received(kind: str, nbytes: int, ranks: int) -> int:
     """Bytes that a rank receives in a collective that is given `nbytes` at each rank."""
     whole = nbytes * ranks if kind == "all-gather" else nbytes
@@ -54,6 +33,9 @@ def received(kind: str, nbytes: int, ranks: int) -> int:
 
 @pytest.fixture(params=[2, 4])
 def ranks(request: pytest.FixtureRequest) -> Iterator[int]:
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
     dist.init_process_group("fake", rank=0, world_size=request.param, store=FakeStore())
     yield request.param
     dist.destroy_process_group()
@@ -61,26 +43,42 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def by_dtensor(ranks: int, rows_are_sharded: bool, backward: bool) -> Passed:
     """The collectives of DTensor, with inputs, outputs and gradients placed as ours."""
-    mesh, rows = init_device_mesh("cpu", (ranks,)), TorchReplicate()
-    if rows_are_sharded:
-        rows = TorchShard(0)
+    import torch
+    from torch.distributed import tensor  # a second of imports
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    passed: Passed = []
+
+    class Recorder(CommDebugMode):
+        """Beside the counts of collectives, the bytes of what each is given."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
+            result = super().__torch_dispatch__(func, types, args, kw or {})
+            kind = KINDS.get(func.name().rpartition("::")[2])
+            if kind is not None and not isinstance(args[0], tensor.DTensor):
+                passed.append((kind, received(kind, args[0].nbytes, ranks)))
+            return result
+
+    mesh, whole = init_device_mesh("cpu", (ranks,)), tensor.Replicate()
+    rows = tensor.Shard(0) if rows_are_sharded else whole
     shapes = {
         (ROWS, INPUTS): rows,
-        (INPUTS, HIDDEN): TorchShard(1),
-        (HIDDEN, OUTPUTS): TorchShard(0),
+        (INPUTS, HIDDEN): tensor.Shard(1),
+        (HIDDEN, OUTPUTS): tensor.Shard(0),
     }
     x, first, second = (
-        distribute_tensor(torch.randn(shape), mesh, [placement]).requires_grad_()
+        tensor.distribute_tensor(torch.randn(shape), mesh, [placement]).requires_grad_()
         for shape, placement in shapes.items()
     )
     with Recorder() as recorder:
-        hidden = torch.relu(x.redistribute(mesh, [TorchReplicate()]) @ first)
+        hidden = torch.relu(x.redistribute(mesh, [whole]) @ first)
         y = (hidden @ second).redistribute(mesh, [rows])
         if backward:
             (y * y).sum().backward()
             x.grad.redistribute(mesh, [rows])
-    assert recorder.get_total_counts() == len(recorder.passed)
-    return recorder.passed
+    assert recorder.get_total_counts() == len(passed)
+    return passed
 
 
 def by_partition(ranks: int, rows_are_sharded: bool, backward: bool) -> Partitioned:

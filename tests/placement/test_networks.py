@@ -2,7 +2,7 @@
 
 import importlib
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -48,19 +48,19 @@ class Case:
             precision="float64",
             threads=1,
             rand_colour=0.1,
-            metrics=[*METRICS],
-            **settings,
+            **{"metrics": [*METRICS], **settings},
         )
 
 
-NORM_NETWORK = "tests.support.norm_network:NormNetwork"
+NORMALISED = Case("tests.support.norm_network:NormNetwork", 12, sharded=2, norms=1, width=1)
 QUICK = [
     Case("alex_net:AlexNet", 67, sharded=3),
+    NORMALISED,
+]
+SLOW = [
     Case("tandem.models.vgg:VGG16", 32, sharded=3),
     Case("tandem.models.resnet:ResNet18", 32, sharded=1, norms=20),
     Case("tandem.models.googlenet:GoogLeNet", 96, sharded=5, heads=3),
-]
-SLOW = [
     Case("tandem.models.vgg:VGG19", 32, sharded=3),
     Case("tandem.models.resnet:ResNet50", 32, sharded=1, norms=53),
     Case("tandem.models.resnet:ResNet20", 16, sharded=1, norms=19),
@@ -100,13 +100,13 @@ def test_validation_gathers_the_inputs_of_layers(case: Case) -> None:
 @pytest.mark.parametrize("loss", [*LOSSES])
 def test_losses_move_no_more_than_the_logits(loss: str) -> None:
     case = Case("tests.support.norm_network:Plain", 6, sharded=1)
-    network = case.build()
-    network.loss = LOSSES.make(loss, dict(case.config()))
-    graph = training_graph(network, case.config(), BATCH, "sharded")
+    network, config = case.build(), case.config(metrics=[])
+    network.loss = LOSSES.make(loss, dict(config))
+    graph = training_graph(network, config, BATCH, "sharded")
     images, *others = graph.partition(2, strict=True).conversions
     assert images.shape == (BATCH, 3, 6, 6)
     assert sum(c.received for c in others) <= 2 * BATCH * network.classes * 8
-    assert not kinds(training_graph(network, case.config(), BATCH, "replicated"))
+    assert not kinds(training_graph(network, config, BATCH, "replicated"))
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,9 @@ def test_losses_move_no_more_than_the_logits(loss: str) -> None:
     ],
 )
 def test_ranks_compute_what_one_does(ranks: int, kind: str, rows: Any) -> None:
-    case = Case(NORM_NETWORK, 12, sharded=2, norms=2, width=1, options={"auxiliary": 0.3})
-    network = case.build()
+    network = replace(NORMALISED, options={"auxiliary": 0.3}).build()
     network.initialize(3)
-    graph = training_graph(network, case.config(norm_rows=rows), BATCH, kind, is_short=True)
+    graph = training_graph(network, NORMALISED.config(norm_rows=rows), BATCH, kind, is_short=True)
     values = graph.values(network, valid=5)
     outputs = [*graph.outputs.values()]
     mode = Mode("py", None)

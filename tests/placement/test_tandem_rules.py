@@ -157,7 +157,9 @@ def with_few_rows(case: tuple[Any, ...]) -> tuple[Any, ...]:
 FEW = [with_few_rows(case) for case in CASES if not hasattr(case[0], "rows")]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "ranks", [2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4))]
+)
 @pytest.mark.parametrize("case", CASES + FEW, ids=lambda case: str(case[0]))
 def test_the_parts_of_all_ranks_make_the_whole(case: tuple[Any, ...], ranks: int) -> None:
     op, *arrays = case

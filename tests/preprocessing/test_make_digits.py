@@ -6,9 +6,11 @@ import make_digits
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
+from tests.support.lazily import Lazily
 from tests.support.picture_files import contents
+
+datasets = Lazily("sklearn.datasets")
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +25,7 @@ def test_every_digit_is_there_once(folder: Path) -> None:
     assert {split: len(found) for split, found in paths.items()} == {"train": 1437, "val": 360}
     numbers = sorted(int(path.stem) for found in paths.values() for path in found)
     assert numbers == list(range(1797))
-    target = load_digits().target
+    target = datasets.load_digits().target
     for found in paths.values():
         assert {path.parent.name for path in found} == {f"digit_{d}" for d in range(10)}
         for path in found:
@@ -32,7 +34,7 @@ def test_every_digit_is_there_once(folder: Path) -> None:
 
 def test_a_picture_shows_its_digit(folder: Path) -> None:
     """Averaged back to 8 x 8, it is nearer to its own digit than to any other of the 1,797."""
-    digits = load_digits().images * (255 / 16)
+    digits = datasets.load_digits().images * (255 / 16)
     for number in (0, 1, 500, 1796):
         (path,) = folder.glob(f"*/*/{number:04d}.JPEG")
         with Image.open(path) as image:

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from onnx import TensorProto, checker, helper
 
 from tandem.export.graph import OPSET, OnnxGraph
+from tests.support.lazily import Lazily
+
+onnxruntime = Lazily("onnxruntime")
 
 
 def translated(x: Any, y: Any) -> tuple[OnnxGraph, str]:

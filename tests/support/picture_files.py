@@ -7,7 +7,6 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import scipy.io
 from PIL import Image
 
 SIDE = 8
@@ -91,4 +90,6 @@ def write_synsets(path: Path, table: dict[int, str]) -> None:
     synsets = np.zeros((1, len(table)), [("ILSVRC2014_ID", "O"), ("WNID", "O"), ("words", "O")])
     for column, (number, wnid) in enumerate(table.items()):
         synsets[0, column] = (np.uint16(number), wnid, "a thing, another word")
+    import scipy.io
+
     scipy.io.savemat(path, {"synsets": synsets})

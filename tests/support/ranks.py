@@ -62,7 +62,7 @@ def command(ranks: int, by: Starter = "mpirun") -> list[str]:
 def need_ranks() -> None:
     """Skip a test, or a module of tests, where ranks can't be started."""
     if reason := missing():
-        pytest.skip(reason, allow_module_level=True)
+        pytest.skip(reason)
 
 
 class Job:

@@ -8,6 +8,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.mode import Mode
 from pytensor.compile.ops import wrap_py
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
@@ -20,7 +21,7 @@ from pytensor.tensor.linalg import Cholesky
 from tandem import layers
 from tandem.layers import Training
 from tandem.parallel.graph_transfer import FlatGraph, decode, encode
-from tests.support.check_function import PYTHON, results
+from tests.support.op_checks import plain_python
 
 Built = tuple[list[Variable], list[Variable], list[Any]]
 """Inputs, outputs and the inputs' values."""
@@ -209,12 +210,19 @@ def sent(inputs: list[Variable], outputs: list[Variable]) -> tuple[FlatGraph, Nu
     return encode(inputs, outputs, numbers), numbers
 
 
+def results(inputs: list[Variable], outputs: list[Variable], values: list[Any]) -> list[Any]:
+    """Compute a graph at its plainest, without PyTorch, which `check_function` imports."""
+    mode = Mode(linker="py", optimizer=None)
+    with plain_python():
+        return pytensor.function(inputs, outputs, mode=mode, on_unused_input="ignore")(*values)
+
+
 def answer(connection: Connection) -> None:
     """Decode and compute each graph that comes, until None does."""
     while (received := connection.recv()) is not None:
         flat, shared, values = received
         try:
             inputs, outputs = decode(flat, [pytensor.shared(value) for value in shared])
-            connection.send(results(inputs, outputs, values, PYTHON))
+            connection.send(results(inputs, outputs, values))
         except Exception as error:
             connection.send(error)

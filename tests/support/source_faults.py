@@ -6,12 +6,13 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
-
 from tandem.preprocessing import ground_truth
 from tests.support import layouts
 from tests.support.layouts import members, of, tar, write
+from tests.support.lazily import Lazily
+
+pyarrow = Lazily("pyarrow")
+parquet = Lazily("pyarrow.parquet")
 
 Spoil = Callable[[Path], object]
 
@@ -72,7 +73,7 @@ def lines(edit: Callable[[list[str]], list[str]]) -> Spoil:
 
 def columns(**values: list) -> Spoil:
     path = "data/train-00001-of-00002.parquet"
-    return lambda root: pyarrow.parquet.write_table(pyarrow.table(values), root / path)
+    return lambda root: parquet.write_table(pyarrow.table(values), root / path)
 
 
 FAULTS: dict[str, dict[str, tuple[Spoil, str]]] = {
