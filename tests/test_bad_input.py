@@ -163,6 +163,7 @@ def test_a_folder_without_the_right_to_write(
     refused(pristine, tmp_path / "run", str(tmp_path), "not writable")
 
 
+@pytest.mark.slow
 def test_later_checkpoints_are_not_mixed_with_a_run_that_begins_before_them(
     pristine: Path, run: Path, refused: Refused
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_loss_for_a_network_with_its_own(
     refused(pristine, tmp_path / "run", "OwnCost has a cost of its own", network=own, loss="mse")
 
 
+@pytest.mark.slow
 def test_ten_crops_have_no_outputs_to_measure(finished: Path, pristine: Path) -> None:
     weights = ["--weights", str(finished / "epoch-0001.safetensors"), "--ten_crops"]
     arguments = [*weights, *settings(pristine, finished, metrics=["f1", "mse"])]

@@ -247,6 +247,7 @@ def refusal(data: Path, run: Path, **changes: Any) -> str:
     return line
 
 
+@slow
 def test_rows_that_would_straddle_trainers_are_refused(data: Path, tmp_path: Path) -> None:
     line = refusal(data, tmp_path / "run", norm_rows=4, batch_size=6, devices=["cpu"] * 2)
     text = "norm_rows: found 4, expected a divisor of batch_size 6, such as 3 or 6"

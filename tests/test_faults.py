@@ -79,6 +79,7 @@ def test_a_run_restarts_by_itself_as_often_as_it_may(
     assert_same_bits(run, whole)
 
 
+@pytest.mark.slow
 def test_a_damaged_batch_file_is_named_and_no_reason_to_restart(tmp_path: Path) -> None:
     data = prepare(tmp_path / "data")
     job = RunningJob(data, tmp_path / "run", 3, batch_size=1, n_epochs=10_000, restarts=3)
@@ -89,6 +90,7 @@ def test_a_damaged_batch_file_is_named_and_no_reason_to_restart(tmp_path: Path) 
     assert "starting again" not in errors
 
 
+@pytest.mark.slow
 def test_a_trainer_without_memory_is_named(data: Path, tmp_path: Path) -> None:
     job = RunningJob(data, tmp_path / "run", **ENDLESS)
     victim = job.find("trainer 1")
@@ -105,6 +107,7 @@ def test_a_killed_process_ends_the_run(data: Path, tmp_path: Path, victim: str) 
     assert f"{victim}: was killed by SIGKILL" in job.end(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["trainer 1", pytest.param("loader 0", marks=pytest.mark.slow)])
 def test_a_process_that_is_stopped_alone_is_dead_after_its_timeout(
     data: Path, tmp_path: Path, victim: str
@@ -250,6 +253,7 @@ def test_a_run_that_is_killed_within_the_patience_ends_with_the_same_bits(
     assert_same_bits(job.run, whole)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(
     data: Path, tmp_path: Path, whole: Path
 ) -> None:
@@ -320,6 +324,7 @@ def test_a_run_that_was_ended_before_its_first_checkpoint_starts_from_the_beginn
     assert_same_bits(run, whole)
 
 
+@pytest.mark.slow
 def test_a_folder_that_another_run_uses_is_refused(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

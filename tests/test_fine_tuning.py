@@ -29,6 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("four"), classes=4, seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainers", "exchange"),
     [

@@ -170,6 +170,7 @@ def test_the_picture_is_whole(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "curves.png"]
 
 
+@pytest.mark.slow
 def test_the_program_draws_one_run_into_its_folder_and_several_beside(tmp_path: Path) -> None:
     runs = [str(record_run(tmp_path / name)) for name in ("a", "b")]
     assert main(runs[:1]) == 0

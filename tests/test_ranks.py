@@ -315,6 +315,7 @@ def test_each_rule_learns(tmp_path: Path, rule: str) -> None:
 # How it ends
 
 
+@slow
 @pytest.mark.parametrize(
     ("starter", "victim"),
     [

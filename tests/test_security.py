@@ -156,6 +156,7 @@ def copied(data: Path, tmp_path: Path) -> Path:
 # Training and validation
 
 
+@pytest.mark.slow
 def test_pickles_beside_the_pixels_do_not_matter(site: Site, copied: Path) -> None:
     """The pixels are good, so the run goes on to its end: every process has read these files."""
     site.plant(TYPES_TABLE, copied / "train_hkl" / "0000.hkl")
@@ -587,6 +588,7 @@ def wait_for_record(run: Path, process: Any, lines: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_run_can_be_reached_by_nobody(data: Path, tmp_path: Path, monkeypatch) -> None:
     """No socket listens, no memory has a name, and the temporary folder stays as it was."""

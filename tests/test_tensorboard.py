@@ -161,6 +161,7 @@ def watched(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wa
         process.communicate(timeout=60)
 
 
+@pytest.mark.slow
 def test_the_server_tells_of_a_run_that_goes_on(watched: Watched) -> None:
     server = watched.server
     early = eventually(lambda: server.curve("one", "loss/training"))

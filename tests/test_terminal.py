@@ -105,6 +105,7 @@ def test_a_closed_terminal_leaves_a_checkpoint(
     assert saved.step == [row["step"] for row in read_record(run) if row["event"] == "train"][-1]
 
 
+@pytest.mark.slow
 def test_the_traceback_of_a_fault_is_whole_and_the_terminal_sane(
     data: Path, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def traced(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@slow
 def test_a_trace_costs_no_bit(untraced: Path, traced: Path) -> None:
     assert_same_bits(traced, untraced)
     assert not [*untraced.glob("trace*")]
@@ -186,6 +187,7 @@ def test_perfetto_shows_the_whole_run(traced: Path, tmp_path: Path) -> None:
         assert shown.page.get_by_text("main thread").count() == 0
 
 
+@slow
 @pytest.mark.parametrize(
     ("by", "trace", "para_load"),
     [

@@ -52,6 +52,7 @@ def test_the_number_of_trainers_does_not_change_what_is_computed(
     assert_close(run, alone, 1e-9)
 
 
+@slow
 def test_nor_does_it_where_they_divide_fully_connected_layers(
     data: Path, alone: Path, tmp_path: Path
 ) -> None:
@@ -133,7 +134,7 @@ def usual(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"use_data_layer": True},
+        pytest.param({"use_data_layer": True}, marks=slow),
         {"para_load": False},
         pytest.param({"para_load": False, "use_data_layer": True}, marks=slow),
         pytest.param({"layout": "c01b"}, marks=slow),  # Theano's

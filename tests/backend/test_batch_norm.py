@@ -187,6 +187,7 @@ assert all(one == found[0] for one in found)
 """
 
 
+@pytest.mark.slow
 def test_neither_threads_nor_runs_change_a_bit() -> None:
     env = os.environ | {"NUMBA_NUM_THREADS": "3"}
     result = subprocess.run([sys.executable, "-c", _BITS], capture_output=True, text=True, env=env)

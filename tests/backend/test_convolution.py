@@ -63,6 +63,7 @@ def test_fft_rounds_no_more_coarsely_than_sums(side: int, length: int) -> None:
         assert 0 < error < np.sqrt(terms) * 2.0**-24
 
 
+@pytest.mark.slow
 @needs_nnpack
 def test_the_papers_network_takes_fft_for_all_but_the_first_layer() -> None:
     paper, demo = Sizes(16, 227, 256, 10, 1.0), Sizes(64, 67, 76, 10, 1.0)

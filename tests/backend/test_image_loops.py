@@ -161,6 +161,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     run_with_threads(_BITS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])
 def test_pytorch_keeps_its_number_of_threads_from_the_first_loop_on(layer: str) -> None:
     try:
@@ -201,6 +202,7 @@ assert all(one == expected for one in found)
 """
 
 
+@pytest.mark.slow
 def test_threads_of_a_program_may_call_loops_at_the_same_time() -> None:
     """Also where numba has only its own pool of threads, which aborts when entered twice."""
     run_with_threads(_AT_ONCE, NUMBA_THREADING_LAYER="workqueue")

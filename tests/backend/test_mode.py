@@ -266,6 +266,7 @@ def test_threads() -> None:
         set_threads(0)
 
 
+@pytest.mark.slow
 def test_freed_memory_is_kept() -> None:
     """Large results lie in pages that the system has given once, not anew for each."""
     code = """

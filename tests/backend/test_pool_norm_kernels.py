@@ -128,6 +128,7 @@ def test_they_are_not_asked_for_more_than_they_can(op: PoolNorm, shape: Any) -> 
     assert not fits(op, shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"), [*itertools.product(("_forward", "_backward"), ("bf16", "fp32"))]
 )

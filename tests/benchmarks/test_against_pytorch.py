@@ -47,6 +47,7 @@ def rewrite_record(run: Path, of_step: int, **changes: object) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
+@pytest.mark.slow
 def test_every_step_has_the_loss_of_plain_pytorch(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

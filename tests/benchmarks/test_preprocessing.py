@@ -14,7 +14,7 @@ from benchmarks.preprocessing import (
     write_pictures,
 )
 
-SIZES = Sizes(pictures=5, different=2, rows=30, columns=40, stored=16)
+SIZES = Sizes(pictures=11, different=2, rows=30, columns=40, stored=16)
 
 
 def test_it_answers_its_questions() -> None:
@@ -26,7 +26,7 @@ def test_it_answers_its_questions() -> None:
         ("the copy of parquet", "preprocessing", "time", None),
     ]
     for comparison in comparisons:
-        assert comparison.question.startswith("5 JPEGs of 40 x 30, ")
+        assert comparison.question.startswith("11 JPEGs of 40 x 30, ")
         assert comparison.rounds == 1
         assert comparison.seconds > 0 < comparison.peer_seconds
 

@@ -112,6 +112,7 @@ def test_wrong_arguments(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_agrees_with_validation(tmp_path: Path) -> None:
     """Both count the same errors; the pictures of the batch files are written as PNG for this."""
     data = prepare(tmp_path / "data", train=1, validation=23)

@@ -87,12 +87,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return data, run / "epoch-0006.safetensors"
 
 
+@pytest.mark.slow
 def test_it_learns_with_two_trainers(trained: tuple[Path, Path]) -> None:
     lines = [line for line in read_record(trained[1].parent) if line["event"] == "train"]
     losses = [float(str(line["loss"])) for line in lines]
     assert np.mean(losses[-8:]) < 0.8 * np.mean(losses[:4])
 
 
+@pytest.mark.slow
 def test_validation_takes_it_by_name(trained: tuple[Path, Path], tmp_path: Path) -> None:
     data, weights = trained
     arguments = settings(data, tmp_path / "run", crop_size=18, width=0.5)

@@ -75,6 +75,7 @@ print(result.weights, result.record[-1].images, len(result.record))
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_trains_once(data: Path, tmp_path: Path) -> None:
     output, errors = finish(start(UNGUARDED, tmp_path, data, name="script.py"))
     assert (tmp_path / "effects").read_text() == "imported\n"

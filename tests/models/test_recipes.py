@@ -171,6 +171,7 @@ def test_a_recipe_with_a_wrong_option_is_refused_and_nothing_is_written(
     assert message in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_run_of_a_recipe_with_an_unknown_option_writes_nothing(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     text = (RECIPES / "wide_resnet.yaml").read_text()

@@ -618,6 +618,7 @@ def test_an_exception_arrives_as_it_is(error: Exception) -> None:
     assert vars(found) == vars(error)
 
 
+@slow
 def test_an_exception_that_cannot_arrive_is_described() -> None:
     error = ValueError("it is bad")
     error.connection = lambda: None  # type: ignore[attr-defined]

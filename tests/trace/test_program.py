@@ -162,6 +162,7 @@ def test_an_output_that_cannot_be_written_is_refused(
     assert (tmp_path / "trace-1.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_trace_with_many_lines_is_merged_in_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
