@@ -227,6 +227,14 @@ def test_a_loss_for_a_network_with_its_own(
     refused(pristine, tmp_path / "run", "OwnCost has a cost of its own", network=own, loss="mse")
 
 
+def test_a_step_that_needs_more_memory_than_there_is(
+    pristine: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.launch.local.available_memory", lambda: 4e8)
+    expected = "batch_size: 4 takes about 4", "of which 400.00 MB is available; choose a smaller"
+    refused(pristine, tmp_path / "run", *expected, batch_size=4, para_load=False)
+
+
 @pytest.mark.slow
 def test_ten_crops_have_no_outputs_to_measure(finished: Path, pristine: Path) -> None:
     weights = ["--weights", str(finished / "epoch-0001.safetensors"), "--ten_crops"]

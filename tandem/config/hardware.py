@@ -1,9 +1,11 @@
 """Devices of this machine and of ranks, found without loading PyTorch."""
 
+import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
 import logging
+import math
 import os
 import re
 from collections import Counter
@@ -21,6 +23,10 @@ log = logging.getLogger(__name__)
 # Of cuda.h: attributes of a device, and values of its compute mode.
 _COMPUTE_MODE, _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MPS_ENABLED = 20, 75, 76, 133
 _OLDEST = (7, 5)  # compute capability for which PyTorch for CUDA 13 has kernels
+_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+# Files of a control group: its limit, its usage, and the line of its statistics on unused cache.
+_CGROUP_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_CGROUP_2 = ("memory.max", "memory.current", "inactive_file")
 _PROHIBITED, _EXCLUSIVE_PROCESS = 2, 3
 
 
@@ -73,6 +79,38 @@ def available_cores() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
+
+
+def available_memory() -> float:
+    """Return the bytes that processes here can have without swapping; infinite where unknown.
+
+    The system has them (Linux's MemAvailable), and so has each control group of this process, of
+    version 1 or 2.
+    """
+    found = [math.inf]
+    with contextlib.suppress(OSError, ValueError):
+        line = re.search(r"^MemAvailable: +(\d+) kB", (_PROC / "meminfo").read_text(), re.M)
+        found += [int(line[1]) * 1024] if line else []
+    with contextlib.suppress(OSError, ValueError):
+        for group in (_PROC / "self/cgroup").read_text().splitlines():
+            _, controllers, path = group.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            names = _CGROUP_1 if controllers else _CGROUP_2
+            folder = _GROUPS / "memory" if controllers else _GROUPS
+            for part in (".", *Path(path.lstrip("/")).parts):
+                folder = folder / part
+                found.append(_unused(folder, *names))
+    return min(found)
+
+
+def _unused(group: Path, limit: str, usage: str, cache: str) -> float:
+    """Bytes that a control group may still take, what it could drop from its cache included."""
+    with contextlib.suppress(OSError, ValueError):
+        dropped = re.search(rf"^{cache} (\d+)", (group / "memory.stat").read_text(), re.M)
+        used = int((group / usage).read_text()) - (int(dropped[1]) if dropped else 0)
+        return max(0, int((group / limit).read_text()) - used)
+    return math.inf  # also where the limit is "max"
 
 
 def threads_of(ranks: Sequence[RankInfo]) -> int:

@@ -8,9 +8,7 @@ once, which takes a third of the time.
 
 import contextlib
 import logging
-import math
 import os
-import re
 import signal
 import statistics
 import tempfile
@@ -23,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tandem.config.hardware import available_cores
+from tandem.config.hardware import available_cores, available_memory
 from tandem.cost.exchange import Layout, fit, load
 from tandem.cost.fitting import TimedSteps, fit_speed
 from tandem.cost.loading import noise_loader
@@ -100,14 +98,6 @@ def divisions(cores: int, memory: float) -> list[Division]:
     """
     most = max(1, min(cores, MOST_TRAINERS, int(min(memory / NBYTES, MOST_TRAINERS))))
     return [Division(1 << power, cores >> power) for power in range(most.bit_length())]
-
-
-def available_memory() -> float:
-    """Return the bytes that processes can have without swapping; infinite where unknown."""
-    with contextlib.suppress(OSError, ValueError):  # it is Linux's
-        found = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
-        return int(found[1]) * 1024 if found else math.inf
-    return math.inf
 
 
 def speed(parts: Sequence[Measured]) -> Speed:

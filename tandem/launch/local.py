@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from tandem.artifacts.run_lock import FolderLock
-from tandem.config.hardware import RankInfo
+from tandem.config.hardware import RankInfo, available_memory
 from tandem.distributed import local_groups
 from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots
@@ -62,12 +62,13 @@ def worker_names(spec: RunSpec, rank: int) -> list[str]:
 
 
 def _start(spec: RunSpec, pool: WorkerPool, lock: FolderLock | None) -> None:
-    groups = local_groups(spec.trainers)
+    groups, available = local_groups(spec.trainers), available_memory() / spec.trainers
     for rank, group in enumerate(groups):
         slots = make_slots(spec, rank)
         connection = start_loader(spec, pool, rank, slots)
         name = f"trainer {rank}"
-        arguments = worker.WorkerArguments(rank, group, connection, slots, pool.status(name), lock)
+        status = pool.status(name)
+        arguments = worker.WorkerArguments(rank, group, connection, slots, status, available, lock)
         writes = rank == 0 and spec.job == "train"
         folder = spec.config.weights_path if writes else None
         pool.start(name, worker.serve, spec, arguments, folder=folder)

@@ -25,7 +25,7 @@ import numpy as np
 from tandem.artifacts.reproducibility import versions
 from tandem.artifacts.run_lock import FolderLock
 from tandem.cli import configure_logging
-from tandem.config.hardware import RankInfo
+from tandem.config.hardware import RankInfo, available_memory
 from tandem.distributed import PeerLost, gloo, mpi
 from tandem.distributed.group import RankGroup
 from tandem.errors import InputError
@@ -175,7 +175,10 @@ class RankLauncher(Launcher):
             supervision = executor.submit(
                 self._supervise, pool, reporter, signals, saves, main_is_done
             )
-            arguments = worker.WorkerArguments(rank, group, loader, slots, pool.status(name))
+            available = available_memory() / self.world.local.size
+            arguments = worker.WorkerArguments(
+                rank, group, loader, slots, pool.status(name), available
+            )
             with contextlib.suppress(SystemExit):  # reported, with the reason
                 worker.serve(spec, arguments, launcher)
             launcher.close()

@@ -15,6 +15,7 @@ import numpy as np
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.ops import DeepCopyOp
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.ifelse import IfElse
 from pytensor.scalar.basic import Add, Cast, Composite, Identity, Mul, ScalarType, Second
@@ -122,6 +123,39 @@ def work_of(node: Apply) -> Work:
         A length of an operand or a result, or the number of steps of a loop, is not known.
     """
     return _work(node.op, node)
+
+
+def most_nbytes(fgraph: FunctionGraph) -> int:
+    """Return the bytes that a graph's results take at most at a time, each until its last use.
+
+    A view, and what overwrites an operand, takes none; so does a result of unknown shape.
+    """
+    order = fgraph.toposort()
+    owner: dict[Variable, Variable] = {}
+    for node in order:
+        shared = {**node.op.view_map, **node.op.destroy_map}
+        for place, output in enumerate(node.outputs):
+            found = node.inputs[shared[place][0]] if place in shared else output
+            owner[output] = owner.get(found, found)
+    last = {owner.get(v, v): number for number, node in enumerate(order) for v in node.inputs}
+    last |= {owner.get(v, v): len(order) for v in fgraph.outputs}
+    freed: dict[int, int] = {}
+    now = most = 0
+    for number, node in enumerate(order):
+        for output in node.outputs:
+            if owner[output] is output and output in last:
+                nbytes = _nbytes_of(output)
+                now += nbytes
+                freed[last[output]] = freed.get(last[output], 0) + nbytes
+        most = max(most, now)
+        now -= freed.get(number, 0)
+    return most
+
+
+def _nbytes_of(variable: Variable) -> int:
+    """The bytes of a tensor; 0 where they are unknown."""
+    shape = getattr(variable.type, "shape", (None,))
+    return 0 if None in shape else prod(shape) * np.dtype(variable.type.dtype).itemsize
 
 
 @singledispatch

@@ -75,14 +75,16 @@ def supervise(
     """Pass reports on until all workers have finished; return the root cause of a failure.
 
     The first request to stop goes to the workers; the second ends the call, as does the first
-    where there is nothing to save: with `saves`, workers that are `Ready` save their work. A
-    failure of the `reporter` is such a request too. After a worker's failure the call ends when no
-    worker is writing any more, at most a minute later.
+    where there is nothing to save: with `saves`, workers that are `Ready` save their work. The call
+    also ends, and their step is lost, when for the pool's timeout after a request no worker has
+    gone on to another activity, reported or written. A failure of the `reporter` is such a request
+    too. After a worker's failure the call ends when no worker is writing any more, at most a minute
+    later.
     """
     reporter.begin(pool.table, pool.pids)
     others = {pool.table.names.index(h.name): h.process.pid for h in pool.handles if h.process}
     monitor = HeartbeatMonitor(pool.table.counters, pool.table.timeout, others)
-    asked = False
+    asked, patience = False, Patience(pool)
     while not pool.finished:
         can_save = saves and all(handle.ready for handle in pool.reporting)
         if signals.poll() > (1 if can_save else 0):
@@ -97,8 +99,12 @@ def supervise(
             log.info("%s failed: stopping after this step", reporter.failure.who)
             pool.send(Stop())
             asked = True
+        if asked and patience.is_over:
+            log.error("no step has ended for %g s: the last is lost", pool.table.timeout)
+            return reporter.failure
         failures = []
-        for handle, message in pool.receive(timeout=0.2):
+        received = pool.receive(timeout=0.2)
+        for handle, message in received:
             handle.ready |= isinstance(message, Ready)
             handle.finished |= isinstance(message, Finished)
             if isinstance(message, Failed):
@@ -107,6 +113,8 @@ def supervise(
                 continue
             elif (answer := reporter.report(message)) is not None:
                 handle.send(answer)
+        if not asked or received:
+            patience.restart()
         failures += _deaths(pool) or _silences(pool, monitor)
         if failures and signals.poll() and not can_save:
             return None  # whatever broke, the user has asked for the end
@@ -115,6 +123,24 @@ def supervise(
             _await_writers(pool, failure, signals)
             return failure
     return reporter.failure and replace(reporter.failure, kind="agreed")
+
+
+class Patience:
+    """Measures how long workers have done one and the same thing, and written nothing."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+        self.restart()
+
+    def restart(self) -> None:
+        self._since, self._seen = time.monotonic(), self._pool.table.activities.tolist()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether that is longer than the pool's timeout."""
+        if self._pool.writing or self._pool.table.activities.tolist() != self._seen:
+            self.restart()
+        return time.monotonic() - self._since > self._pool.table.timeout
 
 
 def _await_writers(pool: WorkerPool, failure: Failed, signals: StopSignals) -> None:

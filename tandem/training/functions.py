@@ -26,6 +26,7 @@ from tandem.config.schema import Config
 from tandem.distributed import ExchangeSettings
 from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.memory.slot import Slot
+from tandem.ops.work import most_nbytes
 from tandem.training.graphs import GRADIENT, SHORT, FunctionGraph
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class DeviceFunctions:
         self._compiled: dict[str, tuple[Function, tuple[str, ...]]] = {}
         self._recorded: dict[tuple[str, Slot | None], Callable[[], Any]] = {}
         self._on_compiled: Callable[[Function], None] | None = None
+        self.check: Callable[[int], None] = lambda nbytes: None
+        """Called, on the host, with the bytes that the results of a new function take at most."""
 
     def __call__(self, name: str, slot: Slot | None, **numbers: np.ndarray) -> None:
         if not self._records:
@@ -81,7 +84,9 @@ class DeviceFunctions:
         if name not in self._compiled:
             graph = self._graphs[name]()
             inputs = [*graph.minibatch.values(), *graph.numbers.values()]
-            self._compiled[name] = self._compile(name, graph, inputs, {}), tuple(graph.minibatch)
+            function = self._compile(name, graph, inputs, {})
+            self.check(most_nbytes(function.maker.fgraph))
+            self._compiled[name] = function, tuple(graph.minibatch)
         return self._compiled[name]
 
     def schedule(self, name: str) -> Schedule:

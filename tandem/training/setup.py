@@ -23,7 +23,7 @@ from tandem.optim import OPTIMIZERS, Optimizer
 from tandem.optim.parameter_groups import ParameterGroups, check_layers
 from tandem.training.input_pipeline import InputPipeline, minibatch_requests
 from tandem.training.kept_pictures import read_kept_pictures
-from tandem.training.memory import open_loader, open_memory
+from tandem.training.memory import check_memory, open_loader, open_memory
 from tandem.training.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -91,6 +91,10 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         division,
         channel,
     )
+    if isinstance(memory, HostMemory):
+        check = partial(check_memory, spec, _nbytes(memory), available=arguments.available)
+        check(0)  # before the loader fills its slots
+        model.functions.check = check
     state = _load_weights(spec, network, model)
     _load_sums(model, state, arguments.rank, spec.trainers)
     exchange = make_exchange(settings, memory, group)
@@ -127,6 +131,15 @@ def _make_memory(
     if division is not None and (own := lay_out(select=division.own)).size:
         memory.add_shards(own)
     return memory
+
+
+def _nbytes(memory: HostMemory) -> int:
+    """The bytes of the trainer's slots, and of its parameters, gradients and optimizer states."""
+    total = len(memory.slots) * memory.slot_layout.nbytes
+    for vectors in filter(None, (memory.vectors, memory.shards)):
+        for arrays in (vectors.weights, vectors.gradients, *vectors.states.values()):
+            total += sum(array.nbytes for array in arrays.values())
+    return total
 
 
 def check_input(network: Network, spec: RunSpec) -> None:

@@ -5,6 +5,7 @@ Importing this module is cheap; PyTensor and PyTorch are imported when a trainer
 
 import contextlib
 import logging
+import math
 import os
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -36,6 +37,7 @@ class WorkerArguments:
     loader: Connection | None  # None where the trainer loads by itself
     slots: HostSlots | CudaSlots  # for minibatches; its loader has them too
     status: StatusSlot  # shows a `tandem.training.messages.Activity`
+    available: float = math.inf  # bytes of this machine's memory that the trainer may take
     lock: FolderLock | None = None  # the run folder stays locked while a trainer is alive
 
 

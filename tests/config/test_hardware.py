@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -329,6 +330,50 @@ def test_cores_are_divided_by_the_ranks_that_share_them() -> None:
     assert threads_of([rank(0, cores=eight), rank(1, cores=eight)]) == 8
     assert threads_of([rank(0, cores=(0, 1)), rank(0, cores=(2, 3))]) == 2  # bound by mpirun
     assert threads_of([rank(0, cores=(0,))] * 3) == 1
+
+
+MEMORY = {"proc/meminfo": "MemTotal: 99 kB\nMemAvailable:   5000 kB\n"}
+VERSION_1 = {
+    "proc/self/cgroup": "5:cpu,memory:/job/step\n4:cpu:/other\n",
+    "groups/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "groups/memory/memory.usage_in_bytes": "1\n",
+    "groups/memory/job/memory.limit_in_bytes": "4000000\n",
+    "groups/memory/job/memory.usage_in_bytes": "3000000\n",
+    "groups/memory/job/memory.stat": "inactive_file 1\ntotal_inactive_file 500000\n",
+}
+VERSION_2 = {
+    "proc/self/cgroup": "0::/job/step\n",
+    "groups/job/memory.max": "max\n",
+    "groups/job/memory.current": "3000000\n",
+    "groups/job/step/memory.max": "2000000\n",
+    "groups/job/step/memory.current": "2500000\n",
+    "groups/job/step/memory.stat": "inactive_file 700000\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, math.inf),
+        (MEMORY, 5_120_000),
+        (MEMORY | VERSION_1, 1_500_000),
+        (MEMORY | VERSION_2, 200_000),
+        ({"proc/self/cgroup": "junk", "proc/meminfo": "junk"}, math.inf),
+    ],
+)
+def test_memory_is_what_the_system_and_each_control_group_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: float
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(hardware, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(hardware, "_GROUPS", tmp_path / "groups")
+    assert hardware.available_memory() == expected
+
+
+def test_memory_is_known() -> None:
+    assert 1e6 < hardware.available_memory() < 1e15
 
 
 @pytest.mark.parametrize(("version", "missing"), [("3.7.1", None), ("none", "a C compiler")])

@@ -10,6 +10,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FunctionGraph
 from pytensor.scan.op import Scan
 
 from tandem.backend import device_mode
@@ -44,7 +45,7 @@ from tandem.ops import (
     first_token,
 )
 from tandem.ops.batch_norm import batch_norm_inference
-from tandem.ops.work import KINDS, Work, work_of
+from tandem.ops.work import KINDS, Work, most_nbytes, work_of
 
 
 def zeros(*shape: int, dtype: str = "float32") -> Any:
@@ -400,6 +401,25 @@ def test_moves_and_views() -> None:
         x.shape[0],
     ):
         assert work_of(node_of(view)) == Work("view", 0, 0)
+
+
+# Memory
+
+
+def test_a_result_takes_memory_until_its_last_use() -> None:
+    x = zeros(100)
+    once = pt.exp(x)
+    for y, results in (
+        (pt.sin(once) + pt.cos(once), 3),  # twice the exponential and one of the others
+        (pt.tanh(pt.sin(pt.cos(once))), 2),
+        (pt.sin(once.reshape((10, 10)).T), 2),
+        (once[:50] + once[50:], 1.5),
+    ):
+        assert most_nbytes(FunctionGraph([x], [y], clone=True)) == results * 400
+    function = pytensor.function([x], pt.exp(x) * 2, mode="FAST_RUN")
+    assert most_nbytes(function.maker.fgraph) == 400
+    unknown = pt.vector("unknown", dtype="float32")
+    assert most_nbytes(FunctionGraph([unknown], [pt.exp(unknown)], clone=True)) == 0
 
 
 # Loops, and what is not known

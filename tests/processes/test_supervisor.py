@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tandem.errors import InputError
 from tandem.processes import heartbeat
 from tandem.processes.messages import Failed, Finished, Ready, Stop
 from tandem.processes.signals import StopSignals
-from tandem.processes.supervisor import Outcome, ProgressReporter, _root_cause, supervise
+from tandem.processes.supervisor import Outcome, Patience, ProgressReporter, _root_cause, supervise
 from tandem.processes.worker_pool import WorkerPool
 
 needs_proc = pytest.mark.skipif(
@@ -247,6 +249,33 @@ def test_the_first_request_lets_workers_save(caplog: pytest.LogCaptureFixture) -
         "SIGINT: stopping after this step; again to stop at once",
         "stopped by SIGINT",
     ]
+
+
+def hang(_: object, launcher: Connection) -> None:
+    launcher.send(Ready())
+    launcher.send(0)
+    time.sleep(600)
+
+
+def test_a_step_that_does_not_end_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    begin = time.monotonic()
+    with caplog.at_level(logging.INFO):
+        outcome, _ = run((hang, None), act=interrupt(0), timeout=2)
+    assert outcome == Outcome(130, None, stopped=True)
+    assert "no step has ended for 2 s: the last is lost" in caplog.messages
+    assert 2 < time.monotonic() - begin < 20
+
+
+def test_work_that_goes_on_is_no_lost_step() -> None:
+    table = SimpleNamespace(activities=np.zeros(2), timeout=0.05)
+    pool = SimpleNamespace(table=table, writing=[])
+    patience = Patience(pool)  # type: ignore[arg-type]
+    for change in ("nothing", "activity", "writing", "nothing"):
+        time.sleep(0.1)
+        table.activities[0] += change == "activity"
+        pool.writing = [change] if change == "writing" else []
+        assert patience.is_over == (change == "nothing")
+        pool.writing = []
 
 
 def test_the_second_request_ends_at_once(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tandem.backend import Captured, DeviceSharedVariable, device_shared
 from tandem.config.schema import make_config
+from tandem.errors import InputError
 from tandem.memory.flat import FlatLayout
 from tandem.training import functions
 from tandem.training.functions import DeviceFunctions
@@ -39,6 +40,31 @@ def test_a_step_that_computes_on_the_host_is_called(caplog: pytest.LogCaptureFix
     assert "steps take longer: step can't be recorded: it computes on the host" in caplog.text
     step()
     np.testing.assert_array_equal(total.get_value(), 2 * np.eye(2))
+
+
+def test_memory_is_checked_before_a_function_is_called() -> None:
+    x = pt.tensor("images", dtype="float32", shape=(10, 100))
+    total = device_shared(np.zeros((10, 10), np.float32))
+    graph = FunctionGraph({"images": x}, {}, updates=[(total, total + pt.dot(x, x.T))])
+    memory: Any = SimpleNamespace(device="cpu", records=False)
+    functions = DeviceFunctions({"step": lambda: graph}, make_config({}), memory)
+    found: list[int] = []
+
+    def check(nbytes: int) -> None:
+        found.append(nbytes)
+        if len(found) == 1:
+            raise InputError("too much")
+
+    functions.check = check
+    slot: Any = SimpleNamespace(images=np.ones((10, 100), np.float32))
+    with pytest.raises(InputError, match="too much"):
+        functions("step", slot)
+    assert not total.get_value().any()
+    functions("step", slot)
+    functions("step", slot)
+    assert len(found) == 2
+    assert found[0] == found[1] >= 400
+    assert (total.get_value() == 200).all()
 
 
 @pytest.mark.parametrize("convolutions", ["direct", "fft"])
