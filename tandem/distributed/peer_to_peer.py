@@ -19,6 +19,7 @@ from tandem.memory.cuda import BufferHandle, CudaBuffer, CudaDriver, Event, Stre
 
 log = logging.getLogger(__name__)
 
+PATTERN = 1 << 20  # bytes by which each pair tries its access
 BLOCK = 16 << 20  # bytes that pass through the host at once, while those before are being added
 
 
@@ -29,7 +30,9 @@ class PeerVectors:
     does, which is the caller, after `close`.
 
     Two GPUs that can't reach each other pass a shard through page-locked host memory, to which both
-    have access: the owner copies it there and back, since the other can't open its memory.
+    have access: the owner copies it there and back, since the other can't open its memory. So do
+    two whom the driver reports to reach each other and who copy wrong bytes, which an IOMMU can
+    cause: each pair copies a pattern once.
 
     Raises InputError if the system does not permit processes to share device memory.
     """
@@ -42,10 +45,14 @@ class PeerVectors:
         reach = group.all_gather_object(tuple(driver.can_reach(device) for device in self._devices))
         ranks = range(group.size)
         self._apart = [[i != j and not (reach[i][j] and reach[j][i]) for j in ranks] for i in ranks]
+        self._warn("can't reach each other's memory", self._apart)
+        if group.size > 1:
+            wrong = group.all_gather_object(self._copies_wrongly())
+            found = [[wrong[i][j] or wrong[j][i] for j in ranks] for i in ranks]
+            self._warn("copy wrong bytes from each other's memory", found)
+            self._apart = [[self._apart[i][j] or found[i][j] for j in ranks] for i in ranks]
         self._buffers = [self._open(rank, handle) for rank, handle in enumerate(handles)]
         self._staging = self._lock_pages() if self.is_any_apart else {}
-        if group.rank == 0:
-            self._warn()
 
     @property
     def size(self) -> int:
@@ -93,21 +100,55 @@ class PeerVectors:
             self.driver.lock_pages(pages)
         return staging
 
-    def _warn(self) -> None:
+    def _copies_wrongly(self) -> tuple[bool, ...]:
+        """Whether a copy from each other trainer differs from what is there, by rank. Collective.
+
+        Not from those that are apart, or on the same device.
+        """
+        driver, here = self.driver, self.group.rank
+        own, copied = (CudaBuffer.create(driver, PATTERN, name) for name in ("pattern", "copied"))
+        stream, pages = driver.stream(), driver.page_locked(PATTERN)
+        pages[:] = _pattern(here)
+        driver.upload(own.address, pages, stream)
+        stream.synchronize()
+        wrong = [False] * self.group.size
+        for rank, handle in enumerate(self.group.all_gather_object(own.handle())):
+            if self._devices[rank] == self._devices[here] or self.is_apart(rank):
+                continue
+            other = CudaBuffer.open(driver, handle)
+            driver.copy(copied.address, other.address, PATTERN, stream)
+            driver.download(pages, copied.address, stream)
+            stream.synchronize()
+            wrong[rank] = not np.array_equal(pages, _pattern(rank))
+            other.close()
+        self.group.barrier()
+        own.close()
+        copied.close()
+        return tuple(wrong)
+
+    def _warn(self, what: str, apart: list[list[bool]]) -> None:
+        """Name on rank 0, once, the pairs that are apart."""
+        if self.group.rank > 0:
+            return
         names = {d: f"cuda:{n}" for d, n in zip(self._devices, self._numbers, strict=True)}
         if len(set(names.values())) < len(names):  # each trainer is shown its own, as cuda:0
             names = {device: device for device in names}
         pairs = {
             " and ".join(sorted((names[self._devices[i]], names[self._devices[j]])))
             for i, j in itertools.combinations(range(self.group.size), 2)
-            if self._apart[i][j]
+            if apart[i][j]
         }
         if pairs:
             log.warning(
-                "%s can't reach each other's memory: what they exchange goes through the host, "
-                "which is slower",
+                "%s %s: what they exchange goes through the host, which is slower",
                 ", ".join(sorted(pairs)),
+                what,
             )
+
+
+def _pattern(rank: int) -> np.ndarray:
+    """The bytes that a trainer shows the others."""
+    return np.random.default_rng(rank).integers(0, 256, PATTERN, np.uint8)
 
 
 class DeviceBarrier(ABC):

@@ -32,6 +32,7 @@ ALL_APART = frozenset(frozenset(pair) for pair in ((0, 1), (0, 2), (1, 2)))
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_to_peer, "BLOCK", BLOCK)
+    monkeypatch.setattr(peer_to_peer, "PATTERN", 64)
 
 
 class Trainer:
@@ -54,6 +55,7 @@ class Trainer:
     def begin(self, shares: Sequence[float], rounds: int = 2) -> None:
         """Begin steps and exchanges, one after another, as a host does that waits for nothing."""
         self.vectors = PeerVectors(self.group, self.driver, self.vector, self.values.dtype.name)
+        self.driver.log.clear()
         self.all_reduce = PeerToPeerAllReduce(self.vectors, self.stream, self.driver.average)
         for number in range(rounds):
             values = self.values * (number + 1)
@@ -187,6 +189,20 @@ def test_devices_that_cannot_reach_each_other_are_named_once(
         exchange(FakeMachine(3, apart=frozenset([frozenset((0, 2))])), (0, 1, 2, 0))
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("cuda:0 and cuda:2 can't reach each other")
+
+
+def test_who_copies_wrong_bytes_exchanges_through_the_host(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pairs = frozenset([frozenset((0, 2))])
+    with caplog.at_level(logging.WARNING):
+        trainers, shares = exchange(FakeMachine(3, corrupt=pairs), (0, 1, 2, 0))
+    assert_averaged(trainers, shares)
+    assert [trainer.vectors.is_any_apart for trainer in trainers] == [True] * 4
+    assert [trainers[1].vectors.is_apart(rank) for rank in range(4)] == [False] * 4
+    assert [trainers[2].vectors.is_apart(rank) for rank in range(4)] == [True, False, False, True]
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("cuda:0 and cuda:2 copy wrong bytes from each other")
 
 
 # In what order devices work

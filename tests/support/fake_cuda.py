@@ -38,6 +38,7 @@ class FakeMachine:
     devices: int = 1
     capacity: int = 1 << 30  # bytes of each device
     apart: frozenset[frozenset[int]] = frozenset()  # pairs that can't reach each other
+    corrupt: frozenset[frozenset[int]] = frozenset()  # pairs that reach each other and copy zeros
     permits_sharing: bool = True  # of memory and events between processes
     handles: dict[bytes, Any] = field(default_factory=dict)
     allocations: list[Allocation] = field(default_factory=list)
@@ -186,6 +187,10 @@ class FakeDriver:
         flat = array.reshape(-1).view(np.uint8)
         self.mapped[array.ctypes.data] = Allocation(self.device, flat)
 
+    def _device_of(self, address: int) -> int:
+        base = max(base for base in self.mapped if base <= address)
+        return self.mapped[base].device
+
     def at(self, address: int, nbytes: int) -> np.ndarray:
         """The bytes at an address of this process."""
         for base, allocation in self.mapped.items():
@@ -283,7 +288,10 @@ class FakeDriver:
 
     def copy(self, target: int, source: int, nbytes: int, stream: FakeStream) -> None:
         def work() -> None:
-            self.at(target, nbytes)[:] = self.at(source, nbytes)
+            pair = frozenset(self._device_of(address) for address in (target, source))
+            self.at(target, nbytes)[:] = self.at(source, nbytes) * (
+                pair not in self.machine.corrupt
+            )
 
         self._begin(f"copy {nbytes}", stream, work)
 
@@ -300,6 +308,8 @@ class FakeDriver:
 
         def work() -> None:
             nbytes = count * dtype.itemsize
+            pairs = {frozenset((self.device, self._device_of(a))) for a in (*targets, *dict(terms))}
+            assert not pairs & self.machine.corrupt
             total = sum(
                 self.at(source, nbytes).view(dtype) * dtype.type(share) for source, share in terms
             )
