@@ -23,7 +23,9 @@ CASES = [
     pytest.param((1, 5, 9, 8), 2, 2, (3, 0.2, 0.6, 1.0), id="side-by-side"),
     pytest.param((1, 9, 10, 13), 3, 2, (9, 0.1, 0.75, 2.0), id="pixels-left-over"),
     pytest.param((1, 20, 37, 7), 3, 2, NORM, id="several-strips"),
-    pytest.param((1, 300, 5, 23), 4, 2, (1, 0.1, 0.75, 2.0), id="several-tiles"),
+    pytest.param(
+        *((1, 300, 5, 23), 4, 2, (1, 0.1, 0.75, 2.0)), id="several-tiles", marks=pytest.mark.slow
+    ),
     pytest.param((2, 7, 13, 16), 3, 3, None, id="without-norm"),
 ]
 
@@ -43,13 +45,13 @@ def random_case(seed: int) -> Any:
     rng = np.random.default_rng(seed)
     size = int(rng.integers(1, 5))
     stride = int(rng.integers((size + 1) // 2, size + 1))
-    shape = (*rng.integers(1, 4, 1), *rng.integers(1, 40, 1), *rng.integers(size, 16, 2))
+    shape = (*rng.integers(1, 4, 1), *rng.integers(1, 20, 1), *rng.integers(size, 16, 2))
     span = int(rng.choice([1, 3, 5, 7, 9]))
     norm = None if rng.random() < 0.25 else (span, *rng.uniform([0.01, 0.3, 0.5], [0.3, 1, 2]))
     return pytest.param(tuple(map(int, shape)), size, stride, norm, id=f"random-{seed}")
 
 
-@pytest.mark.parametrize(("shape", "size", "stride", "norm"), [*CASES, *map(random_case, range(8))])
+@pytest.mark.parametrize(("shape", "size", "stride", "norm"), [*CASES, *map(random_case, range(5))])
 def test_they_compute_what_the_ops_do(
     run: Run, shape: tuple[int, ...], size: int, stride: int, norm: Any
 ) -> None:

@@ -58,6 +58,7 @@ def test_every_step_has_the_loss_of_plain_pytorch(
     assert summary["largest_difference"] < 1e-5
 
 
+@pytest.mark.slow
 def test_another_loss_is_found(run: Path) -> None:
     rewrite_record(run, 3, loss=2.5)
     assert compare(run) == 1

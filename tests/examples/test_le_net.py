@@ -106,6 +106,7 @@ def test_validation_takes_it_by_name(trained: tuple[Path, Path], tmp_path: Path)
         prepare_run(load_config(arguments), "validate", weights)
 
 
+@pytest.mark.slow
 def test_classification_and_export_take_it_by_name(
     trained: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
