@@ -3,10 +3,13 @@
 # A make_node names its inputs, in place of the *inputs of PyTensor's Op.
 # mypy: disable-error-code=override
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
-from pytensor.graph.basic import Apply
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.ops.base import SameShapeOp, Values, same_dtype, same_shape, tensor_input
@@ -50,18 +53,30 @@ class AdamStep(SameShapeOp):
         return Apply(self, [*arrays.values(), *numbers.values()], [kind(), kind(), kind()])
 
     def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
-        weight, first, second, gradient, rate, rate_factor, epsilon = inputs
-        number = weight.dtype.type
-        beta1, beta2, decay = number(self.beta1), number(self.beta2), number(self.decay)
-        if self.is_decoupled:
-            weight = weight - rate * decay * weight
-        else:
-            gradient = gradient + decay * weight
-        first = beta1 * first + number(1 - self.beta1) * gradient
-        second = beta2 * second + number(1 - self.beta2) * gradient * gradient
-        weight = weight - rate * rate_factor * first / (np.sqrt(second) + epsilon)
-        for storage, value in zip(output_storage, (weight, first, second), strict=True):
+        options = (self.beta1, self.beta2), self.decay, self.is_decoupled
+        found = _stepped(np.sqrt, inputs[0].dtype.type, inputs, *options)
+        for storage, value in zip(output_storage, found, strict=True):
             storage[0] = np.asarray(value)
+
+
+def _stepped(
+    sqrt: Callable[[Any], Any],
+    number: Callable[[Any], Any],  # converts to the dtype of the arrays
+    inputs: Values,
+    betas: tuple[Any, Any],
+    decay: float,
+    is_decoupled: bool,
+) -> tuple[Any, Any, Any]:
+    """Compute a step of arrays, or of variables."""
+    weight, first, second, gradient, rate, rate_factor, epsilon = inputs
+    beta1, beta2 = betas
+    if is_decoupled:
+        weight = weight - rate * number(decay) * weight
+    else:
+        gradient = gradient + number(decay) * weight
+    first = number(beta1) * first + number(1 - beta1) * gradient
+    second = number(beta2) * second + number(1 - beta2) * gradient * gradient
+    return weight - rate * rate_factor * first / (sqrt(second) + epsilon), first, second
 
 
 def adam_step(
@@ -72,7 +87,7 @@ def adam_step(
     rate_factor: Any,
     epsilon: Any,
     *,
-    betas: tuple[float, float],
+    betas: tuple[Any, Any],
     decay: float,
     is_decoupled: bool,
 ) -> tuple[TensorVariable, TensorVariable, TensorVariable]:
@@ -92,8 +107,8 @@ def adam_step(
         m and v.
     rate, rate_factor, epsilon : float scalars of the same dtype
         lr, f and e.
-    betas : pair of float
-        b1 and b2.
+    betas : pair of float or of scalar variables
+        b1 and b2. One Op makes the step where they are numbers.
     decay : float
         wd.
     is_decoupled : bool
@@ -104,6 +119,9 @@ def adam_step(
     weight, first moment, second moment
         The new values, of the types of the old.
     """
-    op = AdamStep(*betas, decay, is_decoupled)
-    new_weight, first, second = op(weight, *moments, gradient, rate, rate_factor, epsilon)
+    inputs = (weight, *moments, gradient, rate, rate_factor, epsilon)
+    if any(isinstance(beta, Variable) for beta in betas):
+        number = partial(pt.cast, dtype=weight.dtype)
+        return _stepped(pt.sqrt, number, inputs, betas, decay, is_decoupled)
+    new_weight, first, second = AdamStep(*betas, decay, is_decoupled)(*inputs)
     return new_weight, first, second

@@ -6,7 +6,8 @@
 from typing import Any
 
 import numpy as np
-from pytensor.graph.basic import Apply
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.ops.base import SameShapeOp, Values, same_dtype, same_shape, tensor_input
@@ -34,13 +35,21 @@ class MomentumStep(SameShapeOp):
         return Apply(self, [weight, velocity, gradient, rate], [kind(), kind()])
 
     def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
+        number = inputs[0].dtype.type
         weight, velocity, gradient, rate = inputs
-        number = weight.dtype.type
-        step = rate * (gradient + number(self.decay) * weight)
-        velocity = number(self.momentum) * velocity - step
-        ahead = number(self.momentum) * velocity - step if self.nesterov else velocity
-        output_storage[0][0] = np.asarray(weight + ahead)
-        output_storage[1][0] = np.asarray(velocity)
+        kept, decay = number(self.momentum), number(self.decay)
+        found = _stepped(weight, velocity, gradient, rate, kept, decay, self.nesterov)
+        for storage, value in zip(output_storage, found, strict=True):
+            storage[0] = np.asarray(value)
+
+
+def _stepped(
+    weight: Any, velocity: Any, gradient: Any, rate: Any, momentum: Any, decay: Any, nesterov: bool
+) -> tuple[Any, Any]:
+    """Compute a step of arrays, or of variables."""
+    step = rate * (gradient + decay * weight)
+    velocity = momentum * velocity - step
+    return weight + (momentum * velocity - step if nesterov else velocity), velocity
 
 
 def momentum_step(
@@ -48,7 +57,7 @@ def momentum_step(
     velocity: Any,
     gradient: Any,
     rate: Any,
-    momentum: float,
+    momentum: Any,
     decay: float,
     nesterov: bool,
 ) -> tuple[TensorVariable, TensorVariable]:
@@ -65,14 +74,19 @@ def momentum_step(
         w, v and g.
     rate : float scalar of the same dtype
         lr.
-    momentum, decay : float
-        m and wd.
+    momentum : float or scalar variable
+        m. One Op makes the step where it is a number.
+    decay : float
+        wd.
 
     Returns
     -------
     weight, velocity
         The new values, of the types of the old.
     """
+    if isinstance(momentum, Variable):
+        kept, wd = (pt.cast(number, weight.dtype) for number in (momentum, decay))
+        return _stepped(weight, velocity, gradient, rate, kept, wd, nesterov)
     new_weight, new_velocity = MomentumStep(momentum, decay, nesterov)(
         weight, velocity, gradient, rate
     )

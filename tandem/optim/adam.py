@@ -1,16 +1,10 @@
 """Adam and AdamW."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
-from tandem.optim.optimizer import OPTIMIZERS, Optimizer
+from tandem.optim.optimizer import OPTIMIZERS, Numbers, Optimizer, Stepped
 from tandem.registry import setting
-
-if TYPE_CHECKING:
-    from pytensor.tensor.variable import TensorVariable
-
-    from tandem.optim.optimizer import Numbers, Stepped
 
 _BETA = "a number of at least 0 and below 1"
 
@@ -23,7 +17,7 @@ class Moments(Optimizer):
 
     adam_beta1: float = setting(
         0.9,
-        "adam, adamw, nadam: fraction of the mean gradient kept in a step",
+        "adam, adamw, adamax, nadam: fraction of the mean gradient kept in a step",
         _BETA,
         omit_default=True,
         ge=0,
@@ -31,7 +25,7 @@ class Moments(Optimizer):
     )
     adam_beta2: float = setting(
         0.999,
-        "adam, adamw, nadam: fraction of the mean square kept in a step",
+        "adam, adamw, adamax, nadam: fraction of the mean square kept in a step",
         _BETA,
         omit_default=True,
         ge=0,
@@ -39,7 +33,7 @@ class Moments(Optimizer):
     )
     adam_epsilon: float = setting(
         1e-8,
-        "adam, adamw, nadam: added to the root of the mean square",
+        "adam, adamw, adamax, nadam: added to the root of the mean square",
         "a number above 0",
         omit_default=True,
         gt=0,
@@ -51,7 +45,7 @@ class Moments(Optimizer):
         omit_default=True,
     )
 
-    def epsilon(self, root: float) -> float:
+    def epsilon(self, root: Any) -> Any:
         """What is added to the root of the mean square before its bias is corrected.
 
         `root` is that of the correction, ``sqrt(1 - b2**t)``. With `adam_epsilon_hat` it is the
@@ -67,20 +61,14 @@ class Adam(Moments):
 
     is_decoupled: ClassVar[bool] = False  # weight decay
 
-    def numbers(self, updates: int) -> dict[str, float]:
+    def numbers(self, updates: Any) -> dict[str, Any]:
         root = (1 - self.adam_beta2 ** (updates + 1)) ** 0.5
         factor = root / (1 - self.adam_beta1 ** (updates + 1))
         return {"rate_factor": factor, "epsilon": self.epsilon(root)}
 
     def step(
-        self,
-        weight: "TensorVariable",
-        states: "Sequence[TensorVariable]",
-        gradient: "TensorVariable",
-        rate: "TensorVariable",
-        decay: float,
-        numbers: "Numbers",
-    ) -> "Stepped":
+        self, weight: Any, states: Any, gradient: Any, rate: Any, decay: float, numbers: Numbers
+    ) -> Stepped:
         from tandem.ops import adam_step
 
         first, second = states

@@ -1,19 +1,11 @@
 """Adam with Nesterov's momentum."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import Any
 
 from tandem.optim.adam import Moments
-from tandem.optim.optimizer import OPTIMIZERS
+from tandem.optim.optimizer import OPTIMIZERS, Numbers, Stepped, decayed, in_dtype
 from tandem.registry import setting
-
-if TYPE_CHECKING:
-    from pytensor.tensor.variable import TensorVariable
-
-    from tandem.optim.optimizer import Numbers, Stepped
 
 
 @OPTIMIZERS.register("nadam")
@@ -63,22 +55,15 @@ class Nadam(Moments):
         return product
 
     def step(
-        self,
-        weight: "TensorVariable",
-        states: "Sequence[TensorVariable]",
-        gradient: "TensorVariable",
-        rate: "TensorVariable",
-        decay: float,
-        numbers: "Numbers",
-    ) -> "Stepped":
+        self, weight: Any, states: Any, gradient: Any, rate: Any, decay: float, numbers: Numbers
+    ) -> Stepped:
         import pytensor.tensor as pt
 
         first, second = states
-        kind = np.dtype(weight.dtype).type
-        if decay:
-            gradient = gradient + kind(decay) * weight
-        first = kind(self.adam_beta1) * first + kind(1 - self.adam_beta1) * gradient
-        square = kind(1 - self.adam_beta2) * gradient * gradient
-        second = kind(self.adam_beta2) * second + square
+        gradient, dtype = decayed(gradient, weight, decay), weight.dtype
+        beta1, rest1 = in_dtype(self.adam_beta1, dtype), in_dtype(1 - self.adam_beta1, dtype)
+        beta2, rest2 = in_dtype(self.adam_beta2, dtype), in_dtype(1 - self.adam_beta2, dtype)
+        first = beta1 * first + rest1 * gradient
+        second = beta2 * second + rest2 * gradient * gradient
         ahead = numbers["gradient_factor"] * gradient + numbers["moment_factor"] * first
         return weight - rate * ahead / (pt.sqrt(second) + numbers["epsilon"]), (first, second)

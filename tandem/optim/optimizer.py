@@ -1,22 +1,23 @@
 """The interface of an optimizer: declared states, and one symbolic step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from tandem.registry import Choice, Registry, setting
 
-if TYPE_CHECKING:
-    from pytensor.tensor.variable import TensorVariable
-
-    Numbers = Mapping[str, TensorVariable]
-    Stepped = tuple[TensorVariable, tuple[TensorVariable, ...]]
+Numbers = Mapping[str, Any]
+Stepped = tuple[Any, tuple[Any, ...]]  # new weight and states
 
 
 @dataclass(frozen=True)
 class Optimizer(Choice, ABC):
     """Base of an optimizer: a frozen dataclass of its settings, registered by name.
+
+    Made by itself, outside the settings of a run, its numbers may be scalar variables too.
 
     Attributes
     ----------
@@ -38,24 +39,19 @@ class Optimizer(Choice, ABC):
         ge=0,
     )
 
-    def numbers(self, updates: int) -> dict[str, float]:
+    def numbers(self, updates: Any) -> dict[str, Any]:
         """Numbers that depend on how many updates were made, such as bias corrections.
 
-        They are computed on the host and passed to each step; always under the same names. An
-        optimizer with none need not know whether the last minibatch was skipped.
+        A trainer computes them on the host and passes them to each step, always under the same
+        names; of a float64 scalar variable of updates they are such variables. An optimizer with
+        none need not know whether the last minibatch was skipped.
         """
         return {}
 
     @abstractmethod
     def step(
-        self,
-        weight: "TensorVariable",
-        states: "Sequence[TensorVariable]",
-        gradient: "TensorVariable",
-        rate: "TensorVariable",
-        decay: float,
-        numbers: "Numbers",
-    ) -> "Stepped":
+        self, weight: Any, states: Any, gradient: Any, rate: Any, decay: float, numbers: Numbers
+    ) -> Stepped:
         """Build the graph of one step of one parameter.
 
         Parameters
@@ -65,7 +61,7 @@ class Optimizer(Choice, ABC):
             One for each name in `states`, of that shape.
         rate : float scalar of the same dtype
             The parameter's own, as is `decay`.
-        numbers : mapping of str to float scalar of the same dtype
+        numbers : mapping of str to float scalar of the same dtype or a number
             Those of the method `numbers`.
 
         Returns
@@ -73,6 +69,16 @@ class Optimizer(Choice, ABC):
         weight, states
             The new values, in order.
         """
+
+
+def in_dtype(number: Any, dtype: str) -> Any:
+    """Return a number, or a scalar variable, in a dtype."""
+    return number.astype(dtype) if hasattr(number, "owner") else np.dtype(dtype).type(number)
+
+
+def decayed(gradient: Any, weight: Any, decay: float) -> Any:
+    """Return the gradient with that of the weight decay: ``g + wd w``."""
+    return gradient + in_dtype(decay, weight.dtype) * weight if decay else gradient
 
 
 OPTIMIZERS: Registry[Optimizer] = Registry("optimizer")

@@ -1,18 +1,10 @@
 """RMSProp."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
-import numpy as np
-
-from tandem.optim.optimizer import OPTIMIZERS, Optimizer
+from tandem.optim.optimizer import OPTIMIZERS, Numbers, Optimizer, Stepped, decayed, in_dtype
 from tandem.registry import setting
-
-if TYPE_CHECKING:
-    from pytensor.tensor.variable import TensorVariable
-
-    from tandem.optim.optimizer import Numbers, Stepped
 
 
 @OPTIMIZERS.register("rmsprop")
@@ -50,23 +42,15 @@ class RMSProp(Optimizer):
     )
 
     def step(
-        self,
-        weight: "TensorVariable",
-        states: "Sequence[TensorVariable]",
-        gradient: "TensorVariable",
-        rate: "TensorVariable",
-        decay: float,
-        numbers: "Numbers",
-    ) -> "Stepped":
+        self, weight: Any, states: Any, gradient: Any, rate: Any, decay: float, numbers: Numbers
+    ) -> Stepped:
         import pytensor.tensor as pt
 
         (square,) = states
-        kind = np.dtype(weight.dtype).type
-        if decay:
-            gradient = gradient + kind(decay) * weight
-        kept, rest = kind(self.rmsprop_decay), kind(1 - self.rmsprop_decay)
+        gradient, dtype = decayed(gradient, weight, decay), weight.dtype
+        kept, rest = in_dtype(self.rmsprop_decay, dtype), in_dtype(1 - self.rmsprop_decay, dtype)
         square = kept * square + rest * gradient * gradient
-        epsilon = kind(self.rmsprop_epsilon)
+        epsilon = in_dtype(self.rmsprop_epsilon, dtype)
         inside = self.rmsprop_epsilon_inside
         root = pt.sqrt(square + epsilon) if inside else pt.sqrt(square) + epsilon
         return weight - rate * gradient / root, (square,)

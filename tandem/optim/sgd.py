@@ -1,17 +1,11 @@
 """Stochastic gradient descent with momentum."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tandem.errors import InputError
-from tandem.optim.optimizer import OPTIMIZERS, Optimizer
+from tandem.optim.optimizer import OPTIMIZERS, Numbers, Optimizer, Stepped
 from tandem.registry import setting
-
-if TYPE_CHECKING:
-    from pytensor.tensor.variable import TensorVariable
-
-    from tandem.optim.optimizer import Numbers, Stepped
 
 _SWITCH = "true or false"
 
@@ -42,14 +36,8 @@ class SGD(Optimizer):
             )
 
     def step(
-        self,
-        weight: "TensorVariable",
-        states: "Sequence[TensorVariable]",
-        gradient: "TensorVariable",
-        rate: "TensorVariable",
-        decay: float,
-        numbers: "Numbers",
-    ) -> "Stepped":
+        self, weight: Any, states: Any, gradient: Any, rate: Any, decay: float, numbers: Numbers
+    ) -> Stepped:
         from tandem.ops import momentum_step
 
         (velocity,) = states

@@ -39,6 +39,15 @@ CASES: list[Case] = [
         torch.optim.NAdam,
         {**TORCH_BETAS, "momentum_decay": 0.1},
     ),
+    # Their epsilons are elsewhere; those of ours are tested in `tandem.parallel`'s rules.
+    ("adagrad", {"adagrad_epsilon": 1e-30}, torch.optim.Adagrad, {"eps": 1e-15}),
+    ("adamax", {"adam_epsilon": 1e-15}, torch.optim.Adamax, {"eps": 1e-15}),
+    (
+        "adadelta",
+        {"adadelta_decay": 0.8, "adadelta_epsilon": 1e-3},
+        torch.optim.Adadelta,
+        {"rho": 0.8, "eps": 1e-3},
+    ),
 ]
 
 
@@ -165,7 +174,7 @@ def test_the_linear_ones_are_named() -> None:
         ("adam_epsilon", 0, "a number above 0"),
         ("rmsprop_decay", 1, "a number of at least 0 and below 1"),
         ("nadam_decay", -1, "a number of at least 0"),
-        ("optimizer", "adagrad", "it must be sgd, adam, adamw, nadam or rmsprop"),
+        ("optimizer", "ftrl", "it must be sgd, adadelta, adagrad, adam, adamw, adamax, nadam or"),
     ],
 )
 def test_settings_that_cannot_be_used(key: str, value: object, expected: str) -> None:
@@ -176,5 +185,5 @@ def test_settings_that_cannot_be_used(key: str, value: object, expected: str) ->
 def test_new_settings_are_left_out_of_saved_ones_at_their_defaults() -> None:
     """So configurations of old checkpoints stay equal."""
     saved = make_config({}).model_dump()
-    assert not [key for key in saved if key.startswith(("adam", "nadam", "rmsprop"))]
+    assert not [key for key in saved if key.startswith(("ada", "nadam", "rmsprop"))]
     assert make_config({"adam_beta1": 0.5}).model_dump()["adam_beta1"] == 0.5

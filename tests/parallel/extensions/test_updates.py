@@ -33,11 +33,11 @@ DEFAULTS: dict[str, dict[str, float]] = {
     "sgd_nonflat": {},
     "momentum": {"momentum": 0.9},
     "nesterov_momentum": {"momentum": 0.9},
-    "adagrad": {"lr": 1.0, "epsilon": 1e-6},
-    "rmsprop": {"lr": 1.0, "rho": 0.9, "epsilon": 1e-6},
-    "adadelta": {"lr": 1.0, "rho": 0.95, "epsilon": 1e-6},
-    "adam": {"lr": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
-    "adamax": {"lr": 0.002, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+    "adagrad": {"learning_rate": 1.0, "epsilon": 1e-6},
+    "rmsprop": {"learning_rate": 1.0, "rho": 0.9, "epsilon": 1e-6},
+    "adadelta": {"learning_rate": 1.0, "rho": 0.95, "epsilon": 1e-6},
+    "adam": {"learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+    "adamax": {"learning_rate": 0.002, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
 }
 
 
@@ -138,8 +138,9 @@ def test_a_rule_is_that_of_its_paper(rule: str, on_one: synk.Pool) -> None:
 def test_arguments_and_defaults_are_those_of_the_original(rule: str) -> None:
     parameters = inspect.signature(getattr(updates, rule)).parameters.values()
     names = [parameter.name for parameter in parameters]
-    assert names == ["loss", "params", *RULES[rule]]
-    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    numbers = [name.replace("lr", "learning_rate") for name in RULES[rule]]
+    assert names == ["loss", "params", *numbers, "lr"]
+    defaults = {p.name: p.default for p in parameters if p.default not in (p.empty, None)}
     assert defaults == DEFAULTS[rule]
 
 
@@ -193,6 +194,16 @@ def test_float32_stays_float32_and_rates_may_be_variables(on_one: synk.Pool) -> 
         assert not np.array_equal(params[0].get_value(), first_values()[0])
 
 
+@pytest.mark.parametrize("rule", [rule for rule in RULES if len(RULES[rule]) > 1])
+def test_every_number_may_be_a_shared_variable(rule: str, on_one: synk.Pool) -> None:
+    """As rates that are annealed are; then a rule is no fused Op."""
+    numbers = RULES[rule]
+    wanted = expected(rule, numbers)
+    shared = {name: pytensor.shared(number, name=name) for name, number in numbers.items()}
+    for param, value in zip(trained(pytensor.shared, rule, shared), wanted, strict=True):
+        np.testing.assert_allclose(param.get_value(), value, rtol=1e-12)
+
+
 def test_the_loss_is_that_of_all_rows_before_the_step(on_two: synk.Pool) -> None:
     loss, params, x, y = model(synk.shared)
     train = make_train_function(loss, params, x, y, updates.sgd, lr=0.0)
@@ -206,6 +217,8 @@ def test_what_cannot_be_trained_is_refused(on_one: synk.Pool) -> None:
     loss, params, x, _ = model(pytensor.shared)
     with pytest.raises(ValueError, match="no parameters"):
         updates.adam(loss, [])
+    with pytest.raises(TypeError, match="learning_rate is missing"):
+        updates.sgd(loss, params)
     with pytest.raises(TypeError, match="parameter 1 is x"):
         updates.sgd(loss, [params[0], x], RATE)
     count = pytensor.shared(np.int64(3), name="count")
