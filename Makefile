@@ -16,7 +16,7 @@ test: .venv/test
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-slow: .venv/test .venv/docs
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m slow
+	$(BIN)/python -m tests.slow $(PARTS)
 
 # About half an hour of injected faults on the demo's data; the last line compares every bit.
 soak: .venv/installed

@@ -21,6 +21,19 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--chunk", metavar="K/N", help="of what is selected, the K-th of N parts")
+
+
+@pytest.hookimpl(trylast=True)  # after what is not selected has gone
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if chunk := config.getoption("--chunk"):
+        number, parts = (int(word) for word in chunk.split("/"))
+        first, last = (k * len(items) // parts for k in (number - 1, number))
+        config.hook.pytest_deselected(items=items[:first] + items[last:])
+        items[:] = items[first:last]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") is None:
         return
