@@ -5,10 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-Label = tuple[str, int, tuple[int, ...], str]
-"""Which conversion a call is for: its kind, its number, and shape and dtype of the whole."""
-
-Shape = tuple[int, ...]
+from tandem.distributed.channel import Label, Shape
 
 
 class Channel(Protocol):

@@ -1,6 +1,7 @@
 """How trainers work together: who they are, how they average vectors, and when."""
 
 from tandem.distributed import asynchronous as asynchronous  # registers its rules
+from tandem.distributed import collectives as collectives  # registers them
 from tandem.distributed.choices import ALL_REDUCES, EXCHANGES, RULES, RunFacts
 from tandem.distributed.exchange import Exchange
 from tandem.distributed.factory import (

@@ -8,8 +8,9 @@ from typing import NoReturn
 import torch
 from pytensor.graph.basic import Apply
 
-from tandem.backend.channel import Channel, Label
+from tandem.backend.channel import Channel
 from tandem.backend.lowering.registry import Lowering, lower
+from tandem.distributed.channel import Label
 from tandem.ops.collective import (
     AllGather,
     AllReduce,
