@@ -73,7 +73,7 @@ class Budget:
         return self._end - self._clock()
 
     def allows(self, name: str, seconds: float) -> bool:
-        """Whether there is time for what takes `seconds`; if not, its name is kept."""
+        """Return whether there is time for what takes `seconds`; if not, its name is kept."""
         fits = seconds <= self.left
         if not fits:
             self.left_out.append(name)

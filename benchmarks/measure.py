@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the ratio reaches the target; None without one."""
+        """Return whether the ratio reaches the target; None without one."""
         if self.target is None:
             return None
         return self.ratio >= self.target if self.kind == "speed" else self.ratio <= self.target
@@ -80,7 +80,7 @@ class Figure:
 
     @property
     def reached(self) -> bool:
-        """Whether the value is at most the target."""
+        """Return whether the value is at most the target."""
         return self.value <= self.target
 
 

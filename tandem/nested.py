@@ -66,7 +66,7 @@ def difference(place: str, first: Any, second: Any) -> tuple[str, Any, Any]:
 
 
 def _is_list(value: Any) -> bool:
-    """Whether a value is a list of lists and mappings, as a graph's layers are."""
+    """Return whether a value is a list of lists and mappings, as a graph's layers are."""
     return isinstance(value, list) and all(isinstance(part, list | Mapping) for part in value)
 
 

@@ -37,7 +37,7 @@ def describe_processor() -> str:
 
 
 def prefers_fft(processor: str) -> bool:
-    """Whether NNPACK's convolutions are faster than oneDNN's on a described processor.
+    """Return whether NNPACK's convolutions are faster than oneDNN's on a described processor.
 
     NNPACK multiplies less, and has code for AVX2 only; with AVX-512 oneDNN is as fast or faster.
     """

@@ -185,7 +185,7 @@ def truncate_after(path: Path, state: RunState) -> None:
 
 
 def _lies_before(record: Record, state: RunState) -> bool:
-    """Whether a run that resumes from `state` will not write this line again."""
+    """Return whether a run that resumes from `state` will not write this line again."""
     if isinstance(record, ValidationRecord):
         # A checkpoint written during a validation has the same step as the validation.
         return record.epoch <= state.epoch

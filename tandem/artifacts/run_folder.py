@@ -170,7 +170,7 @@ class RunFolder:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is still being written."""
+        """Return whether a checkpoint is still being written."""
         return self._writing is not None and not self._writing.done()
 
     def prepare(self, nbytes: int) -> bool:

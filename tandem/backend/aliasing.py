@@ -34,7 +34,7 @@ class Aliases:
         return self._roots.get(variable, frozenset())
 
     def is_repeated(self, variable: Variable) -> bool:
-        """Whether several elements of the variable may lie at one address."""
+        """Return whether several elements of the variable may lie at one address."""
         return variable in self._repeated
 
     def place(self, result: Variable, memory: Variable) -> None:
@@ -82,11 +82,11 @@ class Overlaps:
         )
 
     def are_alone(self, variable: Variable) -> bool:
-        """Whether no other input lies in the variable's memory."""
+        """Return whether no other input lies in the variable's memory."""
         return self.groups[variable] == {variable}
 
     def touch(self, roots: Iterable[Variable], written: Collection[Variable]) -> bool:
-        """Whether memory of one of `roots` is written when the inputs in `written` are."""
+        """Return whether memory of one of `roots` is written when the inputs in `written` are."""
         return any(not self.groups.get(root, frozenset()).isdisjoint(written) for root in roots)
 
 

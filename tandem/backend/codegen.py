@@ -297,7 +297,7 @@ class _Writer:
             self.segments.end(v for v in self.schedule.stores.values() if v not in early)
 
     def _is_shared(self, output: Variable, returned: set[Variable]) -> bool:
-        """Whether an output's memory is also that of an input, a constant or another result."""
+        """Test if an output's memory is also that of an input, a constant or another result."""
         roots = self.schedule.aliases.roots(output)
         outside = any(isinstance(v, Constant) or v in self.fgraph.inputs for v in roots)
         repeated = self.schedule.aliases.is_repeated(output)

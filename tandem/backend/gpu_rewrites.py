@@ -112,7 +112,7 @@ class _Chain:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the kernels take this chain, and nobody reads its middle."""
+        """Return whether the kernels take this chain, and nobody reads its middle."""
         if self._relu is None or self._x.type.dtype != "float32" or not self._is_plain:
             return False
         known = (self._relu, self._lrn, self._grad, self._gate, self._scatter, self._sum)
@@ -130,7 +130,7 @@ class _Chain:
         return fits(PoolNorm(*self._window, self._norm), shape) and self._is_backward()
 
     def _is_backward(self) -> bool:
-        """Whether the gradients are those of the chain, or there are none."""
+        """Return whether the gradients are those of the chain, or there are none."""
         y, scatter, gate, grad = self._relu.outputs[0], self._scatter, self._gate, self._grad
         if scatter is None:
             return True
@@ -179,7 +179,7 @@ class _Chain:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether pooling is by squares that lie in the image."""
+        """Return whether pooling is by squares that lie in the image."""
         return bool(self._pool.op == MaxPool2d(*self._window))
 
     @property
@@ -204,7 +204,7 @@ def _norm_of(op: LRN | LRNGrad) -> tuple[int, float, float, float]:
 
 
 def _is_bias_sum(node: Any) -> bool:
-    """Whether a node sums images over all but their channels, in their own dtype."""
+    """Return whether a node sums images over all but their channels, in their own dtype."""
     return (
         _is(node, Sum)
         and node.op.axis is not None

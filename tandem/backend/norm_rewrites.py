@@ -37,7 +37,7 @@ def rectify_norm(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
 
 
 def _depends(variable: Variable, node: Apply) -> bool:
-    """Whether a variable is computed from outputs of a node, such as its statistics."""
+    """Return whether a variable is computed from outputs of a node, such as its statistics."""
     before = ancestors([variable], blockers=node.inputs)
     return any(each.owner is node for each in before)
 

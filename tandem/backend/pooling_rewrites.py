@@ -47,12 +47,12 @@ def pool_before_relu(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
 
 
 def _is_scatter(node: Any, pool: Apply) -> bool:
-    """Whether a node is the gradient of `pool`, and takes its argmax as such."""
+    """Return whether a node is the gradient of `pool`, and takes its argmax as such."""
     return isinstance(node.op, MaxPool2dGrad) and node.inputs[1] is pool.outputs[1]
 
 
 def _is_gate(node: Any, relu: Variable) -> bool:
-    """Whether a node is the gradient of the ReLU of which `relu` is the output."""
+    """Return whether a node is the gradient of the ReLU of which `relu` is the output."""
     return isinstance(node.op, ReluGrad) and node.inputs[0] is relu
 
 

@@ -47,7 +47,7 @@ class Target:
 
     @property
     def exposes_results(self) -> bool:
-        """Whether a caller gets the memory in which results were computed."""
+        """Return whether a caller gets the memory in which results were computed."""
         return self.device.type == "cpu" or self.results == "device"
 
 
@@ -142,11 +142,13 @@ class Schedule:
         return lowering.call
 
     def is_overwritten(self, output: Variable) -> bool:
-        """Whether the updates at the end write into the memory of an output."""
+        """Return whether the updates at the end write into the memory of an output."""
         return self._overlaps.touch(self.aliases.roots(output), frozenset(self.stores.values()))
 
     def _is_certain(self, node: Apply) -> bool:
-        """Whether a node cannot fail: its shapes are known to fit, and no value is out of range."""
+        """Return whether a node cannot fail: its shapes are known to fit, and no value is out of
+        range.
+        """
         lowering = self.lowerings[node]
         given = [
             v
@@ -220,7 +222,7 @@ class Schedule:
         return max(uncertain, default=-1) + 1
 
     def _fits(self, output: Variable, variable: Variable) -> bool:
-        """Whether storing `output` cannot fail, and changes no other variable."""
+        """Return whether storing `output` cannot fail, and changes no other variable."""
         return (
             output.type.shape == variable.type.shape
             and None not in variable.type.shape
@@ -240,7 +242,7 @@ class Schedule:
         }
 
     def _may_store(self, output: Variable, variable: Variable) -> bool:
-        """Whether the old value of `variable` is not read after `output` has been computed."""
+        """Test if the old value of `variable` is not read after `output` has been computed."""
         node = output.owner
         if self._positions.get(node, -1) < self._certain_from:
             return False

@@ -242,5 +242,5 @@ def _check_same(value: ArrayLike | torch.Tensor, buffer: torch.Tensor, name: str
 
 
 def is_on_device(variable: Variable, storage: list[Any]) -> bool:
-    """Whether an input of a function lives on the device: its storage holds a tensor."""
+    """Return whether an input of a function lives on the device: its storage holds a tensor."""
     return isinstance(variable.type, TensorType) and isinstance(storage[0], torch.Tensor)

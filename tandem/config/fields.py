@@ -132,7 +132,7 @@ class Section(Options):
 
 
 def flag(field: FieldInfo, name: str) -> bool:
-    """Whether `key` was given ``affects_bits`` or ``omit_default``."""
+    """Return whether `key` was given ``affects_bits`` or ``omit_default``."""
     return declared(field, name) == "True"
 
 

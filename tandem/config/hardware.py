@@ -161,7 +161,7 @@ def place_devices(
 
 
 def have_own_gpus(devices: Sequence[str], ranks: Sequence[RankInfo]) -> bool:
-    """Whether each rank has a GPU to itself, with devices as `place_devices` gives them."""
+    """Return whether each rank has a GPU to itself, with devices as `place_devices` gives them."""
     if "cpu" in devices:
         return False
     pairs = zip(ranks, devices, strict=True)
@@ -264,7 +264,7 @@ def _gpu_name(number: int) -> str:
 
 
 def has_bfloat16(number: int) -> bool:
-    """Whether a GPU multiplies in bfloat16: from compute capability 8.0 on."""
+    """Return whether a GPU multiplies in bfloat16: from compute capability 8.0 on."""
     return _attribute(number, _CAPABILITY_MAJOR) >= 8
 
 

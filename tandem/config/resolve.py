@@ -272,7 +272,7 @@ def _convolutions(facts: RunFacts, ranks: Sequence[RankInfo]) -> str:
 
 
 def _keeps_data(config: Config, facts: RunFacts) -> bool:
-    """Whether pictures can be kept on GPUs; refuse ``data_on_gpu: true`` where they cannot."""
+    """Test if pictures can be kept on GPUs; refuse ``data_on_gpu: true`` where they cannot."""
     if config.data_on_gpu is True and not facts.on_gpu:
         raise InputError("data_on_gpu: true is for GPUs; on cpu use auto or false")
     if config.data_on_gpu is True and config.use_data_layer is False:

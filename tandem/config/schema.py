@@ -389,7 +389,7 @@ class Output(Section):
 
     @property
     def reports_epochs(self) -> bool:
-        """Whether there is a report at the end of each epoch."""
+        """Return whether there is a report at the end of each epoch."""
         return self.print_epochs or self.csv_file is not None
 
 

@@ -26,12 +26,12 @@ class TimedLine:
 
     @property
     def is_view(self) -> bool:
-        """Whether it neither computes nor moves anything, for itself or for another line."""
+        """Return whether it neither computes nor moves anything, for itself or for another line."""
         return self.work.kind == "view"
 
     @property
     def works(self) -> bool:
-        """Whether it has work of its own."""
+        """Return whether it has work of its own."""
         return bool(self.work.flops or self.work.nbytes)
 
 

@@ -219,7 +219,7 @@ class GossipAveraging(AsynchronousExchange):
         self._sent += 1
 
     def _has_room(self) -> bool:
-        """Whether few enough messages are in flight, each of the size of the network."""
+        """Return whether few enough messages are in flight, each of the size of the network."""
         self._in_flight = [pair for pair in self._in_flight if not pair[0].Test()]
         return len(self._in_flight) < 2
 

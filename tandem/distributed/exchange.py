@@ -52,7 +52,7 @@ class Exchange:
         """Called when a parameter's gradient is ready, during the backward pass."""
 
     def votes_after(self, step: int, every: int) -> bool:
-        """Whether all trainers vote on step number `step`, from 1, together.
+        """Return whether all trainers vote on step number `step`, from 1, together.
 
         Every `every` steps they exchange messages for a report in any case.
         """

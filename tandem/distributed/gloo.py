@@ -35,7 +35,7 @@ _TIMEOUT = timedelta(days=365)  # no step is too slow; dead ranks are found by h
 
 
 def is_started_by_torchrun() -> bool:
-    """Whether torchrun, or what sets the same variables, has started this process as a rank."""
+    """Test if torchrun, or what sets the same variables, has started this process as a rank."""
     return _AGENT in os.environ or all(name in os.environ for name in VARIABLES)
 
 

@@ -109,7 +109,7 @@ class Group(ABC):
         """
 
     def takes_gpu_memory(self) -> bool:
-        """Whether vectors may be tensors on GPUs for all operations. Not collective."""
+        """Return whether vectors may be tensors on GPUs for all operations. Not collective."""
         return False
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ _PAUSE_SECONDS = 0.001  # the longest pause
 
 
 def is_started_by_mpi() -> bool:
-    """Whether mpirun or srun has started this process as a rank."""
+    """Return whether mpirun or srun has started this process as a rank."""
     # A shell within a job of Slurm is a step of one task.
     return any(n in os.environ for n in (*SIZES[:-1], "PMIX_RANK")) or _started() > 1
 

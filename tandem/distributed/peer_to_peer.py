@@ -63,7 +63,7 @@ class PeerVectors:
         return any(any(row) for row in self._apart)
 
     def is_apart(self, rank: int) -> bool:
-        """Whether this trainer and another can't reach each other."""
+        """Return whether this trainer and another can't reach each other."""
         return self._apart[self.group.rank][rank]
 
     def address(self, rank: int, element: int) -> int:
@@ -101,7 +101,7 @@ class PeerVectors:
         return staging
 
     def _copies_wrongly(self) -> tuple[bool, ...]:
-        """Whether a copy from each other trainer differs from what is there, by rank. Collective.
+        """Test if a copy from each other trainer differs from what is there, by rank. Collective.
 
         Not from those that are apart, or on the same device.
         """

@@ -57,7 +57,7 @@ class Callbacks:
         self._record: dict[str, Any] | None = None  # of the last epoch
 
     def are_awaited(self, config: Config) -> bool:
-        """Whether there are any, for which trainers wait at the end of epochs."""
+        """Return whether there are any, for which trainers wait at the end of epochs."""
         return bool(self._objects or config.callbacks)
 
     def begin(self, spec: RunSpec) -> Outcome | None:

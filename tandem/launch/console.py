@@ -67,7 +67,7 @@ class ValidationReporter(TerminalReporter):
 
 
 def can_show() -> bool:
-    """Whether stderr is a terminal that can do more than lines."""
+    """Return whether stderr is a terminal that can do more than lines."""
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 

@@ -53,7 +53,7 @@ TURN_SECONDS, INPUT_TURN_SECONDS = 0.5, 3.0
 
 
 def is_rank() -> bool:
-    """Whether this process has been started as a rank."""
+    """Return whether this process has been started as a rank."""
     return gloo.is_started_by_torchrun() or mpi.is_started_by_mpi()
 
 

@@ -130,7 +130,7 @@ class TrialReporter(ProgressReporter):
 
     @property
     def is_finite(self) -> bool:
-        """Whether each epoch had a step whose loss was finite."""
+        """Return whether each epoch had a step whose loss was finite."""
         return len(self.train) == _EPOCHS and all(math.isfinite(r.loss) for r in self.train)
 
     @property
@@ -217,7 +217,7 @@ class Disk:
 
 
 def is_exact(spec: RunSpec) -> bool:
-    """Whether a resumed run computes the same bits."""
+    """Return whether a resumed run computes the same bits."""
     in_step = RULES[spec.config.rule].is_synchronous
     return in_step and (spec.config.deterministic or not spec.on_gpu)
 

@@ -14,7 +14,7 @@ ERRORS = ("validation_loss", "top1_error", "top5_error")
 
 
 def is_higher_better(name: str) -> bool:
-    """Whether a monitored value is to rise."""
+    """Return whether a monitored value is to rise."""
     metric = find_metric(name)
     return metric is not None and metric.higher_is_better
 
@@ -27,7 +27,7 @@ def values_of(name: str, history: History) -> list[float]:
 def is_better(
     value: float, best: float, name: str, threshold: float = 0.0, delta: float = 0.0
 ) -> bool:
-    """Whether a value improves on the best so far, by more than a fraction of that, and `delta`.
+    """Test if a value improves on the best so far, by more than a fraction of that, and `delta`.
 
     A value that is not a number is no improvement.
     """

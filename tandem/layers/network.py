@@ -225,7 +225,7 @@ class Network(ABC):
 
     @property
     def has_own_cost(self) -> bool:
-        """Whether `cost` is another than the mean of `loss`."""
+        """Return whether `cost` is another than the mean of `loss`."""
         return type(self).cost is not Network.cost
 
     def measured(self, logits: "TensorVariable") -> "TensorVariable":

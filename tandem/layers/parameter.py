@@ -77,7 +77,7 @@ class Parameter:
 
     @property
     def trainable(self) -> bool:
-        """Whether an optimizer steps it."""
+        """Return whether an optimizer steps it."""
         return self.kind != "average"
 
     def shared(self, dtype: str) -> "TensorSharedVariable":

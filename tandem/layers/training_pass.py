@@ -32,10 +32,10 @@ class Training:
     auxiliary: "list[tuple[TensorVariable, float]]" = field(default_factory=list)
 
     def is_frozen(self, layer: str) -> bool:
-        """Whether a layer is not trained."""
+        """Return whether a layer is not trained."""
         return is_below(layer, self.frozen)
 
 
 def is_below(name: str, layers: Collection[str]) -> bool:
-    """Whether a layer or parameter is one of `layers`, or below one: conv1 is below layer1."""
+    """Test if a layer or parameter is one of `layers`, or below one: conv1 is below layer1."""
     return any(name == layer or name.startswith(f"{layer}.") for layer in layers)

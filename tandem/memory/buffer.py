@@ -57,7 +57,7 @@ class Buffer(ABC):
         return self._view(lengths, kind, offset)
 
     def _reaches(self, end: int) -> bool:
-        """Whether the buffer has so many bytes."""
+        """Return whether the buffer has so many bytes."""
         return end <= self.nbytes
 
     @abstractmethod

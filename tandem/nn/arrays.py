@@ -26,7 +26,7 @@ class Rows:
 
     @property
     def are_pictures(self) -> bool:
-        """Whether they are stored as pictures rather than as numbers."""
+        """Return whether they are stored as pictures rather than as numbers."""
         return self.x.dtype == np.uint8
 
 

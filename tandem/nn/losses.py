@@ -50,7 +50,7 @@ class Loss:
 
     @property
     def is_from_logits(self) -> bool:
-        """Whether the model's outputs lack the activation."""
+        """Return whether the model's outputs lack the activation."""
         return getattr(self, "from_logits", False)
 
     def settings(self) -> dict[str, Any]:

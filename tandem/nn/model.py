@@ -110,7 +110,7 @@ class Model:
 
     @property
     def trainable(self) -> bool:
-        """Whether a layer with parameters is trained."""
+        """Return whether a layer with parameters is trained."""
         layers = {layer_of(parameter.name) for parameter in self.graph.parameters}
         return bool(layers - {*self.graph.frozen})
 
@@ -369,7 +369,7 @@ class Model:
 
     @property
     def has_own_weights(self) -> bool:
-        """Whether its weights are others than a run's random ones."""
+        """Return whether its weights are others than a run's random ones."""
         return self._weights is not None
 
     def _on_device(self) -> CompiledModel:

@@ -63,7 +63,7 @@ def _product_and_bias(
 
 
 def _is_row(variable: Any) -> bool:
-    """Whether a variable is a vector that is added to each row of a matrix."""
+    """Return whether a variable is a vector that is added to each row of a matrix."""
     node = variable.owner
     return node is not None and isinstance(node.op, DimShuffle) and node.op.new_order == ("x", 0)
 

@@ -49,7 +49,7 @@ class _DropoutOp(TensorOp):
     def _kept(
         self, seed: np.ndarray, epoch: np.ndarray, indices: np.ndarray, units: int
     ) -> np.ndarray:
-        """Whether each of `units` units of each picture is kept, from unit `first` on."""
+        """Return whether each of `units` units of each picture is kept, from unit `first` on."""
         last = self.first + units
         random = words(int(seed), int(epoch), indices, self.purpose, last)[:, self.first :]
         return random >= self.threshold

@@ -256,7 +256,7 @@ def _named(position: int, variable: TensorVariable) -> str:
 
 
 def _has_lengths(shape: Sequence[int], lengths: Sequence[int | None]) -> bool:
-    """Whether a shape has these lengths, of which None may be any."""
+    """Return whether a shape has these lengths, of which None may be any."""
     return len(shape) == len(lengths) and all(
         length in (None, n) for n, length in zip(shape, lengths, strict=True)
     )

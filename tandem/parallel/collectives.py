@@ -253,7 +253,7 @@ class Collectives(Transfers):
     # Helpers
 
     def _is_reduced_in_place(self, team: Team, number: int, op: str) -> bool:
-        """Whether a variable is reduced where it lies; others go through staging memory."""
+        """Return whether a variable is reduced where it lies; others go through staging memory."""
         extent, residents = self.registry.extents.get(number), self.rank.residents
         if extent is None:
             return False

@@ -89,7 +89,7 @@ class Data:
 
     @property
     def minibatch(self) -> bool:
-        """Whether it holds just the rows that a call works on."""
+        """Return whether it holds just the rows that a call works on."""
         return self._minibatch
 
     @property
@@ -358,7 +358,7 @@ def _converted(value: Any, what: str) -> npt.NDArray[Any]:
 
 
 def _is_safe(value: Any, array: npt.NDArray[Any], expected: np.dtype) -> bool:
-    """Whether the cast of a value, of which `array` is made, is one that PyTensor does."""
+    """Return whether the cast of a value, of which `array` is made, is one that PyTensor does."""
     if not isinstance(value, int | float | complex | list | tuple | np.generic):
         return _is_promoted(array.dtype, expected)
     if isinstance(value, float | np.floating) and expected == config.floatX:

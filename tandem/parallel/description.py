@@ -29,7 +29,7 @@ class Update:
 
     @property
     def reads_itself(self) -> bool:
-        """Whether the new value is computed from the old one."""
+        """Return whether the new value is computed from the old one."""
         return bool(depends_on([self.new], [self.variable]))
 
 
@@ -58,7 +58,7 @@ class Description:
 
     @property
     def is_divided(self) -> bool:
-        """Whether there are rows to divide between ranks."""
+        """Return whether there are rows to divide between ranks."""
         return bool(self.scattered or self.sliceables)
 
     @property
@@ -70,7 +70,7 @@ class Description:
 
     @property
     def has_default_updates(self) -> bool:
-        """Whether PyTensor would add updates of its own, which are among `updates` already."""
+        """Test if PyTensor would add updates of its own, which are among `updates` already."""
         return any(getattr(v, "default_update", None) is not None for v in self.shared)
 
     def updates_from_rows(self) -> list[Update]:

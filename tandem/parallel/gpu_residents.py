@@ -177,7 +177,7 @@ class CudaResidents(Residents):
 
 
 def _is_averaged(extent: Extent, op: str) -> bool:
-    """Whether the kernel of the exchange is made for a reduction."""
+    """Return whether the kernel of the exchange is made for a reduction."""
     return op in ("avg", "sum") and np.dtype(extent.dtype).name in ("float32", "float64")
 
 

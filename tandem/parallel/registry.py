@@ -123,7 +123,7 @@ class Registry:
         return found.pop() if len(found) == 1 else None
 
     def adds(self, number: int) -> bool:
-        """Whether a variable of which there are `rows` was computed from its old value too."""
+        """Test if a variable of which there are `rows` was computed from its old value too."""
         return any(self._records[part].adds for part in self._parts.get(number, (number,)))
 
     def _rows(self, number: int) -> tuple[int, ...] | None:

@@ -52,7 +52,7 @@ class Residents(ABC):
         raise TypeError("values of other ranks can't be seen")
 
     def reduces(self, extent: Extent, op: str) -> bool:
-        """Whether `reduce` can do it; another reduction goes through staging memory."""
+        """Return whether `reduce` can do it; another reduction goes through staging memory."""
         return True
 
     # Of GPUs
@@ -66,7 +66,7 @@ class Residents(ABC):
         """Allocate the blocks that this rank does not have yet; InputError if memory is short."""
 
     def is_open(self, extent: Extent, op: str) -> bool:
-        """Whether nothing has to be opened before `reduces` can be asked."""
+        """Return whether nothing has to be opened before `reduces` can be asked."""
         return True
 
     def open(self, extent: Extent) -> None:  # noqa: B027
@@ -74,7 +74,7 @@ class Residents(ABC):
 
     @property
     def has_opened(self) -> bool:
-        """Whether there is memory of other ranks to be released."""
+        """Return whether there is memory of other ranks to be released."""
         return False
 
     def release(self) -> None:  # noqa: B027

@@ -267,7 +267,7 @@ def _select_common(lengths: Sequence[int], batch: Any, listed: str) -> Selection
 
 
 def is_same(one: Selection, other: Selection) -> bool:
-    """Whether two selections by one batch are the same rows."""
+    """Return whether two selections by one batch are the same rows."""
     if one.count != other.count or one.indices is None or other.indices is None:
         return (one.count, one.start, one.step) == (other.count, other.start, other.step)
     return one.indices is other.indices or np.array_equal(one.indices, other.indices)

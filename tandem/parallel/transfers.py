@@ -35,7 +35,7 @@ class Transfers(ABC):
         team.run(task, lambda: self.rank.do(task))
 
     def _is_seen(self, number: int) -> bool:
-        """Whether the master reads and writes a variable of all ranks by itself."""
+        """Return whether the master reads and writes a variable of all ranks by itself."""
         return self.registry.is_resident(number) and self.rank.residents.is_seen
 
     def _put(

@@ -35,7 +35,7 @@ class Kind:
 
     @property
     def moves(self) -> bool:
-        """Whether bytes pass between ranks."""
+        """Return whether bytes pass between ranks."""
         return self.op is not None
 
 

@@ -188,7 +188,7 @@ class _Search:
         )
 
     def _may_be(self, variable: Variable, placement: Placement) -> bool:
-        """Whether a variable is had in a placement, or no placement is known yet."""
+        """Return whether a variable is had in a placement, or no placement is known yet."""
         if variable.owner is None:
             return placement in self._forms(variable) or Replicate() in self._forms(variable)
         return variable not in self._available or placement in self._available[variable]
@@ -316,7 +316,7 @@ def _is_partial(placement: Placement) -> bool:
 
 
 def _may_add(node: Apply, choice: Choice) -> bool:
-    """Whether results that are partial sums are of dtypes in which terms can be added later.
+    """Return whether results that are partial sums are of dtypes in which terms can be added later.
 
     Of bool there is no sum, and that of small integers may wrap around, which its terms do not.
     """
@@ -344,7 +344,7 @@ def _same_size(a: Variable, b: Variable) -> bool:
 
 
 def _is_cheap(node: Apply) -> bool:
-    """Whether recomputing a node is cheap: it moves data, or makes much of little."""
+    """Return whether recomputing a node is cheap: it moves data, or makes much of little."""
     if isinstance(node.op, Elemwise | DimShuffle | Reshape):
         return True
     sizes = [_size(v) for v in (*node.inputs, *node.outputs)]

@@ -83,7 +83,7 @@ class Plan:
 
     @property
     def converts(self) -> bool:
-        """Whether a tensor is converted, also where that is expected."""
+        """Return whether a tensor is converted, also where that is expected."""
         steps = [s for s in self.steps.values() if isinstance(s, ConversionStep)]
         return any(s.kind.name != "keep" for s in steps)
 

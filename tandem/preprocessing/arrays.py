@@ -185,7 +185,7 @@ def checksum(*arrays: npt.NDArray[Any] | None) -> str:
 
 
 def matches(folder: Path, source: str) -> bool:
-    """Whether a folder holds the data set of arrays of this `checksum`.
+    """Return whether a folder holds the data set of arrays of this `checksum`.
 
     False if it holds none. Every file is read. Raises InputError if the folder holds a data set of
     other arrays, or a file is missing or damaged.
@@ -258,7 +258,7 @@ def _given(train: Arrays | None, validation: Arrays | None) -> dict[str, Arrays]
 
 
 def are_square(x: npt.NDArray[Any]) -> bool:
-    """Whether an array is of pictures as `write_pictures` takes them."""
+    """Return whether an array is of pictures as `write_pictures` takes them."""
     return (
         x.dtype == np.uint8
         and x.ndim in (3, 4)

@@ -149,7 +149,7 @@ def class_in(name: str) -> str | None:
 
 
 def is_imagenet_name(name: str) -> bool:
-    """Whether a name, without folders and suffix, is one of ImageNet's."""
+    """Return whether a name, without folders and suffix, is one of ImageNet's."""
     stem = _stem(name)
     return bool(_TRAINING.fullmatch(stem) or _VALIDATION.fullmatch(stem))
 

@@ -289,7 +289,7 @@ def _check_finished(settings: Settings, listing: Listing) -> None:
 
 
 def _same_pictures(listed: Listed, found: Split) -> bool:
-    """Whether a split holds the pictures of a list, in its order or in that before 0.3.
+    """Return whether a split holds the pictures of a list, in its order or in that before 0.3.
 
     Until then ILSVRC's validation pictures in class folders kept the folders in their names, and
     were shuffled.

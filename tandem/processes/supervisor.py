@@ -137,7 +137,7 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """Whether that is longer than the pool's timeout."""
+        """Return whether that is longer than the pool's timeout."""
         if self._pool.writing or self._pool.table.activities.tolist() != self._seen:
             self.restart()
         return time.monotonic() - self._since > self._pool.table.timeout

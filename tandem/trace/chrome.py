@@ -159,7 +159,7 @@ def _fault_of_op(args: Mapping[str, Any]) -> str:
 
 
 def _fits(value: Any, types: _Types) -> bool:
-    """Whether a value is of a type, which a bool is not of int; numbers are finite."""
+    """Return whether a value is of a type, which a bool is not of int; numbers are finite."""
     if type(value) not in types:
         return False
     return types is _TEXT or types is _MAPPING or -_LIMIT < value < _LIMIT

@@ -35,7 +35,7 @@ class Span:
 
     @property
     def is_op(self) -> bool:
-        """Whether it is one line of a compiled function."""
+        """Return whether it is one line of a compiled function."""
         return "op" in self.args
 
     def around(self, name: str) -> "Span | None":

@@ -131,7 +131,7 @@ class CompiledNetwork:
         self.functions(self._of_rows("gradients", rows), slot, **numbers)
 
     def is_finite(self) -> bool:
-        """Whether the loss and all gradients that were computed last are finite."""
+        """Return whether the loss and all gradients that were computed last are finite."""
         return bool(self.variables.finite.get_value())
 
     def update(self, learning_rate: float, updates: int = 0) -> None:

@@ -46,7 +46,7 @@ class Division:
         return local_shape(shape, self._placement(name), self.ranks, here)
 
     def is_elsewhere(self, name: str) -> bool:
-        """Whether other trainers than 0 have something of a parameter that 0 has not."""
+        """Return whether other trainers than 0 have something of a parameter that 0 has not."""
         return self._placement(name) not in (Replicate(), Single(0))
 
     def replicated(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:

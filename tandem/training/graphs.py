@@ -128,7 +128,9 @@ def targets_of(minibatch: Tensors, dtype: str) -> TensorVariable:
 
 
 def counts_errors(network: Network, target: RowType) -> bool:
-    """Whether top-1 and top-5 errors mean something: of classes, or of targets by their largest."""
+    """Return whether top-1 and top-5 errors mean something: of classes, or of targets by their
+    largest.
+    """
     if target == CLASS_LABEL:
         return True
     return network.classes > 1 and network.loss.of_classes and not network.has_own_cost
@@ -161,7 +163,7 @@ def count_minibatch(
 
 
 def are_finite(values: list[TensorVariable]) -> TensorVariable:
-    """Whether all elements are finite: a sum is not, if one of its terms is not.
+    """Return whether all elements are finite: a sum is not, if one of its terms is not.
 
     A sum can overflow although its terms do not, but then they are too large in any case. Nothing
     here can fail when it runs, so the gradients may be computed in their final place. The sums are

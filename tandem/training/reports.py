@@ -95,7 +95,7 @@ class Reports:
         return self.folder is not None and self.folder.prepare(self._nbytes)
 
     def snapshot_is_due(self) -> bool:
-        """Whether trainer 0's clock asks for a checkpoint, and it can be copied at once."""
+        """Return whether trainer 0's clock asks for a checkpoint, and it can be copied at once."""
         if self.folder is None:
             return False
         self.check_written()

@@ -42,7 +42,7 @@ class RunSpec:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the checkpoint to continue has all epochs, or training has ended before."""
+        """Test if the checkpoint to continue has all epochs, or training has ended before."""
         return self.reason_complete is not None
 
     @property
@@ -56,7 +56,7 @@ class RunSpec:
 
     @property
     def continues_optimizer(self) -> bool:
-        """Whether the checkpoint's optimizer states are of the optimizer that is configured.
+        """Return whether the checkpoint's optimizer states are of the optimizer that is configured.
 
         A checkpoint whose settings name none is of SGD.
         """
@@ -110,7 +110,7 @@ class RunSpec:
 
     @property
     def device_crops(self) -> bool:
-        """Whether slots hold whole images, which the device crops."""
+        """Return whether slots hold whole images, which the device crops."""
         return bool(self.config.use_data_layer)
 
     @property

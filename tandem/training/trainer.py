@@ -262,7 +262,7 @@ class Trainer:
         return ends
 
     def _is_kept(self, done: int) -> bool:
-        """Whether a checkpoint is written after so many whole epochs."""
+        """Return whether a checkpoint is written after so many whole epochs."""
         return done % self.config.snapshot_freq == 0 or done == self.config.n_epochs
 
     def _save(self) -> None:

@@ -20,7 +20,7 @@ SAME_AS_REAL = frozenset(getattr(ps, name) for name in _SAME.split())
 
 
 def is_complex(node: Apply) -> bool:
-    """Whether an operand or a result is complex."""
+    """Return whether an operand or a result is complex."""
     return any(x.type.dtype.startswith("complex") for x in (*node.inputs, *node.outputs))
 
 

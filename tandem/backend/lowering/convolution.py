@@ -134,7 +134,7 @@ def _turned(w: Tensor, groups: int) -> Tensor:
 
 
 def has_nnpack() -> bool:
-    """Whether this PyTorch has NNPACK."""
+    """Return whether this PyTorch has NNPACK."""
     # The query also sets it up, which its operator doesn't do by itself (PyTorch 2.13).
     return torch.backends.nnpack.is_available()
 
@@ -144,7 +144,7 @@ _LEAST_SAVING = 2.5  # factor in multiplications, to make up for transforming im
 
 
 def _pays(op: Conv2d | Conv2dInputGrad, x: Variable, w: Variable, y: Variable) -> bool:
-    """Whether NNPACK should compute the convolution y of x with w.
+    """Return whether NNPACK should compute the convolution y of x with w.
 
     It uses tiles of 16 x 16 pixels and Fourier's transform unless four tiles of 8 x 8 suffice, for
     which, with 3 x 3 filters, it uses Winograd's: that rounds a hundred times more coarsely than

@@ -80,7 +80,7 @@ _REDUCE_RULES: dict[type, Rule] = {
 
 
 def _is_exact(node: Apply) -> bool:
-    """Whether Python's integers give the node's results as they are."""
+    """Return whether Python's integers give the node's results as they are."""
     variables = [*node.inputs, *node.outputs]
     return (
         all(isinstance(v.type, TensorType | ScalarType) for v in variables)

@@ -17,7 +17,7 @@ _LARGEST_TILE = 8192
 
 
 def fits(op: PoolNorm, images: Sequence[int | None]) -> bool:
-    """Whether the kernels can take images of a static shape (batch, channel, row, column)."""
+    """Test if the kernels can take images of a static shape (batch, channel, row, column)."""
     _, channels, rows, columns = images
     if channels is None or rows is None or columns is None:
         return False

@@ -116,12 +116,12 @@ def constant_integers(variable: Variable) -> tuple[int, ...] | None:
 
 
 def is_host_type(variable: Variable) -> bool:
-    """Whether values of the variable are Python numbers wherever they are computed."""
+    """Return whether values of the variable are Python numbers wherever they are computed."""
     return isinstance(variable.type, ScalarType)
 
 
 def is_tensor(variable: Variable) -> bool:
-    """Whether values of the variable are tensors, which those of a sparse type are not."""
+    """Return whether values of the variable are tensors, which those of a sparse type are not."""
     return isinstance(variable.type, DenseTensorType)
 
 

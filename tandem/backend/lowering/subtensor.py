@@ -70,7 +70,7 @@ def _write(x: Tensor, index: Index, write: Callable[[Tensor], Any], own: bool) -
 
 
 def _maybe_backwards(index: Index) -> bool:
-    """Whether an index of variables may have a slice with a negative step."""
+    """Return whether an index of variables may have a slice with a negative step."""
     steps = [entry.step for entry in index if isinstance(entry, slice) and entry.step is not None]
     numbers = [constant_number(step) for step in steps]
     return any(number is None or number < 0 for number in numbers)
@@ -147,7 +147,7 @@ def lower_inc_subtensor(
 
 
 def _fits_slices(op: IncSubtensor, node: Apply) -> bool:
-    """Whether the index is of constant slices, of which the second operand has the shape."""
+    """Return whether the index is of constant slices, of which the second operand has the shape."""
     shape, given = (static_shape(variable) for variable in node.inputs[:2])
     known = _known_index(op, node.inputs[2:])
     if shape is None or given is None or known is None:

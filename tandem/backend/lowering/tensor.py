@@ -162,7 +162,7 @@ def lower_split(op: Split, node: Apply, device: torch.device, compiled: bool) ->
 
 
 def _fits_split(op: Split, node: Apply) -> bool:
-    """Whether axis and sizes are constants that divide the operand."""
+    """Return whether axis and sizes are constants that divide the operand."""
     shape, sizes = static_shape(node.inputs[0]), constant_integers(node.inputs[2])
     axis = constant_number(node.inputs[1])
     if shape is None or sizes is None or axis is None or len(sizes) != op.len_splits:

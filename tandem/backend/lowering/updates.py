@@ -52,14 +52,16 @@ def lower_momentum_step(
 
 
 def _fusible(w: Tensor, v: Tensor, rate: Tensor) -> bool:
-    """Whether PyTorch's kernel for a step may be used: it takes 1 + rate, and whole memory."""
+    """Test if PyTorch's kernel for a step may be used: it takes 1 + rate, and whole memory."""
     number = rate.item()
     # Below 2**-29, 1 + rate has lost bits of a float32 rate.
     return w.stride() == v.stride() and (1 + number) - 1 == number and _is_dense(w)
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Whether the elements fill their memory, in any order of axes, without gaps or overlaps."""
+    """Return whether the elements fill their memory, in any order of axes, without gaps or
+    overlaps.
+    """
     length = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size != 1 and stride != length:

@@ -107,7 +107,7 @@ class CudaDriver:
         self._opened.pop(address).close()
 
     def can_reach(self, identity: str) -> bool:
-        """Whether this device can read and write the memory of another."""
+        """Return whether this device can read and write the memory of another."""
         if identity == self.identity:
             return True
         own = self._cuda.Device(self.device)

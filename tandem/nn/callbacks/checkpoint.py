@@ -109,7 +109,7 @@ class _Copies:
             ) from error
 
     def _is_best(self, logs: Mapping[str, float]) -> bool:
-        """Whether an epoch is better than all that were noted, and than the threshold."""
+        """Return whether an epoch is better than all that were noted, and than the threshold."""
         monitor = self.callback.monitor
         name = (self.metrics or {}).get(monitor.removeprefix("val_"), monitor.removeprefix("val_"))
         best = self.callback.initial_value_threshold

@@ -324,7 +324,7 @@ def _(op: IncSubtensor, node: Apply, ranks: int) -> list[Choice]:
 
 
 def _is_range(variable: Variable, length: int | None) -> bool:
-    """Whether a variable is ``arange(length)``, which the partitioner has made a constant."""
+    """Test if a variable is ``arange(length)``, which the partitioner has made a constant."""
     return isinstance(variable, Constant) and np.array_equal(variable.data, np.arange(length or 0))
 
 
@@ -334,7 +334,7 @@ def _counted(x: Variable) -> Variable:
 
 
 def _by_row(node: Apply, position: int) -> bool:
-    """Whether an advanced index takes one element of each row, as ``x[arange(n), labels]``."""
+    """Test if an advanced index takes one element of each row, as ``x[arange(n), labels]``."""
     index, rows = node.inputs[position:], node.inputs[0].type.shape[:1]
     is_pair = len(index) == 2 and tuple(node.op.idx_list) == (0, 1)
     return is_pair and _is_range(index[0], rows[0]) and index[1].type.shape == rows
@@ -376,7 +376,7 @@ def _(op: AdvancedIncSubtensor, node: Apply, ranks: int) -> list[Choice]:
 
 
 def _is_rows(node: Apply) -> bool:
-    """Whether an advanced index is one vector, of rows."""
+    """Return whether an advanced index is one vector, of rows."""
     return (
         tuple(node.op.idx_list[:1]) == (0,)
         and all(entry == _WHOLE for entry in node.op.idx_list[1:])

@@ -88,7 +88,7 @@ def listed(node: Apply, ranks: int) -> list[Choice]:
 
 
 def has_rule(op: Op) -> bool:
-    """Whether a rule is registered for an Op."""
+    """Return whether a rule is registered for an Op."""
     return rule.dispatch(type(op)) is not rule.dispatch(object)
 
 

@@ -37,7 +37,7 @@ def apply_parts(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
 
 
 def has_empty(inputs: Locals) -> bool:
-    """Whether one of a rank's inputs has no element."""
+    """Return whether one of a rank's inputs has no element."""
     return any(0 in x.type.shape for x in inputs)
 
 
@@ -286,7 +286,7 @@ def _channels_of(variable: Any) -> Placement:
 
 
 def _divides_groups(op: Any, node: Apply, ranks: int) -> bool:
-    """Whether the ranks' rows are whole groups, and as many of the groups are theirs."""
+    """Return whether the ranks' rows are whole groups, and as many of the groups are theirs."""
     batch = node.inputs[0].type.shape[0]
     if batch is None:
         return False

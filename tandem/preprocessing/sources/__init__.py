@@ -67,7 +67,7 @@ class Folder:
 
 
 def is_picture(name: str) -> bool:
-    """Whether a file is a picture by the suffix of its name."""
+    """Return whether a file is a picture by the suffix of its name."""
     return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES  # noqa: PTH122, a million calls
 
 
@@ -80,7 +80,7 @@ class Source(Choice, ABC):
     @staticmethod
     @abstractmethod
     def recognises(folder: Folder) -> bool:
-        """Whether the entries of a folder look like this layout."""
+        """Return whether the entries of a folder look like this layout."""
 
     @abstractmethod
     def find(self) -> Mapping[str, Listed]:

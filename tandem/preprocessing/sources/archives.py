@@ -88,6 +88,6 @@ class Archives(Source):
 
 
 def _is_shown_picture(path: str) -> bool:
-    """Whether a member is a picture, and no hidden file, such as macOS adds to each."""
+    """Return whether a member is a picture, and no hidden file, such as macOS adds to each."""
     name = path.rpartition("/")[2]
     return is_picture(name) and not name.startswith(".")
