@@ -43,7 +43,7 @@ class Sizes:
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """Of the layers' weights, (in, out)."""
+        """Shapes of the layers' weights, (in, out)."""
         return list(itertools.pairwise(self.units))
 
 

@@ -73,7 +73,7 @@ def trainers_team(trainers: int, parameters: int) -> Team:
 def exchange_alone(
     group: LocalGroup, buffers: tuple[HostBuffer, ...], parameters: int, pipe: Connection
 ) -> None:
-    """What one trainer's process does."""
+    """Return what one trainer's process does."""
     vectors = [buffer.array((2 * parameters,), np.float32) for buffer in buffers]
     gradients = [vector[:parameters] for vector in vectors]
     own = vectors[group.rank]

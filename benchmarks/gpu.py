@@ -106,7 +106,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Session:
-    """What all parts share."""
+    """The state that all parts share."""
 
     options: argparse.Namespace
     budget: Budget

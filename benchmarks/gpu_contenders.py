@@ -15,7 +15,7 @@ REFERENCE = "ours"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a step runs and how large it is; without a driver it runs on the CPU."""
+    """The device and the sizes of a step; without a driver it runs on the CPU."""
 
     sizes: Sizes
     precision: Any

@@ -79,7 +79,7 @@ class Parts:
 
     @property
     def rest(self) -> float:
-        """What follows the backward pass."""
+        """Return what follows the backward pass."""
         return self.exchange + self.update
 
 

@@ -23,7 +23,7 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device reaches."""
+    """The rates that a device reaches."""
 
     products: float  # floating-point operations per second; a multiplication and addition are two
     memory: float  # bytes read and written per second

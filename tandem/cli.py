@@ -297,7 +297,7 @@ def _placed(
 
 
 def _documented(key: str, info: FieldInfo) -> tuple[str, dict[str, Any]]:
-    """What argparse's ``--help`` takes of an option."""
+    """Return what argparse's ``--help`` takes of an option."""
     allowed, form, meaning = declared(info, "allowed"), _form(info), str(info.description)
     notes = [] if allowed in meaning or _is_argument(info) else [allowed]
     if not info.is_required() and "default" not in meaning:

@@ -192,7 +192,7 @@ def displayed(images: Images, mean: Images) -> Crops:
 
 @dataclass(frozen=True)
 class ClassCount:
-    """How many pictures of a class there are."""
+    """A class and the number of its pictures."""
 
     number: int  # from 0
     wnid: str

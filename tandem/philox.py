@@ -22,7 +22,7 @@ _CHUNK = 1 << 14  # keys computed at a time, so that Philox works in the cache
 
 
 class Purpose(IntEnum):
-    """What a random word is for: the last word of the counter. Values are part of the format."""
+    """The purpose of a random word: the last word of the counter. Values are part of the format."""
 
     ORDER = 0
     CROP = 1

@@ -1,4 +1,4 @@
-"""What trainers that divide a network pass to each other in a step, conversion by conversion.
+"""The conversions by which trainers that divide a network pass each other tensors in a step.
 
 AlexNet over four trainers:   tandem placement --ranks 4
 One has all fully connected:  tandem placement --ranks 4 --fully_connected single
@@ -112,7 +112,7 @@ class DividedNetwork:
 
     @cached_property
     def division(self) -> Division:
-        """Which parts of parameters trainers have; of `replicated`, all of them."""
+        """Return which parts of parameters trainers have; of `replicated`, all of them."""
         found = divide(self.network, self.config, self.ranks, 0)
         return found or Division(self.ranks, 0)
 

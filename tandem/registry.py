@@ -18,7 +18,7 @@ from tandem.validation import nearest
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a choice, or a setting of it that is not at its default, needs of a run.
+    """A need of a choice, or of a setting of it that is not at its default.
 
     `otherwise` completes the refusal: what the choice is for, and what to do instead, with names in
     braces filled in from the facts.

@@ -1,4 +1,4 @@
-"""How a number of rows, or an axis of a tensor, is split into consecutive parts."""
+"""Splits of a number of rows, or of an axis of a tensor, into consecutive parts."""
 
 
 def edges(count: int, parts: int) -> list[int]:

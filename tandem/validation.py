@@ -206,7 +206,7 @@ def _read(parse: Any, path: Path, content: str | bytes | None) -> Any:
 
 
 def _yaml_fault(error: BaseException, text: str | bytes) -> str:
-    """What is wrong with a text that is not YAML, in one line, and where."""
+    """Return what is wrong with a text that is not YAML, in one line, and where."""
     if isinstance(error, yaml.reader.ReaderError):
         place = text[: error.position]
         newline: Any = "\n" if isinstance(place, str) else b"\n"
@@ -251,7 +251,7 @@ def _sentences(
 
 
 def _fault(field: Any, value: Any, detail: Any) -> str:
-    """What is wrong with a value, after its key."""
+    """Return what is wrong with a value, after its key."""
     allowed = declared(field, "allowed")
     if detail["type"] == "missing":
         return f"is missing; it must be {allowed or 'set'}"

@@ -337,7 +337,7 @@ def _finite(value: float) -> float | None:
 
 
 def _fault(described: _Described, states: Sequence[str], untrained: Collection[str]) -> str | None:
-    """What is wrong with the tensors of a checkpoint among themselves."""
+    """Return what is wrong with the tensors of a checkpoint among themselves."""
     for name, (dtype, _) in described.items():
         if dtype not in _DTYPES.values():
             return f"{name} is of type {dtype}, expected float32 or float64"

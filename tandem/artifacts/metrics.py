@@ -74,7 +74,7 @@ def _plain(value: float | tuple[float, ...]) -> Any:
 
 
 def _nested(value: Any) -> Any:
-    """What `Sums.as_json` returned, as its fields."""
+    """Return what `Sums.as_json` returned, as its fields."""
     if not isinstance(value, dict):
         return value
     values = {

@@ -67,7 +67,7 @@ class ValidationRecord(_Strict):
 
     @property
     def monitored(self) -> dict[str, float]:
-        """What decisions may follow from; NaN for whatever is not finite, as in a checkpoint."""
+        """Values that decisions may follow from; NaN for what is not finite, as in checkpoints."""
         found = {
             "validation_loss": self.loss,
             "top1_error": self.top1_error,

@@ -137,7 +137,7 @@ def _devices(devices: Sequence[str], ranks: Sequence[RankInfo]) -> list[str]:
 
 
 def _collective(config: Config, ranks: Sequence[RankInfo]) -> str:
-    """How ranks average; empty where the bits are those of one machine's trainers."""
+    """Return how ranks average; empty where the bits are those of one machine's trainers."""
     settings = dict(config)
     rule = RULES.chosen(settings)
     if not rule.is_synchronous:

@@ -103,7 +103,7 @@ def _stored_size(description: NetworkDescription, config: Mapping[str, Any]) -> 
 
 
 def _mean_path(weights: Path, config: Mapping[str, Any]) -> Path:
-    """Where the run of a checkpoint had its mean image."""
+    """Return where the run of a checkpoint had its mean image."""
     folder, file = (config.get(key) for key in ("data_folder", "mean_file"))
     if not isinstance(folder, str) or not isinstance(file, str):
         raise InputError(

@@ -1,4 +1,4 @@
-"""How a function reaches those of other ranks while it runs."""
+"""The channel by which a function reaches those of other ranks while it runs."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,7 +9,7 @@ from tandem.distributed.channel import Label, Shape
 
 
 class Channel(Protocol):
-    """What passes tensors between the ranks of a run. `tandem.distributed.make_channel` makes one.
+    """A passage of tensors between the ranks of a run. `tandem.distributed.make_channel` makes one.
 
     All ranks call its methods in the same order, with labels that are equal. What it returns may be
     memory of its own, which is valid until the next call and is not to be written to. Tensors lie

@@ -311,7 +311,7 @@ class _Writer:
         self.write(self._copying(output.owner, self._written(variable), name))
 
     def _written(self, variable: Variable) -> str:
-        """What stands for the memory of an input that is written to.
+        """Return what stands for the memory of an input that is written to.
 
         Behind a break torch.compile takes the step's own variables anew, see `_updated_numbers`.
         """

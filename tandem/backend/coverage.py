@@ -1,4 +1,4 @@
-"""Which of PyTensor's Ops run by a kernel, and which by `perform`, as a table in Markdown.
+"""A table in Markdown of PyTensor's Ops: those that run by a kernel, and those by `perform`.
 
 ``python -m tandem.backend.coverage`` prints what ``docs/from-theano.md`` contains.
 """

@@ -26,7 +26,7 @@ Precision = Literal["float32", "tf32", "bfloat16", "float64"]
 
 @dataclass(frozen=True)
 class ProductPrecision:
-    """How the heavy nodes of a float32 graph are computed.
+    """The precision in which the heavy nodes of a float32 graph are computed.
 
     "tf32" keeps 10 bits after the leading one, on CUDA devices that support it, and "bfloat16" 7;
     products are added up in float32 either way, and a bfloat16 result is rounded once. bfloat16 has

@@ -1,4 +1,4 @@
-"""What is decided about a graph before its program is written.
+"""Decisions about a graph before its program is written.
 
 For each node: how and when it is computed, where its results lie, and after which node they are
 freed. Updates of device-resident variables take effect as if all were written after everything has
@@ -32,7 +32,7 @@ Observe = Callable[[Apply, Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Target:
-    """What a program is made for."""
+    """The device and the options for which a program is made."""
 
     device: torch.device
     compiled: bool  # torch.compile will read the program

@@ -187,7 +187,7 @@ def read_run_settings(path: Path) -> dict[str, Any]:
 
 
 def _without_code(values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """What changes where settings that `own` does not share name code of the user's own."""
+    """Return what changes where settings that `own` does not share name code of the user's own."""
     changes: dict[str, Any] = {}
     options, metrics = values.get("network_options"), values.get("metrics")
     if isinstance(options, Mapping) and options != own.get("network_options") and own_code(options):

@@ -231,7 +231,7 @@ class Network(Section):
 
     @property
     def dtype(self) -> Literal["float32", "float64"]:
-        """Of weights, optimizer state and sums: tf32 and bfloat16 are only multiplied in."""
+        """The dtype of weights, states and sums: tf32 and bfloat16 are only multiplied in."""
         return "float64" if self.precision == "float64" else "float32"
 
 
@@ -419,7 +419,7 @@ class Config(
 
     @property
     def parameter_groups(self) -> ParameterGroups:
-        """How parameters learn, by kind and by layer."""
+        """Return how parameters learn, by kind and by layer."""
         return ParameterGroups(self.freeze, self.lr_multipliers, self.bias_rate, self.decay_kinds)
 
 

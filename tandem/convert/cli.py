@@ -46,7 +46,7 @@ CROP_SIZE = 227  # pixels, of AlexNet
 
 
 class Settings(Options):
-    """What the files themselves do not hold."""
+    """The facts that the files themselves do not hold."""
 
     epoch: int | None = option(
         None,

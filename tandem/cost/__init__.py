@@ -1,4 +1,4 @@
-"""What a training step costs, predicted: computing, exchange, overlap and load.
+"""Prediction of the cost of a training step: computing, exchange, overlap and load.
 
 ``exchange.py`` is the model of an exchange, ``machine.py`` the rates of a machine, ``steps.py`` the
 lines of a trainer's step with their work, ``overlap.py`` the replay of buckets, ``predict.py`` puts

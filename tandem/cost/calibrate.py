@@ -48,7 +48,7 @@ _BUSY = 1.3  # a step takes so much longer than another: something else was comp
 
 @dataclass(frozen=True)
 class Division:
-    """How trainers share the cores of a machine."""
+    """A division of a machine's cores among trainers."""
 
     trainers: int
     threads: int  # of each
@@ -56,7 +56,7 @@ class Division:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one of the trainers has measured."""
+    """The measurements of one trainer."""
 
     division: Division
     networks: list[TimedSteps]

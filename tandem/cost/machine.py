@@ -89,7 +89,7 @@ class _Part(BaseModel):
 
 
 class Speed(_Part):
-    """How fast each trainer computes while `trainers` work on the machine at once."""
+    """The speed of each trainer while `trainers` work on the machine at once."""
 
     trainers: int = _count("the trainers that work at once")
     threads: int = _count("the threads of each trainer")

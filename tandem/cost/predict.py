@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What trainers exchange, and by which all-reduce."""
+    """The exchange of trainers, and its all-reduce."""
 
     what: str  # "average", "gradients" or "shared"
     collective: str = "auto"  # "auto": by memory on one machine, else asa

@@ -1,4 +1,4 @@
-"""How long a training step takes on this machine or a cluster, predicted, and how it scales.
+"""Predict how long a training step takes on this machine or a cluster, and how it scales.
 
 Measure this machine once:   tandem cost --calibrate --machine machine.yaml
 One, two, four machines:     tandem cost --machine machine.yaml --ranks 1 2 4 --ranks_each 1
@@ -94,7 +94,7 @@ class CostOptions(Config):
 
     @property
     def source(self) -> str:
-        """Where the machine's rates come from."""
+        """Return where the machine's rates come from."""
         if self.trace_file is not None:
             return str(self.trace_file)
         is_made_up = self.machine is None and not self.calibrate and not MACHINE.exists()

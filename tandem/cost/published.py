@@ -99,7 +99,7 @@ class Timed:
 
     @property
     def step(self) -> "TrainerStep":
-        """What one GPU computes in a step."""
+        """Return what one GPU computes in a step."""
         from tandem.cost.steps import trainer_step  # it imports PyTensor and PyTorch
 
         network, crop, _ = _NETWORKS[self.name]

@@ -45,7 +45,7 @@ class Line:
 
 @dataclass(frozen=True)
 class TrainerStep:
-    """What a trainer computes in a step, and what it exchanges."""
+    """The computation of a trainer in a step, and its exchange."""
 
     batch_size: int  # images
     pixel_bytes: int  # of the minibatch that a loader fills

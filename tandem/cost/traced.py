@@ -89,7 +89,7 @@ def _check_network(path: Path, run: Mapping[str, Any], config: Config, classes: 
 
 
 def _trainers(trace: Trace) -> int:
-    """How many trainers worked at once on a machine: of one process alone, all of the run."""
+    """Count the trainers that worked at once on a machine: of one process alone, all of the run."""
     hosts = Counter(header.host for header in trace.processes if header.kind == _TRAINER)
     alone, of_run = sum(hosts.values()) == 1, trace.run.get("trainers")
     return of_run if alone and isinstance(of_run, int) and of_run > 0 else max(hosts.values())

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredPictures:
-    """How the pictures of a split are stored, and how they were made."""
+    """The storage and the preprocessing of the pictures of a split."""
 
     layout: str = "b01c"  # (picture, row, column, RGB); or c01b (RGB, row, column, picture)
     resize: "Resize" = "squash"  # how pictures were made squares

@@ -91,7 +91,7 @@ def too_large(nbytes: int) -> str:
 
 
 def _middle(sides: tuple[int, int], size: int) -> tuple[float, float, float, float]:
-    """What becomes the middle square of a picture whose shorter side is resized to `size`.
+    """Return what becomes the middle square of a picture whose shorter side is resized to `size`.
 
     Returns left, top, right and bottom in the picture's own pixels. Resizing this part alone takes
     memory that does not grow with the length of the picture, and gives the same to within 1, since

@@ -148,7 +148,7 @@ class Manifest:
 
     @property
     def stored(self) -> "StoredPictures":
-        """How the pictures are stored."""
+        """Return how the pictures are stored."""
         from tandem.data.dataset import StoredPictures  # which imports h5py
 
         return StoredPictures(self.layout, self.resize, self.pad)
@@ -189,7 +189,7 @@ class ArrayRows:
 
 @dataclass(frozen=True)
 class ArrayTargets:
-    """What the labels of an array data set are: classes, or rows of float32."""
+    """The kind of labels of an array data set: classes, or rows of float32."""
 
     classes: Count | None = None
     shape: Annotated[tuple[Count, ...], Field(max_length=3)] | None = None

@@ -62,7 +62,7 @@ class _OpenFiles:
 
     @property
     def descriptors(self) -> list[int]:
-        """Of the files that stay open, those used last at the end."""
+        """The files that stay open, those used last at the end."""
         return [opened.descriptor for opened in self._open.values()]
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class PictureReader:
 
     @property
     def picture_shape(self) -> tuple[int, ...]:
-        """Of a row: of a picture (row, column, RGB)."""
+        """The shape of a row: of a picture (row, column, RGB)."""
         return self.dataset.row.shape
 
     def read(self, indices: npt.ArrayLike, out: npt.NDArray[Any]) -> None:

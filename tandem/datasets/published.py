@@ -1,4 +1,4 @@
-"""Where the files of known data sets are: in the usual folders, or published, with checksums."""
+"""The files of known data sets: in the usual folders, or published, with checksums."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""How trainers work together: who they are, how they average vectors, and when."""
+"""Groups of trainers, how they average vectors, and when."""
 
 from tandem.distributed import asynchronous as asynchronous  # registers its rules
 from tandem.distributed import collectives as collectives  # registers them

@@ -1,4 +1,4 @@
-"""How trainers average a vector of which each has its own: one class per way.
+"""Ways to average a vector of which each trainer has its own: one class per way.
 
 The names AR, ASA and ASA16 are Theano-MPI's (Ma, Mao, Taylor 2016, arXiv 1605.08325, section 3.2).
 Bytes are moved by a `Group`. Vectors are NumPy arrays, or PyTorch tensors where the group takes

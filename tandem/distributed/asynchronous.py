@@ -331,7 +331,7 @@ class Gossip(RuleChoice):
 
 
 def _weights(memory: HostMemory | CudaMemory, group: Group) -> tuple[MpiGroup, RankVector, int]:
-    """What an `AsynchronousExchange` is made of."""
+    """Return what an `AsynchronousExchange` is made of."""
     if not isinstance(group, MpiGroup):
         raise TypeError(f"ranks that are not in step need MPI, not {type(group).__name__}")
     return group, rank_vector(memory, "parameters", group), memory.layout.size

@@ -44,7 +44,7 @@ def divide(offsets: Mapping[str, int], size: int, most: int) -> list[Bucket]:
 
 @dataclass(frozen=True)
 class BucketWork:
-    """What is done for a bucket once its gradients are ready."""
+    """The work for a bucket once its gradients are ready."""
 
     names: frozenset[str]  # of the parameters
     part: Any  # of the vector

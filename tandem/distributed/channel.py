@@ -1,4 +1,4 @@
-"""How functions of several ranks pass each other tensors: the channels of a device mode."""
+"""The channels of a device mode: functions of several ranks pass each other tensors."""
 
 import itertools
 import math
@@ -158,7 +158,7 @@ class RegionChannel(CheckedChannel):
 
     @abstractmethod
     def _capacity(self, turn: int) -> int:
-        """How many bytes each rank's part of a region has."""
+        """Return how many bytes each rank's part of a region has."""
 
     @abstractmethod
     def _enlarge(self, turn: int, nbytes: int) -> None:
@@ -273,7 +273,7 @@ def _place(call: int, label: Label) -> str:
 
 
 def _starts(blocks: "Sequence[Tensor]") -> list[int]:
-    """Where blocks begin in memory, in bytes, and the end of the last."""
+    """Return where blocks begin in memory, in bytes, and the end of the last."""
     sizes = (-(-block.nbytes // ALIGNMENT) * ALIGNMENT for block in blocks)
     return [0, *itertools.accumulate(sizes)]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What choices look at in a run."""
+    """The facts of a run at which choices look."""
 
     starter: "Starter | None"  # of ranks; None where one launcher starts the trainers
     devices: tuple[str, ...]  # of each trainer, by rank, such as "cpu" or "cuda:0"
@@ -59,12 +59,12 @@ class AllReduceChoice(Choice, ABC):
         return None
 
     def condition(self, facts: RunFacts) -> str:
-        """What the bits depend on; empty where they are those of one machine's trainers."""
+        """Return what the bits depend on; empty where they are those of one machine's trainers."""
         return self.name
 
 
 class ExchangeChoice(Choice, ABC):
-    """What the trainers exchange around the update."""
+    """A kind of exchange of trainers around the update."""
 
     # Whether there is one copy of the parameters, of which each trainer updates a part.
     shares_parameters: ClassVar[bool] = False
@@ -81,7 +81,7 @@ class ExchangeChoice(Choice, ABC):
 
 
 class RuleChoice(Choice, ABC):
-    """Whether trainers stay in step, and what draws them together if they don't."""
+    """A rule by which trainers stay in step, or are drawn together if they don't."""
 
     # Whether all trainers hold the same weights after a step.
     is_synchronous: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""When trainers exchange vectors: around the update, all in step."""
+"""Exchanges of vectors around the update, by trainers that are in step."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Exchange:
-    """What trainers do together around the update. The base class does nothing: one trainer.
+    """The exchange of trainers around the update. The base class does nothing: one trainer.
 
     A trainer calls these methods in every step, in this order, and a strategy overrides those that
     it needs. After gradients that are not finite there is no update. `leave` closes the vector.

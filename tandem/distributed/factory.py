@@ -25,7 +25,7 @@ from tandem.memory.parameters import CudaMemory, HostMemory
 
 @dataclass(frozen=True)
 class ExchangeSettings:
-    """What trainers exchange, how they average it, and whether they stay in step."""
+    """The chosen exchange, average and rule of trainers."""
 
     exchange: ExchangeChoice
     collective: AllReduceChoice

@@ -274,7 +274,7 @@ class StoreHeartbeat(threading.Thread):
 
 
 def machine() -> tuple[str, ...]:
-    """What identifies this machine: ranks with the same see each other's processes."""
+    """Return what identifies this machine: ranks with the same see each other's processes."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     if not boot.exists():
         return (socket.gethostname(),)

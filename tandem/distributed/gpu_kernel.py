@@ -189,7 +189,7 @@ def compile_source(source: str, architecture: str) -> bytes:
 
 
 def _result(answer: tuple[Any, ...], what: str) -> Any:
-    """What a call of NVRTC returns besides its status."""
+    """Return what a call of NVRTC returns besides its status."""
     status, *found = answer
     if status:
         raise InputError(f"NVRTC can't {what} for the exchange's kernel: {status.name}")

@@ -42,7 +42,7 @@ def is_started_by_mpi() -> bool:
 
 
 def _started() -> int:
-    """How many processes were started together; 0 where the starter does not report it."""
+    """Return how many processes were started together; 0 where the starter does not report it."""
     values = (os.environ.get(name, "") for name in SIZES)
     return next((int(value) for value in values if value.isdigit()), 0)
 

@@ -67,7 +67,7 @@ class PeerVectors:
         return self._apart[self.group.rank][rank]
 
     def address(self, rank: int, element: int) -> int:
-        """Where an element of a trainer's vector is, as this process sees it."""
+        """Return where an element of a trainer's vector is, as this process sees it."""
         buffer = self._buffers[rank]
         if buffer is None:
             raise ValueError(f"trainer {rank}'s memory can't be reached from here")
@@ -318,7 +318,7 @@ class PeerToPeerAllReduce(AllReduce):
         self._take_back(shards)
 
     def _shards(self) -> list[slice]:
-        """What each trainer adds, by rank."""
+        """Return what each trainer adds, by rank."""
         trainers, start = self._vectors.group.size, self._part.start
         shards = [shard(self._part.stop - start, trainers, rank) for rank in range(trainers)]
         return [slice(start + each.start, start + each.stop) for each in shards]
@@ -354,7 +354,7 @@ class PeerToPeerAllReduce(AllReduce):
             self._driver.upload(address, pages, self._step)
 
     def _apart(self, shards: Sequence[slice]) -> list[tuple[int, np.ndarray]]:
-        """Where the shards lie, and pass, of those who can't reach this vector."""
+        """Return where the shards lie, and pass, of those who can't reach this vector."""
         vectors, own = self._vectors, self._vectors.group.rank
         return [
             (vectors.address(own, part.start), vectors.staging(own, part))

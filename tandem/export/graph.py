@@ -317,7 +317,7 @@ def _(op: Subtensor, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> st
 
 @translated.register
 def _(op: IncSubtensor, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    """What is added is padded with zeros first; nothing is repeated."""
+    """Return what is added is padded with zeros first; nothing is repeated."""
     slices = _slices(op, [node.inputs[0], *node.inputs[2:]])
     added = node.inputs[1].type
     if added.ndim != node.inputs[0].type.ndim:

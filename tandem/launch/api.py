@@ -35,7 +35,7 @@ Settings = Config | Mapping[str, Any] | str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Result:
-    """What a training run has left behind."""
+    """The results of a training run."""
 
     weights: Path  # its newest checkpoint
     record: tuple[Record, ...]  # of its whole training, also before it was resumed

@@ -135,7 +135,7 @@ class TrialReporter(ProgressReporter):
 
     @property
     def images_per_second(self) -> float:
-        """Of all trainers together, in the steps after the first epoch's.
+        """The images per second of all trainers together, in the steps after the first epoch's.
 
         Loaders load one minibatch ahead: the first of these during the validation before. What a
         trainer would have waited for it is taken to be what it waited for each other.
@@ -172,7 +172,7 @@ def peak_memory(pid: int) -> int:
 
 @dataclass(frozen=True)
 class Disk:
-    """What the checkpoints of a run need."""
+    """The seconds and bytes that the checkpoints of a run need."""
 
     each: int  # bytes
     count: int  # the most at a time

@@ -1,4 +1,4 @@
-"""Whether the parts of a network agree: its declarations, initial values and graphs.
+"""Checks that the parts of a network agree: its declarations, initial values and graphs.
 
 What one part lacks would otherwise be trained from zeros, or not at all, without a word.
 """

@@ -1,4 +1,4 @@
-"""What a run minimises and measures, by name: losses and metrics.
+"""Losses and metrics of a run, by name.
 
 Their graphs are in `tandem.layers.losses` and `tandem.layers.metrics`; importing this module
 imports no PyTensor.

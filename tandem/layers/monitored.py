@@ -37,7 +37,7 @@ def is_better(
 
 
 def worst(name: str) -> float:
-    """What any number improves on."""
+    """Return what any number improves on."""
     return -math.inf if is_higher_better(name) else math.inf
 
 

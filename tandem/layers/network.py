@@ -40,7 +40,7 @@ FullyConnected = Literal["replicated", "sharded", "single"]
 
 @dataclass(frozen=True)
 class NetworkDescription:
-    """What determines a network beside its parameters, and what its inputs and outputs mean.
+    """The description of a network beside its parameters, and of its inputs and outputs.
 
     `norm_before_pool` is an option of AlexNet that has a key of its own in configurations and
     checkpoints: `options` may be given with it, and never holds it. Raises InputError if an option
@@ -193,7 +193,7 @@ class Network(ABC):
         """
 
     def placements(self, kind: FullyConnected) -> "dict[str, Placement]":
-        """Where trainers have parameters; each has a copy of those that are left out.
+        """Return where trainers have parameters; each has a copy of those that are left out.
 
         By default, ``sharded`` divides the units of fully connected layers among the trainers: the
         columns of weights of two axes, and biases beside them. ``single`` leaves these arrays to
@@ -218,7 +218,7 @@ class Network(ABC):
         return found
 
     def predictions(self, logits: "TensorVariable") -> "TensorVariable":
-        """What the network predicts, of the shape of its outputs: by default their softmax."""
+        """Predict, in the shape of the outputs: by default their softmax."""
         import pytensor.tensor as pt
 
         return pt.special.softmax(logits, axis=1)

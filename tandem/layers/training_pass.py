@@ -1,4 +1,4 @@
-"""What a layer is given in training, and what it reports."""
+"""The arguments of a layer in training, and its reports."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field

@@ -23,7 +23,7 @@ LARGEST = 2**24
 
 @dataclass(frozen=True)
 class Argument:
-    """What a field may hold: `convert` returns the value to keep, or raises ValueError."""
+    """The values of a field: `convert` returns the value to keep, or raises ValueError."""
 
     expected: str  # completes "expected ..."
     convert: Callable[[Any], Any]

@@ -1,4 +1,4 @@
-"""What `Model.compile` chooses, as settings of a run."""
+"""The choices of `Model.compile`, as settings of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

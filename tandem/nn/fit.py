@@ -171,7 +171,7 @@ class Fit:
         check_stored(folder, read_any_manifest(folder), self.model)
 
     def _decisions(self, splits: list[Rows] | None) -> Decisions:
-        """What the callbacks decide."""
+        """Return what the callbacks decide."""
         compilation = self.model.compiled()
         rate = self.settings.get("learning_rate", compilation.settings["learning_rate"])
         validates = splits is None or len(splits) == 2

@@ -254,7 +254,7 @@ class Graph:
 
 
 def registered_name(kind: type[Layer]) -> str:
-    """What a layer's class is called in JSON: an own one "module:Class".
+    """Return what a layer's class is called in JSON: an own one "module:Class".
 
     Raises InputError if the class could not be found by that name in another process.
     """

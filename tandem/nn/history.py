@@ -1,4 +1,4 @@
-"""What `fit` returns."""
+"""The history that `fit` returns."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -341,7 +341,7 @@ class Model:
         save_model(self, path)
 
     def description(self, crop_size: int | None, wnids: Sequence[str] = ()) -> NetworkDescription:
-        """What a checkpoint says of the network; `crop_size` is of pictures, None of arrays."""
+        """Describe the network for a checkpoint; `crop_size` is of pictures, None of arrays."""
         from tandem.layers.network import GRAPH_NETWORK, NetworkDescription
 
         return NetworkDescription(

@@ -133,7 +133,7 @@ class GraphNetwork(Network):
         return replace(layer, activation="linear")  # type: ignore[call-arg]
 
     def _checked(self, name: str, built: "TensorVariable", shape: Shape) -> "TensorVariable":
-        """What a layer built, with the shape that it said; InputError if it has another."""
+        """Return what a layer built, with the shape that it said; InputError if it has another."""
         import pytensor.tensor as pt
 
         expected = symbolic_shape(shape)
@@ -147,7 +147,7 @@ class GraphNetwork(Network):
         return pt.specify_shape(built, (None, *expected)) if None in found else built
 
     def predictions(self, logits: "TensorVariable") -> "TensorVariable":
-        """What the network predicts: `output` of the logits, (batch, class)."""
+        """Return what the network predicts: `output` of the logits, (batch, class)."""
         import pytensor.tensor as pt
 
         if self.output == "softmax":
@@ -184,7 +184,7 @@ class GraphNetwork(Network):
         return mean_over_valid(rows, valid)
 
     def _outputs(self, logits: "TensorVariable") -> "TensorVariable":
-        """What the loss of the configuration is computed from."""
+        """Return what the loss of the configuration is computed from."""
         of_logits = _OF_LOGITS.get(self.output, (*_OF_LOGITS["softmax"], *_OF_LOGITS["sigmoid"]))
         if isinstance(self.loss, of_logits):
             return logits

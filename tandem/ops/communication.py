@@ -208,6 +208,6 @@ class Collective(TensorOp):
 
     @property
     def _own_part(self) -> int:
-        """How many elements of the flattened tensor this rank adds."""
+        """Return how many elements of the flattened tensor this rank adds."""
         ends = edges(self._size, self.ranks)
         return ends[self.rank + 1] - ends[self.rank]

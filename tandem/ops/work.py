@@ -94,7 +94,7 @@ LARGE = 56 * 56
 
 @dataclass(frozen=True)
 class Work:
-    """What a node computes and moves.
+    """The arithmetic of a node, and the bytes that it moves.
 
     Attributes
     ----------

@@ -46,7 +46,7 @@ class Moments(Optimizer):
     )
 
     def epsilon(self, root: Any) -> Any:
-        """What is added to the root of the mean square before its bias is corrected.
+        """Return what is added to the root of the mean square before its bias is corrected.
 
         `root` is that of the correction, ``sqrt(1 - b2**t)``. With `adam_epsilon_hat` it is the
         "epsilon hat" of Kingma and Ba 2015, arXiv 1412.6980, end of section 2.

@@ -11,7 +11,7 @@ from tandem.validation import suggestion
 
 @dataclass(frozen=True)
 class ParameterRate:
-    """How one parameter learns."""
+    """The rate, decay and freezing of one parameter."""
 
     factor: float  # its rate, as a multiple of the run's
     decay: float  # per step and unit of its rate
@@ -19,7 +19,7 @@ class ParameterRate:
 
 @dataclass(frozen=True)
 class ParameterGroups:
-    """How parameters learn, by kind and by layer.
+    """The rates, decay and freezing of parameters, by kind and by layer.
 
     A layer's name stands for all below it: ``layer1`` for ``layer1.0.conv1``. By default biases
     learn at twice the rate, and only weights decay: Krizhevsky et al. 2012, section 5, and the

@@ -1,4 +1,4 @@
-"""What a data-parallel function computes, and how it travels to the workers."""
+"""The description of a data-parallel function, which travels to the workers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How partial results of slices and workers become one result."""
+"""Combination of the partial results of slices and workers into one result."""
 
 import math
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Times:
-    """Where the time of a function's calls has gone, in seconds, as the master sees it.
+    """The time of a function's calls by its use, in seconds, as the master sees it.
 
     The parts are those of table 1 of Stooke and Abbeel (2017, arXiv 1710.04162).
     """

@@ -29,7 +29,7 @@ Weights = tuple[tuple[tuple[float, ...], ...], float]
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank computes in a call."""
+    """The part of a call that one rank computes."""
 
     rank: int
     ranks: int

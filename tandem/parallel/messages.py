@@ -1,4 +1,4 @@
-"""What the master tells the workers, one message for a call, and what they answer.
+"""Messages of the master to the workers, one for a call, and their answers.
 
 A message is the same for all workers: each finds its own part by its rank. Arrays are not in it but
 where they lie, in memory that all ranks see.
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Place(NamedTuple):
-    """Where an array lies."""
+    """The place of an array."""
 
     buffer: int  # number of the buffer
     dtype: str
@@ -27,7 +27,7 @@ class Rows(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Where a resident variable lies in the memory of every rank."""
+    """The place of a resident variable in the memory of every rank."""
 
     offset: int  # bytes
     dtype: str

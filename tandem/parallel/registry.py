@@ -133,24 +133,24 @@ class Registry:
         return record.counts
 
     def _witness(self, number: int) -> Any:
-        """What changes when a variable is set, or the vector in which it lies."""
+        """Return what changes when a variable is set, or the vector in which it lies."""
         vector = self._vectors.get(number)
         own = _witness(self.variables[number])
         return own if vector is None else (own, _witness(self.variables[vector]))
 
 
 def label(variable: SharedVariable) -> str:
-    """How messages call a variable."""
+    """Return how messages call a variable."""
     return repr(variable.name) if variable.name else "a shared variable without name"
 
 
 def axes(number: int) -> str:
-    """How messages call a number of axes."""
+    """Return how messages call a number of axes."""
     return f"{number} {'axis' if number == 1 else 'axes'}"
 
 
 def _witness(variable: SharedVariable) -> Any:
-    """What changes when a variable is set."""
+    """Return what changes when a variable is set."""
     writes = getattr(variable, "writes", None)
     if writes is not None:
         return writes

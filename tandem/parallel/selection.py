@@ -1,4 +1,4 @@
-"""Which rows of arrays a call works on: its `batch` and `batch_s`."""
+"""The rows of arrays on which a call works: its `batch` and `batch_s`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ _ALIGNMENT = 256  # bytes
 
 
 class Transfers(ABC):
-    """What a pool's master and ranks do to write and read variables of all ranks."""
+    """Base of a pool's master and ranks, as they write and read variables of all ranks."""
 
     ranks: int
     master_rank: int

@@ -44,7 +44,7 @@ _ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True)
 class RankSettings:
-    """What a rank is told when it starts."""
+    """The first message to a rank."""
 
     rank: int
     ranks: int

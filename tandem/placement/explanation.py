@@ -1,4 +1,4 @@
-"""What a partitioned graph passes between ranks, as text."""
+"""The conversions of a partitioned graph, as text."""
 
 from collections.abc import Callable, Sequence
 

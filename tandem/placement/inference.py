@@ -1,4 +1,4 @@
-"""Which placement each node of a graph gets, and which conversions follow.
+"""Inference of the placement of each node of a graph, and of the conversions that follow.
 
 Nodes are looked at in topological order, and each takes the choice for which the ranks together
 receive the fewest bytes. This is greedy: it looks ahead only to the placements that results must
@@ -174,7 +174,7 @@ class _Search:
         return nbytes(variable) * (self._ranks - 1), 0
 
     def _misfits(self, variable: Variable, placement: Placement) -> int:
-        """How many nodes cannot use a result in a placement as their other inputs lie so far."""
+        """Count nodes that cannot use a result in a placement as their other inputs lie so far."""
 
         def fits(node: Apply, choice: Choice) -> bool:
             return all(

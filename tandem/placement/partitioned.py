@@ -135,7 +135,7 @@ def partition(
 
 @dataclass(frozen=True)
 class Partitioning:
-    """What the parts of all ranks have in common."""
+    """The properties that the parts of all ranks share."""
 
     forms: Sequence[Form]  # of the outputs
     given: Mapping[Variable, Placement]

@@ -87,7 +87,7 @@ def check_placement(placement: Placement, ndim: int, ranks: int | None = None) -
 def local_index(
     shape: Shape, placement: Placement, ranks: int, rank: int
 ) -> tuple[slice, ...] | None:
-    """Which elements of a tensor a rank has.
+    """Return which elements of a tensor a rank has.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ Step = ConversionStep | ComputationStep
 
 @dataclass(frozen=True)
 class Plan:
-    """What has to be done for forms, in its order, by the form that each step makes."""
+    """The steps that make forms, in their order, by the form that each makes."""
 
     steps: Mapping[Form, Step] = field(default_factory=dict)
     expected: frozenset[Form] = frozenset()  # forms that will be made in any case

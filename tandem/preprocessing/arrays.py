@@ -303,7 +303,7 @@ def _class_names(
 def _targets(
     given: dict[str, Arrays], class_names: Sequence[str] | None
 ) -> tuple[ArrayTargets, tuple[str, ...], dict[str, npt.NDArray[Any]]]:
-    """What the targets are, the names of classes if any, and the labels of every split."""
+    """Return what the targets are, the names of classes if any, and the labels of every split."""
     if all(y.dtype.kind in "iu" and y.ndim == 1 for _, y in given.values()):
         classes = _class_labels(given)
         names = _class_names(classes, class_names)

@@ -29,7 +29,7 @@ _COLUMNS = {"labels": np.int64, "file": np.int32, "spans": np.int64}
 
 
 def identity(source: Source, settings: Settings) -> str:
-    """What the list depends on, as JSON; empty where no archive is read."""
+    """Return what the list depends on, as JSON; empty where no archive is read."""
     if not (archives := source.archives()):
         return ""
     files = []

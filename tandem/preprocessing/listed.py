@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where pictures lie: in `files`, relative to the folder of the list.
+    """The places of pictures: in `files`, relative to the folder of the list.
 
     `file` is the number of each picture's file, int32 (pictures,); `spans` are offset and size in
     it, int64 (pictures, 2), or None where every picture is a whole file.
@@ -71,7 +71,7 @@ class Listed:
         )
 
     def place(self, position: int) -> Place:
-        """Where the picture at a position of the list lies."""
+        """Return where the picture at a position of the list lies."""
         places = self.places
         path = f"{self.folder}/{places.files[places.file[position]]}"
         offset, size = (0, WHOLE) if places.spans is None else places.spans[position].tolist()

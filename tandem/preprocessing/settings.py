@@ -36,7 +36,7 @@ def _number(default: int, meaning: str, low: int, high: int) -> Any:
 
 
 class Settings(Options):
-    """What preprocessing reads, writes and does."""
+    """The settings of preprocessing: what it reads, writes and does."""
 
     source: PathOption | None = _path(
         None, "folder of ImageNet in any known layout, instead of train_img_dir and val_img_dir"

@@ -1,4 +1,4 @@
-"""Whether a process works, as the kernel sees it: for one whose own threads cannot report it.
+"""The work of a process, as the kernel sees it: for one whose own threads cannot report it.
 
 A call that keeps the interpreter's lock, such as the loading of a library or a page fault of a
 mapped file, keeps every other thread of its process from running, the heartbeat too. Linux only.
@@ -19,7 +19,7 @@ _STATE, _USER, _SYSTEM, _DISK = 0, 11, 12, 39  # after the name, which is the se
 
 @dataclass(frozen=True)
 class ThreadSnapshot:
-    """What a thread has done so far."""
+    """The work of a thread so far."""
 
     state: str  # the kernel's letter: R, S, D (waits for a disk), T (stopped), ...
     seconds: float  # of computing, and of waiting for disks where the kernel counts that
@@ -27,7 +27,7 @@ class ThreadSnapshot:
 
 @dataclass(frozen=True)
 class ProcessSnapshot:
-    """What a process has done so far."""
+    """The work of a process so far."""
 
     threads: Mapping[int, ThreadSnapshot]  # by thread id
     disk_bytes: int = 0  # read and written

@@ -1,4 +1,4 @@
-"""What every child process of a pool does first."""
+"""The first steps of every child process of a pool."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ from tandem.processes.signals import STOPPING
 
 @dataclass(frozen=True)
 class ChildContext:
-    """What a child process gets from its pool."""
+    """The context that a child process gets from its pool."""
 
     table: HeartbeatTable
     index: int  # of this process in the table

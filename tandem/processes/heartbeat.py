@@ -74,7 +74,7 @@ class HeartbeatTable:
 
 @dataclass(frozen=True)
 class StatusSlot:
-    """Where one process shows its activity, and whether it writes."""
+    """The place in which one process shows its activity, and whether it writes."""
 
     table: HeartbeatTable
     index: int  # of the process in the table
@@ -97,7 +97,7 @@ class StatusSlot:
 
 @dataclass
 class _Watched:
-    """What a monitor knows of one process."""
+    """The last signs of life of one process, as a monitor knows them."""
 
     pid: int | None
     count: int

@@ -43,7 +43,7 @@ class ProgressReporter:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the work of a pool ended."""
+    """The end of a pool's work."""
 
     status: int  # 0; 1 after a fault; 2 after bad input; 128 and its number after a signal
     failure: Failed | None = None  # the root cause

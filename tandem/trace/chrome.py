@@ -39,7 +39,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What the trace of one process says about itself."""
+    """The description that the trace of one process has of itself."""
 
     format: Literal["tandem trace 1"] = FORMAT
     process: str  # such as trainer 0
@@ -54,7 +54,7 @@ class Header:
 
     @property
     def kind(self) -> str:
-        """What the process does: trainer or loader."""
+        """Return what the process does: trainer or loader."""
         return self.process.partition(" ")[0]
 
 
@@ -133,7 +133,7 @@ def _named(what: str, pid: int, tid: int, name: str) -> list[Event]:
 
 
 def _fault(event: Any) -> str:
-    """What is wrong with an event, or nothing."""
+    """Return what is wrong with an event, or nothing."""
     keys = _KEYS.get(str(event.get("ph"))) if isinstance(event, dict) else None
     if keys is None:
         return f"expected an event whose ph is one of {', '.join(_KEYS)}"

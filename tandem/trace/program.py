@@ -1,4 +1,4 @@
-"""Where the time goes: merge the traces of a run's processes, and add up their spans.
+"""Merge the traces of a run's processes, and add up their spans: where does the time go?
 
 After a run with trace: steps or ops:   tandem trace runs/a
 Into another file:                      tandem trace runs/a --output a.json
@@ -99,7 +99,7 @@ def as_json(trace: Trace, table: Table) -> str:
 
 
 def _about(trace: Trace) -> list[str]:
-    """What it is a trace of, and what is missing of it."""
+    """Return what it is a trace of, and what is missing of it."""
     hosts = dict.fromkeys(header.host for header in trace.processes)
     names = listed([header.process for header in trace.processes])
     first, end = trace.processes[0].steps
@@ -113,7 +113,7 @@ def _about(trace: Trace) -> list[str]:
 
 
 def _shortage(header: Header) -> str:
-    """What a process has not recorded, or nothing."""
+    """Return what a process has not recorded, or nothing."""
     wanted = header.steps[1] - header.steps[0]
     parts = []
     if header.recorded_steps < wanted:

@@ -30,7 +30,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it lasts."""
+        """Return how long it lasts."""
         return self.end - self.begin
 
     @property

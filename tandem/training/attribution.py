@@ -25,7 +25,7 @@ TOTALS = "totals"
 
 
 class Place(NamedTuple):
-    """Where a node belongs."""
+    """The layer and the phase of a node."""
 
     layer: str  # the name of a layer with parameters, `INPUT` or `TOTALS`
     phase: Phase
@@ -57,7 +57,7 @@ def layers_of(fgraph: FunctionGraph) -> dict[Apply, Place]:
 
 
 class _Named(NamedTuple):
-    """What a variable of a function is of a parameter."""
+    """The part that a variable of a function has in a parameter."""
 
     role: str  # "" for its value, `GRADIENT`, or the name of an optimizer's state
     parameter: str

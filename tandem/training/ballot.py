@@ -15,7 +15,7 @@ class LauncherLost(Exception):
 
 @dataclass(frozen=True)
 class Ballot:
-    """What a trainer votes with."""
+    """The means by which a trainer votes."""
 
     group: Group
     launcher: Connection

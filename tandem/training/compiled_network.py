@@ -95,7 +95,7 @@ class CompiledNetwork:
 
     @property
     def division(self) -> Division | None:
-        """What the trainer has of one graph; None: it has a graph of its own rows."""
+        """Return what the trainer has of one graph; None: it has a graph of its own rows."""
         return self.variables.division
 
     def load(
@@ -107,7 +107,7 @@ class CompiledNetwork:
         self.variables.load(weights, states)
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, dict[str, np.ndarray]]]:
-        """What the trainer has of weights and optimizer states, see `NetworkVariables.state`."""
+        """The trainer's part of weights and optimizer states, see `NetworkVariables.state`."""
         return self.variables.state()
 
     def compute_gradients(

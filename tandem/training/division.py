@@ -1,4 +1,4 @@
-"""How the trainers of a run divide the graph of a global minibatch, and its parameters.
+"""Division of the graph of a global minibatch, and its parameters, among the trainers of a run.
 
 Importing this module imports PyTensor.
 """
@@ -25,7 +25,7 @@ from tandem.validation import suggestion
 
 @dataclass(frozen=True)
 class Division:
-    """Which part of one graph, and of its parameters, each trainer has.
+    """The part of one graph, and of its parameters, that each trainer has.
 
     `placements` are by parameter; all trainers have a copy of those that are left out. Without any,
     trainers divide the rows of a minibatch alone.
@@ -36,7 +36,7 @@ class Division:
     placements: Mapping[str, Placement] = field(default_factory=dict)
 
     def index(self, name: str, shape: Shape, rank: int | None = None) -> tuple[slice, ...] | None:
-        """Which elements of a parameter this trainer has, or another; None: nothing of it."""
+        """Find the elements of a parameter that this trainer has, or another; None: it has none."""
         here = self.rank if rank is None else rank
         return local_index(shape, self._placement(name), self.ranks, here)
 
@@ -69,7 +69,7 @@ def divide(
     rank: int,
     job: Literal["train", "validate"] = "train",
 ) -> Division | None:
-    """How trainers divide the graph of a network; None where each has a graph of its own rows.
+    """Divide the graph of a network among trainers; None where each has a graph of its own rows.
 
     Raises
     ------

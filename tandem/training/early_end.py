@@ -1,4 +1,4 @@
-"""When training ends before its last epoch: a pure function of what was monitored."""
+"""Early stopping, and other ends before the last epoch: a pure function of what was monitored."""
 
 from tandem.config.schema import Config
 from tandem.layers.monitored import History, is_better, is_higher_better, worst

@@ -90,7 +90,7 @@ class DeviceFunctions:
         return self._compiled[name]
 
     def schedule(self, name: str) -> Schedule:
-        """What a function would compute, in its order: it is neither made nor called."""
+        """Return what a function would compute, in its order: it is neither made nor called."""
         graph = self._graphs[name]()
         inputs = [*graph.minibatch.values(), *graph.numbers.values()]
         return plan_function(inputs, graph.updates, self._modes[name], graph.parameters, name)

@@ -11,7 +11,7 @@ from tandem.training.run_spec import RunSpec
 
 
 class GlobalRows:
-    """Which rows of the data the global minibatches of a run have, and how trainers divide them."""
+    """The rows of the data that the global minibatches of a run have, divided among trainers."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec

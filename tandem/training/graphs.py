@@ -46,7 +46,7 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class BackwardPass:
-    """What a trainer computes in the forward and the backward pass of a minibatch."""
+    """The results of a trainer's forward and backward pass of a minibatch."""
 
     minibatch: Minibatch
     epoch: TensorVariable
@@ -118,7 +118,7 @@ def array_inputs(
 
 
 def targets_of(minibatch: Tensors, dtype: str) -> TensorVariable:
-    """What losses compare outputs with: classes, int64 (batch,), or rows of `dtype`, (batch, k)."""
+    """The targets of losses: classes, int64 (batch,), or rows of `dtype`, (batch, k)."""
     labels = minibatch["labels"]
     if labels.type.dtype == "int64":
         return labels
@@ -143,7 +143,7 @@ def count_minibatch(
     network: Network,
     metrics: Sequence[Metric] | None,
 ) -> Tensors:
-    """What one minibatch adds to the sums; with `metrics` None neither errors nor metrics."""
+    """Count one minibatch for the sums; with `metrics` None neither errors nor metrics."""
     labels, valid = minibatch["labels"], minibatch["valid"]
     found = {"loss": cost.astype("float64") * valid, "images": valid}
     if metrics is None:

@@ -49,7 +49,7 @@ def warmup_factor(steps: int, warmup_steps: float) -> float:
 
 
 def scaling_factor(scaling: str, trainers: int) -> float:
-    """How much larger the rate may be for the global minibatch of several trainers.
+    """Return how much larger the rate may be for the global minibatch of several trainers.
 
     "linear" is in proportion, so that as many steps of one trainer become one ("linear scaling
     rule", Goyal et al. 2017, arXiv 1706.02677, section 2.1); "sqrt" is by the root, which keeps the

@@ -12,7 +12,7 @@ from tandem.processes.messages import Failed
 
 
 class Activity(IntEnum):
-    """What a trainer or loader shows in its `tandem.processes.heartbeat.StatusSlot`."""
+    """The activity in the `tandem.processes.heartbeat.StatusSlot` of a trainer or loader."""
 
     STARTING = 0
     COMPUTING = 1

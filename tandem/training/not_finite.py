@@ -1,4 +1,4 @@
-"""What happens to a minibatch whose loss or gradient is not finite."""
+"""Minibatches whose loss or gradient is not finite, and what follows."""
 
 import logging
 from collections.abc import Sequence

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Reports:
-    """What trainer 0 reports of a run. Those of other trainers do nothing.
+    """The reports of trainer 0 on a run. Those of other trainers do nothing.
 
     `nbytes` are those of a checkpoint's arrays, each on a 64-byte boundary.
     """

@@ -1,4 +1,4 @@
-"""What a trainer is made of: network, memory, compiled functions, weights, exchange, input."""
+"""The parts of a trainer: network, memory, compiled functions, weights, exchange, input."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What the trace of a run records: parts of its trainers' steps, and the work of their loaders.
+"""The trace of a run: parts of its trainers' steps, and the work of their loaders.
 
 A run that is not traced calls nothing of this. In one that is, methods of single objects, private
 ones too, are replaced by ones that record each call. All that is recorded is listed here and
@@ -34,7 +34,7 @@ ROUNDS = 9  # in which ranks compare their clocks
 
 
 def clock_offset_ns(group: "Group") -> int:
-    """What to add to this process's clock for that of rank 0, in nanoseconds. Collective.
+    """Return what to add to this process's clock for that of rank 0, in nanoseconds. Collective.
 
     Processes of a machine have the same clock. Those of another compare theirs as they leave a
     barrier together, several times; the result is the median, and as accurate as a barrier.
@@ -122,7 +122,7 @@ def _make_recorder(
 
 
 def describe(spec: "RunSpec") -> dict[str, Any]:
-    """What a trace is of: the network and the settings that steps depend on."""
+    """Return what a trace is of: the network and the settings that steps depend on."""
     names = "network batch_size threads precision convolutions optimizer exchange rule collective"
     names += " bucket_mb fully_connected trace"
     settings = {name: dict(spec.config)[name] for name in names.split()}

@@ -153,7 +153,7 @@ class Trainer:
         return votes
 
     def _shares(self, step: int) -> Sequence[float]:
-        """What each trainer's gradients are multiplied by in their sum, by rank."""
+        """Return what each trainer's gradients are multiplied by in their sum, by rank."""
         if self.model.division is not None:
             return (1.0,) * self.spec.trainers  # they are terms already
         return self.rows.shares(step)

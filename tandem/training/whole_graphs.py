@@ -21,7 +21,7 @@ from tandem.training.graphs import Minibatch, Tensors, count_minibatch, targets_
 
 @dataclass(frozen=True)
 class WholePass:
-    """What a minibatch of training gives: gradients, counts and the cost that is minimised."""
+    """The results of a minibatch of training: gradients, counts and the cost that is minimised."""
 
     minibatch: Minibatch
     epoch: TensorVariable
@@ -39,7 +39,7 @@ class WholePass:
         }
 
     def wanted(self, placements: Mapping[str, Placement]) -> dict[str, Placement]:
-        """Where trainers need the outputs, of parameters that have these placements.
+        """Return where trainers need the outputs, of parameters that have these placements.
 
         Gradients of what all have a copy of are terms, which the exchange adds up.
         """
@@ -106,6 +106,6 @@ def counts_of(
     outputs: TensorVariable,
     metrics: Sequence[Metric] | None,
 ) -> Tensors:
-    """What a minibatch adds to the sums, but for the number of its pictures."""
+    """Return what a minibatch adds to the sums, but for the number of its pictures."""
     counts = count_minibatch(cost, outputs, minibatch.tensors, network, metrics)
     return {name: value for name, value in counts.items() if name != "images"}

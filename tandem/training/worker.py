@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WorkerArguments:
-    """What a trainer is given when it starts."""
+    """The arguments of a trainer when it starts."""
 
     rank: int
     group: Group  # all trainers

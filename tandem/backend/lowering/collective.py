@@ -193,7 +193,7 @@ def _checked(channel: Channel | None, op: Collective) -> Channel:
 
 
 def _lengths(op: Collective) -> list[int]:
-    """How many elements of the flattened tensor each rank adds."""
+    """Return how many elements of the flattened tensor each rank adds."""
     ends = edges(math.prod(op.shape), op.ranks)
     return [stop - start for start, stop in itertools.pairwise(ends)]
 

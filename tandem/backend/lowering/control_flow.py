@@ -54,7 +54,7 @@ def lower_branches(op: Branches, node: Apply, device: torch.device, compiled: bo
 
 @dataclass(frozen=True)
 class _Trace:
-    """What a Scan records of one state: where a step reads it, and where it writes the next."""
+    """The record that a Scan has of one state: where a step reads it, and writes the next."""
 
     history: int  # states before the first step's, which are given
     taps: tuple[int, ...]  # of the states that a step reads, relative to the position

@@ -126,7 +126,7 @@ def _kept(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def _count(x: Tensor, valid: Tensor | None) -> Tensor:
-    """How many values of a channel count, float64."""
+    """Return how many values of a channel count, float64."""
     area = x.shape[2:].numel()
     if valid is None:
         return torch.full((), len(x) * area, dtype=torch.float64, device=x.device)

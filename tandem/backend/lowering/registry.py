@@ -24,7 +24,7 @@ SIGNED_ONLY = "PyTorch computes with signed 64-bit integers only"
 
 @dataclass(frozen=True)
 class Lowering:
-    """How one node of a graph is computed, and all that the code generator asks about it.
+    """The computation of one node of a graph, and all that the code generator asks about it.
 
     Inputs, outputs and operands are named by their positions. `call` never writes into an input.
     """

@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Decisions:
-    """What the callbacks of a training stand for.
+    """The settings that the callbacks of a training stand for.
 
     Attributes
     ----------

@@ -16,7 +16,7 @@ Mode = Literal["auto", "min", "max"]
 
 @dataclass(frozen=True)
 class Context:
-    """What settings depend on.
+    """The facts on which settings depend.
 
     Attributes
     ----------

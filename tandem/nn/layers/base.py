@@ -25,7 +25,7 @@ MOST_ELEMENTS = 2**31  # of a row
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What a layer's graph is built with, beside its inputs.
+    """The context in which a layer's graph is built, beside its inputs.
 
     Attributes
     ----------
@@ -185,7 +185,7 @@ class ShapedLike(Layer):
 
 @dataclass(frozen=True, eq=False)
 class Symbol:
-    """What a layer returned for other symbols: a place in a graph of layers.
+    """A symbol that a layer returned for others: a place in a graph of layers.
 
     Attributes
     ----------

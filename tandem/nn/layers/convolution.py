@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class _Convolution(ParameterLayer):
-    """What a convolution and a depthwise one have in common: windows, bias and activation.
+    """Base of convolutions, depthwise ones too: windows, bias and activation.
 
     It is no dataclass, so that each has Keras's order of arguments.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class _Pooling(Layer):
-    """What maxima and averages have in common: windows."""
+    """Base of maxima and averages: windows."""
 
     pool_size: Sizes = argument(PAIR, (2, 2))
     strides: Sizes | None = argument(optional(PAIR), None)

@@ -1,4 +1,4 @@
-"""Where windows lie in images: Keras's padding "valid" and "same"."""
+"""The windows in images: Keras's padding "valid" and "same"."""
 
 from tandem.nn.arguments import Pair
 from tandem.nn.layers.base import Layer, Shape

@@ -74,7 +74,7 @@ def optimizer_step(op: Any, node: Apply, ranks: int) -> list[Choice]:
 @rule.register(ops.AveragePool2dGrad)
 @rule.register(ops.Pad2d)
 def by_channel(op: Any, node: Apply, ranks: int) -> list[Choice]:
-    """Of each channel of each picture; all but a maximum are linear in the last input."""
+    """Place by pictures and by channels; all but a maximum are linear in the last input."""
     choices = [along(node, axis) for axis in (0, 1)]
     is_linear = not isinstance(op, ops.MaxPool2d)
     return choices + (partial_sums(node, [[len(node.inputs) - 1]]) if is_linear else [])
@@ -295,7 +295,7 @@ def _divides_groups(op: Any, node: Apply, ranks: int) -> bool:
 
 
 def _own_rows(node: Apply, inputs: Locals, part: Part) -> tuple[Any, Any]:
-    """How many of a rank's rows are valid, and of all; both as numbers, or variables."""
+    """Return how many of a rank's rows are valid, and of all; both as numbers, or variables."""
     batch = node.inputs[0].type.shape[0]
     first, last = edges(batch, part.ranks)[part.rank :][:2]
     valid = inputs[-1]
