@@ -1,11 +1,36 @@
 """The library under the training programs, one package for each subject.
 
-For networks: ``ops`` (the Ops that PyTensor lacks), ``layers`` (graph builders over them),
-``optim`` (optimizers and schedules), ``backend`` (the PyTensor mode that runs a graph with
-PyTorch's kernels). For runs: ``memory`` (buffers that two processes share), ``data`` (batch files
-and the order of an epoch), ``preprocessing``, ``processes`` (workers and their supervision),
-``distributed`` (how trainers exchange), ``config``, ``artifacts`` (what a run writes),
-``training``, ``launch``. For weights: ``classify``, ``export``, ``convert``, ``plot``.
+================= ==============================================================================
+Graphs
+------------------------------------------------------------------------------------------------
+``ops``           The Ops that PyTensor lacks, each with its gradient.
+``layers``        Building blocks of networks over them: parameters, layers, losses, metrics.
+``models``        Published networks, stated by their layers, and recipes to train them.
+``optim``         Optimizers, learning-rate schedules, and groups of parameters.
+``backend``       The PyTensor mode that runs a graph with PyTorch's kernels.
+``placement``     Sharded and replicated tensors, with the conversions between them inferred.
+``parallel``      Data-parallel functions of any PyTensor program, over several processes.
+``nn``            A front with Keras's names, for people with arrays.
+Runs
+------------------------------------------------------------------------------------------------
+``memory``        Buffers that several processes share, on the host and on GPUs.
+``data``          Batch files, the order of an epoch, crops and colours.
+``preprocessing`` Pictures to batch files, mean image and labels.
+``datasets``      Known data sets, as arrays or prepared for training.
+``processes``     Workers, their heartbeats and their supervision.
+``distributed``   Groups of trainers, how they average vectors, and when.
+``config``        The settings of a run: keys, defaults, bounds, and what follows from them.
+``training``      Trainer and loader: the processes of a run.
+``launch``        The start of a run on one machine or as ranks, and what it shows.
+``artifacts``     Checkpoints, the record, and all else that a run writes.
+``trace``         What each process of a run did when.
+``cost``          Prediction of the time of a step, here or elsewhere.
+Weights
+------------------------------------------------------------------------------------------------
+``classify``      Classification of pictures by saved weights.
+``convert``       Conversion from and to weight files of other programs.
+``export``        Saved weights as ONNX.
+================= ==============================================================================
 
 For scripts and notebooks, here are `train`, `validate` and `Classifier`; see `tandem.launch.api`
 and `tandem.classify`.

@@ -6,6 +6,7 @@ import tomllib
 
 import yaml
 
+import tandem
 from tandem import __version__
 from tandem.artifacts.reproducibility import SAME_BITS
 from tests.support.pages import make_targets
@@ -100,3 +101,9 @@ def test_a_change_is_checked_by_what_the_project_has() -> None:
 def test_contributors_are_told_what_there_is() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= set(make_targets())
+
+
+def test_the_first_page_names_every_package_once() -> None:
+    named = re.findall(r"^``(\w+)``", tandem.__doc__ or "", re.MULTILINE)
+    folders = {path.parent.name for path in (ROOT / "tandem").glob("*/__init__.py")}
+    assert sorted(named) == sorted(folders)
