@@ -378,8 +378,7 @@ def test_a_stopped_rank_is_dead_after_its_timeout(
 ) -> None:
     started = job(data, tmp_path / "run", 2, 3, by=starter, **ENDLESS, peer_timeout_seconds=3)
     os.kill(started.find(victim), signal.SIGSTOP)
-    # torchrun gives the stopped rank half a minute to end by itself.
-    result = started.finish(30 if starter == "mpirun" else 60)
+    result = started.finish(25)
     assert result.returncode == 1
     assert f"error: the run has ended: {victim}: has given no sign of life" in result.stderr
 

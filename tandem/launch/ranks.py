@@ -14,6 +14,7 @@ import functools
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -256,11 +257,17 @@ class RankHeartbeat(threading.Thread):
             for rank, seconds in self._monitor.silent().items():
                 self._abort(
                     f"trainer {rank}: has given no sign of life for {seconds:.0f} s: "
-                    "was it stopped?"
+                    "was it stopped?",
+                    self._partners[rank],
                 )
 
-    def _abort(self, reason: str) -> None:
+    def _abort(self, reason: str, silent: int | None = None) -> None:
+        """Abort the job; `silent` is the process that gives no sign of life, if it is here."""
         log.error("error: the run has ended: %s", reason)
+        if silent is not None and self._group.starter == "torchrun":
+            # A stopped process hears no SIGTERM: torchrun would give it half a minute.
+            with contextlib.suppress(OSError):
+                os.kill(silent, signal.SIGKILL)
         self._group.abort(1)
 
     def stop(self) -> None:
