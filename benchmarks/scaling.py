@@ -23,6 +23,7 @@ import numpy as np
 import yaml
 
 from benchmarks.measure import quartiles, setting
+from benchmarks.published import THEANO_MPI, PublishedNetwork
 from benchmarks.ranks import CABLE_SPEED, PEERS
 from tandem.cost.exchange import (
     STRATEGIES,
@@ -35,7 +36,6 @@ from tandem.cost.exchange import (
     speedup,
 )
 from tandem.cost.machine import ExchangeRates
-from tandem.cost.published import THEANO_MPI, PublishedNetwork
 
 RESULTS = Path(__file__).parent / "results"
 RANKS = (8, 64, 512)

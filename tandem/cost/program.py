@@ -6,7 +6,6 @@ Another network:             tandem cost --config resnet50 --batch_size 16 --ran
 Rates of a trace with Ops:   tandem cost --from runs/alexnet/trace.json --ranks 1 2 4 8
 A faster network, a picture: tandem cost --ranks 1 8 64 --network_bw 1e11 --output cost.png
 Without a measured machine:  tandem cost --cpu_speed 4e12 --memory_bw 5e10 --ranks 1 2
-Beside Theano-MPI's figures: tandem cost --published
 
 All settings of a run count, as for tandem train. Nothing is trained, and no data set is needed.
 """
@@ -82,7 +81,6 @@ class CostOptions(Config):
     )
     classes: int = option(1000, "number of classes", "at least 1", ge=1)
     layers: bool = option(False, "list the layers too, of the first of ranks", "true or false")
-    published: bool = option(False, "compare with Theano-MPI's figures", "true or false")
     output: PathOption | None = option(
         None, "draw the predictions", "a file, .png, .svg or .pdf", "text"
     )
@@ -126,9 +124,6 @@ def work(options: CostOptions) -> None:
         raise InputError(
             f"--output: found {options.output}, expected a file whose name ends .png, .svg or .pdf"
         )
-    if options.published:
-        sys.stdout.write(_published(options))
-        return
     report = Report.of(options)
     sys.stdout.write(report.as_json() if options.as_json else report.text(options.layers))
     if options.output is not None:
@@ -136,20 +131,6 @@ def work(options: CostOptions) -> None:
 
         draw(report.title, report.predictions, options.output)
         log.info("drawn in %s", options.output)
-
-
-def _published(options: CostOptions) -> str:
-    """The comparison with Theano-MPI's figures. Raises InputError for options that it ignores."""
-    from tandem.cost import published
-
-    known = {"published", "network_bw", *Config.model_fields}
-    for name in sorted(options.model_fields_set - known):
-        raise InputError(
-            f"--published and --{CostOptions.model_fields[name].alias or name} are both given; it "
-            "has networks, machines and ranks of its own, and takes only --network_bw"
-        )
-    with reported("counting the work of Theano-MPI's networks"):
-        return published.report(options.network_bw or ASSUMED_BITS)
 
 
 def given_machine(options: CostOptions) -> Machine | None:

@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from benchmarks import overlap
+from benchmarks.published import THEANO_MPI
 from benchmarks.ranks import PEERS, Job, run
 from benchmarks.scaling import Model, main, measured_table, predict, predicted_table
 from tandem.cost.exchange import STRATEGIES, Layout, Rates, load, seconds
 from tandem.cost.machine import Machine
-from tandem.cost.published import THEANO_MPI
 from tests.support.ranks import need_ranks
 
 PARAMETERS = (1_000, 50_000)

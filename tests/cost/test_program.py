@@ -150,20 +150,6 @@ def test_settings_that_rates_depend_on_are_named(
     assert refused(capsys, "--machine", "gpus.yaml", "--exchange", "shared").startswith(message)
 
 
-def test_theano_mpis_figures_need_no_machine(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tandem.cost import published
-
-    monkeypatch.setattr(published, "report", lambda bits: f"figures at {bits:g} bit/s\n")
-    assert run(capsys, "--published", small=False) == "figures at 1e+10 bit/s\n"
-    faster = run(capsys, "--published", "--network_bw", "1e11", small=False)
-    assert faster == "figures at 1e+11 bit/s\n"
-    for option in (["--ranks", "3"], ["--json"], ["--from", "trace.json"]):
-        assert run_cost(["--published", *option], None) == 2
-        assert f"--published and {option[0]} are both given" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,5 +1,7 @@
 """Theano-MPI's published figures, and a model of its machine that is fitted to them.
 
+Predictions beside them:  python -m benchmarks.published [--network-bw BITS]
+
 Two sets. A report (Ma, Mao, Taylor 2016, arXiv 1605.08325) has seconds of communication and
 speed-ups of eight GPUs by three all-reduces. The README of github.com/uoguelph-mlrg/Theano-MPI has
 seconds of computing and of communication on 1, 2, 4 and 8 GPUs, Tesla K80 by NCCL in float32. With
@@ -7,6 +9,7 @@ them speed-ups can be predicted from the computing of one GPU, or that by counte
 and a bandwidth that are fitted to it, and an exchange by the fitted model.
 """
 
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -257,3 +260,15 @@ _NEAR = 0.1
 
 def _title(network: Timed) -> str:
     return f"{network.name}, {network.batch}"
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--network-bw", type=float, default=ASSUMED_BITS, help="bit/s between machines"
+    )
+    print(report(parser.parse_args(words).network_bw), end="")
+
+
+if __name__ == "__main__":
+    main()

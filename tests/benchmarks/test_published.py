@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from tandem.cost import published
-from tandem.cost.exchange import Layout, load, seconds, speedup
-from tandem.cost.published import (
+from benchmarks import published
+from benchmarks.published import (
     GPUS,
     THEANO_MPI,
     TIMED,
@@ -14,6 +13,7 @@ from tandem.cost.published import (
     node_load,
     node_rates,
 )
+from tandem.cost.exchange import Layout, load, seconds, speedup
 from tandem.cost.steps import Line, TrainerStep
 from tandem.memory.flat import FlatLayout
 from tandem.ops.work import Work
