@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from benchmarks.gpu_contenders import CONTENDERS, REFERENCE, Place
+from benchmarks.gpu_contenders import CONTENDERS, REFERENCE, StepSetting
 from benchmarks.gpu_copies import exchange_seconds, upload_copies
 from benchmarks.measure import Comparison, Measured, Step, compare, measure
 from benchmarks.original import (
@@ -111,7 +111,7 @@ class Session:
     options: argparse.Namespace
     budget: Budget
     report: Report
-    place: Place
+    place: StepSetting
     synchronize: Callable[[], None] = torch.cuda.synchronize
 
     @property
@@ -327,7 +327,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     """Measure everything and report each result."""
     driver = CudaDriver(0)
     report(setting(options))
-    place = Place(replace(PAPER, batch=options.batch), options.precision, driver)
+    place = StepSetting(replace(PAPER, batch=options.batch), options.precision, driver)
     session = Session(options, Budget(options.seconds), report, place)
     stream = driver.stream()
     with on_stream(place.device, stream.handle):

@@ -14,7 +14,7 @@ REFERENCE = "ours"
 
 
 @dataclass(frozen=True)
-class Place:
+class StepSetting:
     """The device and the sizes of a step; without a driver it runs on the CPU."""
 
     sizes: Sizes
@@ -37,7 +37,7 @@ class Contender(Protocol):
     def goal(self) -> float | None:
         """The least speedup of ours over this one that is the goal."""
 
-    def make(self, place: Place) -> Step:
+    def make(self, place: StepSetting) -> Step:
         """Make a step; most is compiled when it is called."""
 
 
@@ -53,7 +53,7 @@ class Ours:
     seconds: float = 60
     goal: None = None
 
-    def make(self, place: Place) -> Step:
+    def make(self, place: StepSetting) -> Step:
         mode = device_mode(place.device, self.compile, place.precision, **self.mode)
         mode = mode.excluding(*self.without)
         if place.driver is None:
@@ -88,7 +88,7 @@ class Plain:
     seconds: float = 60
     goal: float | None = None
 
-    def make(self, place: Place) -> Step:
+    def make(self, place: StepSetting) -> Step:
         return plain_step(
             place.sizes.network(),
             place.sizes.batch,

@@ -33,9 +33,9 @@ class Program:
     # Takes a tensor (or a Python number) for each input of the graph; returns a tuple of the
     # outputs at `returned`, and updates device-resident inputs in place.
     run: Callable[..., tuple[Any, ...]]
-    # If not None, `run` writes nothing. Then `settle`, which must not be compiled, takes the
+    # If not None, `run` writes nothing. Then `store_results`, which must not be compiled, takes the
     # inputs and the results of `run`, does the rest, and returns the outputs.
-    settle: Callable[..., tuple[Any, ...]] | None
+    store_results: Callable[..., tuple[Any, ...]] | None
     returned: tuple[int, ...]  # the other outputs are updates of device-resident inputs
     source: str  # of `run`
     breaks: bool  # `run` reads values from tensors; torch.compile then makes several parts
@@ -272,7 +272,7 @@ class _Writer:
         self._return(results.values())
         results.update({index: f"o{index}" for index in results})
         inputs = [self.names[variable] for variable in self.fgraph.inputs]
-        self.lines.append(f"def settle({', '.join([*inputs, *results.values()])}):")
+        self.lines.append(f"def store_results({', '.join([*inputs, *results.values()])}):")
 
     def _copy_shared(self, results: dict[int, str], endangered: set[int]) -> None:
         """Copy results that will be overwritten, or that are returned and share memory."""
@@ -335,13 +335,13 @@ class _Writer:
         # Tracebacks and debuggers show the lines until the function is gone.
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         weakref.finalize(functions[0], linecache.cache.pop, file, None)
-        run, settle = functions[0], namespace.get("settle")
+        run, store_results = functions[0], namespace.get("store_results")
         if self.target.on_gradient_ready is not None:
             segments = tuple(make(step) for make, step in zip(makers, functions, strict=True))
-            run = SegmentedRun(inputs, segments, settle, self.target.on_gradient_ready)
+            run = SegmentedRun(inputs, segments, store_results, self.target.on_gradient_ready)
         return Program(
             run=run,
-            settle=None if makers else settle,
+            store_results=None if makers else store_results,
             returned=returned,
             source=source,
             breaks=self.breaks,

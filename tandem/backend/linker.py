@@ -107,7 +107,7 @@ class DeviceLinker(JITLinker):
 
     def jit_compile(self, fn: Any) -> Callable[..., tuple[Any, ...]]:
         """Compile the program, or each of its segments, if the target asks for it."""
-        run, settle = fn.run, fn.settle
+        run, store_results = fn.run, fn.store_results
         if self.target.compiled:
             compiler = partial(
                 torch.compile, fullgraph=not fn.breaks, dynamic=False, mode=self._compile_mode
@@ -115,9 +115,9 @@ class DeviceLinker(JITLinker):
             if isinstance(run, SegmentedRun):
                 return run.compiled(compiler)
             run = _with_vectors(compiler(run), fn.as_vectors)
-        if settle is None:
+        if store_results is None:
             return run
-        return lambda *inputs: settle(*inputs, *run(*inputs))
+        return lambda *inputs: store_results(*inputs, *run(*inputs))
 
     def create_jitable_thunk(
         self,

@@ -50,7 +50,7 @@ class SegmentedRun:
 
     inputs: tuple[str, ...]
     segments: tuple[Segment, ...]
-    settle: Run | None  # what follows the last segment, see `Program`
+    store_results: Run | None  # what follows the last segment, see `Program`
     report: Callable[[str], None]
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
@@ -79,8 +79,8 @@ class SegmentedRun:
             yield ()
         with torch.no_grad():
             results = last(values)
-            if self.settle is not None:
-                results = self.settle(*inputs, *results)
+            if self.store_results is not None:
+                results = self.store_results(*inputs, *results)
         yield results
 
     def compiled(self, compiler: Callable[[Run], Run]) -> "SegmentedRun":

@@ -22,7 +22,7 @@ from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import HostMemory
 from tandem.ops.work import Work, work_of
 from tandem.optim import OPTIMIZERS
-from tandem.training.attribution import Place, layers_of
+from tandem.training.attribution import NodeOrigin, layers_of
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.graphs import GRADIENT
 from tandem.training.setup import parameter_layout
@@ -36,7 +36,7 @@ class Line:
 
     op: str  # class of its Op
     work: Work
-    place: Place  # the layer and the phase
+    place: NodeOrigin  # the layer and the phase
     ready: tuple[str, ...] = ()  # parameters whose gradients may be sent after it
 
     def seconds(self, speed: Speed) -> float:

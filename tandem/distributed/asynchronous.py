@@ -59,7 +59,7 @@ class AsynchronousExchange(Exchange):
         if self._is_swapped:
             yield
             return
-        self._settle()
+        self._complete()
         with self._access():
             own, self._is_swapped = self._weights.copy(), True
             self._load_consensus()
@@ -71,11 +71,11 @@ class AsynchronousExchange(Exchange):
             self._is_swapped = False
 
     def leave(self) -> None:
-        self._settle()
+        self._complete()
         super().leave()
 
     @abstractmethod
-    def _settle(self) -> None:
+    def _complete(self) -> None:
         """Return when nothing is on its way to any rank."""
 
     @abstractmethod
@@ -159,7 +159,7 @@ class ElasticAveraging(AsynchronousExchange):
             _wait(sending.Test)
             elastic_step(self._weights, self._answer, self._alpha)
 
-    def _settle(self) -> None:
+    def _complete(self) -> None:
         self._group.barrier()  # a rank that is here has the server's answer
 
     def _load_consensus(self) -> None:
@@ -237,7 +237,7 @@ class GossipAveraging(AsynchronousExchange):
             self.share = total
             self._received += 1
 
-    def _settle(self) -> None:
+    def _complete(self) -> None:
         while True:
             self._mix()
             counts = self._group.all_gather_object((self._sent, self._received))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tandem.memory import HostBuffer
 from tandem.memory.flat import ALIGNMENT
-from tandem.parallel.messages import Place
+from tandem.parallel.messages import ArrayLocation
 
 
 class SharedBuffers:
@@ -36,11 +36,11 @@ class SharedBuffers:
             weakref.finalize(buffer, self._drop, found).atexit = False
         return found
 
-    def place(self, buffer: HostBuffer, array: npt.NDArray[Any], offset: int = 0) -> Place:
+    def place(self, buffer: HostBuffer, array: npt.NDArray[Any], offset: int = 0) -> ArrayLocation:
         """Describe an array at the beginning of a buffer, or at a byte of it."""
-        return Place(self.number(buffer), array.dtype.str, array.shape, offset)
+        return ArrayLocation(self.number(buffer), array.dtype.str, array.shape, offset)
 
-    def array(self, place: Place) -> npt.NDArray[Any]:
+    def array(self, place: ArrayLocation) -> npt.NDArray[Any]:
         """Return an array by its place; it lies there, and is not copied."""
         buffer = self._buffers[place.buffer]
         return buffer.array(place.shape, np.dtype(place.dtype), place.offset)
@@ -83,22 +83,22 @@ class ReceivedBuffers:
         """Return a buffer by its number."""
         return self._buffers[number]
 
-    def array(self, place: Place) -> npt.NDArray[Any]:
+    def array(self, place: ArrayLocation) -> npt.NDArray[Any]:
         """Return an array by its place; it lies there, and is not copied."""
         buffer = self._buffers[place.buffer]
         return buffer.array(place.shape, np.dtype(place.dtype), place.offset)
 
 
-class Parcel:
+class ArrayWriter:
     """Arrays that the workers take over, in one buffer."""
 
     def __init__(self, buffers: SharedBuffers) -> None:
         self._buffers = buffers
         self._buffer = HostBuffer.create(0, "definitions")
-        self._arrays: list[tuple[Place, np.ndarray]] = []
+        self._arrays: list[tuple[ArrayLocation, np.ndarray]] = []
         self._end = 0
 
-    def place(self, array: np.ndarray) -> Place:
+    def place(self, array: np.ndarray) -> ArrayLocation:
         place = self._buffers.place(self._buffer, array, self._end)
         self._arrays.append((place, array))
         self._end += -(-array.nbytes // ALIGNMENT) * ALIGNMENT

@@ -13,7 +13,7 @@ from tandem.parallel.messages import Open, Put, Reduce, Vector
 from tandem.parallel.registry import axes, label
 from tandem.parallel.residents import reduced
 from tandem.parallel.selection import Batch, select
-from tandem.parallel.team import Team
+from tandem.parallel.team import PoolWorkers
 from tandem.parallel.transfers import Transfers
 from tandem.validation import refuse_masked
 
@@ -252,7 +252,7 @@ class Collectives(Transfers):
 
     # Helpers
 
-    def _is_reduced_in_place(self, team: Team, number: int, op: str) -> bool:
+    def _is_reduced_in_place(self, team: PoolWorkers, number: int, op: str) -> bool:
         """Return whether a variable is reduced where it lies; others go through staging memory."""
         extent, residents = self.registry.extents.get(number), self.rank.residents
         if extent is None:

@@ -16,7 +16,7 @@ from pytensor.tensor.variable import TensorVariable
 from tandem.parallel.fold import check_op
 from tandem.parallel.graph_transfer import FlatGraph, decode, encode
 from tandem.parallel.graphs import check_no_generators, depends_on, resolve, shared_inputs
-from tandem.parallel.messages import Place, SentFunction
+from tandem.parallel.messages import ArrayLocation, SentFunction
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Description:
         self,
         number: int,
         number_of: Callable[[SharedVariable], int],
-        place: Callable[[np.ndarray], Place],
+        place: Callable[[np.ndarray], ArrayLocation],
     ) -> SentFunction:
         """Describe this function to another process; `place` puts a constant where it sees it.
 
@@ -109,7 +109,7 @@ class Description:
         cls,
         sent: SentFunction,
         variables: Mapping[int, SharedVariable],
-        array: Callable[[Place], np.ndarray],
+        array: Callable[[ArrayLocation], np.ndarray],
     ) -> "Description":
         """Make the function's graph again, over this process's variables."""
         flat = FlatGraph(sent.description, tuple(array(place).copy() for place in sent.constants))

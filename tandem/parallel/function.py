@@ -15,7 +15,7 @@ from tandem.parallel.local_function import LocalFunction, Share, partial_weights
 from tandem.parallel.messages import Answer
 from tandem.parallel.registry import label
 from tandem.parallel.selection import Batch
-from tandem.parallel.team import Team
+from tandem.parallel.team import PoolWorkers
 
 if TYPE_CHECKING:
     from tandem.parallel.pool import Pool
@@ -208,7 +208,7 @@ class Function:
 
     def _reduced(
         self,
-        team: Team,
+        team: PoolWorkers,
         own: Sequence[np.ndarray] | None,
         answers: Mapping[int, Answer],
         share: Share,
@@ -244,7 +244,7 @@ class Function:
         self.times.straggler += waited
         self.times.calls += 1
 
-    def _record_shapes(self, team: Team) -> None:
+    def _record_shapes(self, team: PoolWorkers) -> None:
         """Remember the shapes that a call has given to variables of the workers."""
         for rank, answer in team.answers.items():
             if isinstance(answer, Answer):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
-class Place(NamedTuple):
+class ArrayLocation(NamedTuple):
     """The place of an array."""
 
     buffer: int  # number of the buffer
@@ -23,7 +23,7 @@ class Rows(NamedTuple):
     number: int
     start: int = 0
     step: int = 1
-    indices: Place | None = None  # int64 (number,)
+    indices: ArrayLocation | None = None  # int64 (number,)
 
 
 class Extent(NamedTuple):
@@ -42,7 +42,7 @@ class SentVariable(NamedTuple):
     name: str | None
     type: Any  # of PyTensor
     extent: Extent | None  # of a resident
-    value: Place | None  # None: it lies there
+    value: ArrayLocation | None  # None: it lies there
 
 
 class SentFunction(NamedTuple):
@@ -50,7 +50,7 @@ class SentFunction(NamedTuple):
 
     number: int
     description: bytes
-    constants: tuple[Place, ...]
+    constants: tuple[ArrayLocation, ...]
     scattered: int  # numbers of the graph's inputs, in this order
     broadcast: int
     row_numbers: int
@@ -73,7 +73,7 @@ class Call(NamedTuple):
     """Call a function on this rank's rows."""
 
     function: int
-    inputs: tuple[Place, ...]  # scattered ones first
+    inputs: tuple[ArrayLocation, ...]  # scattered ones first
     rows: tuple[Rows, ...]  # of each scattered input, those of all ranks
     # Rows of each rank; None: there is nothing to divide, and every rank computes the same.
     counts: tuple[int, ...] | None
@@ -86,7 +86,7 @@ class Put(NamedTuple):
     """Set private variables, each to an array or, `scattered`, to this rank's part of its rows."""
 
     variables: tuple[int, ...]
-    values: tuple[Place, ...]
+    values: tuple[ArrayLocation, ...]
     scattered: bool = False
     rank: int | None = None  # of the only one that does it
 
@@ -95,14 +95,14 @@ class Publish(NamedTuple):
     """Write private variables where other ranks see them, at this rank's places."""
 
     variables: tuple[int, ...]
-    places: tuple[tuple[Place, ...], ...]  # by variable, then by rank
+    places: tuple[tuple[ArrayLocation, ...], ...]  # by variable, then by rank
     rank: int | None = None  # of the only one that does it
 
 
 class Vector(NamedTuple):
     """A vector of each rank, where all ranks see it."""
 
-    where: tuple[Place, ...] | Extent  # places by rank, or an extent of every rank's memory
+    where: tuple[ArrayLocation, ...] | Extent  # places by rank, or an extent of every rank's memory
     shares: tuple[float, ...]  # weights by rank; one of weight 0 is not read
 
 
@@ -145,7 +145,7 @@ class Answer(NamedTuple):
     """A task is done."""
 
     # Of a call: where each result lies in the worker's own memory; None: this rank had no rows.
-    results: tuple[Place | None, ...] | None = None
+    results: tuple[ArrayLocation | None, ...] | None = None
     shapes: Mapping[int, tuple[int, ...]] = {}  # of private variables whose shape has changed
     excerpt: float = 0.0  # seconds: of taking rows
     function: float = 0.0  # seconds: of computing

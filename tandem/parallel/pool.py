@@ -19,7 +19,7 @@ from tandem.config.hardware import available_cores
 from tandem.distributed import local_groups
 from tandem.memory import HostBuffer
 from tandem.memory.flat import FlatLayout
-from tandem.parallel.buffers import Parcel, SharedBuffers
+from tandem.parallel.buffers import ArrayWriter, SharedBuffers
 from tandem.parallel.collectives import Collectives
 from tandem.parallel.data import Data, data
 from tandem.parallel.description import describe
@@ -30,7 +30,7 @@ from tandem.parallel.messages import Define, Extent, Release, SentVariable
 from tandem.parallel.rank import open_rank
 from tandem.parallel.registry import Registry
 from tandem.parallel.residents import Access
-from tandem.parallel.team import Team, WorkerLost
+from tandem.parallel.team import PoolWorkers, WorkerLost
 from tandem.parallel.waiting import SPIN_SECONDS
 from tandem.parallel.worker import RankSettings
 from tandem.validation import unmasked
@@ -107,7 +107,7 @@ class Pool(Collectives):
         self._function_numbers = itertools.count()
         self._memory = HostBuffer.create(0, "residents")  # the master's
         self._device = ""  # the master's
-        self._team: Team | None = None
+        self._team: PoolWorkers | None = None
         self._pid = os.getpid()
         self.start(
             n_parallel,
@@ -178,7 +178,7 @@ class Pool(Collectives):
         for function in self._functions.values():
             function.local.forget(self.rank.gpu)
         try:
-            self._team = Team(settings, master_rank, access, buffers, timeout)
+            self._team = PoolWorkers(settings, master_rank, access, buffers, timeout)
         except BaseException:
             self.rank.residents.leave()
             raise
@@ -347,12 +347,12 @@ class Pool(Collectives):
         """
         self._distribute(self._idle_team(), list(self._functions.values()))
 
-    def _distribute(self, team: Team, needed: Sequence[Function]) -> None:
+    def _distribute(self, team: PoolWorkers, needed: Sequence[Function]) -> None:
         variables = [n for n in self.registry.variables if n not in self._sent_variables]
         functions = [f for f in needed if f.number not in self._sent_functions]
         if not variables and not functions:
             return
-        sent = Parcel(team.buffers)
+        sent = ArrayWriter(team.buffers)
         packed = tuple(
             f.description.pack(f.number, self.registry.number_of, sent.place) for f in functions
         )
@@ -367,7 +367,7 @@ class Pool(Collectives):
         self._sent_variables.update(variables)
         self._sent_functions.update(f.number for f in functions)
 
-    def _described(self, number: int, sent: Parcel) -> SentVariable:
+    def _described(self, number: int, sent: ArrayWriter) -> SentVariable:
         """Describe a variable to the workers, and let them have the master's value."""
         variable, extent = self.registry.variables[number], self.registry.extents.get(number)
         value, place = variable.get_value(borrow=True), None
@@ -403,7 +403,7 @@ class Pool(Collectives):
                 "this pool is of another process, from which this one was forked: use it there"
             )
 
-    def opened(self, function: Function | None = None) -> Team:
+    def opened(self, function: Function | None = None) -> PoolWorkers:
         """Return the workers, which have a function and all variables.
 
         Raises RuntimeError if the pool is closed, or in the middle of a call.
@@ -414,7 +414,7 @@ class Pool(Collectives):
             self._distribute(team, [] if function is None else [function])
         return team
 
-    def _idle_team(self) -> Team:
+    def _idle_team(self) -> PoolWorkers:
         self.check_open()
         assert self._team is not None
         if self._team.is_busy:

@@ -16,11 +16,11 @@ from tandem.parallel.fold import Fold
 from tandem.parallel.gpu import Gpu, RankGpu
 from tandem.parallel.local_function import LocalFunction, Share
 from tandem.parallel.messages import (
+    ArrayLocation,
     Call,
     Define,
     Extent,
     Open,
-    Place,
     Publish,
     Put,
     Reduce,
@@ -49,7 +49,7 @@ class Rank:
     functions: dict[int, LocalFunction] = field(default_factory=dict)
     shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)  # as the master knows them
 
-    def array(self, place: Place) -> np.ndarray:
+    def array(self, place: ArrayLocation) -> np.ndarray:
         """Return an array by its place."""
         return self.buffers.array(place)
 

@@ -31,7 +31,7 @@ class WorkerLost(RuntimeError):
     """A worker process has ended, or gave no sign of life and was ended. The pool is closed."""
 
 
-class Team:
+class PoolWorkers:
     """Worker processes, and the messages between them and the master.
 
     Whatever ends a worker breaks its pipe, so that no wait is longer than the life of the workers;

@@ -16,13 +16,13 @@ from tandem.memory import HostBuffer
 from tandem.parallel.buffers import ReceivedBuffers
 from tandem.parallel.messages import (
     Answer,
+    ArrayLocation,
     Call,
     Close,
     Define,
     Fault,
     Message,
     Open,
-    Place,
     Publish,
     Put,
     Reduce,
@@ -145,16 +145,16 @@ class _Worker:
         shapes = rank.changed_shapes(function.description.updates)
         return Answer(results, shapes, function.excerpt, function.function)
 
-    def _written(self, rank: "Rank", folds: "Sequence[Fold]") -> tuple[Place | None, ...]:
+    def _written(self, rank: "Rank", folds: "Sequence[Fold]") -> tuple[ArrayLocation | None, ...]:
         """Write results where the master sees them."""
         values = rank.as_arrays([None if fold.op is None else fold.value() for fold in folds])
-        places: list[Place | None] = []
+        places: list[ArrayLocation | None] = []
         end = 0
         for value in values:
             if value is None:
                 places.append(None)
                 continue
-            places.append(Place(0, value.dtype.str, value.shape, end))
+            places.append(ArrayLocation(0, value.dtype.str, value.shape, end))
             end += -(-value.nbytes // _ALIGNMENT) * _ALIGNMENT
         if end > self._results.nbytes:
             self._results.resize(end)

@@ -19,15 +19,15 @@ from tandem.placement.placements import (
 )
 
 if TYPE_CHECKING:
+    from tandem.placement.annotations import place
     from tandem.placement.explanation import explain
     from tandem.placement.partitioned import Conversion, Partitioned, partition
-    from tandem.placement.rules import Choice, Part, rule
+    from tandem.placement.rules import OpStrategy, Part, rule
     from tandem.placement.simulation import simulate
-    from tandem.placement.wishes import place
 
 __all__ = [
-    "Choice",
     "Conversion",
+    "OpStrategy",
     "Part",
     "Partial",
     "Partitioned",
@@ -44,7 +44,7 @@ __all__ = [
     "simulate",
 ]
 
-_MODULES = ("partitioned", "wishes", "rules", "explanation", "simulation")
+_MODULES = ("partitioned", "annotations", "rules", "explanation", "simulation")
 
 
 def __getattr__(name: str) -> Any:

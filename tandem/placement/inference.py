@@ -20,11 +20,11 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape
 
+from tandem.placement.annotations import Place
 from tandem.placement.conversions import describe, find_kind, nbytes
 from tandem.placement.placements import Partial, Placement, Replicate, Single
 from tandem.placement.plans import ComputationStep, ConversionStep, Form, Plan, Step
-from tandem.placement.rules import Choice, has_rule, listed
-from tandem.placement.wishes import Place
+from tandem.placement.rules import OpStrategy, has_rule, listed
 
 _PASSES = 8
 _DEPTH = 4  # nodes that may be computed again, in a row, in place of a conversion
@@ -98,7 +98,7 @@ class _Search:
         singles = [p for p in (*given.values(), *(p for _, p in outputs)) if isinstance(p, Single)]
         singles += [n.op.placement for n in nodes if _is_single(n)]
         self._everywhere: list[Placement] = [Replicate(), *dict.fromkeys(singles)]
-        self._choices: dict[Apply, list[Choice]] = {}
+        self._choices: dict[Apply, list[OpStrategy]] = {}
         self._available: dict[Variable, dict[Placement, None]] = {}
         self._steps: list[Step] = []
         self._plans: dict[tuple[Variable, Placement, int], Plan | ValueError] = {}
@@ -108,7 +108,7 @@ class _Search:
         for node in nodes:
             for variable in dict.fromkeys(node.inputs):
                 self._users.setdefault(variable, []).append(node)
-        self._wishes = self._find_wishes()
+        self._annotated = self._find_annotated()
 
     def result(self) -> Inferred:
         """Choose for every node, and keep the steps that the outputs need."""
@@ -126,13 +126,13 @@ class _Search:
 
     # Choices
 
-    def _of(self, node: Apply) -> list[Choice]:
+    def _of(self, node: Apply) -> list[OpStrategy]:
         """All choices of a node, in the order in which ties are decided."""
         if node not in self._choices:
             found = [c for c in listed(node, self._ranks) if _may_add(node, c)]
             if not isinstance(node.op, Place):
                 found += [
-                    Choice((p,) * len(node.inputs), (p,) * len(node.outputs))
+                    OpStrategy((p,) * len(node.inputs), (p,) * len(node.outputs))
                     for p in self._everywhere
                 ]
             self._choices[node] = found
@@ -166,9 +166,9 @@ class _Search:
 
     def _later(self, variable: Variable, placement: Placement) -> tuple[float, int]:
         """The cost of a result in a placement behind its node, as far as is known."""
-        wish = self._wishes.get(variable)
-        if wish is not None:
-            return self._direct(variable, placement, wish).whole_cost
+        annotation = self._annotated.get(variable)
+        if annotation is not None:
+            return self._direct(variable, placement, annotation).whole_cost
         if not _is_partial(placement) or _size(variable) == 1:  # a number may wait for its use
             return 0.0, 0
         return nbytes(variable) * (self._ranks - 1), 0
@@ -176,7 +176,7 @@ class _Search:
     def _misfits(self, variable: Variable, placement: Placement) -> int:
         """Count nodes that cannot use a result in a placement as their other inputs lie so far."""
 
-        def fits(node: Apply, choice: Choice) -> bool:
+        def fits(node: Apply, choice: OpStrategy) -> bool:
             return all(
                 p is None or (p == placement if v is variable else self._may_be(v, p))
                 for v, p in zip(node.inputs, choice.inputs, strict=True)
@@ -193,26 +193,26 @@ class _Search:
             return placement in self._forms(variable) or Replicate() in self._forms(variable)
         return variable not in self._available or placement in self._available[variable]
 
-    def _find_wishes(self) -> dict[Variable, Placement]:
+    def _find_annotated(self) -> dict[Variable, Placement]:
         """Placements that results should have, since outputs must have theirs.
 
-        A wish goes backwards through nodes that compute an element from those at its place.
+        An annotation goes backwards through nodes that compute an element from those at its place.
         """
-        wishes = dict(self._outputs)
+        annotated = dict(self._outputs)
         for node in reversed(self._nodes):
             if isinstance(node.op, Dot | Blockwise):  # an element of a product needs many
                 continue
             for at, output in enumerate(node.outputs):
-                if output not in wishes:
+                if output not in annotated:
                     continue
-                fitting = [c for c in self._of(node) if c.outputs[at] == wishes[output]]
+                fitting = [c for c in self._of(node) if c.outputs[at] == annotated[output]]
                 for position, variable in enumerate(node.inputs):
                     options = {c.inputs[position] for c in fitting}
                     option = options.pop() if len(options) == 1 else None
                     is_free = variable not in self._fixed
                     if option is not None and is_free and _same_size(variable, output):
-                        wishes.setdefault(variable, option)
-        return wishes
+                        annotated.setdefault(variable, option)
+        return annotated
 
     # Plans
 
@@ -315,7 +315,7 @@ def _is_partial(placement: Placement) -> bool:
     return isinstance(placement, Partial)
 
 
-def _may_add(node: Apply, choice: Choice) -> bool:
+def _may_add(node: Apply, choice: OpStrategy) -> bool:
     """Return whether results that are partial sums are of dtypes in which terms can be added later.
 
     Of bool there is no sum, and that of small integers may wrap around, which its terms do not.

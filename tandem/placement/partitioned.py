@@ -24,7 +24,7 @@ from tandem.placement.placements import (
 )
 from tandem.placement.plans import ComputationStep, ConversionStep, Form, Step
 from tandem.placement.rules import Part
-from tandem.placement.settle import settled
+from tandem.placement.static_lengths import with_static_lengths
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Partitioning:
             return cls(
                 [(v, Replicate()) for v in outputs], dict.fromkeys(given, Replicate()), 1, [], []
             )
-        whole = settled(outputs)
+        whole = with_static_lengths(outputs)
         forms = [(new, wanted.get(v, Replicate())) for v, new in zip(outputs, whole, strict=True)]
         found = infer(forms, given, ranks, fixed)
         names = list(dict.fromkeys(_op_name(node) for node in found.without_rule))
@@ -211,7 +211,7 @@ def _check_placements(
         if variable.owner is not None:
             raise ValueError(
                 f"{describe(variable)} is given a placement, but is computed: only inputs are "
-                "given, and `place` states a wish for others"
+                "given, and `place` annotates others"
             )
     for variable in wanted:
         if variable not in outputs:

@@ -8,7 +8,7 @@ from pytensor.graph.basic import Apply, Variable
 
 from tandem.placement.conversions import Kind
 from tandem.placement.placements import Placement
-from tandem.placement.rules import Choice
+from tandem.placement.rules import OpStrategy
 
 Form = tuple[Variable, Placement]
 """A variable as it is had in a placement."""
@@ -38,7 +38,7 @@ class ComputationStep:
     """A step that makes forms of a node's outputs, by one of its choices."""
 
     node: Apply
-    choice: Choice
+    choice: OpStrategy
     total = 0.0
 
     @property

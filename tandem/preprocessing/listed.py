@@ -20,7 +20,7 @@ _TRAINING = re.compile(r"(n\d{8})_(\d+)(?:_(n\d{8}))?", re.ASCII)
 _VALIDATION = re.compile(r"(ILSVRC2012_val_\d{8})(?:_(n\d{8}))?", re.ASCII)
 
 
-class Place(NamedTuple):
+class PictureLocation(NamedTuple):
     """The bytes of a picture: `size` of them (or `WHOLE`) in a file, from `offset`."""
 
     path: str
@@ -70,12 +70,12 @@ class Listed:
             self, pictures=pictures, labels=self.labels[index], places=self.places.take(index)
         )
 
-    def place(self, position: int) -> Place:
+    def place(self, position: int) -> PictureLocation:
         """Return where the picture at a position of the list lies."""
         places = self.places
         path = f"{self.folder}/{places.files[places.file[position]]}"
         offset, size = (0, WHOLE) if places.spans is None else places.spans[position].tolist()
-        return Place(path, offset, size)
+        return PictureLocation(path, offset, size)
 
 
 class Collector:

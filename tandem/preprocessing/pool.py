@@ -30,7 +30,7 @@ from tandem.data.safe_io import open_file
 from tandem.errors import InputError
 from tandem.memory.host import HostBuffer
 from tandem.preprocessing.border import inside
-from tandem.preprocessing.listed import WHOLE, Place
+from tandem.preprocessing.listed import WHOLE, PictureLocation
 from tandem.processes.spawn import SPAWN
 
 # Enough that handing out work costs little, few enough that the processes end together.
@@ -46,7 +46,7 @@ class Task:
     """Pictures to decode: those at `places` into the `slots` of the shared memory, one each."""
 
     slots: tuple[int, ...]
-    places: tuple[Place, ...]
+    places: tuple[PictureLocation, ...]
 
 
 class DecodePool:
@@ -133,7 +133,7 @@ def _decode_all(pictures: np.ndarray, task: Task, resize: Resize) -> list[str | 
     return [_decode(pictures[slot], place, resize) for slot, place in pairs]
 
 
-def _decode(picture: np.ndarray, place: Place, resize: Resize) -> str | None:
+def _decode(picture: np.ndarray, place: PictureLocation, resize: Resize) -> str | None:
     try:
         content = _read(place)
         picture[...] = decode_picture(content, len(picture), resize)
@@ -142,7 +142,7 @@ def _decode(picture: np.ndarray, place: Place, resize: Resize) -> str | None:
     return None
 
 
-def _read(place: Place) -> bytes:
+def _read(place: PictureLocation) -> bytes:
     """Read a picture. One that cannot be read is no bad one, so an InputError is raised.
 
     Raises BadPictureError for what is not a file, such as a pipe or a device, which could be read

@@ -24,14 +24,14 @@ TOTALS = "totals"
 """What belongs to no layer: sums over minibatches, and counts of pictures."""
 
 
-class Place(NamedTuple):
+class NodeOrigin(NamedTuple):
     """The layer and the phase of a node."""
 
     layer: str  # the name of a layer with parameters, `INPUT` or `TOTALS`
     phase: Phase
 
 
-def layers_of(fgraph: FunctionGraph) -> dict[Apply, Place]:
+def layers_of(fgraph: FunctionGraph) -> dict[Apply, NodeOrigin]:
     """Find the layer and the phase of each node of a function, such as those of a trainer.
 
     A node that takes a parameter, or gives its gradient or its new value, belongs to the
@@ -53,7 +53,7 @@ def layers_of(fgraph: FunctionGraph) -> dict[Apply, Place]:
     flow = _Flow(fgraph)
     phases = flow.phases()
     layers = _layers(flow, phases)
-    return {node: Place(layers[node], phases[node]) for node in flow.nodes}
+    return {node: NodeOrigin(layers[node], phases[node]) for node in flow.nodes}
 
 
 class _Named(NamedTuple):

@@ -115,19 +115,19 @@ class CompiledNetwork:
         slot: Slot,
         epoch: int,
         rows: int | None = None,
-        everyone: npt.NDArray[np.int64] | None = None,
+        global_rows: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """Write the gradients of the mean cost over the slot's valid pictures to their vector.
 
         Loss and errors are of the same forward pass, with dropout; the update counts them. `rows`
         is the number of valid pictures, None where all are. A divided graph is of the pictures of
-        `everyone`, by their indices in the dataset.
+        `global_rows`, by their indices in the dataset.
         """
         numbers = {"epoch": np.array(epoch, np.int64)}
-        if everyone is not None:
-            rows = len(everyone)
+        if global_rows is not None:
+            rows = len(global_rows)
             numbers[ALL_VALID] = np.array(rows, np.int64)
-            numbers[ALL_INDICES] = np.resize(everyone, self._rows)
+            numbers[ALL_INDICES] = np.resize(global_rows, self._rows)
         self.functions(self._of_rows("gradients", rows), slot, **numbers)
 
     def is_finite(self) -> bool:
@@ -162,21 +162,21 @@ class CompiledNetwork:
         finite = self.variables.finite.read_later()
         return lambda: bool(finite())
 
-    def validate(self, slot: Slot, everyone: int | None = None) -> None:
+    def validate(self, slot: Slot, global_rows: int | None = None) -> None:
         """Add up loss and errors of the slot's valid pictures, without dropout.
 
-        A divided graph needs the number of valid pictures of `everyone`.
+        A divided graph needs the number of valid pictures of `global_rows`.
         """
-        self.functions("validation", slot, **self._valid(everyone))
+        self.functions("validation", slot, **self._valid(global_rows))
 
-    def validate_crop(self, slot: Slot, last: bool, everyone: int | None = None) -> None:
+    def validate_crop(self, slot: Slot, last: bool, global_rows: int | None = None) -> None:
         """Add the class probabilities of one of the `CROPS` crops of a minibatch to the others'.
 
         After the `last` one, loss and errors of the averages are added to the sums: the loss of a
         picture is the negative logarithm of its class's averaged probability, whatever `loss` is.
-        `everyone` is that of `validate`.
+        `global_rows` is that of `validate`.
         """
-        self.functions("crop", slot, last=np.array(last, np.int64), **self._valid(everyone))
+        self.functions("crop", slot, last=np.array(last, np.int64), **self._valid(global_rows))
 
     def read_scores(self) -> np.ndarray:
         """The network's outputs of the last minibatch that was validated, (row, class)."""
@@ -198,8 +198,8 @@ class CompiledNetwork:
         """Continue from `sums`, see `NetworkVariables.put_sums`."""
         self.variables.put_sums(mode, sums)
 
-    def _valid(self, everyone: int | None) -> dict[str, np.ndarray]:
-        return {} if everyone is None else {ALL_VALID: np.array(everyone, np.int64)}
+    def _valid(self, global_rows: int | None) -> dict[str, np.ndarray]:
+        return {} if global_rows is None else {ALL_VALID: np.array(global_rows, np.int64)}
 
     def _of_rows(self, name: str, rows: int | None) -> str:
         """The function for so many valid rows: only averages tell a short minibatch by it."""

@@ -36,8 +36,8 @@ def kept_pictures(
     InputError
         `data_on_gpu` is true and the copies do not fit into the free memory.
     """
-    wish = spec.config.data_on_gpu
-    if wish is False:
+    asked = spec.config.data_on_gpu
+    if asked is False:
         return {}
     splits = _splits(spec)
     shapes = {split: (dataset.size, *dataset.row.shape) for split, dataset in splits.items()}
@@ -47,13 +47,13 @@ def kept_pictures(
         if identity == driver.identity
     ]
     needed, free = len(here) * sum(map(_nbytes, splits.values())), min(here)
-    if wish is True and needed > free:
+    if asked is True and needed > free:
         copies = f"{len(here)} copies of " if len(here) > 1 else ""
         raise InputError(
             f"data_on_gpu is true, and {copies}the pictures take {needed / 2**20:.0f} MiB of "
             f"cuda:{driver.device}, of which {free / 2**20:.0f} MiB are free: use auto or false"
         )
-    return shapes if wish is True or needed <= free // _SHARE else {}
+    return shapes if asked is True or needed <= free // _SHARE else {}
 
 
 def read_kept_pictures(spec: RunSpec, memory: HostMemory | CudaMemory, status: StatusSlot) -> None:

@@ -27,7 +27,7 @@ class StepsAhead:
     """Starts each step before it is known whether the last was finite.
 
     A step that is not finite updates nothing, so the next may begin: it is what `on_nan: skip`
-    asks for, and otherwise the run ends. Whoever reads or keeps the state settles first.
+    asks for, and otherwise the run ends. Whoever reads or keeps the state completes it first.
     """
 
     def __init__(self, model: "CompiledNetwork", refusals: Refusals) -> None:
@@ -35,17 +35,17 @@ class StepsAhead:
         self._last: _Started | None = None
 
     def start(self, slot: Slot, at: Position, rate: float, pictures: np.ndarray) -> int:
-        """Start a step; settle the one before, while the device computes, and return its updates.
+        """Start a step; complete the one before, while the device computes, and return its updates.
 
         The optimizer must have no `Optimizer.numbers`: they follow from the updates, of which the
         last is not known yet.
         """
         is_finite = self._model.step(slot, at.epoch, rate, len(pictures))
-        settled = self.settle()
+        completed = self.complete()
         self._last = _Started(at, rate, pictures, is_finite)
-        return settled
+        return completed
 
-    def settle(self) -> int:
+    def complete(self) -> int:
         """Wait for the last step; refuse it if it was not finite. Return how many updates it made.
 
         Exceptions are those of `Refusals.refuse`, which does what `on_nan` says.

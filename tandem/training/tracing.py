@@ -190,13 +190,13 @@ def _record_parts(trainer: "Trainer", recorder: Recorder) -> None:
     )
     recorder.record_calls(model, update="update", validate="evaluate", validate_crop="evaluate")
     recorder.record_calls(trainer.pipeline, _request_next="request")
-    recorder.record_calls(trainer.ballot, vote="vote")
+    recorder.record_calls(trainer.agreement, vote="vote")
     recorder.record_calls(trainer.reports, progress="progress")
     if memory.records:  # the GPU computes meanwhile
         recorder.record_calls(model, is_finite="synchronize")
         recorder.record_calls(memory, wait="synchronize")
     if trainer.ahead is not None:
-        recorder.record_calls(trainer.ahead, settle="settle")
+        recorder.record_calls(trainer.ahead, complete="complete")
     if trainer.channel is not None:
         recorder.record_calls(trainer.channel, all_gather="conversion", all_to_all="conversion")
 

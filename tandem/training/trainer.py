@@ -18,7 +18,7 @@ from tandem.layers.choices import evaluate_metrics, metrics_of
 from tandem.memory import Slot
 from tandem.optim import OPTIMIZERS
 from tandem.processes.messages import Ready
-from tandem.training.ballot import Ballot
+from tandem.training.agreement import Agreement
 from tandem.training.early_end import reason_to_end
 from tandem.training.global_rows import GlobalRows
 from tandem.training.learning_rate import learning_rate
@@ -59,7 +59,7 @@ class Trainer:
         self._seconds = self.state.pending.seconds if self.rank == 0 else Seconds()
         self._check_equal()
         self.reports = Reports(spec, arguments, self.state, launcher, setup.checkpoint_nbytes)
-        self.ballot = Ballot(self.group, launcher, self.reports.snapshot_is_due)
+        self.agreement = Agreement(self.group, launcher, self.reports.snapshot_is_due)
         self.refusals = Refusals(
             self.config, self.rank, self.group, self.reports, self.exchange.is_synchronous
         )
@@ -119,7 +119,7 @@ class Trainer:
         if self.ahead is not None:
             self._count_updates(self.ahead.start(slot, at, rate, self.pipeline.indices))
             self._seconds += self.timer.end()
-            votes = self.ballot.vote()
+            votes = self.agreement.vote()
         else:
             votes = self._step_together(slot, at, rate)
         self._finish_step(epoch, step, rate, votes)
@@ -130,10 +130,10 @@ class Trainer:
         timer, shares = self.timer, self._shares(at.minibatch)
         self.exchange.before_gradients(shares)
         own = self.pipeline.indices
-        everyone = None
+        global_rows = None
         if self.model.division is not None:  # by whose graph all find the same pictures
-            own = everyone = self.rows.train(at.epoch, at.minibatch)
-        self.model.compute_gradients(slot, at.epoch, len(self.pipeline.indices), everyone)
+            own = global_rows = self.rows.train(at.epoch, at.minibatch)
+        self.model.compute_gradients(slot, at.epoch, len(self.pipeline.indices), global_rows)
         bad = () if self.model.is_finite() else tuple(own.tolist())
 
         timer.enter(Activity.EXCHANGING)
@@ -192,10 +192,10 @@ class Trainer:
             self._stop()
 
     def _catch_up(self) -> None:
-        """Wait for the device and settle the last step: what follows reads or keeps its state."""
+        """Wait for the device and complete the last step: what follows reads or keeps its state."""
         self.timer.begin(Activity.COMPUTING)
         if self.ahead is not None:
-            self._count_updates(self.ahead.settle())
+            self._count_updates(self.ahead.complete())
         self.memory.wait()
         self._seconds += self.timer.end()
 
@@ -207,7 +207,7 @@ class Trainer:
             if self.reports.samples is not None:
                 self.reports.samples.collect(step, self.model.read_scores)
             self.reports.progress("validation", epoch, step + 1, steps)
-            if self.spec.job == "train" and any(vote.stop for vote in self.ballot.vote()):
+            if self.spec.job == "train" and any(vote.stop for vote in self.agreement.vote()):
                 self._save()
                 self._stop()
         self.reports.show_samples(self.state.step)
@@ -225,17 +225,17 @@ class Trainer:
 
     def _validate_step(self, step: int) -> None:
         """Validate a minibatch, by one crop of each picture or by several."""
-        everyone = None
+        global_rows = None
         if self.model.division is not None:
-            everyone = self.rows.count("validation", step)
+            global_rows = self.rows.count("validation", step)
         for crop in range(self.spec.crops):
             self.status.show(Activity.WAITING)
             slot = self.memory.slots[next(self.pipeline)]
             self.status.show(Activity.VALIDATING)
             if self.spec.crops == 1:
-                self.model.validate(slot, everyone)
+                self.model.validate(slot, global_rows)
             else:
-                self.model.validate_crop(slot, crop == self.spec.crops - 1, everyone)
+                self.model.validate_crop(slot, crop == self.spec.crops - 1, global_rows)
 
     def _finish_epoch(self, epoch: int, record: ValidationRecord) -> bool:
         """Count an epoch, report and save it; whether callbacks end training."""
@@ -253,7 +253,7 @@ class Trainer:
         if not self.spec.waits:
             return False
         self.status.show(Activity.AWAITING_CALLBACKS)
-        votes = self.ballot.vote(awaits_launcher=self.reports.ended(epoch + 1))
+        votes = self.agreement.vote(awaits_launcher=self.reports.ended(epoch + 1))
         stop, ends = any(vote.stop for vote in votes), any(vote.ends for vote in votes)
         if (stop or ends) and not saves:
             self._save()
@@ -299,10 +299,10 @@ class Trainer:
     def _vote(self, not_finite: tuple[int, ...]) -> Sequence[StepVote]:
         """Vote on a step; trainers that are not in step do so only now and then."""
         if self.exchange.is_synchronous:
-            return self.ballot.vote(not_finite)
+            return self.agreement.vote(not_finite)
         if not self.exchange.votes_after(self.state.step + 1, self.config.print_freq):
             return (StepVote(not_finite=not_finite),)
-        votes = self.ballot.vote()
+        votes = self.agreement.vote()
         own = StepVote(any(v.stop for v in votes), any(v.snapshot for v in votes), not_finite)
         return (own,)
 

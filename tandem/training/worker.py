@@ -16,7 +16,7 @@ from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots
 from tandem.processes.heartbeat import StatusSlot
 from tandem.processes.messages import Failed, Finished
-from tandem.training.ballot import LauncherLost
+from tandem.training.agreement import LauncherLost
 from tandem.training.input_pipeline import LoaderError
 from tandem.training.kept_pictures import describe_kept
 from tandem.training.messages import Diverged

@@ -110,7 +110,7 @@ def test_training_step(compiled: Mode) -> None:
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other.get_value(), one.get_value(), rtol=1e-4, atol=1e-5)
     # The updates were written in the compiled part.
-    assert fused.vm.program.settle is None
+    assert fused.vm.program.store_results is None
     assert fused.vm.program.source.count(".copy_(") == 3
 
 

@@ -117,7 +117,7 @@ def test_torch_compile_may_leave_out_what_only_moves_numbers(computes: bool) -> 
     mode = Mode(linker, DEVICE.provided_optimizer)
     moved = Toy(computes=computes)(a)
     function = pytensor.function([], moved, updates=[(a, a + 1)], mode=mode)
-    assert (function.vm.program.settle is None) is computes
+    assert (function.vm.program.store_results is None) is computes
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from benchmarks.gpu import (
     table,
     time_steps,
 )
-from benchmarks.gpu_contenders import CONTENDERS, Place
+from benchmarks.gpu_contenders import CONTENDERS, StepSetting
 from benchmarks.measure import Measured, measure
 from benchmarks.original import run_row, table_runs
 from benchmarks.roofline import Rates
@@ -31,7 +31,7 @@ RATES = Rates(1e12, 1e10)
 
 def session(*words: str) -> Session:
     options = parse(["--rounds", "2", "--repeats", "1", *words])
-    place = Place(SMALL, "bfloat16", None)
+    place = StepSetting(SMALL, "bfloat16", None)
     return Session(options, Budget(1000), Report(), place, lambda: None)
 
 

@@ -8,7 +8,7 @@ from pytensor.compile.mode import optdb
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 
 from alex_net import AlexNet
-from benchmarks.gpu_contenders import CONTENDERS, Ours, Place
+from benchmarks.gpu_contenders import CONTENDERS, Ours, StepSetting
 from benchmarks.plain_alexnet import PlainAlexNet
 from examples.resident_step import PAPER, Sizes
 from tandem.backend import device_mode
@@ -33,7 +33,7 @@ def test_the_two_ways_of_normalising_are_one() -> None:
 
 @pytest.mark.parametrize("name", ["ours-uncompiled", "channels-last", "eager-sliced"])
 def test_what_needs_no_compiler_runs_on_a_cpu(name: str) -> None:
-    CONTENDERS[name].make(Place(SMALL, "bfloat16", None))()
+    CONTENDERS[name].make(StepSetting(SMALL, "bfloat16", None))()
 
 
 def test_arguments_of_modes_and_names_of_rewrites_exist() -> None:

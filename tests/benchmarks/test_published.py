@@ -17,10 +17,10 @@ from tandem.cost.exchange import Layout, load, seconds, speedup
 from tandem.cost.steps import Line, TrainerStep
 from tandem.memory.flat import FlatLayout
 from tandem.ops.work import Work
-from tandem.training.attribution import Place
+from tandem.training.attribution import NodeOrigin
 from tests.support.tiny import ROOT
 
-PLACE = Place("conv1", "forward")
+PLACE = NodeOrigin("conv1", "forward")
 
 
 def test_the_reports_seconds_of_computing_agree_with_its_speed_ups() -> None:

@@ -13,7 +13,7 @@ from tandem.distributed.buckets import Bucket
 from tandem.errors import InputError
 from tandem.memory.flat import FlatLayout
 from tandem.ops.work import Work
-from tandem.training.attribution import Place
+from tandem.training.attribution import NodeOrigin
 
 MEGA = 64 * 15625  # elements: a million, without padding
 LAYOUT = FlatLayout.of({"a": (MEGA,), "b": (3 * MEGA,)}, "float32", states=("momentum",))
@@ -21,7 +21,7 @@ BUCKETS = (
     Bucket(frozenset({"b"}), slice(MEGA, 4 * MEGA)),
     Bucket(frozenset({"a"}), slice(0, MEGA)),
 )
-PLACE = Place("a", "forward")
+PLACE = NodeOrigin("a", "forward")
 LINES = (
     Line("Forward", Work("product", 10**9, 0), PLACE),
     Line("GradientOfB", Work("product", 2 * 10**9, 0), PLACE, ("b",)),

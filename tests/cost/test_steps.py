@@ -18,13 +18,13 @@ from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.parameters import HostMemory
 from tandem.ops.work import Work
 from tandem.optim import OPTIMIZERS
-from tandem.training.attribution import Place
+from tandem.training.attribution import NodeOrigin
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.setup import parameter_layout
 from tests.support.norm_network import CROP, NETWORK, NormNetwork
 
 SETTINGS = {"network": NETWORK, "crop_size": CROP, "batch_size": 4, "exchange": "gradients"}
-PLACE = Place("conv1", "forward")
+PLACE = NodeOrigin("conv1", "forward")
 SPEED = Speed(trainers=1, threads=1, bandwidth=1e9, call=1e-6, rates={"default": 1e9})
 
 

@@ -25,7 +25,7 @@ from tandem.parallel.description import describe
 from tandem.parallel.gpu import Gpu, RankGpu
 from tandem.parallel.gpu_residents import LEAST_BLOCK, CudaResidents
 from tandem.parallel.local_function import LocalFunction, Share
-from tandem.parallel.messages import Call, Extent, Place
+from tandem.parallel.messages import ArrayLocation, Call, Extent
 from tandem.parallel.rank import open_rank
 from tandem.parallel.selection import Selection
 from tandem.parallel.worker import RankSettings
@@ -292,7 +292,7 @@ def test_a_worker_locks_the_inputs_of_a_call() -> None:
     buffers.add(4, HostBuffer.create(48))
     function: Any = SimpleNamespace(run=lambda inputs, share: None)
     rank.functions[0] = function
-    rank.call(Call(0, (Place(3, "<f4", (12,)),), (), None, None, 1, ()))
+    rank.call(Call(0, (ArrayLocation(3, "<f4", (12,)),), (), None, None, 1, ()))
     assert rank.gpu is not None
     locked: Any = rank.gpu.driver.locked
     assert list(locked) == [buffers.buffer(3).array(1, np.uint8).ctypes.data]

@@ -12,7 +12,7 @@ from pytensor.graph.op import Op
 
 import tandem.placement
 from tandem.placement import (
-    Choice,
+    OpStrategy,
     Partial,
     Placement,
     Replicate,
@@ -97,7 +97,7 @@ def check_bytes(seed: int) -> None:
     graph = small_graph(seed)
     total = total_received(graph, 2)
     fewest = fewest_bytes(graph.outputs, graph.given, graph.wanted, 2, most=total)
-    # Each node is decided when it is met, so a later one may wish that it were another.
+    # Each node is decided when it is met, so a later one may prefer another.
     assert total <= 1.7 * fewest
 
 
@@ -430,15 +430,21 @@ def _(op: Whole, node: Apply, ranks: int) -> Any:
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        (None, "the rule of Whole returns None, expected a list of Choice"),
-        ((Shard(0),), r"returns \[Shard\(axis=0\)\], expected a list of Choice"),
-        ((Choice(Shard(0), Shard(0)),), "lists inputs=Shard.* expected a tuple with .* each of 1"),  # type: ignore[arg-type]
+        (None, "the rule of Whole returns None, expected a list of OpStrategy"),
+        ((Shard(0),), r"returns \[Shard\(axis=0\)\], expected a list of OpStrategy"),
         (
-            (Choice((Shard(0),) * 2, (Shard(0),)),),
+            (OpStrategy(Shard(0), Shard(0)),),
+            "lists inputs=Shard.* expected a tuple with .* each of 1",
+        ),  # type: ignore[arg-type]
+        (
+            (OpStrategy((Shard(0),) * 2, (Shard(0),)),),
             "expected a tuple with a placement for each of 1",
         ),
-        ((Choice((Shard(0),), (Shard(7),)),), "lists outputs=.*: a tensor of 2 axes has no axis 7"),
-        ((Choice((Shard(0),), (None,)),), "None is no placement"),  # type: ignore[arg-type]
+        (
+            (OpStrategy((Shard(0),), (Shard(7),)),),
+            "lists outputs=.*: a tensor of 2 axes has no axis 7",
+        ),
+        ((OpStrategy((Shard(0),), (None,)),), "None is no placement"),  # type: ignore[arg-type]
     ],
 )
 def test_choices_that_are_none_of_a_node_are_refused(choices: Any, message: str) -> None:

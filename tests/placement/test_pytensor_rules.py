@@ -14,7 +14,7 @@ from pytensor.tensor.math import Min
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.special import log_softmax, softmax
 
-from tandem.placement.settle import settled
+from tandem.placement.static_lengths import with_static_lengths
 from tests.support.rule_checks import check_choices
 
 
@@ -122,7 +122,7 @@ def value_of(variable: Any, rng: np.random.Generator) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_the_parts_of_all_ranks_make_the_whole(name: str) -> None:
     """Shards of the lengths 5, 3, 6 and 2 are even, uneven and empty."""
-    (y,) = settled([CASES[name]()])
+    (y,) = with_static_lengths([CASES[name]()])
     node, rng = y.owner, np.random.default_rng(7)
     # Its inputs may be computed, such as from a vector; as inputs of the node they are free.
     free = node.clone_with_new_inputs(

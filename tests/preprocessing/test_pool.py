@@ -12,12 +12,13 @@ from tests.support.tiny import python_path
 UNGUARDED = """
 import sys
 from tandem.preprocessing import pool
-from tandem.preprocessing.listed import WHOLE, Place
+from tandem.preprocessing.listed import WHOLE, PictureLocation
 
 print("the program runs")
 pool.START = pool.SPAWN
 with pool.DecodePool(2, 1, 8, "squash") as processes:
-    assert processes.submit(pool.Task((0,), (Place(sys.argv[1], 0, WHOLE),))).result() == [None]
+    location = PictureLocation(sys.argv[1], 0, WHOLE)
+    assert processes.submit(pool.Task((0,), (location,))).result() == [None]
     print(processes.pictures.tobytes().hex())
 """
 

@@ -129,10 +129,10 @@ class Together:
     def step(self, whole: Slot, rows: int, epoch: int = 0, rate: float = 1e-3) -> None:
         """Compute gradients, add them up, update."""
         slots = self.slots(whole, rows)
-        everyone = whole.indices[:rows] if len(slots) > 1 else None
+        global_rows = whole.indices[:rows] if len(slots) > 1 else None
         self.all(
             lambda r: self.models[r].compute_gradients(
-                slots[r], epoch, int(slots[r].valid), everyone
+                slots[r], epoch, int(slots[r].valid), global_rows
             )
         )
         assert all(model.is_finite() for model in self.models)
@@ -142,15 +142,15 @@ class Together:
 
     def validate(self, whole: Sequence[Slot], rows: int) -> None:
         """Validate a minibatch, by one crop of each picture or by several."""
-        everyone = rows if len(self.groups) > 1 else None
+        global_rows = rows if len(self.groups) > 1 else None
         for number, each in enumerate(whole):
             slots, is_last = self.slots(each, rows), number == len(whole) - 1
 
             def call(rank: int, slots: list[Slot] = slots, is_last: bool = is_last) -> None:
                 if len(whole) == 1:
-                    self.models[rank].validate(slots[rank], everyone)
+                    self.models[rank].validate(slots[rank], global_rows)
                 else:
-                    self.models[rank].validate_crop(slots[rank], is_last, everyone)
+                    self.models[rank].validate_crop(slots[rank], is_last, global_rows)
 
             self.all(call)
 

@@ -12,8 +12,8 @@ from pytensor.graph.traversal import io_toposort
 
 from tandem.placement import Partial, Placement, Replicate, Shard, Single
 from tandem.placement.conversions import find_kind, nbytes
-from tandem.placement.rules import Choice, rule
-from tandem.placement.settle import settled
+from tandem.placement.rules import OpStrategy, rule
+from tandem.placement.static_lengths import with_static_lengths
 
 Form = tuple[Variable, Placement]
 
@@ -143,7 +143,7 @@ def fewest_bytes(
     A conversion is made from the placement in which a node computes its result, once for each
     placement in which it is needed; no node is computed twice.
     """
-    whole = settled(outputs)
+    whole = with_static_lengths(outputs)
     forms = [(new, wanted.get(v, Replicate())) for v, new in zip(outputs, whole, strict=True)]
     nodes = list(io_toposort([], whole))
 
@@ -172,9 +172,9 @@ def fewest_bytes(
     return search(0, dict(given), set(), 0.0, most)
 
 
-def _choices(node: Any, ranks: int) -> Iterator[Choice]:
+def _choices(node: Any, ranks: int) -> Iterator[OpStrategy]:
     yield from rule(node.op, node, ranks)
-    yield Choice((Replicate(),) * len(node.inputs), (Replicate(),) * len(node.outputs))
+    yield OpStrategy((Replicate(),) * len(node.inputs), (Replicate(),) * len(node.outputs))
 
 
 def _bytes(variable: Variable, source: Placement, target: Placement, ranks: int) -> float:

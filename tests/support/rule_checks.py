@@ -12,7 +12,7 @@ from pytensor.link.basic import PerformLinker
 from pytensor.tensor.type import TensorType
 
 from tandem.placement.placements import Partial, Placement, Shard, local_index, local_shape
-from tandem.placement.rules.registry import Choice, Part, rule
+from tandem.placement.rules.registry import OpStrategy, Part, rule
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -60,7 +60,7 @@ def joined(parts: Sequence[np.ndarray], placement: Placement) -> list[np.ndarray
 
 
 def computed_by_parts(
-    node: Apply, choice: Choice, ranks: int, arrays: Sequence[np.ndarray]
+    node: Apply, choice: OpStrategy, ranks: int, arrays: Sequence[np.ndarray]
 ) -> Iterator[list[np.ndarray]]:
     """The whole of each output of a node, from the outputs of all ranks."""
     pairs = zip(arrays, choice.inputs, node.inputs, strict=True)

@@ -30,7 +30,7 @@ from tandem.layers.network import NetworkDescription, build_network
 from tandem.layers.parameter import layer_of
 from tandem.ops.work import CONVOLUTIONS, KINDS, work_of
 from tandem.optim import OPTIMIZERS
-from tandem.training.attribution import INPUT, TOTALS, Place, layers_of
+from tandem.training.attribution import INPUT, TOTALS, NodeOrigin, layers_of
 from tandem.training.compiled_network import CompiledNetwork
 from tests.support.trainer_memory import host_memory
 
@@ -125,7 +125,7 @@ def large(nodes: Iterable[Apply]) -> Counter[Any]:
     )
 
 
-def check(network: Network, **settings: Any) -> dict[str, dict[Apply, Place]]:
+def check(network: Network, **settings: Any) -> dict[str, dict[Apply, NodeOrigin]]:
     """Check what holds for any network; return the places by function."""
     model = compiled(network, **settings)
     known = {layer_of(name) for name in network.parameters}
@@ -154,7 +154,7 @@ def check(network: Network, **settings: Any) -> dict[str, dict[Apply, Place]]:
     return places
 
 
-def check_kind(node: Apply, place: Place) -> None:
+def check_kind(node: Apply, place: NodeOrigin) -> None:
     """Whether a node's kind of work is one of its phase, and none is hidden in another kind."""
     work, name = work_of(node), type(node.op).__name__
     assert work.kind in KINDS

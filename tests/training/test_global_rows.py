@@ -83,10 +83,10 @@ def test_trainers_that_divide_a_graph_add_up_terms() -> None:
     trainer = Divided("division", finite=False)
     at: Any = SimpleNamespace(epoch=0, minibatch=1)
     trainer._step_together("slot", at, 0.1)  # type: ignore[arg-type]
-    shares, (slot, epoch, count, everyone), (_, rate, refused) = trainer.calls
+    shares, (slot, epoch, count, global_rows), (_, rate, refused) = trainer.calls
     assert shares == (1.0, 1.0, 1.0)
     assert (slot, epoch, count, rate) == ("slot", 0, 2, 0.1)
-    assert everyone.tolist() == refused == trainer.rows.train(0, 1).tolist()
+    assert global_rows.tolist() == refused == trainer.rows.train(0, 1).tolist()
     trainer.calls.clear()
     trainer._validate_step(1)
     assert trainer.calls == [("slot", 1)]
@@ -96,8 +96,8 @@ def test_others_have_a_share_of_the_rows() -> None:
     trainer = Divided(None, finite=False)
     at: Any = SimpleNamespace(epoch=0, minibatch=1)
     trainer._step_together("slot", at, 0.1)  # type: ignore[arg-type]
-    shares, (*_, everyone), (*_, refused) = trainer.calls
-    assert (shares, everyone, refused) == ([0.5, 0.5, 0.0], None, [3, 4])
+    shares, (*_, global_rows), (*_, refused) = trainer.calls
+    assert (shares, global_rows, refused) == ([0.5, 0.5, 0.0], None, [3, 4])
     trainer.calls.clear()
     trainer._validate_step(0)
     assert trainer.calls == [("slot", None)]

@@ -40,7 +40,7 @@ class Events:
 
 def test_a_step_is_waited_for_when_the_next_has_started() -> None:
     events = Events([True, False, True])
-    assert events.steps.settle() == 0
+    assert events.steps.complete() == 0
     assert events.seen == []
     assert events.start(0) == 0
     assert events.seen == ["start slot 0 1 0.5"]
@@ -50,7 +50,7 @@ def test_a_step_is_waited_for_when_the_next_has_started() -> None:
     assert events.refusals.in_a_row == 0
     assert events.start(2) == 0
     assert events.seen[3:] == ["start slot 2 1 0.5", "wait slot 1", "refuse 1 0.5 [5, 3]"]
-    assert events.steps.settle() == 1
+    assert events.steps.complete() == 1
     assert events.seen[6:] == ["wait slot 2"]
-    assert events.steps.settle() == 0
+    assert events.steps.complete() == 0
     assert len(events.seen) == 7

@@ -83,7 +83,7 @@ class FakeTrainer(Trainer):
         )
         self.pipeline = InputPipeline(requests(*["train"] * STEPS), FakeLoader())
         self.exchange, self.channel = Exchange(), None
-        self.ballot: Any = SimpleNamespace(
+        self.agreement: Any = SimpleNamespace(
             vote=lambda: [StepVote(stop=self.state.step + 1 == self.stops_after)]
         )
         self.state, self._seconds = RunState(), Seconds()
@@ -159,10 +159,10 @@ def test_steps_ahead_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert trainer.notices == [f"{path}: the trace of steps 2 to 3"]
     found = spans_in(path)
     first, second = steps_in(found)
-    ahead = ["wait", "request", "launch", "settle", "vote"]
+    ahead = ["wait", "request", "launch", "complete", "vote"]
     assert parts_of(second, found) == [*ahead, "progress"]
     # A report, after every third step, waits for the device.
-    reported = [*ahead, "settle", "synchronize", "report", "progress"]
+    reported = [*ahead, "complete", "synchronize", "report", "progress"]
     assert parts_of(first, found) == reported
     counted = [e["args"] for e in read_trace(path).events if e["ph"] == "C"]
     assert [values["free on the GPU"] for values in counted] == [7, 7]

@@ -38,7 +38,7 @@ class Alone(Trainer):
         self.memory: Any = SimpleNamespace(slots=["slot"], wait=lambda: None)
         self.pipeline: Any = Pipeline()
         self.exchange: Any = None
-        self.ballot: Any = SimpleNamespace(vote=lambda: [votes(self.state.step + 1)])
+        self.agreement: Any = SimpleNamespace(vote=lambda: [votes(self.state.step + 1)])
         self.state, self._seconds = RunState(), Seconds()
         refusals: Any = SimpleNamespace(in_a_row=0, refuse=self._refuse)
         self.model: Any = SimpleNamespace(step=self._step)
@@ -91,7 +91,7 @@ class Pipeline:
         ({"print_freq": 4, "reports_epochs": True}, ["refused 2", "reported 4", *LAST]),
         ({"print_freq": 3, "reports_epochs": True}, ["refused 2", "reported 3", *LAST]),
         ({"check_every": 3}, ["refused 2", "checked 3", "refused 6", "checked 6"]),
-        # The last step of an epoch is settled before the validation.
+        # The last step of an epoch is completed before the validation.
         ({}, ["refused 2", "refused 6"]),
     ],
 )

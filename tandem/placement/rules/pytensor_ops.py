@@ -31,7 +31,7 @@ from tandem.placement.placements import (
     Shard,
     local_shape,
 )
-from tandem.placement.rules.registry import Choice, Locals, Part, partial_sums, rule, same_op
+from tandem.placement.rules.registry import Locals, OpStrategy, Part, partial_sums, rule, same_op
 from tandem.split import edges
 
 _WHOLE = slice(None)
@@ -61,34 +61,34 @@ def _linear_inputs(node: Apply) -> list[tuple[int, ...]]:
 
 
 @rule.register(Elemwise)
-def _(op: Elemwise, node: Apply, ranks: int) -> list[Choice]:
+def _(op: Elemwise, node: Apply, ranks: int) -> list[OpStrategy]:
     if isinstance(op.scalar_op, ps.Second) and None not in node.outputs[0].type.shape:
         return _filled(node)
     choices = _along_broadcast(node, range(node.outputs[0].type.ndim))
     return choices + partial_sums(node, _linear_inputs(node))
 
 
-def _along_broadcast(node: Apply, axes: Iterable[int]) -> list[Choice]:
+def _along_broadcast(node: Apply, axes: Iterable[int]) -> list[OpStrategy]:
     """Shard one of the axes of all inputs and outputs, but of inputs that are repeated along it."""
     choices = []
     for axis in axes:
         if node.outputs[0].type.shape[axis] == 1:
             continue
         inputs = tuple(Replicate() if v.type.shape[axis] == 1 else Shard(axis) for v in node.inputs)
-        choices.append(Choice(inputs, (Shard(axis),) * len(node.outputs)))
+        choices.append(OpStrategy(inputs, (Shard(axis),) * len(node.outputs)))
     return choices
 
 
-def _filled(node: Apply) -> list[Choice]:
+def _filled(node: Apply) -> list[OpStrategy]:
     """Choices of what repeats its second input in the shape of the first, which is not needed."""
     (_, value), (y,) = node.inputs, node.outputs
 
-    def choice(source: Placement, target: Placement) -> Choice:
+    def choice(source: Placement, target: Placement) -> OpStrategy:
         def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
             own = local_shape(y.type.shape, target, part.ranks, part.rank) or ()
             return [cast(Variable, pt.alloc(inputs[1], *own))]
 
-        return Choice((None, source), (target,), local)
+        return OpStrategy((None, source), (target,), local)
 
     lengths = enumerate(zip(value.type.shape, y.type.shape, strict=True))
     sharded = [
@@ -109,64 +109,64 @@ _REDUCTIONS: dict[type, Reduction] = {
 
 
 @rule.register(CAReduce)
-def _(op: CAReduce, node: Apply, ranks: int) -> list[Choice]:
+def _(op: CAReduce, node: Apply, ranks: int) -> list[OpStrategy]:
     (x,) = node.inputs
     reduced = range(x.type.ndim) if op.axis is None else op.axis
     kept = [axis for axis in range(x.type.ndim) if axis not in reduced]
     kind = _REDUCTIONS.get(type(op.scalar_op))
-    choices = [Choice((Shard(a),), (Shard(kept.index(a)),)) for a in kept]
+    choices = [OpStrategy((Shard(a),), (Shard(kept.index(a)),)) for a in kept]
     if kind is None:
         return choices
     for axis in reduced:
         # There is no largest element of none.
         if kind == "sum" or (x.type.shape[axis] or 0) >= ranks:
-            choices.append(Choice((Shard(axis),), (Partial(kind),)))
-    return [*choices, Choice((Partial(kind),), (Partial(kind),))]
+            choices.append(OpStrategy((Shard(axis),), (Partial(kind),)))
+    return [*choices, OpStrategy((Partial(kind),), (Partial(kind),))]
 
 
 @rule.register(Argmax)
-def _(op: Argmax, node: Apply, ranks: int) -> list[Choice]:
+def _(op: Argmax, node: Apply, ranks: int) -> list[OpStrategy]:
     (x,) = node.inputs
     reduced = range(x.type.ndim) if op.axis is None else op.axis
     kept = [axis for axis in range(x.type.ndim) if axis not in reduced]
-    return [Choice((Shard(a),), (Shard(kept.index(a)),)) for a in kept]
+    return [OpStrategy((Shard(a),), (Shard(kept.index(a)),)) for a in kept]
 
 
 @rule.register(Dot)
-def _(op: Dot, node: Apply, ranks: int) -> list[Choice]:
+def _(op: Dot, node: Apply, ranks: int) -> list[OpStrategy]:
     choices = [
-        Choice((Shard(0), Replicate()), (Shard(0),)),
-        Choice((Replicate(), Shard(1)), (Shard(1),)),
-        Choice((Shard(1), Shard(0)), (Partial(),)),
+        OpStrategy((Shard(0), Replicate()), (Shard(0),)),
+        OpStrategy((Replicate(), Shard(1)), (Shard(1),)),
+        OpStrategy((Shard(1), Shard(0)), (Partial(),)),
     ]
     return choices + partial_sums(node, [(0,), (1,)])
 
 
 @rule.register(Blockwise)
-def _(op: Blockwise, node: Apply, ranks: int) -> list[Choice]:
+def _(op: Blockwise, node: Apply, ranks: int) -> list[OpStrategy]:
     batch = op.batch_ndim(node)
     choices = _along_broadcast(node, range(batch))
     if not isinstance(op.core_op, Dot):
         return choices
     rows, columns = Shard(batch), Shard(batch + 1)  # `x @ y` is this, also of two matrices
-    choices.append(Choice((rows, Replicate()), (rows,)))
-    choices.append(Choice((Replicate(), columns), (columns,)))
-    choices.append(Choice((columns, rows), (Partial(),)))
+    choices.append(OpStrategy((rows, Replicate()), (rows,)))
+    choices.append(OpStrategy((Replicate(), columns), (columns,)))
+    choices.append(OpStrategy((columns, rows), (Partial(),)))
     return choices + partial_sums(node, [(0,), (1,)])
 
 
 # Along other axes than the Op's own
 
 
-def _along_others(node: Apply, taken: Sequence[int], local: Any = same_op) -> list[Choice]:
+def _along_others(node: Apply, taken: Sequence[int], local: Any = same_op) -> list[OpStrategy]:
     """Shard any axis of an input and a result of one shape but those that are `taken`."""
     axes = [a for a in range(node.outputs[0].type.ndim) if a not in taken]
-    return [Choice((Shard(a),), (Shard(a),), local) for a in axes]
+    return [OpStrategy((Shard(a),), (Shard(a),), local) for a in axes]
 
 
 @rule.register(Softmax)
 @rule.register(LogSoftmax)
-def _(op: Any, node: Apply, ranks: int) -> list[Choice]:
+def _(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
         return [type(op)(axis=op.axis)(*inputs)]  # one that is made has the graph of its shape
 
@@ -176,30 +176,30 @@ def _(op: Any, node: Apply, ranks: int) -> list[Choice]:
 
 
 @rule.register(CumOp)
-def _(op: CumOp, node: Apply, ranks: int) -> list[Choice]:
+def _(op: CumOp, node: Apply, ranks: int) -> list[OpStrategy]:
     return _along_others(node, [op.axis])
 
 
 @rule.register(Join)
-def _(op: Join, node: Apply, ranks: int) -> list[Choice]:
+def _(op: Join, node: Apply, ranks: int) -> list[OpStrategy]:
     axis, *parts = node.inputs
     choices = []
     if isinstance(axis, Constant):
         taken = int(axis.data) % parts[0].type.ndim
         for a in (a for a in range(parts[0].type.ndim) if a != taken):
-            choices.append(Choice((Replicate(), *[Shard(a)] * len(parts)), (Shard(a),)))
+            choices.append(OpStrategy((Replicate(), *[Shard(a)] * len(parts)), (Shard(a),)))
     return choices + partial_sums(node, [range(1, len(node.inputs))])
 
 
 @rule.register(Split)
-def _(op: Split, node: Apply, ranks: int) -> list[Choice]:
+def _(op: Split, node: Apply, ranks: int) -> list[OpStrategy]:
     x, axis, _ = node.inputs
     choices = []
     if isinstance(axis, Constant):
         taken = int(axis.data) % x.type.ndim
         for a in (a for a in range(x.type.ndim) if a != taken):
             inputs = (Shard(a), Replicate(), Replicate())
-            choices.append(Choice(inputs, (Shard(a),) * len(node.outputs)))
+            choices.append(OpStrategy(inputs, (Shard(a),) * len(node.outputs)))
     return choices + partial_sums(node, [(0,)])
 
 
@@ -207,11 +207,11 @@ def _(op: Split, node: Apply, ranks: int) -> list[Choice]:
 
 
 @rule.register(DimShuffle)
-def _(op: DimShuffle, node: Apply, ranks: int) -> list[Choice]:
+def _(op: DimShuffle, node: Apply, ranks: int) -> list[OpStrategy]:
     order = list(op.new_order)
     axes = [axis for axis in range(node.inputs[0].type.ndim) if axis in order]
-    choices = [Choice((Shard(a),), (Shard(order.index(a)),)) for a in axes]
-    return [*choices, Choice((Partial(),), (Partial(),))]
+    choices = [OpStrategy((Shard(a),), (Shard(order.index(a)),)) for a in axes]
+    return [*choices, OpStrategy((Partial(),), (Partial(),))]
 
 
 def _same_parts(before: Shape, after: Shape, ranks: int) -> Iterator[tuple[int, int]]:
@@ -229,15 +229,15 @@ def _same_parts(before: Shape, after: Shape, ranks: int) -> Iterator[tuple[int, 
 
 
 @rule.register(Reshape)
-def _(op: Reshape, node: Apply, ranks: int) -> list[Choice]:
+def _(op: Reshape, node: Apply, ranks: int) -> list[OpStrategy]:
     (x, _), (y,) = node.inputs, node.outputs
 
-    def choice(source: Placement, target: Placement) -> Choice:
+    def choice(source: Placement, target: Placement) -> OpStrategy:
         def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
             own = local_shape(y.type.shape, target, part.ranks, part.rank) or ()
             return [pt.reshape(inputs[0], own, ndim=y.type.ndim)]
 
-        return Choice((source, None), (target,), local)
+        return OpStrategy((source, None), (target,), local)
 
     if None in x.type.shape or None in y.type.shape:
         return []
@@ -246,7 +246,7 @@ def _(op: Reshape, node: Apply, ranks: int) -> list[Choice]:
 
 
 @rule.register(Alloc)
-def _(op: Alloc, node: Apply, ranks: int) -> list[Choice]:
+def _(op: Alloc, node: Apply, ranks: int) -> list[OpStrategy]:
     value, *lengths = node.inputs
     (y,) = node.outputs
     shape = y.type.shape
@@ -256,31 +256,31 @@ def _(op: Alloc, node: Apply, ranks: int) -> list[Choice]:
         within = axis >= first and value.type.shape[axis - first] != 1
         return Shard(axis - first) if within else Replicate()
 
-    def sharded(axis: int) -> Choice:
+    def sharded(axis: int) -> OpStrategy:
         def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
             own = local_shape(shape, Shard(axis), part.ranks, part.rank)
             return [cast(Variable, pt.alloc(inputs[0], *(own or ())))]
 
-        return Choice((source(axis), *[None] * len(lengths)), (Shard(axis),), local)
+        return OpStrategy((source(axis), *[None] * len(lengths)), (Shard(axis),), local)
 
     choices = [] if None in shape else [sharded(axis) for axis in range(len(shape))]
     return choices + partial_sums(node, [(0,)])
 
 
 @rule.register(MakeVector)
-def _(op: MakeVector, node: Apply, ranks: int) -> list[Choice]:
+def _(op: MakeVector, node: Apply, ranks: int) -> list[OpStrategy]:
     return partial_sums(node, [range(len(node.inputs))])
 
 
 @rule.register(SpecifyShape)
-def _(op: SpecifyShape, node: Apply, ranks: int) -> list[Choice]:
+def _(op: SpecifyShape, node: Apply, ranks: int) -> list[OpStrategy]:
     def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
         return [inputs[0]]
 
     x, *lengths = node.inputs
     unused = [None] * len(lengths)
-    choices = [Choice((Shard(a), *unused), (Shard(a),), local) for a in range(x.type.ndim)]
-    return [*choices, Choice((Partial(), *unused), (Partial(),), local)]
+    choices = [OpStrategy((Shard(a), *unused), (Shard(a),), local) for a in range(x.type.ndim)]
+    return [*choices, OpStrategy((Partial(), *unused), (Partial(),), local)]
 
 
 # Indexing
@@ -300,16 +300,16 @@ def _padded(index: Sequence[int | slice], ndim: int) -> list[int | slice]:
 
 
 @rule.register(Subtensor)
-def _(op: Subtensor, node: Apply, ranks: int) -> list[Choice]:
+def _(op: Subtensor, node: Apply, ranks: int) -> list[OpStrategy]:
     x, *indices = node.inputs
     rest = [Replicate()] * len(indices)
     pairs = _whole_axes(_padded(op.idx_list, x.type.ndim))
-    choices = [Choice((Shard(a), *rest), (Shard(b),)) for a, b in pairs]
+    choices = [OpStrategy((Shard(a), *rest), (Shard(b),)) for a, b in pairs]
     return choices + partial_sums(node, [(0,)])
 
 
 @rule.register(IncSubtensor)
-def _(op: IncSubtensor, node: Apply, ranks: int) -> list[Choice]:
+def _(op: IncSubtensor, node: Apply, ranks: int) -> list[OpStrategy]:
     x, y, *indices = node.inputs
     rest = [Replicate()] * len(indices)
     choices = []
@@ -318,7 +318,7 @@ def _(op: IncSubtensor, node: Apply, ranks: int) -> list[Choice]:
         own = b - (missing - y.type.ndim)  # y may have fewer axes, or one of length 1
         is_spread = own < 0 or y.type.shape[own] == 1
         choices.append(
-            Choice((Shard(a), Replicate() if is_spread else Shard(own), *rest), (Shard(a),))
+            OpStrategy((Shard(a), Replicate() if is_spread else Shard(own), *rest), (Shard(a),))
         )
     return choices + partial_sums(node, [(0, 1)])
 
@@ -341,37 +341,37 @@ def _by_row(node: Apply, position: int) -> bool:
 
 
 @rule.register(AdvancedSubtensor)
-def _(op: AdvancedSubtensor, node: Apply, ranks: int) -> list[Choice]:
+def _(op: AdvancedSubtensor, node: Apply, ranks: int) -> list[OpStrategy]:
     def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
         x, _, columns = inputs
         return op.make_node(x, _counted(x), columns).outputs
 
     if _by_row(node, 1):
-        choices = [Choice((Shard(0), None, Shard(0)), (Shard(0),), local)]
+        choices = [OpStrategy((Shard(0), None, Shard(0)), (Shard(0),), local)]
     else:
         choices = _by_vector(node, 1)
     return choices + partial_sums(node, [(0,)])
 
 
 @rule.register(AdvancedIncSubtensor)
-def _(op: AdvancedIncSubtensor, node: Apply, ranks: int) -> list[Choice]:
+def _(op: AdvancedIncSubtensor, node: Apply, ranks: int) -> list[OpStrategy]:
     def local(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
         x, y, _, columns = inputs
         return op.make_node(x, y, _counted(x), columns).outputs
 
     x, y = node.inputs[:2]
-    choices: list[Choice] = []
+    choices: list[OpStrategy] = []
     if _by_row(node, 2):
         own = Shard(0) if y.type.ndim and y.type.shape[0] != 1 else Replicate()
-        choices = [Choice((Shard(0), own, None, Shard(0)), (Shard(0),), local)]
+        choices = [OpStrategy((Shard(0), own, None, Shard(0)), (Shard(0),), local)]
     elif _is_rows(node) and y.type.ndim == x.type.ndim:
         choices = [
-            Choice((Shard(a), Shard(a), Replicate()), (Shard(a),))
+            OpStrategy((Shard(a), Shard(a), Replicate()), (Shard(a),))
             for a in range(1, x.type.ndim)
             if y.type.shape[a] == x.type.shape[a]
         ]
         if not op.set_instead_of_inc and y.type.shape[0] != 1:
-            choices.append(Choice((Partial(), Shard(0), Shard(0)), (Partial(),)))
+            choices.append(OpStrategy((Partial(), Shard(0), Shard(0)), (Partial(),)))
     return choices + partial_sums(node, [(0, 1)])
 
 
@@ -384,11 +384,11 @@ def _is_rows(node: Apply) -> bool:
     )
 
 
-def _by_vector(node: Apply, position: int) -> list[Choice]:
+def _by_vector(node: Apply, position: int) -> list[OpStrategy]:
     """Choices of ``x[rows]``: by rows of the result, or by another axis of x."""
     x = node.inputs[0]
     if len(node.inputs) != position + 1 or not _is_rows(node):
         return []
-    choices = [Choice((Replicate(), Shard(0)), (Shard(0),))]
+    choices = [OpStrategy((Replicate(), Shard(0)), (Shard(0),))]
     others = range(1, x.type.ndim)
-    return choices + [Choice((Shard(a), Replicate()), (Shard(a),)) for a in others]
+    return choices + [OpStrategy((Shard(a), Replicate()), (Shard(a),)) for a in others]

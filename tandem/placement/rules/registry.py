@@ -29,7 +29,7 @@ def same_op(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
 
 
 @dataclass(frozen=True)
-class Choice:
+class OpStrategy:
     """One way to compute a node by parts.
 
     `inputs` are the placements that it needs, None for an input of which no value is needed;
@@ -43,7 +43,7 @@ class Choice:
 
 
 @singledispatch
-def rule(op: Op, node: Apply, ranks: int) -> list[Choice]:
+def rule(op: Op, node: Apply, ranks: int) -> list[OpStrategy]:
     """Return the choices of a node, beside those that every Op has.
 
     Every Op can be computed from replicated inputs at every rank, and from single ones at theirs. A
@@ -60,15 +60,15 @@ def rule(op: Op, node: Apply, ranks: int) -> list[Choice]:
     return []
 
 
-def listed(node: Apply, ranks: int) -> list[Choice]:
+def listed(node: Apply, ranks: int) -> list[OpStrategy]:
     """The choices that the rule of a node's Op lists.
 
     Raises ValueError if one of them cannot be a choice of the node.
     """
     found = rule(node.op, node, ranks)
     of = f"the rule of {type(node.op).__name__}"
-    if not isinstance(found, list) or not all(isinstance(choice, Choice) for choice in found):
-        raise ValueError(f"{of} returns {found!r}, expected a list of Choice")
+    if not isinstance(found, list) or not all(isinstance(choice, OpStrategy) for choice in found):
+        raise ValueError(f"{of} returns {found!r}, expected a list of OpStrategy")
     for choice in found:
         for side, variables in (("inputs", node.inputs), ("outputs", node.outputs)):
             placements = getattr(choice, side)
@@ -97,7 +97,7 @@ def replicated(count: int) -> tuple[Placement, ...]:
     return (Replicate(),) * count
 
 
-def partial_sums(node: Apply, linear: Sequence[Sequence[int]]) -> list[Choice]:
+def partial_sums(node: Apply, linear: Sequence[Sequence[int]]) -> list[OpStrategy]:
     """Choices of an Op that is linear in some of its inputs together.
 
     Each element of `linear` are positions of inputs: where these are partial sums and the others
@@ -108,5 +108,5 @@ def partial_sums(node: Apply, linear: Sequence[Sequence[int]]) -> list[Choice]:
         inputs = tuple(
             Partial() if at in positions else Replicate() for at in range(len(node.inputs))
         )
-        choices.append(Choice(inputs, (Partial(),) * len(node.outputs)))
+        choices.append(OpStrategy(inputs, (Partial(),) * len(node.outputs)))
     return choices

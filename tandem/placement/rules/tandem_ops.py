@@ -13,8 +13,8 @@ from pytensor.graph.basic import Apply, Variable
 from tandem import ops
 from tandem.placement.placements import Partial, Placement, Replicate, Shard
 from tandem.placement.rules.registry import (
-    Choice,
     Locals,
+    OpStrategy,
     Part,
     partial_sums,
     replicated,
@@ -46,22 +46,22 @@ def zeros_like(outputs: Sequence[Any]) -> list[Variable]:
     return [pt.zeros(output.type.shape, dtype=output.type.dtype) for output in outputs]
 
 
-def along(node: Apply, axis: int, whole: Collection[int] = ()) -> Choice:
+def along(node: Apply, axis: int, whole: Collection[int] = ()) -> OpStrategy:
     """The choice to shard all inputs and outputs along an axis, but for the inputs in `whole`."""
     inputs = tuple(Replicate() if at in whole else Shard(axis) for at, _ in enumerate(node.inputs))
-    return Choice(inputs, (Shard(axis),) * len(node.outputs), apply_parts)
+    return OpStrategy(inputs, (Shard(axis),) * len(node.outputs), apply_parts)
 
 
 @rule.register(ops.Relu)
 @rule.register(ops.ReluGrad)
-def elementwise(op: Any, node: Apply, ranks: int) -> list[Choice]:
+def elementwise(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     choices = [along(node, axis) for axis in range(node.outputs[0].type.ndim)]
     return choices + (partial_sums(node, [[1]]) if isinstance(op, ops.ReluGrad) else [])
 
 
 @rule.register(ops.MomentumStep)
 @rule.register(ops.AdamStep)
-def optimizer_step(op: Any, node: Apply, ranks: int) -> list[Choice]:
+def optimizer_step(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     """Elementwise in arrays of one shape; the other inputs are numbers."""
     arrays = 3 if isinstance(op, ops.MomentumStep) else 4
     numbers = range(arrays, len(node.inputs))
@@ -73,7 +73,7 @@ def optimizer_step(op: Any, node: Apply, ranks: int) -> list[Choice]:
 @rule.register(ops.AveragePool2d)
 @rule.register(ops.AveragePool2dGrad)
 @rule.register(ops.Pad2d)
-def by_channel(op: Any, node: Apply, ranks: int) -> list[Choice]:
+def by_channel(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     """Place by pictures and by channels; all but a maximum are linear in the last input."""
     choices = [along(node, axis) for axis in (0, 1)]
     is_linear = not isinstance(op, ops.MaxPool2d)
@@ -82,24 +82,24 @@ def by_channel(op: Any, node: Apply, ranks: int) -> list[Choice]:
 
 @rule.register(ops.LRN)
 @rule.register(ops.LRNGrad)
-def response_norm(op: Any, node: Apply, ranks: int) -> list[Choice]:
+def response_norm(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     is_linear = isinstance(op, ops.LRNGrad)
     return [along(node, 0), *(partial_sums(node, [[2]]) if is_linear else [])]
 
 
 @rule.register(ops.CropMirror)
-def crop_mirror(op: Any, node: Apply, ranks: int) -> list[Choice]:
+def crop_mirror(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     return [along(node, 0, whole=(1,))]
 
 
 @rule.register(ops.PoolNorm)
-def pool_norm_rows(op: Any, node: Apply, ranks: int) -> list[Choice]:
+def pool_norm_rows(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     return [along(node, 0, whole=(1,))]
 
 
 @rule.register(ops.PoolNormGrad)
-def pool_norm_gradient(op: Any, node: Apply, ranks: int) -> list[Choice]:
-    choices = [Choice((ROWS,) * 3, (ROWS, Partial()), apply_parts)]
+def pool_norm_gradient(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
+    choices = [OpStrategy((ROWS,) * 3, (ROWS, Partial()), apply_parts)]
     return choices + partial_sums(node, [[2]])
 
 
@@ -107,47 +107,47 @@ def pool_norm_gradient(op: Any, node: Apply, ranks: int) -> list[Choice]:
 
 
 @rule.register(ops.Conv2d)
-def convolution(op: ops.Conv2d, node: Apply, ranks: int) -> list[Choice]:
+def convolution(op: ops.Conv2d, node: Apply, ranks: int) -> list[OpStrategy]:
     whole = Replicate()
     choices = [along(node, 0, whole=(1, 2))]
     if op.groups == 1:
-        choices.append(Choice((whole, ROWS, ROWS), (CHANNELS,), apply_parts))
+        choices.append(OpStrategy((whole, ROWS, ROWS), (CHANNELS,), apply_parts))
     choices += _by_group(op, node, ranks, (CHANNELS, ROWS, ROWS), CHANNELS)
     if op.groups == 1:
-        choices.append(Choice((CHANNELS, CHANNELS, whole), (Partial(),), _with_one_bias))
-    choices.append(Choice((Partial(), whole, whole), (Partial(),), _with_one_bias))
-    choices.append(Choice((whole, Partial(), whole), (Partial(),), _with_one_bias))
+        choices.append(OpStrategy((CHANNELS, CHANNELS, whole), (Partial(),), _with_one_bias))
+    choices.append(OpStrategy((Partial(), whole, whole), (Partial(),), _with_one_bias))
+    choices.append(OpStrategy((whole, Partial(), whole), (Partial(),), _with_one_bias))
     return choices
 
 
 @rule.register(ops.Conv2dInputGrad)
-def input_gradient(op: ops.Conv2dInputGrad, node: Apply, ranks: int) -> list[Choice]:
+def input_gradient(op: ops.Conv2dInputGrad, node: Apply, ranks: int) -> list[OpStrategy]:
     whole = Replicate()
     choices = [along(node, 0, whole=(1,))]
     if op.groups == 1:
-        choices.append(Choice((CHANNELS, CHANNELS, whole), (CHANNELS,), apply_parts))
+        choices.append(OpStrategy((CHANNELS, CHANNELS, whole), (CHANNELS,), apply_parts))
     choices += _by_group(op, node, ranks, (CHANNELS, ROWS, CHANNELS), CHANNELS)
     if op.groups == 1:
-        choices.append(Choice((whole, ROWS, CHANNELS), (Partial(),), apply_parts))
+        choices.append(OpStrategy((whole, ROWS, CHANNELS), (Partial(),), apply_parts))
     return choices + partial_sums(node, [[1], [2]])
 
 
 @rule.register(ops.Conv2dWeightGrad)
-def weight_gradient(op: ops.Conv2dWeightGrad, node: Apply, ranks: int) -> list[Choice]:
+def weight_gradient(op: ops.Conv2dWeightGrad, node: Apply, ranks: int) -> list[OpStrategy]:
     whole, choices = Replicate(), []
     if op.groups == 1:
-        choices.append(Choice((whole, ROWS, CHANNELS), (ROWS,), apply_parts))
-        choices.append(Choice((CHANNELS, CHANNELS, whole), (CHANNELS,), apply_parts))
+        choices.append(OpStrategy((whole, ROWS, CHANNELS), (ROWS,), apply_parts))
+        choices.append(OpStrategy((CHANNELS, CHANNELS, whole), (CHANNELS,), apply_parts))
     choices += _by_group(op, node, ranks, (CHANNELS, ROWS, CHANNELS), ROWS)
-    choices.append(Choice((ROWS, whole, ROWS), (Partial(),), apply_parts))
+    choices.append(OpStrategy((ROWS, whole, ROWS), (Partial(),), apply_parts))
     return choices + partial_sums(node, [[0], [2]])
 
 
 @rule.register(ops.Conv2dBiasGrad)
-def bias_gradient(op: Any, node: Apply, ranks: int) -> list[Choice]:
+def bias_gradient(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     choices = [
-        Choice((CHANNELS,), (ROWS,), apply_parts),
-        Choice((ROWS,), (Partial(),), apply_parts),
+        OpStrategy((CHANNELS,), (ROWS,), apply_parts),
+        OpStrategy((ROWS,), (Partial(),), apply_parts),
     ]
     return choices + partial_sums(node, [[0]])
 
@@ -165,7 +165,7 @@ def _with_one_bias(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
 
 def _by_group(
     op: Any, node: Apply, ranks: int, inputs: tuple[Placement, ...], output: Placement
-) -> list[Choice]:
+) -> list[OpStrategy]:
     """The choice to share out groups, if equal parts of the channels and of w are whole groups."""
     x, w = (v.type.shape for v in node.inputs[:2])
     if op.groups == 1 or None in (x[1], w[0]):
@@ -184,14 +184,14 @@ def _by_group(
         part_op = type(op)(op.stride, op.pad, max(1, own), op.dilation)
         return apply_parts(part_op.make_node(*inputs), inputs, part)
 
-    return [Choice(inputs, (output,), local)]
+    return [OpStrategy(inputs, (output,), local)]
 
 
 # Dropout: a part of the units has the number of its first
 
 
 @rule.register(ops.Dropout)
-def dropped(op: ops.Dropout, node: Apply, ranks: int) -> list[Choice]:
+def dropped(op: ops.Dropout, node: Apply, ranks: int) -> list[OpStrategy]:
     choices = [along(node, 0, whole=(1, 2))]
     if node.inputs[0].type.ndim == 2:
 
@@ -200,20 +200,20 @@ def dropped(op: ops.Dropout, node: Apply, ranks: int) -> list[Choice]:
             local = ops.Dropout(op.rate, op.layer, op.factor, first)
             return apply_parts(local.make_node(*inputs), inputs, part)
 
-        choices.append(Choice((CHANNELS, *replicated(3)), (CHANNELS,), units))
+        choices.append(OpStrategy((CHANNELS, *replicated(3)), (CHANNELS,), units))
     return choices + partial_sums(node, [[0]])
 
 
 @rule.register(ops.DropoutMask)
-def dropout_mask(op: ops.DropoutMask, node: Apply, ranks: int) -> list[Choice]:
+def dropout_mask(op: ops.DropoutMask, node: Apply, ranks: int) -> list[OpStrategy]:
     def units(node: Apply, inputs: Locals, part: Part) -> list[Variable]:
         first, last = edges(op.units, ranks)[part.rank :][:2]
         local = ops.DropoutMask(op.rate, op.layer, last - first, op.dtype, op.first + first)
         outputs = local.make_node(*inputs).outputs
         return outputs if last > first else zeros_like(outputs)
 
-    rows = Choice((*replicated(2), ROWS), (ROWS,), apply_parts)
-    return [rows, Choice(replicated(3), (CHANNELS,), units)]
+    rows = OpStrategy((*replicated(2), ROWS), (ROWS,), apply_parts)
+    return [rows, OpStrategy(replicated(3), (CHANNELS,), units)]
 
 
 # Batch normalisation: rows are shared out by whole groups, and valid ones are the first of all
@@ -221,7 +221,7 @@ def dropout_mask(op: ops.DropoutMask, node: Apply, ranks: int) -> list[Choice]:
 
 @rule.register(ops.BatchNorm)
 @rule.register(ops.NormRelu)
-def normalization(op: Any, node: Apply, ranks: int) -> list[Choice]:
+def normalization(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     adds = isinstance(op, ops.NormRelu) and op.adds
     has_valid = len(node.inputs) == 4 + adds
     others, valid = (1,) * adds, replicated(has_valid)
@@ -229,30 +229,30 @@ def normalization(op: Any, node: Apply, ranks: int) -> list[Choice]:
     if _divides_groups(op, node, ranks):
         shards = (ROWS, *replicated(2), *(ROWS for _ in others), *valid)
         outputs = (ROWS, Partial(), Partial(), ROWS, ROWS)
-        choices.append(Choice(shards, outputs, _normalize_rows))
+        choices.append(OpStrategy(shards, outputs, _normalize_rows))
     vectors = (CHANNELS, ROWS, ROWS, *(CHANNELS for _ in others), *valid)
     results = (CHANNELS, ROWS, ROWS, CHANNELS, CHANNELS)
-    return [*choices, Choice(vectors, results, apply_parts)]
+    return [*choices, OpStrategy(vectors, results, apply_parts)]
 
 
 @rule.register(ops.BatchNormGrad)
 @rule.register(ops.NormReluGrad)
-def normalization_gradient(op: Any, node: Apply, ranks: int) -> list[Choice]:
+def normalization_gradient(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     vectors = 2 if isinstance(op, ops.NormReluGrad) else 1  # scale, shift
     valid = replicated(len(node.inputs) - 4 - vectors)
     choices = []
     if _divides_groups(op, node, ranks):
         shards = (ROWS, *replicated(vectors), *(ROWS,) * 3, *valid)
         outputs = (ROWS, Partial(), Partial())
-        choices.append(Choice(shards, outputs, _with_valid_rows))
+        choices.append(OpStrategy(shards, outputs, _with_valid_rows))
     shards = (CHANNELS, *(ROWS,) * vectors, *(CHANNELS,) * 3, *valid)
-    choices.append(Choice(shards, (CHANNELS, ROWS, ROWS), apply_parts))
+    choices.append(OpStrategy(shards, (CHANNELS, ROWS, ROWS), apply_parts))
     return choices + partial_sums(node, [[vectors + 1]])
 
 
 @rule.register(ops.BatchNormInference)
-def normalization_by_averages(op: Any, node: Apply, ranks: int) -> list[Choice]:
-    by_channel = Choice((CHANNELS, *(ROWS,) * 4), (CHANNELS,), apply_parts)
+def normalization_by_averages(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
+    by_channel = OpStrategy((CHANNELS, *(ROWS,) * 4), (CHANNELS,), apply_parts)
     return [along(node, 0, whole=range(1, 5)), by_channel]
 
 
@@ -260,17 +260,17 @@ def normalization_by_averages(op: Any, node: Apply, ranks: int) -> list[Choice]:
 @rule.register(ops.ChannelGradientSums)
 @rule.register(ops.BatchNormBySums)
 @rule.register(ops.BatchNormBySumsGrad)
-def normalization_by_sums(op: Any, node: Apply, ranks: int) -> list[Choice]:
+def normalization_by_sums(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     """Images are first, then numbers of each channel, of all rows together."""
     images = 1 + isinstance(op, ops.ChannelGradientSums | ops.BatchNormBySumsGrad)
     adds = isinstance(op, ops.ChannelSums | ops.ChannelGradientSums)
     vectors = len(node.inputs) - images, len(node.outputs) - 1
-    by_rows = Choice(
+    by_rows = OpStrategy(
         (*(ROWS,) * images, *replicated(vectors[0])),
         (Partial() if adds else ROWS, *replicated(vectors[1])),
         _with_valid_rows,
     )
-    by_channels = Choice(
+    by_channels = OpStrategy(
         tuple(_channels_of(x) for x in node.inputs),
         tuple(_channels_of(y) for y in node.outputs),
         apply_parts,

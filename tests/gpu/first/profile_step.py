@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from benchmarks.gpu_contenders import CONTENDERS, Place
+    from benchmarks.gpu_contenders import CONTENDERS, StepSetting
     from benchmarks.roofline import step_flops
     from examples.resident_step import PAPER
     from tandem.backend import on_stream
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     stream = driver.stream()
     torch.backends.cudnn.benchmark = True
     with on_stream("cuda:0", stream.handle):
-        replay = CONTENDERS[options.mode].make(Place(sizes, options.precision, driver))
+        replay = CONTENDERS[options.mode].make(StepSetting(sizes, options.precision, driver))
         for _ in range(10):
             replay()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.processes.messages import Stop
-from tandem.training.ballot import Ballot, LauncherLost
+from tandem.training.agreement import Agreement, LauncherLost
 from tandem.training.messages import Continuation, StepVote
 
 
@@ -19,14 +19,14 @@ class Alone:
         return (message,)
 
 
-def ballot() -> tuple[Any, Ballot]:
+def agreement() -> tuple[Any, Agreement]:
     launcher, mine = Pipe()
     group: Any = Alone()
-    return launcher, Ballot(group, mine, lambda: False)
+    return launcher, Agreement(group, mine, lambda: False)
 
 
 def test_a_vote_without_a_message_does_not_wait() -> None:
-    launcher, mine = ballot()
+    launcher, mine = agreement()
     assert mine.vote() == (StepVote(),)
     launcher.send(Stop())
     assert mine.vote((3,)) == (StepVote(stop=True, not_finite=(3,)),)
@@ -37,7 +37,7 @@ def test_a_vote_without_a_message_does_not_wait() -> None:
 @pytest.mark.parametrize("stop", [False, True])
 def test_who_awaits_the_launcher_votes_by_its_answer(ends: bool, stop: bool) -> None:
     """A request to stop that comes meanwhile is no answer, and is not forgotten."""
-    launcher, mine = ballot()
+    launcher, mine = agreement()
     if stop:
         launcher.send(Stop())
     answer = threading.Timer(0.2, launcher.send, [Continuation(ends)])
@@ -49,7 +49,7 @@ def test_who_awaits_the_launcher_votes_by_its_answer(ends: bool, stop: bool) -> 
 
 
 def test_no_wait_outlives_the_launcher() -> None:
-    launcher, mine = ballot()
+    launcher, mine = agreement()
     threading.Timer(0.1, launcher.close).start()
     with pytest.raises(LauncherLost):
         mine.vote(awaits_launcher=True)

@@ -14,7 +14,7 @@ class LauncherLost(Exception):
 
 
 @dataclass(frozen=True)
-class Ballot:
+class Agreement:
     """The means by which a trainer votes."""
 
     group: Group

@@ -15,7 +15,7 @@ from pytensor.tensor.type import TensorType
 _MOST_ELEMENTS = 1 << 20  # of a range that becomes a constant
 
 
-def settled(outputs: Sequence[Variable]) -> list[Variable]:
+def with_static_lengths(outputs: Sequence[Variable]) -> list[Variable]:
     """Replace arithmetic on lengths of axes by its results, which then show in static shapes.
 
     A part of a tensor has other lengths than the whole: what is computed from them, such as the

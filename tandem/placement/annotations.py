@@ -1,4 +1,4 @@
-"""Wishes of a graph's author for where tensors lie."""
+"""Annotations of a graph by its author: placements of tensors."""
 
 # A make_node names its inputs, in place of the *inputs of PyTensor's Op.
 # mypy: disable-error-code=override
@@ -13,7 +13,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from tandem.ops.base import SameShapeOp, Values
 from tandem.placement.placements import Placement, check_placement
-from tandem.placement.rules.registry import Choice, rule
+from tandem.placement.rules.registry import OpStrategy, rule
 
 
 class Place(SameShapeOp):
@@ -45,17 +45,17 @@ def local_remove_place(fgraph: Any, node: Apply) -> list[Any]:
 
 
 @rule.register(Place)
-def _(op: Place, node: Apply, ranks: int) -> list[Choice]:
+def _(op: Place, node: Apply, ranks: int) -> list[OpStrategy]:
     check_placement(op.placement, node.inputs[0].type.ndim, ranks)
 
     def local(node: Apply, inputs: Any, part: Any) -> list[Any]:
         return [inputs[0]]
 
-    return [Choice((op.placement,), (op.placement,), local)]
+    return [OpStrategy((op.placement,), (op.placement,), local)]
 
 
 def place(x: Any, placement: Placement) -> TensorVariable:
-    """Wish that a tensor have a placement where a graph is partitioned; elsewhere it is x.
+    """Annotate a tensor with its placement where a graph is partitioned; elsewhere it is x.
 
     Parameters
     ----------
