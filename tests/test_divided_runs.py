@@ -82,6 +82,7 @@ def test_more_trainers_than_units_are_refused(data: Path, tmp_path: Path) -> Non
 
 
 @slow
+@pytest.mark.timeout(600)
 def test_a_compiled_run_computes_the_same(data: Path, alone: Path, tmp_path: Path) -> None:
     changes = {**DOUBLE, **several(2), **SHARDED}
     assert_close(train(data, tmp_path / "run", 400, **changes, compile=True), alone, 1e-9)

@@ -523,7 +523,7 @@ SUSPENDED = """
 f = synk.function([x], (x.sum(), "sum"))
 f(rows)
 open(sys.argv[1], "w").close()
-end = time.time() + 8
+end = time.time() + 16
 while time.time() < end:
     try:
         assert f(rows) == 18
@@ -542,7 +542,7 @@ def test_a_suspended_program(tmp_path: Path, whole_group: bool) -> None:
     wait_for(tmp_path / "mark", process)
     stop = os.killpg if whole_group else os.kill
     stop(process.pid, signal.SIGSTOP)
-    time.sleep(6)
+    time.sleep(11)  # their timeout, and the time for a loaded machine to notice
     stop(process.pid, signal.SIGCONT)
     _, err = process.communicate(timeout=60)
     if whole_group:
