@@ -17,13 +17,13 @@ LIMIT = 900  # seconds after which a part is stopped: a loaded machine takes twi
 
 # What is divided, and into how many parts; the last is all that the others leave.
 DIVIDED: dict[str, tuple[int, list[str]]] = {
-    "ranks": (5, ["tests/test_ranks.py"]),
+    "ranks": (4, ["tests/test_ranks.py"]),
     "placement": (2, ["tests/placement"]),
     "parallel": (2, ["tests/parallel"]),
     "shares": (1, ["tests/distributed/test_shares.py"]),
-    "divided": (3, ["tests/test_divided_runs.py"]),
-    "norm": (3, ["tests/test_batch_norm_runs.py"]),
-    "rest": (5, ["tests"]),
+    "divided": (2, ["tests/test_divided_runs.py"]),
+    "norm": (2, ["tests/test_batch_norm_runs.py"]),
+    "rest": (6, ["tests"]),
 }
 PARTS = [f"{name}-{k}" for name, (parts, _) in DIVIDED.items() for k in range(1, parts + 1)]
 

@@ -212,6 +212,7 @@ def test_ctrl_c_before_the_first_step(data: Path, tmp_path: Path, seconds: float
     assert "Traceback" not in errors or job.process.returncode < 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_ends_at_once(data: Path, tmp_path: Path) -> None:
     job = RunningJob(data, tmp_path / "run", 3, batch_size=1, n_epochs=10_000)
     job.signal(signal.SIGSTOP, "trainer 0")  # so that the first can have no effect

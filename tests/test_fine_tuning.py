@@ -79,6 +79,7 @@ def test_a_resumed_fine_tuning_continues_with_the_same_bits(
     assert (config["freeze"], config["lr_multipliers"]) == (FROZEN, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

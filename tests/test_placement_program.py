@@ -55,7 +55,7 @@ def test_ranks_of_single_differ(capsys: pytest.CaptureFixture[str]) -> None:
             ["--ranks", "13"],
             "fully_connected: sharded divides axis 1 of fc8.weight, of length 12, among 13 ",
         ),
-        (["--optimizer", "adan"], 'optimizer is "adan"; it must be sgd, adam'),
+        (["--optimizer", "adan"], 'optimizer is "adan"; it must be sgd, adadelta, adagrad, '),
         (["--norm_row", "8"], "unknown option --norm_row; did you mean --norm_rows?"),
         (["--network_options", "{depth: 3}"], "network_options: alex_net:AlexNet has no option"),
     ],

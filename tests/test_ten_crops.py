@@ -61,6 +61,7 @@ def check(output: str, expected: dict[str, float]) -> None:
     )
 
 
+@slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -135,7 +135,7 @@ def usual(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     "changes",
     [
         pytest.param({"use_data_layer": True}, marks=slow),
-        {"para_load": False},
+        pytest.param({"para_load": False}, marks=slow),
         pytest.param({"para_load": False, "use_data_layer": True}, marks=slow),
         pytest.param({"layout": "c01b"}, marks=slow),  # Theano's
     ],

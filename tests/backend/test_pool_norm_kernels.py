@@ -51,7 +51,7 @@ def random_case(seed: int) -> Any:
     return pytest.param(tuple(map(int, shape)), size, stride, norm, id=f"random-{seed}")
 
 
-@pytest.mark.parametrize(("shape", "size", "stride", "norm"), [*CASES, *map(random_case, range(5))])
+@pytest.mark.parametrize(("shape", "size", "stride", "norm"), [*CASES, *map(random_case, range(4))])
 def test_they_compute_what_the_ops_do(
     run: Run, shape: tuple[int, ...], size: int, stride: int, norm: Any
 ) -> None:

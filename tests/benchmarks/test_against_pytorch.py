@@ -67,6 +67,7 @@ def test_another_loss_is_found(run: Path) -> None:
     assert compare(run) == 2  # not all are recorded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     ["use_momentum: false", "precision: bfloat16", "loss: mse"],
@@ -82,6 +83,7 @@ def test_what_plain_pytorch_does_not_repeat_is_refused(
     assert f"{path}: {key} is " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_every_epoch_has_the_error_of_plain_pytorch(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,7 @@ def test_it_agrees_with_validation(tmp_path: Path) -> None:
     assert sum(wrong) / 23 == pytest.approx(record["top1_error"])
 
 
+@pytest.mark.slow
 def test_nobody_need_read_on(folder: Path) -> None:
     """As ``head``, which has enough after a line."""
     common = ["--weights", str(folder / "w.safetensors"), "--mean", str(folder / "mean.npy")]
