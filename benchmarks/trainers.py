@@ -21,6 +21,7 @@ from benchmarks.measure import Comparison, Measured, compare, measure, run
 from benchmarks.team import Team, serve
 from tandem.config.schema import Config
 from tandem.distributed import (
+    EXCHANGES,
     Exchange,
     ExchangeSettings,
     LocalGroup,
@@ -32,7 +33,7 @@ from tandem.memory import HostSlots, Slot, SlotLayout
 from tandem.memory.flat import FlatLayout
 
 RATE = 1e-4
-STRATEGIES = ("average", "gradients", "shared")
+STRATEGIES = tuple(name for name in EXCHANGES if name != "auto")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,10 @@ from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
-STRATEGIES = ("ar", "asa", "asa16", "hierarchical")  # of ranks
+from tandem.distributed import ALL_REDUCES
+
+# Of ranks: ``auto`` stands for another, and of NCCL there is no model.
+STRATEGIES = tuple(name for name in ALL_REDUCES if name not in ("auto", "nccl"))
 LOCAL = ("memory", "shared")  # of trainers that one launcher starts on one machine
 
 

@@ -15,6 +15,9 @@ class GlobalRows:
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
+        # Asked for in every step:
+        self._sizes = {"train": spec.train.size, "validation": spec.validation.size}
+        self._global_batch, self._batch = spec.global_batch, spec.config.batch_size
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None  # of an epoch
 
     def train(self, epoch: int, step: int) -> npt.NDArray[np.int64]:
@@ -23,15 +26,13 @@ class GlobalRows:
             config = self._spec.config
             order = epoch_order(self._spec.train.counts, config.shuffle, config.seed, epoch)
             self._order = epoch, order
-        return global_minibatch(self._order[1], step, self._spec.global_batch)
+        return global_minibatch(self._order[1], step, self._global_batch)
 
     def count(self, mode: Mode, step: int) -> int:
         """The number of rows of a minibatch."""
-        split = self._spec.train if mode == "train" else self._spec.validation
-        return min(split.size - step * self._spec.global_batch, self._spec.global_batch)
+        return min(self._sizes[mode] - step * self._global_batch, self._global_batch)
 
     def shares(self, step: int) -> Sequence[float]:
         """Each trainer's fraction of the rows of a minibatch of training."""
-        batch, rows = self._spec.config.batch_size, self.count("train", step)
-        counts = [min(max(rows - rank * batch, 0), batch) for rank in range(self._spec.trainers)]
-        return [count / rows for count in counts]
+        rows, firsts = self.count("train", step), range(0, self._global_batch, self._batch)
+        return [min(max(rows - first, 0), self._batch) / rows for first in firsts]

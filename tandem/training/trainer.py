@@ -52,6 +52,7 @@ class Trainer:
         self.channel = setup.channel
         self.gathering = setup.gathering
         self.steps = spec.steps("train")
+        self._whole_steps = minibatch_count(spec.train.size, spec.global_batch)  # of an epoch
         self.rows = GlobalRows(spec)
         self.timer = StepTimer(self.status)
         self.untrained = setup.untrained
@@ -293,8 +294,7 @@ class Trainer:
         raise StopAgreed
 
     def _rate(self, epoch: int, step: int) -> float:
-        whole = minibatch_count(self.spec.train.size, self.spec.global_batch)
-        return learning_rate(self.config, epoch, step, whole, self.state.history)
+        return learning_rate(self.config, epoch, step, self._whole_steps, self.state.history)
 
     def _vote(self, not_finite: tuple[int, ...]) -> Sequence[StepVote]:
         """Vote on a step; trainers that are not in step do so only now and then."""
