@@ -15,8 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LIMIT = 900  # seconds after which a part is stopped: a loaded machine takes twice as long
 
-# What is divided, and into how many parts; the last is all that the others leave.
+# What is divided, and into how many parts; a folder's lack what another entry has of it.
 DIVIDED: dict[str, tuple[int, list[str]]] = {
+    "fuzz": (2, ["tests/backend/test_fuzz.py"]),
+    "backend": (2, ["tests/backend"]),
     "ranks": (4, ["tests/test_ranks.py"]),
     "placement": (2, ["tests/placement"]),
     "parallel": (2, ["tests/parallel"]),
@@ -33,7 +35,8 @@ def arguments_of(part: str) -> list[str]:
     name, _, number = part.rpartition("-")
     parts, paths = DIVIDED[name]
     others = [path for other, (_, paths) in DIVIDED.items() if other != name for path in paths]
-    left_out = [f"--ignore={path}" for path in others] if name == [*DIVIDED][-1] else []
+    within = [path for path in others if any(path.startswith(f"{own}/") for own in paths)]
+    left_out = [f"--ignore={path}" for path in within]
     chosen = [f"--chunk={number}/{parts}", *paths, *left_out]
     return [
         "--numprocesses=2",

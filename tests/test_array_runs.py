@@ -95,6 +95,7 @@ def check_weights(run: Path, kind: str, x: np.ndarray, rows: np.ndarray, loss: s
     return expected
 
 
+@pytest.mark.slow
 def test_images_of_classes(tmp_path: Path) -> None:
     x, rows = data_of(tmp_path / "data", "images", "classes")
     metrics = ["accuracy", "mse", "binary_accuracy", LARGEST]

@@ -172,6 +172,7 @@ def test_later_checkpoints_are_not_mixed_with_a_run_that_begins_before_them(
     refused(pristine, run, "epoch-0002.safetensors", "epoch-0001.safetensors", **changes)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_classes(run: Path, tmp_path: Path, refused: Refused) -> None:
     other = prepare(tmp_path / "other")
     path = other / "manifest.json"
@@ -260,6 +261,7 @@ def test_a_damaged_file_of_the_run(pristine: Path, run: Path, name: str, refused
     refused(pristine, run, f"{name}, line 1" if "record" in name else name, **RESUMED)
 
 
+@pytest.mark.slow
 def test_weights_of_another_class_count(finished: Path, tmp_path: Path, refused: Refused) -> None:
     other = prepare(tmp_path / "four", classes=4)
     weights = finished / "epoch-0001.safetensors"

@@ -184,11 +184,12 @@ def test_a_launcher_does_not_wait_for_a_process_that_died_at_its_start(tmp_path:
 # Requests to stop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "to", "status"),
     [
         (signal.SIGINT, "group", 130),  # as a terminal sends Ctrl-C
-        pytest.param(signal.SIGTERM, "launcher", 143, marks=pytest.mark.slow),
+        (signal.SIGTERM, "launcher", 143),
     ],
 )
 def test_an_interrupted_run_writes_a_checkpoint_and_continues_exactly(
@@ -352,6 +353,7 @@ def not_finite(run: Path) -> list[dict[str, object]]:
     return [line for line in read_record(run) if line["event"] == "not_finite"]
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_stops_the_run_before_any_weight_changes(
     data: Path, tmp_path: Path
 ) -> None:

@@ -253,7 +253,8 @@ def test_a_run_on_gpus_is_resumed_exactly(data: Path, tmp_path: Path, simulated:
     assert_same_weights(parts, whole)
 
 
-@pytest.mark.parametrize("para_load", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("para_load", [False, True])
 def test_one_trainer_without_a_loader_needs_no_sharing(
     data: Path,
     tmp_path: Path,

@@ -78,6 +78,7 @@ def train_ranks(
 # What is computed
 
 
+@slow
 @both
 def test_ranks_compute_the_bits_of_trainers_on_one_machine(
     data: Path, tmp_path: Path, two: Path, starter: Starter

@@ -31,6 +31,8 @@ def test_every_file_is_in_one_part() -> None:
     paths = [path for _, (_, paths) in named for path in paths]
     assert all((slow.ROOT / path).exists() for path in paths)
     assert {f"--ignore={path}" for path in paths} <= {*slow.arguments_of(f"{last}-{parts}")}
+    assert "--ignore=tests/backend/test_fuzz.py" in slow.arguments_of("backend-1")
+    assert "--ignore=tests/test_ranks.py" not in slow.arguments_of("backend-1")
     assert slow.turn() in slow.PARTS
 
 

@@ -63,6 +63,7 @@ def test_a_trace_costs_no_bit(untraced: Path, traced: Path) -> None:
     assert not [*untraced.glob("trace*")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_steps_consist_of_their_parts(traced: Path, rank: int) -> None:
     found = spans_in(traced / f"trace-{rank}.json")
@@ -164,6 +165,7 @@ def test_spans_of_ops(traced: Path) -> None:
     assert len(convolutions) == 7 * len(expected)
 
 
+@pytest.mark.slow
 def test_perfetto_shows_the_whole_run(traced: Path, tmp_path: Path) -> None:
     assert tandem(["trace", str(traced), "--output", str(tmp_path / "trace.json")]) == 0
     expected: Counter[tuple[str, ...]] = Counter()

@@ -117,6 +117,7 @@ def test_a_run_leaves_checkpoints_a_record_and_its_configuration(alone: Path) ->
     assert [(line["epoch"], line["images"]) for line in validations] == [(1, 7), (2, 7)]
 
 
+@slow
 def test_training_lowers_the_loss(data: Path, tmp_path: Path) -> None:
     changes = {"n_epochs": 16, "batch_size": 13, "snapshot_freq": 16, "learning_rate": 0.02}
     losses = train_losses(train(data, tmp_path / "run", **changes))
@@ -131,13 +132,14 @@ def usual(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(data, tmp_path_factory.mktemp("usual") / "run", batch_size=4)
 
 
+@slow
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"use_data_layer": True}, marks=slow),
-        pytest.param({"para_load": False}, marks=slow),
-        pytest.param({"para_load": False, "use_data_layer": True}, marks=slow),
-        pytest.param({"layout": "c01b"}, marks=slow),  # Theano's
+        {"use_data_layer": True},
+        {"para_load": False},
+        {"para_load": False, "use_data_layer": True},
+        {"layout": "c01b"},  # Theano's
     ],
 )
 def test_how_pictures_are_loaded_does_not_change_a_bit(

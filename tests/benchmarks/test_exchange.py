@@ -8,6 +8,7 @@ from benchmarks import exchange
 from benchmarks.measure import row
 
 
+@pytest.mark.slow
 def test_it_compares_what_it_says() -> None:
     rows = [row(comparison) for comparison in exchange.answer(1, parameters=5_000, most=1)]
     assert [(r["name"], r["peer"]) for r in rows] == [

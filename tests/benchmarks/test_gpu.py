@@ -35,6 +35,7 @@ def session(*words: str) -> Session:
     return Session(options, Budget(1000), Report(), place, lambda: None)
 
 
+@pytest.mark.slow
 def test_each_contender_is_compared_with_ours_and_its_goal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

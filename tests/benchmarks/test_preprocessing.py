@@ -17,6 +17,7 @@ from benchmarks.preprocessing import (
 SIZES = Sizes(pictures=11, different=2, rows=30, columns=40, stored=16)
 
 
+@pytest.mark.slow
 def test_it_answers_its_questions() -> None:
     comparisons = [*answer(1, SIZES)]
     assert [(c.name, c.peer, c.kind, c.target) for c in comparisons] == [

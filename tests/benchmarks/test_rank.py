@@ -67,6 +67,7 @@ def test_a_prediction_by_hand() -> None:
     assert max(map(abs, model.errors)) < 1e-6
 
 
+@pytest.mark.slow
 def test_the_report_has_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ranks.jsonl"
     path.write_text("\n".join(map(json.dumps, [{"system": "Linux"}, *synthetic()])))

@@ -122,6 +122,7 @@ def test_classification_and_export_take_it_by_name(
     assert onnx.load(target).graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8
 
 
+@pytest.mark.slow
 def test_a_missing_network_is_bad_input(tmp_path: Path) -> None:
     data = prepare(tmp_path / "data", image_size=70)
     result = run_program("train.py", settings(data, tmp_path / "run", network="nowhere:Net"))

@@ -77,6 +77,7 @@ def run(model: Path, pictures: np.ndarray) -> list[np.ndarray]:
     return session.run(["logits", "probabilities"], {"pictures": pictures})
 
 
+@pytest.mark.slow
 def test_it_agrees_with_validation(
     data: Path,
     weights: Path,

@@ -12,6 +12,7 @@ from tandem.launch.prepare import prepare_run
 from tests.support.tiny import prepare
 
 
+@pytest.mark.slow
 def test_an_exception_in_a_trainer_is_reported_with_its_own_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

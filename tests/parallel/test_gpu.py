@@ -327,6 +327,7 @@ def test_collectives_leave_the_bits_of_the_host(simulated: Pool, two: Pool) -> N
     assert simulated.rank.residents.has_opened
 
 
+@pytest.mark.slow
 def test_results_are_the_callers(simulated: Pool) -> None:
     """Also where the memory of a result is used again by the next call."""
     x = simulated.data(np.ones((4, 2), "float32"))

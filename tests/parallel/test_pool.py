@@ -330,6 +330,7 @@ def ended(out: str) -> float:
     return time.time() - float(out.split()[-1])
 
 
+@pytest.mark.slow
 def test_a_script_without_guard_or_close(tmp_path: Path) -> None:
     result = run_script(
         """
