@@ -39,4 +39,4 @@ def test_every_file_is_in_one_part() -> None:
 def test_a_part_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         slow.main(["ranks-0"])
-    assert "there is no part ranks-0: there are ranks-1" in capsys.readouterr().err
+    assert "there is no part ranks-0: there are fuzz-1" in capsys.readouterr().err
