@@ -6,6 +6,7 @@ So what is computed depends neither on the number of threads nor on chance.
 """
 
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -20,6 +21,15 @@ _LEAST_PIXELS = 64  # in a part, where there are several
 _TILE = 32  # pixels
 
 
+class Statistics(NamedTuple):
+    """Numbers of each channel that the loop of a normalisation writes, or reads."""
+
+    mean: Tensor  # of all groups, (channel,), as the variance
+    variance: Tensor
+    means: Tensor  # (group, channel), as the inverses of standard deviations
+    inverses: Tensor
+
+
 def batch_norm(
     x: Tensor,
     scale: Tensor,
@@ -27,65 +37,146 @@ def batch_norm(
     valid: Tensor | None,
     rows: int,
     epsilon: float,
-    rectify: bool = False,
+    relu: bool = False,
     other: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Compute the outputs of `tandem.ops.BatchNorm`, or of `tandem.ops.NormRelu` with `rectify`."""
-    if other is not None and other.shape != x.shape:
-        raise ValueError(f"other has shape {tuple(other.shape)}, expected {tuple(x.shape)}")
-    y, channels = empty_like(x), x.shape[1]
-    bounds, parts = group_bounds(x, valid, rows)
-    check_lengths(channels, scale=scale, shift=shift)
-    means, inverses = (torch.empty((len(bounds), channels), dtype=x.dtype) for _ in range(2))
-    mean, variance = (torch.empty(channels, dtype=x.dtype) for _ in range(2))
-    vectors = (v.contiguous().numpy() for v in (scale, shift, mean, variance, means, inverses))
-    images = pixel_rows(x), pixel_rows(y), pixel_rows(x if other is None else other)
-    adds = other is not None
-    options = np.float64(epsilon), rectify, adds, True, True
-    run(normalize_loop, *images, *vectors, bounds, parts, *options)
-    return y, mean, variance, means, inverses
+    """Compute the outputs of `tandem.ops.BatchNorm`."""
+    _check_shapes(x, other=other)
+    _check_lengths(x, scale=scale, shift=shift)
+    y, found = _empty_like(x), _empty_statistics(x, rows)
+    images = x, y, x if other is None else other
+    options = np.float64(epsilon), relu, other is not None, True, True
+    _normalize(images, scale, shift, found, valid, rows, options)
+    return y, *found
 
 
 def batch_norm_gradient(
     x: Tensor,
     scale: Tensor,
+    shift: Tensor | None,
     g: Tensor,
     means: Tensor,
     inverses: Tensor,
     valid: Tensor | None,
     rows: int,
-    rectified: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the outputs of `tandem.ops.BatchNormGrad`.
-
-    `rectified` is the shift, if a ReLU follows: then those of `tandem.ops.NormReluGrad`.
-    """
-    if g.shape != x.shape:
-        raise ValueError(f"g has shape {tuple(g.shape)}, expected {tuple(x.shape)}")
-    dx, channels = empty_like(x), x.shape[1]
-    bounds, parts = group_bounds(x, valid, rows)
-    check_lengths(channels, scale=scale)
+    """Compute the outputs of `tandem.ops.BatchNormGrad`; the shift is for one with `relu`."""
+    groups = -(-len(x) // rows), x.shape[1]
     for name, each in (("means", means), ("inverses", inverses)):
-        if each.shape != (len(bounds), channels):
-            raise ValueError(
-                f"{name} has shape {tuple(each.shape)}, expected {(len(bounds), channels)}"
-            )
-    dscale, dshift = (torch.empty(channels, dtype=x.dtype) for _ in range(2))
-    shift, has_relu = (scale, False) if rectified is None else (rectified, True)
-    check_lengths(channels, shift=shift)
-    vectors = (v.contiguous().numpy() for v in (scale, shift, means, inverses, dscale, dshift))
-    images = pixel_rows(x), pixel_rows(g), pixel_rows(dx)
-    run(gradient_loop, *images, *vectors, bounds, parts, has_relu, True, True, np.float64(0))
-    return dx, dscale, dshift
+        if each.shape != groups:
+            raise ValueError(f"{name} has shape {tuple(each.shape)}, expected {groups}")
+    dx, sums = _empty_like(x), torch.empty((2, x.shape[1]), dtype=x.dtype)
+    options = shift is not None, True, True, np.float64(0)
+    vectors = scale, scale if shift is None else shift, means, inverses, sums
+    _run_gradient((x, g, dx), vectors, valid, rows, options)
+    return dx, sums[0], sums[1]
 
 
-def check_lengths(channels: int, **vectors: Tensor) -> None:
+# The stages, of all rows as one group
+
+
+def channel_sums(x: Tensor, pivot: Tensor, valid: Tensor | None) -> Tensor:
+    """Compute the output of `tandem.ops.ChannelSums`."""
+    _check_lengths(x, pivot=pivot)
+    rows = max(1, len(x))
+    found, (bounds, _) = _empty_statistics(x, rows), _group_bounds(x, valid, rows)
+    options = np.float64(1), False, False, True, False
+    _normalize((x, x, x), pivot, pivot, found, valid, rows, options)
+    count = int(bounds[0, 1] - bounds[0, 0])
+    moved = found.mean.double() - pivot.double()
+    squares = found.variance.double() * max(1, count - 1)
+    return torch.stack([count * moved, squares + count * moved * moved])
+
+
+def normalize(
+    x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, inverse: Tensor, valid: Tensor | None
+) -> Tensor:
+    """Compute ``scale (x - mean) inverse + shift``, and the shift in rows that are not valid."""
+    _check_lengths(x, scale=scale, shift=shift, mean=mean, inverse=inverse)
+    y, given = _empty_like(x), Statistics(mean, inverse, mean[None], inverse[None])
+    options = np.float64(1), False, False, False, True
+    _normalize((x, y, x), scale, shift, given, valid, max(1, len(x)), options)
+    return y
+
+
+def channel_gradient_sums(
+    x: Tensor, g: Tensor, mean: Tensor, inverse: Tensor, valid: Tensor | None
+) -> Tensor:
+    """Compute the output of `tandem.ops.ChannelGradientSums`."""
+    sums = torch.empty((2, x.shape[1]), dtype=x.dtype)
+    vectors = inverse, inverse, mean[None], inverse[None], sums
+    _run_gradient((x, g, x), vectors, valid, max(1, len(x)), (False, True, False, np.float64(0)))
+    return sums
+
+
+def gradient_by_sums(
+    x: Tensor,
+    g: Tensor,
+    scale: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    sums: Tensor,
+    count: Tensor,
+    valid: Tensor | None,
+) -> Tensor:
+    """Compute the output of `tandem.ops.BatchNormBySumsGrad`."""
+    dx, values = _empty_like(x), np.float64(max(1.0, float(count)))
+    vectors = scale, scale, mean[None], inverse[None], sums
+    _run_gradient((x, g, dx), vectors, valid, max(1, len(x)), (False, False, True, values))
+    return dx
+
+
+def _normalize(
+    images: tuple[Tensor, Tensor, Tensor],
+    scale: Tensor,
+    shift: Tensor,
+    found: Statistics,
+    valid: Tensor | None,
+    rows: int,
+    options: tuple[Any, ...],
+) -> None:
+    """Run `normalize_loop` with its last arguments as `options`."""
+    bounds = _group_bounds(images[0], valid, rows)
+    vectors = (v.contiguous().numpy() for v in (scale, shift, *found))
+    run(normalize_loop, *map(_pixel_rows, images), *vectors, *bounds, *options)
+
+
+def _run_gradient(
+    images: tuple[Tensor, Tensor, Tensor],
+    vectors: tuple[Tensor, ...],
+    valid: Tensor | None,
+    rows: int,
+    options: tuple[Any, ...],
+) -> None:
+    """Run `gradient_loop` with its last arguments as `options`; `vectors` end with both sums."""
+    x, g, _ = images
+    _check_shapes(x, g=g)
+    scale, shift, means, inverses, _ = vectors
+    _check_lengths(x, scale=scale, shift=shift, means=means[0], inverses=inverses[0])
+    bounds = _group_bounds(x, valid, rows)
+    *arrays, (dscale, dshift) = (v.contiguous().numpy() for v in vectors)
+    run(gradient_loop, *map(_pixel_rows, images), *arrays, dscale, dshift, *bounds, *options)
+
+
+def _check_shapes(x: Tensor, **images: Tensor | None) -> None:
+    for name, each in images.items():
+        if each is not None and each.shape != x.shape:
+            raise ValueError(f"{name} has shape {tuple(each.shape)}, expected {tuple(x.shape)}")
+
+
+def _check_lengths(x: Tensor, **vectors: Tensor) -> None:
     for name, vector in vectors.items():
-        if len(vector) != channels:
-            raise ValueError(f"{name} has {len(vector)} numbers, expected {channels}")
+        if len(vector) != x.shape[1]:
+            raise ValueError(f"{name} has {len(vector)} numbers, expected {x.shape[1]}")
 
 
-def group_bounds(x: Tensor, valid: Tensor | None, rows: int) -> tuple[np.ndarray, int]:
+def _empty_statistics(x: Tensor, rows: int) -> Statistics:
+    groups, channels = -(-len(x) // rows), x.shape[1]
+    shapes = (channels,), (channels,), (groups, channels), (groups, channels)
+    return Statistics(*(torch.empty(shape, dtype=x.dtype) for shape in shapes))
+
+
+def _group_bounds(x: Tensor, valid: Tensor | None, rows: int) -> tuple[np.ndarray, int]:
     """Bounds of each group, (group, 3), and the number of parts of its pixels.
 
     Bounds are its first pixel, that after its last valid one, and that after its last.
@@ -96,7 +187,7 @@ def group_bounds(x: Tensor, valid: Tensor | None, rows: int) -> tuple[np.ndarray
 
 @lru_cache(maxsize=256)  # a network has a few sizes of images; NumPy takes longer than a small loop
 def _bounds(batch: int, area: int, rows: int, last: int) -> tuple[np.ndarray, int]:
-    first = rows * np.arange(-(-batch // rows), dtype=np.int64)
+    first = rows * np.arange(max(1, -(-batch // rows)), dtype=np.int64)
     end = np.minimum(first + rows, batch)
     bounds = area * np.stack([first, np.clip(last, first, end), end], axis=1)
     parts = 1
@@ -105,11 +196,11 @@ def _bounds(batch: int, area: int, rows: int, last: int) -> tuple[np.ndarray, in
     return bounds, parts
 
 
-def empty_like(x: Tensor) -> Tensor:
+def _empty_like(x: Tensor) -> Tensor:
     return empty(x.shape, x.dtype) if x.ndim == 4 else torch.empty(x.shape, dtype=x.dtype)
 
 
-def pixel_rows(x: Tensor) -> np.ndarray:
+def _pixel_rows(x: Tensor) -> np.ndarray:
     """(pixel, channel), or (row, unit)."""
     return pixels(x) if x.ndim == 4 else x.contiguous().numpy()
 
@@ -127,7 +218,7 @@ def normalize_loop(
     bounds: np.ndarray,
     parts: int,
     epsilon: float,
-    rectify: bool,
+    relu: bool,
     adds: bool,
     measures: bool,
     applies: bool,
@@ -218,7 +309,7 @@ def normalize_loop(
                 for c in range(channels):
                     value = shift[c] + other[p, c]
                     y[p, c] = none if value <= none else value
-        elif rectify:
+        elif relu:
             for p in range(begin, min(end, valid)):
                 for c in range(channels):
                     value = (x[p, c] - middle[c]) * factor[c] + shift[c]
@@ -247,7 +338,7 @@ def gradient_loop(
     dshift: np.ndarray,
     bounds: np.ndarray,
     parts: int,
-    has_relu: bool,
+    relu: bool,
     adds_up: bool,
     applies: bool,
     values: float,
@@ -272,7 +363,7 @@ def gradient_loop(
                 for c in range(channels):
                     total[c] = 0
                     along[c] = 0
-                if has_relu:
+                if relu:
                     for p in range(start, min(start + _TILE, end)):
                         for c in range(channels):
                             d = x[p, c] - centre[c]
@@ -317,7 +408,7 @@ def gradient_loop(
         begin, end = first + count * part // parts, first + count * (part + 1) // parts
         slope, level, along = factors[0, group], factors[1, group], factors[2, group]
         middle = means[group]
-        if has_relu:
+        if relu:
             for p in range(begin, min(end, valid)):
                 for c in range(channels):
                     d = x[p, c] - middle[c]

@@ -10,7 +10,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add
 from pytensor.tensor.elemwise import Elemwise
 
-from tandem.ops import BatchNorm, BatchNormGrad, NormRelu, NormReluGrad, Relu, ReluGrad
+from tandem.ops import BatchNorm, BatchNormGrad, Relu, ReluGrad
 from tandem.ops.batch_norm_folding import fold_batch_norm
 
 Replacements = dict[Variable, Variable]
@@ -47,11 +47,13 @@ def _norm(fgraph: FunctionGraph, y: Variable) -> Apply | None:
     node = y.owner
     if node is None or not isinstance(node.op, BatchNorm) or y is not node.outputs[0]:
         return None
+    if node.op.relu:
+        return None
     return node if len(fgraph.clients[y]) == 1 else None
 
 
 def _fused(relu: Apply, norm: Apply, others: tuple[Variable, ...]) -> Replacements:
-    op = NormRelu(norm.op.rows, norm.op.epsilon, bool(others))
+    op = BatchNorm(norm.op.rows, norm.op.epsilon, relu=True, adds=bool(others))
     outputs = op(*norm.inputs[:3], *others, *norm.inputs[3:], return_list=True)
     return dict(zip([relu.outputs[0], *norm.outputs[1:]], outputs, strict=True))
 
@@ -59,6 +61,8 @@ def _fused(relu: Apply, norm: Apply, others: tuple[Variable, ...]) -> Replacemen
 @node_rewriter([BatchNormGrad])
 def rectify_norm_gradient(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Gate the gradient of a normalisation with ReLU where it is computed."""
+    if node.op.relu:
+        return None
     x, scale, gated, means, *more = node.inputs
     gate, norm = gated.owner, means.owner
     if gate is None or not isinstance(gate.op, ReluGrad) or len(fgraph.clients[gated]) > 1:
@@ -66,9 +70,9 @@ def rectify_norm_gradient(fgraph: FunctionGraph, node: Apply) -> list[Variable] 
     y, g = gate.inputs
     if norm is None or y is not norm.outputs[0]:
         return None
-    if not isinstance(norm.op, NormRelu) or norm.op.adds:
+    if not isinstance(norm.op, BatchNorm) or not norm.op.relu or norm.op.adds:
         return None
-    gradient = NormReluGrad(node.op.rows)
+    gradient = BatchNormGrad(node.op.rows, relu=True)
     return cast(
         list[Variable], gradient(x, scale, norm.inputs[2], g, means, *more, return_list=True)
     )

@@ -11,6 +11,13 @@ from tandem.ops.batch_norm import (
     BatchNormInference,
     batch_norm,
     batch_norm_inference,
+    global_batch_norm,
+)
+from tandem.ops.batch_norm_stages import (
+    BatchNormBySums,
+    BatchNormBySumsGrad,
+    ChannelGradientSums,
+    ChannelSums,
 )
 from tandem.ops.collective import (
     AllGather,
@@ -29,16 +36,8 @@ from tandem.ops.collective import (
 from tandem.ops.conv import Conv2d, Conv2dBiasGrad, Conv2dInputGrad, Conv2dWeightGrad, conv2d
 from tandem.ops.crop import CropMirror, crop_mirror
 from tandem.ops.dropout import Dropout, DropoutMask, dropout, dropout_mask
-from tandem.ops.global_batch_norm import (
-    BatchNormBySums,
-    BatchNormBySumsGrad,
-    ChannelGradientSums,
-    ChannelSums,
-    global_batch_norm,
-)
 from tandem.ops.lrn import LRN, LRNGrad, lrn
 from tandem.ops.momentum import MomentumStep, momentum_step
-from tandem.ops.norm_relu import NormRelu, NormReluGrad
 from tandem.ops.pad import Pad2d, pad2d
 from tandem.ops.pool import (
     AveragePool2d,
@@ -81,8 +80,6 @@ __all__ = [
     "MaxPool2d",
     "MaxPool2dGrad",
     "MomentumStep",
-    "NormRelu",
-    "NormReluGrad",
     "Pad2d",
     "PoolNorm",
     "PoolNormGrad",

@@ -1,12 +1,14 @@
-"""Batch normalisation over groups of rows of a minibatch.
+"""Batch normalisation over groups of rows of a minibatch, or over all of them.
 
-Statistics cover a fixed number of consecutive rows, so that what is computed does not depend on how
-many trainers share a minibatch.
+Statistics of groups cover a fixed number of consecutive rows, so that what is computed does not
+depend on how many trainers share a minibatch. Those of all rows are computed in stages that ranks
+can share, `tandem.ops.batch_norm_stages`.
 """
 
 # A make_node names its inputs, in place of the *inputs of PyTensor's Op.
 # mypy: disable-error-code=override
 
+import math
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -17,21 +19,30 @@ from pytensor.graph.basic import Apply
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.ops.base import (
-    FLOATS,
     Length,
     SameShapeOp,
-    TensorOp,
     Values,
     positive_float,
     positive_int,
     same_dtype,
-    same_length,
     same_shape,
     tensor_input,
 )
+from tandem.ops.batch_norm_stages import (
+    BatchNormBySums,
+    ByChannel,
+    ChannelSums,
+    across,
+    channel_sums,
+    gradient,
+    gradient_sums,
+    normalized,
+    statistics,
+)
+from tandem.ops.relu import ReluGrad
 
 
-class _NormalizationOp(TensorOp):
+class _ByGroup(ByChannel):
     """Base of the normalisation by groups of rows and its gradient."""
 
     rows: int
@@ -39,10 +50,6 @@ class _NormalizationOp(TensorOp):
     def _group_count(self, x: TensorVariable) -> Length:
         batch = x.type.shape[0]
         return None if batch is None else -(-batch // self.rows)
-
-    def _valid(self, valid: Any) -> list[TensorVariable]:
-        """The number of valid rows as an optional last input."""
-        return [] if valid is None else [tensor_input(self, "valid", valid, 0, ("int64",))]
 
     def _groups(self, x: np.ndarray, valid: list[Any]) -> Iterator[tuple[int, slice]]:
         """Number and rows of each group, as far as they are valid."""
@@ -52,54 +59,58 @@ class _NormalizationOp(TensorOp):
             yield group, slice(first, max(first, min(first + self.rows, last)))
 
 
-class BatchNorm(_NormalizationOp):
+class BatchNorm(_ByGroup):
     """Batch normalisation by groups of rows, as `batch_norm` defines it.
 
-    ``BatchNorm(rows, epsilon)(x, scale, shift)``, or with `valid` as a fourth input. Outputs are y,
-    mean and variance, and what the gradient reuses, (group, channel): each group's mean, and the
-    inverse of its standard deviation. Only y has a gradient: mean and variance are reported, and
-    count as constants.
+    ``BatchNorm(rows, epsilon)(x, scale, shift)``, or with `valid` as the last input. With `relu`, y
+    is the ReLU of that; with `adds` as well, of its sum with other images, the fourth input: a
+    rewrite for CPUs puts these in place of the Ops of a network. Outputs are y, mean and variance,
+    and what the gradient reuses, (group, channel): each group's mean, and the inverse of its
+    standard deviation. Only y has a gradient: mean and variance are reported, and count as
+    constants.
     """
 
-    __props__ = ("rows", "epsilon")
+    __props__ = ("rows", "epsilon", "relu", "adds")
 
-    def __init__(self, rows: int, epsilon: float = 1e-5) -> None:
+    def __init__(
+        self, rows: int, epsilon: float = 1e-5, relu: bool = False, adds: bool = False
+    ) -> None:
         self.rows = positive_int("BatchNorm", "rows", rows)
         self.epsilon = positive_float("BatchNorm", "epsilon", epsilon)
+        if adds and not relu:
+            raise ValueError("BatchNorm: adds is for a ReLU that follows, but relu is False")
+        self.relu, self.adds = relu, adds
 
-    def make_node(self, x: Any, scale: Any, shift: Any, valid: Any = None) -> Apply:
-        x = _images(self, x)
-        scale, shift = tensor_input(self, "scale", scale, 1), tensor_input(self, "shift", shift, 1)
-        dtype = same_dtype(self, x=x, scale=scale, shift=shift)
-        channels = _channels(self, x, scale=scale, shift=shift)
-        groups = self._group_count(x)
-        shapes = [x.type.shape, (channels,), (channels,), (groups, channels), (groups, channels)]
-        outputs = [pt.tensor(dtype=dtype, shape=shape) for shape in shapes]
-        return Apply(self, [x, scale, shift, *self._valid(valid)], outputs)
+    def make_node(self, x: Any, scale: Any, shift: Any, *more: Any) -> Apply:
+        other, valid = more[: self.adds], (*more[self.adds :], None)[0]
+        images = dict(zip(("other",), other, strict=False))
+        inputs, channels = self._node_inputs(x, [*images], scale=scale, shift=shift, **images)
+        kind, groups = inputs[0].type, self._group_count(inputs[0])
+        shapes = [kind.shape, (channels,), (channels,), (groups, channels), (groups, channels)]
+        outputs = [pt.tensor(dtype=kind.dtype, shape=shape) for shape in shapes]
+        return Apply(self, [*inputs, *self._valid(valid)], outputs)
 
     def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         x, scale, shift, *valid = inputs
+        other = valid.pop(0) if self.adds else np.zeros((), x.dtype)
         _check_lengths(self, x, scale=scale, shift=shift)
         groups, channels = -(-len(x) // self.rows), x.shape[1]
         y = np.empty_like(x)
-        y[...] = _across(shift, x.ndim)
-        means, variances = np.zeros((groups, channels)), np.zeros((groups, channels))
-        unbiased, weights = np.zeros((groups, channels)), np.zeros(groups)
+        y[...] = across(shift, x)
+        means, variances, inverses = (np.zeros((groups, channels)) for _ in range(3))
+        weights = np.zeros(groups)
         for group, rows in self._groups(x, valid):
             part = x[rows].astype(np.float64)
-            values = part.size // channels
             weights[group] = len(part)
-            if not values:
-                continue
-            axes = _but_channels(x.ndim)
-            means[group], variances[group] = part.mean(axes), part.var(axes)
-            unbiased[group] = variances[group] * values / max(1, values - 1)
-            inverse = scale / np.sqrt(variances[group] + self.epsilon)
-            centred = part - _across(means[group], x.ndim)
-            y[rows] = centred * _across(inverse, x.ndim) + _across(shift, x.ndim)
+            count = part.size // channels
+            pivot = channel_sums(part, np.zeros(channels))[0] / max(1, count)
+            sums = channel_sums(part, pivot)
+            found = statistics(sums, pivot, count, self.epsilon)
+            means[group], variances[group], inverses[group] = found
+            y[rows] = normalized(part, scale, shift, means[group], inverses[group])
         weights /= max(1, weights.sum())
-        reported = [weights @ means, weights @ unbiased]
-        results = [y, *reported, means, 1 / np.sqrt(variances + self.epsilon)]
+        y = np.maximum(y + other, 0) if self.relu else y
+        results = [y, weights @ means, weights @ variances, means, inverses]
         for storage, result in zip(output_storage, results, strict=True):
             storage[0] = result.astype(x.dtype)
 
@@ -109,70 +120,76 @@ class BatchNorm(_NormalizationOp):
         return [shapes[0], (channels,), (channels,), (groups, channels), (groups, channels)]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[index < 3, False, False, False, False] for index in range(len(node.inputs))]
+        last = 3 + self.adds
+        return [[index < last, False, False, False, False] for index in range(len(node.inputs))]
 
     def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         x, scale, _, *valid = inputs
         g = cotangents[0]
         if isinstance(g.type, DisconnectedType):
             return [disconnected_type() for _ in inputs]
+        if self.relu:
+            g = ReluGrad()(outputs[0], g)
+        others = [g for _ in range(self.adds)]
+        del valid[: self.adds]
         gradients = BatchNormGrad(self.rows)(x, scale, g, *outputs[3:], *valid)
-        return [*gradients, *(disconnected_type() for _ in valid)]
+        return [*gradients, *others, *(disconnected_type() for _ in valid)]
 
 
-class BatchNormGrad(_NormalizationOp):
+class BatchNormGrad(_ByGroup):
     """Gradient of `BatchNorm` with respect to x, scale and shift.
 
     ``BatchNormGrad(rows)(x, scale, g, means, inverses)``, with g the gradient with respect to y and
     with the last two outputs of `BatchNorm`, or with `valid` as another input. The gradient of rows
-    that are not valid is 0, whatever they and g hold there.
+    that are not valid is 0, whatever they and g hold there. With `relu`, of a `BatchNorm` that has
+    it and adds nothing, the shift follows the scale: where y is above 0 is computed again, which
+    takes less than reading it.
     """
 
-    __props__ = ("rows",)
+    __props__ = ("rows", "relu")
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, relu: bool = False) -> None:
         self.rows = positive_int("BatchNormGrad", "rows", rows)
+        self.relu = relu
 
-    def make_node(
-        self, x: Any, scale: Any, g: Any, means: Any, inverses: Any, valid: Any = None
-    ) -> Apply:
-        x, scale = _images(self, x), tensor_input(self, "scale", scale, 1)
-        g = tensor_input(self, "g", g, x.type.ndim)
+    def make_node(self, x: Any, scale: Any, *more: Any) -> Apply:
+        shift, (g, means, inverses, *valid) = more[: self.relu], more[self.relu :]
+        vectors = {"scale": scale, **dict(zip(("shift",), shift, strict=False))}
+        inputs, channels = self._node_inputs(x, ("g",), **vectors, g=g)
+        x = inputs[0]
         means = tensor_input(self, "means", means, 2)
         inverses = tensor_input(self, "inverses", inverses, 2)
-        dtype = same_dtype(self, x=x, scale=scale, g=g, means=means, inverses=inverses)
-        channels = _channels(self, x, scale=scale)
-        shape = same_shape(self, "x and g", x.type.shape, g.type.shape)
+        dtype = same_dtype(self, x=x, means=means, inverses=inverses)
         same_shape(
             self,
             "means, inverses and (group, channel)",
             *(means.type.shape, inverses.type.shape, (self._group_count(x), channels)),
         )
-        outputs = [pt.tensor(dtype=dtype, shape=s) for s in (shape, (channels,), (channels,))]
-        return Apply(self, [x, scale, g, means, inverses, *self._valid(valid)], outputs)
+        shapes = x.type.shape, (channels,), (channels,)
+        outputs = [pt.tensor(dtype=dtype, shape=shape) for shape in shapes]
+        last = self._valid(*valid or [None])
+        return Apply(self, [*inputs, means, inverses, *last], outputs)
 
     def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
-        x, scale, g, means, inverses, *valid = inputs
-        dx = np.zeros_like(x)
-        dscale, dshift = np.zeros(x.shape[1]), np.zeros(x.shape[1])
-        for group, rows in self._groups(x, valid):
-            part, slope = x[rows].astype(np.float64), g[rows].astype(np.float64)
-            values = max(1, part.size // x.shape[1])
-            axes, inverse = _but_channels(x.ndim), _across(inverses[group], x.ndim)
-            normal = (part - _across(means[group], x.ndim)) * inverse
-            sums, products = slope.sum(axes), (slope * normal).sum(axes)
-            mean, along = _across(sums / values, x.ndim), _across(products / values, x.ndim)
-            dx[rows] = _across(scale, x.ndim) * inverse * (slope - mean - normal * along)
-            dscale += products
-            dshift += sums
-        for storage, result in zip(output_storage, (dx, dscale, dshift), strict=True):
+        x, scale, *shift, g, means, inverses = inputs[: 5 + self.relu]
+        dx, sums = np.zeros_like(x), np.zeros((2, x.shape[1]))
+        for group, rows in self._groups(x, [*inputs[5 + self.relu :]]):
+            part, slope, given = x[rows], g[rows], (means[group], inverses[group])
+            if shift:
+                y = normalized(part, scale, shift[0], *given)
+                slope = np.where(y <= 0, np.zeros((), g.dtype), slope)
+            own = gradient_sums(part, slope, *given)
+            count = part.size // x.shape[1]
+            dx[rows] = gradient(part, slope, scale, *given, own, count)
+            sums += own
+        for storage, result in zip(output_storage, (dx, *sums), strict=True):
             storage[0] = result.astype(x.dtype)
 
     def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
         return [shapes[0], shapes[1], shapes[1]]
 
 
-class BatchNormInference(SameShapeOp):
+class BatchNormInference(SameShapeOp, ByChannel):
     """Normalisation by given statistics, as `batch_norm_inference` defines it."""
 
     __props__ = ("epsilon",)
@@ -181,33 +198,29 @@ class BatchNormInference(SameShapeOp):
         self.epsilon = positive_float("BatchNormInference", "epsilon", epsilon)
 
     def make_node(self, x: Any, scale: Any, shift: Any, mean: Any, variance: Any) -> Apply:
-        x = _images(self, x)
         vectors = {"scale": scale, "shift": shift, "mean": mean, "variance": variance}
-        vectors = {name: tensor_input(self, name, value, 1) for name, value in vectors.items()}
-        dtype = same_dtype(self, x=x, **vectors)
-        _channels(self, x, **vectors)
-        return Apply(self, [x, *vectors.values()], [pt.tensor(dtype=dtype, shape=x.type.shape)])
+        inputs, _ = self._node_inputs(x, **vectors)
+        return Apply(self, inputs, [inputs[0].type()])
 
     def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         x, scale, shift, mean, variance = inputs
         _check_lengths(self, x, scale=scale, shift=shift, mean=mean, variance=variance)
-        inverse = scale / np.sqrt(variance + x.dtype.type(self.epsilon))
-        centred = x - _across(mean, x.ndim)
-        output_storage[0][0] = centred * _across(inverse, x.ndim) + _across(shift, x.ndim)
+        inverse = 1 / np.sqrt(variance + x.dtype.type(self.epsilon))
+        output_storage[0][0] = normalized(x, scale, shift, mean, inverse)
 
     def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
         x, scale, _, mean, variance = inputs
         (g,) = cotangents
         inverse = self.inverse(variance)
-        across = ("x", 0, *["x"] * (x.type.ndim - 2))
-        axes = _but_channels(x.type.ndim)
+        order = ("x", 0, *["x"] * (x.type.ndim - 2))
+        axes = (0, *range(2, x.type.ndim))
         sums = g.sum(axis=axes)
-        centred = (x - mean.dimshuffle(across)) * inverse.dimshuffle(across)
+        centred = (x - mean.dimshuffle(order)) * inverse.dimshuffle(order)
         products = (g * centred).sum(axis=axes)
         factor = scale * inverse
         half = np.asarray(-0.5, x.type.dtype)
         return [
-            g * factor.dimshuffle(across),
+            g * factor.dimshuffle(order),
             products,
             sums,
             -factor * sums,
@@ -220,35 +233,10 @@ class BatchNormInference(SameShapeOp):
         return cast(TensorVariable, one / pt.sqrt(variance + epsilon))
 
 
-def _images(op: TensorOp, x: Any) -> TensorVariable:
-    """Return x, if it is (batch, unit) or (batch, channel, row, column)."""
-    x = pt.as_tensor_variable(x)
-    if x.type.ndim not in (2, 4) or x.type.dtype not in FLOATS:
-        raise TypeError(
-            f"{op}: x must be a 2- or 4-dimensional tensor of {' or '.join(FLOATS)}, got {x.type}"
-        )
-    return x
-
-
-def _channels(op: TensorOp, x: TensorVariable, **vectors: TensorVariable) -> Length:
-    lengths = (vector.type.shape[0] for vector in vectors.values())
-    what = f"channels of x and lengths of {' and '.join(vectors)}"
-    return same_length(op, what, x.type.shape[1], *lengths)
-
-
-def _check_lengths(op: TensorOp, x: np.ndarray, **vectors: np.ndarray) -> None:
+def _check_lengths(op: ByChannel, x: np.ndarray, **vectors: np.ndarray) -> None:
     for name, vector in vectors.items():
         if len(vector) != x.shape[1]:
             raise ValueError(f"{op}: x has {x.shape[1]} channels, {name} has {len(vector)}")
-
-
-def _but_channels(ndim: int) -> tuple[int, ...]:
-    return (0, *range(2, ndim))
-
-
-def _across(vector: np.ndarray, ndim: int) -> np.ndarray:
-    """A number of each channel, to be combined with images."""
-    return vector.reshape(-1, *[1] * (ndim - 2))
 
 
 def batch_norm(
@@ -289,6 +277,50 @@ def batch_norm(
     """
     inputs = (x, scale, shift) if valid is None else (x, scale, shift, valid)
     y, mean, variance, *_ = BatchNorm(rows, epsilon)(*inputs)
+    return y, mean, variance
+
+
+def global_batch_norm(
+    x: Any, scale: Any, shift: Any, pivot: Any, valid: Any = None, epsilon: float = 1e-5
+) -> tuple[TensorVariable, TensorVariable, TensorVariable]:
+    """Normalise each channel by its mean and variance over all valid rows of a minibatch.
+
+    The result is that of `tandem.ops.batch_norm` over one group of all rows, to rounding. It is
+    built such that ranks which have a shard of the rows each have to add up two numbers of each
+    channel in the forward pass and two in the backward pass.
+
+    Parameters
+    ----------
+    x : float (batch, channel, row, column) or (batch, unit)
+    scale, shift : float (channel,)
+    pivot : float (channel,)
+        A guess at the mean, such as the running average: the nearer, the fewer digits of the
+        variance are lost. Sums are in float64, so that float32 needs none. It has no gradient.
+    valid : int64 scalar, optional
+        Only the first `valid` rows count: others, which may hold anything, have a y that is finite
+        and a gradient of 0. By default all count.
+    epsilon : float
+
+    Returns
+    -------
+    y : float, shaped like x
+    mean, variance : float (channel,)
+        The unbiased variance, of a single value 0; both 0 where no row is valid. They have no
+        gradient.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `tandem.ops.batch_norm`.
+    """
+    x = pt.as_tensor_variable(x)
+    lengths = [x.shape[axis] if n is None else n for axis, n in enumerate(x.type.shape)]
+    rows = lengths[0] if valid is None else pt.as_tensor_variable(valid)
+    values = rows * math.prod(lengths[2:])
+    count = np.float64(values) if isinstance(values, int) else values.astype("float64")
+    last = () if valid is None else (valid,)
+    sums = ChannelSums()(x, pivot, *last)
+    y, mean, variance, _ = BatchNormBySums(epsilon)(x, scale, shift, pivot, sums, count, *last)
     return y, mean, variance
 
 

@@ -40,19 +40,18 @@ from pytensor.tensor.type import TensorType
 
 from tandem.ops.adam import AdamStep
 from tandem.ops.batch_norm import BatchNorm, BatchNormGrad, BatchNormInference
-from tandem.ops.communication import Collective
-from tandem.ops.conv import Conv2d, Conv2dBiasGrad, Conv2dInputGrad, Conv2dWeightGrad
-from tandem.ops.crop import CropMirror
-from tandem.ops.dropout import Dropout, DropoutMask
-from tandem.ops.global_batch_norm import (
+from tandem.ops.batch_norm_stages import (
     BatchNormBySums,
     BatchNormBySumsGrad,
     ChannelGradientSums,
     ChannelSums,
 )
+from tandem.ops.communication import Collective
+from tandem.ops.conv import Conv2d, Conv2dBiasGrad, Conv2dInputGrad, Conv2dWeightGrad
+from tandem.ops.crop import CropMirror
+from tandem.ops.dropout import Dropout, DropoutMask
 from tandem.ops.lrn import LRN, LRNGrad
 from tandem.ops.momentum import MomentumStep
-from tandem.ops.norm_relu import NormRelu, NormReluGrad
 from tandem.ops.pad import Pad2d
 from tandem.ops.pool import AveragePool2d, AveragePool2dGrad, MaxPool2d, MaxPool2dGrad
 from tandem.ops.pool_norm import PoolNorm, PoolNormGrad
@@ -288,13 +287,11 @@ for _op, _works in {
     AveragePool2dGrad: _per_element("pool gradient", _window, of="g", unread=0),
     LRN: _per_element("lrn", lambda op: 2 * op.size + 3),
     LRNGrad: _per_element("lrn gradient", lambda op: op.size + 7),
-    BatchNorm: _per_element("norm", lambda op: 6),
-    NormRelu: _per_element("norm", lambda op: 7 + op.adds),
+    BatchNorm: _per_element("norm", lambda op: 6 + op.relu + op.adds),
     BatchNormInference: _per_element("norm", lambda op: 2),
     ChannelSums: _per_element("norm", lambda op: 4, of="input"),
     BatchNormBySums: _per_element("norm", lambda op: 2),
-    BatchNormGrad: _per_element("norm gradient", lambda op: 9),
-    NormReluGrad: _per_element("norm gradient", lambda op: 12),
+    BatchNormGrad: _per_element("norm gradient", lambda op: 9 + 3 * op.relu),
     ChannelGradientSums: _per_element("norm gradient", lambda op: 5, of="input"),
     BatchNormBySumsGrad: _per_element("norm gradient", lambda op: 6),
     Relu: _per_element("relu", lambda op: 1),

@@ -167,9 +167,9 @@ def results() -> list[bytes]:
     found = []
     for valid in (None, torch.tensor(7)):
         y, mean, variance, *saved = batch_norm(x, scale, shift, valid, 4, 1e-5)
-        gradients = batch_norm_gradient(x, scale, g, saved[0], saved[1], valid, 4)
+        gradients = batch_norm_gradient(x, scale, None, g, saved[0], saved[1], valid, 4)
         rectified = batch_norm(x, scale, shift, valid, 4, 1e-5, True, g)[0]
-        gated = batch_norm_gradient(x, scale, g, saved[0], saved[1], valid, 4, shift)
+        gated = batch_norm_gradient(x, scale, shift, g, saved[0], saved[1], valid, 4)
         found += [y, mean, variance, *saved, *gradients, rectified, *gated]
     keys = torch.tensor(5), torch.tensor(2), torch.arange(12)
     found.append(dropout(x, keys, 256, 2**31, 2.0))
@@ -201,9 +201,9 @@ def test_loops_refuse_what_does_not_fit() -> None:
         batch_norm(x, scale[:2], shift, None, 2, 1e-5)
     saved = batch_norm(x, scale, shift, None, 2, 1e-5)[3:]
     with pytest.raises(ValueError, match=r"g has shape \(4, 3, 2, 1\), expected \(4, 3, 2, 2\)"):
-        batch_norm_gradient(x, scale, g[..., :1], saved[0], saved[1], None, 2)
+        batch_norm_gradient(x, scale, None, g[..., :1], saved[0], saved[1], None, 2)
     with pytest.raises(ValueError, match=r"means has shape \(1, 3\), expected \(2, 3\)"):
-        batch_norm_gradient(x, scale, g, saved[0][:1], saved[1], None, 2)
+        batch_norm_gradient(x, scale, None, g, saved[0][:1], saved[1], None, 2)
     with pytest.raises(ValueError, match=r"other has shape \(3, 3, 2, 2\), expected \(4, 3, 2"):
         batch_norm(x, scale, shift, None, 2, 1e-5, True, g[:3])
     with pytest.raises(ValueError, match="x has 4 rows, indices has 2"):

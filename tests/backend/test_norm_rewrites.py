@@ -1,5 +1,6 @@
 """Batch normalisation with ReLU, and with a shortcut, in one pass over memory."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,21 @@ import pytest
 from tandem import layers
 from tandem.backend import device_mode
 from tandem.layers import Parameters, Training
-from tandem.ops import BatchNorm, BatchNormGrad, NormRelu, NormReluGrad, Relu, ReluGrad
+from tandem.ops import BatchNorm, BatchNormGrad, Relu, ReluGrad
 from tests.support.check_function import PYTHON
 
-FUSED = {BatchNorm, BatchNormGrad, NormRelu, NormReluGrad, Relu, ReluGrad}
+
+def kind(op: Any) -> str | None:
+    """Say what an Op does, if it takes part here."""
+    if isinstance(op, BatchNorm | BatchNormGrad) and op.relu:
+        return f"{type(op).__name__} with ReLU"
+    return (
+        type(op).__name__ if isinstance(op, BatchNorm | BatchNormGrad | Relu | ReluGrad) else None
+    )
+
+
+def kinds(function: Any) -> Counter[str]:
+    return Counter(filter(None, (kind(node.op) for node in function.maker.fgraph.apply_nodes)))
 
 
 class Block:
@@ -32,7 +44,7 @@ class Block:
         self.before = layers.convolution(self.x, self.parameters["conv.weight"], pad=1)
         self.y = layers.batch_norm(self.before, self.parameters, "bn", self.training)
 
-    def check(self, *outputs: Any, valid: int = 6) -> dict[type, int]:
+    def check(self, *outputs: Any, valid: int = 6) -> Counter[str]:
         """Compare outputs, statistics and gradients with Python's; count the fused Ops."""
         cost = sum((output[:valid] ** 3).sum() for output in outputs)
         trained = [self.parameters[name] for name in ("conv.weight", "bn.weight", "bn.bias")]
@@ -48,8 +60,7 @@ class Block:
         tolerance = 1e-9 if self.x.type.dtype == "float64" else 1e-3
         for one, other in zip(found[0][1], found[1][1], strict=True):
             np.testing.assert_allclose(one, other, tolerance, tolerance)
-        ops = [type(node.op) for node in found[0][0].maker.fgraph.apply_nodes]
-        return {kind: ops.count(kind) for kind in FUSED & set(ops)}
+        return kinds(found[0][0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -57,7 +68,7 @@ class Block:
 def test_relu_is_done_where_images_are_normalised(dtype: str, valid: int | None) -> None:
     block = Block(dtype, valid is not None)
     found = block.check(layers.relu(block.y), valid=6 if valid is None else valid)
-    assert found == {NormRelu: 1, NormReluGrad: 1}
+    assert found == {"BatchNorm with ReLU": 1, "BatchNormGrad with ReLU": 1}
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -67,26 +78,26 @@ def test_a_shortcut_is_added_where_images_are_normalised(first: bool, valid: int
     y = block.y + block.x if first else block.x + block.y
     found = block.check(layers.relu(y), valid=6 if valid is None else valid)
     # The shortcut has the gated gradient too.
-    assert found == {NormRelu: 1, ReluGrad: 1, BatchNormGrad: 1}
+    assert found == {"BatchNorm with ReLU": 1, "ReluGrad": 1, "BatchNormGrad": 1}
 
 
 def test_images_that_are_read_before_relu_are_written() -> None:
     block = Block()
     found = block.check(layers.relu(block.y), block.y)
-    assert found == {BatchNorm: 1, Relu: 1, ReluGrad: 1, BatchNormGrad: 1}
+    assert found == {"BatchNorm": 1, "Relu": 1, "ReluGrad": 1, "BatchNormGrad": 1}
 
 
 def test_a_sum_that_is_read_before_relu_is_written() -> None:
     block = Block()
     y = block.y + block.x
     found = block.check(layers.relu(y), y)
-    assert found == {BatchNorm: 1, Relu: 1, ReluGrad: 1, BatchNormGrad: 1}
+    assert found == {"BatchNorm": 1, "Relu": 1, "ReluGrad": 1, "BatchNormGrad": 1}
 
 
 def test_what_is_repeated_over_pixels_is_no_shortcut() -> None:
     block = Block()
     found = block.check(layers.relu(block.y + block.x.mean(axis=(2, 3), keepdims=True)))
-    assert NormRelu not in found
+    assert "BatchNorm with ReLU" not in found
 
 
 def test_what_depends_on_the_statistics_is_no_shortcut() -> None:
@@ -94,15 +105,13 @@ def test_what_depends_on_the_statistics_is_no_shortcut() -> None:
     block = Block()
     mean = block.training.statistics["bn.running_mean"].dimshuffle("x", 0, "x", "x")
     found = block.check(layers.relu(block.y + layers.relu(block.x - mean)))
-    assert NormRelu not in found
+    assert "BatchNorm with ReLU" not in found
 
 
 def test_a_graph_for_the_compiler_is_left_to_it() -> None:
     block = Block("float32")
     function = pytensor.function([block.x], layers.relu(block.y), mode=device_mode(compile=True))
-    ops = {type(node.op) for node in function.maker.fgraph.apply_nodes}
-    assert {BatchNorm, Relu} <= ops
-    assert NormRelu not in ops
+    assert kinds(function) == {"BatchNorm": 1, "Relu": 1}
 
 
 def test_a_nan_passes() -> None:

@@ -33,8 +33,6 @@ from tandem.ops import (
     MaxPool2d,
     MaxPool2dGrad,
     MomentumStep,
-    NormRelu,
-    NormReluGrad,
     PoolNorm,
     PoolNormGrad,
     Relu,
@@ -251,10 +249,12 @@ def test_batch_normalisation_counts_its_formula() -> None:
     elements = prod(x.type.shape)
     y = BatchNorm(2)(x, vector, vector)[0]
     statistics = zeros(2, 3)
-    rectified = NormRelu(2, 1e-5, False)(x, vector, vector)[0]
-    added = NormRelu(2, 1e-5, True)(x, vector, vector, zeros(4, 3, 5, 2))[0]
+    rectified = BatchNorm(2, relu=True)(x, vector, vector)[0]
+    added = BatchNorm(2, relu=True, adds=True)(x, vector, vector, zeros(4, 3, 5, 2))[0]
     gradient = BatchNormGrad(2)(x, vector, zeros(4, 3, 5, 2), statistics, zeros(2, 3))[0]
-    gated = NormReluGrad(2)(x, vector, zeros(3), zeros(4, 3, 5, 2), statistics, zeros(2, 3))[0]
+    gated = BatchNormGrad(2, relu=True)(
+        x, vector, zeros(3), zeros(4, 3, 5, 2), statistics, zeros(2, 3)
+    )[0]
     expected = [
         (y, "norm", operations(norm)),
         (rectified, "norm", operations(norm_relu)),

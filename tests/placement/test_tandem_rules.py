@@ -82,7 +82,7 @@ def normalizations(rows: int, shape: tuple[int, ...], *valid: np.ndarray) -> lis
         saved = outputs[3:5]
         return [
             (ops.BatchNormGrad(rows), x, scale, g, *saved, *valid),
-            (ops.NormReluGrad(rows), x, scale, shift, g, *saved, *valid),
+            (ops.BatchNormGrad(rows, relu=True), x, scale, shift, g, *saved, *valid),
         ]
 
     norm = ops.BatchNorm(rows, 1e-3)
@@ -91,8 +91,8 @@ def normalizations(rows: int, shape: tuple[int, ...], *valid: np.ndarray) -> lis
     return [
         (norm, *arrays),
         *gradients(*compute(node.inputs, node.outputs, arrays)),
-        (ops.NormRelu(rows, 1e-3), *arrays),
-        (ops.NormRelu(rows, 1e-3, True), x, scale, shift, g, *valid),
+        (ops.BatchNorm(rows, 1e-3, relu=True), *arrays),
+        (ops.BatchNorm(rows, 1e-3, relu=True, adds=True), x, scale, shift, g, *valid),
     ]
 
 

@@ -45,8 +45,6 @@ from tandem.ops import (
     MaxPool2d,
     MaxPool2dGrad,
     MomentumStep,
-    NormRelu,
-    NormReluGrad,
     Pad2d,
     Relu,
     ReluGrad,
@@ -726,9 +724,9 @@ def _norm_cases(dtype: str) -> list[Case]:
         cases.append(case(f"norm-by-sums-{name}-valid", by_sums, x, scale, shift, valid))
 
         def rectified(x: Any, a: Any, b: Any, *valid: Any) -> list[Variable]:
-            y, mean, variance, *saved = NormRelu(2, 1e-3)(x, a, b, *valid)
-            gradients = NormReluGrad(2)(x, a, b, y * x, *saved, *valid)
-            added = NormRelu(2, 1e-3, True)(x, a, b, x[:, ::-1], *valid)
+            y, mean, variance, *saved = BatchNorm(2, 1e-3, relu=True)(x, a, b, *valid)
+            gradients = BatchNormGrad(2, relu=True)(x, a, b, y * x, *saved, *valid)
+            added = BatchNorm(2, 1e-3, relu=True, adds=True)(x, a, b, x[:, ::-1], *valid)
             return [y, mean, variance, *gradients, *added]
 
         cases.append(case(f"norm-relu-{name}", rectified, x, scale, shift))

@@ -220,11 +220,9 @@ def dropout_mask(op: ops.DropoutMask, node: Apply, ranks: int) -> list[OpStrateg
 
 
 @rule.register(ops.BatchNorm)
-@rule.register(ops.NormRelu)
-def normalization(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
-    adds = isinstance(op, ops.NormRelu) and op.adds
-    has_valid = len(node.inputs) == 4 + adds
-    others, valid = (1,) * adds, replicated(has_valid)
+def normalization(op: ops.BatchNorm, node: Apply, ranks: int) -> list[OpStrategy]:
+    has_valid = len(node.inputs) == 4 + op.adds
+    others, valid = (1,) * op.adds, replicated(has_valid)
     choices = []
     if _divides_groups(op, node, ranks):
         shards = (ROWS, *replicated(2), *(ROWS for _ in others), *valid)
@@ -236,9 +234,8 @@ def normalization(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
 
 
 @rule.register(ops.BatchNormGrad)
-@rule.register(ops.NormReluGrad)
-def normalization_gradient(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
-    vectors = 2 if isinstance(op, ops.NormReluGrad) else 1  # scale, shift
+def normalization_gradient(op: ops.BatchNormGrad, node: Apply, ranks: int) -> list[OpStrategy]:
+    vectors = 1 + op.relu  # scale, shift
     valid = replicated(len(node.inputs) - 4 - vectors)
     choices = []
     if _divides_groups(op, node, ranks):
