@@ -286,7 +286,7 @@ class Trainer:
         self.slot = self.memory.slots[0]
         self._fill(network.classes)
         rows = config.batch_size * group.size
-        self.everyone = None if division is None else np.arange(rows)
+        self.global_rows = None if division is None else np.arange(rows)
         self.shares = [1 / group.size if division is None else 1.0] * group.size
 
     def _fill(self, classes: int) -> None:
@@ -307,7 +307,7 @@ class Trainer:
         def step() -> Parts:
             waited = self._in_conversions()
             begun = time.perf_counter()
-            self.model.compute_gradients(self.slot, epoch=0, everyone=self.everyone)
+            self.model.compute_gradients(self.slot, epoch=0, global_rows=self.global_rows)
             self.model.is_finite()
             computed = time.perf_counter()
             exchange.before_update(self.shares)
@@ -330,7 +330,7 @@ class Trainer:
 
     def forward(self) -> None:
         """Validate the minibatch."""
-        self.model.validate(self.slot, None if self.everyone is None else len(self.everyone))
+        self.model.validate(self.slot, None if self.global_rows is None else len(self.global_rows))
 
     def nbytes(self) -> int:
         """Bytes of the trainer's weights, momenta and gradients."""

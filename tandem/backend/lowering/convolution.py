@@ -91,15 +91,14 @@ def _gradient(
 def _fft_convolution(x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: int) -> Tensor:
     """A convolution of stride 1 by NNPACK, which has no groups; an operator of our own, since
     ``torch.compile`` can't read PyTorch's."""
-    from tandem.backend.image_loops import from_nchw, to_nchw
+    from tandem.backend.image_loops import from_nchw
 
-    x = x.contiguous(memory_format=torch.channels_last)
     y = _empty_result(x, w, pad)
     inputs, filters = w.shape[1], w.shape[0] // groups
     for group in range(groups):
         rows = slice(group * filters, (group + 1) * filters)
         part = aten._nnpack_spatial_convolution(
-            to_nchw(x, slice(group * inputs, (group + 1) * inputs)),
+            x[:, group * inputs : (group + 1) * inputs].contiguous(),
             w[rows].contiguous(),
             None if b is None else b[rows],
             [pad, pad],

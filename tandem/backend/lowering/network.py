@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from pytensor.graph.basic import Apply
 
-from tandem.backend.lowering.pooling import image_loops
 from tandem.backend.lowering.registry import Lowering, computed, lower, torch_dtype, unsupported
 from tandem.ops.crop import CropMirror
 from tandem.ops.dropout import Dropout, DropoutMask
@@ -54,10 +53,19 @@ def _window_sums(x: Tensor, size: int) -> Tensor:
     return total
 
 
+def _image_loops(device: torch.device, compiled: bool) -> Any:
+    """The module of loops for a CPU; None where PyTorch's kernels are used."""
+    if compiled or device.type != "cpu":
+        return None
+    from tandem.backend import image_loops  # imports numba
+
+    return image_loops
+
+
 @lower.register(LRN)
 def lower_lrn(op: LRN, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     size, alpha, beta, k = op.size, op.alpha, op.beta, op.k
-    if beta == 0.75 and (loops := image_loops(device, compiled)):
+    if beta == 0.75 and (loops := _image_loops(device, compiled)):
         return computed(lambda x: loops.lrn(x, size, alpha, k))
 
     def lrn(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +78,7 @@ def lower_lrn(op: LRN, node: Apply, device: torch.device, compiled: bool) -> Low
 @lower.register(LRNGrad)
 def lower_lrn_grad(op: LRNGrad, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     size, alpha, beta = op.size, op.alpha, op.beta
-    if beta == 0.75 and (loops := image_loops(device, compiled)):
+    if beta == 0.75 and (loops := _image_loops(device, compiled)):
         return computed(lambda x, scale, g: loops.lrn_gradient(x, scale, g, size, alpha))
 
     def gradient(x: Tensor, scale: Tensor, g: Tensor) -> Tensor:

@@ -1,6 +1,4 @@
-"""Pooling and borders of images on PyTorch's kernels, or on loops of our own."""
-
-from typing import Any
+"""Pooling and borders of images on PyTorch's kernels."""
 
 import torch
 import torch.nn.functional as F
@@ -14,34 +12,24 @@ Tensor = torch.Tensor
 aten = torch.ops.aten
 
 
-def image_loops(device: torch.device, compiled: bool) -> Any:
-    """The module of loops for a CPU; None where PyTorch's kernels are used."""
-    if compiled or device.type != "cpu":
-        return None
-    from tandem.backend import image_loops  # imports numba
-
-    return image_loops
-
-
 @lower.register(MaxPool2d)
 def lower_max_pool2d(op: MaxPool2d, node: Apply, device: torch.device, compiled: bool) -> Lowering:
-    if loops := image_loops(device, compiled):
-        return computed(lambda x: loops.max_pool(x, op))
     windows = [*op.size], [*op.stride], [*op.pad], [1, 1], op.ceil
-    return computed(lambda x: aten.max_pool2d_with_indices(x, *windows))
+    if compiled or device.type != "cpu":
+        return computed(lambda x: aten.max_pool2d_with_indices(x, *windows))
+    # Of planes, PyTorch's kernel takes several times as long.
+    return computed(lambda x: aten.max_pool2d_with_indices(_channels_last(x), *windows))
 
 
 @lower.register(MaxPool2dGrad)
 def lower_max_pool2d_grad(
     op: MaxPool2dGrad, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
-    if loops := image_loops(device, compiled):
-        return computed(lambda x, argmax, g: loops.max_pool_gradient(x, argmax, g, op))
     windows = [*op.size], [*op.stride], [*op.pad], [1, 1], op.ceil
 
     def gradient(x: Tensor, argmax: Tensor, g: Tensor) -> Tensor:
         # With different layouts PyTorch's kernel takes five times as long.
-        g = _laid_out_as(argmax, g)
+        x, g = _laid_out_as(argmax, x), _laid_out_as(argmax, g)
         return aten.max_pool2d_with_indices_backward(g, x, *windows, argmax)
 
     return computed(gradient)
@@ -67,9 +55,13 @@ def lower_average_pool2d_grad(
     return computed(gradient)
 
 
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 def _laid_out_as(other: Tensor, x: Tensor) -> Tensor:
     last = other.is_contiguous(memory_format=torch.channels_last)
-    return x.contiguous(memory_format=torch.channels_last) if last else x
+    return _channels_last(x) if last else x
 
 
 @lower.register(Pad2d)
