@@ -2,6 +2,6 @@
 
 ``exchange.py`` is the model of an exchange, ``machine.py`` the rates of a machine, ``steps.py`` the
 lines of a trainer's step with their work, ``overlap.py`` the replay of buckets, ``predict.py`` puts
-them together, ``tables.py`` and ``drawing.py`` show it, ``published.py`` compares with Theano-MPI's
-figures, and ``program.py`` is the verb ``tandem cost``.
+them together, ``tables.py`` and ``drawing.py`` show it, ``calibrate.py`` measures a machine, and
+``program.py`` is the verb ``tandem cost``.
 """

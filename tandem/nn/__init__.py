@@ -55,6 +55,6 @@ def load_model(
     InputError
         The file is missing, damaged, or of another network; or it has layers that are not given.
     """
-    from tandem.nn.saving import read_model
+    from tandem.nn.loading import read_model
 
     return read_model(path, layers, compile)
