@@ -1,5 +1,7 @@
 """Settings of Sphinx, which is started in the project's folder; `make docs` does."""
 
+import importlib
+import inspect
 import logging
 import sys
 from pathlib import Path
@@ -38,11 +40,7 @@ default_role = "py:obj"
 napoleon_google_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
-autodoc_default_options = {
-    "members": True,
-    "show-inheritance": True,
-    "ignore-module-all": True,
-}
+autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings have more: shapes, layouts, units
 autodoc_mock_imports = ["mpi4py", "pycuda", "triton"]  # optional packages, not needed here
@@ -50,14 +48,31 @@ autodoc_mock_imports = ["mpi4py", "pycuda", "triton"]  # optional packages, not 
 # An attribute's name may be ambiguous; it is then not linked.
 suppress_warnings = ["ref.python"]
 
-# One page for each module of the library.
+
+def named_like_a_function() -> list[str]:
+    """Modules that export one function or class of their own name, which is on the package's page.
+
+    An entry of the index is either the module or that.
+    """
+    found = []
+    for file in sorted((ROOT / "tandem").rglob("__init__.py")):
+        package = importlib.import_module(".".join(file.parent.relative_to(ROOT).parts))
+        for name in getattr(package, "__all__", ()):
+            module = file.with_name(f"{name}.py")
+            if module.exists() and not inspect.ismodule(getattr(package, name)):
+                found.append(str(module))
+    return found
+
+
+# One page for each module of the library; what a package exports is on its page, see `_skip`.
 apidoc_modules = [
     {
         "path": "../tandem",
         "destination": "api",
         "separate_modules": True,
-        "automodule_options": {"members", "show-inheritance", "ignore-module-all"},
+        "automodule_options": {"members", "show-inheritance", "imported-members"},
         "module_first": True,
+        "exclude_patterns": named_like_a_function(),
     }
 ]
 
@@ -68,8 +83,24 @@ logging.getLogger("pytensor.configparser").setLevel(logging.WARNING)  # of its o
 def setup(app: Any) -> None:
     """Connect the hooks; called by Sphinx."""
     app.connect("source-read", _complete)
+    app.connect("autodoc-skip-member", _skip)
 
 
 def _complete(app: Any, page: str, source: list[str]) -> None:
     if Path(app.env.doc2path(page)).suffix == ".md":
         source[0] = built(source[0])
+
+
+def _skip(app: Any, kind: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
+    """Show a name once: in the package that exports it, else in the module that defines it."""
+    name_of_page = app.env.current_document.autodoc_module
+    if kind != "module" or name_of_page is None:
+        return None
+    page = sys.modules[name_of_page]
+    if hasattr(page, "__path__") and hasattr(page, "__all__"):
+        return None  # a package, of which autodoc shows what it exports
+    if getattr(value, "__module__", name_of_page) != name_of_page:
+        return True
+    package = sys.modules.get(name_of_page.rpartition(".")[0])
+    exported = name in getattr(package, "__all__", ()) and getattr(package, name, None) is value
+    return True if exported else None

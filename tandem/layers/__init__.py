@@ -31,8 +31,15 @@ _MODULES = (
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        modules = (importlib.import_module(f"{__name__}.{module}") for module in _MODULES)
+        return [exported for module in modules for exported in module.__all__]
     for module in () if name.startswith("_") else _MODULES:
         found = importlib.import_module(f"{__name__}.{module}")
         if name in found.__all__:
             return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__getattr__("__all__")]
