@@ -67,7 +67,7 @@ def named_like_a_function() -> list[str]:
 # One page for each module of the library; what a package exports is on its page, see `_skip`.
 apidoc_modules = [
     {
-        "path": "../tandem",
+        "path": str(ROOT / "tandem"),
         "destination": "api",
         "separate_modules": True,
         "automodule_options": {"members", "show-inheritance", "imported-members"},
@@ -96,11 +96,12 @@ def _skip(app: Any, kind: str, name: str, value: Any, skip: bool, options: Any) 
     name_of_page = app.env.current_document.autodoc_module
     if kind != "module" or name_of_page is None:
         return None
+    parents = name_of_page.split(".")[:-1]
+    for depth in range(1, len(parents) + 1):
+        package = sys.modules[".".join(parents[:depth])]
+        if name in getattr(package, "__all__", ()) and getattr(package, name, None) is value:
+            return True
     page = sys.modules[name_of_page]
     if hasattr(page, "__path__") and hasattr(page, "__all__"):
         return None  # a package, of which autodoc shows what it exports
-    if getattr(value, "__module__", name_of_page) != name_of_page:
-        return True
-    package = sys.modules.get(name_of_page.rpartition(".")[0])
-    exported = name in getattr(package, "__all__", ()) and getattr(package, name, None) is value
-    return True if exported else None
+    return True if getattr(value, "__module__", name_of_page) != name_of_page else None

@@ -63,6 +63,7 @@ def test_steps_of_a_run_are_measured(trainers: int, exchange: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_steps_are_as_long_as_predicted() -> None:
     """AlexNet, ResNet-50 and VGG-16 with one and two trainers; the machine has to be idle."""
     found = [row(each) for each in answer(rounds=10)]

@@ -284,7 +284,7 @@ slow = pytest.mark.slow
         {"devices": ["cpu", "cpu"]},
         {"devices": ["cpu", "cpu"], "exchange": "gradients", "shuffle": "images"},
         {"devices": ["cpu", "cpu"], "exchange": "shared", "para_load": False},
-        {"batch_size": 64, "use_data_layer": True, "precision": "float64"},
+        {"batch_size": 13, "use_data_layer": True, "precision": "float64"},
     ],
 )
 def test_a_trial_of_real_processes(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
