@@ -123,7 +123,7 @@ def test_damaged_data(
         ({"batch_size": "many"}, ["batch_size", "many"]),
         ({"lr_policy": "stairs"}, ["lr_policy", "stairs", "cosine"]),
         ({"crop_size": 71}, ["crop_size", "71", "70"]),
-        ({"batch_size": 10**6}, ["of which 1 for each step are more than the", "at most 13"]),
+        ({"batch_size": 10**6}, ["found 1000000, more than the 13 training rows", "at most 13"]),
         ({"devices": ["cuda:7"]}, ["cuda:7", "does not exist"]),
         ({"lib_conv": "cudnn"}, ["lib_conv"]),
         ({"shuffle": True}, ["shuffle", "files"]),

@@ -167,9 +167,10 @@ def _check_data(spec: RunSpec) -> None:
         raise InputError(f"{where}: found no {split} rows, expected at least one")
     most = -(-spec.train.size // spec.trainers)
     if spec.job == "train" and config.batch_size > most:
+        of_trainers = f" for each of {spec.trainers} trainers" if spec.trainers > 1 else ""
         raise InputError(
-            f"batch_size: found {config.batch_size}, of which {spec.trainers} for each step are"
-            f" more than the {spec.train.size} training rows in {where}; expected at most {most}"
+            f"batch_size: found {config.batch_size}{of_trainers}, more than the"
+            f" {spec.train.size} training rows in {where}; expected at most {most}"
         )
     if spec.validation.size:
         return

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -40,6 +41,14 @@ def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
     assert "live-view.svg" in index
     assert "copybutton" in index
     assert dead_ends(tmp_path) == []
+    entries = Counter(
+        entry
+        for page in (tmp_path / "api").glob("*.html")
+        for entry in re.findall(r'<dt class="[^"]*" id="(tandem[^"]*)"', page.read_text())
+    )
+    assert {entry for entry, times in entries.items() if times > 1} == set()
+    assert entries.keys() >= {"tandem.ops.conv2d", "tandem.layers.convolution"}
+    assert entries.keys().isdisjoint({"tandem.ops.conv.conv2d"})
     assert "LeNet" in (tmp_path / "another-network.html").read_text()
 
 
