@@ -1,4 +1,4 @@
-"""The slow tests, in parts that each end within eight minutes on two cores.
+"""The slow tests, in parts of which each is stopped after fifteen minutes.
 
 All of them:                         python -m tests.slow
 Some:                                python -m tests.slow ranks-2 rest-1

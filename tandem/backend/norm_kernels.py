@@ -88,8 +88,8 @@ class _Groups:
     """Images as (group, row, channel, ...), and which rows count; without `rows`, one group."""
 
     def __init__(self, x: Tensor, valid: Tensor | None, rows: int | None = None) -> None:
-        rows = rows or max(1, len(x))
-        groups = max(1, -(-len(x) // rows))
+        groups = 1 if rows is None else -(-len(x) // rows)
+        rows = max(1, len(x)) if rows is None else rows
         self._batch, self._missing = len(x), groups * rows - len(x)
         self._shape = (groups, rows, *x.shape[1:])
         self._axes = (1, *range(3, x.ndim + 1))

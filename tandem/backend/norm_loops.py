@@ -152,7 +152,7 @@ def _run_gradient(
     x, g, _ = images
     _check_shapes(x, g=g)
     scale, shift, means, inverses, _ = vectors
-    _check_lengths(x, scale=scale, shift=shift, means=means[0], inverses=inverses[0])
+    _check_lengths(x, scale=scale, shift=shift, means=means.T, inverses=inverses.T)
     bounds = _group_bounds(x, valid, rows)
     *arrays, (dscale, dshift) = (v.contiguous().numpy() for v in vectors)
     run(gradient_loop, *map(_pixel_rows, images), *arrays, dscale, dshift, *bounds, *options)

@@ -82,9 +82,9 @@ class BatchNorm(_ByGroup):
         self.relu, self.adds = relu, adds
 
     def make_node(self, x: Any, scale: Any, shift: Any, *more: Any) -> Apply:
-        other, valid = more[: self.adds], (*more[self.adds :], None)[0]
-        images = dict(zip(("other",), other, strict=False))
-        inputs, channels = self._node_inputs(x, [*images], scale=scale, shift=shift, **images)
+        other = {"other": more[0]} if self.adds else {}
+        valid = more[self.adds] if len(more) > self.adds else None
+        inputs, channels = self._node_inputs(x, other, scale=scale, shift=shift, **other)
         kind, groups = inputs[0].type, self._group_count(inputs[0])
         shapes = [kind.shape, (channels,), (channels,), (groups, channels), (groups, channels)]
         outputs = [pt.tensor(dtype=kind.dtype, shape=shape) for shape in shapes]
@@ -153,9 +153,9 @@ class BatchNormGrad(_ByGroup):
         self.relu = relu
 
     def make_node(self, x: Any, scale: Any, *more: Any) -> Apply:
-        shift, (g, means, inverses, *valid) = more[: self.relu], more[self.relu :]
-        vectors = {"scale": scale, **dict(zip(("shift",), shift, strict=False))}
-        inputs, channels = self._node_inputs(x, ("g",), **vectors, g=g)
+        shift = {"shift": more[0]} if self.relu else {}
+        g, means, inverses, *valid = more[self.relu :]
+        inputs, channels = self._node_inputs(x, ("g",), scale=scale, **shift, g=g)
         x = inputs[0]
         means = tensor_input(self, "means", means, 2)
         inverses = tensor_input(self, "inverses", inverses, 2)

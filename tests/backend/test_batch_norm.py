@@ -85,6 +85,22 @@ def test_kernels_compute_what_the_op_does(
         x, _, _, g = norm_arrays(shape)
 
 
+@pytest.mark.parametrize(
+    ("computed", "valid"),
+    [(compute_by_loops, []), (compute_by_loops, [0]), (compute_as_for_gpus, [0])],
+)
+def test_a_rank_may_have_no_rows(
+    computed: Callable[..., list[np.ndarray]], valid: list[int]
+) -> None:
+    x, scale, shift, _ = (v[:0] if v.ndim == 4 else v for v in norm_arrays((4, 3, 2, 2)))
+    more = map(np.array, valid)
+    norm = BatchNorm(2), x, scale, shift, *more
+    found = computed(*norm)
+    assert [y.shape for y in found] == [(0, 3, 2, 2), (3,), (3,), (0, 3), (0, 3)]
+    gradient = BatchNormGrad(2), x, scale, x, *found[3:], *map(np.array, valid)
+    assert [y.tolist() for y in computed(*gradient)] == [[], [0] * 3, [0] * 3]
+
+
 def test_the_number_of_valid_rows_stays_on_the_device() -> None:
     """A step that is captured reads it in each replay, and cannot wait for it."""
     x, scale, shift, _ = (torch.from_numpy(v) for v in norm_arrays((6, 3, 2, 2)))

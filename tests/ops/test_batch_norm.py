@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tandem.ops import BatchNorm, BatchNormGrad, BatchNormInference, batch_norm
+from tandem.ops import BatchNorm, BatchNormGrad, BatchNormInference, batch_norm, relu
 from tandem.ops.batch_norm import batch_norm_inference
 from tests.support.norm_oracles import (
     EPSILON,
@@ -211,3 +211,27 @@ def test_inputs_that_do_not_fit_are_refused(changes, error, message):
     inputs = {"x": variable(4, 3), "scale": variable(3), "shift": variable(3), "rows": 2}
     with pytest.raises(error, match=message):
         batch_norm(**inputs | changes)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_relu_and_a_sum_are_those_of_other_ops(adds):
+    x, scale, shift, g = norm_arrays((5, 3, 2, 4))
+    valid = np.int64(4)
+
+    def together(x, a, b, other, g, valid):
+        y = BatchNorm(2, EPSILON, True, adds)(x, a, b, *([other] if adds else []), valid)[0]
+        return [y, *pytensor.grad((g * y).sum(), [x, a, b, other], disconnected_inputs="ignore")]
+
+    def apart(x, a, b, other, g, valid):
+        y = batch_norm(x, a, b, 2, valid, EPSILON)[0]
+        y = relu(y + other if adds else y)
+        return [y, *pytensor.grad((g * y).sum(), [x, a, b, other], disconnected_inputs="ignore")]
+
+    arrays = x, scale, shift, x[::-1].copy(), g, valid
+    for one, other in zip(evaluate(together, *arrays), evaluate(apart, *arrays), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_sum_without_relu_is_refused():
+    with pytest.raises(ValueError, match="adds is for a ReLU that follows"):
+        BatchNorm(2, EPSILON, adds=True)
