@@ -1,7 +1,9 @@
-"""What earlier versions wrote is read as before: checkpoints of each optimizer, and settings.
+"""Files of earlier versions are read as before: checkpoints of optimizers and networks, settings.
 
-``earlier.tar.xz`` has checkpoints of AlexNet's at width 0.01 after an epoch on the pictures of
-`tests.support.tiny.prepare`, and the settings' defaults, all written by the commit e7fbb40.
+``earlier.tar.xz`` has checkpoints of AlexNet at width 0.01 after an epoch on the pictures of
+`tests.support.tiny.prepare`, one of each network with random weights, the logits of each for two
+pictures of normal numbers with seed 99, and the settings' defaults, all written by the commit
+e7fbb40.
 """
 
 import json
@@ -10,11 +12,14 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+import pytensor
 import pytest
 
 from alex_net import AlexNet
 from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint, verify_checkpoint
+from tandem.backend import device_mode
 from tandem.config.schema import Config, make_config
+from tandem.layers.network import build_network
 from tandem.optim import OPTIMIZERS
 from tests.support.runs import train
 from tests.support.tiny import prepare
@@ -26,6 +31,8 @@ DTYPES = {
     "adamw": "float32",
     "nadam": "float64",
 }
+QUICK = ("alex_net", "vgg11", "googlenet", "resnet20", "mobilenet", "wide_resnet")
+LARGER = ("vgg16", "googlenet_bn", "resnet18", "resnet50", "densenet121", "densenet100")
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +66,24 @@ def test_a_checkpoint_has_what_its_network_and_optimizer_ask_for(
         assert {array.dtype for array in arrays.values()} == {np.dtype(dtype)}
     assert set(checkpoint.states) == set(states)
     assert (checkpoint.state.epoch, checkpoint.state.step) == (1, 7)
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGER)]
+)
+def test_a_network_computes_what_it_did(earlier: Path, name: str) -> None:
+    checkpoint = read_checkpoint(earlier / f"{name}.safetensors")
+    dtype = next(iter(checkpoint.weights.values())).dtype.name
+    network = build_network(checkpoint.network, dtype)
+    for parameter, value in checkpoint.weights.items():
+        network.parameters[parameter].set_value(value)
+    assert {*network.parameters} == {*checkpoint.weights}
+    images = network.images()
+    logits = pytensor.function([images], network.logits(images, None), mode=device_mode("cpu"))
+    side = checkpoint.network.crop_size
+    pictures = np.random.default_rng(99).normal(size=(2, 3, side, side)).astype(dtype)
+    expected = json.loads((earlier / "logits.json").read_text())[name]
+    np.testing.assert_allclose(logits(pictures), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
