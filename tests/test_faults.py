@@ -273,6 +273,7 @@ def resume(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
     return status, capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -305,6 +306,7 @@ def test_other_bits_are_permitted_on_request(data: Path, tmp_path: Path, whole: 
     assert read_header(list_checkpoints(run)[-1]).state.epoch == 4
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_finished_under_any_condition(
     data: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -449,6 +451,7 @@ def test_a_full_disk_loses_nothing_but_time(data: Path, small_disk: Path, whole:
     assert_same_bits(run, whole)
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_is_read_only_is_refused(
     data: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

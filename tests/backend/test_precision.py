@@ -179,6 +179,7 @@ def test_a_network_trains_alike(
         assert variable.dtype == "float32"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(cpp_compiler() is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_it_is_the_same() -> None:
     options: dict[str, Any] = {"precision": "bfloat16", "channels_last": True}

@@ -123,6 +123,7 @@ def test_shapes_are_known_without_computing(x_shape, w_shape, options):
     check_shapes(Conv2dWeightGrad(*options), x, w, g)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Numba will use object mode:UserWarning")
 def test_float32_stays_float32_also_in_the_default_mode_of_pytensor():
     options = (2, 1, 2)
