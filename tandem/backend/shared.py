@@ -77,11 +77,13 @@ def tensor_over(array: np.ndarray) -> torch.Tensor:
     The tensor must not be written: the array may be read-only, which PyTorch cannot express (and
     about which it would warn).
     """
-    if any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
-        array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
-    elif not array.flags.writeable:
+    if not array.flags.writeable:
         array = np.asarray(_WritableView(array))
-    return torch.from_numpy(array)
+    try:
+        return torch.from_numpy(array)
+    except ValueError:  # of a negative stride, or another byte order
+        native = array.dtype.newbyteorder("=")
+        return torch.from_numpy(np.array(array, dtype=native, order="C"))
 
 
 class DeviceSharedVariable(TensorSharedVariable):
