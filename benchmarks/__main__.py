@@ -27,6 +27,7 @@ QUESTIONS = (
     "ddp",
     "placement",
     "parallel",
+    "programs",
     "front",
     "preprocessing",
     "start",

@@ -19,7 +19,7 @@ import torch
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 
-from tandem.backend.lowering.registry import is_host_type, is_tensor, torch_dtype
+from tandem.backend.lowering.registry import Lowering, is_host_type, is_tensor, torch_dtype
 from tandem.backend.schedule import Cut, Schedule, Target
 from tandem.backend.segments import Segment, SegmentedRun, SegmentWriter, returning
 
@@ -40,16 +40,21 @@ class Program:
     source: str  # of `run`
     breaks: bool  # `run` reads values from tensors; torch.compile then makes several parts
     nodes: Mapping[int, Apply]  # by line of the source
+    inner: Mapping[str, Mapping[int, Apply]]  # of programs inside, by file, that errors are to name
     file: str  # name of the source in tracebacks
     as_vectors: frozenset[int]  # inputs without axes that `run` takes as vectors of one element
+    # A variant of `run` from all arrays to all outputs, which may give None.
+    of_arrays: Callable[[Sequence[Any]], Sequence[Any] | None] | None = None
 
     def failed_node(self, traceback: TracebackType | None) -> Apply | None:
         """Find the node whose computation raised an exception, if it was one."""
+        found = None
         while traceback is not None:
-            if traceback.tb_frame.f_code.co_filename == self.file:
-                return self.nodes.get(traceback.tb_lineno)
+            file = traceback.tb_frame.f_code.co_filename
+            nodes = self.nodes if file == self.file else self.inner.get(file, {})
+            found = nodes.get(traceback.tb_lineno, found)
             traceback = traceback.tb_next
-        return None
+        return found
 
 
 def build_program(
@@ -67,7 +72,34 @@ def build_program(
     writer = _Writer(fgraph, schedule, target, inside)
     for node in schedule.order:
         writer.compute(node)
-    return writer.program(writer.finish())
+    program = writer.program(writer.finish())
+    return (
+        program if buffers or inside else replace(program, of_arrays=_of_arrays(fgraph, schedule))
+    )
+
+
+def _of_arrays(
+    fgraph: FunctionGraph, schedule: Schedule
+) -> Callable[[Sequence[Any]], Sequence[Any] | None] | None:
+    """Return the variant of a graph's only node that takes arrays, if it has one."""
+    if len(schedule.order) != 1:
+        return None
+    (node,) = schedule.order
+    call = schedule.lowerings[node].of_arrays
+    if call is None or not {*fgraph.outputs} <= {*node.outputs}:
+        return None
+    if fgraph.inputs == node.inputs and fgraph.outputs == node.outputs:
+        return call
+    given = [fgraph.inputs.index(variable) for variable in node.inputs]
+    taken = [node.outputs.index(variable) for variable in fgraph.outputs]
+    if len({*taken}) < len(taken):
+        return None
+
+    def reordered(values: Sequence[Any]) -> Sequence[Any] | None:
+        results = call([values[index] for index in given])
+        return None if results is None else [results[index] for index in taken]
+
+    return reordered
 
 
 class _Writer:
@@ -84,6 +116,7 @@ class _Writer:
         self.globals: dict[str, Any] = {"torch": torch}
         self.lines: list[str] = []
         self.nodes: dict[int, Apply] = {}
+        self.inner: dict[str, Mapping[int, Apply]] = {}
         self.segments: SegmentWriter | None = None
         self.as_vectors = self._updated_numbers() if target.compiled else {}
         self.breaks = any(x.counts or x.opaque for x in schedule.lowerings.values())
@@ -126,7 +159,7 @@ class _Writer:
             for index in range(len(node.inputs))
             if index not in lowering.omit
         ]
-        arguments[:0] = [self._inner(graph, lowering.opaque) for graph in lowering.graphs]
+        arguments[:0] = [self._inner(graph, lowering) for graph in lowering.graphs]
         function = self.schedule.call(node)
         if lowering.opaque and self.target.compiled:
             function = torch.compiler.disable(function)
@@ -146,13 +179,13 @@ class _Writer:
         if self.segments is not None and node in self.schedule.cuts:
             self._cut(self.schedule.cuts[node], self.segments)
 
-    def _inner(self, graph: FunctionGraph, opaque: bool) -> str:
+    def _inner(self, graph: FunctionGraph, lowering: Lowering) -> str:
         """Name the program of a graph inside an Op."""
         target = replace(self.target, on_gradient_ready=None, buckets=(), observe=None)
         program = build_program(graph, graph.toposort(), {}, target, inside=True)
         self.breaks |= program.breaks
         run = program.run
-        if opaque and target.compiled:
+        if lowering.opaque and target.compiled:
             # What calls it is not compiled, so it is by itself.
             run = torch.compile(run, fullgraph=not program.breaks, dynamic=False)
         return self.bind("g", run)
@@ -346,6 +379,7 @@ class _Writer:
             source=source,
             breaks=self.breaks,
             nodes=self.nodes,
+            inner=self.inner,
             file=file,
             as_vectors=frozenset() if makers else frozenset(self.as_vectors),
         )

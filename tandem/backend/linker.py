@@ -211,7 +211,15 @@ def _make_thunk(
             slot[0] = None
         return outputs
 
-    return thunk
+    of_arrays = program.of_arrays
+    if of_arrays is None:
+        return thunk
+
+    def thunk_of_arrays() -> list[Any]:
+        values = of_arrays([cell[0] for cell in cells])
+        return thunk() if values is None else [*values]
+
+    return thunk_of_arrays
 
 
 def _steps(

@@ -13,6 +13,7 @@ from tandem.backend.linker import DeviceLinker
 from tandem.backend.lowering.convolution import has_nnpack
 from tandem.backend.norm_rewrites import BY_LOOPS
 from tandem.backend.precision import Precision, ProductPrecision, set_tf32
+from tandem.backend.regions import REGIONS
 from tandem.backend.runtime import as_device, require_compiler
 from tandem.backend.schedule import Observe, Results
 from tandem.compilers import missing_for_triton
@@ -34,6 +35,7 @@ def device_mode(
     results: Results = "host",
     channel: Channel | None = None,
     observe: Observe | None = None,
+    regions: bool = False,
 ) -> Mode:
     """Return a PyTensor mode whose functions run PyTorch's kernels on a device.
 
@@ -87,12 +89,17 @@ def device_mode(
         ``observe(node, call) -> call`` wraps each call of a function's program when it is made: the
         kernel of a node, and beside it a conversion of an operand or a copy of its result. So their
         times can be measured. What is inside of a loop or a branch belongs to its node.
+    regions : bool
+        On a CPU, compute loops, and other parts of a graph whose arrays are small, by machine code
+        of PyTensor's Numba backend: one call where there would be one for each Op. Whether arrays
+        are small is decided by the shapes of each call, so equal calls give equal bits. The first
+        such call of a function compiles for seconds, or loads what a former process compiled.
 
     Raises
     ------
     InputError
-        The device does not exist, a word is unknown, `compile` is set and a compiler is missing, or
-        it is set with `observe`.
+        The device does not exist, a word is unknown, `compile` is set and a compiler is missing, it
+        is set with `observe`, or `regions` with it, a GPU or products of half precision.
     """
     target = as_device(device)
     if convolutions not in get_args(Convolutions):
@@ -121,9 +128,14 @@ def device_mode(
         channel,
         observe,
     )
-    rewrites = REWRITES
+    if regions and (compile or target.type != "cpu" or precision not in ("float32", "float64")):
+        raise InputError(
+            f"regions: found it with device {device}, compile {compile} and precision {precision},"
+            " expected the CPU, without compile, and float32 or float64"
+        )
+    rewrites = REWRITES.including(REGIONS) if regions else REWRITES
     if target.type == "cuda":
-        rewrites = REWRITES.including(GPU, *([] if missing_for_triton() else [TRITON]))
+        rewrites = rewrites.including(GPU, *([] if missing_for_triton() else [TRITON]))
     elif not compile:
-        rewrites = REWRITES.including(BY_LOOPS)
+        rewrites = rewrites.including(BY_LOOPS)
     return Mode(linker, rewrites)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from pytensor.compile.mode import Mode
 
+from tandem.backend import device_mode
 from tests.support.check_function import DEVICE, PLAIN_DEVICE, PYTHON, compile_graph
 from tests.support.graph_forms import FORMS
 from tests.support.random_graphs import RandomGraph, Term, grow
@@ -18,9 +19,10 @@ from tests.support.random_updates import RandomUpdates
 
 QUICK, SLOW = 100, 6000  # graphs
 GROUP = 25  # graphs of one test
+REGIONS = device_mode("cpu", regions=True)
 
 
-def check(seed: int, rewritten: bool) -> None:
+def check(seed: int, rewritten: bool, device: Mode = DEVICE) -> None:
     """Compare a random graph on the device with the same graph on the Python linker."""
     graph = grow(seed, FORMS)
     if not graph.outputs:
@@ -29,7 +31,7 @@ def check(seed: int, rewritten: bool) -> None:
     given = [value.copy() for value in graph.values]
     what = "rewritten" if rewritten else "as built"
     try:
-        function = compile_graph(graph.inputs, variables, DEVICE if rewritten else PLAIN_DEVICE)
+        function = compile_graph(graph.inputs, variables, device if rewritten else PLAIN_DEVICE)
     except Exception as error:
         if rewritten and fails_everywhere(graph, type(error)):
             return
@@ -154,6 +156,20 @@ def check_updates(seeds: range, every: int) -> None:
 def test_many_random_graphs(first: int, threads: None) -> None:
     check_all(range(first, first + 20 * GROUP), every=2)
     check_updates(range(first, first + 20 * GROUP), every=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("first", range(0, 12, 6))
+def test_random_graphs_in_regions(first: int) -> None:
+    """Each takes Numba seconds to compile, unless its cache has the graph."""
+    failures = []
+    for seed in range(first, first + 6):
+        try:
+            check(seed, True, REGIONS)
+        except AssertionError as error:
+            failures.append(str(error))
+    assert not failures, f"{len(failures)} graphs\n" + "\n\n".join(failures)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The registry of lowerings: for each Op, the PyTorch call that computes it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, singledispatch
 from typing import Any
@@ -43,6 +43,9 @@ class Lowering:
     # Graphs of which `call` takes the programs, before the inputs. Each takes the graph's inputs
     # and returns a tuple of its outputs, in memory of their own.
     graphs: tuple[FunctionGraph, ...] = ()
+    named: bool = False  # errors are those of a node of `graphs`
+    # A variant of `call` from arrays to arrays, for a graph of this node alone; it may give None.
+    of_arrays: Callable[[Sequence[Any]], Sequence[Any] | None] | None = None
     # Variants of `call` that overwrite and return an input, after the last other use of it.
     reuse: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
     # Conversions of inputs to another layout or precision. Nodes that name the same function for

@@ -1,0 +1,304 @@
+"""Regions of small arrays: parts of a graph that one call of Numba's code can compute, on CPUs.
+
+A call of a PyTorch kernel takes microseconds whatever the size, so a graph of many small arrays, or
+a loop over them, spends its time between kernels. PyTensor's Numba backend makes machine code of
+the whole part. `lowering.region` decides for each call which of the two computes it.
+"""
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor
+import torch
+from pytensor.compile.mode import Mode, optdb
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.basic import GraphRewriter
+from pytensor.scalar.basic import ScalarType
+from pytensor.scan.op import Scan
+from pytensor.tensor.basic import Nonzero
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.extra_ops import Repeat, Unique
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.type import DenseTensorType
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tandem.backend.lowering.registry import Lowering, lower
+from tandem.backend.shared import tensor_over
+
+log = logging.getLogger(__name__)
+
+REGIONS = "regions"
+"""Tag of the rewrite, for modes that want it."""
+
+_NOT_COMPILED = ("float16", "complex64", "complex128")
+_LEFT_OUT = (Nonzero, Repeat, Unique, RandomVariable)  # work that depends on values, and draws
+LARGEST = 2**14  # elements of a variable of known shape that may be in a region
+MOST_WORK = 2000
+"""Elements of a kernel's result, on average over a region, up to which Numba computes it.
+
+Measured by `benchmarks.programs`: at this size a kernel takes about as long as its call.
+"""
+_KEPT = 256  # shapes whose decision is remembered
+_PER_ELEMENT = 64  # multiplications and additions of a product that take the time of one element
+_PRODUCTS = {"mm", "bmm", "addmm", "addmv", "mv", "dot", "baddbmm"}
+
+Key = tuple[Any, ...]
+
+
+class Region(Op):
+    """A part of a graph as one node; its inputs and outputs are those of the graph."""
+
+    def __init__(self, graph: FunctionGraph) -> None:
+        self.graph = graph
+
+    def make_node(self, *inputs: Variable) -> Apply:
+        return Apply(self, list(inputs), [v.type() for v in self.graph.outputs])
+
+    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: Any) -> None:
+        """Compute the graph by the `perform` of its Ops."""
+        graph = self.graph.clone()
+        mode = Mode(linker="py", optimizer=None)
+        function = pytensor.function(
+            graph.inputs, graph.outputs, mode=mode, on_unused_input="ignore"
+        )
+        for storage, value in zip(output_storage, function(*inputs), strict=True):
+            storage[0] = value
+
+    def __str__(self) -> str:
+        return f"Region{{{', '.join(str(node.op) for node in self.graph.toposort())}}}"
+
+
+class SmallRegions(GraphRewriter):
+    """Makes a `Region` of each connected run of nodes that Numba can compile, and of each loop."""
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        order = fgraph.toposort()
+        wanted = {node for node in order if _is_small(node) and _is_compiled(node)}
+        # Nodes of one even phase need nothing of each other by way of an unwanted one.
+        phases: dict[Apply, int] = {}
+        groups: dict[int, list[Apply]] = {}
+        for node in order:
+            is_other = node not in wanted
+            before = [phases[v.owner] for v in node.inputs if v.owner is not None]
+            phases[node] = max((p + (p % 2 != is_other) for p in before), default=int(is_other))
+            if not is_other:
+                groups.setdefault(phases[node], []).append(node)
+        for nodes in groups.values():
+            is_all = len(nodes) == len(order)
+            if is_all or any(isinstance(node.op, Scan) for node in nodes) or _computing(nodes) > 1:
+                _merge(fgraph, nodes)
+
+
+def _computing(nodes: Sequence[Apply]) -> int:
+    return sum(not isinstance(node.op, DimShuffle) for node in nodes)
+
+
+def _merge(fgraph: FunctionGraph, nodes: Sequence[Apply]) -> None:
+    inside = {*nodes}
+    used = dict.fromkeys(v for node in nodes for v in node.inputs)
+    inputs = [v for v in used if v.owner not in inside and not isinstance(v, Constant)]
+    outputs = [
+        v
+        for node in nodes
+        for v in node.outputs
+        if any(user not in inside for user, _ in fgraph.clients[v])
+    ]
+    fresh = [v.type() for v in inputs]  # never a shared variable, whose value a clone would keep
+    copies = clone_replace(outputs, dict(zip(inputs, fresh, strict=True)))
+    region = Region(FunctionGraph(fresh, copies, clone=False))
+    results = region.make_node(*inputs).outputs
+    fgraph.replace_all([*zip(outputs, results, strict=True)], reason=REGIONS)
+
+
+def _is_small(node: Apply) -> bool:
+    """Return whether nothing is known to be large: where sizes are unknown, each call decides."""
+    shapes = [v.type.shape for v in node.outputs if isinstance(v.type, DenseTensorType)]
+    for shape in shapes:
+        elements = 1
+        for length in shape:
+            elements *= length or 1
+        if elements > LARGEST:
+            return False
+    return True
+
+
+def _is_compiled(node: Apply) -> bool:
+    """Return whether Numba computes a node, of values that PyTensor's backend passes as arrays."""
+    op = node.op
+    if isinstance(op, _LEFT_OUT) or getattr(op, "destroy_map", None):
+        return False
+    variables = [*node.inputs, *node.outputs]
+    if not all(isinstance(v.type, DenseTensorType | ScalarType) for v in variables):
+        return False
+    if any(v.type.dtype in _NOT_COMPILED for v in variables):
+        return False
+    if isinstance(op, Scan):
+        return all(_is_compiled(inner) for inner in op.fgraph.toposort())
+    # Numbers and shapes are computed by the host between kernels.
+    if any(isinstance(v.type, ScalarType) for v in node.outputs):
+        return False
+    return _has_dispatch(op)
+
+
+def _has_dispatch(op: Op) -> bool:
+    from pytensor.link.numba.dispatch import basic
+
+    if isinstance(op, Blockwise):
+        op = op.core_op
+    if isinstance(op, Elemwise):
+        op = op.scalar_op
+    tables = (
+        basic.numba_funcify,
+        basic.numba_funcify_default_op_cache_key,
+        basic.numba_funcify_and_cache_key,
+    )
+    return any(table.dispatch(type(op)) is not table.dispatch(object) for table in tables)
+
+
+# After all other rewrites.
+optdb.register("small_regions", SmallRegions(), REGIONS, position=300)
+
+
+class Work(TorchDispatchMode):
+    """Counts the kernels that are called, and the elements that they compute."""
+
+    calls = elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        self.calls += 1
+        if not func.is_view:
+            self.elements += sum(
+                _elements(func, args, value)
+                for value in (results if isinstance(results, tuple | list) else (results,))
+                if isinstance(value, torch.Tensor)
+            )
+        return results
+
+    @property
+    def is_small(self) -> bool:
+        """Return whether Numba's code takes less time than the calls."""
+        return self.elements <= MOST_WORK * self.calls
+
+
+def _elements(func: Any, args: Any, value: torch.Tensor) -> int:
+    name = func._schema.name.partition("::")[2]
+    if name in _PRODUCTS:
+        factor = next(x for x in reversed(args) if isinstance(x, torch.Tensor))
+        length = factor.shape[-2] if factor.ndim > 1 else factor.shape[0]
+        return value.numel() + value.numel() * length // _PER_ELEMENT
+    if "linalg" in name or "cholesky" in name or "solve" in name:
+        return value.numel() * max(1, math.isqrt(value.numel()) // 4)
+    return value.numel()
+
+
+class _Call:
+    """The call of a region. What computes it depends on its shapes, and on nothing that was before.
+
+    Shapes that are new are computed by the kernels once, to count their work.
+    """
+
+    def __init__(self, graph: FunctionGraph) -> None:
+        self._graph = graph
+        self._are_arrays = [not isinstance(v.type, ScalarType) for v in graph.inputs]
+        # Whole numbers without axes, which may be lengths.
+        self._lengths = [
+            index
+            for index, v in enumerate(graph.inputs)
+            if v.type.ndim == 0 and v.type.dtype.startswith(("int", "uint"))
+        ]
+        self._decided: OrderedDict[Key, bool] = OrderedDict()
+        self._compiled: Callable[..., Any] | None = None
+        self._is_refused = False
+
+    def __call__(self, step: Callable[..., Any], *inputs: Any) -> Any:
+        if self._is_refused or not self._is_small(step, inputs):
+            results = step(*inputs)
+        else:
+            results = self._by_numba(step, inputs)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def of_arrays(self, values: Sequence[Any]) -> Sequence[Any] | None:
+        """Return the results of arrays by Numba's code; None where the kernels have to be asked."""
+        if self._compiled is None:
+            return None
+        key: Key = tuple([v.shape for v in values if type(v) is np.ndarray])
+        if self._lengths:
+            key = (key, *[int(values[index]) for index in self._lengths])
+        if not self._decided.get(key):
+            return None
+        for value, is_array in zip(values, self._are_arrays, strict=True):
+            if is_array and (type(value) is not np.ndarray or not _is_plain(value.flags)):
+                return None
+        try:
+            return self._compiled(*values)
+        except Exception:
+            return None
+
+    def _is_small(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
+        key: Key = tuple([x.shape for x in inputs if isinstance(x, torch.Tensor)])
+        if self._lengths:
+            key = (key, *[int(inputs[index]) for index in self._lengths])
+        found = self._decided.get(key)
+        if found is None:
+            with Work() as work:
+                step(*inputs)
+            if len(self._decided) == _KEPT:
+                self._decided.popitem(last=False)
+            found = self._decided[key] = work.is_small
+        return found
+
+    def _by_numba(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        given = [
+            x.contiguous().numpy() if is_array else x
+            for x, is_array in zip(inputs, self._are_arrays, strict=True)
+        ]
+        try:
+            if self._compiled is None:
+                self._compiled = _compile(self._graph)
+            results = self._compiled(*given)
+        except Exception as error:
+            # Whatever the user's arrays led to, the kernels report with the node.
+            results = step(*inputs)
+            if self._compiled is None or type(error).__module__.startswith("numba"):
+                log.debug("Numba can't compile %s: %s", self._graph, error)
+                self._is_refused = True
+            return results
+        return [tensor_over(np.asarray(value)) for value in results]
+
+
+def _is_plain(flags: Any) -> bool:
+    """Return whether Numba has code for such an array: it compiles one for each layout."""
+    return bool(flags.c_contiguous and flags.writeable)
+
+
+def _compile(graph: FunctionGraph) -> Callable[..., Any]:
+    """Compile a graph, or load it from PyTensor's cache on disk, without inexact mathematics."""
+    copy = graph.clone()
+    with pytensor.config.change_flags(numba__fastmath=False):
+        function = pytensor.function(
+            copy.inputs, copy.outputs, mode="NUMBA", trust_input=True, on_unused_input="ignore"
+        )
+    return function.vm.jit_fn
+
+
+@lower.register(Region)
+def lower_region(op: Region, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    host = frozenset(i for i, v in enumerate(node.inputs) if isinstance(v.type, ScalarType))
+    call = _Call(op.graph)
+    return Lowering(
+        call,
+        host=host,
+        graphs=(op.graph.clone(),),
+        opaque=True,
+        named=True,
+        of_arrays=call.of_arrays,
+    )

@@ -1,0 +1,176 @@
+"""Regions of small arrays give what the kernels do, and equal calls give equal bits."""
+
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.mode import Mode
+
+from tandem.backend import device_mode, device_shared
+from tandem.backend.regions import Region
+from tandem.errors import InputError
+
+MODE = device_mode("cpu", regions=True)
+x, y, n = pt.dvector("x"), pt.dvector("y"), pt.lscalar("n")
+CHAIN = pt.exp(-(x**2)) * pt.sin(y) + pt.tanh(x * y)
+
+
+def rows(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape)
+
+
+def regions_of(function: Any) -> list[Region]:
+    nodes = function.maker.fgraph.toposort()
+    return [node.op for node in nodes if isinstance(node.op, Region)]
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Records what Numba's code is called for, which is replaced by the Ops' own `perform`."""
+    calls: list[int] = []
+
+    def compile_graph(graph: Any) -> Any:
+        copy = graph.clone()
+        function = pytensor.function(copy.inputs, copy.outputs, mode=Mode("py", None))
+
+        def compiled(*values: Any) -> Any:
+            calls.append(len(values))
+            return function(*values)
+
+        return compiled
+
+    monkeypatch.setattr("tandem.backend.regions._compile", compile_graph)
+    return calls
+
+
+def check(inputs: list[Any], outputs: list[Any], *values: np.ndarray) -> None:
+    """Compare two calls with each other, bit by bit, and with the kernels."""
+    function = pytensor.function(inputs, outputs, mode=MODE)
+    assert regions_of(function)
+    expected = pytensor.function(inputs, outputs, mode=device_mode("cpu"))(*values)
+    for one, other, reference in zip(function(*values), function(*values), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, reference, rtol=1e-13)
+
+
+def test_numba_computes_what_the_kernels_do() -> None:
+    check([x, y], [CHAIN], rows(7), rows(7))
+
+
+@pytest.mark.slow
+def test_numba_computes_loops_and_their_gradients() -> None:
+    weights, steps = pt.dmatrix("weights"), pt.dmatrix("steps")
+    states = pytensor.scan(
+        lambda step, state, weights: pt.tanh(step + state @ weights),
+        sequences=[steps],
+        outputs_info=[pt.zeros(4)],
+        non_sequences=[weights],
+        return_updates=False,
+    )
+    last = states[-1]
+    outputs = [last, *pytensor.grad((last * x).sum(), [steps, weights])]
+    check([steps, weights, x], outputs, rows(5, 4), rows(4, 4), rows(4))
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_the_shapes_of_a_call_decide_and_not_what_was_before(
+    computed: list[int], trusted: bool
+) -> None:
+    function = pytensor.function([x, y], CHAIN, mode=MODE, trust_input=trusted)
+    small, large = (rows(10), rows(10)), (rows(10**5), rows(10**5))
+    used = []
+    for values in (small, large, small, small, large, small):
+        before = len(computed)
+        function(*values)
+        used.append(len(computed) > before)
+    assert used == [True, False, True, True, False, True]
+
+
+def test_lengths_that_are_inputs_are_shapes(computed: list[int]) -> None:
+    function = pytensor.function([x, n], pt.exp(-pt.arange(n)).sum() + x.sum(), mode=MODE)
+    for length, wanted in ((3, 1), (10**6, 0), (3, 1)):
+        computed.clear()
+        expected = np.exp(-np.arange(length)).sum() + rows(5).sum()
+        assert function(rows(5), length) == pytest.approx(expected)
+        assert len(computed) == wanted
+
+
+def test_arrays_of_any_strides_are_taken_and_none_is_written(computed: list[int]) -> None:
+    function = pytensor.function([x, y], CHAIN, mode=MODE)
+    straight = rows(20)
+    expected = function(straight[::-1].copy(), straight[::2].repeat(2))
+    fixed = straight[::2].repeat(2)
+    fixed.setflags(write=False)
+    before = straight.copy()
+    np.testing.assert_array_equal(function(straight[::-1], fixed), expected)
+    np.testing.assert_array_equal(straight, before)
+    result = function(straight, straight)
+    result[...] = 0
+    assert function(straight, straight).any()
+
+
+def test_updates_and_shared_values_are_seen_by_the_next_call(computed: list[int]) -> None:
+    resident, plain = device_shared(rows(6), "resident"), pytensor.shared(rows(6), "plain")
+    total = pt.exp(resident) * plain + x
+    updates = [(resident, total * 2), (plain, total - resident)]
+    function = pytensor.function([x], total.sum(), updates=updates, mode=MODE)
+    values, a, b = rows(6), rows(6), rows(6)
+    for _ in range(3):
+        expected = np.exp(a) * b + values
+        np.testing.assert_allclose(function(values), expected.sum())
+        a, b = expected * 2, expected - a
+        np.testing.assert_allclose(resident.get_value(), a)
+        np.testing.assert_allclose(plain.get_value(), b)
+
+
+def test_errors_name_the_node_of_the_user(computed: list[int]) -> None:
+    places = pt.lvector("places")
+    function = pytensor.function([x, places], pt.exp(x[places]) * 2, mode=MODE)
+    given = np.array([0, 1])
+    function(rows(4), given)
+    with pytest.raises(IndexError, match="AdvancedSubtensor"):
+        function(rows(4), given + 9)
+    function = pytensor.function([x, y], pt.exp(x) * pt.sin(y), mode=MODE)
+    with pytest.raises(ValueError, match="Mul"):
+        function(rows(4), rows(5))
+
+
+@pytest.mark.slow
+def test_numba_does_not_read_behind_an_array() -> None:
+    places = pt.lvector("places")
+    function = pytensor.function([x, places], pt.exp(x[places]) * 2, mode=MODE)
+    function(rows(4), np.array([0, 1]))
+    for wrong in (9, -9):
+        with pytest.raises(IndexError):
+            function(rows(4), np.array([0, wrong]))
+
+
+def test_a_graph_that_numba_cannot_compile_is_computed_by_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(graph: Any) -> Any:
+        raise NotImplementedError("no code for this Op")
+
+    monkeypatch.setattr("tandem.backend.regions._compile", fail)
+    function = pytensor.function([x, y], CHAIN, mode=MODE)
+    plain = pytensor.function([x, y], CHAIN, mode=device_mode("cpu"))
+    for _ in range(2):
+        np.testing.assert_array_equal(function(rows(5), rows(5)), plain(rows(5), rows(5)))
+
+
+def test_convolutions_draws_and_known_large_arrays_stay_with_pytorch() -> None:
+    large = pt.tensor("large", shape=(1000, 1000), dtype="float64")
+    draws = pt.random.normal(size=(3,), rng=pytensor.shared(np.random.default_rng(1)))
+    halves = pt.tensor("halves", shape=(None,), dtype="float16")
+    inputs = [large, halves, x]
+    outputs = [pt.exp(large) * 2, draws + x, halves * 2 + 1]
+    kept = pytensor.function(inputs, outputs, mode=MODE, on_unused_input="ignore")
+    assert not regions_of(kept)
+
+
+@pytest.mark.parametrize("options", [{"compile": True}, {"precision": "bfloat16"}])
+def test_it_is_refused_where_it_cannot_be(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="regions: found it with"):
+        device_mode("cpu", regions=True, **options)
