@@ -65,7 +65,7 @@ class Region(Op):
     def perform(self, node: Apply, inputs: Sequence[Any], output_storage: Any) -> None:
         """Compute the graph by the `perform` of its Ops."""
         graph = self.graph.clone()
-        mode = Mode(linker="py", optimizer=None)
+        mode = Mode(linker="py", optimizer=None)  # type: ignore[arg-type]
         function = pytensor.function(
             graph.inputs, graph.outputs, mode=mode, on_unused_input="ignore"
         )

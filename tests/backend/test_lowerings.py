@@ -17,7 +17,7 @@ from pytensor.scalar.loop import ScalarLoop
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 
-from tandem.backend import device_mode
+from tandem.backend import device_mode, regions
 from tandem.backend.lowering import Lowering, collective, control_flow, host_rule, lower, pool_norm
 from tandem.backend.lowering.scalars import covered_scalar_ops
 from tandem.backend.schedule import Target, plan_node
@@ -114,7 +114,7 @@ def test_every_lowering_and_scalar_call_and_host_rule_has_a_case() -> None:
     rules = {host_rule.dispatch(type(node.op)) for node, on_host in planned_nodes() if on_host}
     # Those with graphs inside, with kernels in Triton's language, or with other ranks to meet have
     # tests of their own.
-    apart = {collective.__name__, control_flow.__name__, pool_norm.__name__}
+    apart = {m.__name__ for m in (collective, control_flow, pool_norm, regions)}
     registered = [op for op, call in lower.registry.items() if call.__module__ not in apart]
     ours = [op for op in registered if not op.__module__.startswith("tests.")]
     missing = [op for op in ours if not any(issubclass(used, op) for used in classes)]
