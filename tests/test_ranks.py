@@ -399,7 +399,8 @@ def test_ranks_end_when_torchrun_is_killed(data: Path, tmp_path: Path, ranks: in
 def test_bad_input_is_reported_once(data: Path, tmp_path: Path) -> None:
     result = run_ranks(3, "train.py", settings(data, tmp_path / "run", crop_size=400))
     assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
+    first, line = result.stderr.splitlines()
+    assert first == "[0]   0.0 s: checking data"
     assert line.startswith("[0] error: crop_size is 400")
 
 

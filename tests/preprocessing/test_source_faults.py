@@ -140,6 +140,15 @@ def mode_of(path: Path) -> int:
         return 0
 
 
+def test_folders_of_which_none_is_there_name_the_option(tmp_path: Path, capsys) -> None:
+    folders = f"train_img_dir: {tmp_path}/a\nval_img_dir: {tmp_path}/b\n"
+    write(tmp_path / "mine.yaml", folders.encode())
+    assert make_hkl.main(["--config", str(tmp_path / "mine.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert f"source: found neither {tmp_path}/a nor {tmp_path}/b, expected" in error
+    assert "--source DIR" in error
+
+
 def test_without_pictures_the_option_is_named(tmp_path: Path, capsys) -> None:
     write(tmp_path / "mine.yaml", b"tar_root_dir: out\n")
     assert make_hkl.main(["--config", str(tmp_path / "mine.yaml")]) == 2

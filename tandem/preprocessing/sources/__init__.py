@@ -105,9 +105,11 @@ SOURCES: Registry[Source] = Registry("source")
 def choose(settings: Settings) -> Source:
     """Make the source that the settings name; raises InputError unless it is known."""
     if settings.source is None:
-        if settings.train_img_dir is None or settings.val_img_dir is None:
+        folders = settings.train_img_dir, settings.val_img_dir
+        if None in folders or not any(folder and folder.exists() for folder in folders):
+            found = "null" if None in folders else f"neither {folders[0]} nor {folders[1]}"
             raise InputError(
-                "source: found null, expected a folder that holds ImageNet: --source DIR (or"
+                f"source: found {found}, expected a folder that holds ImageNet: --source DIR (or"
                 " --train-img-dir DIR and --val-img-dir DIR)"
             )
         return SOURCES.make("folders", vars(settings))
