@@ -61,7 +61,7 @@ UNSUPPORTED = {
     ),
     "name the folder of one version": ("snapshots/abc/data/train-00000-of-00001.parquet",),
     "train.tar.gz (a compressed archive), which is not read; decompress": ("train.tar.gz",),
-    "challenge.zip (a zip file), which is not read; unpack it first": (
+    "challenge.zip (a zip file), which is not read; name the file itself": (
         "imagenet-object-localization-challenge.zip",
     ),
     f"found {TRAIN}.gz, a compressed archive, expected {TRAIN}; decompress it: gunzip": (

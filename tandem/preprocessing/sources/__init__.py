@@ -18,6 +18,7 @@ from tandem.errors import InputError
 from tandem.preprocessing.listed import Listed
 from tandem.preprocessing.settings import Settings
 from tandem.preprocessing.unsupported import hint_for
+from tandem.preprocessing.zips import ZIP
 from tandem.registry import Choice, Registry
 from tandem.validation import printable
 
@@ -113,6 +114,13 @@ def choose(settings: Settings) -> Source:
                 " --train-img-dir DIR and --val-img-dir DIR)"
             )
         return SOURCES.make("folders", vars(settings))
+    if settings.source.is_file():
+        if settings.source.name.endswith(ZIP):
+            return SOURCES.make("kaggle_zip", vars(settings))
+        raise InputError(
+            f"{settings.source} (source): found a file, expected a folder, or Kaggle's zip file;"
+            " archives are read by the name of their folder"
+        )
     folder = Folder.scan(settings.source, "source")
     try:
         fitting = [name for name in SOURCES if SOURCES[name].recognises(folder)]
