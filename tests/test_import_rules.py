@@ -94,6 +94,7 @@ ROWS = (
         "classify",
         "convert",
         "cost",
+        "demo",
         "export",
         "look",
         "nn",
