@@ -87,7 +87,7 @@ class AlexNet(Network):
     Parameters
     ----------
     crop_size : int
-        Side of the input, in pixels, at least 67.
+        Side of the input, in pixels, at least 67; published for 227.
     width : float
         Factor on the numbers of filters and hidden units. Filters are rounded to an even number, at
         least 2, so that two groups divide them.

@@ -32,8 +32,11 @@ VERBS = {
     "datasets": Verb(
         "tandem.datasets.program:run_datasets", "prepare MNIST, CIFAR and their like, or arrays"
     ),
+    "models": Verb("tandem.catalogue:run_models", "list the networks"),
+    "recipes": Verb("tandem.catalogue:run_recipes", "list the files of published settings"),
     "export": Verb("tandem.export.cli:run_export", "write weights as an ONNX file"),
     "convert": Verb("tandem.convert.cli:run_conversion", "read weights of other programs"),
+    "demo": Verb("tandem.demo:run_demo", "train on handwritten digits, in a few minutes"),
     "plot": Verb("tandem.plot:run_plot", "draw one run or compare several"),
     "look": Verb("tandem.look:run_look", "draw pictures as the network gets them, count classes"),
     "trace": Verb("tandem.trace.program:run_trace", "where the time of a traced run goes"),

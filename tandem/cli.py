@@ -188,9 +188,10 @@ class CommandLine:
 
 
 def file_beside(file: str | os.PathLike[str], name: str) -> Path | None:
-    """Return the file of that name in the folder of another file, if there is one."""
+    """Return the file of that name in a folder, or in that of another file, if there is one."""
     with contextlib.suppress(OSError, ValueError):  # it may have no name, or no home folder
-        found = Path(to_path(os.fspath(file))).with_name(name)
+        path = Path(to_path(os.fspath(file)))
+        found = path / name if path.is_dir() else path.with_name(name)
         return found if found.is_file() else None
     return None
 

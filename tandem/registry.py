@@ -5,11 +5,15 @@ chosen dataclass are settings too, with their meaning beside them. What a choice
 is declared as data and checked in one place, `check`, which writes every refusal.
 """
 
+import ast
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from tandem.errors import InputError
@@ -126,6 +130,38 @@ class _Attributes(dict):
         return getattr(self._of, name)
 
 
+def check_class(setting: str, name: str) -> None:
+    """Refuse a class "module:class" that is not there, by the module's source: nothing is imported.
+
+    A module without a source, or that makes names in ways that the source does not show, is left to
+    `find_class`.
+    """
+    module_name, _, own_name = name.partition(":")
+    if (module := sys.modules.get(module_name)) is not None:
+        if not hasattr(module, "__getattr__") and not hasattr(module, own_name):
+            raise _absent(setting, module_name, "class", own_name, vars(module))
+        return
+    spec, place = None, None
+    for part in itertools.accumulate(module_name.split("."), "{}.{}".format):
+        spec = next(filter(None, (f.find_spec(part, place) for f in sys.meta_path)), None)
+        if spec is None:
+            raise _no_module(setting, part, name)
+        place = spec.submodule_search_locations
+    if spec is None or not (spec.origin or "").endswith(".py"):
+        return
+    try:
+        nodes = [*ast.walk(ast.parse(Path(str(spec.origin)).read_bytes()))]
+    except (OSError, SyntaxError, ValueError):
+        return
+    names = {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    bound = {node.id for node in nodes if isinstance(node, ast.Name)}
+    for node in nodes:
+        if isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).partition(".")[0])
+    if own_name not in names | bound and not {"*", "__getattr__", "globals"} & (names | bound):
+        raise _absent(setting, module_name, "class", own_name, names)
+
+
 def find_class(setting: str, name: str) -> type:
     """Import the class that a setting names as "module:class".
 
@@ -148,15 +184,22 @@ def _find(setting: str, name: str, kind: str, is_kind: Callable[[Any], bool]) ->
         # The module may be there, and another that it imports may not.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise InputError(
-            f"{setting}: there is no module {error.name!r} for {name}: it is looked for in the "
-            "folder of the program (by the command `tandem`, in the current one) and in those of "
-            "PYTHONPATH"
-        ) from error
+        raise _no_module(setting, error.name, name) from error
     found = getattr(module, own_name, None)
     if not is_kind(found):
         known = [n for n, value in vars(module).items() if is_kind(value)]
-        meant = nearest(own_name, known)
-        hint = f"; did you mean {module_name}:{meant}?" if meant else ""
-        raise InputError(f"{setting}: the module {module_name} has no {kind} {own_name!r}{hint}")
+        raise _absent(setting, module_name, kind, own_name, known)
     return found
+
+
+def _no_module(setting: str, module: str, name: str) -> InputError:
+    return InputError(
+        f"{setting}: there is no module {module!r} for {name}: it is looked for in the folder of "
+        "the program (by the command `tandem`, in the current one) and in those of PYTHONPATH"
+    )
+
+
+def _absent(setting: str, module: str, kind: str, name: str, known: Iterable[str]) -> InputError:
+    meant = nearest(name, known)
+    hint = f"; did you mean {module}:{meant}?" if meant else ""
+    return InputError(f"{setting}: the module {module} has no {kind} {name!r}{hint}")

@@ -55,7 +55,8 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 def test_the_program_itself_exits_with_status_2(tmp_path: Path) -> None:
     result = run_program("train.py", settings(tmp_path, tmp_path / "run"))
     assert result.returncode == 2
-    assert result.stderr.startswith(f"error: {tmp_path}/manifest.json: there is no manifest")
+    message = f"error: {tmp_path}/manifest.json: there is no manifest"
+    assert result.stderr.splitlines()[-1].startswith(message)
     assert "Traceback" not in result.stderr
 
 
@@ -293,3 +294,21 @@ def test_a_safetensors_file_that_is_no_checkpoint(pristine: Path, tmp_path: Path
     result = run_program("validate.py", arguments)
     assert result.returncode == 2
     assert "other.safetensors" in result.stderr
+
+
+def test_a_misspelt_network_is_refused_before_processes_start(
+    data: Path, tmp_path: Path, refused: Refused
+) -> None:
+    meant = "has no class 'AlexNe'; did you mean alex_net:AlexNet?"
+    refused(data, tmp_path / "run", meant, network="alex_net:AlexNe")
+
+
+def test_a_resume_without_a_checkpoint_names_the_runs_beside_it(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs" / "other").mkdir(parents=True)
+    (tmp_path / "runs" / "other" / "epoch-0001.safetensors").touch()
+    changes = {**RESUMED, "network": "alex_net:AlexNe"}
+    assert train.main(settings(data, tmp_path / "runs" / "new", **changes)) == 2
+    runs = tmp_path / "runs"
+    assert f"from the beginning; runs beside it are {runs}/other" in capsys.readouterr().err

@@ -58,6 +58,7 @@ ALLOWED = {
         "tandem/classify/classifier.py",
         "tandem/export/",
         "tandem/nn/",
+        "tandem/catalogue.py",
         "tandem/placement_program.py",
     ),
 }
@@ -88,7 +89,18 @@ ROWS = (
     ("training",),
     ("launch",),
     ("datasets",),
-    ("classify", "convert", "cost", "export", "look", "nn", "placement_program", "plot"),
+    (
+        "catalogue",
+        "classify",
+        "convert",
+        "cost",
+        "demo",
+        "export",
+        "look",
+        "nn",
+        "placement_program",
+        "plot",
+    ),
     ("__main__",),
 )
 WITHOUT_CONFIGURATION = {"distributed", "processes", "layers", "optim"}

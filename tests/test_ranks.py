@@ -91,6 +91,8 @@ def test_ranks_compute_the_bits_of_trainers_on_one_machine(
     # Rank 0 alone reports, in lines, and writes.
     assert all(line.startswith("[0] ") and "\x1b" not in line for line in lines)
     assert sum("wrote" in line for line in lines) == 2
+    for stage in ("checking data", "starting processes", "compiling gradient", "first step"):
+        assert sum(line.endswith(f" s: {stage}") for line in lines) == 1
     for folder in (run, two):
         assert [path.name for path in folder.glob("events.out.*")] == ["events.out.tfevents.00001"]
     assert shared_memory() <= before
@@ -397,7 +399,8 @@ def test_ranks_end_when_torchrun_is_killed(data: Path, tmp_path: Path, ranks: in
 def test_bad_input_is_reported_once(data: Path, tmp_path: Path) -> None:
     result = run_ranks(3, "train.py", settings(data, tmp_path / "run", crop_size=400))
     assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
+    first, line = result.stderr.splitlines()
+    assert first == "[0]   0.0 s: checking data"
     assert line.startswith("[0] error: crop_size is 400")
 
 

@@ -1,12 +1,13 @@
 """Choices by name, and the one checker of what they require."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tandem.errors import InputError
-from tandem.registry import Choice, Registry, Requirement, check, setting
+from tandem.registry import Choice, Registry, Requirement, check, check_class, setting
 
 COLOURS: Registry[Choice] = Registry("colour")
 
@@ -49,3 +50,27 @@ def test_a_name_stands_for_one_choice() -> None:
         COLOURS.register("red")(Red)
     with pytest.raises(TypeError, match="not a dataclass"):
         COLOURS.register("blue")(Choice)
+
+
+def test_a_class_is_looked_for_in_the_source_and_nothing_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "looked_for").mkdir()
+    files = {
+        "__init__.py": "raise RuntimeError('imported')",
+        "plain.py": "from tandem import registry as r\nclass Mine: ...\nOther = Mine",
+        "starred.py": "from .plain import *",
+        "made.py": "globals()['Mine'] = int",
+        "broken.py": "class",
+    }
+    for name, text in files.items():
+        (tmp_path / "looked_for" / name).write_text(text)
+    for name in ("plain:Mine", "plain:Other", "plain:r", "starred:Mine", "made:Mine", "broken:X"):
+        check_class("network", f"looked_for.{name}")
+    with pytest.raises(InputError, match=r"plain has no class 'Mie'; did you mean .*plain:Mine?"):
+        check_class("network", "looked_for.plain:Mie")
+    with pytest.raises(InputError, match=r"no module 'looked_for.plan' for looked_for.plan:Mine"):
+        check_class("network", "looked_for.plan:Mine")
+    with pytest.raises(InputError, match=r"did you mean tandem.registry:Choice?"):
+        check_class("network", "tandem.registry:Choce")  # which is imported already

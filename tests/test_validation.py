@@ -137,6 +137,8 @@ def test_the_nearest_word() -> None:
     assert suggestion("Convl", ["conv1", "fc8"]) == "; did you mean conv1?"
     assert suggestion("convl", ["conv1", "fc8"]) == "; did you mean conv1?"
     assert suggestion("zzz", ["conv1"]) == ""
+    losses = ["binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy"]
+    assert suggestion("sparse_crossentropy", losses) == f"; did you mean {losses[2]}?"
 
 
 def test_a_value_is_shown_as_it_stands() -> None:

@@ -70,20 +70,33 @@ def test_the_wheel_holds_the_library_and_nothing_else(wheel: Path) -> None:
     assert "License-Expression: BSD-3-Clause\n" in metadata
 
 
-def test_a_recipe_of_the_wheel_trains_by_its_name(wheel: Path, tmp_path: Path) -> None:
-    """Unpacked, with the packages of this environment, from an empty folder."""
+@pytest.fixture(scope="module")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    """The command of the unpacked wheel, with the packages of this environment."""
+    folder = tmp_path_factory.mktemp("unpacked")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "wheel")
+        archive.extractall(folder)
+    start = "import sys; sys.path[0] = sys.argv.pop(1); from tandem.__main__ import main; "
+    return [sys.executable, "-c", start + "raise SystemExit(main())", folder]
+
+
+def test_a_recipe_of_the_wheel_trains_by_its_name(unpacked: list[object], tmp_path: Path) -> None:
     data, here = prepare(tmp_path / "data", image_size=36), tmp_path / "empty"
     here.mkdir()
-    start = "import sys; sys.path[0] = sys.argv.pop(1); from tandem.__main__ import main; "
-    start += "raise SystemExit(main())"
-    command = [sys.executable, "-c", start, tmp_path / "wheel", "train", "--config", "resnet_cifar"]
     options = settings(data, tmp_path / "run", crop_size=32, width=0.25, batch_size=4)
-    run(*command, *options, cwd=here)
+    run(*unpacked, "train", "--config", "resnet_cifar", *options, cwd=here)
     saved = (tmp_path / "run" / "config.yaml").read_text()
     assert "network: tandem.models.resnet:ResNet20" in saved
     assert (tmp_path / "run" / "epoch-0001.safetensors").exists()
+
+
+def test_the_demo_of_the_wheel_trains_in_an_empty_folder(
+    unpacked: list[object], tmp_path: Path
+) -> None:
+    last = run(*unpacked, "demo", "--n_epochs", "1", cwd=tmp_path).stdout.strip()
+    assert re.fullmatch(r"demo: top-1 error [\d.]+ %, top-5 error .*; see runs/demo", last)
+    assert (tmp_path / "runs" / "demo" / "curves.png").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "runs"]
 
 
 @pytest.mark.timeout(1800)

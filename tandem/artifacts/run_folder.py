@@ -98,6 +98,41 @@ def find_checkpoint(folder: str | Path, load_epoch: int | Literal["latest"]) -> 
     )
 
 
+def chosen_checkpoint(path: Path) -> Path:
+    """Find the checkpoint that a path names: a file, or the newest that is not damaged in a folder.
+
+    Raises InputError, with the checkpoints that are there, where there is none.
+    """
+    if path.is_dir():
+        if (found := find_checkpoint(path, "latest")) is not None:
+            return found
+        raise InputError(
+            f"{path}: found a folder without checkpoints, expected a checkpoint or the folder of a"
+            f" run{_beside(path)}"
+        )
+    if not path.exists() and (names := [p.name for p in list_checkpoints(path.parent)]):
+        raise InputError(
+            f"{path}: does not exist; expected a checkpoint: {path.parent} has {listed(names)}"
+        )
+    return path
+
+
+def neighbouring_runs(folder: Path) -> list[str]:
+    """Name the folders with checkpoints beside a folder, sorted."""
+    parent, runs = folder.absolute().parent, []
+    with contextlib.suppress(OSError):
+        for path in parent.iterdir():
+            with contextlib.suppress(InputError):
+                if path.name != folder.name and list_checkpoints(path):
+                    runs.append(str(folder.parent / path.name))
+    return sorted(runs)
+
+
+def _beside(folder: Path) -> str:
+    runs = neighbouring_runs(folder)
+    return f"; runs are in {listed(runs)}" if runs else ""
+
+
 def find_best(config: Config) -> Path | None:
     """Find the best checkpoint of a run by its `keep_monitor`; None if there is none.
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tandem.artifacts.checkpoint import read_checkpoint, read_header
+from tandem.artifacts.run_folder import chosen_checkpoint
 from tandem.data.manifest import read_manifest
 from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
@@ -51,6 +52,7 @@ def load_network(
     InputError
         A file is missing or damaged, or names code that the arguments do not.
     """
+    weights = chosen_checkpoint(weights)
     description = read_header(weights).network
     if description.network == GRAPH_NETWORK:
         options = {key: value for key, value in description.options.items() if key != "loss"}

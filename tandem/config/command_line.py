@@ -99,7 +99,7 @@ ANSWERS: Mapping[str, str] = {
 
 
 class _WithWeights(Config):
-    weights: PathOption = option(..., "checkpoint to read", "a file", form="text")
+    weights: PathOption = option(..., "checkpoint, or folder of a run", "a path", form="text")
     ten_crops: bool = option(
         False,
         "average over corners, centre and their mirror images: ten times the work",

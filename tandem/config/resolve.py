@@ -192,8 +192,8 @@ def _check_asynchronous(config: Config) -> None:
     for key, value in {"exchange": "average", "collective": "auto", "check_every": 0}.items():
         if (given := getattr(config, key)) != value:
             raise InputError(
-                f"{key} is {given} and rule is {config.rule}, by which trainers have weights of "
-                f"their own: leave {key} at {value}"
+                f"rule: found {config.rule}, by which trainers have weights of their own, expected "
+                f"bsp where {key} is {given}; or leave {key} at {value}"
             )
     if config.on_nan == "rollback":
         raise InputError(

@@ -85,9 +85,9 @@ def decode_picture(content: bytes, size: int, resize: Resize = "squash") -> np.n
         raise BadPictureError(f"{type(error).__name__}: {reason}") from None
 
 
-def too_large(nbytes: int) -> str:
-    """Why a picture of so many bytes is not read."""
-    return f"found {nbytes} bytes, expected at most {MOST_PICTURE_BYTES}"
+def too_large(nbytes: int, most: int = MOST_PICTURE_BYTES) -> str:
+    """Why a file of so many bytes is not read."""
+    return f"found {nbytes} bytes, expected at most {most}"
 
 
 def _middle(sides: tuple[int, int], size: int) -> tuple[float, float, float, float]:

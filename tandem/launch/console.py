@@ -7,33 +7,42 @@ import sys
 from collections.abc import Mapping
 
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, describe_metrics
+from tandem.launch.status import MEASURED, Status, duration
 from tandem.processes.heartbeat import HeartbeatTable
 from tandem.processes.supervisor import ProgressReporter
-from tandem.training.messages import CheckpointWritten, Notice
+from tandem.training.messages import CheckpointWritten, Notice, Stage
 from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 
 
 class TerminalReporter(ProgressReporter):
-    """Shows the live view of a run, if stderr is a terminal that can show one."""
+    """Shows the live view of a run, if stderr is a terminal that can show one; or else lines."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.is_live = spec.config.live_view and can_show()
+        self.status = Status(spec)
+        self._pids: Mapping[str, int] = {}
         self._view = ProgressReporter()
         if self.is_live:
             from tandem.launch.live_view import LiveView
 
-            self._view = LiveView(spec)
+            self._view = LiveView(self.status)
         self.stderr = self._view.stderr
 
     def begin(self, table: HeartbeatTable, pids: Mapping[str, int]) -> None:
+        self._pids = pids
         self._view.begin(table, pids)
 
     def report(self, message: object) -> None:
-        self._view.report(message)
+        measured = self.status.pace.count
+        self.status.update(message)
         if isinstance(message, Notice):
             log.info("%s", message.text)
+        elif isinstance(message, Stage) and self.status.progress is None and not self.is_live:
+            log.info("%s", self.status.starting)
+        elif measured < self.status.pace.count == MEASURED:
+            log.info("%s", self.status.estimate(self._pids.values()))
 
     def close(self) -> None:
         self._view.close()
@@ -46,7 +55,7 @@ class TrainingReporter(TerminalReporter):
         super().report(message)
         if isinstance(message, TrainRecord):
             if not self.is_live:
-                log.info("%s", describe_training(message))
+                log.info("%s", describe_training(message, self.status.seconds_left))
         elif isinstance(message, ValidationRecord):
             log.info("%s", describe_validation(message))
         elif isinstance(message, CheckpointWritten):
@@ -71,7 +80,8 @@ def can_show() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
-def describe_training(record: TrainRecord) -> str:
+def describe_training(record: TrainRecord, seconds_left: float | None = None) -> str:
+    """Say what a record has, in one line, and how long the run still takes."""
     error = "" if record.top1_error is None else f"top-1 error {100 * record.top1_error:.1f} %, "
     return (
         f"epoch {record.epoch} step {record.step}: loss {record.loss:.4f}, {error}"
@@ -79,6 +89,7 @@ def describe_training(record: TrainRecord) -> str:
         + f"{record.images_per_second:.1f} images/s, rate {record.learning_rate:.3g}; "
         f"seconds: compute {record.compute_seconds:.2f}, "
         f"load {record.load_wait_seconds:.2f}, exchange {record.exchange_seconds:.2f}"
+        + ("" if seconds_left is None else f"; {duration(seconds_left)} left")
     )
 
 

@@ -10,9 +10,7 @@ import multiprocessing
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,16 +21,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, describe_metrics
+from tandem.artifacts.metrics_log import describe_metrics
+from tandem.launch.status import Status, duration
 from tandem.processes.heartbeat import HeartbeatTable
 from tandem.processes.supervisor import ProgressReporter
-from tandem.training.messages import Activity, CheckpointBegun, CheckpointWritten, Progress
-from tandem.training.run_spec import RunSpec
+from tandem.training.messages import STAGES, Activity
 
 WIDEST = 88  # columns: a line that is not wrapped when the window becomes a little narrower
 PER_SECOND = 2  # refreshes, of about 3 ms of processor time each
 
 _LABELS = {
+    **{activity: (text, "cyan") for activity, text in STAGES.items()},
     Activity.STARTING: ("starting", "dim"),
     Activity.COMPUTING: ("computing", "green"),
     Activity.WAITING: ("waiting for loader", "yellow"),
@@ -45,80 +44,6 @@ _LABELS = {
 }
 
 
-class Pace:
-    """Mean seconds per step: of up to a hundred steps, then exponentially weighted."""
-
-    def __init__(self) -> None:
-        self.seconds: float | None = None
-        self._count = 0
-
-    def add(self, seconds: float) -> None:
-        self._count += 1
-        before = seconds if self.seconds is None else self.seconds
-        self.seconds = before + max(1 / self._count, 0.01) * (seconds - before)
-
-
-class Status:
-    """The latest reports of a run, and estimates from them."""
-
-    def __init__(self, spec: RunSpec, clock: Callable[[], float] = time.monotonic) -> None:
-        self.spec = spec
-        self.progress: Progress | None = None
-        self.train: TrainRecord | None = None
-        self.validation: ValidationRecord | None = None
-        self.saving = False
-        self._clock, self._since = clock, clock()
-        self._paces = {"train": Pace(), "validation": Pace()}
-
-    def update(self, message: object) -> None:
-        """Add a report of trainer 0."""
-        if isinstance(message, Progress):
-            now, old = self._clock(), self.progress
-            # The very first step compiles; between the parts of an epoch lies other work.
-            if old is not None and replace(old, step=old.step + 1) == message:
-                self._paces[message.mode].add(now - self._since)
-            self._since, self.progress = now, message
-        elif isinstance(message, TrainRecord):
-            self.train = message
-        elif isinstance(message, ValidationRecord):
-            self.validation = message
-        elif isinstance(message, CheckpointBegun | CheckpointWritten):
-            self.saving = isinstance(message, CheckpointBegun)
-
-    @property
-    def done(self) -> float:
-        """Fraction of the run that is done."""
-        now = self.progress
-        if now is None:
-            return 0.0
-        if self.spec.job == "validate":
-            return now.step / now.steps
-        within = now.step / now.steps if now.mode == "train" else 1.0
-        return (now.epoch - 1 + within) / self.spec.config.n_epochs
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Estimated seconds until the end of the run; None where unknown."""
-        now, spec = self.progress, self.spec
-        train, validation = (self._paces[mode].seconds for mode in ("train", "validation"))
-        if now is None:
-            return None
-        left = now.steps - now.step
-        if spec.job == "validate":
-            return None if validation is None else validation * left
-        if train is None:
-            return None
-        to_train = spec.steps("train")
-        to_validate = spec.steps("validation")
-        epochs = spec.config.n_epochs - now.epoch
-        steps, checks = epochs * to_train, epochs * to_validate
-        if now.mode == "train":
-            steps, checks = steps + left, checks + to_validate
-        else:
-            checks += left
-        return steps * train + checks * (train if validation is None else validation)
-
-
 class LiveView(ProgressReporter):
     """Shows a run until it is closed, below log lines and the output of its processes.
 
@@ -126,8 +51,8 @@ class LiveView(ProgressReporter):
     by SIGKILL too, the terminal is as it was.
     """
 
-    def __init__(self, spec: RunSpec) -> None:
-        self._status = Status(spec)
+    def __init__(self, status: Status) -> None:
+        self._status = status
         self._names: Sequence[str] = ()
         self._pids: Mapping[str, int] = {}
         self._console = Console(file=sys.stderr, force_terminal=True, highlight=False)
@@ -151,9 +76,6 @@ class LiveView(ProgressReporter):
         self._activities = table.activities  # usable after the table is closed
         self._names, self._pids = table.names, pids
         self.stderr.close()  # so that the pipe ends with the processes
-
-    def report(self, message: object) -> None:
-        self._status.update(message)
 
     def print(self, text: str) -> None:
         """Print lines above the view, unchanged and not wrapped."""
@@ -190,7 +112,7 @@ class LiveView(ProgressReporter):
 def _bars(status: Status, width: int) -> RenderableType:
     now, spec = status.progress, status.spec
     if now is None:
-        return Text(f"{spec.config.weights_dir}: starting")
+        return Text(f"{spec.config.weights_dir}: {status.starting.strip()}")
     epoch = f"epoch {now.epoch} of {spec.config.n_epochs}, " if spec.job == "train" else ""
     part = "training" if now.mode == "train" else "validation"
     title = f"{spec.config.weights_dir}: {epoch}{part}"
@@ -268,16 +190,6 @@ def memory(pid: int) -> str:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return f"{pages * os.sysconf('SC_PAGE_SIZE') / 1e9:.2f} GB"
     return "-"
-
-
-def duration(seconds: float) -> str:
-    """Format a duration, as 5:07, 3:12:45 or 2 d 03:12:45."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days} d {hour:02}:{minute:02}:{second:02}"
-    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
 class _LineWriter:

@@ -16,6 +16,7 @@ from tandem.processes.supervisor import Outcome, ProgressReporter, supervise
 from tandem.processes.worker_pool import WorkerPool
 from tandem.training import loader, worker
 from tandem.training.memory import make_slots
+from tandem.training.messages import Activity, Stage
 from tandem.training.run_spec import RunSpec
 from tandem.training.tracing import traced_builder
 
@@ -49,6 +50,7 @@ class LocalLauncher(Launcher):
             contextlib.closing(reporter),
             WorkerPool(names, timeout, reporter.stderr) as pool,
         ):
+            reporter.report(Stage(Activity.STARTING))
             _start(spec, pool, lock)
             failure = supervise(pool, reporter, signals, saves=spec.job == "train")
             outcome = Outcome.of(failure, signals)

@@ -15,7 +15,14 @@ from tandem.artifacts.reproducibility import (
     recorded_norm_rows,
     with_norm_rows,
 )
-from tandem.artifacts.run_folder import CONFIGURATION, RECORD, find_checkpoint, list_checkpoints
+from tandem.artifacts.run_folder import (
+    CONFIGURATION,
+    RECORD,
+    chosen_checkpoint,
+    find_checkpoint,
+    list_checkpoints,
+    neighbouring_runs,
+)
 from tandem.config.fields import flag
 from tandem.config.hardware import RankInfo
 from tandem.config.resolve import resolve
@@ -36,8 +43,9 @@ from tandem.layers.network import (
 )
 from tandem.memory import CLASS_LABEL
 from tandem.nested import difference
+from tandem.registry import check_class
 from tandem.training.run_spec import Job, RunSpec
-from tandem.validation import shown, shown_size
+from tandem.validation import listed, shown, shown_size
 
 _LEAST_ADDRESSES = 5 << 28  # bytes; a trainer of a tiny network takes 1.1 GB
 
@@ -78,6 +86,8 @@ def prepare_run(
         weights = config.init_weights_path if resumed is None else None
         _check_run_folder(config, resumed)
         find_callbacks(config.callbacks)
+    check_class("network", config.network)
+    weights = weights and chosen_checkpoint(weights)
     path = resumed or weights
     header = None if path is None else read_header(path)
     if header is not None and (resumed is not None or job == "validate"):
@@ -222,9 +232,11 @@ def _checkpoint_to_resume(config: Config) -> Path | None:
                 f"{config.weights_path}: there is no checkpoint to resume from, and init_weights "
                 "names none: the layers of freeze would keep random weights"
             )
-        log.info(
-            "%s: there is no checkpoint to resume from: the run starts from the beginning",
+        runs = neighbouring_runs(config.weights_path)
+        log.warning(
+            "%s: there is no checkpoint to resume from: the run starts from the beginning%s",
             config.weights_path,
+            f"; runs beside it are {listed(runs)}" if runs else "",
         )
     return found
 

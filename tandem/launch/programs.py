@@ -1,6 +1,7 @@
 """Training and validation from checked settings to their outcome, and the frame of programs."""
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from tandem.launch.console import TrainingReporter, ValidationReporter
 from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import changed_settings, prepare_run
 from tandem.launch.ranks import is_rank, work_on_ranks
+from tandem.launch.status import stage_line
 from tandem.layers.choices import metrics_of
 from tandem.processes.supervisor import Outcome, ProgressReporter
 from tandem.trace.merge import remove_traces
@@ -74,8 +76,9 @@ def _execute_training(
 ) -> Outcome:
     restarts, skipped = 0, Rollbacks()
     while True:
+        begun = begin()
         spec = prepare_run(config, skipped=skipped.minibatches, ranks=launcher.ranks)
-        spec = replace(spec, waits=callbacks.are_awaited(config))
+        spec = replace(spec, waits=callbacks.are_awaited(config), begun=begun)
         if ended := callbacks.end_missed(spec):
             return ended
         if not spec.is_complete:
@@ -131,10 +134,11 @@ def execute_validation(
     weights: Path, config: Config, launcher: Launcher, ten_crops: bool = False
 ) -> tuple[Outcome, ValidationRecord | None]:
     """Validate a checkpoint; the record is None if that fails."""
+    begun = begin()
     spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
     if ten_crops and spec.train.pictures is None:
         raise InputError("ten_crops: the data are rows of arrays, which have no crops")
-    spec = replace(spec, crops=10 if ten_crops else 1)
+    spec = replace(spec, crops=10 if ten_crops else 1, begun=begun)
     for metric in metrics_of(config.metrics):
         if ten_crops and metric.of_outputs:
             raise InputError(
@@ -145,6 +149,12 @@ def execute_validation(
     reporter = ValidationReporter(spec)
     outcome = launcher.launch(spec, reporter)
     return outcome, next(iter(reporter.records), None)
+
+
+def begin() -> float:
+    """Say that the data are being checked; return the time, by the clock of `RunSpec.begun`."""
+    log.info("%s", stage_line(0.0, "checking data"))
+    return time.monotonic()
 
 
 def announce(spec: RunSpec) -> None:

@@ -39,6 +39,7 @@ from tandem.processes.worker_pool import WorkerPool
 from tandem.processor import describe_processor
 from tandem.training import worker
 from tandem.training.memory import make_slots
+from tandem.training.messages import Activity, Stage
 from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -166,6 +167,7 @@ class RankLauncher(Launcher):
         """
         rank, timeout = self.world.rank, spec.config.peer_timeout_seconds
         self._heartbeat.expect(timeout)
+        reporter.report(Stage(Activity.STARTING))
         group, name, saves = self.world.split(0), f"trainer {rank}", spec.job == "train"
         with StopSignals() as signals, ThreadPoolExecutor(1, "supervisor") as executor:
             pool = WorkerPool(worker_names(spec, rank), timeout, reporter.stderr)

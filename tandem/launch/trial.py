@@ -28,11 +28,12 @@ from tandem.errors import InputError
 from tandem.files import existing_folder, free_bytes
 from tandem.launch.local import Launcher
 from tandem.launch.prepare import prepare_run
-from tandem.launch.programs import announce
+from tandem.launch.programs import announce, begin
+from tandem.launch.status import Status
 from tandem.processes.heartbeat import HeartbeatTable
 from tandem.processes.signals import exits_at
 from tandem.processes.supervisor import ProgressReporter
-from tandem.training.messages import Notice, Progress
+from tandem.training.messages import Notice, Progress, Stage
 from tandem.training.run_spec import RunSpec
 from tandem.validation import shown_size
 
@@ -49,8 +50,8 @@ def run_trial(config: Config, launcher: Launcher) -> int:
     Nothing is written to its folder. Raises InputError, as for the run itself, if something cannot
     be used, or if there is too little space for its checkpoints.
     """
-    began = time.monotonic()
-    spec = prepare_run(config, ranks=launcher.ranks)
+    began = begin()
+    spec = replace(prepare_run(config, ranks=launcher.ranks), begun=began)
     if spec.is_complete:
         log.info("%s: %s", spec.resumed, spec.reason_complete)
         return 0
@@ -99,6 +100,7 @@ class TrialReporter(ProgressReporter):
         self.memory: dict[str, int] = {}  # bytes, by the name of a process
         self.gpu_memory: dict[str, int] = {}  # bytes of this run, by device
         self._pids: Mapping[str, int] = {}
+        self._status = Status(spec)
         self._devices = [d for d in dict.fromkeys(spec.devices) if d != "cpu"]
         self._used_before = self._gpus()
         self._waits = min(STEPS, spec.steps("train")) - 1 if spec.config.para_load else math.inf
@@ -122,6 +124,9 @@ class TrialReporter(ProgressReporter):
             self._checking = time.monotonic() - self._first_check
         elif isinstance(message, Notice):
             log.info("%s", message.text)
+        elif isinstance(message, Stage):
+            self._status.update(message)
+            log.info("%s", self._status.starting)
         for name, pid in self._pids.items():
             self.memory[name] = max(self.memory.get(name, 0), peak_memory(pid))
         for device, used in self._gpus().items():

@@ -81,7 +81,7 @@ class DenseNet121(LayeredNetwork):
 
 
 class DenseNet100(DenseNet121):
-    """DenseNet-BC of 100 layers and growth 12, the paper's for CIFAR."""
+    """DenseNet-BC of 100 layers and growth 12, published for 32 pixels, those of CIFAR."""
 
     blocks = (16, 16, 16)
     growth = 12

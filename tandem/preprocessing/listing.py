@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tandem.data.class_names import imagenet_names
 from tandem.errors import InputError
 from tandem.philox import Purpose, permutation
 from tandem.preprocessing.index import identity, load_index
@@ -15,6 +16,8 @@ from tandem.preprocessing.sources import Source, choose
 from tandem.validation import printable
 
 log = logging.getLogger(__name__)
+
+PUBLISHED = (1_281_167, 50_000, 1_000)  # training and validation pictures of ImageNet, classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +44,8 @@ def list_pictures(settings: Settings) -> Listing:
     source = choose(settings)
     index, splits = identity(source, settings), None
     if index and settings.source is not None:
-        folder = source.copies() or settings.source
+        place = settings.source
+        folder = source.copies() or (place if place.is_dir() else place.parent)
         splits = load_index(settings.tar_root_dir, index, folder)
     if splits is None:
         splits = _order(source, settings)
@@ -55,6 +59,19 @@ def list_pictures(settings: Settings) -> Listing:
             len(wnids),
         )
     return Listing(wnids, splits, index, source.copies())
+
+
+def _compare(train: Listed, val: Listed, settings: Settings) -> None:
+    """Warn where all classes are ImageNet's, and there are fewer or other pictures than it has."""
+    found = len(train.pictures), len(val.pictures), len(train.wnids)
+    known = imagenet_names()
+    if found != PUBLISHED and all(wnid in known for wnid in train.wnids):
+        log.warning(
+            "%s: found {:,} training and {:,} validation pictures of {:,} classes, and ImageNet has"
+            " {:,} and {:,} of {:,}; unless this is a part that you chose, copy or unpack it"
+            " again".format(*found, *PUBLISHED),
+            settings.source or train.folder,
+        )
 
 
 def _order(source: Source, settings: Settings) -> dict[str, Listed]:
@@ -74,6 +91,7 @@ def _order(source: Source, settings: Settings) -> dict[str, Listed]:
             f" {printable(val.pictures[first])}, which {train.folder} lacks;"
             " expected only classes of the training pictures"
         )
+    _compare(train, val, settings)
     if unused := len(train.wnids) - len(val.wnids):
         log.info("%d of %d classes have no validation picture", unused, len(train.wnids))
     number = {wnid: i for i, wnid in enumerate(train.wnids)}

@@ -31,6 +31,7 @@ from tandem.errors import InputError
 from tandem.memory.host import HostBuffer
 from tandem.preprocessing.border import inside
 from tandem.preprocessing.listed import WHOLE, PictureLocation
+from tandem.preprocessing.zips import ZIP, unzipped
 from tandem.processes.spawn import SPAWN
 
 # Enough that handing out work costs little, few enough that the processes end together.
@@ -164,4 +165,9 @@ def _read(place: PictureLocation) -> bytes:
             f"{place.path}: found {len(content)} bytes at byte {place.offset}, expected a picture"
             f" of {place.size}; the file has changed"
         )
+    if not is_whole and place.path.endswith(ZIP):
+        try:
+            return unzipped(content, MOST_PICTURE_BYTES)
+        except ValueError as error:
+            raise BadPictureError(str(error)) from None
     return content

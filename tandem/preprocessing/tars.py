@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple, Self, cast
 
 from tandem.data.safe_io import open_file
 from tandem.errors import InputError
@@ -47,7 +47,7 @@ class Archive:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, path: Path) -> "Iterator[Archive]":
+    def open(cls, path: Path) -> Iterator[Self]:
         """Context manager: the archive that a file is; raises InputError if it cannot be read."""
         where = f"{path} (source)"
         try:

@@ -56,7 +56,7 @@ _FORMS = (
         "a compressed archive",
         "decompress or unpack it first",
     ),
-    (("*.zip",), "a zip file", "unpack it first"),
+    (("*.zip",), "a zip file", "name the file itself if it is Kaggle's, or unpack it first"),
 )
 
 

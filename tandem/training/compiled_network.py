@@ -130,6 +130,11 @@ class CompiledNetwork:
             numbers[ALL_INDICES] = np.resize(global_rows, self._rows)
         self.functions(self._of_rows("gradients", rows), slot, **numbers)
 
+    def compile_step(self, rows: int | None = None) -> None:
+        """Compile what a step on the host takes: gradients of so many rows, and update."""
+        self.functions.compiled(self._of_rows("gradients", rows))
+        self.functions.compiled("update")
+
     def is_finite(self) -> bool:
         """Return whether the loss and all gradients that were computed last are finite."""
         return bool(self.variables.finite.get_value())

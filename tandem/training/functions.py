@@ -56,6 +56,8 @@ class DeviceFunctions:
         self._compiled: dict[str, tuple[Function, tuple[str, ...]]] = {}
         self._recorded: dict[tuple[str, Slot | None], Callable[[], Any]] = {}
         self._on_compiled: Callable[[Function], None] | None = None
+        self.on_compile: Callable[[str], None] = lambda name: None
+        """Called with the name of a function before it is compiled."""
         self.check: Callable[[int], None] = lambda nbytes: None
         """Called, on the host, with the bytes that the results of a new function take at most."""
 
@@ -132,6 +134,7 @@ class DeviceFunctions:
     def _compile(
         self, name: str, graph: FunctionGraph, inputs: list[TensorVariable], givens: dict[Any, Any]
     ) -> Function:
+        self.on_compile(name)
         function = pytensor.function(
             inputs,
             [],

@@ -23,6 +23,22 @@ class Activity(IntEnum):
     READING = 6
     IDLE = 7  # a loader that has filled its slot
     AWAITING_CALLBACKS = 8
+    COMPILING_GRADIENT = 9
+    COMPILING_UPDATE = 10
+    COMPILING_STEP = 11  # gradient and update in one function
+    COMPILING_VALIDATION = 12
+    FIRST_STEP = 13
+
+
+STAGES = {
+    Activity.STARTING: "starting processes",
+    Activity.COMPILING_GRADIENT: "compiling gradient",
+    Activity.COMPILING_UPDATE: "compiling update",
+    Activity.COMPILING_STEP: "compiling gradient and update",
+    Activity.COMPILING_VALIDATION: "compiling validation",
+    Activity.FIRST_STEP: "first step",
+}
+"""What takes time before the first step, in the user's words."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +80,13 @@ class Progress:
     epoch: int
     step: int
     steps: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Trainer 0 has begun an activity of `STAGES`."""
+
+    activity: Activity
 
 
 @dataclass(frozen=True)

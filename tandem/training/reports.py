@@ -11,11 +11,13 @@ from tandem.artifacts.metrics_log import Record, ValidationRecord
 from tandem.artifacts.run_folder import RunFolder
 from tandem.data.augment import Mode
 from tandem.training.messages import (
+    Activity,
     CheckpointBegun,
     CheckpointWritten,
     EpochEnded,
     Notice,
     Progress,
+    Stage,
 )
 from tandem.training.run_spec import RunSpec
 from tandem.training.sample_predictions import SamplePredictions
@@ -76,6 +78,12 @@ class Reports:
         if self._is_first:
             self._launcher.send(EpochEnded(epoch))
         return self._is_first
+
+    def stage(self, activity: Activity) -> None:
+        """Show an activity of `STAGES`, and report it."""
+        self._status.show(activity)
+        if self._is_first:
+            self._launcher.send(Stage(activity))
 
     def notice(self, text: str) -> None:
         """Report a text for the user."""

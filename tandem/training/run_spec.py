@@ -1,7 +1,7 @@
 """A run as data, resolved and checked."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -39,6 +39,7 @@ class RunSpec:
     waits: bool = False  # for callbacks, at the end of each epoch
     most_steps: int | None = None  # of an epoch's training, and of its validation; None: all
     crops: Literal[1, 10] = 1  # of each picture that a validation alone averages over
+    begun: float = field(default=0.0, compare=False)  # the command, by `time.monotonic`; 0: unknown
 
     @property
     def is_complete(self) -> bool:

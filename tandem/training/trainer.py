@@ -35,6 +35,15 @@ if TYPE_CHECKING:
     from tandem.training.worker import WorkerArguments
 
 
+_COMPILING = {
+    "gradients": Activity.COMPILING_GRADIENT,
+    "update": Activity.COMPILING_UPDATE,
+    "step": Activity.COMPILING_STEP,
+    "validation": Activity.COMPILING_VALIDATION,
+    "crop": Activity.COMPILING_VALIDATION,
+}
+
+
 class StopAgreed(Exception):
     """All trainers have agreed to stop after the step that they have just made."""
 
@@ -58,6 +67,7 @@ class Trainer:
         self.untrained = setup.untrained
         self._metrics = metrics_of(self.config.metrics)
         self._seconds = self.state.pending.seconds if self.rank == 0 else Seconds()
+        self._is_first_step = True
         self._check_equal()
         self.reports = Reports(spec, arguments, self.state, launcher, setup.checkpoint_nbytes)
         self.agreement = Agreement(self.group, launcher, self.reports.snapshot_is_due)
@@ -65,6 +75,7 @@ class Trainer:
             self.config, self.rank, self.group, self.reports, self.exchange.is_synchronous
         )
         alone = spec.trainers == 1 and self.memory.records
+        self.model.functions.on_compile = self._show_compiling
         runs_ahead = alone and not OPTIMIZERS.chosen(dict(self.config)).numbers(0)
         self.ahead = StepsAhead(self.model, self.refusals) if runs_ahead else None
         launcher.send(Ready())
@@ -129,6 +140,10 @@ class Trainer:
     def _step_together(self, slot: Slot, at: Position, rate: float) -> Sequence[StepVote]:
         """Make a step with the other trainers: they agree on it before any weight changes."""
         timer, shares = self.timer, self._shares(at.minibatch)
+        if self._is_first_step and not self.memory.records:
+            self.model.compile_step(len(self.pipeline.indices))
+            self.reports.stage(Activity.FIRST_STEP)
+            self._is_first_step = False
         self.exchange.before_gradients(shares)
         own = self.pipeline.indices
         global_rows = None
@@ -152,6 +167,10 @@ class Trainer:
             self.exchange.after_update(shares)
             self._seconds += timer.end()
         return votes
+
+    def _show_compiling(self, name: str) -> None:
+        """Report that a function is compiled, by the activity of its name."""
+        self.reports.stage(_COMPILING[name.split()[-1]])
 
     def _shares(self, step: int) -> Sequence[float]:
         """Return what each trainer's gradients are multiplied by in their sum, by rank."""

@@ -18,9 +18,11 @@ from tandem.artifacts.run_folder import (
     RunFolder,
     best_of,
     checkpoint_name,
+    chosen_checkpoint,
     find_best,
     find_checkpoint,
     list_checkpoints,
+    neighbouring_runs,
     superseded,
 )
 from tandem.config.command_line import load_config
@@ -39,6 +41,7 @@ def make(state: RunState, value: float = 1.0) -> Checkpoint:
 
 
 def write(folder: Path, *states: RunState) -> list[Path]:
+    folder.mkdir(exist_ok=True)
     paths = [folder / checkpoint_name(state) for state in states]
     for path, state in zip(paths, states, strict=True):
         save_checkpoint(path, make(state))
@@ -119,6 +122,28 @@ def test_no_checkpoint_at_all(tmp_path: Path) -> None:
         assert find_checkpoint(folder, "latest") is None
         with pytest.raises(InputError, match="no checkpoint to resume from"):
             find_checkpoint(folder, 1)
+
+
+def test_a_folder_stands_for_its_newest_checkpoint(tmp_path: Path) -> None:
+    paths = write(tmp_path / "a", *EPOCHS)
+    damage(paths[2])
+    assert chosen_checkpoint(tmp_path / "a") == paths[1]
+    assert chosen_checkpoint(paths[2]) == paths[2]  # which is then refused by its reader
+    assert chosen_checkpoint(tmp_path / "nowhere" / "x") == tmp_path / "nowhere" / "x"
+    (tmp_path / "b").mkdir()
+    with pytest.raises(InputError, match=f"b: found a folder without.* runs are in {tmp_path}/a$"):
+        chosen_checkpoint(tmp_path / "b")
+    with pytest.raises(InputError, match=r"epoch-0009\S*: does not exist.* has epoch-0001"):
+        chosen_checkpoint(tmp_path / "a" / "epoch-0009.safetensors")
+
+
+def test_runs_beside_a_folder(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write(tmp_path / name, *EPOCHS[:1])
+    (tmp_path / "empty").mkdir()
+    assert neighbouring_runs(tmp_path / "a") == [str(tmp_path / "b")]
+    assert neighbouring_runs(tmp_path / "new") == [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert neighbouring_runs(tmp_path / "no" / "where") == []
 
 
 # Which one to go on from

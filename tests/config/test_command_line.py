@@ -203,7 +203,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_weights_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match="--weights is missing; it must be a file"):
+    with pytest.raises(InputError, match="--weights is missing; it must be a path"):
         load_weights_and_config(["--seed", "1"])
     with pytest.raises(InputError, match="did you mean --weights"):
         load_weights_and_config(["--weight", "w"])

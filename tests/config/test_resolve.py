@@ -63,6 +63,10 @@ def test_settings_that_go_together() -> None:
         ({"error_feedback": True, "collective": "asa"}, "rounds nothing"),
         ({"collective": "asa16", "precision": "float64"}, "choose another of both"),
         ({"rule": "easgd", "exchange": "gradients"}, "leave exchange at average"),
+        (
+            {"rule": "gosgd", "collective": "ar"},
+            "rule: found gosgd, by which",
+        ),
         ({"rule": "gosgd", "collective": "ar"}, "leave collective at auto"),
         ({"rule": "gosgd", "check_every": 5}, "leave check_every at 0"),
         ({"rule": "easgd", "on_nan": "rollback"}, "use stop or skip"),

@@ -163,7 +163,7 @@ def test_the_settings_beside_weights_are_checked(tmp_path: Path) -> None:
     with pytest.raises(tandem.InputError, match=f"^{file}: batch_size is 0"):
         tandem.validate(tmp_path / "w.safetensors")
     for weights in ("", ".", "/"):
-        with pytest.raises(tandem.InputError, match="is not a file; expected a checkpoint"):
+        with pytest.raises(tandem.InputError, match="found a folder without checkpoints, expected"):
             tandem.validate(weights)
 
 

@@ -14,10 +14,11 @@ from rich.console import Console
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
 from tandem.config.schema import Config
 from tandem.launch import live_view
-from tandem.launch.live_view import LiveView, Pace, Status, duration, memory
+from tandem.launch.live_view import LiveView, memory
 from tandem.launch.prepare import prepare_run
+from tandem.launch.status import Pace, Status, duration
 from tandem.processes.heartbeat import HeartbeatTable, StatusSlot
-from tandem.training.messages import Activity, CheckpointBegun, CheckpointWritten, Progress
+from tandem.training.messages import Activity, CheckpointBegun, CheckpointWritten, Progress, Stage
 from tandem.training.run_spec import Job, RunSpec
 from tests.support.tiny import prepare
 
@@ -135,15 +136,17 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_view_of_a_run(tmp_path: Path) -> None:
     names = ("launcher", "loader 0", "trainer 0", "loader 1", "trainer 1")
     table = HeartbeatTable.create(names, 60)
-    with contextlib.closing(LiveView(spec_of(tmp_path))) as view:
-        assert shown(view) == "runs/one: starting\n"
+    with contextlib.closing(LiveView(Status(spec_of(tmp_path)))) as view:
+        assert shown(view).startswith("runs/one: 0.")
+        view._status.update(Stage(Activity.COMPILING_UPDATE))
+        assert re.fullmatch(r"runs/one: \d+\.\d s: compiling update\n", shown(view))
         view.begin(table, dict.fromkeys(table.names[1:], os.getpid()))
-        assert shown(view).count("starting") == 5
+        assert shown(view).count("starting") == 4
         activities = (Activity.READING, Activity.WAITING, Activity.IDLE, Activity.SAVING)
         for index, activity in enumerate(activities, 1):
             StatusSlot(table, index).show(activity)
         for message in (TRAIN, VALIDATION, Progress("train", 2, 3, 7), CheckpointBegun()):
-            view.report(message)
+            view._status.update(message)
         lines = [re.sub(" +", " ", line).strip() for line in shown(view).splitlines()]
         mine = memory(os.getpid())
         assert lines[0] == "runs/one: epoch 2 of 3, training"
@@ -159,7 +162,7 @@ def test_the_view_of_a_run(tmp_path: Path) -> None:
         label = "waiting for loader, checkpoint"
         assert lines[7] == f"trainer 0 {label} {mine} loader 0 reading {mine}"
         assert lines[8] == f"trainer 1 writing checkpoint {mine} loader 1 slot filled {mine}"
-        view.report(CheckpointWritten("x"))
+        view._status.update(CheckpointWritten("x"))
         assert "checkpoint" not in shown(view).splitlines()[7]
         for width in (20, 40, 60, 79, 200):
             rendered = shown(view, width).splitlines()
@@ -170,10 +173,10 @@ def test_the_view_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quiet")
 def test_the_view_of_trainers_that_load_by_themselves(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, trainers=3, para_load=False, print_train_error=False)
-    with contextlib.closing(LiveView(spec)) as view:
+    with contextlib.closing(LiveView(Status(spec))) as view:
         table = HeartbeatTable.create(("launcher", "trainer 0", "trainer 1", "trainer 2"), 60)
         view.begin(table, dict.fromkeys(table.names[1:], os.getpid()))
-        view.report(TrainRecord(1, 20, 2.5, None, 0.01, 130.5, 0.0, 0.0, 0.0))
+        view._status.update(TrainRecord(1, 20, 2.5, None, 0.01, 130.5, 0.0, 0.0, 0.0))
         text = shown(view)
     assert "loader" not in text.replace("waiting for loader", "")
     assert "error" not in text
@@ -194,7 +197,7 @@ def test_log_lines_go_above_the_view_and_then_where_they_went(
     handler = logging.StreamHandler(stream)
     root.addHandler(handler)
     try:
-        view = LiveView(spec)
+        view = LiveView(Status(spec))
         assert handler.stream is not stream
         long = "a long line [not markup] that is wider than eighty columns, but is not wrapped " * 3
         logging.getLogger("tandem").warning("%s", long)
@@ -209,7 +212,7 @@ def test_log_lines_go_above_the_view_and_then_where_they_went(
 def test_what_processes_write_is_printed_line_by_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view = LiveView(spec_of(tmp_path))
+    view = LiveView(Status(spec_of(tmp_path)))
     printed: list[str] = []
     monkeypatch.setattr(view, "print", printed.append)
     for part in (b"one\ntw", b"o\n\xff\n\n", b"the rest"):

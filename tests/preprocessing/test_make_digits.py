@@ -1,5 +1,6 @@
 """The digits: real pictures, in ImageNet's layout, written whole or not at all."""
 
+import sys
 from pathlib import Path
 
 import make_digits
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tandem import demo
 from tests.support.lazily import Lazily
 from tests.support.picture_files import contents
 
@@ -51,7 +53,7 @@ def test_the_folder_has_the_permissions_of_any_other(folder: Path) -> None:
 
 def test_a_second_run_leaves_them_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    monkeypatch.setattr(make_digits, "_write_pictures", None)
+    monkeypatch.setattr(demo, "_write_pictures", None)
     assert make_digits.main(["--out", str(folder), "--size", "64"]) == 0
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
@@ -70,7 +72,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         (folder / "train").mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(make_digits, "_write_pictures", write_some)
+    monkeypatch.setattr(demo, "_write_pictures", write_some)
     assert make_digits.main(["--out", str(tmp_path / "digits")]) == 130
     assert list(tmp_path.iterdir()) == []
 
@@ -78,3 +80,13 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 def test_a_size_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert make_digits.main(["--out", str(tmp_path / "digits"), "--size", "3"]) == 2
     assert "--size is 3; it must be a whole number from 8 to 4096" in capsys.readouterr().err
+
+
+def test_without_scikit_learn_the_message_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.chdir(tmp_path)
+    assert demo.run_demo([], None) == 2
+    assert "expected scikit-learn, which has the pictures: pip install" in capsys.readouterr().err
+    assert not any((tmp_path / "data" / "demo").iterdir())

@@ -61,7 +61,7 @@ UNSUPPORTED = {
     ),
     "name the folder of one version": ("snapshots/abc/data/train-00000-of-00001.parquet",),
     "train.tar.gz (a compressed archive), which is not read; decompress": ("train.tar.gz",),
-    "challenge.zip (a zip file), which is not read; unpack it first": (
+    "challenge.zip (a zip file), which is not read; name the file itself": (
         "imagenet-object-localization-challenge.zip",
     ),
     f"found {TRAIN}.gz, a compressed archive, expected {TRAIN}; decompress it: gunzip": (
@@ -138,6 +138,15 @@ def mode_of(path: Path) -> int:
         return path.stat().st_mode
     except FileNotFoundError:
         return 0
+
+
+def test_folders_of_which_none_is_there_name_the_option(tmp_path: Path, capsys) -> None:
+    folders = f"train_img_dir: {tmp_path}/a\nval_img_dir: {tmp_path}/b\n"
+    write(tmp_path / "mine.yaml", folders.encode())
+    assert make_hkl.main(["--config", str(tmp_path / "mine.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert f"source: found neither {tmp_path}/a nor {tmp_path}/b, expected" in error
+    assert "--source DIR" in error
 
 
 def test_without_pictures_the_option_is_named(tmp_path: Path, capsys) -> None:

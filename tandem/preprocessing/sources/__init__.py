@@ -18,6 +18,7 @@ from tandem.errors import InputError
 from tandem.preprocessing.listed import Listed
 from tandem.preprocessing.settings import Settings
 from tandem.preprocessing.unsupported import hint_for
+from tandem.preprocessing.zips import ZIP
 from tandem.registry import Choice, Registry
 from tandem.validation import printable
 
@@ -105,12 +106,21 @@ SOURCES: Registry[Source] = Registry("source")
 def choose(settings: Settings) -> Source:
     """Make the source that the settings name; raises InputError unless it is known."""
     if settings.source is None:
-        if settings.train_img_dir is None or settings.val_img_dir is None:
+        folders = settings.train_img_dir, settings.val_img_dir
+        if None in folders or not any(folder and folder.exists() for folder in folders):
+            found = "null" if None in folders else f"neither {folders[0]} nor {folders[1]}"
             raise InputError(
-                "source: found null, expected a folder that holds ImageNet: --source DIR (or"
+                f"source: found {found}, expected a folder that holds ImageNet: --source DIR (or"
                 " --train-img-dir DIR and --val-img-dir DIR)"
             )
         return SOURCES.make("folders", vars(settings))
+    if settings.source.is_file():
+        if settings.source.name.endswith(ZIP):
+            return SOURCES.make("kaggle_zip", vars(settings))
+        raise InputError(
+            f"{settings.source} (source): found a file, expected a folder, or Kaggle's zip file;"
+            " archives are read by the name of their folder"
+        )
     folder = Folder.scan(settings.source, "source")
     try:
         fitting = [name for name in SOURCES if SOURCES[name].recognises(folder)]
