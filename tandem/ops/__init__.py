@@ -48,6 +48,14 @@ from tandem.ops.pool import (
     max_pool2d,
 )
 from tandem.ops.pool_norm import PoolNorm, PoolNormGrad
+from tandem.ops.recurrent import (
+    GRUSteps,
+    GRUStepsGrad,
+    LSTMSteps,
+    LSTMStepsGrad,
+    gru,
+    lstm,
+)
 from tandem.ops.relu import Relu, ReluGrad, relu
 
 __all__ = [
@@ -75,8 +83,12 @@ __all__ = [
     "CropMirror",
     "Dropout",
     "DropoutMask",
+    "GRUSteps",
+    "GRUStepsGrad",
     "Gather",
     "LRNGrad",
+    "LSTMSteps",
+    "LSTMStepsGrad",
     "MaxPool2d",
     "MaxPool2dGrad",
     "MomentumStep",
@@ -100,7 +112,9 @@ __all__ = [
     "dropout_mask",
     "first_token",
     "global_batch_norm",
+    "gru",
     "lrn",
+    "lstm",
     "max_pool2d",
     "momentum_step",
     "pad2d",

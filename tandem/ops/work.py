@@ -55,6 +55,7 @@ from tandem.ops.momentum import MomentumStep
 from tandem.ops.pad import Pad2d
 from tandem.ops.pool import AveragePool2d, AveragePool2dGrad, MaxPool2d, MaxPool2dGrad
 from tandem.ops.pool_norm import PoolNorm, PoolNormGrad
+from tandem.ops.recurrent import GRUSteps, GRUStepsGrad, LSTMSteps, LSTMStepsGrad
 from tandem.ops.relu import Relu, ReluGrad
 
 CONVOLUTIONS = ("convolution", "convolution input", "convolution weight")
@@ -308,6 +309,16 @@ for _op, _works in {
     Conv2dBiasGrad: _per_element("reduction", lambda op: 1, of="input"),
 }.items():
     _work.register(_op, _works)
+
+
+@_work.register(LSTMSteps)
+@_work.register(LSTMStepsGrad)
+@_work.register(GRUSteps)
+@_work.register(GRUStepsGrad)
+def _recurrent(op: Any, node: Apply) -> Work:
+    """Count a product of each step, of the states or of the gradients; other work is little."""
+    units = lengths(node.inputs[1])[0]
+    return Work("product", 2 * units * _elements(node.inputs[0]), _nbytes(node))
 
 
 @_work.register(CropMirror)

@@ -18,7 +18,15 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 
 from tandem.backend import device_mode, regions
-from tandem.backend.lowering import Lowering, collective, control_flow, host_rule, lower, pool_norm
+from tandem.backend.lowering import (
+    Lowering,
+    collective,
+    control_flow,
+    host_rule,
+    lower,
+    pool_norm,
+    recurrent,
+)
 from tandem.backend.lowering.scalars import covered_scalar_ops
 from tandem.backend.schedule import Target, plan_node
 from tests.support.check_function import DEVICE, PLAIN_DEVICE, PYTHON, assert_same, results
@@ -114,7 +122,7 @@ def test_every_lowering_and_scalar_call_and_host_rule_has_a_case() -> None:
     rules = {host_rule.dispatch(type(node.op)) for node, on_host in planned_nodes() if on_host}
     # Those with graphs inside, with kernels in Triton's language, or with other ranks to meet have
     # tests of their own.
-    apart = {m.__name__ for m in (collective, control_flow, pool_norm, regions)}
+    apart = {m.__name__ for m in (collective, control_flow, pool_norm, recurrent, regions)}
     registered = [op for op, call in lower.registry.items() if call.__module__ not in apart]
     ours = [op for op in registered if not op.__module__.startswith("tests.")]
     missing = [op for op in ours if not any(issubclass(used, op) for used in classes)]

@@ -62,6 +62,24 @@ def pools() -> list[tuple[Any, ...]]:
     ]
 
 
+def recurrent_steps() -> list[tuple[Any, ...]]:
+    steps, units = 2, 3
+    h0, c0, weight = normal(BATCH, units), normal(BATCH, units), normal(units, 4 * units)
+    z = normal(steps, BATCH, 4 * units)
+    return [
+        *with_gradient(
+            ops.LSTMSteps(),
+            lambda h, c, gates, g: (ops.LSTMStepsGrad(), gates, weight, c0, c, g, h),
+            *(z, weight, h0, c0),
+        ),
+        *with_gradient(
+            ops.GRUSteps(),
+            lambda h, gates, inner, g: (ops.GRUStepsGrad(), gates, weight[:, :9], inner, h0, h, g),
+            *(z[:, :, :9], weight[:, :9], normal(9), h0),
+        ),
+    ]
+
+
 def convolutions(groups: int, channels: int, filters: int) -> list[tuple[Any, ...]]:
     x, w = normal(BATCH, channels, 5, 6), normal(filters, channels // groups, 3, 2)
     props = (2, 1, groups)
@@ -160,7 +178,7 @@ FEW = [with_few_rows(case) for case in CASES if not hasattr(case[0], "rows")]
 @pytest.mark.parametrize(
     "ranks", [2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4))]
 )
-@pytest.mark.parametrize("case", CASES + FEW, ids=lambda case: str(case[0]))
+@pytest.mark.parametrize("case", CASES + FEW + recurrent_steps(), ids=lambda case: str(case[0]))
 def test_the_parts_of_all_ranks_make_the_whole(case: tuple[Any, ...], ranks: int) -> None:
     op, *arrays = case
     assert check_rule(op, *arrays, ranks=ranks)

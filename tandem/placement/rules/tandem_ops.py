@@ -87,6 +87,18 @@ def response_norm(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     return [along(node, 0), *(partial_sums(node, [[2]]) if is_linear else [])]
 
 
+@rule.register(ops.LSTMSteps)
+@rule.register(ops.LSTMStepsGrad)
+@rule.register(ops.GRUSteps)
+@rule.register(ops.GRUStepsGrad)
+def recurrent_steps(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
+    """Divide rows of the minibatch, which are the second axis of what has steps."""
+    rows: dict[int, Placement] = {3: Shard(1), 2: Shard(0), 1: Replicate()}
+    given = [rows[v.type.ndim] for v in node.inputs]
+    given[1] = Replicate()  # the weight
+    return [OpStrategy(tuple(given), tuple(rows[v.type.ndim] for v in node.outputs), apply_parts)]
+
+
 @rule.register(ops.CropMirror)
 def crop_mirror(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     return [along(node, 0, whole=(1,))]
