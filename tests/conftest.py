@@ -4,10 +4,13 @@ Those marked `gpu` are skipped, with the reason, where there is no GPU to be use
 was called within a test leaves no handler behind, whose stream pytest closes.
 
 Bytecode is written whatever the environment says: hundreds of children import the same modules.
+Ctrl-C reaches tests and programs also where a shell has started them in the background, and so has
+told them to ignore it.
 """
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +22,8 @@ from tests.support.tiny import prepare
 
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from tandem.processes.heartbeat import ORPHANED, WRITE_SECONDS, HeartbeatMonitor, HeartbeatTable
 from tandem.processes.messages import Failed, Finished, Kind, Ready, Stop
 from tandem.processes.signals import StopSignals, signal_name
-from tandem.processes.worker_pool import WorkerPool
+from tandem.processes.worker_pool import END_SECONDS, WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ def find_end(pool: WorkerPool, killed: Mapping[str, float]) -> Failed:
 
     `killed` are the workers that were killed after so many seconds without a sign of life.
     """
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + END_SECONDS  # a process ends after its pipes
     while not (failures := _deaths(pool)) and time.monotonic() < deadline:
         time.sleep(WRITE_POLL_SECONDS)
     failures = [_silent(f.who, killed[f.who]) if f.who in killed else f for f in failures]
