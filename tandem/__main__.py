@@ -38,6 +38,7 @@ VERBS = {
     "convert": Verb("tandem.convert.cli:run_conversion", "read weights of other programs"),
     "demo": Verb("tandem.demo:run_demo", "train on handwritten digits, in a few minutes"),
     "plot": Verb("tandem.plot:run_plot", "draw one run or compare several"),
+    "report": Verb("tandem.report:run_report", "write one page of a run"),
     "look": Verb("tandem.look:run_look", "draw pictures as the network gets them, count classes"),
     "trace": Verb("tandem.trace.program:run_trace", "where the time of a traced run goes"),
     "cost": Verb("tandem.cost.program:run_cost", "predict the time of a step, and how it scales"),

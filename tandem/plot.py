@@ -32,7 +32,7 @@ _MARKERS = "osD^vPX"
 _SUFFIXES = (".png", ".pdf", ".svg")
 _NEUTRAL = "#555555"
 _MOST_POINTS = 150  # of a line; more are averaged in bins, with a band of their range
-_TYPE: Any = {
+TYPE: Any = {
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
@@ -113,7 +113,7 @@ def draw_runs(runs: Path | Sequence[Path], output: Path) -> None:
     import matplotlib as mpl
 
     try:
-        with replacing(output) as partial, mpl.rc_context(_TYPE):
+        with replacing(output) as partial, mpl.rc_context(TYPE):
             figure.savefig(partial, format=output.suffix[1:].lower(), dpi=150)
     except OSError as error:
         raise InputError(f"{output}: cannot be written ({error.strerror})") from error
@@ -257,7 +257,7 @@ def draw(runs: Sequence[Run]) -> Any:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_TYPE):
+    with mpl.rc_context(TYPE):
         # Not pyplot's: that would need a window system and keep the figure.
         figure: Any = Figure(figsize=(11, 9), layout="constrained")
         curves, below = figure.subfigures(2, 1, height_ratios=(5.6, 3.0))

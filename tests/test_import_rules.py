@@ -100,6 +100,7 @@ ROWS = (
         "nn",
         "placement_program",
         "plot",
+        "report",
     ),
     ("__main__",),
 )

@@ -70,9 +70,13 @@ class Classifier:
         pad: int = 0,
     ) -> None:
         self.image_size, self.resize, self.pad = mean.shape[-1], resize, pad
-        self._border = np.rint(mean[:, 0, 0]).astype(np.uint8)
+        # uint8 (row, column, RGB); its border is that of every picture
+        self.mean_picture = np.rint(mean.transpose(1, 2, 0)).astype(np.uint8)
         # (row, column, mirrored) of the windows of each picture
         self.crops = _crops(self.image_size, network.crop_size, ten_crops)
+        starts = [row for row, _, _ in self.crops]
+        # of rows and columns alike, what is seen of a picture
+        self.window = slice(min(starts), max(starts) + int(network.crop_size))
         self._wnids, self._names = wnids, imagenet_names()
         self._function = _compiled(network, mean, device)
 
@@ -135,7 +139,7 @@ class Classifier:
         if not pad:
             return square
         prepared = np.empty((side, side, 3), np.uint8)
-        prepared[...] = self._border
+        prepared[...] = self.mean_picture[0, 0]
         prepared[pad:-pad, pad:-pad] = square
         return prepared
 

@@ -5,6 +5,7 @@ The standard input:     tandem classify --weights FILE - < cat.jpg
 A list of files:        xargs --arg-file list.txt tandem classify --weights FILE
 JSON, for programs:     tandem classify --weights FILE --json pets/
 Ten crops of each:      tandem classify --weights FILE --ten_crops pets/
+A drawing of each:      tandem classify --weights FILE --show drawings pets/
 
 The exit status is 1 if a picture could not be read; the others are classified.
 """
@@ -13,6 +14,7 @@ import json
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tandem.cli import CommandLine, Options, option, run_program
+from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.config.fields import Names
 from tandem.data.decode import PICTURE_SUFFIXES, BadPictureError, keep_memory
 from tandem.layers.network import ALEXNET
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STDIN = "-"
+_BARS = 5  # of a drawing
 _SWITCH = "true or false"
 # Names that people bring from other programs.
 ANSWERS = {
@@ -52,7 +55,7 @@ class ClassifyOptions(Options):
     pictures: tuple[str, ...] = option(
         ..., "files and folders, or - for the standard input", "files or folders", "arguments"
     )
-    weights: str = option(..., "checkpoint to read", "a file", "text", min_length=1)
+    weights: str = option(..., "checkpoint, or folder of a run", "a path", "text", min_length=1)
     mean: str | None = option(
         None, "mean image, .npy (default: that of the run's data set)", "a file", "text"
     )
@@ -65,6 +68,12 @@ class ClassifyOptions(Options):
         False, "average over corners, centre and their mirror images: ten times the work", _SWITCH
     )
     json_lines: bool = option(False, "one JSON object a line", _SWITCH, alias="json")
+    show: PathOption | None = option(
+        None,
+        "folder for a drawing of each picture: its probabilities, and what mattered to them",
+        "a folder",
+        "text",
+    )
     batch_size: int = option(64, "crops at a time", "a whole number of at least 1", ge=1)
     device: str = option("cpu", "where to compute", "cpu, cuda:0, cuda:1, ...", "text")
 
@@ -99,7 +108,7 @@ def classify(options: ClassifyOptions) -> int:
     pictures = find_pictures(options.pictures)
     try:
         while batch := list(islice(pictures, at_once)):
-            _classify(classifier, batch, options.top, report)
+            _classify(classifier, batch, options, report)
     except BrokenPipeError:
         # The reader, such as head, has enough; at exit nothing may be left to write to it either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -134,6 +143,7 @@ class _Report:
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
+        self._drawn: Counter[str] = Counter()  # drawings by the names of their pictures
         self.bad = 0
 
     def name(self, picture: str, guesses: "Sequence[Guess]") -> None:
@@ -144,6 +154,13 @@ class _Report:
         for guess in guesses:
             wnid = "" if guess.wnid in (None, guess.name) else f"  ({guess.wnid})"
             self._write(f"  {100 * guess.probability:6.2f} %  {guess.name}{wnid}")
+
+    def drawing(self, folder: Path, picture: str) -> Path:
+        """Return the path of a picture's drawing, another one for each."""
+        stem = "stdin" if picture == STDIN else Path(picture).stem
+        self._drawn[stem] += 1
+        again = f"-{self._drawn[stem]}" if self._drawn[stem] > 1 else ""
+        return folder / f"{stem}{again}.png"
 
     def refuse(self, picture: str, reason: str) -> None:
         self.bad += 1
@@ -156,7 +173,9 @@ class _Report:
         sys.stdout.write(line.encode("utf-8", "replace").decode("utf-8") + "\n")
 
 
-def _classify(classifier: "Classifier", pictures: Sequence[str], top: int, report: _Report) -> None:
+def _classify(
+    classifier: "Classifier", pictures: Sequence[str], options: ClassifyOptions, report: _Report
+) -> None:
     """Classify a few pictures together, and report in their order."""
     prepared: dict[int, np.ndarray] = {}
     reasons: dict[int, str] = {}
@@ -165,13 +184,30 @@ def _classify(classifier: "Classifier", pictures: Sequence[str], top: int, repor
             prepared[number] = _prepare(classifier, picture)
         except BadPictureError as error:
             reasons[number] = str(error)
-    guesses = iter(classifier.guesses(np.stack([*prepared.values()]), top) if prepared else ())
+    guesses = iter(
+        classifier.guesses(np.stack([*prepared.values()]), options.top) if prepared else ()
+    )
     for number, picture in enumerate(pictures):
         if number in reasons:
             report.refuse(picture, reasons[number])
         else:
-            report.name(picture, next(guesses))
+            report.name(picture, best := next(guesses))
+            if options.show is not None:
+                path = report.drawing(options.show, picture)
+                _show(classifier, prepared[number], best, path, options.batch_size)
     sys.stdout.flush()
+
+
+def _show(
+    classifier: "Classifier", picture: np.ndarray, guesses: "Sequence[Guess]", path: Path, most: int
+) -> None:
+    from tandem.classify.explanation import draw, importance, write
+
+    at_once = max(1, most // len(classifier.crops))
+    lost = importance(classifier, picture, guesses[0].number, at_once)
+    seen = picture[classifier.window, classifier.window]
+    write(path, draw(seen, guesses[:_BARS], lost))
+    log.info("wrote %s", path)
 
 
 def _prepare(classifier: "Classifier", picture: str) -> np.ndarray:

@@ -105,6 +105,12 @@ class _WithWeights(Config):
         "average over corners, centre and their mirror images: ten times the work",
         "true or false",
     )
+    report: PathOption | None = option(
+        None,
+        "folder for a page and tables: confusions, errors of classes, reliability, mistakes",
+        "a folder",
+        form="text",
+    )
 
 
 class _WithTrial(Config):
@@ -138,13 +144,13 @@ def load_weights_and_config(
     arguments: Sequence[str] | None = None,
     description: str | None = None,
     program: str | None = None,
-) -> tuple[Path, bool, Config]:
-    """Read ``--weights FILE``, ``--ten_crops`` and the configuration, for a validation."""
+) -> tuple[Path, bool, Path | None, Config]:
+    """Read ``--weights``, ``--ten_crops``, ``--report`` and the configuration of a validation."""
     settings = _line(arguments, description, program).read(
         _WithWeights, DEFAULT_FILE, beside=("weights", read_run_settings)
     )
-    config = Config(**settings.model_dump(exclude={"weights", "ten_crops"}))
-    return settings.weights, settings.ten_crops, config
+    config = Config(**settings.model_dump(exclude={"weights", "ten_crops", "report"}))
+    return settings.weights, settings.ten_crops, settings.report, config
 
 
 # How a run divided its work among the devices of its machines, which a validation may not have.

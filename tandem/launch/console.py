@@ -11,6 +11,7 @@ from tandem.launch.status import MEASURED, Status, duration
 from tandem.processes.heartbeat import HeartbeatTable
 from tandem.processes.supervisor import ProgressReporter
 from tandem.training.messages import CheckpointWritten, Notice, Stage
+from tandem.training.predictions import Predictions
 from tandem.training.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -63,16 +64,19 @@ class TrainingReporter(TerminalReporter):
 
 
 class ValidationReporter(TerminalReporter):
-    """Keeps the one result of a validation run, `records`."""
+    """Keeps the one result of a validation run, `records`, and its predictions."""
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
         self.records: list[ValidationRecord] = []
+        self.predictions: Predictions | None = None
 
     def report(self, message: object) -> None:
         super().report(message)
         if isinstance(message, ValidationRecord):
             self.records.append(message)
+        elif isinstance(message, Predictions):
+            self.predictions = message
 
 
 def can_show() -> bool:

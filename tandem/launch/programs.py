@@ -19,6 +19,7 @@ from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import changed_settings, prepare_run
 from tandem.launch.ranks import is_rank, work_on_ranks
 from tandem.launch.status import stage_line
+from tandem.launch.validation_report import PAGE, check_reportable, write_report
 from tandem.layers.choices import metrics_of
 from tandem.processes.supervisor import Outcome, ProgressReporter
 from tandem.trace.merge import remove_traces
@@ -131,14 +132,21 @@ class Rollbacks:
 
 
 def execute_validation(
-    weights: Path, config: Config, launcher: Launcher, ten_crops: bool = False
+    weights: Path,
+    config: Config,
+    launcher: Launcher,
+    ten_crops: bool = False,
+    report: Path | None = None,
 ) -> tuple[Outcome, ValidationRecord | None]:
-    """Validate a checkpoint; the record is None if that fails."""
+    """Validate a checkpoint, and write the report into a folder; the record is None if it fails."""
     begun = begin()
     spec = prepare_run(config, "validate", weights, ranks=launcher.ranks)
     if ten_crops and spec.train.pictures is None:
         raise InputError("ten_crops: the data are rows of arrays, which have no crops")
     spec = replace(spec, crops=10 if ten_crops else 1, begun=begun)
+    if report is not None:
+        check_reportable(spec)
+        spec = replace(spec, predicts=True)
     for metric in metrics_of(config.metrics):
         if ten_crops and metric.of_outputs:
             raise InputError(
@@ -148,7 +156,11 @@ def execute_validation(
     announce(spec)
     reporter = ValidationReporter(spec)
     outcome = launcher.launch(spec, reporter)
-    return outcome, next(iter(reporter.records), None)
+    record = next(iter(reporter.records), None)
+    if report is not None and record is not None and reporter.predictions is not None:
+        write_report(report, spec, record, reporter.predictions)
+        log.info("wrote %s", report / PAGE)
+    return outcome, record
 
 
 def begin() -> float:

@@ -4,6 +4,8 @@ As the run was configured:  tandem validate --weights runs/demo/epoch-0016.safet
 Another configuration:      tandem validate --weights FILE --config demo/config.yaml
 By the paper's ten crops:   tandem validate --weights FILE --ten_crops
 On chosen devices:          tandem validate --weights FILE --devices cuda:1
+A page of what is wrong:    tandem validate --weights FILE --report DIR
+The newest of a run:        tandem validate --weights runs/demo
 
 The settings are those that the run saved in the config.yaml beside the weights; devices, threads
 and all else that depends on the machine are chosen anew. Without one, such as beside converted
@@ -29,10 +31,12 @@ def run_validation(
     """Validate one checkpoint and print its loss and errors; return the exit status."""
 
     def work(launcher: Launcher) -> int:
-        weights, ten_crops, config = load_weights_and_config(arguments, description, program)
+        weights, ten_crops, report, config = load_weights_and_config(
+            arguments, description, program
+        )
         if ten_crops and not config.rand_mirror:
             log.warning("five of the ten crops are mirrored, as none was in training (rand_mirror)")
-        outcome, record = execute_validation(weights, config, launcher, ten_crops)
+        outcome, record = execute_validation(weights, config, launcher, ten_crops, report)
         if record is not None and outcome.status == 0:
             log.info("%s", describe_validation(record))
             sys.stdout.write(to_json(record) + "\n")

@@ -19,6 +19,7 @@ from tandem.training.messages import (
     Progress,
     Stage,
 )
+from tandem.training.predictions import Predictions
 from tandem.training.run_spec import RunSpec
 from tandem.training.sample_predictions import SamplePredictions
 
@@ -59,7 +60,7 @@ class Reports:
             self.folder.append(record)
             self._launcher.send(record)
 
-    def result(self, record: ValidationRecord) -> None:
+    def result(self, record: ValidationRecord | Predictions) -> None:
         """Report the result of a run that only validates."""
         if self._is_first:
             self._launcher.send(record)

@@ -39,6 +39,7 @@ class RunSpec:
     waits: bool = False  # for callbacks, at the end of each epoch
     most_steps: int | None = None  # of an epoch's training, and of its validation; None: all
     crops: Literal[1, 10] = 1  # of each picture that a validation alone averages over
+    predicts: bool = False  # whether a validation reports what it predicts of each picture
     begun: float = field(default=0.0, compare=False)  # the command, by `time.monotonic`; 0: unknown
 
     @property

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.data.class_names import imagenet_names
+from tandem.data.dataset import Dataset
 from tandem.data.reader import PictureReader
 from tandem.training.run_spec import RunSpec
 
@@ -61,15 +62,22 @@ class SamplePredictions:
 
     def _read(self) -> npt.NDArray[np.uint8]:
         """The centre crops, as the network sees them, (picture, row, column, RGB)."""
-        indices = np.array(self.indices)
-        reader = PictureReader(self._spec.validation)
+        indices, dataset = np.array(self.indices), self._spec.validation
+        with PictureReader(dataset) as reader:
+            self._labels = reader.labels(indices).tolist()
+        return centre_crops(dataset, indices, self._spec.config.crop_size)
+
+
+def centre_crops(
+    dataset: Dataset, indices: npt.NDArray[np.int64], crop_size: int
+) -> npt.NDArray[np.uint8]:
+    """Read the centre crops of pictures, uint8 (picture, row, column, RGB)."""
+    with PictureReader(dataset) as reader:
         pictures = np.empty((len(indices), *reader.picture_shape), np.uint8)
         reader.read(indices, pictures)
-        self._labels = reader.labels(indices).tolist()
-        reader.close()
-        start = (pictures.shape[1] - self._spec.config.crop_size) // 2
-        window = slice(start, start + self._spec.config.crop_size)
-        return pictures[:, window, window].copy()
+    start = (pictures.shape[1] - crop_size) // 2
+    window = slice(start, start + crop_size)
+    return pictures[:, window, window].copy()
 
 
 def sample_rows(

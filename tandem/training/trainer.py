@@ -24,6 +24,7 @@ from tandem.training.global_rows import GlobalRows
 from tandem.training.learning_rate import learning_rate
 from tandem.training.messages import Activity, StepVote
 from tandem.training.not_finite import Position, Refusals
+from tandem.training.predictions import PredictionCollector, Predictions
 from tandem.training.reports import Reports
 from tandem.training.run_spec import RunSpec
 from tandem.training.setup import set_up
@@ -109,7 +110,11 @@ class Trainer:
 
     def validate_only(self) -> None:
         """Validate the loaded weights, and report."""
-        self.reports.result(self._validate(self.state.epoch - 1))
+        collector = PredictionCollector(self.spec) if self.spec.predicts else None
+        self.reports.result(self._validate(self.state.epoch - 1, collector))
+        if collector is not None:
+            parts = self.group.all_gather_object(collector.taken())
+            self.reports.result(Predictions.joined([part for part in parts if part is not None]))
 
     def finish(self) -> None:
         """End the exchange and the loader, and release the memory. Collective."""
@@ -219,11 +224,15 @@ class Trainer:
         self.memory.wait()
         self._seconds += self.timer.end()
 
-    def _validate(self, epoch: int) -> ValidationRecord:
+    def _validate(
+        self, epoch: int, collector: PredictionCollector | None = None
+    ) -> ValidationRecord:
         self.model.take_sums("validation")
         steps = self.spec.steps("validation")
         for step in range(steps):
             self._validate_step(step)
+            if collector is not None and len(self.pipeline.indices):
+                collector.add(self.pipeline.indices, self.model.read_scores())
             if self.reports.samples is not None:
                 self.reports.samples.collect(step, self.model.read_scores)
             self.reports.progress("validation", epoch, step + 1, steps)

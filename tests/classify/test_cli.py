@@ -102,7 +102,7 @@ def test_wrong_arguments(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert run(folder, "--device", "cuda:99", "x") == 2
     assert "cuda:99" in capsys.readouterr().err
     for arguments, message in (
-        (["x"], "--weights is missing; it must be a file"),
+        (["x"], "--weights is missing; it must be a path"),
         (["--weights", "w"], "pictures is missing; it must be files or folders"),
         (["--weights", "w", "x", "--top", "0"], "--top is 0; it must be a whole number of at"),
         (["--weights", "w", "x", "--gpu", "0"], "unknown option --gpu; did you mean --device?"),

@@ -227,13 +227,13 @@ def test_the_settings_beside_a_checkpoint_come_before_those_of_the_current_folde
     weights = saved_run(Path("run"))
     Path("config.yaml").write_text("seed: 7\ncrop_size: 99\n")
     with caplog.at_level(logging.INFO):
-        path, _, config = load_weights_and_config(["--weights", str(weights), "--seed", "5"])
+        path, *_, config = load_weights_and_config(["--weights", str(weights), "--seed", "5"])
     assert path == weights
     assert (config.data_folder, config.crop_size, config.seed) == ("elsewhere", 67, 5)
     (line,) = caplog.messages
     assert line.startswith("settings are those of run/config.yaml; devices and threads are chosen")
     for arguments in (["--weights", "w"], ["--weights", str(weights), "--config", "config.yaml"]):
-        assert load_weights_and_config(arguments)[2].crop_size == 99
+        assert load_weights_and_config(arguments)[-1].crop_size == 99
 
 
 def test_a_validation_needs_no_device_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,19 +254,19 @@ def test_a_validation_needs_no_device_of_the_run(monkeypatch: pytest.MonkeyPatch
     }
     arguments = ["--weights", str(saved_run(Path("run"), **there))]
     monkeypatch.setattr(command_line, "cuda_device_count", lambda: 0)
-    found = load_weights_and_config(arguments)[2]
+    found = load_weights_and_config(arguments)[-1]
     kept = {"data_folder": "elsewhere", "crop_size": 67, "batch_size": 3, "para_load": False}
     assert found == make_config(kept)
     monkeypatch.setattr(command_line, "cuda_device_count", lambda: 1)
-    assert load_weights_and_config(arguments)[2].precision == "bfloat16"
-    assert load_weights_and_config([*arguments, "--devices", "cuda:3"])[2].devices == ("cuda:3",)
+    assert load_weights_and_config(arguments)[-1].precision == "bfloat16"
+    assert load_weights_and_config([*arguments, "--devices", "cuda:3"])[-1].devices == ("cuda:3",)
 
 
 def test_beside_weights_in_the_current_folder_are_its_own_settings() -> None:
     """Written by the user, such as beside converted weights: none is left out."""
     Path("config.yaml").write_text("devices: [cuda:1]\nthreads: 3\n")
     for weights in ("alexnet.safetensors", str(Path("alexnet.safetensors").absolute())):
-        found = load_weights_and_config(["--weights", weights])[2]
+        found = load_weights_and_config(["--weights", weights])[-1]
         assert (found.devices, found.threads) == (("cuda:1",), 3)
 
 
@@ -277,15 +277,15 @@ def test_weights_that_can_have_nothing_beside_them(weights: str) -> None:
         with pytest.raises(InputError, match=r"--weights is .*whose home folder is"):
             load_weights_and_config(["--weights", weights])
     else:
-        assert load_weights_and_config(["--weights", weights])[2].seed == 7
+        assert load_weights_and_config(["--weights", weights])[-1].seed == 7
 
 
 def test_a_file_that_is_found_does_not_decide_what_code_is_run() -> None:
     """As `check_network` does not import the network that a checkpoint names."""
     arguments = ["--weights", str(saved_run(Path("run"), network="mine:Network"))]
-    assert load_weights_and_config(arguments)[2].network == Config().network
+    assert load_weights_and_config(arguments)[-1].network == Config().network
     Path("config.yaml").write_text("network: mine:Network\n")
-    assert load_weights_and_config(arguments)[2].network == "mine:Network"
+    assert load_weights_and_config(arguments)[-1].network == "mine:Network"
 
 
 def test_a_graph_that_is_found_is_data_but_its_own_layers_and_loss_are_code() -> None:
@@ -294,13 +294,13 @@ def test_a_graph_that_is_found_is_data_but_its_own_layers_and_loss_are_code() ->
     for network in (GRAPH_NETWORK, "mine:Network"):
         for options in ({"graph": graph}, {"graph": graph, **own}):
             saved = saved_run(Path("run"), network=network, network_options=options)
-            found = load_weights_and_config(["--weights", str(saved)])[2]
+            found = load_weights_and_config(["--weights", str(saved)])[-1]
             assert found.network == (GRAPH_NETWORK if network == GRAPH_NETWORK else ALEXNET)
             assert found.network_options == {"graph": graph}
             named = ["--weights", str(saved), "--config", "run/config.yaml"]
-            assert load_weights_and_config(named)[2].network_options == options
+            assert load_weights_and_config(named)[-1].network_options == options
     save_config(make_config({"network_options": {"graph": graph, **own}}), Path())
-    assert load_weights_and_config(["--weights", str(saved)])[2].network_options["layers"]
+    assert load_weights_and_config(["--weights", str(saved)])[-1].network_options["layers"]
 
 
 def test_metrics_of_a_file_that_is_found_are_known_ones() -> None:
@@ -316,7 +316,7 @@ def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatc
     argv = ["train.py", "--seed", "5", "--weights", "w", "--devices", "cpu", "cpu"]
     monkeypatch.setattr(sys, "argv", argv)
     expected = make_config({"seed": 5, "devices": ["cpu", "cpu"]})
-    assert load_weights_and_config() == (Path("w"), False, expected)
+    assert load_weights_and_config() == (Path("w"), False, None, expected)
     monkeypatch.setattr(sys, "argv", ["train.py", "--seed", "5"])
     assert load_config().seed == 5
 

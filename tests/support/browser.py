@@ -2,7 +2,8 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,3 +28,22 @@ def browser_page(width: int = 1300, height: int = 900) -> Iterator[Any]:
             yield page
         finally:
             chromium.close()
+
+
+def assert_self_contained(path: Path, headings: Sequence[str], pictures: int) -> str:
+    """Check a page in a narrow window, and that it needs no other file; return its text."""
+    requests, faults = [], []
+    with browser_page(400) as page:
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda message: faults.append(message.text))
+        page.goto(path.as_uri())
+        assert page.locator("h2").all_inner_texts() == [*headings]
+        shown = page.evaluate("[...document.images].map(i => [i.naturalWidth, i.alt])")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        text = page.inner_text("body")
+    assert len(shown) == pictures
+    assert all(width > 50 and description for width, description in shown)
+    assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
+    assert not faults
+    return str(text)
