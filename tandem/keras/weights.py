@@ -77,7 +77,8 @@ def _of_layer(layer: Any, path: str) -> Iterator[tuple[str, str, Any]]:
         if np.dtype(variable.dtype).kind != "f":
             continue  # a count, such as that of a layer which adapts to data
         *owners, name = _below(variable.path, layer.name)
-        owners = [owner for owner in owners if not owner.endswith("_cell")]
+        if kind in ("LSTM", "GRU", "SimpleRNN"):
+            owners = []  # the cell, of whose name the configuration says nothing
         yield ".".join([path, *owners, PARAMETERS.get(name, (name,))[0]]), kind, variable
 
 

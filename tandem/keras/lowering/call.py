@@ -69,6 +69,7 @@ class Pass:
         self.masks: dict[Variable, TensorVariable] = {}
         self.costs: dict[str, TensorVariable] = {}
         self.budget = Budget()
+        self.rows_in_row = 1  # steps that are rows of a larger minibatch
         self._placeholders: dict[str, TensorVariable] = {}
         self._random = self._size = 0
 
@@ -229,6 +230,7 @@ class Call:
         self.mask: Any = None
         self.training = None if keywords.pop("training", None) is False else pass_.training
         self._read = {*_IGNORED}
+        self._inside: list[Call] = []
 
     @property
     def dtype(self) -> str:
@@ -377,6 +379,41 @@ class Call:
         self._read.add(key)
         return read_layer(self.config.get(key), f"{self.name}.{key}", self.pass_.budget)
 
+    def inners(self, key: str) -> list[LayerData]:
+        """Several layers in the configuration."""
+        self._read.add(key)
+        given = self.config.get(key)
+        if not isinstance(given, list):
+            raise self.fault(f"{key} {shown(given)}", "a list of layers")
+        read = [
+            read_layer(v, f"{self.name}.{key}{n}", self.pass_.budget) for n, v in enumerate(given)
+        ]
+        return [each for each in read if isinstance(each, LayerData)]
+
+    def inside(self, layer: AnyLayer) -> "Call":
+        """A call of a layer inside this one, whose lowering is this one's too."""
+        if not isinstance(layer, LayerData):
+            raise self.fault(f"the model {layer.name}", "a layer")
+        found = Call(self.pass_, layer, f"{self.name}.{layer.name}", {}, self.frozen)
+        found.training = self.training
+        self._inside.append(found)
+        return found
+
+    @property
+    def rows_in_row(self) -> int:
+        """Number of the minibatch's rows that are steps of one row of the run's."""
+        return self.pass_.rows_in_row
+
+    @contextlib.contextmanager
+    def several_rows(self, count: int) -> Iterator[None]:
+        """Build layers of which a number of rows are steps of one row of the run's."""
+        before = self.pass_.rows_in_row
+        self.pass_.rows_in_row = count * before if count > 1 else 1
+        try:
+            yield
+        finally:
+            self.pass_.rows_in_row = before
+
     def with_config(self, **values: Any) -> "Call":
         """The same call with other values in the configuration."""
         layer = LayerData(self.name, self.kind, {**self.config, **values})
@@ -410,6 +447,8 @@ class Call:
 
     def check_finished(self) -> None:
         """Refuse a value of the configuration, or of the call, that the lowering left unread."""
+        for call in self._inside:
+            call.check_finished()
         if self.kind.startswith("own:"):
             return
         if self.value("activity_regularizer") is not None:
@@ -482,6 +521,6 @@ def by_element(function: Callable[..., TensorVariable], *inputs: Any) -> TensorV
     return function(*inputs)
 
 
-def number(value: float, like: TensorVariable) -> np.ndarray:
-    """A constant of the dtype of a variable."""
-    return np.asarray(value, like.type.dtype)
+def number(value: float, like: "TensorVariable | Call") -> np.ndarray:
+    """A constant of the dtype of a variable, or of a layer's network."""
+    return np.asarray(value, like.dtype)

@@ -1,14 +1,16 @@
 """Convolutions of images and sequences, and borders of zeros."""
 
+from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from tandem import ops
 from tandem.keras.lowering.activations import activated
 from tandem.keras.lowering.call import Call, pixels, planes
-from tandem.keras.lowering.core import lengths
+from tandem.keras.lowering.core import lengths, rows_of
 from tandem.keras.lowering.registry import lowers
 
 Pair = tuple[int, int]
@@ -102,6 +104,39 @@ def separable(layer: Call, x: TensorVariable) -> TensorVariable:
     return activated(layer, pixels(y, ndim, order))
 
 
+@lowers("Conv1DTranspose", "Conv2DTranspose")
+def transposed(layer: Call, x: TensorVariable) -> TensorVariable:
+    """The gradient, with respect to its images, of a convolution of larger images."""
+    ndim, order = x.type.ndim, layer.value("data_format")
+    size, filters = pair(layer, "kernel_size", ndim), layer.integer("filters")
+    strides, dilation = pair(layer, "strides", ndim), pair(layer, "dilation_rate", ndim)
+    if max(dilation) > 1 or layer.value("output_padding") is not None:
+        raise layer.fault("dilation_rate above 1 or output_padding", "neither")
+    g = planes(x, order)
+    channels, *image = lengths(g)
+    is_same = layer.word("padding", "valid", "same") == "same"
+    full = [(n - 1) * s + t for n, s, t in zip(image, strides, size, strict=True)]
+    kept = [
+        n * s if is_same else n * s + max(t - s, 0)
+        for n, s, t in zip(image, strides, size, strict=True)
+    ]
+    firsts = [max(0, t - s) // 2 if is_same else 0 for s, t in zip(strides, size, strict=True)]
+    window = size[0] * size[1]
+    fans = (filters * window, channels * window)
+    weight = layer.parameter("kernel", (channels, filters, *size), fans)
+    ends = [max(f, first + n) for f, first, n in zip(full, firsts, kept, strict=True)]
+    like = pt.zeros((g.shape[0], filters, *full), dtype=layer.dtype)
+    y = ops.Conv2dInputGrad(strides)(pt.specify_shape(like, (None, filters, *full)), weight, g)
+    behind = [end - f for end, f in zip(ends, full, strict=True)]
+    if any(behind):
+        y = ops.pad2d(y, (0, behind[0], 0, behind[1]))
+    (top, left), (rows, columns) = firsts, kept
+    y = y[:, :, top : top + rows, left : left + columns]
+    if (bias := _bias(layer, filters)) is not None:
+        y = y + bias.dimshuffle("x", 0, "x", "x")
+    return activated(layer, pixels(y, ndim, order))
+
+
 @lowers("ZeroPadding1D", "ZeroPadding2D")
 def zero_padding(layer: Call, x: TensorVariable) -> TensorVariable:
     sides = sides_of(layer, "padding", x.type.ndim)
@@ -139,11 +174,44 @@ def sides_of(layer: Call, key: str, ndim: int) -> tuple[int, int, int, int]:
 @lowers("UpSampling1D", "UpSampling2D")
 def upsampling(layer: Call, x: TensorVariable) -> TensorVariable:
     ndim, order = x.type.ndim, layer.value("data_format")
-    rows, columns = pair(layer, "size", ndim)
-    if ndim == 4 and layer.word("interpolation", "nearest", "bilinear") == "bilinear":
-        raise layer.fault("interpolation bilinear", "nearest")
-    y = planes(x, order)
-    for axis, times in ((2, rows), (3, columns)):
-        if times > 1:
-            y = pt.repeat(y, times, axis=axis)
-    return pixels(y, ndim, order)
+    size, images = pair(layer, "size", ndim), planes(x, order)
+    way = layer.word("interpolation", "nearest", "bilinear") if ndim == 4 else "nearest"
+    rows, columns = (n * times for n, times in zip(lengths(images)[1:], size, strict=True))
+    return pixels(resized(images, (rows, columns), way), ndim, order)
+
+
+@lowers("Resizing")
+def resizing(layer: Call, x: TensorVariable) -> TensorVariable:
+    order = layer.value("data_format")
+    way = layer.word("interpolation", "nearest", "bilinear")
+    size = layer.integer("height"), layer.integer("width")
+    for key in ("crop_to_aspect_ratio", "pad_to_aspect_ratio", "antialias"):
+        if layer.flag(key, False):
+            raise layer.fault(f"{key} true", "false")
+    layer.value("fill_mode")
+    return pixels(resized(planes(x, order), size, way), 4, order)
+
+
+def resized(x: TensorVariable, size: Pair, way: str) -> TensorVariable:
+    """(batch, channel, row, column) of another number of rows and columns.
+
+    Pixels have their centres at halves, as in Keras.
+    """
+    for axis, (length, count) in enumerate(zip(lengths(x)[1:], size, strict=True), 2):
+        if length == count:
+            continue
+        places = (np.arange(count) + 0.5) * (length / count)
+        if way == "nearest":
+            x = pt.take(x, pt.constant(places.astype(np.int64)), axis=axis)
+            continue
+        places = np.clip(places - 0.5, 0, length - 1)
+        shares = np.maximum(0, 1 - abs(places[:, np.newaxis] - np.arange(length)))
+        weights = pt.constant(shares.astype(x.type.dtype))
+        moved = x if axis == 3 else x.dimshuffle(0, 1, 3, 2)
+        moved = rows_of(moved, partial(_times, weights.T), count)
+        x = moved if axis == 3 else moved.dimshuffle(0, 1, 3, 2)
+    return x
+
+
+def _times(weights: TensorVariable, rows: TensorVariable) -> TensorVariable:
+    return pt.dot(rows, weights)

@@ -1,6 +1,8 @@
 """Fully connected layers, embeddings, dropout, and changes of shape or scale."""
 
 import math
+import re
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +13,8 @@ from tandem import ops
 from tandem.keras.lowering.activations import activated
 from tandem.keras.lowering.call import Call, by_element, number, pixels, planes
 from tandem.keras.lowering.registry import lowers
+from tandem.layers.training_pass import Training
+from tandem.philox import Purpose, philox4x32
 from tandem.validation import shown
 
 
@@ -35,13 +39,50 @@ def dense(layer: Call, x: TensorVariable) -> TensorVariable:
     if layer.value("lora_rank") is not None:
         raise layer.fault("lora_rank", "none")
     weight = layer.parameter("kernel", (inputs, units))
-    rows = x if x.type.ndim == 2 else x.reshape((-1, inputs))
-    y = pt.dot(rows, weight)
-    if layer.flag("use_bias"):
-        y = y + layer.parameter("bias", (units,))
-    if x.type.ndim > 2:
-        y = y.reshape((x.shape[0], *lengths(x)[:-1], units))
-    return activated(layer, y)
+    bias = layer.parameter("bias", (units,)) if layer.flag("use_bias") else None
+
+    def product(rows: TensorVariable) -> TensorVariable:
+        return pt.dot(rows, weight) if bias is None else pt.dot(rows, weight) + bias
+
+    return activated(layer, rows_of(x, product, units))
+
+
+def rows_of(
+    x: TensorVariable, function: Callable[[TensorVariable], TensorVariable], units: int
+) -> TensorVariable:
+    """Apply a function of (row, feature) to (..., feature), for a result (..., unit)."""
+    if x.type.ndim == 2:
+        return function(x)
+    middle = x.type.shape[1:-1]
+    rows = x.reshape((-1, x.type.shape[-1]))
+    y = function(rows).reshape((x.shape[0], *middle, units))
+    return cast(TensorVariable, pt.specify_shape(y, (None, *middle, units)))
+
+
+@lowers("EinsumDense")
+def einsum_dense(layer: Call, x: TensorVariable) -> TensorVariable:
+    """Products by Einstein's summation, such as ``abc,cd->abd``, where a is the batch."""
+    equation = layer.value("equation")
+    match = re.fullmatch(r"([a-z.]+),([a-z]+)->([a-z.]+)", str(equation).replace(" ", ""))
+    if match is None or "." in str(equation):
+        raise layer.fault(f"equation {shown(equation)}", "one of letters, such as abc,cd->abd")
+    given, weighted, made = match.groups()
+    if len(given) != x.type.ndim or given[0] != made[0] or given[0] in weighted:
+        raise layer.fault(f"equation {shown(equation)}", "the batch as the first axis, of itself")
+    outputs = layer.value("output_shape")
+    shape = (*outputs,) if isinstance(outputs, list | tuple) else (outputs,)
+    size = dict(zip(made[1:], shape, strict=True)) | dict(zip(given, x.type.shape, strict=True))
+    if any(n != size[letter] for letter, n in zip(made[1:], shape, strict=True) if n is not None):
+        raise layer.fault(f"output_shape {shown(outputs)}", "the lengths of the equation")
+    weight = layer.parameter("kernel", [size[letter] for letter in weighted])
+    y = pt.einsum(f"{given},{weighted}->{made}", x, weight)
+    axes = layer.value("bias_axes")
+    if axes is not None:
+        letters = [letter for letter in made if letter in axes]
+        bias = layer.parameter("bias", [size[letter] for letter in letters])
+        order = [letters.index(letter) if letter in letters else "x" for letter in made]
+        y = y + bias.dimshuffle(*order)
+    return activated(layer, pt.specify_shape(y, (None, *(size[letter] for letter in made[1:]))))
 
 
 @lowers("Embedding")
@@ -72,6 +113,11 @@ def drop(layer: Call, x: TensorVariable, rate: float, shape: tuple[int, ...]) ->
     """Drop numbers of each row in training, by one mask for axes of length 1 in a shape."""
     if not rate or layer.training is None:
         return x
+    if (steps := layer.rows_in_row) > 1:  # a row is one of several steps
+        with layer.several_rows(1):
+            whole = x.reshape((-1, steps, *lengths(x)))
+            whole = pt.specify_shape(whole, (None, steps, *lengths(x)))
+            return drop(layer, whole, rate, (steps, *shape)).reshape((-1, *lengths(x)))
     keys = (layer.training.seed, layer.training.epoch, layer.training.indices)
     place, factor = layer.next_random(), 1 / (1 - rate)
     if shape != lengths(x):
@@ -110,6 +156,35 @@ def spatial_dropout(layer: Call, x: TensorVariable) -> TensorVariable:
     if layer.value("data_format") == "channels_first":
         return drop(layer, x, _rate(layer), (lengths(x)[0], *ones))
     return drop(layer, x, _rate(layer), (*ones, lengths(x)[-1]))
+
+
+def normals(layer: Call, x: TensorVariable) -> TensorVariable:
+    """Normal random numbers of mean 0 and deviation 1 for each number of each row of x."""
+    training, shape = cast(Training, layer.training), lengths(x)
+    count = math.prod(shape) * layer.rows_in_row
+    blocks = pt.constant(np.arange(-(-count // 4))[np.newaxis])
+    purpose = np.int64(Purpose.DROPOUT + layer.next_random())
+    counter = (blocks, training.indices.dimshuffle(0, "x"), training.epoch, purpose)
+    words = [word.astype("float64") / 2.0**32 for word in philox4x32(counter, training.seed)]
+    parts = []
+    for u, v in (words[:2], words[2:]):  # Box and Muller's method
+        radius, angle = pt.sqrt(-2 * pt.log(u + 2.0**-32)), 2 * math.pi * v
+        parts += [radius * pt.cos(angle), radius * pt.sin(angle)]
+    drawn = pt.concatenate(parts, axis=1)[:, :count].astype(layer.dtype)
+    return cast(TensorVariable, pt.specify_shape(drawn.reshape((-1, *shape)), (None, *shape)))
+
+
+@lowers("GaussianNoise", keeps_mask=True)
+def gaussian_noise(layer: Call, x: TensorVariable) -> TensorVariable:
+    deviation = number(layer.number("stddev", 0), x)
+    return x if layer.training is None else x + deviation * normals(layer, x)
+
+
+@lowers("GaussianDropout", keeps_mask=True)
+def gaussian_dropout(layer: Call, x: TensorVariable) -> TensorVariable:
+    rate = _rate(layer)
+    deviation = number(math.sqrt(rate / (1 - rate)), x)
+    return x if layer.training is None else x * (number(1, x) + deviation * normals(layer, x))
 
 
 # Shapes and scales

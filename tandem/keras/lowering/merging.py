@@ -19,47 +19,34 @@ def _merge_masks(layer: Call, inputs: list[TensorVariable]) -> TensorVariable | 
     return reduce(pt.or_, masks)
 
 
-def joined(layer: Call, inputs: Any, function: Any) -> TensorVariable:
+_FUNCTIONS = {
+    "Add": pt.add,
+    "Average": pt.add,
+    "Maximum": pt.maximum,
+    "Minimum": pt.minimum,
+    "Multiply": pt.mul,
+    "Subtract": pt.sub,
+}
+
+
+@lowers(*_FUNCTIONS)
+def joined(layer: Call, *inputs: Any) -> TensorVariable:
     """Join inputs element by element, those with fewer axes behind the batch's."""
     xs = variables(inputs)
-    if len(xs) < 2 and layer.kind != "Average":
-        raise layer.fault(f"{len(xs)} inputs", "at least two")
+    if len(xs) < 2 or (layer.kind == "Subtract" and len(xs) > 2):
+        raise layer.fault(f"{len(xs)} inputs", "two" if layer.kind == "Subtract" else "two or more")
+    mask = _merge_masks(layer, xs)
+    if layer.kind in ("Maximum", "Minimum", "Multiply") and mask is not None:
+        raise layer.fault("inputs with masks", "inputs without them")
     ndim = max(x.type.ndim for x in xs)
     spread = [x.dimshuffle(0, *["x"] * (ndim - x.type.ndim), *range(1, x.type.ndim)) for x in xs]
-    y = by_element(lambda *parts: reduce(function, parts), *spread)
-    return layer.set_mask(y, _merge_masks(layer, xs))
+    share = 1 / len(xs) if layer.kind == "Average" else 1
 
+    def function(*parts: TensorVariable) -> TensorVariable:
+        total = reduce(_FUNCTIONS[layer.kind], parts)
+        return total if share == 1 else total * number(share, total)
 
-@lowers("Add")
-def add(layer: Call, *inputs: Any) -> TensorVariable:
-    return joined(layer, inputs, pt.add)
-
-
-@lowers("Subtract")
-def subtract(layer: Call, *inputs: Any) -> TensorVariable:
-    return joined(layer, inputs, pt.sub)
-
-
-@lowers("Multiply")
-def multiply(layer: Call, *inputs: Any) -> TensorVariable:
-    return joined(layer, inputs, pt.mul)
-
-
-@lowers("Maximum")
-def maximum(layer: Call, *inputs: Any) -> TensorVariable:
-    return joined(layer, inputs, pt.maximum)
-
-
-@lowers("Minimum")
-def minimum(layer: Call, *inputs: Any) -> TensorVariable:
-    return joined(layer, inputs, pt.minimum)
-
-
-@lowers("Average")
-def average(layer: Call, *inputs: Any) -> TensorVariable:
-    total = joined(layer, inputs, pt.add)
-    share = number(1 / len(variables(inputs)), total)
-    return layer.set_mask(by_element(lambda v: v * share, total), layer.mask_of(total))
+    return layer.set_mask(by_element(function, *spread), mask)
 
 
 @lowers("Concatenate")
@@ -69,9 +56,17 @@ def concatenate(layer: Call, *inputs: Any) -> TensorVariable:
     axis = layer.axis("axis", ndim)
     y = concatenated(xs, axis)
     masks = [layer.mask_of(x) for x in xs]
-    if any(mask is not None for mask in masks) and axis != ndim - 1:
-        raise layer.fault("inputs with masks", "a concatenation along the last axis")
-    return layer.set_mask(y, _all_of(masks))
+    if all(mask is None for mask in masks):
+        return y
+    known = [
+        pt.ones(x.shape[:2], dtype="bool") if mask is None else mask
+        for x, mask in zip(xs, masks, strict=True)
+    ]
+    if axis not in (1, ndim - 1):
+        raise layer.fault("inputs with masks", "a concatenation of steps or features")
+    return layer.set_mask(
+        y, reduce(pt.or_, known) if axis == ndim - 1 else pt.concatenate(known, axis=1)
+    )
 
 
 def concatenated(xs: list[TensorVariable], axis: int) -> TensorVariable:
@@ -81,11 +76,6 @@ def concatenated(xs: list[TensorVariable], axis: int) -> TensorVariable:
         place = (0, 2, 3, 1)[axis] if ndim == 4 else (0, 2, 1)[axis]
         return pixels(pt.concatenate([planes(x) for x in xs], axis=place), ndim)
     return pt.concatenate(xs, axis=axis)
-
-
-def _all_of(masks: list[Any]) -> TensorVariable | None:
-    known = [mask for mask in masks if mask is not None]
-    return cast(Any, reduce(pt.and_, known)) if known else None
 
 
 @lowers("Dot")

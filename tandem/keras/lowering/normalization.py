@@ -45,6 +45,8 @@ def _batch_norm(layer: Call, x: TensorVariable) -> TensorVariable:
     training = layer.training
     if training is None or layer.frozen:
         return ops.batch_norm_inference(x, scale, shift, mean, variance, epsilon)
+    if layer.rows_in_row > 1:
+        raise layer.fault("a normalisation of minibatches in TimeDistributed", "trainable=False")
     y, *statistics = _by_rows(x, scale, shift, mean, training, epsilon)
     names = (f"{layer.name}.running_mean", f"{layer.name}.running_var")
     training.statistics.update(zip(names, statistics, strict=True))
@@ -116,6 +118,22 @@ def layer_normalization(layer: Call, x: TensorVariable) -> TensorVariable:
     if layer.flag("center"):
         y = y + layer.parameter("beta", shape).dimshuffle(*order)
     return y
+
+
+@lowers("RMSNormalization", "UnitNormalization", keeps_mask=True)
+def length_normalization(layer: Call, x: TensorVariable) -> TensorVariable:
+    """Numbers divided by their root mean square, or by the root of the sum of their squares."""
+    given = layer.value("axis")
+    axes = given if isinstance(given, list | tuple) else [given]
+    places = [layer.with_config(one=axis).axis("one", x.type.ndim) for axis in axes]
+    squares = pt.sqr(x).sum(axis=places, keepdims=True)
+    if layer.kind == "UnitNormalization":
+        return x / pt.sqrt(pt.maximum(squares, number(1e-12, x)))
+    shape = [x.type.shape[axis] for axis in places]
+    mean = squares * number(1 / math.prod(cast(list[int], shape)), x)
+    order = [places.index(a) if a in places else "x" for a in range(x.type.ndim)]
+    scale = layer.parameter("scale", shape, settings="gamma").dimshuffle(*order)
+    return x / pt.sqrt(mean + number(layer.number("epsilon", 0), x)) * scale
 
 
 def standardized(x: TensorVariable, axes: list[int], epsilon: float) -> TensorVariable:

@@ -11,11 +11,15 @@ from tandem.validation import suggestion
 
 MODULES = (
     "activations",
+    "attention",
     "convolution",
     "core",
     "merging",
     "normalization",
+    "operations",
     "pooling",
+    "published",
+    "recurrent",
 )
 
 Function = TypeVar("Function", bound=Callable[..., Any])
