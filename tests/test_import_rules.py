@@ -34,6 +34,7 @@ ALLOWED = {
     ),
     "tensorboard": ("tandem/artifacts/tensorboard.py",),
     "rich": ("tandem/launch/live_view.py", "tandem/nn/summary.py", "tandem/progress_bar.py"),
+    "keras": ("tandem/keras/",),
     "onnx": ("tandem/export/",),
     "pooch": ("tandem/datasets/published.py",),
     "pyarrow": ("tandem/preprocessing/sources/parquet.py",),
@@ -57,6 +58,7 @@ ALLOWED = {
         "tandem/training/whole_graphs.py",
         "tandem/classify/classifier.py",
         "tandem/export/",
+        "tandem/keras/",
         "tandem/nn/",
         "tandem/placement_program.py",
     ),
@@ -88,7 +90,7 @@ ROWS = (
     ("training",),
     ("launch",),
     ("datasets",),
-    ("classify", "convert", "cost", "export", "look", "nn", "placement_program", "plot"),
+    ("classify", "convert", "cost", "export", "keras", "look", "nn", "placement_program", "plot"),
     ("__main__",),
 )
 WITHOUT_CONFIGURATION = {"distributed", "processes", "layers", "optim"}
@@ -178,6 +180,10 @@ def test_networks_import_nothing_below_pytensor(source: str) -> None:
         ("tandem.placement_program", "torch numba rich tensorboard matplotlib"),
         ("tandem.cost.program", "torch pytensor numba rich tensorboard matplotlib scipy"),
         ("tandem.datasets", "torch pytensor numba matplotlib rich PIL hickle h5py pooch pydantic"),
+        (
+            "tandem.keras, tandem.keras.network",
+            "torch pytensor numba rich tensorboard matplotlib keras",
+        ),
         (
             "tandem.nn, tandem.nn.graph, tandem.nn.network",
             "torch pytensor numba rich tensorboard matplotlib keras",

@@ -250,6 +250,12 @@ class Trainers(Section):
     batch_size: int = key(
         128, "images per trainer and step, not global", unit="images", ge=1, le=1 << 24
     )
+    global_batch: Annotated[int, Field(ge=1, le=1 << 24)] | None = key(
+        None,
+        "images per step over all trainers, whose shares may differ; null: by batch_size",
+        f"a whole number of images from 1 to {1 << 24}, or null",
+        omit_default=True,
+    )
     norm_rows: Annotated[int, Field(ge=1, le=1 << 24)] | Literal["auto", "global"] = key(
         "auto",
         "images batch norm normalises together; auto: 32, or batch_size; global: all trainers'",

@@ -9,6 +9,7 @@ import numpy as np
 
 from tandem.errors import InputError
 from tandem.keras.graph import LayerData, read_graph
+from tandem.keras.losses import Objective
 from tandem.layers.choices import BinaryCrossEntropy, CrossEntropy, KLDivergence
 from tandem.layers.network import COLOURS, Network
 from tandem.layers.training_pass import Training
@@ -52,6 +53,8 @@ class KerasNetwork(Network):
         The lowerings of the user's own layers, each "module:function", which are imported.
     input_shapes : list of list of int
         Shapes of the inputs' rows, where the model leaves lengths open.
+    objective : dict, optional
+        What Keras's `compile` chose, as an `Objective`; None: the loss and metrics of the settings.
 
     Attributes
     ----------
@@ -72,6 +75,8 @@ class KerasNetwork(Network):
         The model is none that can be converted, or does not fit the pictures or classes.
     """
 
+    takes_stored_rows = True
+
     def __init__(
         self,
         crop_size: int | None,
@@ -84,6 +89,7 @@ class KerasNetwork(Network):
         norm_rows: int = 32,
         layers: Sequence[str] = (),
         input_shapes: Sequence[Sequence[int]] = (),
+        objective: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(crop_size, classes, dtype)
         if width != 1:
@@ -97,7 +103,10 @@ class KerasNetwork(Network):
         self._set_input()
         self._declare()
         numbers = sum(map(math.prod, self.output_shapes))
-        if numbers != classes:
+        self.objective = None
+        if objective is not None:  # by which targets may have another shape than outputs
+            self.objective, self.classes = Objective.of(objective, len(self.output_shapes)), numbers
+        elif numbers != classes:
             raise InputError(f"classes: found {classes}, expected the model's {numbers} outputs")
 
     def _read_inputs(self, given: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
@@ -201,28 +210,28 @@ class KerasNetwork(Network):
     def logits(self, images: "TensorVariable", training: Training | None) -> "TensorVariable":
         """Build the graph of all outputs before `output`, ravelled: (batch, numbers)."""
         outputs = self.outputs(images, training)
-        if self.output != "linear":
-            endings = [ending(y) for y in outputs]
-            outputs = [
-                before if activation == self.output else y
-                for (activation, before), y in zip(endings, outputs, strict=True)
-            ]
-        return joined(outputs)
+        endings = [ending(y) for y in outputs]
+        return joined(
+            before if self._is_split(activation) else y
+            for (activation, before), y in zip(endings, outputs, strict=True)
+        )
+
+    def _is_split(self, activation: str) -> bool:
+        """Return whether logits are before an activation in which an output ends."""
+        return self.objective is not None or activation == self.output
 
     def predictions(self, logits: "TensorVariable") -> "TensorVariable":
         """Return what the model predicts: `output` of the logits of outputs that end in it."""
         import pytensor.tensor as pt
 
-        if self.output == "linear":
+        activate = {"softmax": _softmax, "sigmoid": pt.sigmoid}
+        applied = [self._is_split(a) and activate.get(a) for a in self.own_activation]
+        if not any(applied):
             return logits
-        if len(self.output_shapes) == 1 and len(self.output_shapes[0]) == 1:
-            return super().predictions(logits) if self.output == "softmax" else pt.sigmoid(logits)
-        activate = pt.sigmoid if self.output == "sigmoid" else _softmax
+        if len(applied) == 1 and len(self.output_shapes[0]) == 1:
+            return applied[0](logits)  # type: ignore[operator]
         parts = self.split(logits)
-        return joined(
-            activate(y) if activation == self.output else y
-            for y, activation in zip(parts, self.own_activation, strict=True)
-        )
+        return joined(f(y) if f else y for f, y in zip(applied, parts, strict=True))
 
     def split(self, rows: "TensorVariable") -> "list[TensorVariable]":
         """Cut (batch, numbers) into the outputs, in Keras's shapes."""
@@ -256,9 +265,27 @@ class KerasNetwork(Network):
         """
         from tandem.layers.losses import mean_over_valid
 
-        cost = mean_over_valid(self.loss(self._of_loss(logits), labels), valid)
+        if self.objective is not None:
+            rows, _ = self._built(logits, labels)
+        else:
+            rows = self.loss(self._of_loss(logits), labels)
+        cost = mean_over_valid(rows, valid)
         penalty = self.regularization()
         return cost if penalty is None else cost + penalty
+
+    @property
+    def has_own_cost(self) -> bool:
+        return self.objective is not None
+
+    def measures(
+        self, logits: "TensorVariable", labels: "TensorVariable"
+    ) -> "dict[str, TensorVariable]":
+        """Build the values of each row that Keras's `compile` chose to measure, by its names."""
+        return {} if self.objective is None else self._built(logits, labels)[1]
+
+    def _built(self, logits: "TensorVariable", labels: "TensorVariable") -> Any:
+        assert self.objective is not None
+        return self.objective.build(logits, labels, self.output_shapes, self.own_activation)
 
     def _of_loss(self, logits: "TensorVariable") -> "TensorVariable":
         """Return what the loss of the configuration is computed from."""

@@ -165,8 +165,13 @@ def _check_data(spec: RunSpec) -> None:
     if not spec.train.size:
         split = "training" if spec.job == "train" else "validation"
         raise InputError(f"{where}: found no {split} rows, expected at least one")
+    if spec.job == "train" and (config.global_batch or 0) > spec.train.size:
+        raise InputError(
+            f"global_batch: found {config.global_batch}, more than the {spec.train.size} training "
+            f"rows in {where}"
+        )
     most = -(-spec.train.size // spec.trainers)
-    if spec.job == "train" and config.batch_size > most:
+    if not config.global_batch and spec.job == "train" and config.batch_size > most:
         of_trainers = f" for each of {spec.trainers} trainers" if spec.trainers > 1 else ""
         raise InputError(
             f"batch_size: found {config.batch_size}{of_trainers}, more than the"

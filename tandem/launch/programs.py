@@ -42,6 +42,7 @@ def execute_training(
     launcher: Launcher,
     callbacks: Callbacks | None = None,
     make_reporter: Callable[[RunSpec], ProgressReporter] = TrainingReporter,
+    adapt: Callable[[RunSpec], RunSpec] = lambda spec: spec,
 ) -> Outcome:
     """Train, with the callbacks, restarts and rollbacks that the configuration names.
 
@@ -51,10 +52,12 @@ def execute_training(
         Of a caller that has callbacks of its own, beside those of the configuration.
     make_reporter
         Makes what shows the progress, anew at each start.
+    adapt
+        Completes a run by what no setting says, at each start, after callbacks have begun.
     """
     callbacks = callbacks or Callbacks()
     try:
-        outcome = _execute_training(config, lock, launcher, callbacks, make_reporter)
+        outcome = _execute_training(config, lock, launcher, callbacks, make_reporter, adapt)
     except BaseException as error:
         statuses = {InputError: 2, KeyboardInterrupt: 130}
         status = next((statuses[kind] for kind in statuses if isinstance(error, kind)), 1)
@@ -71,6 +74,7 @@ def _execute_training(
     launcher: Launcher,
     callbacks: Callbacks,
     make_reporter: Callable[[RunSpec], ProgressReporter],
+    adapt: Callable[[RunSpec], RunSpec],
 ) -> Outcome:
     restarts, skipped = 0, Rollbacks()
     while True:
@@ -87,6 +91,7 @@ def _execute_training(
             return Outcome(0)
         if spec.config.trace != "off":
             remove_traces(spec.config.weights_path)
+        spec = adapt(spec)
         reporter = CallbackReporter(spec, make_reporter(spec), callbacks)
         outcome = launcher.launch(spec, reporter, lock)
         failure = outcome.failure

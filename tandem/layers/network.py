@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
@@ -131,6 +131,9 @@ class Network(ABC):
     """
 
     loss: Loss = CrossEntropy()
+    # Whether rows of arrays reach it as they are stored; else those of three axes as images are,
+    # with the channel first
+    takes_stored_rows: ClassVar[bool] = False
 
     def __init__(self, crop_size: int | None, classes: int, dtype: str) -> None:
         self.crop_size: Any = crop_size  # of pictures an int, on which their programs rely
@@ -231,6 +234,15 @@ class Network(ABC):
     def measured(self, logits: "TensorVariable") -> "TensorVariable":
         """The outputs as metrics see them: by default those before the softmax."""
         return logits
+
+    def measures(
+        self, logits: "TensorVariable", labels: "TensorVariable"
+    ) -> "dict[str, TensorVariable]":
+        """Build values of each row, (batch,), of which metrics ``network.NAME`` are means.
+
+        The arguments are those of `cost`. By default there are none.
+        """
+        return {}
 
     def cost(
         self, logits: "TensorVariable", labels: "TensorVariable", valid: "TensorVariable"
