@@ -4,6 +4,7 @@ In our files filters are (out, in, row, column), matrices (in, out); of sequence
 column. A parameter is named by the path of its layer, then its kind: ``backbone.conv1.weight``.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from tandem.errors import InputError
 from tandem.keras.names import PARAMETERS
 from tandem.validation import listed, unmasked
+
+_UNNAMED = re.compile(r"variable(_\d+)?")
 
 Weights = dict[str, np.ndarray]
 """Float32 arrays by name."""
@@ -73,12 +76,15 @@ def _of_layer(layer: Any, path: str) -> Iterator[tuple[str, str, Any]]:
         parts = [layer.layer]
     for part in parts:
         yield from _of_layer(part, f"{path}.{part.name}")
+    unnamed = 0
     for variable in [] if parts else layer.weights:
         if np.dtype(variable.dtype).kind != "f":
             continue  # a count, such as that of a layer which adapts to data
         *owners, name = _below(variable.path, layer.name)
         if kind in ("LSTM", "GRU", "SimpleRNN"):
             owners = []  # the cell, of whose name the configuration says nothing
+        if _UNNAMED.fullmatch(name):  # Keras counts those of all layers
+            name, unnamed = f"variable_{unnamed}" if unnamed else "variable", unnamed + 1
         yield ".".join([path, *owners, PARAMETERS.get(name, (name,))[0]]), kind, variable
 
 
