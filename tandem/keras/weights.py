@@ -29,7 +29,7 @@ def read_weights(model: Any) -> Weights:
         Functional or Sequential, and built.
     """
     return {
-        name: np.ascontiguousarray(to_ours(kind, variable, _value(variable)), np.float32)
+        name: np.array(to_ours(kind, variable, _value(variable)), np.float32, order="C")
         for name, kind, variable in variables(model)
     }
 

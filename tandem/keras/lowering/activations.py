@@ -50,16 +50,16 @@ def _glu(x: TensorVariable, axis: int = -1) -> TensorVariable:
 
 
 def _sparsemax(x: TensorVariable, axis: int = -1) -> TensorVariable:
-    """Project each row to the simplex; Martins, Astudillo 2016, algorithm 1."""
+    """Martins, Astudillo 2016, with the threshold of Keras, which adds up sums of the largest."""
+    one, zero = number(1, x), number(0, x)
     moved = pt.moveaxis(x, axis, -1)
     ranked = -pt.sort(-moved, axis=-1)
-    sums = pt.cumsum(ranked, axis=-1) - number(1, x)
+    sums = pt.cumsum(ranked, axis=-1)
     counts = np.arange(1, cast(int, x.type.shape[axis]) + 1).astype(x.type.dtype)
-    chosen = pt.gt(ranked * counts, sums)
-    size = chosen.sum(axis=-1, keepdims=True)
-    last = pt.take_along_axis(sums, size - 1, axis=-1)
-    projected = pt.maximum(moved - last / size.astype(x.type.dtype), number(0, x))
-    return pt.moveaxis(projected, -1, axis)
+    chosen = pt.gt(ranked - (sums - one) / counts, zero)
+    total = pt.switch(chosen, sums, zero).sum(axis=-1, keepdims=True) - one
+    size = chosen.sum(axis=-1, keepdims=True).astype(x.type.dtype)
+    return pt.moveaxis(pt.maximum(moved - total / size, zero), -1, axis)
 
 
 def _relu(

@@ -144,16 +144,19 @@ class Pass:
             is_frozen = is_frozen or self.training.is_frozen(name)
         call = Call(self, layer, name, dict(keywords or {}), is_frozen)
         inputs = _flat(arguments)
-        call.mask = call.keywords.pop("mask", None)
+        call.mask = call.first_mask = call.keywords.pop("mask", None)
         if call.mask is None and inputs:
-            call.mask = self.masks.get(inputs[0])
+            call.first_mask = self.masks.get(inputs[0])
+            # As in Keras, which gives a layer the mask of its only argument.
+            is_only = sum(1 for given in (*arguments, *call.keywords.values()) if _flat(given)) == 1
+            call.mask = call.first_mask if is_only else None
         with _faults_named(name):
             result = lowering.function(call, *arguments)
             call.check_finished()
         outputs = [*result] if isinstance(result, list | tuple) else [result]
         outputs = [self._checked(name, output) for output in outputs]
-        if lowering.keeps_mask and call.mask is not None:
-            self.masks.setdefault(outputs[0], call.mask)
+        if lowering.keeps_mask and call.first_mask is not None:
+            self.masks.setdefault(outputs[0], call.first_mask)
         return outputs
 
     def _checked(self, name: str, output: Any) -> TensorVariable:
@@ -215,7 +218,9 @@ class Call:
     keywords : dict
         Of the call.
     mask : bool (batch, step), or None
-        Of the first input.
+        Of the only input, or as it is given.
+    first_mask : bool (batch, step), or None
+        Of the first input, for the output.
     training : Training or None
         None for validation.
     frozen : bool
@@ -228,6 +233,7 @@ class Call:
         self.pass_, self.name, self.config, self.frozen = pass_, name, layer.config, frozen
         self.kind, self.keywords = layer.kind, keywords
         self.mask: Any = None
+        self.first_mask: Any = None
         self.training = None if keywords.pop("training", None) is False else pass_.training
         self._read = {*_IGNORED}
         self._inside: list[Call] = []
@@ -418,7 +424,7 @@ class Call:
         """The same call with other values in the configuration."""
         layer = LayerData(self.name, self.kind, {**self.config, **values})
         found = Call(self.pass_, layer, self.name, dict(self.keywords), self.frozen)
-        found.mask, found.training = self.mask, self.training
+        found.mask, found.first_mask, found.training = self.mask, self.first_mask, self.training
         found._read = self._read
         return found
 

@@ -51,7 +51,7 @@ def distribution(
     if name == "VarianceScaling":
         scale = abs(number("scale", 1.0))
         mode, drawn = str(config.get("mode", "fan_in")), str(config.get("distribution"))
-    fan_in, fan_out = fans or (math.prod(shape[:-1]), shape[-1])
+    fan_in, fan_out = fans or (math.prod(shape[:-1]), math.prod(shape[-1:]))
     fan = {"fan_in": fan_in, "fan_out": fan_out}.get(mode, (fan_in + fan_out) / 2)
     std = math.sqrt(scale / max(1, fan))
     if drawn == "uniform":

@@ -45,6 +45,8 @@ def _batch_norm(layer: Call, x: TensorVariable) -> TensorVariable:
     training = layer.training
     if training is None or layer.frozen:
         return ops.batch_norm_inference(x, scale, shift, mean, variance, epsilon)
+    if layer.mask is not None:
+        raise layer.fault("an input with a mask", "one without: statistics are of all steps")
     if layer.rows_in_row > 1:
         raise layer.fault("a normalisation of minibatches in TimeDistributed", "trainable=False")
     y, *statistics = _by_rows(x, scale, shift, mean, training, epsilon)

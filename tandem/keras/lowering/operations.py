@@ -194,7 +194,7 @@ def normalize(layer: Call, x: TensorVariable) -> TensorVariable:
     if layer.number("order") != 2:
         raise layer.fault(f"order {layer.value('order')}", "2")
     squares = pt.sqr(x).sum(axis=layer.axis("axis", x.type.ndim), keepdims=True)
-    least = layer.number("epsilon", 0, default=1e-12) ** 2
+    least = (1e-12 if layer.value("epsilon") is None else layer.number("epsilon", 0)) ** 2
     return x / pt.sqrt(pt.maximum(squares, number(least, x)))
 
 

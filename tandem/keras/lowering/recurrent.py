@@ -199,7 +199,7 @@ def recurrent(layer: Call, x: TensorVariable, initial_state: Any = None) -> Any:
     y = outputs.dimshuffle(1, 0, 2) if layer.flag("return_sequences") else outputs[-1]
     y = pt.specify_shape(y, (None, *[steps] * (y.type.ndim - 2), cell.sizes[cell.output]))
     if layer.flag("return_sequences"):
-        layer.set_mask(y, layer.mask)
+        layer.set_mask(y, layer.first_mask)
     return [y, *last] if layer.flag("return_state") else y
 
 
@@ -283,7 +283,7 @@ def bidirectional(layer: Call, x: TensorVariable, initial_state: Any = None) -> 
     outputs = y if merge is None else [y]
     if sequences:
         for each in outputs:
-            layer.set_mask(each, layer.mask)
+            layer.set_mask(each, layer.first_mask)
     return [*outputs, *states, *others]
 
 
