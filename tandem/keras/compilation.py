@@ -59,6 +59,7 @@ _OPTIMIZERS = {
     ),
 }
 _CLIPS = {"clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm", "clip_value": "clipvalue"}
+_AT_DEFAULT = {"axis": -1, "ignore_class": None, "from_sorted_ids": False}
 _ABSENT = {"use_ema": False, "gradient_accumulation_steps": None, "loss_scale_factor": None}
 
 
@@ -196,7 +197,7 @@ def _losses(model: Any) -> Iterator[dict[str, Any]]:
             raise InputError(
                 f"{place}: found reduction={loss.reduction!r}, expected sum_over_batch_size"
             )
-        function = _function_of(getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {}), place)
+        function = function_of(getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {}), place)
         if function is None:
             raise InputError(
                 f"{place}: found {_described(loss)}, expected a loss of Keras that is a mean over "
@@ -236,7 +237,7 @@ def _metrics(compiled: Any, labels: Mapping[int, bool]) -> tuple[list[dict[str, 
             seen[name] += 1
             name = name if seen[name] == 1 else f"{name}_{seen[name] - 1}"
             options = getattr(metric, "_fn_kwargs", {})
-            function = _function_of(getattr(metric, "_fn", None), options, f"metric {name}")
+            function = function_of(getattr(metric, "_fn", None), options, f"metric {name}")
             own = function is not None and (function["function"] in OF_LABELS) == labels.get(output)
             foreign |= not own
             if own and function is not None:
@@ -245,7 +246,7 @@ def _metrics(compiled: Any, labels: Mapping[int, bool]) -> tuple[list[dict[str, 
     return found, foreign or weighted
 
 
-def _function_of(function: Any, options: Mapping[str, Any], place: str) -> dict[str, Any] | None:
+def function_of(function: Any, options: Mapping[str, Any], place: str) -> dict[str, Any] | None:
     """A function of Keras with its options; None where we have none."""
     name = getattr(function, "__name__", "")
     module = getattr(function, "__module__", "") or ""
@@ -254,7 +255,7 @@ def _function_of(function: Any, options: Mapping[str, Any], place: str) -> dict[
     if not module.startswith("keras.") or not is_known(name):
         return None
     given = dict(options)
-    for option, default in {"axis": -1, "ignore_class": None}.items():
+    for option, default in _AT_DEFAULT.items():
         if given.get(option, default) == default:
             given.pop(option, None)
     check_options(name, given, place)

@@ -60,14 +60,13 @@ from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.programs import execute_training
 from tandem.launch.ranks import is_rank, work_on_ranks_of_script
 from tandem.layers.choices import OF_NETWORK
-from tandem.layers.network import NetworkDescription
+from tandem.layers.network import KERAS_NETWORK, NetworkDescription
 from tandem.preprocessing.arrays import checksum, matches, write_arrays, write_pictures
 from tandem.processes.supervisor import Outcome
 from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
 from tandem.validation import shown, validated
 
-NETWORK = "tandem.keras.network:KerasNetwork"
 DATA = "data"  # the folder of a run's arrays, in its run folder
 RESULT = "fitted.safetensors"  # the model as `fit` leaves it, with what callbacks restore
 
@@ -301,7 +300,7 @@ class Plan:
             "data_folder": self._data_folder(folder),
             "weights_dir": folder,
             "mean_file": None,
-            "network": NETWORK,
+            "network": KERAS_NETWORK,
             "network_options": self._options(),
             "shuffle": "images" if arguments.shuffle else "none",
             "rand_crop": False,
@@ -312,7 +311,6 @@ class Plan:
             "metrics": [OF_NETWORK + name for name in self._names],
             "global_batch": self.batch,
             "norm_rows": group_of(self.batch) if untrained(self.model) else 1,
-            "freeze": self._frozen(),
             "print_epochs": True,
             "print_freq": max(1, self.steps // _REPORTS),
             "live_view": False,
@@ -354,18 +352,6 @@ class Plan:
         if named:
             options["layers"] = sorted(named)
         return dict(json.loads(json.dumps(options)))
-
-    def _frozen(self) -> list[str]:
-        """Names of the parameters that are not trained, of layers or alone."""
-        from tandem.keras.weights import variables
-
-        trained = {id(variable) for variable in self.model.trainable_variables}
-        averages = {*untrained(self.model)}
-        fixed = [name for name, _, v in variables(self.model) if id(v) not in trained]
-        names = [name for name in fixed if name not in averages]
-        frozen = {name.rpartition(".")[0] for name in names}
-        of_frozen = [name for name in averages if name.rpartition(".")[0] in frozen]
-        return [*names, *of_frozen]
 
     def _shared_out(self, config: Config, launcher: Launcher) -> str:
         """What each trainer has of a minibatch, in a line."""

@@ -284,7 +284,7 @@ def top_k_categorical_accuracy(y: Any, p: Prediction, k: int = 5) -> Any:
 
     from tandem.layers.metrics import label_rank, true_classes
 
-    return pt.lt(label_rank(p.before, true_classes(y)), k)
+    return pt.lt(label_rank(p.before, true_classes(y)), k).astype(p.before.dtype)
 
 
 @_function

@@ -42,7 +42,7 @@ def as_checkpoint(
 def _state_names(config: Mapping[str, Any]) -> tuple[str, ...]:
     from tandem.optim import OPTIMIZERS
 
-    return OPTIMIZERS[config["optimizer"]].states
+    return OPTIMIZERS[config.get("optimizer", "sgd")].states
 
 
 def _states(model: Any) -> Any:
@@ -63,4 +63,8 @@ def load(model: Any, checkpoint: Checkpoint, states: bool = True) -> None:
         return
     for state, name, kind, variable, of in _states(model):
         of.assign(from_ours(kind, variable, checkpoint.states[state][name]))
-    model.optimizer.iterations.assign(checkpoint.state.updates)
+    optimizer, updates = model.optimizer, checkpoint.state.updates
+    optimizer.iterations.assign(updates)
+    if hasattr(optimizer, "_u_product"):  # of Nadam
+        steps = np.arange(1, updates + 1)
+        optimizer._u_product.assign(np.prod(optimizer.beta_1 * (1 - 0.5 * 0.96**steps)))

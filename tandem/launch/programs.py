@@ -14,6 +14,7 @@ from tandem.config.schema import Config
 from tandem.errors import InputError
 from tandem.launch.callbacks import CallbackReporter, Callbacks
 from tandem.launch.console import TrainingReporter, ValidationReporter
+from tandem.launch.keras_models import with_keras_model
 from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import changed_settings, prepare_run
 from tandem.launch.ranks import is_rank, work_on_ranks
@@ -56,6 +57,7 @@ def execute_training(
         Completes a run by what no setting says, at each start, after callbacks have begun.
     """
     callbacks = callbacks or Callbacks()
+    config = with_keras_model(config)
     try:
         outcome = _execute_training(config, lock, launcher, callbacks, make_reporter, adapt)
     except BaseException as error:

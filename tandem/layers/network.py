@@ -34,6 +34,8 @@ _ARGUMENTS = ("crop_size", "classes", "width", "dtype")
 ALEXNET = "alex_net:AlexNet"
 GRAPH_NETWORK = "tandem.nn.network:GraphNetwork"
 """The network whose graph is data in its options."""
+KERAS_NETWORK = "tandem.keras.network:KerasNetwork"
+"""The network that is a model of Keras, whose graph is data in its options."""
 FullyConnected = Literal["replicated", "sharded", "single"]
 """Where trainers have the weights of fully connected layers."""
 
@@ -134,6 +136,7 @@ class Network(ABC):
     # Whether rows of arrays reach it as they are stored; else those of three axes as images are,
     # with the channel first
     takes_stored_rows: ClassVar[bool] = False
+    frozen: tuple[str, ...] = ()  # layers and parameters that are not trained, beside the setting's
 
     def __init__(self, crop_size: int | None, classes: int, dtype: str) -> None:
         self.crop_size: Any = crop_size  # of pictures an int, on which their programs rely

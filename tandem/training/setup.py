@@ -74,6 +74,9 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     if spec.own_code:
         pickle.loads(spec.own_code)()
     network = build_network(spec.description, config.dtype)
+    frozen = tuple(dict.fromkeys((*config.freeze, *network.frozen)))
+    config = config.model_copy(update={"freeze": frozen})
+    spec = replace(spec, config=config)
     check_input(network, spec)
     untrained = tuple(n for n, p in network.parameters.declared.items() if not p.trainable)
     if untrained and spec.job == "train":
