@@ -228,8 +228,8 @@ class KerasNetwork(Network):
         applied = [self._is_split(a) and activate.get(a) for a in self.own_activation]
         if not any(applied):
             return logits
-        if len(applied) == 1 and len(self.output_shapes[0]) == 1:
-            return applied[0](logits)  # type: ignore[operator]
+        if len(applied) == 1 and applied[0] and len(self.output_shapes[0]) == 1:
+            return applied[0](logits)
         parts = self.split(logits)
         return joined(f(y) if f else y for f, y in zip(applied, parts, strict=True))
 
