@@ -175,13 +175,20 @@ def _read_functional(name: str, config: Mapping[str, Any], budget: Budget) -> Gr
     for layer, values in zip(layers.values(), given, strict=True):
         found = _field(values, "inbound_nodes", list, layer.name)
         budget.take(nodes=len(found) + 1)
-        # A model inside counts from 1: its call number 0 is the one by which it was made.
-        first = int(isinstance(layer, GraphData) and values["class_name"] != "Sequential")
-        calls |= {(layer.name, n): call for n, call in enumerate(found, first)}
+        calls |= {(layer.name, n): call for n, call in enumerate(found)}
         if _is_input(layer):
             calls[layer.name, 0] = None
     inputs = [*_references(config.get("input_layers"), name)]
-    outputs = [*_references(config.get("output_layers"), name)]
+    # Here alone Keras counts the calls of a Functional model inside from 1.
+    models = {
+        layer.name
+        for layer, values in zip(layers.values(), given, strict=True)
+        if isinstance(layer, GraphData) and values["class_name"] != "Sequential"
+    }
+    outputs = [
+        ((layer, call - (layer in models)), output)
+        for (layer, call), output in _references(config.get("output_layers"), name)
+    ]
     if not inputs or not outputs:
         raise _fault(name, "no inputs or no outputs", "at least one of each")
     for key, _ in inputs:

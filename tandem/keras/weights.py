@@ -58,13 +58,20 @@ def write_weights(model: Any, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def variables(model: Any) -> Iterator[tuple[str, str, Any]]:
-    """Our name, the layer's class and the variable, for each of a model, once."""
-    seen: set[int] = set()
+    """Our name, the layer's class and the variable, for each of a model.
+
+    Raises InputError if a layer stands in several models inside: Keras's configuration does not
+    say that they share it.
+    """
+    seen: dict[int, str] = {}
     for layer in model.layers:
         for name, kind, variable in _of_layer(layer, layer.name):
-            if id(variable) not in seen:
-                seen.add(id(variable))
-                yield name, kind, variable
+            if seen.setdefault(id(variable), name) != name:
+                raise InputError(
+                    f"model: found one layer as {seen[id(variable)]} and {name}, expected layers "
+                    "that stand in one of the models inside a model"
+                )
+            yield name, kind, variable
 
 
 def _of_layer(layer: Any, path: str) -> Iterator[tuple[str, str, Any]]:

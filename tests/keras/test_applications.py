@@ -36,10 +36,9 @@ def test_outputs_are_those_of_keras(name: str, side: int) -> None:
     model = make(weights=None, classes=10, input_shape=(side, side, 3), classifier_activation=None)
     rng = np.random.default_rng(0)
     rows = rng.uniform(0, 255, (4, side, side, 3)).astype(np.float32)
+    rows *= np.linspace(0.1, 1, 12, dtype=np.float32).reshape(4, 1, 1, 3)
     # Averages of this minibatch keep a spread of outputs; of few pixels, variances may be 0.
-    norms = [
-        layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)
-    ]
+    norms = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
     for layer in norms:
         layer.momentum = 0.0
     model(rows, training=True)
@@ -54,7 +53,7 @@ def test_outputs_are_those_of_keras(name: str, side: int) -> None:
     function = pytensor.function([images], network.logits(images, None), mode=DEVICE)
     expected = model.predict(rows, verbose=0)
     scale = abs(expected).max()
-    assert abs(expected - expected.mean(0)).max() > 1e-3 * scale
+    assert abs(expected - expected.mean(0)).max() > 1e-4 * scale
     np.testing.assert_allclose(function(rows) / scale, expected / scale, rtol=0, atol=1e-5)
     del model, network, function
     gc.collect()
