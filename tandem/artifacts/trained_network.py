@@ -14,7 +14,7 @@ from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
 from tandem.layers.network import (
     ALEXNET,
-    GRAPH_NETWORK,
+    GRAPHS,
     Network,
     NetworkDescription,
     build_network,
@@ -52,7 +52,7 @@ def load_network(
         A file is missing or damaged, or names code that the arguments do not.
     """
     description = read_header(weights).network
-    if description.network == GRAPH_NETWORK:
+    if description.network in GRAPHS:
         options = {key: value for key, value in description.options.items() if key != "loss"}
         description = replace(description, options=options)
     check_network(weights, description, network, layers)

@@ -36,6 +36,8 @@ GRAPH_NETWORK = "tandem.nn.network:GraphNetwork"
 """The network whose graph is data in its options."""
 KERAS_NETWORK = "tandem.keras.network:KerasNetwork"
 """The network that is a model of Keras, whose graph is data in its options."""
+GRAPHS = (GRAPH_NETWORK, KERAS_NETWORK)
+"""The networks of which a checkpoint holds no code."""
 FullyConnected = Literal["replicated", "sharded", "single"]
 """Where trainers have the weights of fully connected layers."""
 
@@ -353,7 +355,7 @@ def _check_types(description: NetworkDescription, kind: type[Network]) -> None:
 
 
 def own_code(options: Mapping[str, Any]) -> list[str]:
-    """The classes and functions of the user's own that options of `GRAPH_NETWORK` name."""
+    """The classes and functions of the user's own that options of `GRAPHS` name."""
     layers = options.get("layers")
     names = [*(layers if isinstance(layers, list | tuple) else [layers]), options.get("loss")]
     return [name for name in names if name and isinstance(name, str)]
@@ -368,10 +370,10 @@ def check_network(
 ) -> None:
     """Refuse a checkpoint of code that the user does not name, with an InputError.
 
-    A graph is data, so a checkpoint of `GRAPH_NETWORK` needs no other `network` than the default;
+    A graph is data, so a checkpoint of one of `GRAPHS` needs no other `network` than the default;
     but `own` has to list what it has of `own_code`. `advice` says how, if not by ``--layers``.
     """
-    if description.network == GRAPH_NETWORK and network in (ALEXNET, GRAPH_NETWORK):
+    if description.network in GRAPHS and network in (ALEXNET, description.network):
         names = own_code(description.options)
         if unnamed := [name for name in names if name not in own]:
             raise InputError(
