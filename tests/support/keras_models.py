@@ -31,8 +31,9 @@ def network_of(model: Any, **options: Any) -> KerasNetwork:
     """The network of a Keras model, with its weights."""
     shapes = options.get("output_shapes") or [tensor.shape[1:] for tensor in model.outputs]
     classes = sum(int(np.prod(shape)) for shape in shapes)
+    dtype = options.pop("dtype", "float32")
     network = KerasNetwork(
-        options.pop("crop_size", None), classes, 1.0, "float32", model=json_of(model), **options
+        options.pop("crop_size", None), classes, 1.0, dtype, model=json_of(model), **options
     )
     set_weights(network, model)
     return network
@@ -44,7 +45,7 @@ def set_weights(network: KerasNetwork, model: Any) -> None:
     assert {*weights} == {*network.parameters}
     for name, value in weights.items():
         assert network.parameters[name].get_value(borrow=True).shape == value.shape, name
-        network.parameters[name].set_value(value)
+        network.parameters[name].set_value(value.astype(network.dtype))
 
 
 def random_rows(model: Any, batch: int = BATCH, most: int = 4, seed: int = 0) -> list[np.ndarray]:

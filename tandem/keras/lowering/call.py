@@ -234,7 +234,8 @@ class Call:
         self.kind, self.keywords = layer.kind, keywords
         self.mask: Any = None
         self.first_mask: Any = None
-        self.training = None if keywords.pop("training", None) is False else pass_.training
+        keywords.pop("training", None)  # Keras's models replace it by their own
+        self.training = pass_.training
         self._read = {*_IGNORED}
         self._inside: list[Call] = []
 

@@ -90,8 +90,9 @@ def find_lowering(kind: str, layer: str) -> Lowering:
 
 
 def own_lowerings() -> dict[str, Lowering]:
-    """The lowerings of the user's own layers, by class with the prefix ``own:``."""
-    return {kind: found for kind, found in _LOWERINGS.items() if kind.startswith("own:")}
+    """The lowerings that are not of this package, by class."""
+    ours = "tandem.keras."
+    return {k: v for k, v in _LOWERINGS.items() if not v.function.__module__.startswith(ours)}
 
 
 def add_own_lowerings(lowerings: dict[str, Lowering]) -> None:
