@@ -1,15 +1,15 @@
-# Three commands: `make demo`, `make demo-nn` and `make test`. Each sets up .venv by itself, from pinned versions.
+# Three commands: `make demo`, `make demo-keras` and `make test`. Each sets up .venv by itself, from pinned versions.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo demo-nn test test-slow soak bench bench-ranks gpu gpu-test gpu-bench lint docs clean
+.PHONY: demo demo-keras test test-slow soak bench bench-ranks gpu gpu-test gpu-bench lint docs clean
 
 demo: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" demo/run.sh
 
-demo-nn: .venv/installed
-	PATH="$(CURDIR)/$(BIN):$$PATH" demo/nn.sh
+demo-keras: .venv/installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" demo/keras.sh
 
 # Two files at a time: tests mostly wait for processes to start.
 test: .venv/test
@@ -64,7 +64,7 @@ docs: .venv/docs
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --fresh-env -d docs/_build/doctrees docs docs/_build/html
 
 clean:
-	rm -rf docs/_build docs/api .venv runs/demo runs/demo-nn runs/soak data/demo data/demo-nn
+	rm -rf docs/_build docs/api .venv runs/demo runs/demo-keras runs/soak data/demo data/demo-keras
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

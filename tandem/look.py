@@ -29,7 +29,7 @@ from tandem.data.dataset import open_split
 from tandem.data.manifest import Manifest, read_manifest
 from tandem.data.mean_image import read_mean
 from tandem.data.minibatch import MinibatchRequest
-from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
+from tandem.data.order import epoch_order, global_minibatch, minibatch_count
 from tandem.errors import InputError
 from tandem.files import replacing
 from tandem.launch.prepare import check_crop_size
@@ -159,9 +159,8 @@ def requests(
         order = epoch_order(spec.train.counts, config.shuffle, config.seed, epoch)
     for k in range(minibatch_count(size, spec.global_batch)):
         minibatch = global_minibatch(order, k, spec.global_batch)
-        for rank in range(spec.trainers):
-            rows = trainer_rows(minibatch, rank, config.batch_size)
-            if len(rows):
+        for own in spec.shares:
+            if len(rows := minibatch[own]):
                 yield MinibatchRequest(0, mode, epoch, k, rows)
 
 

@@ -43,18 +43,24 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], seed: Any) -> tuple[Any, Any,
     the four results, each uniform and independent of the others.
     """
     c0, c1, c2, c3 = counter
-    k0, k1 = seed & _WORD, (seed >> 32) & _WORD
+    k0, k1 = seed & _WORD, _high(seed)
     for _ in range(_ROUNDS):
         # The 64-bit products wrap around in int64; the masks below read them as unsigned.
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (
-            ((product1 >> 32) & _WORD) ^ c1 ^ k0,
+            _high(product1) ^ c1 ^ k0,
             product1 & _WORD,
-            ((product0 >> 32) & _WORD) ^ c3 ^ k1,
+            _high(product0) ^ c3 ^ k1,
             product0 & _WORD,
         )
         k0, k1 = (k0 + _KEY_STEPS[0]) & _WORD, (k1 + _KEY_STEPS[1]) & _WORD
     return c0, c1, c2, c3
+
+
+def _high(value: Any) -> Any:
+    """The upper 32 bits of 64; PyTensor's variables have no shift."""
+    shifted = value >> 32 if hasattr(value, "__rshift__") else value // 2**32
+    return shifted & _WORD
 
 
 def words(seed: int, epoch: int, indices: np.ndarray, purpose: int, count: int) -> np.ndarray:

@@ -43,7 +43,7 @@ def test_the_demo_of_arrays_learns_fashion_mnist(tmp_path: Path) -> None:
 
     def start() -> str:
         result = subprocess.run(
-            ["demo/nn.sh", "--weights_dir", str(run)],
+            ["demo/keras.sh", "--weights_dir", str(run)],
             cwd=ROOT,
             capture_output=True,
             text=True,

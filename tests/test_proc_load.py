@@ -17,7 +17,7 @@ import proc_load
 from tandem.data.augment import Augmentation
 from tandem.data.dataset import Dataset
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
-from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
+from tandem.data.order import epoch_order, global_minibatch, minibatch_count
 from tandem.memory import HostSlots, Slot, SlotLayout
 from tandem.processes.child import ChildContext, enter
 from tandem.processes.heartbeat import HeartbeatTable, StatusSlot
@@ -90,7 +90,7 @@ def test_every_picture_reaches_its_trainer_once_an_epoch(
 
     def wanted(rank: int) -> Iterator[MinibatchRequest]:
         for k in range(minibatch_count(13, 3 * trainers)):
-            rows = trainer_rows(global_minibatch(order, k, 3 * trainers), rank, 3)
+            rows = global_minibatch(order, k, 3 * trainers)[3 * rank : 3 * rank + 3]
             yield MinibatchRequest(k % 2, "train", 0, k, rows)
 
     loaders = [start(builder, batch=3) for _ in range(trainers)]

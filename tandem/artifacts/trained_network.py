@@ -15,7 +15,7 @@ from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
 from tandem.layers.network import (
     ALEXNET,
-    GRAPH_NETWORK,
+    GRAPHS,
     Network,
     NetworkDescription,
     build_network,
@@ -54,7 +54,7 @@ def load_network(
     """
     weights = chosen_checkpoint(weights)
     description = read_header(weights).network
-    if description.network == GRAPH_NETWORK:
+    if description.network in GRAPHS:
         options = {key: value for key, value in description.options.items() if key != "loss"}
         description = replace(description, options=options)
     check_network(weights, description, network, layers)

@@ -15,7 +15,7 @@ from typing import Any
 from tandem.cli import CommandLine, PathOption, option
 from tandem.config.hardware import cuda_device_count
 from tandem.config.schema import Config, Ranks, Trainers
-from tandem.layers.network import GRAPH_NETWORK, own_code
+from tandem.layers.network import GRAPHS, own_code
 from tandem.validation import read_yaml
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ def read_run_settings(path: Path) -> dict[str, Any]:
         return values
     own = read_yaml(DEFAULT_FILE) if has_own else {}
     left_out = {key for key in values if key in _OF_THE_MACHINE}
-    if values.get("network") not in (GRAPH_NETWORK, own.get("network")):
+    if values.get("network") not in (*GRAPHS, own.get("network")):
         left_out.add("network")
     values |= _without_code(values, own)
     if values.get("precision") in ("tf32", "bfloat16") and not cuda_device_count():

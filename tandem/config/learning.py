@@ -127,6 +127,27 @@ class UpdateRule(Section):
     bias_rate: Float = key(
         2.0, "learning rate of biases, as a multiple of learning_rate", gt=0, omit_default=True
     )
+    clip_norm: Annotated[Float, Field(gt=0)] | None = key(
+        None,
+        "largest norm of each parameter's gradient, to which it is scaled; null: none",
+        "a number above 0, or null",
+        omit_default=True,
+    )
+    clip_global_norm: Annotated[Float, Field(gt=0)] | None = key(
+        None,
+        "largest norm of all gradients together, to which they are scaled; null: none",
+        "a number above 0, or null",
+        omit_default=True,
+    )
+    clip_value: Annotated[Float, Field(gt=0)] | None = key(
+        None,
+        "largest absolute value of an element of a gradient; null: none",
+        "a number above 0, or null",
+        omit_default=True,
+    )
+    decoupled_decay: bool = key(
+        False, "weight decay beside the step of any optimizer, as of adamw", omit_default=True
+    )
     decay_kinds: Annotated[
         tuple[Literal["weight", "bias", "scale", "shift"], ...],
         AfterValidator(each_once),
@@ -137,6 +158,12 @@ class UpdateRule(Section):
         "a list of weight, bias, scale and shift, each once",
         omit_default=True,
     )
+
+    @property
+    def clips(self) -> str:
+        """The setting by which gradients are clipped; empty where they are not."""
+        names = ("clip_norm", "clip_global_norm", "clip_value")
+        return next((name for name in names if getattr(self, name) is not None), "")
 
 
 @with_choices(LOSSES)

@@ -15,6 +15,7 @@ from tandem.config.hardware import (
     threads_of,
 )
 from tandem.config.schema import CHOICES, Config
+from tandem.data.order import trainer_shares
 from tandem.distributed import RULES, RunFacts
 from tandem.errors import InputError
 from tandem.layers.choices import metrics_of
@@ -45,7 +46,7 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
         devices = place_devices(config.devices, ranks, config.para_load)
     else:
         devices = resolve_devices(config.devices, config.para_load)
-    config = config.model_copy(update={"devices": devices})
+    config = _shared_out(config.model_copy(update={"devices": devices}))
     facts = run_facts(config, ranks)
     settings = dict(config)
     for registry in CHOICES:
@@ -101,6 +102,12 @@ def check_settings(config: Config) -> None:
         _check_asynchronous(config)
     if divided := _divided(config):
         _check_divided(config, divided)
+    if config.clips and (divided or config.exchange != "gradients"):
+        found = divided or f"exchange is {config.exchange}"
+        raise InputError(
+            f"{config.clips} is set and {found}: a norm is of whole gradients, the same at all "
+            "trainers, so set exchange to gradients, or leave it at auto, and divide no layers"
+        )
     names = [metric.name for metric in metrics_of(config.metrics)]
     if len(set(names)) < len(names):
         raise InputError(f"metrics: found {', '.join(names)}, expected each name once")
@@ -124,6 +131,33 @@ def check_settings(config: Config) -> None:
                 "their random initial weights"
             )
     _check_frozen(config)
+
+
+def group_of(batch: int) -> int:
+    """Rows that are normalised together in a global minibatch: its largest divisor up to 32.
+
+    That has to be 4 or more, for statistics of fewer rows say little; else it is the whole.
+    """
+    largest = next(rows for rows in range(min(32, batch), 0, -1) if batch % rows == 0)
+    return largest if largest >= 4 else batch
+
+
+def _shared_out(config: Config) -> Config:
+    """The settings with each trainer's `batch_size`, at most, of a `global_batch`."""
+    whole, rows = config.global_batch, config.norm_rows
+    if whole is None:
+        return config
+    divided = _divided(config) or f"rule is {config.rule}"
+    if _divided(config) or not RULES[config.rule].is_synchronous:
+        raise InputError(
+            f"global_batch is {whole} and {divided}: shares are then the same for all trainers, so "
+            "set batch_size, and global_batch to null"
+        )
+    group = group_of(whole) if rows == "auto" else int(rows)
+    if whole % group:
+        raise InputError(f"norm_rows: found {group}, expected a divisor of global_batch {whole}")
+    own = trainer_shares(whole, len(config.devices), group)[0]
+    return config.model_copy(update={"batch_size": own.stop, "norm_rows": group})
 
 
 def _check_frozen(config: Config) -> None:
@@ -302,7 +336,8 @@ def resolve_exchange(config: Config) -> str:
     """
     if not RULES[config.rule].is_synchronous:
         return "average"
-    averages = OPTIMIZERS[config.optimizer].is_linear and not _divided(config)
+    is_linear = OPTIMIZERS[config.optimizer].is_linear and not config.clips
+    averages = is_linear and not _divided(config)
     return "average" if averages else "gradients"
 
 

@@ -77,7 +77,13 @@ def _class_name(value: str) -> str:
     return value
 
 
+KERAS_SUFFIX, KERAS_APPLICATIONS = ".keras", "keras.applications:"
+"""Ends, or begins, the name of a network that is a model of Keras."""
+
+
 def _network_name(value: str) -> str:
+    if value.endswith(KERAS_SUFFIX):
+        return value
     if value.startswith("__main__:"):
         raise ValueError(
             "the processes of a run do not run your program; put the class into a module of its own"
@@ -201,8 +207,8 @@ class Network(Section):
 
     network: Annotated[str, AfterValidator(_network_name)] = key(
         ALEXNET,
-        "class of the network, as module:class",
-        "a module and a class that Python can import, such as alex_net:AlexNet",
+        "class of the network, as module:class, or a model of Keras, as model.keras",
+        "a module and a class that Python can import, such as alex_net:AlexNet, or a .keras file",
     )
     crop_size: int = key(
         227, "pixels on each side of the network's input", unit="pixels", ge=1, le=65_500
@@ -249,6 +255,12 @@ class Trainers(Section):
     )
     batch_size: int = key(
         128, "images per trainer and step, not global", unit="images", ge=1, le=1 << 24
+    )
+    global_batch: Annotated[int, Field(ge=1, le=1 << 24)] | None = key(
+        None,
+        "images per step over all trainers, whose shares may differ; null: by batch_size",
+        f"a whole number of images from 1 to {1 << 24}, or null",
+        omit_default=True,
     )
     norm_rows: Annotated[int, Field(ge=1, le=1 << 24)] | Literal["auto", "global"] = key(
         "auto",

@@ -6,11 +6,15 @@ Its published archive:   tandem convert parameters_releasing.zip alexnet.safeten
 Caffe's network:         tandem convert bvlc_googlenet.caffemodel googlenet.safetensors
 torchvision's names:     tandem convert torchvision_resnet50.safetensors resnet50.safetensors
 Caffe's mean image:      tandem convert imagenet_mean.binaryproto caffe_mean.npy
+A model of Keras:        tandem convert model.keras model.safetensors
+A run's, for Keras:      tandem convert runs/fashion/epoch-0012.safetensors fashion.keras
 """
 
+import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -123,6 +127,7 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
         ".safetensors": _convert_safetensors,
         ".caffemodel": _convert_caffe,
         ".binaryproto": _convert_mean,
+        ".keras": _convert_keras,
     }
     if source.is_dir():
         _convert_folder(source, target, settings)
@@ -169,8 +174,10 @@ def _convert_archive(archive: Path, target: Path, settings: Settings) -> None:
 
 
 def _convert_safetensors(path: Path, target: Path, settings: Settings) -> None:
-    """A state dict to a checkpoint, or a checkpoint to the original's folder."""
-    if target.suffix != ".safetensors":
+    """A state dict to a checkpoint; a checkpoint to the original's folder, or to Keras's file."""
+    if target.suffix == ".keras":
+        _keras_loading().write_keras(path, target)
+    elif target.suffix != ".safetensors":
         _convert_checkpoint(path, target, settings)
     else:
         found = read_state_dict(path, settings.network, settings.crop_size, settings.width)
@@ -202,6 +209,19 @@ def _convert_caffe(path: Path, target: Path, settings: Settings) -> None:
     caffe = alexnet(path, layers)
     description = settings.describe(caffe.classes, caffe.norm_before_pool)
     _save(target, caffe.weights(build_network(description)), description, RunState())
+
+
+def _convert_keras(path: Path, target: Path, settings: Settings) -> None:
+    _check_suffix(target, ".safetensors")
+    _keras_loading().write_checkpoint(str(path), target, {})
+
+
+def _keras_loading() -> Any:
+    """The module that imports Keras; InputError where there is none."""
+    if importlib.util.find_spec("keras") is None:
+        raise InputError("a .keras file needs Keras: pip install 'tandem-train[keras]'")
+    importlib.import_module("tandem.keras")  # which chooses Keras's backend
+    return importlib.import_module("tandem.keras.loading")
 
 
 def _convert_mean(path: Path, target: Path, settings: Settings) -> None:

@@ -16,7 +16,7 @@ from tandem.distributed import ExchangeSettings
 from tandem.distributed.buckets import Bucket
 from tandem.errors import InputError
 from tandem.layers import Network
-from tandem.layers.network import COLOURS, GRAPH_NETWORK, NetworkDescription, build_network
+from tandem.layers.network import COLOURS, GRAPHS, NetworkDescription, build_network
 from tandem.memory import HostSlots, RowType, SlotLayout
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import HostMemory
@@ -139,7 +139,7 @@ def lines_of(schedule: Schedule) -> tuple[Line, ...]:
 
 def _description(config: Config, classes: int) -> NetworkDescription:
     return NetworkDescription(
-        None if config.network == GRAPH_NETWORK else config.crop_size,
+        None if config.network in GRAPHS else config.crop_size,
         classes,
         config.width,
         network=config.network,
@@ -156,6 +156,8 @@ def _slot_layout(network: Network, config: Config) -> SlotLayout:
     """The layout of a minibatch: crops, or rows of arrays where the network takes no pictures."""
     if _takes_pictures(network, config):
         return SlotLayout.of_pictures(config.batch_size, config.crop_size, config.rand_colour > 0)
+    if network.takes_stored_rows:
+        return SlotLayout(config.batch_size, RowType("float32", network.shapes["input"]))
     channels, *sides = network.shapes["input"]
     return SlotLayout(config.batch_size, RowType("float32", (*sides, channels)))
 

@@ -4,6 +4,7 @@ The order is a pure function of the seed and the epoch, the same in every proces
 number of trainers.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -52,8 +53,13 @@ def global_minibatch(
     return order[k * global_batch : (k + 1) * global_batch]
 
 
-def trainer_rows(
-    minibatch: npt.NDArray[np.int64], rank: int, batch_size: int
-) -> npt.NDArray[np.int64]:
-    """Trainer `rank`'s rows of a global minibatch: at most `batch_size`, perhaps none."""
-    return minibatch[rank * batch_size : (rank + 1) * batch_size]
+def trainer_shares(global_batch: int, trainers: int, group: int) -> list[slice]:
+    """Each trainer's rows of a global minibatch: whole groups of rows, as evenly as they go.
+
+    The first trainers have a group more where they do not go evenly; there may be fewer groups than
+    trainers.
+    """
+    groups, rest = divmod(global_batch // group, trainers)
+    counts = [groups + (rank < rest) for rank in range(trainers)]
+    ends = [group * end for end in itertools.accumulate(counts)]
+    return [slice(end - group * count, end) for end, count in zip(ends, counts, strict=True)]

@@ -128,7 +128,7 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
     graph = OnnxGraph()
     metadata = _class_names(about.wnids)
     if mean is None:
-        info, prepared = _rows(graph, network.shapes["input"])
+        info, prepared = _rows(graph, network.shapes["input"], network.takes_stored_rows)
     else:
         info, prepared = _pictures(graph, mean, about.pad, network.crop_size)
         metadata["resize"] = json.dumps(about.resize)
@@ -137,7 +137,7 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
     outputs = {"logits": logits, predictions: network.predictions(cast("TensorVariable", logits))}
     for name, variable in outputs.items():
         graph.add("Identity", [graph.translate(variable)], name)
-    shape: list[str | int | None] = ["batch", about.classes]
+    shape: list[str | int | None] = ["batch", network.classes]
     model = helper.make_model(
         helper.make_graph(
             graph.nodes,
@@ -155,11 +155,13 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
     return model
 
 
-def _rows(graph: "OnnxGraph", shape: tuple[int, ...]) -> "tuple[ValueInfoProto, str]":
+def _rows(
+    graph: "OnnxGraph", shape: tuple[int, ...], as_stored: bool
+) -> "tuple[ValueInfoProto, str]":
     """The input ``rows``, and the name of what the network takes: of images, channels first."""
     from onnx import helper
 
-    is_image = len(shape) == 3
+    is_image = len(shape) == 3 and not as_stored
     given = (*shape[1:], shape[0]) if is_image else shape
     info = helper.make_tensor_value_info("rows", _FLOAT, ["batch", *given])
     return info, graph.add("Transpose", ["rows"], perm=[0, 3, 1, 2]) if is_image else "rows"

@@ -102,6 +102,10 @@ class Callbacks:
         answers = self._call("on_epoch_end", record.epoch, self._record)
         return self.failure is not None or any(answer is True for answer in answers)
 
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates of the next epoch's steps that an object decides; else none."""
+        return next((each.rates() for each in self._objects if hasattr(each, "rates")), ())
+
     def end(self, config: Config, outcome: Outcome) -> Outcome:
         """Report the end of training; return its outcome, or the failure of a callback."""
         if self._each is None or self.failure is not None:
@@ -165,7 +169,8 @@ class CallbackReporter(ProgressReporter):
         elif isinstance(message, ValidationRecord):
             self._validation = message
         elif isinstance(message, EpochEnded) and self._validation is not None:
-            return Continuation(self._end_epoch(self._validation))
+            ends = self._end_epoch(self._validation)
+            return Continuation(ends, self._callbacks.rates())
         return None
 
     def _end_epoch(self, record: ValidationRecord) -> bool:

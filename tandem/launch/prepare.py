@@ -36,7 +36,7 @@ from tandem.launch.callbacks import find_callbacks
 from tandem.layers.choices import OwnMetric, metrics_of
 from tandem.layers.network import (
     ALEXNET,
-    GRAPH_NETWORK,
+    GRAPHS,
     NetworkDescription,
     check_network,
     own_code,
@@ -132,9 +132,9 @@ def prepare_run(
 
 def _with_graph(config: Config, found: NetworkDescription) -> Config:
     """The settings with the graph of a checkpoint, where they name no network of their own."""
-    if found.network != GRAPH_NETWORK or config.network != ALEXNET or own_code(found.options):
+    if found.network not in GRAPHS or config.network != ALEXNET or own_code(found.options):
         return config
-    changes = {"network": GRAPH_NETWORK, "network_options": dict(found.options)}
+    changes = {"network": found.network, "network_options": dict(found.options)}
     sizes = {"crop_size": found.crop_size or config.crop_size, "width": found.width}
     return config.model_copy(update=changes | sizes)
 
@@ -175,8 +175,13 @@ def _check_data(spec: RunSpec) -> None:
     if not spec.train.size:
         split = "training" if spec.job == "train" else "validation"
         raise InputError(f"{where}: found no {split} rows, expected at least one")
+    if spec.job == "train" and (config.global_batch or 0) > spec.train.size:
+        raise InputError(
+            f"global_batch: found {config.global_batch}, more than the {spec.train.size} training "
+            f"rows in {where}"
+        )
     most = -(-spec.train.size // spec.trainers)
-    if spec.job == "train" and config.batch_size > most:
+    if not config.global_batch and spec.job == "train" and config.batch_size > most:
         of_trainers = f" for each of {spec.trainers} trainers" if spec.trainers > 1 else ""
         raise InputError(
             f"batch_size: found {config.batch_size}{of_trainers}, more than the"
@@ -297,7 +302,7 @@ def _check_weights(spec: RunSpec) -> None:
             check_exact(path, header.conditions, spec.conditions)
     elif spec.job == "validate":
         _check_same_network(spec, path, header.network)
-    elif spec.config.network != GRAPH_NETWORK:
+    elif spec.config.network not in GRAPHS:
         # Other shapes can be skipped, but filters of one variant mean nothing to another. Graphs
         # differ at least where layers are skipped: of them shapes alone have to fit.
         _check_same(path, header.network.differences(spec.description, sizes=False))

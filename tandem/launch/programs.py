@@ -15,6 +15,7 @@ from tandem.config.schema import Config
 from tandem.errors import InputError
 from tandem.launch.callbacks import CallbackReporter, Callbacks
 from tandem.launch.console import TrainingReporter, ValidationReporter
+from tandem.launch.keras_models import with_keras_model
 from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import changed_settings, prepare_run
 from tandem.launch.ranks import is_rank, work_on_ranks
@@ -45,6 +46,7 @@ def execute_training(
     launcher: Launcher,
     callbacks: Callbacks | None = None,
     make_reporter: Callable[[RunSpec], ProgressReporter] = TrainingReporter,
+    adapt: Callable[[RunSpec], RunSpec] = lambda spec: spec,
 ) -> Outcome:
     """Train, with the callbacks, restarts and rollbacks that the configuration names.
 
@@ -54,10 +56,13 @@ def execute_training(
         Of a caller that has callbacks of its own, beside those of the configuration.
     make_reporter
         Makes what shows the progress, anew at each start.
+    adapt
+        Completes a run by what no setting says, at each start, after callbacks have begun.
     """
     callbacks = callbacks or Callbacks()
+    config = with_keras_model(config)
     try:
-        outcome = _execute_training(config, lock, launcher, callbacks, make_reporter)
+        outcome = _execute_training(config, lock, launcher, callbacks, make_reporter, adapt)
     except BaseException as error:
         statuses = {InputError: 2, KeyboardInterrupt: 130}
         status = next((statuses[kind] for kind in statuses if isinstance(error, kind)), 1)
@@ -74,6 +79,7 @@ def _execute_training(
     launcher: Launcher,
     callbacks: Callbacks,
     make_reporter: Callable[[RunSpec], ProgressReporter],
+    adapt: Callable[[RunSpec], RunSpec],
 ) -> Outcome:
     restarts, skipped = 0, Rollbacks()
     while True:
@@ -91,6 +97,7 @@ def _execute_training(
             return Outcome(0)
         if spec.config.trace != "off":
             remove_traces(spec.config.weights_path)
+        spec = adapt(spec)
         reporter = CallbackReporter(spec, make_reporter(spec), callbacks)
         outcome = launcher.launch(spec, reporter, lock)
         failure = outcome.failure

@@ -263,6 +263,28 @@ class OwnMetric(Metric):
 
 
 @dataclass(frozen=True)
+class Measured(Metric):
+    """Mean over rows of a value that the network builds by itself (`Network.measures`)."""
+
+    higher_is_better = False
+    of_outputs = True
+
+    @property
+    def sums(self) -> tuple[str, ...]:
+        return (f"{self.name}_sum",)
+
+    def counts(
+        self, outputs: "TensorVariable", labels: "TensorVariable", counted: "TensorVariable"
+    ) -> "Sequence[TensorVariable]":
+        import pytensor.tensor as pt
+
+        return [pt.switch(counted, outputs.astype("float64"), np.float64(0)).sum()]
+
+    def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
+        return _number(sums[0]) / images
+
+
+@dataclass(frozen=True)
 class Confusion(Metric):
     """Mean over classes of what follows from each class's counts.
 
@@ -308,6 +330,8 @@ _METRICS: dict[str, Metric] = {
     "binary_accuracy": BinaryAccuracy("binary_accuracy"),
     "categorical_hinge": OutputError("categorical_hinge", "categorical_hinge"),
 }
+OF_NETWORK = "network."
+"""Begins the name of a metric that the network builds, as it does those of Keras's models."""
 METRIC_NAMES = (*_METRICS, "top3")
 """The names of metrics, with 3 for any number of classes."""
 
@@ -316,6 +340,8 @@ def find_metric(name: str) -> Metric | None:
     """The metric of a name, or of a function "module:function"; None if there is none."""
     if ":" in name:
         return OwnMetric(name.rpartition(":")[2], name)
+    if name.startswith(OF_NETWORK):
+        return Measured(name.removeprefix(OF_NETWORK))
     if match := _TOP_K.fullmatch(name):
         return TopK(name, int(match[1]))
     return _METRICS.get(name)

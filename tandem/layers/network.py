@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
@@ -34,6 +34,10 @@ _ARGUMENTS = ("crop_size", "classes", "width", "dtype")
 ALEXNET = "alex_net:AlexNet"
 GRAPH_NETWORK = "tandem.nn.network:GraphNetwork"
 """The network whose graph is data in its options."""
+KERAS_NETWORK = "tandem.keras.network:KerasNetwork"
+"""The network that is a model of Keras, whose graph is data in its options."""
+GRAPHS = (GRAPH_NETWORK, KERAS_NETWORK)
+"""The networks of which a checkpoint holds no code."""
 FullyConnected = Literal["replicated", "sharded", "single"]
 """Where trainers have the weights of fully connected layers."""
 
@@ -131,6 +135,10 @@ class Network(ABC):
     """
 
     loss: Loss = CrossEntropy()
+    # Whether rows of arrays reach it as they are stored; else those of three axes as images are,
+    # with the channel first
+    takes_stored_rows: ClassVar[bool] = False
+    frozen: tuple[str, ...] = ()  # layers and parameters that are not trained, beside the setting's
 
     def __init__(self, crop_size: int | None, classes: int, dtype: str) -> None:
         self.crop_size: Any = crop_size  # of pictures an int, on which their programs rely
@@ -231,6 +239,15 @@ class Network(ABC):
     def measured(self, logits: "TensorVariable") -> "TensorVariable":
         """The outputs as metrics see them: by default those before the softmax."""
         return logits
+
+    def measures(
+        self, logits: "TensorVariable", labels: "TensorVariable"
+    ) -> "dict[str, TensorVariable]":
+        """Build values of each row, (batch,), of which metrics ``network.NAME`` are means.
+
+        The arguments are those of `cost`. By default there are none.
+        """
+        return {}
 
     def cost(
         self, logits: "TensorVariable", labels: "TensorVariable", valid: "TensorVariable"
@@ -338,7 +355,7 @@ def _check_types(description: NetworkDescription, kind: type[Network]) -> None:
 
 
 def own_code(options: Mapping[str, Any]) -> list[str]:
-    """The classes and functions of the user's own that options of `GRAPH_NETWORK` name."""
+    """The classes and functions of the user's own that options of `GRAPHS` name."""
     layers = options.get("layers")
     names = [*(layers if isinstance(layers, list | tuple) else [layers]), options.get("loss")]
     return [name for name in names if name and isinstance(name, str)]
@@ -353,10 +370,10 @@ def check_network(
 ) -> None:
     """Refuse a checkpoint of code that the user does not name, with an InputError.
 
-    A graph is data, so a checkpoint of `GRAPH_NETWORK` needs no other `network` than the default;
+    A graph is data, so a checkpoint of one of `GRAPHS` needs no other `network` than the default;
     but `own` has to list what it has of `own_code`. `advice` says how, if not by ``--layers``.
     """
-    if description.network == GRAPH_NETWORK and network in (ALEXNET, GRAPH_NETWORK):
+    if description.network in GRAPHS and network in (ALEXNET, description.network):
         names = own_code(description.options)
         if unnamed := [name for name in names if name not in own]:
             raise InputError(

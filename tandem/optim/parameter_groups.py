@@ -72,9 +72,10 @@ def check_layers(setting: str, given: Iterable[str], parameters: Iterable[str]) 
     `setting` is the key of the configuration that names the layers `given`. The InputError names
     the layer, the nearest of the network's, and the outermost of them.
     """
-    layers = list(dict.fromkeys(layer_of(name) for name in parameters))
+    names = list(parameters)
+    layers = list(dict.fromkeys(layer_of(name) for name in names))
     for layer in given:
-        if not any(is_below(name, [layer]) for name in layers):
+        if not any(is_below(name, [layer]) for name in (*layers, *names)):
             outermost = list(dict.fromkeys(name.partition(".")[0] for name in layers))
             hint = suggestion(layer, layers) or suggestion(layer.partition(".")[0], outermost)
             raise InputError(

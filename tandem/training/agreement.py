@@ -35,13 +35,14 @@ class Agreement:
             The launcher has ended.
         """
         stop = ends = False
+        rates: tuple[float, ...] = ()
         try:
             while awaits_launcher or self.launcher.poll():
                 message = self.launcher.recv()
                 stop |= isinstance(message, Stop)
                 if isinstance(message, Continuation):
-                    ends, awaits_launcher = message.ends, False
+                    ends, rates, awaits_launcher = message.ends, message.rates, False
         except (EOFError, OSError):
             raise LauncherLost from None
-        vote = StepVote(stop, self.snapshot_is_due(), not_finite, ends)
+        vote = StepVote(stop, self.snapshot_is_due(), not_finite, ends, rates)
         return self.group.all_gather_object(vote)

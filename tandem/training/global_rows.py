@@ -17,7 +17,7 @@ class GlobalRows:
         self._spec = spec
         # Asked for in every step:
         self._sizes = {"train": spec.train.size, "validation": spec.validation.size}
-        self._global_batch, self._batch = spec.global_batch, spec.config.batch_size
+        self._global_batch, self._shares = spec.global_batch, spec.shares
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None  # of an epoch
 
     def train(self, epoch: int, step: int) -> npt.NDArray[np.int64]:
@@ -34,5 +34,5 @@ class GlobalRows:
 
     def shares(self, step: int) -> Sequence[float]:
         """Each trainer's fraction of the rows of a minibatch of training."""
-        rows, firsts = self.count("train", step), range(0, self._global_batch, self._batch)
-        return [min(max(rows - first, 0), self._batch) / rows for first in firsts]
+        rows = self.count("train", step)
+        return [(min(own.stop, rows) - min(own.start, rows)) / rows for own in self._shares]

@@ -9,8 +9,9 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.config.schema import Config
+from tandem.errors import InputError
 from tandem.layers import Network, label_rank
-from tandem.layers.choices import Metric
+from tandem.layers.choices import Measured, Metric
 from tandem.layers.metrics import true_classes
 from tandem.memory import CLASS_LABEL, RowType, SlotLayout
 from tandem.ops import crop_mirror
@@ -99,9 +100,15 @@ def minibatch_inputs(
 
 
 def array_inputs(
-    config: Config, layout: SlotLayout, kept: "DeviceSharedVariable | None" = None
+    config: Config,
+    layout: SlotLayout,
+    kept: "DeviceSharedVariable | None" = None,
+    as_stored: bool = False,
 ) -> tuple[Tensors, TensorVariable]:
-    """As `minibatch_inputs`, of rows of arrays: those of 3 axes are images, channel first."""
+    """As `minibatch_inputs`, of rows of arrays: those of 3 axes are images, channel first.
+
+    With `as_stored` they have the axes of the files.
+    """
     batch, row, target = config.batch_size, layout.pictures, layout.targets
     minibatch = {
         "pictures": pt.tensor("pictures", dtype=row.dtype, shape=(batch, *row.shape)),
@@ -114,7 +121,8 @@ def array_inputs(
         del minibatch["pictures"]
         rows = kept[pt.minimum(minibatch["indices"], kept.type.shape[0] - 1)]
     rows = rows.astype(config.dtype)
-    return minibatch, rows.dimshuffle(0, 3, 1, 2) if rows.type.ndim == 4 else rows
+    are_images = rows.type.ndim == 4 and not as_stored
+    return minibatch, rows.dimshuffle(0, 3, 1, 2) if are_images else rows
 
 
 def targets_of(minibatch: Tensors, dtype: str) -> TensorVariable:
@@ -155,8 +163,17 @@ def count_minibatch(
         rank = label_rank(logits, true_classes(targets))
         found["top1_errors"] = pt.sum(counted & (rank >= 1), dtype="int64")
         found["top5_errors"] = pt.sum(counted & (rank >= 5), dtype="int64")
+    measures = network.measures(logits, targets)
     for metric in metrics:
-        outputs = logits if metric.sees == "logits" else getattr(network, metric.sees)(logits)
+        if isinstance(metric, Measured):
+            if metric.name not in measures:
+                raise InputError(
+                    f"metrics: found network.{metric.name}, expected one that the network has: "
+                    f"{', '.join(measures) or 'none'}"
+                )
+            outputs = measures[metric.name]
+        else:
+            outputs = logits if metric.sees == "logits" else getattr(network, metric.sees)(logits)
         counts = metric.counts(outputs, targets, counted)
         found |= dict(zip(metric.sums, counts, strict=True))
     return found

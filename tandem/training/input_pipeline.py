@@ -12,7 +12,7 @@ import numpy as np
 from tandem.artifacts.checkpoint import RunState
 from tandem.data.augment import Mode
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
-from tandem.data.order import epoch_order, global_minibatch, trainer_rows
+from tandem.data.order import epoch_order, global_minibatch
 from tandem.processes.messages import Stop
 from tandem.training.messages import MinibatchReady
 from tandem.training.run_spec import RunSpec
@@ -174,7 +174,7 @@ def minibatch_requests(spec: RunSpec, rank: int, begin: RunState) -> Iterator[Mi
     A request may be for no pictures, when a last minibatch has too few for all trainers. There is
     none for a minibatch that is passed over, and one for each of ten crops.
     """
-    config, number = spec.config, 0
+    config, number, own = spec.config, 0, spec.shares[rank]
     crops = (None,) if spec.crops == 1 else range(spec.crops)
     for epoch in range(begin.epoch, config.n_epochs) if spec.job == "train" else range(1):
         parts: list[tuple[Mode, np.ndarray, int]] = []
@@ -188,7 +188,7 @@ def minibatch_requests(spec: RunSpec, rank: int, begin: RunState) -> Iterator[Mi
                 if mode == "train" and (epoch, k) in begin.skipped:
                     continue
                 rows = global_minibatch(order, k, spec.global_batch)
-                mine = trainer_rows(rows, rank, config.batch_size)
+                mine = rows[own]
                 for crop in crops:
                     yield MinibatchRequest(number % 2, mode, epoch, k, mine, crop)
                     number += 1

@@ -20,7 +20,7 @@ _PROCESS = 400_000_000  # bytes; a trainer that has imported PyTensor and PyTorc
 
 def make_slots(spec: RunSpec, rank: int) -> HostSlots | CudaSlots:
     """Make the slots of a trainer, to be sent to its process and to its loader's."""
-    layout = spec.slot_layout
+    layout = spec.of_rank(rank).slot_layout
     kind, _, number = spec.devices[rank].partition(":")
     if kind == "cpu":
         return HostSlots.create(layout, rank)

@@ -60,6 +60,7 @@ class StepVote:
     # Dataset indices of its pictures, where its loss or a gradient is not finite:
     not_finite: tuple[int, ...] = ()
     ends: bool = False  # callbacks end training, at the end of an epoch
+    rates: tuple[float, ...] = ()  # from trainer 0: those of `Continuation`
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Continuation:
     """From the launcher to trainer 0: the callbacks of `EpochEnded` have returned."""
 
     ends: bool  # whether training ends with that epoch
+    # Learning rate of each step of the next epoch, of which the last goes on; empty: by `lr_policy`
+    rates: tuple[float, ...] = ()
 
 
 # From a trainer to the launcher, beside the records of `tandem.artifacts.metrics_log`:

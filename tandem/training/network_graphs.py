@@ -145,7 +145,8 @@ class NetworkGraphs:
         """The arrays of a slot as symbolic variables, and the network's input."""
         mean, kept = self._variables.mean, self._variables.kept.get(mode)
         if mean is None:
-            slot, images = array_inputs(self._config, self._layout, kept)
+            as_stored = self._network.takes_stored_rows
+            slot, images = array_inputs(self._config, self._layout, kept, as_stored)
         else:
             slot, images = minibatch_inputs(self._config, mean, kept, coloured)
         if (division := self._variables.division) is None:
@@ -227,24 +228,35 @@ class NetworkGraphs:
         """Pairs of a variable and its value after a step."""
         updates, rate = added(self._variables.sums["train"], counts), numbers["learning_rate"]
         weights, states = placed.weights, placed.states
-        for name, own in self._rates.items():
-            if name not in gradients:  # another trainer updates it
-                continue
+        clipped = self._clipped({n: gradients[n] for n in self._rates if n in gradients})
+        for name, slope in clipped.items():  # but for those that another trainer updates
+            own, value, decay = self._rates[name], weights[name], self._rates[name].decay
+            own_rate = rate if own.factor == 1 else rate * np.asarray(own.factor, rate.dtype)
+            if decay and self._config.decoupled_decay:
+                value, decay = value - own_rate * np.asarray(decay, rate.dtype) * value, 0.0
             before = [state[name] for state in states.values()]
-            weight, after = self._optimizer.step(
-                weights[name],
-                before,
-                gradients[name],
-                rate if own.factor == 1 else rate * np.asarray(own.factor, rate.dtype),
-                own.decay,
-                numbers,
-            )
+            weight, after = self._optimizer.step(value, before, slope, own_rate, decay, numbers)
             updates += [(weights[name], weight), *zip(before, after, strict=True)]
         for name, keep in self.averages.items():
             if name in gradients:
                 kept, rest = (np.asarray(x, rate.dtype) for x in (keep, 1 - keep))
                 updates.append((weights[name], kept * weights[name] + rest * gradients[name]))
         return updates
+
+    def _clipped(self, gradients: Tensors) -> Tensors:
+        """Gradients of which norms or elements are limited, as the configuration says."""
+        config = self._config
+        if (limit := config.clip_value) is not None:
+            bound = np.asarray(limit, config.dtype)
+            return {name: pt.clip(g, -bound, bound) for name, g in gradients.items()}
+        squares = {name: pt.sqr(g).sum(dtype=config.dtype) for name, g in gradients.items()}
+        if (limit := config.clip_global_norm) is not None:
+            squares = dict.fromkeys(gradients, pt.stack([*squares.values()]).sum())
+        elif (limit := config.clip_norm) is None:
+            return gradients
+        most = np.asarray(limit, config.dtype)
+        factors = {name: most / pt.maximum(pt.sqrt(s), most) for name, s in squares.items()}
+        return {name: g * factors[name] for name, g in gradients.items()}
 
     def _forward(self) -> tuple[Minibatch, TensorVariable, TensorVariable]:
         """The minibatch, and the network's outputs and their cost in validation."""

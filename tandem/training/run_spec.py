@@ -1,7 +1,7 @@
 """A run as data, resolved and checked."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +12,7 @@ from tandem.data.augment import Augmentation, Mode
 from tandem.data.colour import Basis
 from tandem.data.dataset import Dataset, StoredPictures
 from tandem.data.minibatch import MinibatchBuilder
-from tandem.data.order import minibatch_count
+from tandem.data.order import minibatch_count, trainer_shares
 from tandem.layers.network import NetworkDescription
 from tandem.memory import CLASS_LABEL, PICTURE_DTYPE, RowType, SlotLayout
 from tandem.training.early_end import reason_to_end
@@ -38,6 +38,9 @@ class RunSpec:
     colour_basis: Basis = ()  # of the colour noise; empty: there is none
     waits: bool = False  # for callbacks, at the end of each epoch
     most_steps: int | None = None  # of an epoch's training, and of its validation; None: all
+    epoch_steps: int | None = None  # of an epoch's training alone; None: all
+    rates: tuple[float, ...] = ()  # of the first epoch's steps; see `Continuation`
+    own_code: bytes = b""  # the user's functions, by value; loaded where the network is made
     crops: Literal[1, 10] = 1  # of each picture that a validation alone averages over
     predicts: bool = False  # whether a validation reports what it predicts of each picture
     begun: float = field(default=0.0, compare=False)  # the command, by `time.monotonic`; 0: unknown
@@ -132,13 +135,26 @@ class RunSpec:
     @property
     def global_batch(self) -> int:
         """Images per step over all trainers."""
-        return self.config.batch_size * self.trainers
+        return self.config.global_batch or self.config.batch_size * self.trainers
+
+    @property
+    def shares(self) -> list[slice]:
+        """Each trainer's rows of a global minibatch, by rank."""
+        group = self.config.group_rows if self.config.global_batch else self.config.batch_size
+        return trainer_shares(self.global_batch, self.trainers, group or self.config.batch_size)
+
+    def of_rank(self, rank: int) -> "RunSpec":
+        """The run as a trainer sees it: `batch_size` is of its own rows."""
+        own = self.shares[rank]
+        size = max(own.stop - own.start, self.config.group_rows or 1)  # a slot is never empty
+        return replace(self, config=self.config.model_copy(update={"batch_size": size}))
 
     def steps(self, mode: Mode) -> int:
         """Steps of an epoch's training, or of its validation, by all trainers together."""
         split = self.train if mode == "train" else self.validation
-        steps = minibatch_count(split.size, self.global_batch)
-        return steps if self.most_steps is None else min(steps, self.most_steps)
+        most = self.epoch_steps if mode == "train" else None
+        limits = (minibatch_count(split.size, self.global_batch), self.most_steps, most)
+        return min(limit for limit in limits if limit is not None)
 
     def minibatch_builder(self) -> MinibatchBuilder:
         """Make the builder of minibatches, for a loader process or a trainer without one."""

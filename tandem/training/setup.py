@@ -1,5 +1,6 @@
 """The parts of a trainer: network, memory, compiled functions, weights, exchange, input."""
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,12 +65,18 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     from tandem.training.division import divide
     from tandem.training.shards import Gathering
 
+    spec = spec.of_rank(arguments.rank)
     set_threads(spec.threads)
     if not spec.on_gpu:
         keep_freed_memory()  # results of kernels; a GPU's are kept by PyTorch
     config, group = spec.config, arguments.group
     settings = ExchangeSettings.of(dict(config))
+    if spec.own_code:
+        pickle.loads(spec.own_code)()
     network = build_network(spec.description, config.dtype)
+    frozen = tuple(dict.fromkeys((*config.freeze, *network.frozen)))
+    config = config.model_copy(update={"freeze": frozen})
+    spec = replace(spec, config=config)
     check_input(network, spec)
     untrained = tuple(n for n, p in network.parameters.declared.items() if not p.trainable)
     if untrained and spec.job == "train":
@@ -145,12 +152,15 @@ def _nbytes(memory: HostMemory) -> int:
 def check_input(network: Network, spec: RunSpec) -> None:
     """Refuse a network that takes other rows than those of the data, with an InputError."""
     found, expected = spec.input_shape, network.shapes.get("input")
+    if as_stored := network.takes_stored_rows and spec.train.pictures is None:
+        found = spec.train.row.shape
     if expected == found or expected is None:
         return
     rows = "crops" if spec.train.pictures is not None else "rows"
+    ours, theirs = (s if as_stored else _channels_last(s) for s in (found, expected))
     raise InputError(
-        f"{spec.config.data_folder}: found {rows} of shape {_channels_last(found)}, expected"
-        f" {_channels_last(expected)}, which {type(network).__name__} takes"
+        f"{spec.config.data_folder}: found {rows} of shape {ours}, expected {theirs}, which"
+        f" {type(network).__name__} takes"
     )
 
 

@@ -63,6 +63,7 @@ class Trainer:
         self.gathering = setup.gathering
         self.steps = spec.steps("train")
         self._whole_steps = minibatch_count(spec.train.size, spec.global_batch)  # of an epoch
+        self._rates = spec.rates  # of this epoch's steps; empty: by the configuration
         self.rows = GlobalRows(spec)
         self.timer = StepTimer(self.status)
         self.untrained = setup.untrained
@@ -284,6 +285,7 @@ class Trainer:
         self.status.show(Activity.AWAITING_CALLBACKS)
         votes = self.agreement.vote(awaits_launcher=self.reports.ended(epoch + 1))
         stop, ends = any(vote.stop for vote in votes), any(vote.ends for vote in votes)
+        self._rates = next((vote.rates for vote in votes if vote.rates), self._rates)
         if (stop or ends) and not saves:
             self._save()
         if stop:
@@ -322,6 +324,8 @@ class Trainer:
         raise StopAgreed
 
     def _rate(self, epoch: int, step: int) -> float:
+        if self._rates:
+            return self._rates[min(step, len(self._rates) - 1)]
         return learning_rate(self.config, epoch, step, self._whole_steps, self.state.history)
 
     def _vote(self, not_finite: tuple[int, ...]) -> Sequence[StepVote]:

@@ -12,7 +12,7 @@ import pytest
 
 from tandem.data.augment import Augmentation, ten_crops
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
-from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
+from tandem.data.order import epoch_order, global_minibatch, minibatch_count
 from tandem.errors import InputError
 from tandem.memory import HostBuffer, RowType, Slot, SlotLayout
 from tests.support.coded_pictures import SIZE, coded_picture, label_of, write_coded
@@ -55,7 +55,7 @@ def test_each_picture_arrives_once_with_its_label(
     arrived, mirrored = [], 0
     for k in range(minibatch_count(13, 2 * trainers)):
         for rank in range(trainers):
-            rows = trainer_rows(global_minibatch(order, k, 2 * trainers), rank, 2)
+            rows = global_minibatch(order, k, 2 * trainers)[2 * rank : 2 * rank + 2]
             builder.fill(slot, MinibatchRequest(0, "train", 3, k, rows))
             for i in range(int(slot.valid)):
                 index, label = slot.pictures[i, 0, 0, 1:]

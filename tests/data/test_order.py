@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_rows
+from tandem.data.order import epoch_order, global_minibatch, minibatch_count, trainer_shares
 from tandem.philox import Purpose, words
 
 COUNTS = (4, 4, 4, 1)
@@ -19,7 +19,7 @@ def test_each_picture_comes_exactly_once_an_epoch(shuffle, trainers: int) -> Non
     seen: list[int] = []
     for k in range(minibatch_count(13, size)):
         minibatch = global_minibatch(order, k, size)
-        rows = [trainer_rows(minibatch, r, batch) for r in range(trainers)]
+        rows = [minibatch[own] for own in trainer_shares(size, trainers, batch)]
         assert all(len(part) <= batch for part in rows)
         assert np.concatenate(rows).tolist() == minibatch.tolist()
         seen += minibatch.tolist()
@@ -92,3 +92,20 @@ def test_images_puts_every_picture_anywhere() -> None:
 def test_an_unknown_word_is_refused() -> None:
     with pytest.raises(ValueError, match="'sometimes'; it can be one of none, files, images"):
         epoch_order(COUNTS, "sometimes", 1, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("batch", "trainers", "group", "counts"),
+    [
+        (128, 3, 32, [64, 32, 32]),
+        (100, 3, 1, [34, 33, 33]),
+        (100, 2, 25, [50, 50]),
+        (20, 3, 20, [20, 0, 0]),
+    ],
+)
+def test_trainers_own_whole_groups(
+    batch: int, trainers: int, group: int, counts: list[int]
+) -> None:
+    shares = trainer_shares(batch, trainers, group)
+    assert [own.stop - own.start for own in shares] == counts
+    assert [own.start for own in shares] == [0, *(own.stop for own in shares[:-1])]

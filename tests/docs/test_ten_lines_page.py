@@ -1,4 +1,4 @@
-"""docs/ten-lines.md and docs/from-keras.md: their blocks are programs, which check themselves."""
+"""docs/ten-lines.md, docs/from-keras.md and docs/keras.md: their blocks are programs, which check themselves."""
 
 import os
 import subprocess
@@ -43,6 +43,15 @@ def test_the_tutorial_is_a_program_and_its_commands_work(tmp_path: Path) -> None
     assert '"event": "validation"' in output
     assert (tmp_path / "digits.onnx").exists()
     assert (tmp_path / "runs" / "digits" / "curves.png").exists()
+
+
+def test_the_page_of_keras_models_is_a_program_and_its_commands_work(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "keras.md"
+    (tmp_path / "page.py").write_text("\n".join(code_blocks(page, "python")))
+    assert "32 rows a step by 2 trainers: 16, 16" in run([sys.executable, "page.py"], tmp_path)
+    for block in code_blocks(page, "bash"):
+        run(["bash", "-euc", block], tmp_path)
+    assert (tmp_path / "again.keras").exists()
 
 
 def test_the_page_for_users_of_keras_is_a_program(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The parts of the demo of `tandem.nn`: its network, and its confusion matrix."""
+"""The parts of the demo of `tandem.keras`: its network, and its confusion matrix."""
 
 from pathlib import Path
 

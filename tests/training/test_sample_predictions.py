@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tandem.artifacts.checkpoint import RunState
 from tandem.config.schema import Config
 from tandem.data.minibatch import MinibatchRequest
-from tandem.data.order import global_minibatch, minibatch_count, trainer_rows
+from tandem.data.order import global_minibatch, minibatch_count
 from tandem.launch.prepare import prepare_run
 from tandem.memory import HostSlots, SlotLayout
 from tandem.training.input_pipeline import minibatch_requests
@@ -28,7 +28,7 @@ def test_samples_are_pictures_of_trainer_0_from_all_over_the_split(
     order = np.arange(size)
     chosen = []
     for minibatch, mine in rows.items():
-        seen = trainer_rows(global_minibatch(order, minibatch, trainers * batch), 0, batch)
+        seen = global_minibatch(order, minibatch, trainers * batch)[:batch]
         assert all(row < len(seen) for row in mine)
         chosen += [int(seen[row]) for row in mine]
     assert len(set(chosen)) == len(chosen) <= count
@@ -57,7 +57,7 @@ def test_scores_are_collected_during_validation(spec: RunSpec) -> None:
     scores = np.random.default_rng(0).standard_normal((size, 3))
     for epoch in range(2):
         for k in range(minibatch_count(size, 4)):
-            mine = trainer_rows(global_minibatch(np.arange(size), k, 4), 0, 2)
+            mine = global_minibatch(np.arange(size), k, 4)[:2]
             batch = np.full((2, 3), np.nan)
             batch[: len(mine)] = scores[mine] + epoch
             samples.collect(k, lambda batch=batch: batch)

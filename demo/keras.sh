@@ -3,13 +3,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-folder=data/demo-nn
+folder=data/demo-keras
 unpacked=$folder/usr/share/datasets/fashion-mnist
 package=dataset-fashion-mnist
 
 found=$(python -c 'from tandem.datasets import published; print(published.locate("fashion_mnist") or "")')
 if [ -z "$found" ] && [ ! -d $unpacked ] && command -v apt-get > /dev/null; then
-    echo "demo-nn: getting Debian's package $package, 31 MB, to unpack it in $folder"
+    echo "demo-keras: getting Debian's package $package, 31 MB, to unpack it in $folder"
     mkdir -p $folder
     # Without it, or without Debian, the same files are downloaded by the program.
     if (cd $folder && apt-get download --quiet=2 $package) 2> $folder/apt.log; then

@@ -1,0 +1,284 @@
+"""The choices of Keras's `compile`, as settings and data of a run; it imports Keras."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from tandem.errors import InputError
+from tandem.keras.losses import OF_CLASSES, OF_LABELS, check_options, is_known
+
+_MOMENTS = {"first_moment": "_momentums", "second_moment": "_velocities"}
+
+
+@dataclass(frozen=True)
+class _Optimizer:
+    """The counterpart of a class of Keras: its arguments by our settings, and its states."""
+
+    name: str
+    settings: Mapping[str, str]
+    states: Mapping[str, str]  # attribute of Keras's, by ours
+    fixed: Mapping[str, Any]
+    absent: Mapping[str, Any]  # arguments that we lack, at the values at which they do nothing
+
+
+_BETAS = {"adam_beta1": "beta_1", "adam_beta2": "beta_2", "adam_epsilon": "epsilon"}
+_ADAM = _Optimizer("adam", _BETAS, _MOMENTS, {"adam_epsilon_hat": True}, {"amsgrad": False})
+_OPTIMIZERS = {
+    "SGD": _Optimizer(
+        "sgd",
+        {"momentum": "momentum", "use_nesterov_momentum": "nesterov"},
+        {"momentum": "momentums"},
+        {},
+        {},
+    ),
+    "Adam": _ADAM,
+    "AdamW": _ADAM,
+    "Nadam": _Optimizer("nadam", _BETAS, _MOMENTS, {"nadam_decay": 1.0}, {}),
+    "Adamax": _Optimizer("adamax", _BETAS, {"first_moment": "_m", "infinity_norm": "_u"}, {}, {}),
+    "RMSprop": _Optimizer(
+        "rmsprop",
+        {"rmsprop_decay": "rho", "rmsprop_epsilon": "epsilon"},
+        {"mean_square": "_velocities"},
+        {"rmsprop_epsilon_inside": True},
+        {"momentum": 0.0, "centered": False},
+    ),
+    "Adagrad": _Optimizer(
+        "adagrad", {"adagrad_epsilon": "epsilon"}, {"sum_of_squares": "_accumulators"}, {}, {}
+    ),
+    "Adadelta": _Optimizer(
+        "adadelta",
+        {"adadelta_decay": "rho", "adadelta_epsilon": "epsilon"},
+        {"mean_square": "_accumulated_grads", "mean_squared_step": "_accumulated_delta_vars"},
+        {},
+        {},
+    ),
+}
+_CLIPS = {"clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm", "clip_value": "clipvalue"}
+_AT_DEFAULT = {"axis": -1, "ignore_class": None, "from_sorted_ids": False}
+_ABSENT = {"use_ema": False, "gradient_accumulation_steps": None, "loss_scale_factor": None}
+
+
+def check_model(model: Any) -> None:
+    """Refuse what has no graph, and a training step of one's own, by an InputError."""
+    if not isinstance(model, keras.Model):
+        raise InputError(f"model: found {type(model).__name__}, expected a keras.Model")
+    name, kind = model.name, type(model)
+    if not isinstance(model, keras.Sequential | _functional()):
+        raise InputError(
+            f"{name}: found the subclassed model {kind.__name__}, expected a Functional or "
+            "Sequential one: a method call is code, which other processes do not run"
+        )
+    for method in ("train_step", "compute_loss", "call", "make_train_function"):
+        for base in kind.__mro__:
+            if method in vars(base):
+                if not base.__module__.startswith("keras."):
+                    raise InputError(
+                        f"{name}: found a {method} of {kind.__name__}'s own, expected Keras's: "
+                        "other processes train the graph of its layers"
+                    )
+                break
+
+
+def _functional() -> type:
+    return type(keras.Model(inputs := keras.Input((1,)), inputs))
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What `compile` chose.
+
+    Attributes
+    ----------
+    settings : dict
+        Keys of the configuration.
+    losses, metrics : list of dict
+        As those of `tandem.keras.losses.Objective`.
+    foreign : bool
+        Whether there are metrics that Keras alone measures.
+    """
+
+    settings: Mapping[str, Any]
+    losses: Sequence[Mapping[str, Any]]
+    metrics: Sequence[Mapping[str, Any]]
+    foreign: bool
+
+    @classmethod
+    def of(cls, model: Any, row: Callable[[], tuple[Any, Any]]) -> "Compilation":
+        """Read a compiled model; `row` returns inputs and targets of one row.
+
+        Raises
+        ------
+        InputError
+            The model is not compiled, or with what has no counterpart.
+        """
+        if not model.compiled or model.optimizer is None or model.loss is None:
+            raise InputError(
+                f"{model.name}: found no optimizer and loss, expected a call of compile first"
+            )
+        settings = optimizer_settings(model.optimizer)
+        x, y = row()
+        model.evaluate(x, y, verbose=0)  # by which Keras finds what names stand for
+        model.reset_metrics()
+        model.optimizer.build(model.trainable_variables)
+        decays = [model.optimizer._use_weight_decay(v) for v in model.trainable_variables]
+        if model.optimizer.weight_decay and not all(decays):
+            raise InputError(
+                "optimizer: found exclude_from_weight_decay, expected decay of all parameters"
+            )
+        losses = [*_losses(model)]
+        kinds = {loss["output"]: loss["function"] in OF_LABELS for loss in losses}
+        metrics, foreign = _metrics(model._compile_metrics, kinds)
+        return cls(settings, losses, metrics, foreign)
+
+    def takes_classes(self) -> bool:
+        """Return whether the number of a class may stand for targets: of a single output."""
+        functions = {each["function"] for each in (*self.losses, *self.metrics)}
+        return {each["output"] for each in self.losses} == {0} and functions <= OF_CLASSES
+
+    def takes_labels(self, output: int) -> bool:
+        """Return whether targets of an output are whole numbers."""
+        return any(
+            each["function"] in OF_LABELS for each in self.losses if each["output"] == output
+        )
+
+
+def optimizer_settings(optimizer: Any) -> dict[str, Any]:
+    """The keys of the configuration that an optimizer stands for; InputError for another."""
+    kind, config = type(optimizer).__name__, optimizer.get_config()
+    found = _OPTIMIZERS.get(kind) if type(optimizer).__module__.startswith("keras.") else None
+    if found is None:
+        raise InputError(f"optimizer: found {kind}, expected any of {', '.join(_OPTIMIZERS)}")
+    for name, value in {**found.absent, **_ABSENT}.items():
+        if config.get(name, value) != value:
+            raise InputError(f"{kind}: found {name}={config[name]!r}, expected {value!r}")
+    settings = {ours: config[theirs] for ours, theirs in found.settings.items()}
+    if kind == "SGD":
+        settings["use_momentum"] = settings["momentum"] > 0
+        settings["use_nesterov_momentum"] &= settings["use_momentum"]
+    decay = config.get("weight_decay") or 0.0
+    clips = {ours: config[theirs] for ours, theirs in _CLIPS.items() if config.get(theirs)}
+    return {
+        **settings,
+        **found.fixed,
+        **clips,
+        "optimizer": found.name,
+        "weight_decay": decay,
+        "decoupled_decay": decay > 0,
+        "decay_kinds": ["weight", "bias", "scale", "shift"],
+        "bias_rate": 1.0,
+    }
+
+
+def states_of(optimizer: Any) -> dict[str, list[Any]]:
+    """Keras's variables of each of our optimizer's states, in the order of its own; built."""
+    names = _OPTIMIZERS[type(optimizer).__name__].states
+    return {ours: [*getattr(optimizer, theirs)] for ours, theirs in names.items()}
+
+
+def rates_of(optimizer: Any, steps: int) -> tuple[float, ...]:
+    """The learning rates of the next steps, of which the last goes on."""
+    rate = optimizer._learning_rate  # a schedule, or a variable
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        begin = int(optimizer.iterations)
+        return tuple(float(rate(step)) for step in range(begin, begin + steps))
+    return (float(optimizer.learning_rate),)
+
+
+def _losses(model: Any) -> Iterator[dict[str, Any]]:
+    compiled = model._compile_loss
+    for path, loss, weight, name in compiled._flat_losses:
+        place = f"loss {loss.name}"
+        if loss.reduction not in ("sum_over_batch_size", "mean"):
+            raise InputError(
+                f"{place}: found reduction={loss.reduction!r}, expected sum_over_batch_size"
+            )
+        function = function_of(getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {}), place)
+        if function is None:
+            raise InputError(
+                f"{place}: found {_described(loss)}, expected a loss of Keras that is a mean over "
+                "rows: own functions are code, which other processes do not run"
+            )
+        yield {
+            **function,
+            "name": name,
+            "output": _output(path, model),
+            "weight": 1.0 if weight is None else float(weight),
+        }
+
+
+def _output(path: Sequence[Any], model: Any) -> int:
+    """The number of the output at a path into Keras's structure of them."""
+    if not path:
+        return 0
+    if isinstance(path[0], int):
+        return int(path[0])
+    names = output_names(model)
+    return int(names.index(path[0]) if path[0] in names else sorted(names).index(path[0]))
+
+
+def output_names(model: Any) -> list[str]:
+    """Names of the outputs of a built model, as Keras begins those of losses and metrics."""
+    graph = getattr(model, "_functional", None) or model  # of a Sequential
+    return list(graph.output_names)
+
+
+def _metrics(compiled: Any, labels: Mapping[int, bool]) -> tuple[list[dict[str, Any]], bool]:
+    """The metrics that we have, under Keras's names, and whether there are others."""
+    found, seen = [], Counter[str]()
+    foreign = False
+    for output, group in enumerate(compiled._flat_metrics if compiled is not None else ()):
+        for metric in group.metrics if group else ():
+            name = f"{group.output_name}_{metric.name}" if group.output_name else metric.name
+            seen[name] += 1
+            name = name if seen[name] == 1 else f"{name}_{seen[name] - 1}"
+            options = getattr(metric, "_fn_kwargs", {})
+            function = function_of(getattr(metric, "_fn", None), options, f"metric {name}")
+            own = function is not None and (function["function"] in OF_LABELS) == labels.get(output)
+            foreign |= not own
+            if own and function is not None:
+                found.append({**function, "name": name, "output": output})
+    weighted = compiled is not None and any(compiled._flat_weighted_metrics)
+    return found, foreign or weighted
+
+
+def function_of(function: Any, options: Mapping[str, Any], place: str) -> dict[str, Any] | None:
+    """A function of Keras with its options; None where we have none."""
+    name = getattr(function, "__name__", "")
+    module = getattr(function, "__module__", "") or ""
+    if module.endswith("regression_metrics") and name == "cosine_similarity":
+        name = "cosine_similarity_metric"
+    if not module.startswith("keras.") or not is_known(name):
+        return None
+    given = dict(options)
+    for option, default in _AT_DEFAULT.items():
+        if given.get(option, default) == default:
+            given.pop(option, None)
+    check_options(name, given, place)
+    return {"function": name, "options": given}
+
+
+def _described(loss: Any) -> str:
+    function = getattr(loss, "fn", None)
+    return getattr(function, "__name__", type(loss).__name__)
+
+
+def without_keras(model: Any) -> dict[str, Any]:
+    """The JSON of a model that a run needs: its graph, without what `compile` chose."""
+    found = keras.saving.serialize_keras_object(model)
+    found.pop("compile_config", None)
+    return dict(found)
+
+
+def first_rows(values: Any, count: int = 1) -> Any:
+    """The first rows of each array of a structure."""
+    return keras.tree.map_structure(lambda each: np.asarray(each[:count]), values)
+
+
+def as_path(path: "str | os.PathLike[str]") -> str:
+    """A path as text."""
+    return os.fspath(path)

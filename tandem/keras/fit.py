@@ -1,0 +1,448 @@
+"""Training of a Keras model: its arrays become files, what `compile` chose settings of a run."""
+
+import functools
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import keras
+import numpy as np
+
+from tandem.artifacts.checkpoint import read_checkpoint, save_checkpoint
+from tandem.artifacts.metrics_log import read_records
+from tandem.artifacts.run_folder import CONFIGURATION, RECORD, checkpoint_name, list_checkpoints
+from tandem.artifacts.run_lock import locked
+from tandem.config.command_line import ANSWERS
+from tandem.config.hardware import resolve_devices
+from tandem.config.resolve import group_of
+from tandem.config.schema import Config
+from tandem.data.manifest import read_any_manifest
+from tandem.data.order import minibatch_count, trainer_shares
+from tandem.errors import InputError
+from tandem.keras.arrays import (
+    Form,
+    Given,
+    Layout,
+    Rows,
+    checked_rows,
+    divided,
+    gathered,
+    weighted,
+)
+from tandem.keras.callbacks import (
+    MEMORY,
+    Batches,
+    Epochs,
+    check_callbacks,
+    ends_at_nan,
+    read_memory,
+    settings_of,
+)
+from tandem.keras.compilation import (
+    Compilation,
+    first_rows,
+    output_names,
+    rates_of,
+    without_keras,
+)
+from tandem.keras.distribution import Arguments, Distribution
+from tandem.keras.lowering import add_own_lowerings, own_lowerings
+from tandem.keras.variables import as_checkpoint, load, untrained
+from tandem.launch.api import raise_failure
+from tandem.launch.callbacks import Callbacks
+from tandem.launch.local import Launcher, LocalLauncher
+from tandem.launch.programs import execute_training
+from tandem.launch.ranks import is_rank, work_on_ranks_of_script
+from tandem.layers.choices import OF_NETWORK
+from tandem.layers.network import KERAS_NETWORK, NetworkDescription
+from tandem.preprocessing.arrays import checksum, matches, write_arrays, write_pictures
+from tandem.processes.supervisor import Outcome
+from tandem.training.messages import Diverged
+from tandem.training.run_spec import RunSpec
+from tandem.validation import shown, validated
+
+DATA = "data"  # the folder of a run's arrays, in its run folder
+RESULT = "fitted.safetensors"  # the model as `fit` leaves it, with what callbacks restore
+
+_REPORTS = 50  # of an epoch
+_BATCH = 32  # Keras's own
+_OF_PICTURES = ("rand_crop", "rand_mirror", "rand_colour")
+
+
+@dataclass(frozen=True)
+class Data:
+    """The rows of a run, checked, in the form in which they are stored."""
+
+    form: Form
+    splits: tuple[Rows, ...]  # of training and perhaps of validation
+    validation: Given | None  # as Keras takes it
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One call of `fit`."""
+
+    distribution: Distribution
+    arguments: Arguments
+    class_weight: Mapping[int, float] | None
+
+    @property
+    def model(self) -> Any:
+        return self.distribution.model
+
+    def execute(
+        self, x: Any, y: Any, weights: Any, validation_split: float, validation_data: Any
+    ) -> Any:
+        """Train; return Keras's `History`."""
+        callbacks = check_callbacks(self.arguments.callbacks)
+        given, batch = gathered(x, y, weights, self.arguments.steps_per_epoch)
+        batch = self.arguments.batch_size or batch or _BATCH
+        validation = self._validation(validation_data, batch)
+        if validation is None and validation_split:
+            given, validation = divided(given, validation_split)
+        compilation = Compilation.of(self.model, lambda: first_rows((given.x, given.y)))
+        data = self._data(weighted(given, self.class_weight), validation, compilation)
+        plan = Plan(self, compilation, data, min(batch, len(data.splits[0])), callbacks)
+
+        def work(launcher: Launcher) -> tuple[Outcome, Path]:
+            return plan.train(launcher)
+
+        ranks = is_rank()
+        outcome, folder = work_on_ranks_of_script(work) if ranks else work(LocalLauncher())
+        if ranks:
+            plan.follow(folder)
+        self._count(folder)
+        if not (ends_at_nan(callbacks) and isinstance(outcome.failure, Diverged)):
+            raise_failure(outcome)
+        return self.model.history
+
+    def _validation(self, values: Any, batch: int) -> Given | None:
+        if values is None:
+            return None
+        steps, name = self.arguments.validation_steps, "validation_data"
+        parts = values if isinstance(values, tuple | list) else (values, None)
+        if not 2 <= len(parts) <= 3:
+            raise InputError(f"{name}: found {len(parts)} values, expected (x, y)")
+        x, y, weights = (*parts, None)[:3]
+        given, found = gathered(x, y, weights, steps, f"{name}: x")
+        rows = None if steps is None or found else slice(steps * batch)
+        return given if rows is None else given.part(rows)
+
+    def _data(self, given: Given, validation: Given | None, compilation: Compilation) -> Data:
+        layout, crops = layout_of(self.model, compilation), self._crops
+        splits = [checked_rows(given, layout, may_crop=crops)]
+        if validation is not None:
+            splits.append(checked_rows(validation, layout, "validation_data: ", crops))
+        form = Form.of(splits, layout)
+        for name in _OF_PICTURES:
+            if (found := self.distribution.settings.get(name)) and not form.are_pictures:
+                raise InputError(
+                    f"{name}: found {shown(found)} with rows of numbers, expected uint8 pictures "
+                    "with class labels"
+                )
+        return Data(form, tuple(splits), validation)
+
+    @property
+    def _crops(self) -> bool:
+        return self.distribution.settings.get("rand_crop") is True
+
+    def _count(self, folder: Path) -> None:
+        """Count what has been trained, from which the next `fit` goes on."""
+        distribution, newest = self.distribution, list_checkpoints(folder)
+        distribution.fits += 1
+        if newest:
+            distribution.epochs_done = read_checkpoint(newest[-1]).state.epoch
+
+
+def layout_of(model: Any, compilation: Compilation) -> Layout:
+    """Names and shapes of a built model's inputs and outputs."""
+    functions = {each["function"] for each in (*compilation.losses, *compilation.metrics)}
+    return Layout(
+        tuple(tensor.name for tensor in model.inputs),
+        tuple(tuple(tensor.shape[1:]) for tensor in model.inputs),
+        tuple(output_names(model)),
+        tuple(tuple(tensor.shape[1:]) for tensor in model.outputs),
+        tuple(compilation.takes_labels(n) for n in range(len(model.outputs))),
+        frozenset(functions),
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run of a fit: its settings and files, and what happens before and after it."""
+
+    fit: Fit
+    compilation: Compilation
+    data: Data
+    batch: int  # rows of a step of all trainers
+    callbacks: list[Any]
+
+    @property
+    def model(self) -> Any:
+        return self.fit.model
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch."""
+        steps = minibatch_count(len(self.data.splits[0]), self.batch)
+        return min(steps, self.fit.arguments.steps_per_epoch or steps)
+
+    @property
+    def begin(self) -> int:
+        """Epochs that the model has been trained for before."""
+        return self.fit.distribution.epochs_done
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.fit.arguments.epochs - self.fit.arguments.initial_epoch
+
+    def train(self, launcher: Launcher) -> tuple[Outcome, Path]:
+        """Write what the processes of the run read, and train."""
+        arguments, folder = self.fit.arguments, self._folder()
+        config = self._config(folder, launcher)
+        memory = read_memory(folder) if arguments.resume else {}
+        if memory.get("stopped") or len(memory.get("epochs", ())) >= self.end - self.begin:
+            self.follow(folder)
+            self.fit.distribution.data = Path(config.data_folder)
+            return Outcome(0), folder
+        listed = keras.callbacks.CallbackList(
+            self.callbacks,
+            add_history=True,
+            add_progbar=arguments.verbose != 0,
+            verbose=arguments.verbose,
+            epochs=arguments.epochs,
+            steps=self.steps,
+            model=self.model,
+        )
+        shift = self.begin - arguments.initial_epoch
+        measure = self._measured if self._is_measured else None
+        epochs = Epochs(self.model, listed, folder, shift, self.steps, arguments.validates, measure)
+
+        def adapted(spec: RunSpec) -> RunSpec:
+            epochs.on_epoch_begin(1 + (spec.header.state.epoch if spec.header else self.begin))
+            rates, code = rates_of(self.model.optimizer, self.steps), own_code()
+            return replace(spec, rates=rates, own_code=code, epoch_steps=arguments.steps_per_epoch)
+
+        def make_reporter(spec: RunSpec) -> Batches:
+            return Batches(listed, self.steps)
+
+        with locked(folder) as lock:
+            made = [folder / n for n in (RECORD, CONFIGURATION, MEMORY, DATA)]
+            made = [path for path in [*made, self._first(folder)] if not path.exists()]
+            outcome = None
+            try:
+                self._store(Path(config.data_folder))
+                if not list_checkpoints(folder):
+                    self._write_first(folder, config)
+                if arguments.verbose:
+                    print(self._shared_out(config, launcher))  # noqa: T201
+                outcome = execute_training(
+                    config, lock, launcher, Callbacks([epochs]), make_reporter, adapted
+                )
+            finally:
+                if outcome is None or not isinstance(outcome.failure, Diverged | type(None)):
+                    remove_unbegun(folder, made)
+            if newest := list_checkpoints(folder):
+                self._leave(folder, epochs, newest[-1])
+        self.fit.distribution.data = Path(config.data_folder)
+        return outcome, folder
+
+    def _leave(self, folder: Path, epochs: Epochs, newest: Path) -> None:
+        """Write the model after all callbacks, with the weights of a stopped epoch."""
+        checkpoint = read_checkpoint(newest)
+        if checkpoint.state.step_in_epoch:
+            load(self.model, checkpoint)
+        found = as_checkpoint(
+            self.model, checkpoint.network, checkpoint.state.epoch, checkpoint.config
+        )
+        save_checkpoint(folder / RESULT, found)
+
+    def follow(self, folder: Path) -> None:
+        """Take the model and the history from a run that another rank, or an earlier one, led."""
+        if (folder / RESULT).exists():
+            load(self.model, read_checkpoint(folder / RESULT))
+        memory, history = read_memory(folder), keras.callbacks.History()
+        history.set_model(self.model)
+        history.epoch = memory.get("epochs", [])
+        history.history = memory.get("history", {})
+        self.model.history = history
+
+    def _folder(self) -> Path:
+        """The run folder: the one that was named, or a new one."""
+        folder = self.fit.distribution.folder
+        if folder is None:
+            names = (f"{self.model.name}-{number}" for number in itertools.count(1))
+            return next(Path("runs") / n for n in names if not (Path("runs") / n).exists())
+        begun = [folder / RECORD, folder / CONFIGURATION, *list_checkpoints(folder)]
+        if not self.fit.arguments.resume and any(path.exists() for path in begun):
+            raise InputError(
+                f"run: found a run in {folder} already, expected an empty folder: continue it with "
+                "resume=True of fit, or choose another"
+            )
+        return folder
+
+    # The configuration
+
+    def _config(self, folder: Path, launcher: Launcher) -> Config:
+        """The configuration of the run. Nothing is written."""
+        arguments, distribution = self.fit.arguments, self.fit.distribution
+        devices = distribution.devices
+        given = {
+            "n_epochs": self.end,
+            "resume_train": True,
+            "exact": arguments.resume and (folder / MEMORY).exists(),
+            "data_folder": self._data_folder(folder),
+            "weights_dir": folder,
+            "mean_file": None,
+            "network": KERAS_NETWORK,
+            "network_options": self._options(),
+            "shuffle": "images" if arguments.shuffle else "none",
+            "rand_crop": False,
+            "rand_mirror": False,
+            "lr_policy": "constant",
+            "learning_rate": rates_of(self.model.optimizer, 1)[0] or 1e-12,
+            "devices": devices if isinstance(devices, str) else list(devices),
+            "metrics": [OF_NETWORK + name for name in self._names],
+            "global_batch": self.batch,
+            "norm_rows": group_of(self.batch) if untrained(self.model) else 1,
+            "print_epochs": True,
+            "print_freq": max(1, self.steps // _REPORTS),
+            "live_view": False,
+            "tensorboard": False,
+        }
+        if self.data.form.are_pictures:
+            given["crop_size"] = self.data.form.input_shapes[0][0]
+            if self.fit._crops:
+                given["crop_size"] = int(self.model.inputs[0].shape[1])
+        values = {
+            **given,
+            **self.compilation.settings,
+            **settings_of(arguments.callbacks),
+            **distribution.settings,
+        }
+        values = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in values.items()}
+        return validated(Config, values, {key: key for key in distribution.settings}, "", ANSWERS)
+
+    @property
+    def _names(self) -> list[str]:
+        """Names of what the network measures."""
+        losses = self.compilation.losses
+        of_losses = [f"{loss['name']}_loss" for loss in losses] if len(losses) > 1 else []
+        return [*of_losses, *(metric["name"] for metric in self.compilation.metrics)]
+
+    def _options(self) -> dict[str, Any]:
+        form = self.data.form
+        objective = {
+            "losses": self.compilation.losses,
+            "metrics": self.compilation.metrics,
+            "targets": form.targets,
+            "weights": form.weights,
+        }
+        options: dict[str, Any] = {"model": without_keras(self.model), "objective": objective}
+        if any(None in tensor.shape[1:] for tensor in self.model.inputs):
+            options["input_shapes"] = form.input_shapes
+        own = {each.function for each in own_lowerings().values()}
+        named = [f"{f.__module__}:{f.__qualname__}" for f in own if f.__module__ != "__main__"]
+        if named:
+            options["layers"] = sorted(named)
+        return dict(json.loads(json.dumps(options)))
+
+    def _shared_out(self, config: Config, launcher: Launcher) -> str:
+        """What each trainer has of a minibatch, in a line."""
+        trainers = len(launcher.ranks) or len(resolve_devices(config.devices, config.para_load))
+        group = int(config.norm_rows)
+        shares = trainer_shares(self.batch, trainers, group)
+        counts = ", ".join(str(share.stop - share.start) for share in shares)
+        of_groups = f", in groups of {group} that are normalised together" if group > 1 else ""
+        noun = "trainer" if trainers == 1 else "trainers"
+        return f"{self.batch} rows a step by {trainers} {noun}: {counts}{of_groups}"
+
+    # Files
+
+    def _first(self, folder: Path) -> Path:
+        from tandem.artifacts.checkpoint import RunState
+
+        return folder / checkpoint_name(RunState(epoch=self.begin))
+
+    def _write_first(self, folder: Path, config: Config) -> None:
+        """Write the checkpoint with which the run begins: Keras's variables."""
+        form, manifest = self.data.form, read_any_manifest(Path(config.data_folder))
+        network = NetworkDescription(
+            config.crop_size if form.are_pictures else None,
+            manifest.classes,
+            config.width,
+            manifest.wnids or None,
+            network=config.network,
+            options=config.options,
+        )
+        settings = {"optimizer": config.optimizer}
+        save_checkpoint(
+            self._first(folder), as_checkpoint(self.model, network, self.begin, settings)
+        )
+
+    def _data_folder(self, folder: Path) -> Path:
+        """Where the arrays are: where those of the last fit are, if they are the same."""
+        before = self.fit.distribution.data
+        if before is not None and read_any_manifest(before).source == self._source:
+            return before
+        return folder / DATA
+
+    @functools.cached_property
+    def _packed(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [self.data.form.packed(rows) for rows in self.data.splits]
+
+    @functools.cached_property
+    def _source(self) -> str:
+        arrays = [array for pair in self._packed for array in pair]
+        return checksum(*arrays, *[None] * (4 - len(arrays)))
+
+    def _store(self, folder: Path) -> None:
+        """Write training and perhaps validation rows, unless the folder has them."""
+        if matches(folder, self._source):
+            return
+        form, (train, *rest) = self.data.form, self._packed
+        names = None
+        if form.has_classes:
+            names = tuple(map(str, range(int(self.model.outputs[0].shape[-1]))))
+        write = write_pictures if form.are_pictures else write_arrays
+        write(folder, train, rest[0] if rest else None, names)
+
+    # Metrics of Keras
+
+    @property
+    def _is_measured(self) -> bool:
+        return self.compilation.foreign and self.data.validation is not None
+
+    def _measured(self) -> dict[str, float]:
+        """The metrics of the validation that Keras alone measures."""
+        given, own = self.data.validation, {"loss", *self._names}
+        assert given is not None
+        batch = self.fit.arguments.validation_batch_size or self.batch
+        found = self.model.evaluate(given.x, given.y, batch, 0, given.weights, return_dict=True)
+        return {name: float(value) for name, value in found.items() if name not in own}
+
+
+def own_code() -> bytes:
+    """The user's own lowerings, by value, for the processes of a run; empty without any."""
+    found = own_lowerings()
+    return cloudpickle.dumps(functools.partial(add_own_lowerings, found)) if found else b""
+
+
+def remove_unbegun(folder: Path, made: list[Path]) -> None:
+    """Remove what was made for a run that failed before it recorded anything.
+
+    So the corrected call finds the folder as this one did.
+    """
+    if (folder / RECORD).exists() and read_records(folder / RECORD):
+        return
+    for path in made:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

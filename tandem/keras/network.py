@@ -1,0 +1,338 @@
+"""The network of a run that is a Keras model."""
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+
+from tandem.errors import InputError
+from tandem.keras.graph import LayerData, read_graph
+from tandem.keras.losses import Objective
+from tandem.layers.choices import BinaryCrossEntropy, CrossEntropy, KLDivergence
+from tandem.layers.network import COLOURS, Network
+from tandem.layers.training_pass import Training
+from tandem.registry import find_function
+from tandem.validation import shown
+
+if TYPE_CHECKING:
+    from pytensor.tensor.variable import TensorVariable
+
+Activation = Literal["softmax", "sigmoid", "linear"]
+
+MOST_NUMBERS = 2**31  # of a row
+
+_OF_LOGITS = {"softmax": (CrossEntropy, KLDivergence), "sigmoid": (BinaryCrossEntropy,)}
+"""The losses that contain the activation of an output."""
+
+
+class KerasNetwork(Network):
+    """A Keras model, given as the JSON of its configuration.
+
+    Pictures have three colours; a model that takes one is given their mean, which is exact for grey
+    pictures. Rows of arrays have Keras's shape; those of a model with several inputs are all inputs
+    ravelled behind each other. So are the outputs.
+
+    Parameters
+    ----------
+    crop_size : int or None
+        Side of the pictures; None for arrays.
+    classes : int
+        Numbers in a row of all outputs.
+    width : float
+        1: a model has the widths of its layers.
+    dtype : "float32" or "float64"
+    model : dict
+        As of `keras.saving.serialize_keras_object`, a Functional or Sequential model.
+    output : {"softmax", "sigmoid", "linear"}
+        The activation between `logits` and `predictions`, of the outputs that end in it.
+    norm_rows : int
+        Consecutive rows of the global minibatch that a batch normalisation covers.
+    layers : list of str
+        The lowerings of the user's own layers, each "module:function", which are imported.
+    input_shapes : list of list of int
+        Shapes of the inputs' rows, where the model leaves lengths open.
+    objective : dict, optional
+        What Keras's `compile` chose, as an `Objective`; None: the loss and metrics of the settings.
+
+    Attributes
+    ----------
+    input_shapes, output_shapes : list of tuple of int
+        Of rows, in Keras's order.
+    output_names : list of str
+        Of the layers whose outputs they are.
+    own_activation : list of str
+        The activation in which each output ends.
+    untrained : tuple of str
+        Names of the running averages.
+    frozen : tuple of str
+        Names of the layers and parameters that are not trained.
+
+    Raises
+    ------
+    InputError
+        The model is none that can be converted, or does not fit the pictures or classes.
+    """
+
+    takes_stored_rows = True
+
+    def __init__(
+        self,
+        crop_size: int | None,
+        classes: int,
+        width: float,
+        dtype: str,
+        *,
+        model: dict[str, Any],
+        output: Activation = "linear",
+        norm_rows: int = 32,
+        layers: Sequence[str] = (),
+        input_shapes: Sequence[Sequence[int]] = (),
+        objective: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(crop_size, classes, dtype)
+        if width != 1:
+            raise InputError(f"width: found {width:g}, expected 1: a model has its layers' widths")
+        for name in layers:
+            find_function("layers", name)
+        self.output, self.norm_rows = output, norm_rows
+        self.graph = read_graph(model)
+        self.input_shapes = self._read_inputs(input_shapes)
+        self.output_names = [*self.graph.output_names]
+        self._set_input()
+        self._declare()
+        numbers = sum(map(math.prod, self.output_shapes))
+        self.objective = None
+        if objective is not None:  # by which targets may have another shape than outputs
+            self.objective, self.classes = Objective.of(objective, len(self.output_shapes)), numbers
+        elif numbers != classes:
+            raise InputError(f"classes: found {classes}, expected the model's {numbers} outputs")
+
+    def _read_inputs(self, given: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """Shapes of the inputs' rows, of the model or, where it leaves them open, given."""
+        if given and len(given) != len(self.graph.inputs):
+            raise InputError(
+                f"input_shapes: found {len(given)}, expected {len(self.graph.inputs)}, as inputs"
+            )
+        shapes = []
+        for place, name in enumerate(self.graph.inputs):
+            layer = self.graph.layers[name]
+            config = layer.config if isinstance(layer, LayerData) else {}
+            declared = config.get("batch_shape", config.get("batch_input_shape"))
+            if not isinstance(declared, list) or not declared:
+                raise InputError(f"{name}: found the shape {shown(declared)}, expected lengths")
+            shape = [*declared[1:]]
+            if given:
+                fits = len(given[place]) == len(shape) and all(
+                    n in (None, m) for n, m in zip(shape, given[place], strict=True)
+                )
+                if not fits:
+                    raise InputError(
+                        f"{name}: found rows of shape {tuple(given[place])}, expected "
+                        f"{tuple(shape)}, as in the model"
+                    )
+                shape = [*given[place]]
+            if any(type(n) is not int or n < 1 for n in shape):
+                raise InputError(
+                    f"{name}: found the shape {tuple(shape)}, expected known lengths of at least 1"
+                )
+            shapes.append(tuple(shape))
+        if sum(map(math.prod, shapes)) > MOST_NUMBERS:
+            raise InputError(f"{self.graph.name}: found inputs of shapes {shapes}, too large")
+        return shapes
+
+    def _set_input(self) -> None:
+        """Set the shape of rows; refuse pictures that the model does not take."""
+        side, shapes = self.crop_size, self.input_shapes
+        if side is None:
+            self.shapes["input"] = shapes[0] if len(shapes) == 1 else (sum(map(math.prod, shapes)),)
+        elif shapes not in ([(side, side, 1)], [(side, side, COLOURS)]):
+            raise InputError(
+                f"crop_size: found {side}, for a model whose inputs have the shapes {shapes}, "
+                f"expected one of ({side}, {side}, 1) or ({side}, {side}, {COLOURS})"
+            )
+
+    def _declare(self) -> None:
+        """Declare the parameters, by a graph that is thrown away."""
+        from tandem.keras.lowering.call import Pass
+
+        declaring = Pass(self.dtype)
+        outputs = declaring.run(self.graph, self._cut(self.images()))
+        self.parameters.add(*declaring.declared.values())
+        self.frozen = tuple(declaring.frozen)
+        self.shapes |= {k: v for k, v in declaring.shapes.items() if k != "input"}
+        self.output_shapes = [tuple(y.type.shape[1:]) for y in outputs]
+        self.own_activation = [ending(y)[0] for y in outputs]
+
+    @cached_property
+    def untrained(self) -> tuple[str, ...]:
+        declared = self.parameters.declared.values()
+        return tuple(p.name for p in declared if not p.trainable)
+
+    def _cut(self, images: "TensorVariable") -> "list[TensorVariable]":
+        """The model's inputs, of a minibatch."""
+        import pytensor.tensor as pt
+
+        from tandem.keras.lowering.call import pixels
+
+        self.check_images(images)
+        if None in images.type.shape[1:]:
+            images = pt.specify_shape(images, (None, *self.shapes["input"]))
+        if self.crop_size is not None:
+            return [pixels(self._coloured(images), 4)]
+        if len(self.input_shapes) == 1:
+            return [images]
+        inputs, first = [], 0
+        for shape in self.input_shapes:
+            last = first + math.prod(shape)
+            rows = images[:, first:last].reshape((images.shape[0], *shape))
+            inputs.append(pt.specify_shape(rows, (images.type.shape[0], *shape)))
+            first = last
+        return inputs
+
+    def _coloured(self, images: "TensorVariable") -> "TensorVariable":
+        if self.input_shapes[0][-1] == COLOURS:
+            return images
+        red, green, blue = (images[:, n : n + 1] for n in range(COLOURS))
+        third = np.asarray(1 / 3, self.dtype)
+        return red + ((green - red) + (blue - red)) * third  # of grey pictures, red as it is
+
+    def outputs(
+        self, images: "TensorVariable", training: Training | None
+    ) -> "list[TensorVariable]":
+        """Build the graphs of the model's outputs, in Keras's shapes, (batch, ...)."""
+        from tandem.keras.lowering.call import Pass
+
+        pass_ = Pass(self.dtype, training, self.parameters)
+        return pass_.run(self.graph, self._cut(images))
+
+    def logits(self, images: "TensorVariable", training: Training | None) -> "TensorVariable":
+        """Build the graph of all outputs before `output`, ravelled: (batch, numbers)."""
+        outputs = self.outputs(images, training)
+        endings = [ending(y) for y in outputs]
+        return joined(
+            before if self._is_split(activation) else y
+            for (activation, before), y in zip(endings, outputs, strict=True)
+        )
+
+    def _is_split(self, activation: str) -> bool:
+        """Return whether logits are before an activation in which an output ends."""
+        return self.objective is not None or activation == self.output
+
+    def predictions(self, logits: "TensorVariable") -> "TensorVariable":
+        """Return what the model predicts: `output` of the logits of outputs that end in it."""
+        import pytensor.tensor as pt
+
+        activate = {"softmax": _softmax, "sigmoid": pt.sigmoid}
+        applied = [self._is_split(a) and activate.get(a) for a in self.own_activation]
+        if not any(applied):
+            return logits
+        if len(applied) == 1 and applied[0] and len(self.output_shapes[0]) == 1:
+            return applied[0](logits)
+        parts = self.split(logits)
+        return joined(f(y) if f else y for f, y in zip(applied, parts, strict=True))
+
+    def split(self, rows: "TensorVariable") -> "list[TensorVariable]":
+        """Cut (batch, numbers) into the outputs, in Keras's shapes."""
+        parts, first = [], 0
+        for shape in self.output_shapes:
+            last = first + math.prod(shape)
+            parts.append(rows[:, first:last].reshape((rows.shape[0], *shape)))
+            first = last
+        return parts
+
+    def measured(self, logits: "TensorVariable") -> "TensorVariable":
+        """The predictions: metrics see what users do."""
+        return self.predictions(logits)
+
+    def regularization(self) -> "TensorVariable | None":
+        """The cost of the regularizers of parameters, a scalar; None if there are none."""
+        from tandem.keras.lowering.call import Pass
+
+        pass_ = Pass(self.dtype, None, self.parameters)
+        pass_.run(self.graph, self._cut(self.images()))
+        costs = [*pass_.costs.values()]
+        return sum(costs[1:], costs[0]) if costs else None
+
+    def cost(
+        self, logits: "TensorVariable", labels: "TensorVariable", valid: "TensorVariable"
+    ) -> "TensorVariable":
+        """Mean loss of the first `valid` rows, plus `regularization`.
+
+        A loss that contains the output's activation is computed from the logits, as is a
+        cross-entropy of outputs without one.
+        """
+        from tandem.layers.losses import mean_over_valid
+
+        if self.objective is not None:
+            rows, _ = self._built(logits, labels)
+        else:
+            rows = self.loss(self._of_loss(logits), labels)
+        cost = mean_over_valid(rows, valid)
+        penalty = self.regularization()
+        return cost if penalty is None else cost + penalty
+
+    @property
+    def has_own_cost(self) -> bool:
+        return self.objective is not None
+
+    def measures(
+        self, logits: "TensorVariable", labels: "TensorVariable"
+    ) -> "dict[str, TensorVariable]":
+        """Build the values of each row that Keras's `compile` chose to measure, by its names."""
+        return {} if self.objective is None else self._built(logits, labels)[1]
+
+    def _built(self, logits: "TensorVariable", labels: "TensorVariable") -> Any:
+        assert self.objective is not None
+        return self.objective.build(logits, labels, self.output_shapes, self.own_activation)
+
+    def _of_loss(self, logits: "TensorVariable") -> "TensorVariable":
+        """Return what the loss of the configuration is computed from."""
+        of_logits = _OF_LOGITS.get(self.output, (*_OF_LOGITS["softmax"], *_OF_LOGITS["sigmoid"]))
+        if isinstance(self.loss, of_logits):
+            return logits
+        if isinstance(self.loss, CrossEntropy | KLDivergence | BinaryCrossEntropy):
+            raise InputError(
+                f"loss: found {self.loss.name} of a network whose output is {self.output}, expected"
+                f" {' or '.join(kind.name for kind in of_logits)}, or another loss"
+            )
+        return self.predictions(logits)
+
+
+def ending(y: "TensorVariable") -> "tuple[Activation, TensorVariable]":
+    """The activation in which an output ends, and what it is applied to."""
+    from pytensor.tensor.elemwise import DimShuffle, Elemwise
+    from pytensor.tensor.shape import SpecifyShape
+    from pytensor.tensor.special import Softmax
+
+    node: Any = y.owner
+    op = getattr(node, "op", None)
+    if isinstance(op, SpecifyShape):
+        return ending(node.inputs[0])
+    if isinstance(op, Softmax) and op.axis in (-1, y.type.ndim - 1, (y.type.ndim - 1,)):
+        return "softmax", node.inputs[0]
+    if isinstance(op, Elemwise) and op.scalar_op.name == "sigmoid":
+        return "sigmoid", node.inputs[0]
+    if isinstance(op, DimShuffle):
+        activation, before = ending(node.inputs[0])
+        if activation == "sigmoid":
+            return activation, cast(Any, op(before))
+    return "linear", y
+
+
+def joined(outputs: "Any") -> "TensorVariable":
+    """Ravel outputs behind each other: (batch, numbers)."""
+    import pytensor.tensor as pt
+
+    rows = [
+        y if y.type.ndim == 2 else y.reshape((y.shape[0], math.prod(y.type.shape[1:])))
+        for y in outputs
+    ]
+    return rows[0] if len(rows) == 1 else pt.concatenate(rows, axis=1)
+
+
+def _softmax(y: "TensorVariable") -> "TensorVariable":
+    import pytensor.tensor as pt
+
+    return pt.special.softmax(y, axis=y.type.ndim - 1)

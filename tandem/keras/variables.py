@@ -1,0 +1,70 @@
+"""Keras's variables, those of its optimizer too, as a checkpoint of a run, and back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tandem.artifacts.checkpoint import Checkpoint, RunState
+from tandem.keras.compilation import states_of
+from tandem.keras.weights import from_ours, read_weights, to_ours, variables, write_weights
+from tandem.layers.network import NetworkDescription
+
+
+def untrained(model: Any) -> tuple[str, ...]:
+    """Names of the running averages, which no optimizer steps."""
+    fixed = {id(v) for layer in _layers(model) for v in layer._non_trainable_variables}
+    return tuple(name for name, _, variable in variables(model) if id(variable) in fixed)
+
+
+def _layers(model: Any) -> list[Any]:
+    return [*model._flatten_layers(include_self=False)]
+
+
+def as_checkpoint(
+    model: Any, network: NetworkDescription, epoch: int, config: Mapping[str, Any]
+) -> Checkpoint:
+    """The weights and the optimizer's states of a compiled model, after so many epochs.
+
+    `config` has the settings that say of which optimizer the states are.
+    """
+    weights, averages = read_weights(model), untrained(model)
+    zeros = {name: np.zeros_like(v) for name, v in weights.items() if name not in averages}
+    states = {state: dict(zeros) for state in _state_names(config)}
+    for state, name, kind, variable, of in _states(model):
+        states[state][name] = np.ascontiguousarray(
+            to_ours(kind, variable, np.asarray(of.numpy())), np.float32
+        )
+    state = RunState(epoch=epoch, updates=int(model.optimizer.iterations), history=({},) * epoch)
+    return Checkpoint(weights, states, network, state, dict(config), {}, averages)
+
+
+def _state_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+    from tandem.optim import OPTIMIZERS
+
+    return OPTIMIZERS[config.get("optimizer", "sgd")].states
+
+
+def _states(model: Any) -> Any:
+    """Each state of each trained parameter: its name, the parameter's, and Keras's variables."""
+    optimizer = model.optimizer
+    places = {id(variable): n for n, variable in enumerate(optimizer._trainable_variables)}
+    for state, values in states_of(optimizer).items():
+        for name, kind, variable in variables(model):
+            place = places.get(id(variable))
+            if place is not None and place < len(values):
+                yield state, name, kind, variable, values[place]
+
+
+def load(model: Any, checkpoint: Checkpoint, states: bool = True) -> None:
+    """Set a model's variables, and its optimizer's, from a checkpoint of its run."""
+    write_weights(model, checkpoint.weights)
+    if not states or model.optimizer is None:
+        return
+    for state, name, kind, variable, of in _states(model):
+        of.assign(from_ours(kind, variable, checkpoint.states[state][name]))
+    optimizer, updates = model.optimizer, checkpoint.state.updates
+    optimizer.iterations.assign(updates)
+    if hasattr(optimizer, "_u_product"):  # of Nadam
+        steps = np.arange(1, updates + 1)
+        optimizer._u_product.assign(np.prod(optimizer.beta_1 * (1 - 0.5 * 0.96**steps)))

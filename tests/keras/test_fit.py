@@ -1,0 +1,119 @@
+"""Arguments of `distribute` and `fit`, and callbacks: what is refused before a start."""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import tandem.keras
+from tandem.errors import InputError
+from tandem.keras.callbacks import MEMORY, Batches, check_callbacks, read_memory, settings_of
+from tandem.keras.distribution import Arguments
+from tests.support.keras_models import keras
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
+X, Y = np.zeros((8, 3), np.float32), np.zeros(8, np.float32)
+
+
+def model() -> Any:
+    found = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    found.compile("sgd", "mse")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 8}, "found batch_size, expected the argument batch_size of fit instead"),
+        ({"freeze": ["a"]}, "found freeze, expected trainable=False of layers instead"),
+        ({"devices": 2}, "devices: found 2, expected auto, or a device for each"),
+        ({"run": ""}, 'run: found "", expected the path of a folder'),
+    ],
+)
+def test_settings_of_other_arguments_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        tandem.keras.distribute(model(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size: found 0, expected a whole number from 1"),
+        ({"epochs": True}, "epochs: found true"),
+        ({"initial_epoch": 3, "epochs": 3}, "initial_epoch: found 3, expected less than epochs, 3"),
+        ({"verbose": 7}, "verbose: found 7, expected auto, 0, 1 or 2"),
+        ({"resume": True}, "resume: found True without run of distribute"),
+        ({"callbacks": [object()]}, "callbacks: found object, expected keras.callbacks.Callback"),
+        ({"callbacks": keras.callbacks.SwapEMAWeights()}, "found SwapEMAWeights"),
+        ({"callbacks": [keras.callbacks.BackupAndRestore("a")]}, "the argument resume of fit"),
+        (
+            {"callbacks": [keras.callbacks.ModelCheckpoint("a.keras", save_freq=3)]},
+            "save_freq: found 3, expected 'epoch'",
+        ),
+        ({"validation_data": (X,)}, "validation_data: found 1 values"),
+        ({"validation_split": 1.5}, "validation_split: found 1.5"),
+    ],
+)
+def test_arguments_of_fit_are_checked_first(arguments: Any, message: str) -> None:
+    found = tandem.keras.distribute(model(), devices=["cpu"])
+    with pytest.raises(InputError, match=message):
+        found.fit(X, Y, **{"verbose": 0, **arguments})
+
+
+def test_nothing_is_left_where_arrays_or_settings_are_refused(tmp_path: Path) -> None:
+    for settings, message in [
+        ({"rand_mirror": True}, "rand_mirror: found true with rows of numbers"),
+        ({"norm_rows": 3}, "norm_rows: found 3, expected a divisor of global_batch 8"),
+        ({"clip_value": 1.0, "exchange": "shared"}, "clip_value is set and exchange is shared"),
+        ({"fully_connected": "sharded"}, "global_batch is 8 and fully_connected is sharded"),
+        ({"bacth": 1}, "bacth"),
+    ]:
+        found = tandem.keras.distribute(model(), ["cpu"], tmp_path / "run", **settings)
+        with pytest.raises(InputError, match=message):
+            found.fit(X, Y, verbose=0)
+        assert not [*(tmp_path / "run").glob("*")]
+
+
+def test_validation_is_of_the_epochs_that_keras_validates() -> None:
+    given: dict[str, Any] = dict.fromkeys(Arguments.__dataclass_fields__)
+    given |= {"epochs": 9, "initial_epoch": 0, "verbose": 0}
+    every = Arguments(**{**given, "validation_freq": 3})
+    assert [epoch for epoch in range(9) if every.validates(epoch)] == [2, 5, 8]
+    some = Arguments(**{**given, "validation_freq": [1, 4]})
+    assert [epoch for epoch in range(9) if some.validates(epoch)] == [0, 3]
+
+
+def test_callbacks_that_a_run_does_itself_become_settings() -> None:
+    board = keras.callbacks.TensorBoard("logs")
+    stop = keras.callbacks.EarlyStopping(patience=4, restore_best_weights=True)
+    assert check_callbacks([board, stop]) == [stop]
+    expected = {"tensorboard": True, "tensorboard_dir": "logs", "keep_snapshots": 6}
+    assert settings_of([board, stop]) == expected
+
+
+def test_batches_are_reported_with_means_of_the_epoch_so_far() -> None:
+    from tandem.artifacts.metrics_log import TrainRecord
+
+    class Seen:
+        calls: ClassVar[list[Any]] = []
+
+        def on_train_batch_begin(self, step: int) -> None: ...
+
+        def on_train_batch_end(self, step: int, logs: Any) -> None:
+            self.calls.append((step, logs["loss"]))
+
+    batches = Batches(Seen(), 4)
+    for step, epoch, loss in [(2, 1, 1.0), (4, 1, 3.0), (6, 2, 5.0)]:
+        batches.report(TrainRecord(epoch, step, loss, None, 0.1, 1, 0, 0, 0, images=8))
+    assert Seen.calls == [(1, 1.0), (3, 2.0), (1, 5.0)]
+
+
+def test_a_damaged_memory_is_named(tmp_path: Path) -> None:
+    assert read_memory(tmp_path) == {}
+    (tmp_path / MEMORY).write_text(json.dumps({"epochs": [0]}))
+    assert read_memory(tmp_path) == {"epochs": [0]}
+    (tmp_path / MEMORY).write_text("{")
+    with pytest.raises(InputError, match=r"fit\.json: cannot be read"):
+        read_memory(tmp_path)

@@ -1,0 +1,314 @@
+"""Configurations as graphs: order, names, refusals, and JSON that decides no code."""
+
+import copy
+import math
+import random
+import sys
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytest
+
+from tandem.errors import InputError
+from tandem.keras.graph import MOST_NODES, GraphData, read_graph
+from tandem.keras.lowering import lowers
+from tandem.keras.network import KerasNetwork
+from tests.support.keras_models import (
+    DEVICE,
+    json_of,
+    keras,
+    network_of,
+    ours,
+    random_rows,
+    ravelled,
+    theirs,
+)
+
+
+def several() -> Any:
+    """Nested and shared models and layers, two inputs of other kinds, and three outputs."""
+    m = keras.layers
+    pictures = keras.Input((8, 8, 3), name="pictures")
+    words = keras.Input((4,), dtype="int32", name="words")
+    inside = keras.Input((8, 8, 2))
+    both = m.Conv2D(2, 3, padding="same")
+    block = keras.Model(inside, [both(inside), m.ReLU()(both(both(inside)))], name="block")
+    stem = keras.Sequential([m.Conv2D(2, 1), m.BatchNormalization()], name="stem")
+    x, y = block(stem(pictures))
+    x = block(keras.Model(inside, m.Add()([inside, inside]), name="twice")(x))[1] + y * 2
+    z = m.Flatten()(m.Embedding(5, 3)(words))
+    shared = m.Dense(4, activation="sigmoid", kernel_regularizer="l1", name="shared")
+    ends = [shared(z), shared(m.Dense(12)(m.Flatten()(x)))]
+    return keras.Model(
+        {"words": words, "pictures": pictures}, [*ends, m.Softmax(name="classes")(m.Dense(3)(z))]
+    )
+
+
+def small() -> Any:
+    m = keras.layers
+    x = keras.Input((6, 6, 2))
+    y = m.Conv2D(3, 3, padding="same", activation="relu")(x)
+    y = m.Concatenate()([y, x * 2.0])
+    y = keras.Sequential([m.MaxPooling2D(), m.BatchNormalization()])(y)
+    y = m.LSTM(2)(m.TimeDistributed(m.Flatten())(y))
+    return keras.Model(x, m.Dense(2, "softmax")(keras.ops.reshape(y, (-1, 2))))
+
+
+def test_models_inside_models_shared_layers_and_several_ends() -> None:
+    model = several()
+    network = network_of(model)
+    assert network.graph.inputs == ("pictures", "words")  # as Keras flattens mappings
+    assert network.input_shapes == [tuple(x.shape[1:]) for x in model.inputs]
+    assert network.output_shapes == [(4,), (4,), (3,)]
+    assert network.output_names == model.output_names
+    assert network.own_activation == ["sigmoid", "sigmoid", "softmax"]
+    rows = random_rows(model)
+    found, slopes = ours(network, rows)
+    import torch
+
+    outputs = model(dict(zip(("pictures", "words"), rows, strict=True)))
+    expected = torch.cat(outputs, 1).detach().numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert {"block.conv2d.weight", "stem.batch_normalization.running_var"} <= {*slopes} | {
+        *network.untrained
+    }
+    penalty = network.regularization()
+    assert penalty is not None
+    value = pytensor.function([], penalty, mode=DEVICE)()
+    np.testing.assert_allclose(value, sum(loss.item() for loss in model.losses), rtol=1e-5)
+
+
+@pytest.mark.parametrize("output", ["linear", "sigmoid", "softmax"])
+def test_logits_are_those_before_the_activation_of_outputs(output: Any) -> None:
+    model = several()
+    network = network_of(model, output=output)
+    images = network.images()
+    logits = network.logits(images, None)
+    rows = ravelled(random_rows(model))
+    raw, found, expected = pytensor.function(
+        [images],
+        [logits, network.predictions(logits), *map(ravel, [network.outputs(images, None)])],
+        mode=DEVICE,
+    )(rows)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    is_other = abs(raw - expected).max(0) > 1e-3
+    assert [bool(is_other[n]) for n in (0, 4, 8)] == [
+        output == own for own in ("sigmoid", "sigmoid", "softmax")
+    ]
+
+
+def ravel(outputs: Any) -> Any:
+    from tandem.keras.network import joined
+
+    return joined(outputs)
+
+
+def test_layers_that_are_not_trained_are_known() -> None:
+    m = keras.layers
+    base = keras.Sequential([keras.Input((4,)), m.Dense(3), m.BatchNormalization()], name="base")
+    base.trainable = False
+    x = keras.Input((4,))
+    model = keras.Model(x, m.Dense(2)(m.Normalization()(base(x))))
+    network = network_of(model)
+    assert {"base.dense", "base.batch_normalization"} <= {
+        ".".join(name.split(".")[:2]).rstrip("_0123456789") for name in network.frozen
+    }
+    assert any(name.endswith(".mean") for name in network.frozen)
+    rows = random_rows(model)
+    from tests.support.keras_models import training_pass
+
+    found, _ = ours(network, rows, training_pass())
+    np.testing.assert_allclose(found, theirs(model, rows, training=True)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_open_lengths_are_given() -> None:
+    m = keras.layers
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), m.Embedding(4, 3)])
+    model.add(m.GlobalMaxPooling1D())
+    values = json_of(model)
+    with pytest.raises(InputError, match=r"found the shape \(None,\), expected known lengths"):
+        KerasNetwork(None, 3, 1.0, "float32", model=values)
+    network = KerasNetwork(None, 3, 1.0, "float32", model=values, input_shapes=[[7]])
+    assert network.input_shapes == [(7,)]
+
+
+class Scaled:
+    """The name of a layer of one's own."""
+
+
+@lowers(Scaled)
+def scaled(layer: Any, x: Any) -> Any:
+    return x * layer.parameter("gain", x.type.shape[1:]) + layer.number("offset")
+
+
+def own_layer() -> Any:
+    class Scaled(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        def __init__(self, offset: float, **options: Any) -> None:
+            super().__init__(**options)
+            self.offset = offset
+
+        def build(self, shape: Any) -> None:
+            self.gain = self.add_weight(shape=shape[1:], name="gain", initializer="ones")
+
+        def call(self, x: Any) -> Any:
+            return x * self.gain + self.offset
+
+        def get_config(self) -> Any:
+            return {**super().get_config(), "offset": self.offset}
+
+    x = keras.Input((3,))
+    return keras.Model(x, Scaled(0.5)(x))
+
+
+def test_layers_of_ones_own_are_lowered() -> None:
+    model = own_layer()
+    rows = random_rows(model)
+    (found, slopes), (expected, exact) = ours(network_of(model), rows), theirs(model, rows)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(slopes["scaled.gain"], exact["scaled.gain"], rtol=1e-6)
+
+
+def with_layer(**values: Any) -> Any:
+    """JSON of a Sequential model of one Dense whose configuration differs."""
+    m = keras.layers
+    model = json_of(keras.Sequential([keras.Input((4,)), m.Dense(3, name="d")]))
+    layer = model["config"]["layers"][1]
+    for key, value in values.items():
+        (layer if key in layer else layer["config"])[key] = value
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"class_name": "Densen"},
+            r"d: found Densen, .* did you mean Dense\?; give one by @tandem",
+        ),
+        (
+            {"module": "my.module", "class_name": "Mine"},
+            r"d: found Mine, a layer of your own, .*@ta",
+        ),
+        ({"class_name": "Lambda"}, "d: found Lambda, for which there is no lowering"),
+        ({"units": 0}, "d: found units 0, expected a whole number from 1"),
+        ({"units": 2.5}, "d: found units 2.5, expected a whole number"),
+        ({"units": 2**24 + 1}, "d: found units 16777217"),
+        ({"use_bias": 1}, "d: found use_bias 1, expected true or false"),
+        ({"activation": "relo"}, "d: found activation .*did you mean relu"),
+        ({"activation": {"class_name": "function", "config": "f"}}, "expected an activation"),
+        ({"kernel_constraint": {"class_name": "NonNeg"}}, "d: found kernel_constraint, expected n"),
+        ({"kernel_regularizer": "l3"}, "d: found kernel_regularizer"),
+        ({"activity_regularizer": "l2"}, "d: found activity_regularizer, expected none"),
+        ({"lora_rank": 4}, "d: found lora_rank, expected none"),
+        ({"quantum": 4}, 'd: found quantum "4", expected none: quantum is not supported'),
+        ({"name": "a/b"}, 'found a layer named "a/b"'),
+    ],
+)
+def test_what_cannot_be_used_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        KerasNetwork(None, 3, 1.0, "float32", model=with_layer(**change))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x, m: keras.ops.sum(x), "axis null, which has the batch's axis"),
+        (lambda x, m: keras.ops.max(x, axis=0, keepdims=True), "an axis of 2 but the first"),
+        (lambda x, m: keras.ops.transpose(x), "axes"),
+        (lambda x, m: keras.ops.reshape(x, (2, -1)), "newshape .*expected -1, for the batch"),
+        (lambda x, m: m.Lambda(lambda v: v)(x), "found Lambda, for which there is no lowering"),
+        (lambda x, m: m.Dropout(1.0)(x), "rate 1, expected less than 1"),
+    ],
+)
+def test_what_mixes_rows_or_is_code_is_refused(make: Any, message: str) -> None:
+    x = keras.Input((4,), batch_size=2)
+    with pytest.raises(InputError, match=message):
+        KerasNetwork(None, 4, 1.0, "float32", model=json_of(keras.Model(x, make(x, keras.layers))))
+
+
+def test_subclassed_models_are_refused() -> None:
+    class Own(keras.Model):  # type: ignore[misc, name-defined]
+        def call(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(InputError, match='found "Own", expected a Functional or Sequential model'):
+        read_graph(json_of(Own()))
+
+
+# Hostile JSON
+
+
+def test_models_are_bounded() -> None:
+    layer = json_of(keras.Sequential([keras.Input((1,)), keras.layers.ReLU()]))
+    layer = layer["config"]["layers"][1]
+    many = with_layer()
+    many["config"]["layers"] += [{**layer, "name": f"r{n}"} for n in range(MOST_NODES)]
+    with pytest.raises(InputError, match="too many layers or calls"):
+        read_graph(many)
+    large = with_layer(units=2**24)
+    more = {**large["config"]["layers"][1], "name": "more"}
+    large["config"]["layers"].append(more)
+    with pytest.raises(InputError, match=r"more\.weight: found \d+ parameters up to here"):
+        KerasNetwork(None, 3, 1.0, "float32", model=large)
+    model = with_layer()
+    model["config"]["layers"][0]["config"]["batch_shape"] = [None, 2**40]
+    with pytest.raises(InputError, match="too large"):
+        KerasNetwork(None, 3, 1.0, "float32", model=model)
+
+
+JUNK: list[Any] = [
+    *(None, True, -1, 0, 2.5, 1e308, 10**40, 2**24, "", "os:system", "softmax", "\ud800"),
+    *([], [0], [3, 3, 3, 3], [[1, 2], [3]], {}, {"class_name": {}}, {"class_name": "HeNormal"}),
+    *({"class_name": "__keras_tensor__", "config": {}}, {"class_name": "__numpy__", "config": {}}),
+    *(math.nan, math.inf, {"class_name": "__slice__", "config": {"start": []}}),
+]
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every mapping or list in a value, with each of its keys."""
+    found, pending = [], [value]
+    while pending:
+        each = pending.pop()
+        keys = each.keys() if isinstance(each, dict) else range(len(each))
+        found += [(each, key) for key in keys]
+        pending += [each[key] for key in keys if isinstance(each[key], dict | list)]
+    return found
+
+
+def mutated(value: Any, rng: random.Random) -> Any:
+    """A copy of JSON of which one or two parts are replaced, deleted or swapped."""
+    value = copy.deepcopy(value)
+    for _ in range(rng.randint(1, 2)):
+        holder, key = rng.choice(places(value))
+        kind = rng.randrange(4)
+        if kind < 2:
+            holder[key] = copy.deepcopy(rng.choice(JUNK))
+        elif kind == 2:
+            del holder[key]
+        else:
+            other, place = rng.choice(places(value))
+            holder[key] = copy.deepcopy(other[place])
+    return value
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(5000, marks=pytest.mark.slow)])
+def test_mutated_json_is_a_network_or_refused(count: int) -> None:
+    """Every fault is an InputError, and nothing is imported, reserved or recursed into."""
+    written, rng, refused = json_of(small()), random.Random(count), 0
+    assert isinstance(read_graph(written), GraphData)
+    nested: Any = []
+    for _ in range(100_000):
+        nested = [nested]
+    for junk in [*JUNK, nested]:
+        with pytest.raises(InputError):
+            read_graph(junk)
+    KerasNetwork(None, 2, 1.0, "float32", model=written)
+    before = {*sys.modules}
+    for _ in range(count):
+        try:
+            KerasNetwork(None, 2, 1.0, "float32", model=mutated(written, rng))
+        except InputError:
+            refused += 1
+    assert {*sys.modules} == before
+    assert count / 5 < refused < count

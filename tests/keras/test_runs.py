@@ -1,0 +1,336 @@
+"""Runs of Keras's models by our processes against Keras's own `fit`."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tandem.keras
+from tandem.artifacts.checkpoint import read_checkpoint
+from tandem.artifacts.run_folder import list_checkpoints
+from tandem.errors import InputError
+from tests.support.keras_models import keras
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:__array__ implementation")]
+
+Make = Any
+
+
+def clone(model: Any) -> Any:
+    """A model like another, with its weights and compiled alike."""
+    other = keras.models.clone_model(model)
+    other.set_weights(model.get_weights())
+    other.compile_from_config(model.get_compile_config())
+    return other
+
+
+def assert_equal_weights(ours: Any, theirs: Any, atol: float = 2e-4, rtol: float = 2e-3) -> None:
+    for one, other in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(
+            one.numpy(), other.numpy(), rtol=rtol, atol=atol, err_msg=one.path
+        )
+
+
+def pictures(rows: int = 640) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(rows, 10, 10, 2)).astype(np.float32), rng.integers(0, 3, rows)
+
+
+def classifier(optimizer: Any = "adam", **compiled: Any) -> Any:
+    keras.utils.clear_session()  # so that names of layers are those of a new program
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((10, 10, 2)),
+            layers.Conv2D(6, 3, padding="same", strides=2, activation="relu"),
+            layers.BatchNormalization(),
+            layers.DepthwiseConv2D(3, activation="tanh"),
+            layers.AveragePooling2D(2, padding="same"),
+            layers.Flatten(),
+            layers.Dense(8, activation="elu", kernel_regularizer="l2"),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    given = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"], **compiled}
+    model.compile(optimizer=optimizer, **given)
+    return model
+
+
+OPTIMIZERS = {
+    "Adam": lambda: keras.optimizers.Adam(0.005, clipnorm=0.5),
+    "SGD": lambda: keras.optimizers.SGD(0.005, 0.9, nesterov=True, weight_decay=0.1),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.005, global_clipnorm=0.5),
+    "Nadam": lambda: keras.optimizers.Nadam(0.005, clipvalue=0.02),
+    "Adagrad": lambda: keras.optimizers.Adagrad(
+        keras.optimizers.schedules.CosineDecay(0.05, 30, warmup_steps=5, warmup_target=0.1)
+    ),
+    "Adadelta": lambda: keras.optimizers.Adadelta(0.5),
+    "Adamax": lambda: keras.optimizers.Adamax(0.005, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_forty_steps_give_the_weights_of_keras(name: str, tmp_path: Path) -> None:
+    """In two fits: the second goes on, as Keras's does, with the optimizer's states."""
+    x, y = pictures()
+    ours = classifier(OPTIMIZERS[name]())
+    theirs = clone(ours)
+    tandem.keras.distribute(ours, ["cpu"], tmp_path / "run", norm_rows=16, precision="float32")
+    for part in (slice(480), slice(160)):
+        expected = theirs.fit(x[part], y[part], batch_size=16, shuffle=False, verbose=0)
+        found = ours.fit(x[part], y[part], batch_size=16, shuffle=False, verbose=0)
+        assert [*found.history] == ["accuracy", "loss"]
+        assert found.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-3)
+        assert found.history["accuracy"] == pytest.approx(expected.history["accuracy"], abs=5e-3)
+    assert_equal_weights(ours, theirs)
+    assert int(ours.optimizer.iterations) == 40
+    for one, other in zip(ours.optimizer.variables, theirs.optimizer.variables, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=2e-2, atol=2e-4)
+    assert ours.evaluate(x, y, verbose=0) == pytest.approx(
+        theirs.evaluate(x, y, verbose=0), rel=1e-2
+    )
+
+
+def test_one_two_and_three_trainers_learn_alike(tmp_path: Path) -> None:
+    """Of 48 rows, in groups of 16; and a last step of 32, of which the third has none."""
+    x, y = pictures(80)
+    found = []
+    for trainers in (1, 2, 3):
+        model = classifier()
+        tandem.keras.distribute(
+            model,
+            ["cpu"] * trainers,
+            tmp_path / f"{trainers}",
+            norm_rows=16,
+            precision="float64",
+        )
+        history = model.fit(x, y, 48, 2, verbose=0, validation_data=(x[:31], y[:31]))
+        found.append((history.history, model))
+    for history, model in found[1:]:
+        assert_equal_weights(model, found[0][1], atol=1e-7, rtol=1e-6)
+        for key, values in found[0][0].items():
+            assert history[key] == pytest.approx(values, rel=1e-6)
+
+
+def two_headed() -> Any:
+    keras.utils.set_random_seed(2)
+    layers = keras.layers
+    rows, steps = keras.Input((3,), name="rows"), keras.Input((4, 2), name="steps")
+    joined = layers.Concatenate()([layers.Dense(4, "relu")(rows), layers.Flatten()(steps)])
+    kind = layers.Dense(3, "softmax", name="kind")(joined)
+    size = layers.Dense(2, name="size")(joined)
+    each = layers.Dense(2, "softmax", name="each")(steps)
+    model = keras.Model([rows, steps], {"kind": kind, "size": size, "each": each})
+    model.compile(
+        "sgd",
+        {"kind": "sparse_categorical_crossentropy", "size": "huber", "each": "crossentropy"},
+        loss_weights={"kind": 1.0, "size": 0.5, "each": 2.0},
+        metrics={"kind": ["accuracy"], "size": ["mae"], "each": ["accuracy"]},
+    )
+    return model
+
+
+def test_several_inputs_and_outputs(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    x = {"steps": rng.normal(size=(50, 4, 2)), "rows": rng.normal(size=(50, 3))}
+    y = {
+        "kind": rng.integers(0, 3, 50),
+        "size": rng.normal(size=(50, 2)),
+        "each": rng.integers(0, 2, (50, 4)),
+    }
+    ours, theirs = two_headed(), two_headed()
+    theirs.set_weights(ours.get_weights())
+    tandem.keras.distribute(ours, ["cpu"], tmp_path / "run")
+    arguments = {"batch_size": 20, "epochs": 2, "shuffle": False, "verbose": 0}
+    expected = theirs.fit(x, y, validation_split=0.2, **arguments)
+    found = ours.fit(x, y, validation_split=0.2, **arguments)
+    assert [*found.history] == [*expected.history]
+    for key, values in expected.history.items():
+        assert found.history[key] == pytest.approx(values, rel=1e-4), key
+    assert_equal_weights(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("weights", ["class", "row"])
+def test_weights_of_classes_and_of_rows(weights: str, tmp_path: Path) -> None:
+    x, y = pictures(100)
+    ours = classifier("sgd")
+    theirs = clone(ours)
+    given: dict[str, Any] = {"class_weight": {0: 5.0, 1: 1.0, 2: 0.5}}
+    if weights == "row":
+        given = {"sample_weight": np.random.default_rng(0).uniform(0, 3, 100)}
+    arguments = {"batch_size": 25, "epochs": 2, "shuffle": False, "verbose": 0, **given}
+    tandem.keras.distribute(ours, ["cpu"], tmp_path / "run", norm_rows=25)
+    arguments["validation_data"] = (x[:20], y[:20])
+    expected, found = theirs.fit(x, y, **arguments), ours.fit(x, y, **arguments)
+    for key, values in expected.history.items():
+        assert found.history[key] == pytest.approx(values, rel=1e-3), key
+    assert_equal_weights(ours, theirs)
+
+
+class Notes(keras.callbacks.Callback):
+    """Notes what is called, and that the model has new weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.calls.append("begin")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.calls.append(("epoch", epoch))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        weight = float(np.abs(self.model.get_weights()[0]).sum())
+        self.calls.append((epoch, sorted(logs), weight))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.calls.append("end")
+
+
+def test_callbacks_are_called_with_the_newest_weights(tmp_path: Path) -> None:
+    x, y = pictures(64)
+    model = classifier(keras.optimizers.SGD(0.1))
+    notes, best = Notes(), tmp_path / "best.keras"
+    callbacks = [
+        notes,
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+        keras.callbacks.ModelCheckpoint(str(best), monitor="loss"),
+        keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
+        keras.callbacks.EarlyStopping("loss", patience=2, min_delta=9, restore_best_weights=True),
+    ]
+    tandem.keras.distribute(model, ["cpu"], tmp_path / "run")
+    history = model.fit(
+        x,
+        y,
+        32,
+        initial_epoch=3,
+        epochs=20,
+        callbacks=callbacks,
+        verbose=0,
+        validation_data=(x, y),
+        validation_freq=2,
+    )
+    assert history.epoch == [3, 4, 5]  # the first is the best, by so large a delta
+    assert history.history["learning_rate"] == pytest.approx([0.05, 0.025, 0.0125])
+    assert [c for c in notes.calls if not isinstance(c, tuple)] == ["begin", "end"]
+    ends = [c for c in notes.calls if len(c) == 3 and isinstance(c, tuple)]
+    assert len({weight for *_, weight in ends}) == 3
+    assert "val_loss" in ends[0][1]
+    assert "val_loss" not in ends[1][1]
+    restored = float(np.abs(model.get_weights()[0]).sum())
+    assert restored == pytest.approx(ends[0][2])  # of the best epoch
+    assert keras.saving.load_model(best).count_params() == model.count_params()
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
+
+
+def test_metrics_that_keras_alone_has_are_of_the_validation(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(60, 5)), rng.integers(0, 2, 60).astype(float)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1, "sigmoid")])
+    metrics = ["accuracy", keras.metrics.AUC(name="auc")]
+    model.compile("rmsprop", "binary_crossentropy", metrics=metrics)
+    tandem.keras.distribute(model, ["cpu"], tmp_path / "run")
+    found = model.fit(x, y, epochs=2, validation_split=0.5, verbose=0).history
+    assert [*found] == ["accuracy", "loss", "val_accuracy", "val_auc", "val_loss"]
+    expected = model.evaluate(x[30:], y[30:], verbose=0, return_dict=True)
+    assert {k: found[f"val_{k}"][-1] for k in expected} == pytest.approx(expected, rel=1e-4)
+
+
+def test_batches_of_generators_and_datasets(tmp_path: Path) -> None:
+    import torch
+
+    x, y = pictures(64)
+    model = classifier()
+    tandem.keras.distribute(model, ["cpu"], tmp_path / "run")
+    rows = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    loader = torch.utils.data.DataLoader(rows, batch_size=16)
+
+    def endless() -> Any:
+        while True:
+            yield x[:16], y[:16]
+
+    for data, steps in ((loader, 4), (endless(), 3)):
+        history = model.fit(data, steps_per_epoch=steps, verbose=0, validation_data=loader)
+        assert history.params["steps"] == steps
+    newest = list_checkpoints(tmp_path / "run-2")[-1]
+    assert read_checkpoint(newest).state.step == 3
+    assert int(model.optimizer.iterations) == 7
+    with pytest.raises(InputError, match="found generator, which may never end"):
+        model.fit(endless())
+
+
+def test_a_run_of_the_folder_is_not_overwritten(tmp_path: Path) -> None:
+    x, y = pictures(32)
+    for _ in range(2):
+        model = classifier()
+        tandem.keras.distribute(model, ["cpu"], tmp_path / "run")
+        model.fit(x, y, verbose=0, resume=True)
+    weights = model.get_weights()
+    model = classifier()
+    tandem.keras.distribute(model, ["cpu"], tmp_path / "run")
+    with pytest.raises(InputError, match=r"found a run in .* already, expected an empty folder"):
+        model.fit(x, y, verbose=0)
+    history = model.fit(x, y, verbose=0, resume=True)  # which is complete
+    assert history.epoch == [0]
+    for one, other in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    other = classifier()
+    tandem.keras.distribute(other, ["cpu"], tmp_path / "run")
+    with pytest.raises(InputError, match="found a data set of other arrays"):
+        other.fit(x + 1, y, epochs=2, verbose=0, resume=True)
+
+
+def test_methods_of_batches_are_called_now_and_then(tmp_path: Path) -> None:
+    x, y = pictures(64)
+    steps: list[int] = []
+    callback = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda step, logs: steps.append(step)
+    )
+    model = classifier()
+    tandem.keras.distribute(model, ["cpu"], tmp_path / "run")
+    with pytest.warns(UserWarning, match="methods of batches are called about fifty times"):
+        model.fit(x, y, 16, callbacks=[callback], verbose=0)
+    assert steps == [0, 1, 2, 3]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*methods of batches")
+        model.fit(x, y, 16, callbacks=[Notes()], verbose=0)
+
+
+def test_frozen_layers_stay(tmp_path: Path) -> None:
+    x, y = pictures(64)
+    ours = classifier("adam")
+    for layer in ours.layers[:3]:
+        layer.trainable = False
+    ours.compile("adam", "sparse_categorical_crossentropy")
+    theirs = clone(ours)
+    for layer in theirs.layers[:3]:
+        layer.trainable = False
+    theirs.compile("adam", "sparse_categorical_crossentropy")
+    tandem.keras.distribute(ours, ["cpu"], tmp_path / "run")
+    arguments = {"batch_size": 32, "epochs": 2, "shuffle": False, "verbose": 0}
+    theirs.fit(x, y, **arguments)
+    ours.fit(x, y, **arguments)
+    assert_equal_weights(ours, theirs)
+
+
+def test_pictures_are_stored_as_pictures(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    x, y = rng.integers(0, 256, (48, 8, 8, 1)).astype(np.uint8), rng.integers(0, 2, (48, 1))
+    layers = keras.layers
+    ours = keras.Sequential(
+        [keras.Input((8, 8, 1)), layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(2)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    ours.compile("sgd", loss, metrics=["accuracy"])
+    theirs = clone(ours)
+    tandem.keras.distribute(ours, ["cpu"], tmp_path / "run")
+    arguments = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
+    theirs.fit(x, y, **arguments)
+    ours.fit(x, y, **arguments)
+    assert_equal_weights(ours, theirs, atol=1e-6)
+    header = read_checkpoint(list_checkpoints(tmp_path / "run")[-1])
+    assert header.network.crop_size == 8

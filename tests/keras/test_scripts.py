@@ -1,0 +1,90 @@
+"""Scripts that use Keras's models as users start them: without a guard, killed, over ranks."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tandem.artifacts.run_folder import list_checkpoints
+from tests.support.tiny import ROOT, is_gone, python_path
+
+pytestmark = pytest.mark.slow
+SCRIPT = ROOT / "tests" / "support" / "keras_script.py"
+
+
+def start(command: list[str], folder: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(command: list[str], folder: Path, seconds: float = 400) -> str:
+    process = start(command, folder)
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, output
+    return output
+
+
+def script(folder: Path, devices: str = "cpu", epochs: int = 3) -> list[str]:
+    return [sys.executable, str(SCRIPT), str(folder / "run"), devices, str(epochs)]
+
+
+def totals(output: str) -> list[float]:
+    """The sum of all weights that each rank shows."""
+    return [float(found) for found in re.findall(r"last 2 (\S+)", output)]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """The weights of a script that has trained with one trainer."""
+    folder = tmp_path_factory.mktemp("one")
+    output = run(script(folder), folder)
+    assert "32 rows a step by 1 trainer: 32, in groups of 8" in output
+    return totals(output)[0]
+
+
+def test_three_trainers_learn_what_one_does(one: float, tmp_path: Path) -> None:
+    """It is read from standard input, as a notebook's cells are: there is no file of it."""
+    arguments = script(tmp_path, "cpu,cpu,cpu")
+    line = f"{sys.executable} - {' '.join(arguments[2:])} < {SCRIPT}"
+    output = run(["bash", "-c", line], tmp_path)
+    assert "32 rows a step by 3 trainers: 16, 8, 8" in output
+    assert totals(output) == [pytest.approx(one, rel=1e-9)]
+
+
+@pytest.mark.parametrize("starter", ["mpirun", "torchrun"])
+def test_ranks_learn_what_one_process_does(one: float, tmp_path: Path, starter: str) -> None:
+    ranks = {
+        "mpirun": ["mpirun", "-n", "2", sys.executable],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"],
+    }[starter]
+    output = run([*ranks, *script(tmp_path)[1:]], tmp_path)
+    assert totals(output) == [pytest.approx(one, rel=1e-9)] * 2
+
+
+def test_a_killed_script_ends_with_the_same_bits(one: float, tmp_path: Path) -> None:
+    """Also the rates that a callback has decided, and those of the second fit."""
+    process = start(script(tmp_path), tmp_path)
+    deadline = time.monotonic() + 200
+    while len(list_checkpoints(tmp_path / "run")) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert is_gone(process.pid, 20)
+    assert not (tmp_path / "run-2").exists()
+    assert totals(run(script(tmp_path), tmp_path)) == [one]
