@@ -144,6 +144,8 @@ LAYERS: dict[str, tuple[tuple[int, ...], Layers]] = {
             m.LSTM(3, dropout=0.3, recurrent_dropout=0.2),
             m.LSTM(3, return_sequences=True, go_backwards=True, activation="relu"),
             m.GRU(3),
+            m.GRU(3, use_bias=False, return_sequences=True),
+            m.LSTM(3, use_bias=False),
             m.GRU(3, reset_after=False, return_sequences=True),
             m.RNN([m.LSTMCell(2), m.GRUCell(3)]),
             m.Bidirectional(m.LSTM(2)),

@@ -1,4 +1,4 @@
-"""Recurrent layers, by PyTensor's scan, and layers that wrap another."""
+"""Recurrent layers, by an Op of all steps or by PyTensor's scan, and layers that wrap another."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from tandem.keras.lowering.activations import activated
 from tandem.keras.lowering.call import Call, number
 from tandem.keras.lowering.core import drop, lengths, rows_of
 from tandem.keras.lowering.registry import lowers
+from tandem.ops import gru, lstm
 
 States = tuple[TensorVariable, ...]
 Product = Callable[[TensorVariable], TensorVariable]
@@ -32,12 +33,16 @@ class Cell:
         Of projected inputs and states to the next states.
     output : int
         Number of the state that is the output.
+    steps : function, optional
+        Of projected inputs of all steps, and the first states, to the states after each step, each
+        (step, batch, unit); where an Op computes them at once.
     """
 
     sizes: tuple[int, ...]
     project: Product
     step: Callable[..., States]
     output: int = 0
+    steps: Callable[..., States] | None = None
 
 
 def _product(
@@ -106,7 +111,11 @@ def _lstm_cell(layer: Call, inputs: int, batch: Any) -> Cell:
         c = f * c + i * activated(layer, g)
         return o * activated(layer, c), c
 
-    return Cell((units, units), lambda x: product(x) + bias, step)
+    def steps(z: TensorVariable, h: TensorVariable, c: TensorVariable) -> States:
+        return lstm(z, layer.parameter("recurrent_kernel", (units, 4 * units)), h, c)
+
+    usual = _is_usual(layer)
+    return Cell((units, units), lambda x: product(x) + bias, step, steps=steps if usual else None)
 
 
 def _gru_cell(layer: Call, inputs: int, batch: Any) -> Cell:
@@ -133,7 +142,19 @@ def _gru_cell(layer: Call, inputs: int, batch: Any) -> Cell:
         update, new = gates[:, :units], activated(layer, z[:, own] + candidate)
         return (update * h + (number(1, h) - update) * new,)
 
-    return Cell((units,), lambda x: product(x) + given, step)
+    def steps(z: TensorVariable, h: TensorVariable) -> States:
+        of_state = inner if has_two else pt.zeros(3 * units, dtype=layer.dtype)
+        return (gru(z, recurrent_weight, of_state, h),)
+
+    usual = resets_after and _is_usual(layer)
+    return Cell((units,), lambda x: product(x) + given, step, steps=steps if usual else None)
+
+
+def _is_usual(layer: Call) -> bool:
+    """Return whether the steps are those that Ops compute."""
+    activation, recurrent = layer.value("activation"), layer.value("recurrent_activation")
+    drops = layer.training is not None and layer.value("recurrent_dropout")
+    return activation == "tanh" and recurrent == "sigmoid" and not drops
 
 
 def _stacked_cell(layer: Call, inputs: int, batch: Any) -> Cell:
@@ -195,7 +216,11 @@ def recurrent(layer: Call, x: TensorVariable, initial_state: Any = None) -> Any:
     backwards = layer.flag("go_backwards")
     if backwards:
         sequences = [sequence[::-1] for sequence in sequences]
-    outputs, last = _scanned(cell, sequences, states, steps, zeroes)
+    if layer.mask is None and cell.steps is not None:
+        traces = cell.steps(sequences[0], *states)
+        outputs, last = traces[cell.output], [trace[-1] for trace in traces]
+    else:
+        outputs, last = _scanned(cell, sequences, states, steps, zeroes)
     y = outputs.dimshuffle(1, 0, 2) if layer.flag("return_sequences") else outputs[-1]
     y = pt.specify_shape(y, (None, *[steps] * (y.type.ndim - 2), cell.sizes[cell.output]))
     if layer.flag("return_sequences"):
