@@ -8,8 +8,8 @@ is declared as data and checked in one place, `check`, which writes every refusa
 import ast
 import dataclasses
 import importlib
+import importlib.util
 import inspect
-import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -141,16 +141,22 @@ def check_class(setting: str, name: str) -> None:
         if not hasattr(module, "__getattr__") and not hasattr(module, own_name):
             raise _absent(setting, module_name, "class", own_name, vars(module))
         return
-    spec, place = None, None
-    for part in itertools.accumulate(module_name.split("."), "{}.{}".format):
-        spec = next(filter(None, (f.find_spec(part, place) for f in sys.meta_path)), None)
-        if spec is None:
-            raise _no_module(setting, part, name)
-        place = spec.submodule_search_locations
-    if spec is None or not (spec.origin or "").endswith(".py"):
+    top, *inner = module_name.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        raise _no_module(setting, top, name)
+    files = [Path(spec.origin or "")]
+    if inner:  # not by find_spec, which would import the packages around it
+        places = [Path(folder, *inner) for folder in spec.submodule_search_locations or ()]
+        files = [file for path in places for file in path.parent.glob(f"{path.name}*")]
+        if not files:
+            raise _no_module(setting, module_name, name)
+        files = [file for path in places for file in (path / "__init__.py", Path(f"{path}.py"))]
+    source = next((file for file in files if file.suffix == ".py" and file.is_file()), None)
+    if source is None:
         return
     try:
-        nodes = [*ast.walk(ast.parse(Path(str(spec.origin)).read_bytes()))]
+        nodes = [*ast.walk(ast.parse(source.read_bytes()))]
     except (OSError, SyntaxError, ValueError):
         return
     names = {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}

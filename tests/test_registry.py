@@ -66,6 +66,11 @@ def test_a_class_is_looked_for_in_the_source_and_nothing_is_imported(
     }
     for name, text in files.items():
         (tmp_path / "looked_for" / name).write_text(text)
+    (tmp_path / "spaced" / "inner").mkdir(parents=True)  # a namespace, without __init__.py
+    (tmp_path / "spaced" / "inner" / "plain.py").write_text(files["plain.py"])
+    check_class("network", "spaced.inner.plain:Mine")
+    with pytest.raises(InputError, match=r"plain has no class 'Mie'"):
+        check_class("network", "spaced.inner.plain:Mie")
     for name in ("plain:Mine", "plain:Other", "plain:r", "starred:Mine", "made:Mine", "broken:X"):
         check_class("network", f"looked_for.{name}")
     with pytest.raises(InputError, match=r"plain has no class 'Mie'; did you mean .*plain:Mine?"):

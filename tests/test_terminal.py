@@ -64,7 +64,8 @@ def test_a_run_on_a_terminal_until_ctrl_c(data: Path, short_path: Path) -> None:
     }
     arguments = settings(data, run, **common, snapshot_freq=100_000)
     with Terminal("train.py", arguments) as terminal:
-        terminal.wait_for(lambda: shows(terminal, "/run: starting", "trainer 0  starting"))
+        first = r"/run: \d+\.\d s: starting processes"
+        terminal.wait_for(lambda: shows(terminal, first, "trainer 0  starting"))
         terminal.wait_for(lambda: shows(terminal, *VIEW))
         terminal.wait_for(lambda: shows(terminal, "epoch 2 validation: loss", *VIEW))
         for state in ("computing", "exchanging", "validating"):

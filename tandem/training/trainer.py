@@ -139,6 +139,8 @@ class Trainer:
             self._seconds += self.timer.end()
             votes = self.agreement.vote()
         else:
+            if self._is_first_step:
+                self._compile_step(at)
             votes = self._step_together(slot, at, rate)
         self._finish_step(epoch, step, rate, votes)
         self.reports.progress("train", epoch, step + 1, self.steps)
@@ -146,10 +148,6 @@ class Trainer:
     def _step_together(self, slot: Slot, at: Position, rate: float) -> Sequence[StepVote]:
         """Make a step with the other trainers: they agree on it before any weight changes."""
         timer, shares = self.timer, self._shares(at.minibatch)
-        if self._is_first_step and not self.memory.records:
-            self.model.compile_step(len(self.pipeline.indices))
-            self.reports.stage(Activity.FIRST_STEP)
-            self._is_first_step = False
         self.exchange.before_gradients(shares)
         own = self.pipeline.indices
         global_rows = None
@@ -173,6 +171,15 @@ class Trainer:
             self.exchange.after_update(shares)
             self._seconds += timer.end()
         return votes
+
+    def _compile_step(self, at: Position) -> None:
+        """Compile what the first step takes, where functions are not recorded over the slots."""
+        self._is_first_step = False
+        if not self.memory.records:
+            own = self.model.division is None
+            indices = self.pipeline.indices if own else self.rows.train(at.epoch, at.minibatch)
+            self.model.compile_step(len(indices))
+            self.reports.stage(Activity.FIRST_STEP)
 
     def _show_compiling(self, name: str) -> None:
         """Report that a function is compiled, by the activity of its name."""
