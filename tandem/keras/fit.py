@@ -80,7 +80,8 @@ class Data:
     """The rows of a run, checked, in the form in which they are stored."""
 
     form: Form
-    splits: tuple[Rows, ...]  # of training and perhaps of validation
+    splits: list[Rows]  # of training and perhaps of validation; none when they are stored
+    count: int  # of training
     validation: Given | None  # as Keras takes it
 
 
@@ -108,7 +109,7 @@ class Fit:
             given, validation = divided(given, validation_split)
         compilation = Compilation.of(self.model, lambda: first_rows((given.x, given.y)))
         data = self._data(weighted(given, self.class_weight), validation, compilation)
-        plan = Plan(self, compilation, data, min(batch, len(data.splits[0])), callbacks)
+        plan = Plan(self, compilation, data, min(batch, data.count), callbacks)
 
         def work(launcher: Launcher) -> tuple[Outcome, Path]:
             return plan.train(launcher)
@@ -146,7 +147,7 @@ class Fit:
                     f"{name}: found {shown(found)} with rows of numbers, expected uint8 pictures "
                     "with class labels"
                 )
-        return Data(form, tuple(splits), validation)
+        return Data(form, splits, len(splits[0]), validation)
 
     @property
     def _crops(self) -> bool:
@@ -190,7 +191,7 @@ class Plan:
     @property
     def steps(self) -> int:
         """Steps of an epoch."""
-        steps = minibatch_count(len(self.data.splits[0]), self.batch)
+        steps = minibatch_count(self.data.count, self.batch)
         return min(steps, self.fit.arguments.steps_per_epoch or steps)
 
     @property
@@ -404,9 +405,11 @@ class Plan:
 
     def _store(self, folder: Path) -> None:
         """Write training and perhaps validation rows, unless the folder has them."""
-        if matches(folder, self._source):
+        is_there = matches(folder, self._source)
+        form, (train, *rest) = self.data.form, self.__dict__.pop("_packed")
+        self.data.splits.clear()  # copies of the arrays, if they had to be converted
+        if is_there:
             return
-        form, (train, *rest) = self.data.form, self._packed
         names = None
         if form.has_classes:
             names = tuple(map(str, range(int(self.model.outputs[0].shape[-1]))))

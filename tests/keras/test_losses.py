@@ -136,7 +136,7 @@ def test_compile_of_two_outputs_becomes_data() -> None:
         ("size_mae", "mean_absolute_error"),
     ]
     assert found.foreign  # of the root, which is no mean over rows
-    assert not found.takes_classes()
+    assert [found.takes_labels(output) for output in (0, 1)] == [True, False]
 
 
 @pytest.mark.parametrize(
