@@ -207,10 +207,13 @@ class Plan:
         """Write what the processes of the run read, and train."""
         arguments, folder = self.fit.arguments, self._folder()
         config = self._config(folder, launcher)
+        self.fit.distribution.data = Path(config.data_folder)
         memory = read_memory(folder) if arguments.resume else {}
-        if memory.get("stopped") or len(memory.get("epochs", ())) >= self.end - self.begin:
+        done = len(memory.get("epochs", ()))
+        if memory.get("stopped"):
+            config = config.model_copy(update={"n_epochs": self.begin + done})
+        if self.begin + done >= config.n_epochs and (folder / RESULT).exists():
             self.follow(folder)
-            self.fit.distribution.data = Path(config.data_folder)
             return Outcome(0), folder
         listed = keras.callbacks.CallbackList(
             self.callbacks,
@@ -250,11 +253,10 @@ class Plan:
                 if outcome is None or not isinstance(outcome.failure, Diverged | type(None)):
                     remove_unbegun(folder, made)
             if newest := list_checkpoints(folder):
-                self._leave(folder, epochs, newest[-1])
-        self.fit.distribution.data = Path(config.data_folder)
+                self._leave(folder, newest[-1])
         return outcome, folder
 
-    def _leave(self, folder: Path, epochs: Epochs, newest: Path) -> None:
+    def _leave(self, folder: Path, newest: Path) -> None:
         """Write the model after all callbacks, with the weights of a stopped epoch."""
         checkpoint = read_checkpoint(newest)
         if checkpoint.state.step_in_epoch:
