@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -255,4 +256,4 @@ class Batches(ProgressReporter):
             self._callbacks.on_train_batch_begin(step)
             self._callbacks.on_train_batch_end(step, logs)
         elif isinstance(message, Notice):
-            print(message.text)  # noqa: T201
+            sys.stdout.write(f"{message.text}\n")

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,6 +104,9 @@ class Fit:
         """Train; return Keras's `History`."""
         callbacks = check_callbacks(self.arguments.callbacks)
         given, batch = gathered(x, y, weights, self.arguments.steps_per_epoch)
+        if batch and self.arguments.verbose:
+            kind, rows = type(x).__name__, given.count
+            sys.stdout.write(f"one pass of {kind} gave the {rows} rows that each epoch has\n")
         batch = self.arguments.batch_size or batch or _BATCH
         validation = self._validation(validation_data, batch)
         if validation is None and validation_split:
@@ -245,7 +249,7 @@ class Plan:
                 if not list_checkpoints(folder):
                     self._write_first(folder, config)
                 if arguments.verbose:
-                    print(self._shared_out(config, launcher))  # noqa: T201
+                    sys.stdout.write(f"{self._shared_out(config, launcher)}\n")
                 outcome = execute_training(
                     config, lock, launcher, Callbacks([epochs]), make_reporter, adapted
                 )
