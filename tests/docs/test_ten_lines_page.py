@@ -1,4 +1,4 @@
-"""docs/ten-lines.md, from-keras.md and keras.md: their blocks are programs that check themselves."""
+"""docs/ten-lines.md, from-keras.md, keras.md: their blocks are programs that check themselves."""
 
 import os
 import subprocess
