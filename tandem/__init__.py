@@ -10,6 +10,7 @@ Graphs
 ``backend``       The PyTensor mode that runs a graph with PyTorch's kernels.
 ``placement``     Sharded and replicated tensors, with the conversions between them inferred.
 ``parallel``      Data-parallel functions of any PyTensor program, over several processes.
+``keras``         Keras 3's own models, trained by several processes.
 ``nn``            A front with Keras's names, for people with arrays.
 Runs
 ------------------------------------------------------------------------------------------------

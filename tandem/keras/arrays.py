@@ -12,7 +12,7 @@ import numpy as np
 from tandem.errors import InputError
 from tandem.keras.losses import OF_CLASSES
 from tandem.preprocessing.arrays import training_rows
-from tandem.validation import listed, shown, unmasked
+from tandem.validation import listed, unmasked
 
 Shape = tuple[int | None, ...]
 
@@ -68,9 +68,7 @@ def gathered(x: Any, y: Any, weights: Any, steps: int | None, name: str = "x") -
                 )
         return given, 0
     if y is not None or weights is not None:
-        raise InputError(
-            f"{name}: found {type(x).__name__} and y, expected its batches alone"
-        )
+        raise InputError(f"{name}: found {type(x).__name__} and y, expected its batches alone")
     if steps is None and not hasattr(x, "__len__"):
         raise InputError(
             f"{name}: found {type(x).__name__}, which may never end, expected steps_per_epoch "
@@ -221,7 +219,10 @@ def checked_rows(given: Given, layout: Layout, name: str = "", may_crop: bool = 
             )
         )
     )
-    weights = tuple(np.asarray(w, np.float32) for w in _flat(given.weights))
+    given_weights = _flat(given.weights)
+    if isinstance(given.weights, Mapping):
+        given_weights = in_order(given.weights, layout.outputs, f"{name}sample_weight")
+    weights = tuple(np.asarray(w, np.float32) for w in given_weights)
     count = len(inputs[0])
     if len(weights) not in (0, 1, len(targets)) or any(w.shape != (count,) for w in weights):
         shapes = ", ".join(str(w.shape) for w in weights)
@@ -386,8 +387,3 @@ class Form:
 
 def _are_one_hot(rows: np.ndarray) -> bool:
     return bool(((rows == 0) | (rows == 1)).all() and (rows.sum(axis=-1) == 1).all())
-
-
-def described(values: Any) -> str:
-    """What was given, in a few words, for messages."""
-    return shown(type(values).__name__)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -187,11 +188,14 @@ class Epochs:
             self.callbacks.callbacks, memory["callbacks"], strict=False
         ):
             if type(callback).__name__ == kind:
+                if hasattr(callback, "_set_monitor_op"):
+                    callback._set_monitor_op()  # which changes min_delta, once
                 for name, value in values.items():
                     setattr(callback, name, value)
                 self._restore_best(callback)
         for record, train in epochs_of(read_records(self.folder / RECORD)):
             if history.epoch and history.epoch[-1] < record.epoch - 1 - self.shift < done:
+                self.on_epoch_begin(record.epoch)
                 self._end(record.epoch, logs_of(record, train))
 
     def _restore_best(self, callback: Any) -> None:
@@ -252,4 +256,4 @@ class Batches(ProgressReporter):
             self._callbacks.on_train_batch_begin(step)
             self._callbacks.on_train_batch_end(step, logs)
         elif isinstance(message, Notice):
-            print(message.text)  # noqa: T201
+            sys.stdout.write(f"{message.text}\n")

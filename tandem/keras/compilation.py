@@ -1,6 +1,5 @@
 """The choices of Keras's `compile`, as settings and data of a run; it imports Keras."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import keras
 import numpy as np
 
 from tandem.errors import InputError
-from tandem.keras.losses import OF_CLASSES, OF_LABELS, check_options, is_known
+from tandem.keras.losses import OF_LABELS, check_options, is_known
 
 _MOMENTS = {"first_moment": "_momentums", "second_moment": "_velocities"}
 
@@ -134,11 +133,6 @@ class Compilation:
         kinds = {loss["output"]: loss["function"] in OF_LABELS for loss in losses}
         metrics, foreign = _metrics(model._compile_metrics, kinds)
         return cls(settings, losses, metrics, foreign)
-
-    def takes_classes(self) -> bool:
-        """Return whether the number of a class may stand for targets: of a single output."""
-        functions = {each["function"] for each in (*self.losses, *self.metrics)}
-        return {each["output"] for each in self.losses} == {0} and functions <= OF_CLASSES
 
     def takes_labels(self, output: int) -> bool:
         """Return whether targets of an output are whole numbers."""
@@ -277,8 +271,3 @@ def without_keras(model: Any) -> dict[str, Any]:
 def first_rows(values: Any, count: int = 1) -> Any:
     """The first rows of each array of a structure."""
     return keras.tree.map_structure(lambda each: np.asarray(each[:count]), values)
-
-
-def as_path(path: "str | os.PathLike[str]") -> str:
-    """A path as text."""
-    return os.fspath(path)

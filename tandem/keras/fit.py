@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,7 +81,8 @@ class Data:
     """The rows of a run, checked, in the form in which they are stored."""
 
     form: Form
-    splits: tuple[Rows, ...]  # of training and perhaps of validation
+    splits: list[Rows]  # of training and perhaps of validation; none when they are stored
+    count: int  # of training
     validation: Given | None  # as Keras takes it
 
 
@@ -102,13 +104,16 @@ class Fit:
         """Train; return Keras's `History`."""
         callbacks = check_callbacks(self.arguments.callbacks)
         given, batch = gathered(x, y, weights, self.arguments.steps_per_epoch)
+        if batch and self.arguments.verbose:
+            kind, rows = type(x).__name__, given.count
+            sys.stdout.write(f"one pass of {kind} gave the {rows} rows that each epoch has\n")
         batch = self.arguments.batch_size or batch or _BATCH
         validation = self._validation(validation_data, batch)
         if validation is None and validation_split:
             given, validation = divided(given, validation_split)
         compilation = Compilation.of(self.model, lambda: first_rows((given.x, given.y)))
         data = self._data(weighted(given, self.class_weight), validation, compilation)
-        plan = Plan(self, compilation, data, min(batch, len(data.splits[0])), callbacks)
+        plan = Plan(self, compilation, data, min(batch, data.count), callbacks)
 
         def work(launcher: Launcher) -> tuple[Outcome, Path]:
             return plan.train(launcher)
@@ -146,7 +151,7 @@ class Fit:
                     f"{name}: found {shown(found)} with rows of numbers, expected uint8 pictures "
                     "with class labels"
                 )
-        return Data(form, tuple(splits), validation)
+        return Data(form, splits, len(splits[0]), validation)
 
     @property
     def _crops(self) -> bool:
@@ -190,7 +195,7 @@ class Plan:
     @property
     def steps(self) -> int:
         """Steps of an epoch."""
-        steps = minibatch_count(len(self.data.splits[0]), self.batch)
+        steps = minibatch_count(self.data.count, self.batch)
         return min(steps, self.fit.arguments.steps_per_epoch or steps)
 
     @property
@@ -206,10 +211,13 @@ class Plan:
         """Write what the processes of the run read, and train."""
         arguments, folder = self.fit.arguments, self._folder()
         config = self._config(folder, launcher)
+        self.fit.distribution.data = Path(config.data_folder)
         memory = read_memory(folder) if arguments.resume else {}
-        if memory.get("stopped") or len(memory.get("epochs", ())) >= self.end - self.begin:
+        done = len(memory.get("epochs", ()))
+        if memory.get("stopped"):
+            config = config.model_copy(update={"n_epochs": self.begin + done})
+        if self.begin + done >= config.n_epochs and (folder / RESULT).exists():
             self.follow(folder)
-            self.fit.distribution.data = Path(config.data_folder)
             return Outcome(0), folder
         listed = keras.callbacks.CallbackList(
             self.callbacks,
@@ -241,7 +249,7 @@ class Plan:
                 if not list_checkpoints(folder):
                     self._write_first(folder, config)
                 if arguments.verbose:
-                    print(self._shared_out(config, launcher))  # noqa: T201
+                    sys.stdout.write(f"{self._shared_out(config, launcher)}\n")
                 outcome = execute_training(
                     config, lock, launcher, Callbacks([epochs]), make_reporter, adapted
                 )
@@ -249,11 +257,10 @@ class Plan:
                 if outcome is None or not isinstance(outcome.failure, Diverged | type(None)):
                     remove_unbegun(folder, made)
             if newest := list_checkpoints(folder):
-                self._leave(folder, epochs, newest[-1])
-        self.fit.distribution.data = Path(config.data_folder)
+                self._leave(folder, newest[-1])
         return outcome, folder
 
-    def _leave(self, folder: Path, epochs: Epochs, newest: Path) -> None:
+    def _leave(self, folder: Path, newest: Path) -> None:
         """Write the model after all callbacks, with the weights of a stopped epoch."""
         checkpoint = read_checkpoint(newest)
         if checkpoint.state.step_in_epoch:
@@ -404,9 +411,11 @@ class Plan:
 
     def _store(self, folder: Path) -> None:
         """Write training and perhaps validation rows, unless the folder has them."""
-        if matches(folder, self._source):
+        is_there = matches(folder, self._source)
+        form, (train, *rest) = self.data.form, self.__dict__.pop("_packed")
+        self.data.splits.clear()  # copies of the arrays, if they had to be converted
+        if is_there:
             return
-        form, (train, *rest) = self.data.form, self._packed
         names = None
         if form.has_classes:
             names = tuple(map(str, range(int(self.model.outputs[0].shape[-1]))))

@@ -156,18 +156,19 @@ def categorical_focal_crossentropy(
     return -value.sum(axis=1, dtype=value.dtype)
 
 
-@_function
-def mean_squared_error(y: Any, p: Prediction) -> Any:
-    from tandem.layers import losses
+def _of_layers(name: str) -> Function:
+    """A loss of `tandem.layers.losses`, of the output as users see it."""
 
-    return losses.mean_squared_error(p.values, y)
+    def function(y: Any, p: Prediction) -> Any:
+        from tandem.layers import losses
+
+        return getattr(losses, name)(p.values, y)
+
+    return function
 
 
-@_function
-def mean_absolute_error(y: Any, p: Prediction) -> Any:
-    from tandem.layers import losses
-
-    return losses.mean_absolute_error(p.values, y)
+for _name in ("mean_squared_error", "mean_absolute_error", "categorical_hinge"):
+    _FUNCTIONS[_name] = _of_layers(_name)
 
 
 @_function
@@ -237,20 +238,17 @@ def squared_hinge(y: Any, p: Prediction) -> Any:
 
 
 @_function
-def categorical_hinge(y: Any, p: Prediction) -> Any:
-    from tandem.layers import losses
-
-    return losses.categorical_hinge(p.values, y)
-
-
-@_function
-def cosine_similarity(y: Any, p: Prediction) -> Any:
-    return -_cosine(y, p)
-
-
-@_function
 def cosine_similarity_metric(y: Any, p: Prediction) -> Any:
-    return _cosine(y, p)
+    import pytensor.tensor as pt
+
+    (least,) = _numbers(p.values, _EPSILON)
+
+    def unit(value: Any) -> Any:
+        square = pt.sqr(value).sum(axis=1, keepdims=True, dtype=value.dtype)
+        return value / pt.sqrt(pt.maximum(square, least * least))
+
+    product = unit(y) * unit(p.values)
+    return product.sum(axis=1, dtype=product.dtype)
 
 
 @_function
@@ -269,16 +267,6 @@ def accuracy(y: Any, p: Prediction) -> Any:
 
 
 @_function
-def categorical_accuracy(y: Any, p: Prediction) -> Any:
-    return top_k_categorical_accuracy(y, p, 1)
-
-
-@_function
-def sparse_categorical_accuracy(y: Any, p: Prediction) -> Any:
-    return top_k_categorical_accuracy(y, p, 1)
-
-
-@_function
 def top_k_categorical_accuracy(y: Any, p: Prediction, k: int = 5) -> Any:
     import pytensor.tensor as pt
 
@@ -287,9 +275,12 @@ def top_k_categorical_accuracy(y: Any, p: Prediction, k: int = 5) -> Any:
     return pt.lt(label_rank(p.before, true_classes(y)), k).astype(p.before.dtype)
 
 
-@_function
-def sparse_top_k_categorical_accuracy(y: Any, p: Prediction, k: int = 5) -> Any:
-    return top_k_categorical_accuracy(y, p, k)
+_FUNCTIONS |= {
+    "cosine_similarity": lambda y, p: -cosine_similarity_metric(y, p),
+    "categorical_accuracy": lambda y, p: top_k_categorical_accuracy(y, p, 1),
+    "sparse_categorical_accuracy": lambda y, p: top_k_categorical_accuracy(y, p, 1),
+    "sparse_top_k_categorical_accuracy": top_k_categorical_accuracy,
+}
 
 
 def _numbers(like: "TensorVariable", *values: float) -> list[Any]:
@@ -318,19 +309,6 @@ def _margins(y: Any, p: Prediction) -> Any:
 
     zero, one = _numbers(p.values, 0, 1)
     return pt.maximum(zero, one - pt.switch(pt.eq(y, zero), -one, y) * p.values)
-
-
-def _cosine(y: Any, p: Prediction) -> Any:
-    import pytensor.tensor as pt
-
-    (least,) = _numbers(p.values, _EPSILON)
-
-    def unit(value: Any) -> Any:
-        square = pt.sqr(value).sum(axis=1, keepdims=True, dtype=value.dtype)
-        return value / pt.sqrt(pt.maximum(square, least * least))
-
-    product = unit(y) * unit(p.values)
-    return product.sum(axis=1, dtype=product.dtype)
 
 
 Options = dict[str, bool | int | float | None]

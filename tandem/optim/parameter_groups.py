@@ -38,7 +38,8 @@ class ParameterGroups:
 
         Raises InputError if the network lacks a layer, or if none is left to learn.
         """
-        check_layers("freeze", self.freeze, declared)
+        # A network may freeze single parameters of a layer.
+        check_layers("freeze", [name for name in self.freeze if name not in declared], declared)
         check_layers("lr_multipliers", self.lr_multipliers, declared)
         rates = {
             name: ParameterRate(
@@ -72,10 +73,9 @@ def check_layers(setting: str, given: Iterable[str], parameters: Iterable[str]) 
     `setting` is the key of the configuration that names the layers `given`. The InputError names
     the layer, the nearest of the network's, and the outermost of them.
     """
-    names = list(parameters)
-    layers = list(dict.fromkeys(layer_of(name) for name in names))
+    layers = list(dict.fromkeys(layer_of(name) for name in parameters))
     for layer in given:
-        if not any(is_below(name, [layer]) for name in (*layers, *names)):
+        if not any(is_below(name, [layer]) for name in layers):
             outermost = list(dict.fromkeys(name.partition(".")[0] for name in layers))
             hint = suggestion(layer, layers) or suggestion(layer.partition(".")[0], outermost)
             raise InputError(

@@ -127,6 +127,24 @@ def test_what_is_exchanged_follows_from_the_optimizer(ranks: int) -> None:
         assert resolved({"optimizer": "adam", "exchange": "shared"}).exchange == "shared"
 
 
+def test_any_number_of_trainers_takes_a_global_batch() -> None:
+    for whole, group, own in [(128, 32, 64), (100, 25, 50), (37, 37, 37), (34, 17, 17)]:
+        found = resolved({"global_batch": whole, "devices": ["cpu"] * 3})
+        assert (found.norm_rows, found.batch_size) == (group, own)
+    assert resolved({"global_batch": 100, "norm_rows": 1}, ranks=3).batch_size == 34
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"norm_rows": 3}, "norm_rows: found 3, expected a divisor of global_batch 8"),
+        ({"norm_rows": "global"}, "global_batch is 8 and norm_rows is global"),
+        ({"fully_connected": "sharded"}, "global_batch is 8 and fully_connected is sharded"),
+        ({"clip_norm": 1.0, "exchange": "average"}, "clip_norm is set and exchange is average"),
+        ({"clip_value": 1.0, "norm_rows": "global"}, "clip_value is set and norm_rows is global"),
+    ]
+    for values, expected in cases:
+        with pytest.raises(InputError, match=expected):
+            resolved({"global_batch": 8, **values})
+    assert resolved({"clip_global_norm": 1.0}).exchange == "gradients"
+
+
 def test_what_auto_stands_for() -> None:
     assert resolved({}).collective == "auto"
     found = resolved({}, ranks=2)

@@ -1,4 +1,4 @@
-"""docs/ten-lines.md, docs/from-keras.md and docs/keras.md: their blocks are programs, which check themselves."""
+"""docs/ten-lines.md, from-keras.md, keras.md: their blocks are programs that check themselves."""
 
 import os
 import subprocess

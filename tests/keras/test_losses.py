@@ -78,8 +78,7 @@ def test_losses_and_metrics_are_those_of_keras(shape: tuple[int, ...]) -> None:
         )
         y = numbers if is_label else targets
         wide = pt.specify_shape(before, (None, int(np.prod(shape))))
-        rows, _ = objective.build(wide, y, [shape], [activation])
-        found.append(rows.mean())
+        found.append(objective.build(wide, y, [shape], [activation])[0].mean())
         function = {"softmax": keras.ops.softmax, "sigmoid": keras.ops.sigmoid}.get(activation)
         outputs = logits if function is None else function(logits)
         if isinstance(each, keras.metrics.Metric):
@@ -136,7 +135,7 @@ def test_compile_of_two_outputs_becomes_data() -> None:
         ("size_mae", "mean_absolute_error"),
     ]
     assert found.foreign  # of the root, which is no mean over rows
-    assert not found.takes_classes()
+    assert [found.takes_labels(output) for output in (0, 1)] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -88,3 +88,50 @@ def test_a_killed_script_ends_with_the_same_bits(one: float, tmp_path: Path) -> 
     assert is_gone(process.pid, 20)
     assert not (tmp_path / "run-2").exists()
     assert totals(run(script(tmp_path), tmp_path)) == [one]
+
+
+INTERRUPTED = """
+import numpy as np, tandem.keras, keras
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+tandem.keras.distribute(model, devices=["cpu"], run="run")
+before = model.get_weights()[0]
+say = keras.callbacks.LambdaCallback(on_epoch_end=lambda *a: print("epoch", flush=True))
+try:
+    model.fit(np.ones((64, 4)), np.ones(64), 8, 100_000, callbacks=[say], verbose=0)
+except KeyboardInterrupt:
+    from tandem.artifacts.checkpoint import read_checkpoint
+    from tandem.artifacts.run_folder import list_checkpoints
+    kept = read_checkpoint(list_checkpoints("run")[-1]).weights["dense.weight"]
+    now = model.get_weights()[0]
+    print("kept", np.array_equal(kept, now), not np.array_equal(before, now))
+"""
+
+
+def test_an_interrupted_fit_keeps_the_weights(tmp_path: Path) -> None:
+    process = start([sys.executable, "-c", INTERRUPTED], tmp_path)
+    assert process.stdout is not None
+    while (line := process.stdout.readline()) and line != "epoch\n":
+        pass
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=100)
+    assert "kept True True" in output, output
+
+
+def test_numbers_that_are_not_finite_end_a_fit(tmp_path: Path) -> None:
+    """Well with Keras's callback, and as a failure of the run without."""
+    import tandem.keras
+    from tandem.errors import RunError
+    from tests.support.keras_models import keras
+
+    x, y = [[1.0]] * 8, [1.0] * 8
+    for number, callbacks in enumerate([[keras.callbacks.TerminateOnNaN()], []]):
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(1e30), "mse")
+        tandem.keras.distribute(model, ["cpu"], tmp_path / f"{number}")
+        if callbacks:
+            assert model.fit(x, y, epochs=9, callbacks=callbacks, verbose=0).epoch != [*range(9)]
+        else:
+            with pytest.raises(RunError, match="not finite"):
+                model.fit(x, y, epochs=9, verbose=0)

@@ -36,13 +36,14 @@ def test_multipliers_are_of_whole_layers() -> None:
 
 def test_what_is_frozen_is_left_out() -> None:
     assert list(rates(freeze=["conv1"])) == ["fc8.weight", "fc8.bias"]
+    assert list(rates(freeze=["conv1", "fc8.bias"])) == ["fc8.weight"]
     with pytest.raises(InputError, match="every layer"):
         rates(freeze=["conv1", "fc8"])
 
 
 @pytest.mark.parametrize("setting", ["freeze", "lr_multipliers"])
 def test_unknown_layers_name_the_nearest(setting: str) -> None:
-    for name in ("fc9", "FC8", "conv1.weight"):
+    for name in ("fc9", "FC8", "conv1.weights" if setting == "freeze" else "conv1.weight"):
         value = [name] if setting == "freeze" else {name: 2.0}
         with pytest.raises(InputError) as caught:
             rates(**{setting: value})

@@ -2,6 +2,7 @@
 # python keras_script.py RUN DEVICES EPOCHS
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,15 +14,15 @@ import keras
 
 @keras.saving.register_keras_serializable()
 class Scaled(keras.layers.Layer):
-    def build(self, shape):
+    def build(self, shape: tuple[int, ...]) -> None:
         self.gain = self.add_weight(shape=(shape[-1],), initializer="ones", name="gain")
 
-    def call(self, x):
+    def call(self, x: Any) -> Any:
         return x * self.gain
 
 
 @tandem.keras.lowers(Scaled)
-def scaled(layer, x):
+def scaled(layer: Any, x: Any) -> Any:
     return x * layer.parameter("gain", x.type.shape[1:])
 
 

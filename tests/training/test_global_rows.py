@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.data.order import epoch_order, global_minibatch
+from tandem.data.order import epoch_order, global_minibatch, trainer_shares
 from tandem.training.global_rows import GlobalRows
 from tandem.training.run_spec import RunSpec
 from tandem.training.trainer import Trainer
@@ -25,6 +25,7 @@ def a_spec() -> RunSpec:
         validation=SimpleNamespace(size=7, counts=(7,)),
         trainers=3,
         global_batch=6,
+        shares=trainer_shares(6, 3, 2),
         crops=1,
     )
     return spec  # type: ignore[no-any-return]

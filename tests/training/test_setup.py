@@ -24,6 +24,7 @@ def test_freed_memory_is_kept_by_trainers_on_cpus(
     monkeypatch.setattr(setup, "build_network", build_network)
     config = type("Config", (dict,), {"dtype": "float32"})()
     spec: Any = SimpleNamespace(threads=1, on_gpu=on_gpu, config=config, description=None)
+    spec.of_rank, spec.own_code = lambda rank: spec, b""
     with pytest.raises(BuiltNetwork):
-        setup.set_up(spec, SimpleNamespace(group=None))  # type: ignore[arg-type]
+        setup.set_up(spec, SimpleNamespace(group=None, rank=0))  # type: ignore[arg-type]
     assert calls == [True] * (not on_gpu)
