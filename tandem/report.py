@@ -138,7 +138,7 @@ def _add_timeline(page: Page, folder: Path) -> None:
         for span in spans
         if span.name != STEP and span.end > begin and span.begin < end and _is_outermost(span)
     ]
-    page.section("Timeline", f"The first {len(steps)} steps of {len(names)} processes.")
+    page.section("Timeline", f"The first {len(steps)} steps of {', '.join(names.values())}.")
     page.figure(_draw_timeline(parts, names, begin, end), "Timeline")
 
 

@@ -34,7 +34,7 @@ def test_the_page_of_a_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
     headings = ["Result", "Curves", "Filters of the first layer", "Training pictures"]
     headings += ["Timeline", "Settings", "Machine"]
     text = assert_self_contained(run / "report.html", headings, pictures=4)
-    assert "The first 2 steps of 1 processes." in text
+    assert "The first 2 steps of trainer 0." in text
     assert "Run mine" in text
     assert str(data) in text
 

@@ -80,7 +80,8 @@ class Status:
         parts = []
         if nbytes := total_memory(pids := [*pids]):
             where = "host memory" if self.spec.on_gpu else "memory"
-            parts.append(f"{shown_size(nbytes)} of {where} in {len(pids)} processes here")
+            processes = f"{len(pids)} process{'es' * (len(pids) > 1)}"
+            parts.append(f"{shown_size(nbytes)} of {where} in {processes} here")
         if self.spec.job == "train" and self.pace.seconds is not None:
             epoch = self.pace.seconds * self.spec.steps("train")
             parts.append(f"{duration(epoch)} for the training of an epoch")

@@ -56,7 +56,7 @@ def test_after_ten_steps_a_line_has_what_the_run_takes(
     (estimate,) = [line for line in caplog.messages if line.startswith("about ")]
     assert caplog.messages.index(estimate) == 10
     assert re.fullmatch(
-        r"about \d+(\.\d+)? [MG]B of memory in 1 processes here, \d:\d\d for the training of an"
+        r"about \d+(\.\d+)? [MG]B of memory in 1 process here, \d:\d\d for the training of an"
         r" epoch, \d:\d\d left",
         estimate,
     )
