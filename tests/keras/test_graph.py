@@ -192,6 +192,7 @@ def with_layer(**values: Any) -> Any:
         ({"activity_regularizer": "l2"}, "d: found activity_regularizer, expected none"),
         ({"lora_rank": 4}, "d: found lora_rank, expected none"),
         ({"quantum": 4}, 'd: found quantum "4", expected none: quantum is not supported'),
+        ({"dtype": "mixed_float16"}, 'd: found dtype "mixed_float16", expected float32'),
         ({"name": "a/b"}, 'found a layer named "a/b"'),
     ],
 )
@@ -203,8 +204,8 @@ def test_what_cannot_be_used_is_refused(change: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda x, m: keras.ops.sum(x), "axis null, which has the batch's axis"),
-        (lambda x, m: keras.ops.max(x, axis=0, keepdims=True), "an axis of 2 but the first"),
+        (lambda x, m: keras.ops.sum(x), "axis null, expected axes of 2 but the first"),
+        (lambda x, m: keras.ops.max(x, axis=0, keepdims=True), "axes of 2 but the first"),
         (lambda x, m: keras.ops.transpose(x), "axes"),
         (lambda x, m: keras.ops.reshape(x, (2, -1)), "newshape .*expected -1, for the batch"),
         (lambda x, m: m.Lambda(lambda v: v)(x), "found Lambda, for which there is no lowering"),
