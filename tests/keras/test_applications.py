@@ -43,12 +43,13 @@ def test_outputs_are_those_of_keras(name: str, side: int) -> None:
             layer.moving_mean.assign(rng.uniform(-0.2, 0.2, layer.moving_mean.shape))
             layer.moving_variance.assign(rng.uniform(0.5, 1, layer.moving_mean.shape))
     else:  # averages of this minibatch keep a spread of outputs; of few pixels they may be 0
+        floor = 0.5 if name == "EfficientNetV2L" else 1.0  # so deep, more takes the spread away
         for layer in norms:
             layer.momentum = 0.0
         model(rows, training=True)
         for layer in norms:
             variance = np.asarray(layer.moving_variance.numpy())
-            layer.moving_variance.assign(variance + variance.mean())
+            layer.moving_variance.assign(variance + floor * variance.mean())
     network = network_of(model)
     numbers = sum(v.get_value(borrow=True).size for v in network.parameters.values())
     floats = [v for v in model.weights if "float" in v.dtype]
