@@ -134,10 +134,12 @@ class Distribution:
     ) -> Any:
         """Train as Keras's `fit` does; return its `History`.
 
-        The arrays go to files in the run folder first; of generators and loaders one pass is made.
-        `batch_size` is that of all trainers together. Callbacks are called at the begin and the end
-        of training and of epochs, with the newest weights in the model, and about fifty times an
-        epoch those of batches. With `resume` the run in the folder goes on, if it has begun.
+        The arrays go to files in the run folder first; without `x` the rows are those of the
+        prepared data set that the setting ``data_folder`` of `distribute` names. Of generators and
+        loaders one pass is made. `batch_size` is that of all trainers together. Callbacks are
+        called at the begin and the end of training and of epochs, with the newest weights in the
+        model, and about fifty times an epoch those of batches. With `resume` the run in the folder
+        goes on, if it has begun.
 
         Raises
         ------

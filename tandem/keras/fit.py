@@ -53,6 +53,7 @@ from tandem.keras.compilation import (
     without_keras,
 )
 from tandem.keras.distribution import Arguments, Distribution
+from tandem.keras.losses import OF_CLASSES
 from tandem.keras.lowering import add_own_lowerings, own_lowerings
 from tandem.keras.variables import as_checkpoint, load, untrained
 from tandem.launch.api import raise_failure
@@ -62,6 +63,7 @@ from tandem.launch.programs import execute_training
 from tandem.launch.ranks import is_rank, work_on_ranks_of_script
 from tandem.layers.choices import OF_NETWORK
 from tandem.layers.network import KERAS_NETWORK, NetworkDescription
+from tandem.memory import CLASS_LABEL
 from tandem.preprocessing.arrays import checksum, matches, write_arrays, write_pictures
 from tandem.processes.supervisor import Outcome
 from tandem.training.messages import Diverged
@@ -103,6 +105,9 @@ class Fit:
     ) -> Any:
         """Train; return Keras's `History`."""
         callbacks = check_callbacks(self.arguments.callbacks)
+        if x is None and "data_folder" in self.distribution.settings:
+            data, compilation = self._prepared()
+            return self._train(compilation, data, self.arguments.batch_size or _BATCH, callbacks)
         given, batch = gathered(x, y, weights, self.arguments.steps_per_epoch)
         if batch and self.arguments.verbose:
             kind, rows = type(x).__name__, given.count
@@ -111,8 +116,11 @@ class Fit:
         validation = self._validation(validation_data, batch)
         if validation is None and validation_split:
             given, validation = divided(given, validation_split)
-        compilation = Compilation.of(self.model, lambda: first_rows((given.x, given.y)))
+        compilation = Compilation.of(self.model, lambda: self._row(given))
         data = self._data(weighted(given, self.class_weight), validation, compilation)
+        return self._train(compilation, data, batch, callbacks)
+
+    def _train(self, compilation: Compilation, data: Data, batch: int, callbacks: list[Any]) -> Any:
         plan = Plan(self, compilation, data, min(batch, data.count), callbacks)
 
         def work(launcher: Launcher) -> tuple[Outcome, Path]:
@@ -126,6 +134,35 @@ class Fit:
         if not (ends_at_nan(callbacks) and isinstance(outcome.failure, Diverged)):
             raise_failure(outcome)
         return self.model.history
+
+    def _row(self, given: Given | None) -> tuple[Any, Any]:
+        """A row of inputs and targets, of zeros where those that are given are not at hand."""
+        if given is not None and not self._crops:
+            return first_rows(given.x), first_rows(given.y)
+        if not self.model.built:
+            raise InputError(f"{self.model.name}: found no input shape, expected keras.Input")
+        zeros = [np.zeros((1, *tensor.shape[1:]), np.float32) for tensor in self.model.inputs]
+        x = zeros[0] if len(zeros) == 1 else zeros
+        if given is not None:
+            return x, first_rows(given.y)
+        loss, (output, *_) = self.model.loss, self.model.outputs
+        is_sparse = "sparse" in str(getattr(loss, "name", loss))
+        return x, np.zeros((1, *output.shape[1 : -1 if is_sparse else None]), np.float32)
+
+    def _prepared(self) -> tuple[Data, Compilation]:
+        """The rows of a prepared data set, and what `compile` chose; InputError if they differ."""
+        folder = Path(self.distribution.settings["data_folder"])
+        manifest = read_any_manifest(folder)
+        compilation = Compilation.of(self.model, lambda: self._row(None))
+        has_classes = manifest.target == CLASS_LABEL
+        if has_classes and not layout_of(self.model, compilation).functions <= OF_CLASSES:
+            raise InputError(
+                f"{folder}: found targets that are classes, expected a cross-entropy of classes, "
+                "and metrics of them"
+            )
+        shapes = (manifest.row.shape,), (manifest.target.shape,)
+        form = Form(manifest.stored is not None, has_classes, 0, *shapes)
+        return Data(form, [], sum(manifest.counts("train")), None), compilation
 
     def _validation(self, values: Any, batch: int) -> Given | None:
         if values is None:
@@ -324,9 +361,8 @@ class Plan:
             "tensorboard": False,
         }
         if self.data.form.are_pictures:
-            given["crop_size"] = self.data.form.input_shapes[0][0]
-            if self.fit._crops:
-                given["crop_size"] = int(self.model.inputs[0].shape[1])
+            side = self.model.inputs[0].shape[1]
+            given["crop_size"] = side or self.data.form.input_shapes[0][0]
         values = {
             **given,
             **self.compilation.settings,
@@ -396,6 +432,8 @@ class Plan:
     def _data_folder(self, folder: Path) -> Path:
         """Where the arrays are: where those of the last fit are, if they are the same."""
         before = self.fit.distribution.data
+        if not self.data.splits:  # a prepared data set, which is a setting
+            return Path(self.fit.distribution.settings["data_folder"])
         if before is not None and read_any_manifest(before).source == self._source:
             return before
         return folder / DATA
@@ -411,6 +449,8 @@ class Plan:
 
     def _store(self, folder: Path) -> None:
         """Write training and perhaps validation rows, unless the folder has them."""
+        if not self.data.splits:
+            return
         is_there = matches(folder, self._source)
         form, (train, *rest) = self.data.form, self.__dict__.pop("_packed")
         self.data.splits.clear()  # copies of the arrays, if they had to be converted

@@ -100,6 +100,7 @@ class KerasNetwork(Network):
         self.graph = read_graph(model)
         self.input_shapes = self._read_inputs(input_shapes)
         self.output_names = [*self.graph.output_names]
+        self._costs: list[TensorVariable] | None = None  # of regularizers
         self._set_input()
         self._declare()
         numbers = sum(map(math.prod, self.output_shapes))
@@ -205,7 +206,9 @@ class KerasNetwork(Network):
         from tandem.keras.lowering.call import Pass
 
         pass_ = Pass(self.dtype, training, self.parameters)
-        return pass_.run(self.graph, self._cut(images))
+        outputs = pass_.run(self.graph, self._cut(images))
+        self._costs = [*pass_.costs.values()]
+        return outputs
 
     def logits(self, images: "TensorVariable", training: Training | None) -> "TensorVariable":
         """Build the graph of all outputs before `output`, ravelled: (batch, numbers)."""
@@ -248,11 +251,9 @@ class KerasNetwork(Network):
 
     def regularization(self) -> "TensorVariable | None":
         """The cost of the regularizers of parameters, a scalar; None if there are none."""
-        from tandem.keras.lowering.call import Pass
-
-        pass_ = Pass(self.dtype, None, self.parameters)
-        pass_.run(self.graph, self._cut(self.images()))
-        costs = [*pass_.costs.values()]
+        if self._costs is None:
+            self.outputs(self.images(), None)
+        costs = self._costs or []
         return sum(costs[1:], costs[0]) if costs else None
 
     def cost(

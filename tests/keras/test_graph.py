@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytensor
 import pytest
+import torch
 
 from tandem.errors import InputError
 from tandem.keras.graph import MOST_NODES, GraphData, read_graph
 from tandem.keras.lowering import lowers
-from tandem.keras.network import KerasNetwork
+from tandem.keras.network import KerasNetwork, joined
 from tests.support.keras_models import (
     DEVICE,
     json_of,
@@ -23,6 +24,7 @@ from tests.support.keras_models import (
     random_rows,
     ravelled,
     theirs,
+    training_pass,
 )
 
 
@@ -32,9 +34,9 @@ def several() -> Any:
     pictures = keras.Input((8, 8, 3), name="pictures")
     words = keras.Input((4,), dtype="int32", name="words")
     inside = keras.Input((8, 8, 2))
-    both = m.Conv2D(2, 3, padding="same")
+    both = m.Conv2D(2, 3, padding="same", name="both")
     block = keras.Model(inside, [both(inside), m.ReLU()(both(both(inside)))], name="block")
-    stem = keras.Sequential([m.Conv2D(2, 1), m.BatchNormalization()], name="stem")
+    stem = keras.Sequential([m.Conv2D(2, 1), m.BatchNormalization(name="norm")], name="stem")
     x, y = block(stem(pictures))
     x = block(keras.Model(inside, m.Add()([inside, inside]), name="twice")(x))[1] + y * 2
     z = m.Flatten()(m.Embedding(5, 3)(words))
@@ -65,14 +67,11 @@ def test_models_inside_models_shared_layers_and_several_ends() -> None:
     assert network.own_activation == ["sigmoid", "sigmoid", "softmax"]
     rows = random_rows(model)
     found, slopes = ours(network, rows)
-    import torch
-
     outputs = model(dict(zip(("pictures", "words"), rows, strict=True)))
     expected = torch.cat(outputs, 1).detach().numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    assert {"block.conv2d.weight", "stem.batch_normalization.running_var"} <= {*slopes} | {
-        *network.untrained
-    }
+    assert {"block.both.weight", "shared.bias"} <= {*slopes}
+    assert network.untrained == ("stem.norm.running_mean", "stem.norm.running_var")
     penalty = network.regularization()
     assert penalty is not None
     value = pytensor.function([], penalty, mode=DEVICE)()
@@ -88,7 +87,7 @@ def test_logits_are_those_before_the_activation_of_outputs(output: Any) -> None:
     rows = ravelled(random_rows(model))
     raw, found, expected = pytensor.function(
         [images],
-        [logits, network.predictions(logits), *map(ravel, [network.outputs(images, None)])],
+        [logits, network.predictions(logits), joined(network.outputs(images, None))],
         mode=DEVICE,
     )(rows)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
@@ -98,26 +97,17 @@ def test_logits_are_those_before_the_activation_of_outputs(output: Any) -> None:
     ]
 
 
-def ravel(outputs: Any) -> Any:
-    from tandem.keras.network import joined
-
-    return joined(outputs)
-
-
 def test_layers_that_are_not_trained_are_known() -> None:
     m = keras.layers
-    base = keras.Sequential([keras.Input((4,)), m.Dense(3), m.BatchNormalization()], name="base")
+    parts = [m.Dense(3, name="dense"), m.BatchNormalization(name="norm")]
+    base = keras.Sequential([keras.Input((4,)), *parts], name="base")
     base.trainable = False
     x = keras.Input((4,))
-    model = keras.Model(x, m.Dense(2)(m.Normalization()(base(x))))
+    model = keras.Model(x, m.Dense(2)(m.Normalization(name="scales")(base(x))))
     network = network_of(model)
-    assert {"base.dense", "base.batch_normalization"} <= {
-        ".".join(name.split(".")[:2]).rstrip("_0123456789") for name in network.frozen
-    }
-    assert any(name.endswith(".mean") for name in network.frozen)
+    statistics = ("scales.mean", "scales.variance")
+    assert network.frozen == ("base.dense", "base.norm", *statistics)
     rows = random_rows(model)
-    from tests.support.keras_models import training_pass
-
     found, _ = ours(network, rows, training_pass())
     np.testing.assert_allclose(found, theirs(model, rows, training=True)[0], rtol=1e-5, atol=1e-5)
 
@@ -143,7 +133,7 @@ def scaled(layer: Any, x: Any) -> Any:
 
 
 def own_layer() -> Any:
-    class Scaled(keras.layers.Layer):  # type: ignore[misc, name-defined]
+    class Scaled(keras.layers.Layer):
         def __init__(self, offset: float, **options: Any) -> None:
             super().__init__(**options)
             self.offset = offset
@@ -202,6 +192,7 @@ def with_layer(**values: Any) -> Any:
         ({"activity_regularizer": "l2"}, "d: found activity_regularizer, expected none"),
         ({"lora_rank": 4}, "d: found lora_rank, expected none"),
         ({"quantum": 4}, 'd: found quantum "4", expected none: quantum is not supported'),
+        ({"dtype": "mixed_float16"}, 'd: found dtype "mixed_float16", expected float32'),
         ({"name": "a/b"}, 'found a layer named "a/b"'),
     ],
 )
@@ -213,8 +204,8 @@ def test_what_cannot_be_used_is_refused(change: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda x, m: keras.ops.sum(x), "axis null, which has the batch's axis"),
-        (lambda x, m: keras.ops.max(x, axis=0, keepdims=True), "an axis of 2 but the first"),
+        (lambda x, m: keras.ops.sum(x), "axis null, expected axes of 2 but the first"),
+        (lambda x, m: keras.ops.max(x, axis=0, keepdims=True), "axes of 2 but the first"),
         (lambda x, m: keras.ops.transpose(x), "axes"),
         (lambda x, m: keras.ops.reshape(x, (2, -1)), "newshape .*expected -1, for the batch"),
         (lambda x, m: m.Lambda(lambda v: v)(x), "found Lambda, for which there is no lowering"),
@@ -228,7 +219,7 @@ def test_what_mixes_rows_or_is_code_is_refused(make: Any, message: str) -> None:
 
 
 def test_subclassed_models_are_refused() -> None:
-    class Own(keras.Model):  # type: ignore[misc, name-defined]
+    class Own(keras.Model):
         def call(self, x: Any) -> Any:
             return x
 
@@ -292,7 +283,7 @@ def mutated(value: Any, rng: random.Random) -> Any:
     return value
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(5000, marks=pytest.mark.slow)])
 def test_mutated_json_is_a_network_or_refused(count: int) -> None:
     """Every fault is an InputError, and nothing is imported, reserved or recursed into."""
     written, rng, refused = json_of(small()), random.Random(count), 0

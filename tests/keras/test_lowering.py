@@ -193,7 +193,13 @@ def assert_same(model: Any, names: list[str], training: bool = False, most: int 
         np.testing.assert_allclose(slopes[name], found, rtol=1e-4, atol=1e-4 * scale, err_msg=name)
 
 
-@pytest.mark.parametrize("case", LAYERS)
+SLOW = pytest.mark.slow  # cases that take seconds to compile
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(n, marks=SLOW) if n in ("recurrent", "more of images") else n for n in LAYERS],
+)
 def test_values_and_gradients_of_layers_are_those_of_keras(case: str) -> None:
     """The parameter of a PReLU before each layer has the layer's gradient."""
     shape, make = LAYERS[case]
@@ -271,7 +277,7 @@ def activated(x: Any, m: Any) -> list[Any]:
     return [*found, keras.ops.threshold(image, 0.3, -1.0)]
 
 
-@pytest.mark.parametrize("make", [merged, operated, activated])
+@pytest.mark.parametrize("make", [merged, activated, pytest.param(operated, marks=SLOW)])
 def test_joins_operations_and_activations_are_those_of_keras(make: Any) -> None:
     x = keras.Input(IMAGE)
     outputs = make(x, keras.layers)
@@ -320,12 +326,13 @@ def recurrent_of_tokens(x: Any, m: Any) -> list[Any]:
     return [encoded, decoded, *both, m.SimpleRNN(2, go_backwards=True)(decoded)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "dtype", "make"),
     [
         (SEQUENCE, "float32", attended),
         ((6,), "int32", of_tokens),
-        pytest.param((6,), "int32", recurrent_of_tokens, marks=pytest.mark.slow),
+        ((6,), "int32", recurrent_of_tokens),
     ],
 )
 def test_attention_and_masks_are_those_of_keras(shape: Any, dtype: str, make: Any) -> None:

@@ -334,3 +334,39 @@ def test_pictures_are_stored_as_pictures(tmp_path: Path) -> None:
     assert_equal_weights(ours, theirs, atol=1e-6)
     header = read_checkpoint(list_checkpoints(tmp_path / "run")[-1])
     assert header.network.crop_size == 8
+
+
+def test_shares_of_a_batch_may_be_uneven(tmp_path: Path) -> None:
+    """Of ten rows 4, 3 and 3, of the last seven 4, 3 and 0; momenta are averaged by them."""
+    rng, found = np.random.default_rng(0), []
+    x, y = rng.normal(size=(37, 5)), rng.normal(size=37)
+    for trainers in (1, 3):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(6), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05, 0.9), "mse")
+        run = tmp_path / f"{trainers}"
+        tandem.keras.distribute(model, ["cpu"] * trainers, run, precision="float64", check_every=1)
+        model.fit(x, y, 10, 2, verbose=0)
+        found.append(model)
+    assert_equal_weights(*found, atol=1e-7, rtol=1e-6)
+
+
+def test_prepared_pictures_are_trained_on_and_cropped(tmp_path: Path) -> None:
+    from tests.support.tiny import prepare
+
+    layers = keras.layers
+    data = prepare(tmp_path / "data", train=12, image_size=10)
+    model = keras.Sequential(
+        [keras.Input((8, 8, 3)), layers.Flatten(), layers.Dense(3, activation="softmax")]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    given = {"data_folder": data, "rand_crop": True, "rand_mirror": True}
+    tandem.keras.distribute(model, ["cpu"], tmp_path / "run", **given)
+    history = model.fit(batch_size=4, verbose=0).history
+    assert [*history] == ["accuracy", "loss", "val_accuracy", "val_loss"]
+    other = keras.models.clone_model(model)
+    other.compile("sgd", "mse")
+    tandem.keras.distribute(other, ["cpu"], tmp_path / "other", **given)
+    with pytest.raises(InputError, match="found targets that are classes, expected a cross"):
+        other.fit(verbose=0)

@@ -10,7 +10,7 @@ import pytensor.tensor as pt
 
 from tandem.backend import device_mode
 from tandem.keras.network import KerasNetwork, joined
-from tandem.keras.weights import from_ours, read_weights, variables
+from tandem.keras.weights import read_weights, to_ours, variables
 from tandem.layers import Training
 from tests.support.lazily import Lazily
 
@@ -80,7 +80,7 @@ def ours(
     names = [name for name in network.parameters if name not in network.untrained]
     wanted = [network.parameters[name] for name in names]
     cost = (y * pt.constant(np.asarray(slope, np.float32))).sum()
-    gradients = pytensor.grad(cost, wanted, disconnected_inputs="ignore") if wanted else []
+    gradients: Any = pytensor.grad(cost, wanted, disconnected_inputs="ignore") if wanted else []
     function = pytensor.function([images], [y, *gradients], mode=DEVICE)
     given = rows[0].astype(np.float32) if len(rows) == 1 else ravelled(rows)
     found, *slopes = function(given)
@@ -103,10 +103,5 @@ def theirs(
     slopes = {}
     for name, kind, variable in variables(model):
         if variable.trainable and (found := variable.value.grad) is not None:
-            from tandem.keras.weights import to_ours
-
             slopes[name] = to_ours(kind, variable, found.numpy())
     return y.detach().numpy(), slopes
-
-
-__all__ = ["BATCH", "DEVICE", "from_ours", "json_of", "keras", "network_of", "ours", "theirs"]

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
@@ -14,7 +13,6 @@ from tandem.layers import activations
 from tandem.validation import shown, suggestion
 
 _SELU_SCALE, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772  # Klambauer et al. 2017
-_ZERO = np.float32(0)
 
 
 def _clip(x: TensorVariable, low: float, high: float) -> TensorVariable:
@@ -55,7 +53,7 @@ def _sparsemax(x: TensorVariable, axis: int = -1) -> TensorVariable:
     moved = pt.moveaxis(x, axis, -1)
     ranked = -pt.sort(-moved, axis=-1)
     sums = pt.cumsum(ranked, axis=-1)
-    counts = np.arange(1, cast(int, x.type.shape[axis]) + 1).astype(x.type.dtype)
+    counts = pt.arange(1, moved.shape[-1] + 1).astype(x.type.dtype)
     chosen = pt.gt(ranked - (sums - one) / counts, zero)
     total = pt.switch(chosen, sums, zero).sum(axis=-1, keepdims=True) - one
     size = chosen.sum(axis=-1, keepdims=True).astype(x.type.dtype)
@@ -81,20 +79,8 @@ def _relu(
     return cast(TensorVariable, y)
 
 
-def _mish(x: TensorVariable) -> TensorVariable:
-    return x * pt.tanh(pt.softplus(x))
-
-
 def _hard_sigmoid(x: TensorVariable) -> TensorVariable:
     return _clip(x + number(3, x), 0, 6) * number(1 / 6, x)
-
-
-def _selu(x: TensorVariable) -> TensorVariable:
-    return number(_SELU_SCALE, x) * activations.elu(x, _SELU_ALPHA)
-
-
-def _squareplus(x: TensorVariable, b: float = 4) -> TensorVariable:
-    return (x + pt.sqrt(x * x + number(b, x))) * number(0.5, x)
 
 
 def _sparse_plus(x: TensorVariable) -> TensorVariable:
@@ -114,13 +100,13 @@ FUNCTIONS: Mapping[str, Callable[..., TensorVariable]] = {
     "relu6": activations.relu6,
     "leaky_relu": lambda x, negative_slope=0.2: activations.leaky_relu(x, negative_slope),
     "elu": activations.elu,
-    "selu": _selu,
+    "selu": lambda x: number(_SELU_SCALE, x) * activations.elu(x, _SELU_ALPHA),
     "celu": _celu,
     "gelu": _gelu,
     "silu": lambda x: x * pt.sigmoid(x),
-    "mish": _mish,
+    "mish": lambda x: x * pt.tanh(pt.softplus(x)),
     "softplus": activations.softplus,
-    "squareplus": _squareplus,
+    "squareplus": lambda x, b=4: (x + pt.sqrt(x * x + number(b, x))) * number(0.5, x),
     "sparse_plus": _sparse_plus,
     "softsign": lambda x: x / (number(1, x) + abs(x)),
     "tanh": activations.tanh,
@@ -207,11 +193,6 @@ def prelu(layer: Call, x: TensorVariable) -> TensorVariable:
 
 @lowers("Softmax", keeps_mask=True)
 def softmax(layer: Call, x: TensorVariable, mask: Any = None) -> TensorVariable:
-    axes = layer.value("axis")
-    axes = axes if isinstance(axes, list) else [axes]
-    if len(axes) != 1:
-        raise layer.fault(f"axis {shown(axes)}", "one axis")
-    if mask is not None or "mask" in layer.keywords:
+    if mask is not None:
         raise layer.fault("a mask", "none")
-    layer = layer.with_config(axis=axes[0])
     return _softmax(x, layer.axis("axis", x.type.ndim))

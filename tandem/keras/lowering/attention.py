@@ -4,7 +4,6 @@ import math
 from functools import reduce
 from typing import Any, cast
 
-import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
@@ -48,7 +47,12 @@ def _matmul(x: Any, y: Any) -> TensorVariable:
 
 def _causal(queries: int, keys: int) -> TensorVariable:
     """Bool (1, query, key): whether a key is no later than a query."""
-    return pt.constant(np.tri(queries, keys, dtype=bool)[np.newaxis])
+    return pt.ge(_lags(queries, keys), 0).dimshuffle("x", 0, 1)
+
+
+def _lags(queries: int, keys: int) -> TensorVariable:
+    """Steps from each key to each query, int64 (query, key)."""
+    return pt.arange(queries).dimshuffle(0, "x") - pt.arange(keys).dimshuffle("x", 0)
 
 
 @lowers("MultiHeadAttention")
@@ -110,8 +114,9 @@ def _counts(layer: Call, query: Any, value: Any, key: Any) -> TensorVariable | N
         given.append(_causal(*steps))
     window = layer.value("sliding_window")
     if window is not None:
-        places = np.subtract.outer(*map(np.arange, steps))
-        given.append(pt.constant((abs(places) < layer.integer("sliding_window"))[np.newaxis]))
+        given.append(
+            pt.lt(abs(_lags(*steps)), layer.integer("sliding_window")).dimshuffle("x", 0, 1)
+        )
     spread = [m if m.type.ndim == 4 else m.dimshuffle(0, "x", 1, 2) for m in given]
     return cast(Any, reduce(pt.and_, spread)) if spread else None
 

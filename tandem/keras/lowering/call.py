@@ -259,9 +259,9 @@ class Call:
             raise self.fault(f"{key} {shown(found)}", f"a whole number from {least} to {most}")
         return found
 
-    def integers(self, key: str, count: int, least: int = 1) -> tuple[int, ...]:
-        """Several whole numbers; one stands for equal ones."""
-        found = self.value(key)
+    def integers(self, key: str, count: int, least: int = 1, given: Any = None) -> tuple[int, ...]:
+        """Several whole numbers, of the configuration or as given; one stands for equal ones."""
+        found = self.value(key) if given is None else given
         values = found if isinstance(found, list | tuple) else [found] * count
         if len(values) != count or any(
             type(n) is not int or not least <= n <= LARGEST for n in values
@@ -294,14 +294,20 @@ class Call:
             raise self.fault(f"{key} {shown(found)}", " or ".join(words))
         return found
 
-    def axis(self, key: str, ndim: int) -> int:
-        """An axis but the batch's, from 1."""
-        found = self.value(key)
-        if isinstance(found, list) and len(found) == 1:
-            (found,) = found
-        if type(found) is not int or not -ndim <= found < ndim or found % ndim == 0:
-            raise self.fault(f"{key} {shown(found)}", f"an axis of {ndim} but the first")
-        return found % ndim
+    def axes(self, key: str, ndim: int, given: Any = None) -> list[int]:
+        """One axis or several but the batch's, from 1, of the configuration or as given."""
+        found = self.value(key) if given is None else given
+        many = found if isinstance(found, list | tuple) else [found]
+        if any(type(n) is not int or not -ndim <= n < ndim or n % ndim == 0 for n in many):
+            raise self.fault(f"{key} {shown(found)}", f"axes of {ndim} but the first, the batch's")
+        return [n % ndim for n in many]
+
+    def axis(self, key: str, ndim: int, given: Any = None) -> int:
+        """The only one of `axes`."""
+        found, *others = self.axes(key, ndim, given)
+        if others:
+            raise self.fault(f"{key} {shown(self.value(key))}", "one axis")
+        return found
 
     def parameter(
         self,
@@ -386,16 +392,11 @@ class Call:
         self._read.add(key)
         return read_layer(self.config.get(key), f"{self.name}.{key}", self.pass_.budget)
 
-    def inners(self, key: str) -> list[LayerData]:
+    def inners(self, key: str) -> list[AnyLayer]:
         """Several layers in the configuration."""
         self._read.add(key)
-        given = self.config.get(key)
-        if not isinstance(given, list):
-            raise self.fault(f"{key} {shown(given)}", "a list of layers")
-        read = [
-            read_layer(v, f"{self.name}.{key}{n}", self.pass_.budget) for n, v in enumerate(given)
-        ]
-        return [each for each in read if isinstance(each, LayerData)]
+        place, budget = f"{self.name}.{key}", self.pass_.budget
+        return [read_layer(v, f"{place}{n}", budget) for n, v in enumerate(self.config[key])]
 
     def inside(self, layer: AnyLayer) -> "Call":
         """A call of a layer inside this one, whose lowering is this one's too."""
@@ -420,14 +421,6 @@ class Call:
             yield
         finally:
             self.pass_.rows_in_row = before
-
-    def with_config(self, **values: Any) -> "Call":
-        """The same call with other values in the configuration."""
-        layer = LayerData(self.name, self.kind, {**self.config, **values})
-        found = Call(self.pass_, layer, self.name, dict(self.keywords), self.frozen)
-        found.mask, found.first_mask, found.training = self.mask, self.first_mask, self.training
-        found._read = self._read
-        return found
 
     def apply(self, layer: AnyLayer, name: str, *inputs: Any, **keywords: Any) -> Outputs:
         """Build the outputs of a layer inside this one, under its own name behind this one's."""
@@ -458,6 +451,10 @@ class Call:
             call.check_finished()
         if self.kind.startswith("own:"):
             return
+        dtype = self.config.get("dtype")
+        dtype = dtype.get("config", {}).get("name") if isinstance(dtype, dict) else dtype
+        if not self.kind.startswith("ops.") and dtype not in (None, "float32", "float64"):
+            raise self.fault(f"dtype {shown(dtype)}", "float32: a run's precision is its own")
         if self.value("activity_regularizer") is not None:
             raise self.fault("activity_regularizer", "none: it is not supported")
         left = {k: v for k, v in self.config.items() if k not in self._read}

@@ -9,7 +9,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from tandem import ops
 from tandem.keras.lowering.activations import activated
-from tandem.keras.lowering.call import Call, pixels, planes
+from tandem.keras.lowering.call import LARGEST, Call, pixels, planes
 from tandem.keras.lowering.core import lengths, rows_of
 from tandem.keras.lowering.registry import lowers
 
@@ -165,7 +165,7 @@ def sides_of(layer: Call, key: str, ndim: int) -> tuple[int, int, int, int]:
         found = [found]
     if not isinstance(found, list | tuple) or len(found) != axes:
         raise layer.fault(f"{key} {found}", "numbers for each side")
-    both = [layer.with_config(side=side).integers("side", 2, 0) for side in found]
+    both = [layer.integers(key, 2, 0, side) for side in found]
     top, bottom = both[0]
     left, right = both[1] if axes == 2 else (0, 0)
     return top, bottom, left, right
@@ -200,6 +200,8 @@ def resized(x: TensorVariable, size: Pair, way: str) -> TensorVariable:
     for axis, (length, count) in enumerate(zip(lengths(x)[1:], size, strict=True), 2):
         if length == count:
             continue
+        if length * count > LARGEST:
+            raise ValueError(f"found {length} pixels to be {count}, expected fewer")
         places = (np.arange(count) + 0.5) * (length / count)
         if way == "nearest":
             x = pt.take(x, pt.constant(places.astype(np.int64)), axis=axis)

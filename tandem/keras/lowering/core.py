@@ -162,7 +162,7 @@ def normals(layer: Call, x: TensorVariable) -> TensorVariable:
     """Normal random numbers of mean 0 and deviation 1 for each number of each row of x."""
     training, shape = cast(Training, layer.training), lengths(x)
     count = math.prod(shape) * layer.rows_in_row
-    blocks = pt.constant(np.arange(-(-count // 4))[np.newaxis])
+    blocks = pt.arange(-(-count // 4)).dimshuffle("x", 0)
     purpose = np.int64(Purpose.DROPOUT + layer.next_random())
     counter = (blocks, training.indices.dimshuffle(0, "x"), training.epoch, purpose)
     words = [word.astype("float64") / 2.0**32 for word in philox4x32(counter, training.seed)]

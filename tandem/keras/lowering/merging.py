@@ -83,8 +83,7 @@ def dot(layer: Call, *inputs: Any) -> TensorVariable:
     a, b = variables(inputs)
     axes = layer.value("axes")
     first, second = axes if isinstance(axes, list | tuple) else (axes, axes)
-    first = layer.with_config(first=first).axis("first", a.type.ndim)
-    second = layer.with_config(second=second).axis("second", b.type.ndim)
+    first, second = layer.axis("axes", a.type.ndim, first), layer.axis("axes", b.type.ndim, second)
     if layer.flag("normalize"):
         a, b = (x / _norm(x, axis) for x, axis in ((a, first), (b, second)))
     a, b = pt.moveaxis(a, first, -1), pt.moveaxis(b, second, -1)

@@ -37,8 +37,16 @@ def _batch_norm(layer: Call, x: TensorVariable) -> TensorVariable:
     if layer.value("renorm"):
         raise layer.fault("renorm true", "false")
     layer.value("renorm_momentum")
-    scale = layer.parameter("gamma", shape) if layer.flag("scale") else np.ones(shape, layer.dtype)
-    shift = layer.parameter("beta", shape) if layer.flag("center") else np.zeros(shape, layer.dtype)
+    scale = (
+        layer.parameter("gamma", shape)
+        if layer.flag("scale")
+        else pt.ones(shape, dtype=layer.dtype)
+    )
+    shift = (
+        layer.parameter("beta", shape)
+        if layer.flag("center")
+        else pt.zeros(shape, dtype=layer.dtype)
+    )
     mean = layer.parameter("moving_mean", shape, keep=keep, settings="moving_mean")
     variance = layer.parameter("moving_variance", shape, keep=keep, settings="moving_variance")
     layer.flag("synchronized", False)
@@ -99,17 +107,12 @@ def _given(
         return found.dimshuffle(
             *(kept.index(axis) if axis in kept else "x" for axis in range(len(shape)))
         )
-    numbers = np.broadcast_to(np.asarray(given, layer.dtype), shape)
-    return pt.constant(numbers)
+    return pt.constant(np.asarray(given, layer.dtype))  # broadcasts
 
 
 @lowers("LayerNormalization", keeps_mask=True)
 def layer_normalization(layer: Call, x: TensorVariable) -> TensorVariable:
-    given = layer.value("axis")
-    axes = sorted(
-        layer.with_config(one=a).axis("one", x.type.ndim)
-        for a in (given if isinstance(given, list | tuple) else [given])
-    )
+    axes = sorted(layer.axes("axis", x.type.ndim))
     shape = [x.type.shape[axis] for axis in axes]
     order = [axes.index(a) if a in axes else "x" for a in range(x.type.ndim)]
     if layer.value("rms_scaling"):
@@ -125,9 +128,7 @@ def layer_normalization(layer: Call, x: TensorVariable) -> TensorVariable:
 @lowers("RMSNormalization", "UnitNormalization", keeps_mask=True)
 def length_normalization(layer: Call, x: TensorVariable) -> TensorVariable:
     """Numbers divided by their root mean square, or by the root of the sum of their squares."""
-    given = layer.value("axis")
-    axes = given if isinstance(given, list | tuple) else [given]
-    places = [layer.with_config(one=axis).axis("one", x.type.ndim) for axis in axes]
+    places = layer.axes("axis", x.type.ndim)
     squares = pt.sqr(x).sum(axis=places, keepdims=True)
     if layer.kind == "UnitNormalization":
         return x / pt.sqrt(pt.maximum(squares, number(1e-12, x)))

@@ -20,6 +20,8 @@ from tandem.keras.lowering.merging import concatenated
 from tandem.keras.lowering.registry import lowers
 from tandem.validation import shown
 
+_MOST_PARTS = 10_000
+
 _ONE_INPUT: Mapping[str, Callable[..., Any]] = {
     "Abs": abs,
     "Absolute": abs,
@@ -162,18 +164,9 @@ _REDUCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def axes_of(layer: Call, key: str, ndim: int) -> tuple[int, ...]:
-    """Axes of rows, from 1; InputError if the batch's is among them."""
-    found = layer.value(key)
-    many = [*found] if isinstance(found, list | tuple) else [found]
-    if found is None:
-        raise layer.fault(f"{key} null, which has the batch's axis", "axes of rows, from 1")
-    return tuple(sorted(layer.with_config(one=axis).axis("one", ndim) for axis in many))
-
-
 @lowers(*(f"ops.{name}" for name in _REDUCTIONS))
 def reduction(layer: Call, x: TensorVariable) -> TensorVariable:
-    axes = axes_of(layer, "axis", x.type.ndim)
+    axes = tuple(sorted(layer.axes("axis", x.type.ndim)))
     name = layer.kind.removeprefix("ops.")
     if name not in ("Any", "All") and "float" not in x.dtype:
         x = x.astype(layer.dtype)
@@ -252,18 +245,13 @@ def transpose(layer: Call, x: TensorVariable) -> TensorVariable:
 
 @lowers("ops.Swapaxes")
 def swapaxes(layer: Call, x: TensorVariable) -> TensorVariable:
-    axes = (layer.axis(key, x.type.ndim) for key in ("axis1", "axis2"))
-    return pt.swapaxes(x, *axes)
+    first, second = (layer.axis(key, x.type.ndim) for key in ("axis1", "axis2"))
+    return pt.swapaxes(x, first, second)
 
 
 @lowers("ops.Moveaxis")
 def moveaxis(layer: Call, x: TensorVariable) -> TensorVariable:
-    ndim, ends = x.type.ndim, []
-    for key in ("source", "destination"):
-        found = layer.value(key)
-        many = found if isinstance(found, list | tuple) else [found]
-        ends.append([layer.with_config(one=axis).axis("one", ndim) for axis in many])
-    return pt.moveaxis(x, *ends)
+    return pt.moveaxis(x, *(layer.axes(key, x.type.ndim) for key in ("source", "destination")))
 
 
 @lowers("ops.ExpandDims")
@@ -275,7 +263,7 @@ def expand_dims(layer: Call, x: TensorVariable) -> TensorVariable:
 def squeeze(layer: Call, x: TensorVariable) -> TensorVariable:
     if layer.value("axis") is None:
         return reshaped(x, tuple(n for n in lengths(x) if n != 1))
-    axes = axes_of(layer, "axis", x.type.ndim)
+    axes = tuple(layer.axes("axis", x.type.ndim))
     return cast(TensorVariable, pt.squeeze(x, axis=axes))
 
 
@@ -308,20 +296,18 @@ def split(layer: Call, x: TensorVariable) -> list[TensorVariable]:
 def unstack(layer: Call, x: TensorVariable) -> list[TensorVariable]:
     axis = layer.axis("axis", x.type.ndim)
     layer.value("num")
-    if lengths(x)[axis - 1] > 10_000:
-        raise layer.fault(f"{lengths(x)[axis - 1]} parts", "at most 10000")
-    before = (slice(None),) * axis
-    return [x[(*before, place)] for place in range(lengths(x)[axis - 1])]
+    if (count := lengths(x)[axis - 1]) > _MOST_PARTS:
+        raise layer.fault(f"{count} parts", f"at most {_MOST_PARTS}")
+    return [x[(*(slice(None),) * axis, place)] for place in range(count)]
 
 
 @lowers("ops.Tile")
 def tile(layer: Call, x: TensorVariable) -> TensorVariable:
     repeats = layer.integers("repeats", x.type.ndim)
-    if repeats[0] != 1:
-        raise layer.fault(f"repeats {repeats}", "1 of the batch")
+    if repeats[0] != 1 or max(repeats) > _MOST_PARTS:
+        raise layer.fault(f"repeats {repeats}", f"1 of the batch, and at most {_MOST_PARTS}")
     for axis, times in enumerate(repeats):
-        if times > 1:
-            x = pt.concatenate([x] * _few(layer, times), axis=axis)
+        x = pt.concatenate([x] * times, axis=axis) if times > 1 else x
     return x
 
 
@@ -331,15 +317,9 @@ def repeat(layer: Call, x: TensorVariable) -> TensorVariable:
     return pt.repeat(x, times, axis=layer.axis("axis", x.type.ndim))
 
 
-def _few(layer: Call, times: int) -> int:
-    if times > 10_000:
-        raise layer.fault(f"{times} copies", "at most 10000")
-    return times
-
-
 @lowers("ops.Flip")
 def flip(layer: Call, x: TensorVariable) -> TensorVariable:
-    axes = axes_of(layer, "axis", x.type.ndim)
+    axes = tuple(layer.axes("axis", x.type.ndim))
     whole, back = slice(None), slice(None, None, -1)
     return x[tuple(back if axis in axes else whole for axis in range(x.type.ndim))]
 
@@ -352,7 +332,7 @@ def pad(layer: Call, x: TensorVariable, constant_values: Any = None) -> TensorVa
     if not isinstance(widths, list | tuple) or len(widths) != ndim or any(widths[0]):
         raise layer.fault(f"pad_width {shown(widths)}", "none of the batch, and two of each axis")
     for axis, sides in enumerate(widths[1:], 1):
-        before, behind = layer.with_config(side=sides).integers("side", 2, 0)
+        before, behind = layer.integers("pad_width", 2, 0, sides)
         shape = [*x.type.shape]
         parts = [x]
         for place, width in ((0, before), (2, behind)):
