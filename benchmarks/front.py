@@ -1,10 +1,10 @@
-"""Is `fit` of `tandem.nn` as fast as PyTorch, in one process and in two?
+"""Is `fit` of `tandem.keras` as fast as PyTorch, in one process and in two?
 
     python -m benchmarks.front
 
-Trains AlexNet for CIFAR-10 as PyDTNN has it (`examples.nn_add`) with SGD of momentum 0.9, by steps
-of 64 pictures over all processes: one with a thread for each core, and two of one thread. The peers
-are plain PyTorch and DistributedDataParallel over gloo, eager, and channels-last with fused SGD. A
+Trains AlexNet for CIFAR-10 as PyDTNN has it (`examples.keras_cifar`) with SGD of momentum 0.9, by
+steps of 64 pictures over all processes: one with a thread for each core, and two of one thread. The
+peers are plain PyTorch and DistributedDataParallel over gloo, eager, and channels-last with fused SGD. A
 turn is a whole epoch of pictures of noise, in a new order; ours reads them from the run folder,
 theirs are in memory. All processes stay alive, and those that are not measured stand still. Start
 and compilation are not counted, nor is the first round.
@@ -71,7 +71,7 @@ def answer(rounds: int, sizes: Sizes = Sizes()) -> Iterator[Comparison]:
         for processes in (1, 2):
             ours = stack.enter_context(fit(folder / str(processes), processes, sizes))
             ours.seconds_per_step(1)
-            turns[processes, "tandem.nn"] = lambda ours=ours: ours.seconds_per_step(1)
+            turns[processes, "tandem.keras"] = lambda ours=ours: ours.seconds_per_step(1)
             threads = cores if processes == 1 else 1
             team = stack.enter_context(
                 plain_team(folder / f"store {processes}", processes, threads, sizes)
@@ -90,7 +90,7 @@ def answer(rounds: int, sizes: Sizes = Sizes()) -> Iterator[Comparison]:
         question = f"AlexNet for CIFAR-10, {sizes.batch} pictures, {processes} " + (
             "process" if processes == 1 else "processes"
         )
-        ours, eager, tuned = (found[processes, kind] for kind in ("tandem.nn", EAGER, TUNED))
+        ours, eager, tuned = (found[processes, kind] for kind in ("tandem.keras", EAGER, TUNED))
         best = min(eager, tuned, key=lambda measured: measured.median)
         for peer in (eager, tuned):
             yield compare(question, ours, peer, target=TARGET if peer is best else None)
@@ -170,7 +170,7 @@ def plain_epoch(tuned: bool, rank: int, processes: int, sizes: Sizes) -> Callabl
 
 
 def plain_network(width: float) -> "nn.Sequential":
-    """The network of `examples.nn_add` from scaled images to logits."""
+    """The network of `examples.keras_cifar` from scaled images to logits."""
     from torch import nn
 
     def scaled(count: int) -> int:

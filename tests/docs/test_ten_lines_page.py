@@ -1,4 +1,4 @@
-"""docs/ten-lines.md, from-keras.md, keras.md: their blocks are programs that check themselves."""
+"""docs/ten-lines.md, keras.md: their blocks are programs that check themselves."""
 
 import os
 import subprocess
@@ -52,9 +52,3 @@ def test_the_page_of_keras_models_is_a_program_and_its_commands_work(tmp_path: P
     for block in code_blocks(page, "bash"):
         run(["bash", "-euc", block], tmp_path)
     assert (tmp_path / "again.keras").exists()
-
-
-def test_the_page_for_users_of_keras_is_a_program(tmp_path: Path) -> None:
-    page = ROOT / "docs" / "from-keras.md"
-    (tmp_path / "page.py").write_text("\n".join(code_blocks(page, "python")))
-    assert "Epoch 2/2" in run([sys.executable, "page.py"], tmp_path)

@@ -1,7 +1,7 @@
 """The same over ranks, on one machine or several with a common file system: a trainer on each.
 
-mpirun -n 4 python -m examples.nn_ranks
-torchrun --nproc-per-node 2 -m examples.nn_ranks --synthetic
+mpirun -n 4 python -m examples.keras_ranks
+torchrun --nproc-per-node 2 -m examples.keras_ranks --synthetic
 
 Every rank executes the script and gets the result; rank 0 writes the run folder. N ranks compute
 what one computes: a batch of 64 is divided among them.
@@ -10,7 +10,8 @@ what one computes: a batch of 64 is divided among them.
 import argparse
 from collections.abc import Sequence
 
-from examples.nn_add import make_model
+import tandem.keras
+from examples.keras_cifar import make_model
 from tandem import datasets
 
 
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--source", help="CIFAR-10, as a folder or an archive")
     parser.add_argument("--synthetic", action="store_true", help="few random pictures, 2 epochs")
-    parser.add_argument("--weights_dir", default="runs/nn_ranks", help="run folder, continued")
+    parser.add_argument("--weights_dir", default="runs/keras_ranks", help="run folder, continued")
     chosen = parser.parse_args(arguments)
 
     name = "synthetic" if chosen.synthetic else "cifar10"
@@ -29,14 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = make_model(width=0.05 if chosen.synthetic else 1.0)
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     epochs = 2 if chosen.synthetic else 30
-    model.fit(
-        *train,
-        batch_size=64,
-        epochs=epochs,
-        validation_data=test,
-        run=chosen.weights_dir,
-        resume=True,
-    )
+    tandem.keras.distribute(model, run=chosen.weights_dir)
+    model.fit(*train, 64, epochs, validation_data=test, resume=True)
 
 
 if __name__ == "__main__":

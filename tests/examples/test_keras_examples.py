@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.nn_add import main, make_model
+from examples.keras_cifar import main, make_model
 from tests.support.tiny import ROOT, python_path, read_record
 
 TRIAL = ("--synthetic", "--weights_dir")
@@ -48,7 +48,7 @@ def test_ranks_train_it(tmp_path: Path, launcher: str) -> None:
         [
             *command,
             "-m",
-            "examples.nn_ranks",
+            "examples.keras_ranks",
             "--synthetic",
             "--weights_dir",
             str(tmp_path / "run"),
