@@ -1,4 +1,4 @@
-"""A script that fits AlexNet for CIFAR-10 with `tandem.keras` until it ends, for `benchmarks.front`.
+"""A script of `benchmarks.front` that fits AlexNet for CIFAR-10 with `tandem.keras` until it ends.
 
 Its arguments are a folder, and numbers of processes, pictures and pictures of a batch, and a width.
 """
