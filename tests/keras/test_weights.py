@@ -89,8 +89,10 @@ def test_a_layer_in_two_models_inside_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    "glorot_uniform glorot_normal he_normal lecun_uniform truncated_normal random_uniform "
-    "random_normal variance_scaling ones".split(),
+    [
+        *("glorot_uniform", "glorot_normal", "he_normal", "lecun_uniform", "truncated_normal"),
+        *("random_uniform", "random_normal", "variance_scaling", "ones"),
+    ],
 )
 def test_initial_values_have_the_mean_and_spread_of_keras(name: str) -> None:
     m = keras.layers
