@@ -390,6 +390,9 @@ PERMITTED = {
     # What a pool's processes say to each other, by pipes of their own.
     "tandem/parallel/team.py": {"pickle.loads"},
     "tandem/parallel/worker.py": {"pickle.loads"},
+    # The lowerings of a script's own layers, by value through the pipes of its own processes.
+    "tandem/keras/fit.py": {"cloudpickle"},
+    "tandem/training/setup.py": {"pickle.loads"},
     # A library that is compared with; it reads nothing.
     "benchmarks/parallel_contenders.py": {"joblib"},
 }

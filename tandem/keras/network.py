@@ -101,6 +101,7 @@ class KerasNetwork(Network):
         self.input_shapes = self._read_inputs(input_shapes)
         self.output_names = [*self.graph.output_names]
         self._costs: list[TensorVariable] | None = None  # of regularizers
+        self._masked: list[str] = []  # outputs with masks
         self._set_input()
         self._declare()
         numbers = sum(map(math.prod, self.output_shapes))
@@ -208,6 +209,8 @@ class KerasNetwork(Network):
         pass_ = Pass(self.dtype, training, self.parameters)
         outputs = pass_.run(self.graph, self._cut(images))
         self._costs = [*pass_.costs.values()]
+        names = zip(outputs, self.output_names, strict=True)
+        self._masked = [name for y, name in names if y in pass_.masks]
         return outputs
 
     def logits(self, images: "TensorVariable", training: Training | None) -> "TensorVariable":
@@ -266,6 +269,11 @@ class KerasNetwork(Network):
         """
         from tandem.layers.losses import mean_over_valid
 
+        if self._masked:
+            raise InputError(
+                f"{self._masked[0]}: found an output with a mask, expected one without: a loss of "
+                "masked steps is no mean over rows"
+            )
         if self.objective is not None:
             rows, _ = self._built(logits, labels)
         else:

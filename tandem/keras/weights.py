@@ -11,8 +11,18 @@ from typing import Any
 import numpy as np
 
 from tandem.errors import InputError
-from tandem.keras.names import PARAMETERS
+from tandem.layers.parameter import Kind
 from tandem.validation import listed, unmasked
+
+PARAMETERS: dict[str, tuple[str, Kind]] = {
+    "kernel": ("weight", "weight"),
+    "embeddings": ("weight", "weight"),
+    "gamma": ("weight", "scale"),
+    "beta": ("bias", "shift"),
+    "moving_mean": ("running_mean", "average"),
+    "moving_variance": ("running_var", "average"),
+}
+"""Names in our files, and kinds, of parameters by Keras's names; others have Keras's."""
 
 _UNNAMED = re.compile(r"variable(_\d+)?")
 

@@ -22,7 +22,7 @@ from tandem.keras.graph import (
 )
 from tandem.keras.lowering.initial import distribution
 from tandem.keras.lowering.registry import find_lowering
-from tandem.keras.names import PARAMETERS
+from tandem.keras.weights import PARAMETERS
 from tandem.layers.parameter import Parameter
 from tandem.layers.training_pass import Training
 from tandem.validation import shown

@@ -1,6 +1,7 @@
 """The distributions of initial values, from Keras's initializers."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,14 +9,7 @@ from tandem.layers.parameter import Distribution, Kind
 
 _TRUNCATED = 0.87962566103423978  # standard deviation of a normal one cut off at two
 
-_SCALES: dict[str, tuple[float, str, str]] = {
-    "GlorotUniform": (1.0, "fan_avg", "uniform"),
-    "GlorotNormal": (1.0, "fan_avg", "truncated_normal"),
-    "HeUniform": (2.0, "fan_in", "uniform"),
-    "HeNormal": (2.0, "fan_in", "truncated_normal"),
-    "LecunUniform": (1.0, "fan_in", "uniform"),
-    "LecunNormal": (1.0, "fan_in", "truncated_normal"),
-}
+_SCALED = re.compile("(Glorot|He|Lecun)(Uniform|Normal)")
 
 
 def distribution(
@@ -47,15 +41,16 @@ def distribution(
         return (low + high) / 2, abs(high - low) / math.sqrt(12), "uniform"
     if name is None and kind != "weight":
         return float(kind == "scale"), 0.0, "normal"
-    scale, mode, drawn = _SCALES.get(str(name), _SCALES["GlorotUniform"])
+    match = _SCALED.fullmatch(str(name))
+    author, drawn = match.groups() if match else ("Glorot", "Uniform")
+    scale, mode = 2.0 if author == "He" else 1.0, "fan_avg" if author == "Glorot" else "fan_in"
     if name == "VarianceScaling":
         scale = abs(number("scale", 1.0))
         mode, drawn = str(config.get("mode", "fan_in")), str(config.get("distribution"))
     fan_in, fan_out = fans or (math.prod(shape[:-1]), math.prod(shape[-1:]))
     fan = {"fan_in": fan_in, "fan_out": fan_out}.get(mode, (fan_in + fan_out) / 2)
     std = math.sqrt(scale / max(1, fan))
-    if drawn == "uniform":
+    if drawn in ("uniform", "Uniform"):
         return 0.0, std, "uniform"
-    if drawn == "truncated_normal":
-        return 0.0, std / _TRUNCATED, "truncated"
-    return 0.0, std, "normal"
+    is_plain = drawn == "untruncated_normal"
+    return 0.0, std if is_plain else std / _TRUNCATED, "normal" if is_plain else "truncated"

@@ -23,39 +23,24 @@ from tandem.validation import shown
 _MOST_PARTS = 10_000
 
 _ONE_INPUT: Mapping[str, Callable[..., Any]] = {
+    name: getattr(pt, name.lower())
+    for name in (
+        *("Arccos", "Arcsin", "Arctan", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Expm1", "Floor"),
+        *("Isinf", "Isnan", "Log", "Log10", "Log1p", "Log2", "Sign", "Sin", "Sinh", "Sqrt"),
+        *("Tan", "Trunc"),
+    )
+} | {
     "Abs": abs,
     "Absolute": abs,
-    "Arccos": pt.arccos,
-    "Arcsin": pt.arcsin,
-    "Arctan": pt.arctan,
-    "Ceil": pt.ceil,
     "Copy": lambda x: x,
-    "Cos": pt.cos,
-    "Cosh": pt.cosh,
-    "Erf": pt.erf,
-    "Exp": pt.exp,
-    "Expm1": pt.expm1,
-    "Floor": pt.floor,
     "Isfinite": lambda x: ~(pt.isnan(x) | pt.isinf(x)),
-    "Isinf": pt.isinf,
-    "Isnan": pt.isnan,
-    "Log": pt.log,
-    "Log10": pt.log10,
-    "Log1p": pt.log1p,
-    "Log2": pt.log2,
     "LogicalNot": lambda x: pt.eq(x, 0),
     "Negative": lambda x: -x,
     "OnesLike": pt.ones_like,
     "Reciprocal": lambda x: number(1, x) / x,
     "Rsqrt": lambda x: number(1, x) / pt.sqrt(x),
-    "Sign": pt.sign,
-    "Sin": pt.sin,
-    "Sinh": pt.sinh,
-    "Sqrt": pt.sqrt,
     "Square": pt.sqr,
     "StopGradient": zero_grad,
-    "Tan": pt.tan,
-    "Trunc": pt.trunc,
     "ZerosLike": pt.zeros_like,
 }
 
