@@ -5,9 +5,9 @@
 Trains AlexNet for CIFAR-10 as PyDTNN has it (`examples.keras_cifar`) with SGD of momentum 0.9, by
 steps of 64 pictures over all processes: one with a thread for each core, and two of one thread. The
 peers are plain PyTorch and DistributedDataParallel over gloo, eager, and channels-last with fused
-SGD. A turn is a whole epoch of pictures of noise, in a new order; ours reads them from the run folder,
-theirs are in memory. All processes stay alive, and those that are not measured stand still. Start
-and compilation are not counted, nor is the first round.
+SGD. A turn is a whole epoch of pictures of noise, in a new order; ours reads them from the run
+folder, theirs are in memory. All processes stay alive, and those that are not measured stand still.
+Start and compilation are not counted, nor is the first round.
 
 PyDTNN itself had 0.38 of eager PyTorch's speed on one machine, which is not measured again here.
 """
