@@ -110,7 +110,7 @@ def test_a_closed_terminal_leaves_a_checkpoint(
 def test_the_traceback_of_a_fault_is_whole_and_the_terminal_sane(
     data: Path, tmp_path: Path
 ) -> None:
-    arguments = settings(data, tmp_path / "run", n_epochs=4, devices=["cpu", "cpu"], batch_size=7)
+    arguments = settings(data, tmp_path / "run", n_epochs=4, devices=["cpu", "cpu"], batch_size=6)
     with Terminal(
         "tests/support/broken_train.py", ["LoudAlexNet", *arguments], columns=70
     ) as terminal:

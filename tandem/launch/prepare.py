@@ -175,18 +175,8 @@ def _check_data(spec: RunSpec) -> None:
     if not spec.train.size:
         split = "training" if spec.job == "train" else "validation"
         raise InputError(f"{where}: found no {split} rows, expected at least one")
-    if spec.job == "train" and (config.global_batch or 0) > spec.train.size:
-        raise InputError(
-            f"global_batch: found {config.global_batch}, more than the {spec.train.size} training "
-            f"rows in {where}"
-        )
-    most = -(-spec.train.size // spec.trainers)
-    if not config.global_batch and spec.job == "train" and config.batch_size > most:
-        of_trainers = f" for each of {spec.trainers} trainers" if spec.trainers > 1 else ""
-        raise InputError(
-            f"batch_size: found {config.batch_size}{of_trainers}, more than the"
-            f" {spec.train.size} training rows in {where}; expected at most {most}"
-        )
+    if spec.job == "train":
+        _check_minibatch(spec)
     if spec.validation.size:
         return
     needing = {
@@ -200,6 +190,22 @@ def _check_data(spec: RunSpec) -> None:
                 f"{name}: found {getattr(config, name)}, which looks at values of the validation,"
                 f" and no validation rows in {where}"
             )
+
+
+def _check_minibatch(spec: RunSpec) -> None:
+    """Refuse a global minibatch of more rows than there are."""
+    config, rows, trainers = spec.config, spec.train.size, spec.trainers
+    if spec.global_batch <= rows:
+        return
+    name, found, of_trainers, expected = "global_batch", spec.global_batch, "", f"at most {rows}"
+    if not config.global_batch:
+        name, found = "batch_size", config.batch_size
+        of_trainers = f" for each of {trainers} trainers" if trainers > 1 else ""
+        expected = f"at most {rows // trainers}" if rows >= trainers else f"at most {rows} trainers"
+    raise InputError(
+        f"{name}: found {found}{of_trainers}, more than the {rows} training rows in"
+        f" {spec.config.manifest_path}; expected {expected}"
+    )
 
 
 def _check_metrics(spec: RunSpec) -> None:
