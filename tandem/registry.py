@@ -40,6 +40,8 @@ class Choice:
     requires: ClassVar[tuple[Requirement, ...]] = ()  # the first that does not hold is reported
 
 
+REMOVED = "tandem.nn.network:GraphNetwork"
+"""A network that earlier checkpoints and settings name."""
 T = TypeVar("T", bound=Choice)
 
 
@@ -198,7 +200,17 @@ def _find(setting: str, name: str, kind: str, is_kind: Callable[[Any], bool]) ->
     return found
 
 
+def removed(place: str) -> InputError:
+    """The refusal of a checkpoint or setting of the network `REMOVED`."""
+    return InputError(
+        f"{place}: found the network {REMOVED}, which has been removed: the last commit that reads "
+        "it is d1f8416"
+    )
+
+
 def _no_module(setting: str, module: str, name: str) -> InputError:
+    if name == REMOVED:
+        return removed(setting)
     return InputError(
         f"{setting}: there is no module {module!r} for {name}: it is looked for in the folder of "
         "the program (by the command `tandem`, in the current one) and in those of PYTHONPATH"
