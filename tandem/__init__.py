@@ -11,7 +11,6 @@ Graphs
 ``placement``     Sharded and replicated tensors, with the conversions between them inferred.
 ``parallel``      Data-parallel functions of any PyTensor program, over several processes.
 ``keras``         Keras 3's own models, trained by several processes.
-``nn``            A front with Keras's names, for people with arrays.
 Runs
 ------------------------------------------------------------------------------------------------
 ``memory``        Buffers that several processes share, on the host and on GPUs.

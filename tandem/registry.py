@@ -40,6 +40,8 @@ class Choice:
     requires: ClassVar[tuple[Requirement, ...]] = ()  # the first that does not hold is reported
 
 
+REMOVED = "tandem.nn.network:GraphNetwork"
+"""A network that earlier checkpoints and settings name."""
 T = TypeVar("T", bound=Choice)
 
 
@@ -136,7 +138,7 @@ def check_class(setting: str, name: str) -> None:
     A module without a source, or that makes names in ways that the source does not show, is left to
     `find_class`.
     """
-    module_name, _, own_name = name.partition(":")
+    module_name, own_name = _parts(setting, name)
     if (module := sys.modules.get(module_name)) is not None:
         if not hasattr(module, "__getattr__") and not hasattr(module, own_name):
             raise _absent(setting, module_name, "class", own_name, vars(module))
@@ -183,7 +185,7 @@ def find_function(setting: str, name: str) -> Callable[..., Any]:
 
 
 def _find(setting: str, name: str, kind: str, is_kind: Callable[[Any], bool]) -> Any:
-    module_name, _, own_name = name.partition(":")
+    module_name, own_name = _parts(setting, name)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -196,6 +198,22 @@ def _find(setting: str, name: str, kind: str, is_kind: Callable[[Any], bool]) ->
         known = [n for n, value in vars(module).items() if is_kind(value)]
         raise _absent(setting, module_name, kind, own_name, known)
     return found
+
+
+def _parts(setting: str, name: str) -> tuple[str, str]:
+    """Module and name of "module:name"; InputError if it is `REMOVED`."""
+    if name == REMOVED:
+        raise removed(setting)
+    module, _, own_name = name.partition(":")
+    return module, own_name
+
+
+def removed(place: str) -> InputError:
+    """The refusal of a checkpoint or setting of the network `REMOVED`."""
+    return InputError(
+        f"{place}: found the network {REMOVED}, which has been removed: the last commit that reads "
+        "it is d1f8416"
+    )
 
 
 def _no_module(setting: str, module: str, name: str) -> InputError:

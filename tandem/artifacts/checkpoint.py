@@ -29,6 +29,7 @@ from tandem.files import free_bytes, replacing
 from tandem.layers.network import NetworkDescription
 from tandem.layers.parameter import layer_of
 from tandem.layers.training_pass import is_below
+from tandem.registry import REMOVED, removed
 from tandem.validation import shown_size
 
 FORMAT = 1
@@ -295,7 +296,7 @@ def _parse_metadata(path: Path, metadata: Mapping[str, str] | None) -> _Metadata
             f"no key {_KEY!r}"
         )
     try:
-        return _Metadata.model_validate_json(text, strict=True)
+        found = _Metadata.model_validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -306,6 +307,9 @@ def _parse_metadata(path: Path, metadata: Mapping[str, str] | None) -> _Metadata
             f"{path}: the checkpoint's metadata cannot be used: {place or 'JSON'}: "
             f"{first['msg']}{newer}"
         ) from error
+    if found.network.network == REMOVED:
+        raise removed(str(path))
+    return found
 
 
 def _metadata_text(checkpoint: Checkpoint) -> str:

@@ -22,7 +22,6 @@ from tandem.artifacts.checkpoint import (
     Checkpoint,
     Damaged,
     RunState,
-    read_header,
     save_checkpoint,
     verify_checkpoint,
 )
@@ -131,15 +130,6 @@ def neighbouring_runs(folder: Path) -> list[str]:
 def _beside(folder: Path) -> str:
     runs = neighbouring_runs(folder)
     return f"; runs are in {listed(runs)}" if runs else ""
-
-
-def find_best(config: Config) -> Path | None:
-    """Find the best checkpoint of a run by its `keep_monitor`; None if there is none.
-
-    Raises InputError if the run folder or its newest checkpoint cannot be read.
-    """
-    paths = list_checkpoints(config.weights_path)
-    return best_of(paths, config, read_header(paths[-1]).state.history) if paths else None
 
 
 def best_of(paths: Sequence[Path], config: Config, history: History) -> Path | None:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
 from tandem.layers.network import (
     ALEXNET,
-    GRAPHS,
     Network,
     NetworkDescription,
     build_network,
@@ -45,7 +44,7 @@ def load_network(
         ``module:class`` of the network that the checkpoint must contain, which a graph does not
         need. Importing it imports PyTensor.
     layers : sequence of str
-        ``module:class`` of each layer of the user's own in a graph. A loss is left out.
+        ``module:function`` of the lowering of each layer of the user's own in a graph.
 
     Raises
     ------
@@ -54,9 +53,6 @@ def load_network(
     """
     weights = chosen_checkpoint(weights)
     description = read_header(weights).network
-    if description.network in GRAPHS:
-        options = {key: value for key, value in description.options.items() if key != "loss"}
-        description = replace(description, options=options)
     check_network(weights, description, network, layers)
     built = build_network(description)
     shapes = {name: variable.type.shape for name, variable in built.parameters.items()}

@@ -93,16 +93,17 @@ class Classifier:
         """Load a classifier from a checkpoint.
 
         `mean` is the mean image, .npy; by default that of the run's data set, if it still exists.
-        `network` is "module:class", which a graph does not need, and `layers` are those of each
-        layer of the user's own in a graph. Raises InputError if a file is missing or damaged, if
-        the mean image is too small or unknown, or if the network's input is no pictures.
+        `network` is "module:class", which a graph does not need, and `layers` are "module:function"
+        of the lowering of each layer of the user's own in a graph. Raises InputError if a file is
+        missing or damaged, if the mean image is too small or unknown, or if the network's input is
+        no pictures.
         """
         loaded = load_network(Path(weights), None if mean is None else Path(mean), network, layers)
         about = loaded.description
         if loaded.mean is None:
             raise InputError(
                 f"{weights}: found a network of rows of numbers, expected one of pictures; its "
-                "predictions are those of nn.load_model(path).predict"
+                "predictions are those of tandem.keras.load_model(path).predict"
             )
         return cls(
             loaded.network, loaded.mean, about.wnids, ten_crops, device, about.resize, about.pad

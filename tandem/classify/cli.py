@@ -61,7 +61,7 @@ class ClassifyOptions(Options):
     )
     network: str = option(ALEXNET, "network of the checkpoint", "module:class", "text")
     layers: Names = option(
-        (), "layers of your own in a graph", "a list such as [my_module:Swish]", "list"
+        (), "lowerings of your own layers", "a list such as [my_module:swish]", "list"
     )
     top: int = option(5, "guesses for each picture", "a whole number of at least 1", ge=1)
     ten_crops: bool = option(

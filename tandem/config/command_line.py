@@ -15,7 +15,7 @@ from typing import Any
 from tandem.cli import CommandLine, PathOption, option
 from tandem.config.hardware import cuda_device_count
 from tandem.config.schema import Config, Ranks, Trainers
-from tandem.layers.network import GRAPHS, own_code
+from tandem.layers.network import KERAS_NETWORK, own_code
 from tandem.validation import read_yaml
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ def read_run_settings(path: Path) -> dict[str, Any]:
     Left out, and so at their defaults again, are devices, threads and how trainers exchange, and
     without a GPU a precision of GPUs. What was taken is logged. As no file that is merely found
     decides what code is run, the network is that of ``config.yaml`` in the current folder, unless
-    it is a graph, which is data; layers, losses and metrics of the user's own are left out. The
+    it is a Keras model, which is data; layers and metrics of the user's own are left out. The
     ``config.yaml`` of the current folder itself is no run's: nothing of it is left out.
     """
     values = read_yaml(path)
@@ -179,7 +179,7 @@ def read_run_settings(path: Path) -> dict[str, Any]:
         return values
     own = read_yaml(DEFAULT_FILE) if has_own else {}
     left_out = {key for key in values if key in _OF_THE_MACHINE}
-    if values.get("network") not in (*GRAPHS, own.get("network")):
+    if values.get("network") not in (KERAS_NETWORK, own.get("network")):
         left_out.add("network")
     values |= _without_code(values, own)
     if values.get("precision") in ("tf32", "bfloat16") and not cuda_device_count():
@@ -197,8 +197,7 @@ def _without_code(values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str
     changes: dict[str, Any] = {}
     options, metrics = values.get("network_options"), values.get("metrics")
     if isinstance(options, Mapping) and options != own.get("network_options") and own_code(options):
-        kept = {key: value for key, value in options.items() if key not in ("layers", "loss")}
-        changes["network_options"] = kept
+        changes["network_options"] = {k: v for k, v in options.items() if k != "layers"}
     if isinstance(metrics, list) and metrics != own.get("metrics"):
         changes["metrics"] = [name for name in metrics if ":" not in str(name)]
     return changes

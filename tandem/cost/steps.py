@@ -16,7 +16,7 @@ from tandem.distributed import ExchangeSettings
 from tandem.distributed.buckets import Bucket
 from tandem.errors import InputError
 from tandem.layers import Network
-from tandem.layers.network import COLOURS, GRAPHS, NetworkDescription, build_network
+from tandem.layers.network import COLOURS, KERAS_NETWORK, NetworkDescription, build_network
 from tandem.memory import HostSlots, RowType, SlotLayout
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import HostMemory
@@ -139,7 +139,7 @@ def lines_of(schedule: Schedule) -> tuple[Line, ...]:
 
 def _description(config: Config, classes: int) -> NetworkDescription:
     return NetworkDescription(
-        None if config.network in GRAPHS else config.crop_size,
+        None if config.network == KERAS_NETWORK else config.crop_size,
         classes,
         config.width,
         network=config.network,

@@ -44,7 +44,7 @@ class ExportOptions(Options):
     )
     network: str = option(ALEXNET, "network of the checkpoint", "module:class", "text")
     layers: Names = option(
-        (), "layers of your own in a graph", "a list such as [my_module:Swish]", "list"
+        (), "lowerings of your own layers", "a list such as [my_module:swish]", "list"
     )
 
 
@@ -90,7 +90,7 @@ def export(
     network : str
         "module:class" of the network, which a graph does not need.
     layers : sequence of str
-        "module:class" of each layer of the user's own in a graph.
+        "module:function" of the lowering of each layer of the user's own in a graph.
 
     Raises
     ------

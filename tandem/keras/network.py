@@ -318,7 +318,8 @@ def ending(y: "TensorVariable") -> "tuple[Activation, TensorVariable]":
     node: Any = y.owner
     op = getattr(node, "op", None)
     if isinstance(op, SpecifyShape):
-        return ending(node.inputs[0])
+        activation, before = ending(node.inputs[0])
+        return activation, cast(Any, op(before, *node.inputs[1:]))
     if isinstance(op, Softmax) and op.axis in (-1, y.type.ndim - 1, (y.type.ndim - 1,)):
         return "softmax", node.inputs[0]
     if isinstance(op, Elemwise) and op.scalar_op.name == "sigmoid":

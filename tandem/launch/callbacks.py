@@ -65,13 +65,9 @@ class Callbacks:
         if self._each is not None:
             return None
         names = spec.config.callbacks
-        # An adapter holds the callback that the caller knows.
-        self._each = [
-            (type(getattr(each, "callback", each)).__name__, each) for each in self._objects
-        ]
+        self._each = [(type(each).__name__, each) for each in self._objects]
         for name, kind in zip(names, find_callbacks(names), strict=True):
-            callback = self._safely(name, "__init__", _made, kind)
-            self._each.append((name, callback))
+            self._each.append((name, self._safely(name, "__init__", kind)))
         self._ended = epochs_done(spec)
         self._call("on_train_begin", spec.config.model_dump(mode="json"))
         return self._failed()
@@ -191,12 +187,6 @@ class CallbackReporter(ProgressReporter):
 def epochs_done(spec: RunSpec) -> int:
     """Whole epochs before the begin of a run."""
     return 0 if spec.resumed is None or spec.header is None else spec.header.state.epoch
-
-
-def _made(kind: type) -> Any:
-    """Make a callback from its class; one for another interface adapts itself."""
-    callback = kind()
-    return callback.adapted() if hasattr(callback, "adapted") else callback
 
 
 class EpochRecord(dict[str, Any]):

@@ -36,7 +36,7 @@ from tandem.launch.callbacks import find_callbacks
 from tandem.layers.choices import OwnMetric, metrics_of
 from tandem.layers.network import (
     ALEXNET,
-    GRAPHS,
+    KERAS_NETWORK,
     NetworkDescription,
     check_network,
     own_code,
@@ -132,7 +132,7 @@ def prepare_run(
 
 def _with_graph(config: Config, found: NetworkDescription) -> Config:
     """The settings with the graph of a checkpoint, where they name no network of their own."""
-    if found.network not in GRAPHS or config.network != ALEXNET or own_code(found.options):
+    if found.network != KERAS_NETWORK or config.network != ALEXNET or own_code(found.options):
         return config
     changes = {"network": found.network, "network_options": dict(found.options)}
     sizes = {"crop_size": found.crop_size or config.crop_size, "width": found.width}
@@ -308,7 +308,7 @@ def _check_weights(spec: RunSpec) -> None:
             check_exact(path, header.conditions, spec.conditions)
     elif spec.job == "validate":
         _check_same_network(spec, path, header.network)
-    elif spec.config.network not in GRAPHS:
+    elif spec.config.network != KERAS_NETWORK:
         # Other shapes can be skipped, but filters of one variant mean nothing to another. Graphs
         # differ at least where layers are skipped: of them shapes alone have to fit.
         _check_same(path, header.network.differences(spec.description, sizes=False))

@@ -32,12 +32,8 @@ COLOURS = 3
 _ALIAS = "norm_before_pool"
 _ARGUMENTS = ("crop_size", "classes", "width", "dtype")
 ALEXNET = "alex_net:AlexNet"
-GRAPH_NETWORK = "tandem.nn.network:GraphNetwork"
-"""The network whose graph is data in its options."""
 KERAS_NETWORK = "tandem.keras.network:KerasNetwork"
-"""The network that is a model of Keras, whose graph is data in its options."""
-GRAPHS = (GRAPH_NETWORK, KERAS_NETWORK)
-"""The networks of which a checkpoint holds no code."""
+"""The network that is a model of Keras: its graph is data in its options, and no code."""
 FullyConnected = Literal["replicated", "sharded", "single"]
 """Where trainers have the weights of fully connected layers."""
 
@@ -355,9 +351,9 @@ def _check_types(description: NetworkDescription, kind: type[Network]) -> None:
 
 
 def own_code(options: Mapping[str, Any]) -> list[str]:
-    """The classes and functions of the user's own that options of `GRAPHS` name."""
+    """The functions of the user's own that options of a Keras model name."""
     layers = options.get("layers")
-    names = [*(layers if isinstance(layers, list | tuple) else [layers]), options.get("loss")]
+    names = layers if isinstance(layers, list | tuple) else [layers]
     return [name for name in names if name and isinstance(name, str)]
 
 
@@ -370,10 +366,10 @@ def check_network(
 ) -> None:
     """Refuse a checkpoint of code that the user does not name, with an InputError.
 
-    A graph is data, so a checkpoint of one of `GRAPHS` needs no other `network` than the default;
+    A graph is data, so a checkpoint of a Keras model needs no other `network` than the default;
     but `own` has to list what it has of `own_code`. `advice` says how, if not by ``--layers``.
     """
-    if description.network in GRAPHS and network in (ALEXNET, description.network):
+    if description.network == KERAS_NETWORK and network in (ALEXNET, description.network):
         names = own_code(description.options)
         if unnamed := [name for name in names if name not in own]:
             raise InputError(

@@ -19,7 +19,6 @@ from tandem.artifacts.run_folder import (
     best_of,
     checkpoint_name,
     chosen_checkpoint,
-    find_best,
     find_checkpoint,
     list_checkpoints,
     neighbouring_runs,
@@ -255,12 +254,8 @@ def test_the_best_is_that_of_the_value_that_is_monitored(
     )
     state = RunState(3, validation_errors=tuple(row[1] for row in rows), history=history)
     write(tmp_path, RunState(1), RunState(2), RunState(2, 7), state)
-    best = find_best(make_config({"weights_dir": str(tmp_path), **settings}))
+    best = best_of(list_checkpoints(tmp_path), make_config(settings), history)
     assert best == (kept and tmp_path / f"epoch-000{kept}.safetensors")
-
-
-def test_a_folder_without_a_checkpoint_has_no_best(tmp_path: Path) -> None:
-    assert find_best(Config(weights_dir=str(tmp_path))) is None
 
 
 def test_what_is_superseded_goes_when_the_next_is_there(tmp_path: Path) -> None:

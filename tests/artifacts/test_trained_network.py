@@ -1,5 +1,6 @@
 """Networks of checkpoints: which are built, and that a file decides no code."""
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -8,24 +9,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
+import tandem.keras
+from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint, read_header, save_checkpoint
 from tandem.artifacts.trained_network import load_network
 from tandem.data.manifest import read_manifest
 from tandem.errors import InputError
-from tandem.layers.network import GRAPH_NETWORK, NetworkDescription, build_network
-from tandem.nn import layers
-from tests.support.graphs import describe_graph, save_graph
+from tandem.keras.lowering import registry
+from tandem.layers.network import KERAS_NETWORK, NetworkDescription, build_network
+from tandem.registry import REMOVED, check_class, find_class
+from tests.support.keras_models import describe_model, keras, save_model
 
 FOREIGN = "a_foreign_module"
-OWN = f"{FOREIGN}:Doubled"
+OWN = f"{FOREIGN}:doubled"
 MODULE = """
-from tandem.nn.layers import ReLU
+from tandem.keras import lowers
 
-class Doubled(ReLU):
-    def build(self, context, *inputs):
-        return 2 * inputs[0]
+@lowers("own:Doubled")
+def doubled(layer, x):
+    return 2 * x
 """
-LAYERS = (layers.Input((8, 8, 3)), layers.ReLU(), layers.Flatten(), layers.Dense(3))
+
+
+@functools.cache
+def model() -> Any:
+    m = keras.layers
+    layers = [m.Identity(name="it"), m.Flatten(), m.Dense(3, name="dense")]
+    return keras.Sequential([keras.Input((8, 8, 3)), *layers])
 
 
 @pytest.fixture(autouse=True)
@@ -33,17 +42,25 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"{FOREIGN}.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, FOREIGN, raising=False)
+    monkeypatch.delitem(registry._LOWERINGS, "own:Doubled", raising=False)
+
+
+def described(**fields: Any) -> NetworkDescription:
+    return describe_model(model(), 8, **fields)
 
 
 def save(path: Path, **options: Any) -> Path:
-    return save_graph(path, describe_graph(LAYERS, 8, options=options))
+    return save_model(path, model(), 8, options=options)
 
 
-def rename_layer(path: Path, name: str) -> Path:
-    """Make a layer of a checkpoint's graph one of another class."""
-    text = json.dumps(read_checkpoint(path).network.options).replace('"ReLU"', f'"{name}"')
+def with_own_layer(path: Path) -> Path:
+    """Make a layer of a checkpoint's graph one of a user's own."""
     found = read_checkpoint(path)
-    network = NetworkDescription(8, 3, 1.0, network=GRAPH_NETWORK, options=json.loads(text))
+    text = json.dumps(found.network.options)
+    old = '"module": "keras.layers", "class_name": "Identity"'
+    assert old in text
+    options = json.loads(text.replace(old, f'"module": "{FOREIGN}", "class_name": "Doubled"'))
+    network = NetworkDescription(8, 3, 1.0, network=KERAS_NETWORK, options=options)
     save_checkpoint(path, Checkpoint(found.weights, {}, network))
     return path
 
@@ -54,29 +71,29 @@ def mean(tmp_path: Path) -> Path:
     return tmp_path / "mean.npy"
 
 
-@pytest.mark.parametrize("named", [{}, {"network": GRAPH_NETWORK}])
+@pytest.mark.parametrize("named", [{}, {"network": KERAS_NETWORK}])
 def test_a_graph_needs_no_name(tmp_path: Path, mean: Path, named: dict[str, str]) -> None:
     weights = save(tmp_path / "w.safetensors")
     loaded = load_network(weights, mean, **named)
-    assert loaded.description == describe_graph(LAYERS, 8)
+    assert loaded.description == described()
     for name, value in read_checkpoint(weights).weights.items():
         np.testing.assert_array_equal(loaded.network.parameters[name].get_value(), value)
 
 
 def test_another_network_that_is_named_is_expected(tmp_path: Path, mean: Path) -> None:
     weights = save(tmp_path / "w.safetensors")
-    with pytest.raises(InputError, match=r"of the network tandem\.nn.*, not examples\.le_net:LeN"):
+    with pytest.raises(InputError, match=r"network tandem\.keras.*, not examples\.le_net:LeN"):
         load_network(weights, mean, "examples.le_net:LeNet")
 
 
-@pytest.mark.parametrize("network", [None, GRAPH_NETWORK])
+@pytest.mark.parametrize("network", [None, KERAS_NETWORK])
 @pytest.mark.parametrize("named", [[OWN], [OWN, "another:Layer"], OWN, FOREIGN])
 def test_code_that_a_file_names_is_not_imported(
     tmp_path: Path, mean: Path, network: str | None, named: Any
 ) -> None:
     weights = save(tmp_path / "w.safetensors", layers=named)
     arguments = {} if network is None else {"network": network}
-    for own in ([], ["another:Layer"], ["a_foreign_module:Other"]):
+    for own in ([], ["another:Layer"], ["a_foreign_module:other"]):
         with pytest.raises(InputError, match=r"found a_foreign.* expected only .* say --layers a_"):
             load_network(weights, mean, **arguments, layers=own)
     assert FOREIGN not in sys.modules
@@ -91,28 +108,37 @@ def test_layers_of_other_types_are_refused(tmp_path: Path, mean: Path, named: An
 
 
 def test_the_graph_itself_names_no_code(tmp_path: Path, mean: Path) -> None:
-    weights = rename_layer(save(tmp_path / "w.safetensors"), OWN)
+    weights = with_own_layer(save(tmp_path / "w.safetensors"))
     for own in ([], [OWN]):
-        with pytest.raises(InputError, match=r"found the own layer .*Doubled.* expected one that "):
+        with pytest.raises(InputError, match="it: found Doubled, a layer of your own, expected"):
             load_network(weights, mean, layers=own)
     assert FOREIGN not in sys.modules
 
 
 def test_layers_that_are_named_are_imported(tmp_path: Path, mean: Path) -> None:
-    weights = rename_layer(save(tmp_path / "w.safetensors", layers=[OWN]), OWN)
+    weights = with_own_layer(save(tmp_path / "w.safetensors", layers=[OWN]))
     network = load_network(weights, mean, layers=[OWN]).network
     assert FOREIGN in sys.modules
-    assert type(network.graph.layers["re_lu"]).__name__ == "Doubled"  # type: ignore[attr-defined]
+    assert network.graph.layers["it"].kind == "own:Doubled"  # type: ignore[attr-defined]
 
 
-def test_a_loss_is_not_needed(tmp_path: Path, mean: Path) -> None:
-    loaded = load_network(save(tmp_path / "w.safetensors", loss=f"{FOREIGN}:loss"), mean)
-    assert loaded.description == describe_graph(LAYERS, 8)
-    assert FOREIGN not in sys.modules
+def test_the_network_that_was_removed_is_refused(tmp_path: Path) -> None:
+    """One sentence names the last commit that reads it."""
+    path = tmp_path / "w.safetensors"
+    network = NetworkDescription(8, 3, 1.0, network=REMOVED, options={"graph": {}})
+    save_checkpoint(path, Checkpoint({"it.bias": np.zeros(3, np.float32)}, {}, network))
+    reason = f": found the network {REMOVED}, which has been removed: .* reads it is d1f8416$"
+    readers: tuple[Any, ...] = (read_header, read_checkpoint, tandem.keras.load_model)
+    for read in readers:
+        with pytest.raises(InputError, match=f"w.safetensors{reason}"):
+            read(path)
+    for find in (check_class, find_class):
+        with pytest.raises(InputError, match=f"^network{reason}"):
+            find("network", REMOVED)
 
 
 def test_a_graph_in_a_header_is_json(tmp_path: Path) -> None:
-    description = describe_graph(LAYERS, 8)
+    description = described()
     assert NetworkDescription(**json.loads(json.dumps(description.header()))) == description
     weights = save(tmp_path / "w.safetensors")
     assert read_checkpoint(weights).network == description
@@ -130,14 +156,14 @@ def test_a_run_without_a_mean_image_has_zeros(
         (data, ("cat", "dog", "cow"), expected),
         (tmp_path / "gone", manifest.wnids, expected),
     ):
-        description = describe_graph(LAYERS, 8, pad=pad, wnids=names)
         config = {"data_folder": str(folder), "mean_file": None}
-        found = load_network(save_graph(tmp_path / "w.safetensors", description, config), None)
+        path = tmp_path / "w.safetensors"
+        found = load_network(save_model(path, model(), 8, config, pad=pad, wnids=names), None)
         np.testing.assert_array_equal(found.mean, np.zeros((3, side, side), np.float32))
 
 
 def test_a_network_of_arrays_has_no_mean_image(tmp_path: Path, mean: Path) -> None:
-    description = describe_graph([layers.Input((5,)), layers.Dense(2)])
-    weights = save_graph(tmp_path / "w.safetensors", description)
+    rows = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+    weights = save_model(tmp_path / "w.safetensors", rows)
     assert load_network(weights, None).mean is None
     assert load_network(weights, mean).mean is None

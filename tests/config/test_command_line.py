@@ -16,7 +16,7 @@ from tandem.config.command_line import (
 )
 from tandem.config.schema import Config, make_config, save_config
 from tandem.errors import InputError
-from tandem.layers.network import ALEXNET, GRAPH_NETWORK
+from tandem.layers.network import ALEXNET, KERAS_NETWORK
 from tests.support.refusals import file_refusal, refusal
 
 
@@ -288,18 +288,18 @@ def test_a_file_that_is_found_does_not_decide_what_code_is_run() -> None:
     assert load_weights_and_config(arguments)[-1].network == "mine:Network"
 
 
-def test_a_graph_that_is_found_is_data_but_its_own_layers_and_loss_are_code() -> None:
+def test_a_graph_that_is_found_is_data_but_its_own_layers_are_code() -> None:
     graph = {"layers": [{"name": "dense", "units": 3}]}
-    own = {"layers": ["mine:Swish"], "loss": "mine:loss"}
-    for network in (GRAPH_NETWORK, "mine:Network"):
-        for options in ({"graph": graph}, {"graph": graph, **own}):
+    own = {"layers": ["mine:swish", "mine:gate"]}
+    for network in (KERAS_NETWORK, "mine:Network"):
+        for options in ({"model": graph}, {"model": graph, **own}):
             saved = saved_run(Path("run"), network=network, network_options=options)
             found = load_weights_and_config(["--weights", str(saved)])[-1]
-            assert found.network == (GRAPH_NETWORK if network == GRAPH_NETWORK else ALEXNET)
-            assert found.network_options == {"graph": graph}
+            assert found.network == (KERAS_NETWORK if network == KERAS_NETWORK else ALEXNET)
+            assert found.network_options == {"model": graph}
             named = ["--weights", str(saved), "--config", "run/config.yaml"]
             assert load_weights_and_config(named)[-1].network_options == options
-    save_config(make_config({"network_options": {"graph": graph, **own}}), Path())
+    save_config(make_config({"network_options": {"model": graph, **own}}), Path())
     assert load_weights_and_config(["--weights", str(saved)])[-1].network_options["layers"]
 
 

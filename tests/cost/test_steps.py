@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem import nn
 from tandem.config.schema import make_config
 from tandem.cost.machine import Speed
 from tandem.cost.steps import Line, TrainerStep, trainer_step
 from tandem.errors import InputError
-from tandem.layers.network import GRAPH_NETWORK
+from tandem.layers.network import KERAS_NETWORK
 from tandem.layers.parameter import layer_of
 from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.parameters import HostMemory
@@ -21,6 +20,7 @@ from tandem.optim import OPTIMIZERS
 from tandem.training.attribution import NodeOrigin
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.setup import parameter_layout
+from tests.support.keras_models import json_of, keras
 from tests.support.norm_network import CROP, NETWORK, NormNetwork
 
 SETTINGS = {"network": NETWORK, "crop_size": CROP, "batch_size": 4, "exchange": "gradients"}
@@ -129,16 +129,13 @@ def test_what_cannot_be_built_is_refused() -> None:
         small(network=NETWORK.replace("Network", "Netwrk"))
 
 
-@pytest.mark.parametrize(
-    ("shape", "layers"),
-    [
-        ((8, 8, 1), [nn.layers.Conv2D(2, 3), nn.layers.Flatten(), nn.layers.Dense(3)]),
-        ((20,), [nn.layers.Dense(4, activation="relu"), nn.layers.Dense(3)]),
-    ],
-)
-def test_networks_of_layers_over_arrays(shape: tuple[int, ...], layers: list[Any]) -> None:
-    model = nn.Sequential([nn.layers.Input(shape), *layers])
-    settings = {"network": GRAPH_NETWORK, "network_options": model.options(), "batch_size": 16}
+@pytest.mark.parametrize("shape", [(8, 8, 1), (20,)])
+def test_keras_models_over_arrays(shape: tuple[int, ...]) -> None:
+    m = keras.layers
+    layers = [m.Dense(4, "relu")] if len(shape) == 1 else [m.Conv2D(2, 3), m.Flatten()]
+    model = keras.Sequential([keras.Input(shape), *layers, m.Dense(3)])
+    options = {"model": json_of(model)}
+    settings = {"network": KERAS_NETWORK, "network_options": options, "batch_size": 16}
     step = trainer_step(make_config({**settings, "exchange": "gradients"}), classes=3)
     assert step.pixel_bytes == 16 * 4 * np.prod(shape)  # float32
     named = {layer_of(name) for name in step.layout.offsets}

@@ -20,7 +20,6 @@ from tandem.errors import InputError
 from tandem.launch import callbacks, programs
 from tandem.launch.local import Launcher
 from tandem.launch.prepare import prepare_run
-from tandem.nn.callbacks import Callback as KerasCallback
 from tandem.processes.messages import Failed
 from tandem.processes.supervisor import Outcome, ProgressReporter
 from tandem.training.messages import Continuation, EpochEnded
@@ -296,15 +295,15 @@ def test_a_failure_ends_the_run_without_a_restart(
         assert caplog.messages[-1] == expected
 
 
-class Broken(KerasCallback):
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+class Broken:
+    def on_epoch_end(self, epoch: int, record: Any) -> None:
         raise OSError("no connection")
 
 
 @pytest.mark.usefixtures("calls")
-def test_an_object_with_keras_methods_is_named_when_it_fails(config: Config) -> None:
+def test_an_object_is_named_when_it_fails(config: Config) -> None:
     lock: Any = None
-    objects = callbacks.Callbacks([Broken().adapted()])
+    objects = callbacks.Callbacks([Broken()])
     launcher = FakeLauncher(((1,), Outcome(0)))
     failure = programs.execute_training(config, lock, launcher, objects).failure
     assert failure is not None

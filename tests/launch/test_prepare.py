@@ -24,7 +24,7 @@ from tandem.data.manifest import read_manifest, write_manifest
 from tandem.distributed.group import Starter
 from tandem.errors import InputError
 from tandem.launch.prepare import changed_settings, check_continues, prepare_run
-from tandem.layers.network import ALEXNET, GRAPH_NETWORK, NetworkDescription
+from tandem.layers.network import ALEXNET, KERAS_NETWORK, NetworkDescription
 from tandem.training.run_spec import RunSpec
 from tests.support.tiny import save_weights, settings
 
@@ -263,7 +263,7 @@ GRAPH = {"layers": [{"name": "conv2d", "filters": 32}, {"name": "dense", "units"
 
 def save_graph(path: Path, wnids: tuple[str, ...], **options: Any) -> Path:
     network = NetworkDescription(
-        67, 3, 1.0, wnids, network=GRAPH_NETWORK, options={"graph": GRAPH, **options}
+        67, 3, 1.0, wnids, network=KERAS_NETWORK, options={"model": GRAPH, **options}
     )
     values = {"dense.bias": np.zeros(3, np.float32)}
     save_checkpoint(path, Checkpoint(values, {}, network, RunState(1)))
@@ -278,8 +278,8 @@ def test_a_graph_is_taken_from_the_checkpoint(data: Path, tmp_path: Path) -> Non
     for job in ("validate", "train"):
         changes = {"crop_size": 60, "resume_train": True, "exact": False}
         found = prepare_run(load_config(settings(data, folder, **changes)), job, weights)
-        assert found.config.network == GRAPH_NETWORK
-        assert found.config.network_options == {"graph": GRAPH}
+        assert found.config.network == KERAS_NETWORK
+        assert found.config.network_options == {"model": GRAPH}
         assert (found.config.crop_size, found.config.width) == (67, 1.0)
     changes["network"] = "examples.le_net:LeNet"
     with pytest.raises(InputError, match=r"not examples.le_net:LeNet; a file does not decide"):
@@ -287,47 +287,47 @@ def test_a_graph_is_taken_from_the_checkpoint(data: Path, tmp_path: Path) -> Non
 
 
 def test_code_of_a_graph_is_that_of_the_settings(data: Path, tmp_path: Path) -> None:
-    own = {"layers": ["mine:Swish"], "loss": "mine:loss"}
+    own = {"layers": ["mine:swish", "mine:gate"]}
     weights = save_graph(tmp_path / "w.safetensors", read_manifest(data).wnids, **own)
-    plain = {"network": GRAPH_NETWORK, "width": 1.0}
-    for changes in ({}, plain, {**plain, "network_options": json.dumps({"graph": GRAPH})}):
+    plain = {"network": KERAS_NETWORK, "width": 1.0}
+    for changes in ({}, plain, {**plain, "network_options": json.dumps({"model": GRAPH})}):
         config = load_config(settings(data, tmp_path / "run", **changes))
         with pytest.raises(InputError) as caught:
             prepare_run(config, "validate", weights)
         assert str(caught.value) == (
-            f"{weights}: found mine:Swish, mine:loss in the graph of this checkpoint, expected "
+            f"{weights}: found mine:swish, mine:gate in the graph of this checkpoint, expected "
             "only what you name (nothing); a file does not decide what code is run, so name them "
             f"in network_options, as --config {tmp_path}/config.yaml does, if you mean it"
         )
-    options = json.dumps({"graph": GRAPH, **own})
+    options = json.dumps({"model": GRAPH, **own})
     config = load_config(settings(data, tmp_path / "run", **plain, network_options=options))
-    assert prepare_run(config, "validate", weights).description.options["layers"] == ["mine:Swish"]
+    assert prepare_run(config, "validate", weights).description.options["layers"] == own["layers"]
 
 
 def test_of_a_graph_only_the_difference_is_shown(data: Path, tmp_path: Path) -> None:
     weights = save_graph(tmp_path / "w.safetensors", read_manifest(data).wnids)
     graph = {"layers": [{"name": "conv2d", "filters": 64}, *GRAPH["layers"][1:]]}
-    changes = {"network": GRAPH_NETWORK, "network_options": json.dumps({"graph": graph})}
+    changes = {"network": KERAS_NETWORK, "network_options": json.dumps({"model": graph})}
     config = load_config(settings(data, tmp_path / "run", **changes, width=1.0))
     with pytest.raises(
         InputError,
-        match=r"graph\.layers\.conv2d\.filters 32, .*conv2d\.filters 64$",
+        match=r"model\.layers\.conv2d\.filters 32, .*conv2d\.filters 64$",
     ):
         prepare_run(config, "validate", weights)
-    before = {**config.model_dump(mode="json"), "network_options": {"graph": GRAPH}}
+    before = {**config.model_dump(mode="json"), "network_options": {"model": GRAPH}}
     (change,) = changed_settings(before, config)
-    assert change == "network_options.graph.layers.conv2d.filters was 32, now 64"
+    assert change == "network_options.model.layers.conv2d.filters was 32, now 64"
 
 
 def test_initial_weights_may_be_of_another_graph(data: Path, tmp_path: Path) -> None:
     """Such as one with another last layer, which `init_weights_skip` leaves at random."""
-    weights = save_graph(tmp_path / "w.safetensors", read_manifest(data).wnids, layers=["m:Own"])
+    weights = save_graph(tmp_path / "w.safetensors", read_manifest(data).wnids, layers=["m:own"])
     graph = {"layers": [GRAPH["layers"][0], {"name": "dense", "units": 10}]}
-    changes = {"network": GRAPH_NETWORK, "network_options": json.dumps({"graph": graph})}
+    changes = {"network": KERAS_NETWORK, "network_options": json.dumps({"model": graph})}
     config = load_config(settings(data, tmp_path / "run", **changes, init_weights=str(weights)))
     assert prepare_run(config).weights == weights
     config = config.model_copy(update={"network": ALEXNET, "network_options": {}})
-    with pytest.raises(InputError, match=r"with graph \{.*, the configuration .* at its default"):
+    with pytest.raises(InputError, match=r"with layers .*, the configuration .* at its default"):
         prepare_run(config)
 
 

@@ -11,13 +11,7 @@ import pytest
 
 from tandem.artifacts.epochs import epochs_of, logs_of
 from tandem.artifacts.metrics_log import read_records
-from tandem.artifacts.run_folder import RECORD, find_best, list_checkpoints
-from tandem.artifacts.run_lock import locked
-from tandem.config.schema import make_config
-from tandem.launch.callbacks import Callbacks
-from tandem.launch.local import LocalLauncher
-from tandem.launch.programs import execute_training
-from tandem.nn.callbacks import Context, EarlyStopping, ModelCheckpoint, decide
+from tandem.artifacts.run_folder import list_checkpoints
 from tests.support.ranks import Job, need_ranks, run_ranks
 from tests.support.runs import RunningJob, assert_same_bits, assert_same_weights, train
 from tests.support.tiny import run_program, settings
@@ -134,41 +128,3 @@ def test_no_wait_outlives_a_rank(data: Path, tmp_path: Path, victim: str) -> Non
     os.kill(job.find(victim), signal.SIGKILL)
     assert job.finish().returncode != 0
     assert [path.name for path in list_checkpoints(folder)] == ["epoch-0001.safetensors"]
-
-
-def test_a_run_calls_a_class_with_keras_s_methods(data: Path, tmp_path: Path) -> None:
-    run(data, tmp_path, 0, callbacks=f"{HERE}:OfKerasKind")
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["epoch-0001.safetensors"]
-
-
-def test_a_caller_s_callbacks_copy_the_best_checkpoint(data: Path, tmp_path: Path) -> None:
-    """A run that ends by a setting, beside one that is called."""
-    folder, best = tmp_path / "run", tmp_path / "best.safetensors"
-    context = Context(8, 0.01, {"acc": "accuracy"})
-    stopping = EarlyStopping("val_acc", patience=2, restore_best_weights=True)
-    copying = ModelCheckpoint(best, "val_acc", save_best_only=True)
-    decided = decide([stopping, copying], context)
-    config = make_config(
-        {
-            "data_folder": str(data),
-            "weights_dir": str(folder),
-            "n_epochs": 8,
-            "crop_size": 67,
-            "width": 0.05,
-            "batch_size": 2,
-            "devices": ["cpu"],
-            "threads": 1,
-            "metrics": ["accuracy"],
-            "keep_snapshots": 1,
-            **decided.settings,
-        }
-    )
-    with locked(folder) as lock:
-        callbacks = Callbacks(decided.objects)
-        assert execute_training(config, lock, LocalLauncher(), callbacks).status == 0
-    values = [each.metrics["accuracy"] for each, _ in epochs_of(read_records(folder / RECORD))]
-    first = values.index(max(values)) + 1
-    assert len(values) in (first + 2, 8)
-    found = find_best(config)
-    assert found == folder / f"epoch-{first:04}.safetensors"
-    assert best.read_bytes() == found.read_bytes()

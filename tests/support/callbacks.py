@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from tandem.callbacks import Callback
-from tandem.nn.callbacks import Callback as KerasCallback
 
 
 class Log(Callback):
@@ -105,10 +104,3 @@ class Hangs(Callback):
             file.write(f"{epoch}\n")
         while not (self._run / "go").exists():
             time.sleep(0.05)
-
-
-class OfKerasKind(KerasCallback):
-    """Ends training after its first epoch."""
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        self.model.stop_training = epoch == 0

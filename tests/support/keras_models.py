@@ -2,16 +2,19 @@
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 
+from tandem.artifacts.checkpoint import Checkpoint, save_checkpoint
 from tandem.backend import device_mode
 from tandem.keras.network import KerasNetwork, joined
 from tandem.keras.weights import read_weights, to_ours, variables
 from tandem.layers import Training
+from tandem.layers.network import KERAS_NETWORK, NetworkDescription
 from tests.support.lazily import Lazily
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -46,6 +49,29 @@ def set_weights(network: KerasNetwork, model: Any) -> None:
     for name, value in weights.items():
         assert network.parameters[name].get_value(borrow=True).shape == value.shape, name
         network.parameters[name].set_value(value.astype(network.dtype))
+
+
+def describe_model(model: Any, crop_size: int | None = None, **fields: Any) -> NetworkDescription:
+    """The description of a Keras model in a checkpoint."""
+    options = {"model": json_of(model), **fields.pop("options", {})}
+    classes = sum(int(np.prod(output.shape[1:])) for output in model.outputs)
+    return NetworkDescription(
+        crop_size, classes, 1.0, network=KERAS_NETWORK, options=options, **fields
+    )
+
+
+def save_model(
+    path: Path, model: Any, crop_size: int | None = None, config: Any = None, **fields: Any
+) -> Path:
+    """Write a checkpoint of a Keras model; return `path`."""
+    from tandem.keras.variables import untrained  # imports Keras
+
+    described = describe_model(model, crop_size, **fields)
+    weights = read_weights(model)
+    save_checkpoint(
+        path, Checkpoint(weights, {}, described, config=config or {}, untrained=untrained(model))
+    )
+    return path
 
 
 def random_rows(model: Any, batch: int = BATCH, most: int = 4, seed: int = 0) -> list[np.ndarray]:
