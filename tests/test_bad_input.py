@@ -125,7 +125,10 @@ def test_damaged_data(
         ({"lr_policy": "stairs"}, ["lr_policy", "stairs", "cosine"]),
         ({"crop_size": 71}, ["crop_size", "71", "70"]),
         ({"batch_size": 10**6}, ["found 1000000, more than the 13 training rows", "at most 13"]),
-        ({"batch_size": 7, "devices": ["cpu"] * 2}, ["found 7 for each of 2 trainers", "at most 6"]),
+        (
+            {"batch_size": 7, "devices": ["cpu"] * 2},
+            ["found 7 for each of 2 trainers", "at most 6"],
+        ),
         ({"global_batch": 14}, ["global_batch: found 14, more than the 13 training rows"]),
         ({"devices": ["cuda:7"]}, ["cuda:7", "does not exist"]),
         ({"lib_conv": "cudnn"}, ["lib_conv"]),
