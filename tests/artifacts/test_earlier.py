@@ -93,5 +93,6 @@ def test_a_run_continues(earlier: Path, tmp_path: Path, optimizer: str) -> None:
     run.mkdir()
     shutil.copy(earlier / f"{optimizer}.safetensors", run / "epoch-0001.safetensors")
     same = {"optimizer": optimizer, "precision": DTYPES[optimizer], "width": 0.01}
-    train(data, run, **same, devices=["cpu"], n_epochs=2, resume_train=True)
+    # The archive is of another processor, which may choose other convolutions.
+    train(data, run, **same, devices=["cpu"], n_epochs=2, resume_train=True, exact=False)
     assert read_checkpoint(run / "epoch-0002.safetensors").state.step == 14
