@@ -1,4 +1,4 @@
-"""What the built pages take from outside docs/: the README and its like, and the settings."""
+"""Sources of the built pages outside docs/: the README and its like, and the settings."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""What there is: networks with parameters, operations and papers, and recipes of their settings.
+"""Lists of networks, with parameters, operations and papers, and of recipes of their settings.
 
 All networks:  tandem models
 For programs:  tandem models --json

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 Convolutions = Literal["auto", "direct", "fft"]
-"""How a CPU computes convolutions: by oneDNN, by NNPACK, or by what its processor prefers."""
+"""Ways to compute convolutions on a CPU: by oneDNN, NNPACK, or what its processor prefers."""
 
 STEERING = (
     "ATEN_CPU_CAPABILITY",

@@ -25,7 +25,7 @@ from tandem.backend.perform import by_perform
 from tandem.backend.precision import ProductPrecision, fit
 
 Results = Literal["host", "device"]
-"""Where a function's results lie: in NumPy arrays, or in tensors on its device."""
+"""Locations of a function's results: in NumPy arrays, or in tensors on its device."""
 Observe = Callable[[Apply, Callable[..., Any]], Callable[..., Any]]
 """Wraps a call that is made for a node: its kernel, or the copy or conversion of an operand."""
 

@@ -118,7 +118,7 @@ _Devices = Annotated[
 
 
 CHOICES: tuple[Registry[Any], ...] = (SCHEDULES, OPTIMIZERS, LOSSES, EXCHANGES, RULES, ALL_REDUCES)
-"""What the configuration chooses from; `tandem.config.resolve` checks each choice."""
+"""Choices of the configuration; `tandem.config.resolve` checks each choice."""
 
 
 class Run(Section):

@@ -1,4 +1,4 @@
-"""What `fit` is given, as rows of arrays, and their form in the files of a run; imports Keras."""
+"""Arguments of `fit` as rows of arrays, and their form in the files of a run; imports Keras."""
 
 import itertools
 import math

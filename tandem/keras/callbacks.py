@@ -212,7 +212,7 @@ class Epochs:
 
 
 def read_memory(folder: Path) -> dict[str, Any]:
-    """What a run's callbacks have left in its folder; empty if nothing."""
+    """Read what a run's callbacks have left in its folder; empty if nothing."""
     try:
         found = json.loads((folder / MEMORY).read_text())
     except FileNotFoundError:

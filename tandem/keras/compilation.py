@@ -89,7 +89,7 @@ def _functional() -> type:
 
 @dataclass(frozen=True)
 class Compilation:
-    """What `compile` chose.
+    """The choices of `compile`.
 
     Attributes
     ----------

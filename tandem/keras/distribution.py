@@ -1,4 +1,4 @@
-"""What `distribute` puts in place of `fit`."""
+"""The `fit` that `distribute` puts in place of Keras's."""
 
 import os
 from collections.abc import Mapping, Sequence

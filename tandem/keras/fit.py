@@ -397,7 +397,7 @@ class Plan:
         return dict(json.loads(json.dumps(options)))
 
     def _shared_out(self, config: Config, launcher: Launcher) -> str:
-        """What each trainer has of a minibatch, in a line."""
+        """Say in a line how many rows of a minibatch each trainer has."""
         trainers = len(launcher.ranks) or len(resolve_devices(config.devices, config.para_load))
         group = int(config.norm_rows)
         shares = trainer_shares(self.batch, trainers, group)
@@ -430,7 +430,7 @@ class Plan:
         )
 
     def _data_folder(self, folder: Path) -> Path:
-        """Where the arrays are: where those of the last fit are, if they are the same."""
+        """The folder of the arrays: that of the last fit, if they are the same."""
         before = self.fit.distribution.data
         if not self.data.splits:  # a prepared data set, which is a setting
             return Path(self.fit.distribution.settings["data_folder"])

@@ -55,7 +55,7 @@ class Prediction:
 
 
 Function = Callable[..., "TensorVariable"]
-"""Of targets, (place, value) or whole numbers (place,), a `Prediction` and options: (place,)."""
+"""A function of targets, (place, value) or labels (place,), a `Prediction`, options: (place,)."""
 
 _FUNCTIONS: dict[str, Function] = {}
 OF_LABELS = frozenset(
@@ -327,7 +327,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Objective:
-    """What `compile` chose, as data: losses, metrics and the layout of a row of targets.
+    """The choices of `compile` as data: losses, metrics and the layout of a row of targets.
 
     A row has the targets of each output behind each other, then weights: none, one for all losses,
     or one for each output. Where targets are the class of a single output, they are int64 labels.

@@ -30,7 +30,7 @@ _MOST_CONFUSIONS = 30  # lines of the table
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What a report is made of."""
+    """The contents of a report."""
 
     predictions: Predictions
     classes: Sequence[str]  # names

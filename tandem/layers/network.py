@@ -35,7 +35,7 @@ ALEXNET = "alex_net:AlexNet"
 KERAS_NETWORK = "tandem.keras.network:KerasNetwork"
 """The network that is a model of Keras: its graph is data in its options, and no code."""
 FullyConnected = Literal["replicated", "sharded", "single"]
-"""Where trainers have the weights of fully connected layers."""
+"""Places where trainers have the weights of fully connected layers."""
 
 
 @dataclass(frozen=True)

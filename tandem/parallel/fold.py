@@ -11,10 +11,10 @@ from tandem.distributed.allreduce import library_of
 Op = str | None
 
 OPS: tuple[Op, ...] = ("avg", "uavg", "sum", "prod", "max", "min", "gather", None)
-"""What an output may be folded by; ``c_`` before a name, by way of the CPU, changes nothing."""
+"""Operations that may fold an output; ``c_`` before a name, by way of the CPU, changes nothing."""
 
 UPDATE_OPS: tuple[Op, ...] = (*OPS, "inc")
-"""What an update may be folded by: "inc" adds the sum of the slices' differences to the old."""
+"""Operations that may fold an update: "inc" adds the sum of the slices' differences to the old."""
 
 _AVERAGES = ("avg", "uavg")
 

@@ -21,10 +21,10 @@ from tandem.parallel.selection import Selection
 from tandem.split import edges
 
 Selector = Literal["all", "slice", "index"]
-"""What is read of sliceable variables."""
+"""The parts that are read of sliceable variables."""
 
 Weights = tuple[tuple[tuple[float, ...], ...], float]
-"""Of partial results, by rank, then by slice; and what their sum is divided by."""
+"""A fold of partial results, by rank, then by slice; and what their sum is divided by."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tandem.parallel.messages import Extent
 LEAST_MEMORY = 1 << 20  # bytes of a rank's first memory
 
 Access = Sequence[HostBuffer] | LocalGroup
-"""What a rank is given of a team: the memory of all, or the group in which GPUs' is opened."""
+"""The memory that a rank is given: that of all, or the group in which that of GPUs is opened."""
 
 
 class Residents(ABC):

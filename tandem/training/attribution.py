@@ -19,9 +19,9 @@ Phase = Literal["forward", "backward", "update"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 INPUT = "input"
-"""What precedes the first layer with parameters, such as a crop."""
+"""The part before the first layer with parameters, such as a crop."""
 TOTALS = "totals"
-"""What belongs to no layer: sums over minibatches, and counts of pictures."""
+"""The part of no layer: sums over minibatches, and counts of pictures."""
 
 
 class NodeOrigin(NamedTuple):

@@ -38,7 +38,7 @@ STAGES = {
     Activity.COMPILING_VALIDATION: "compiling validation",
     Activity.FIRST_STEP: "first step",
 }
-"""What takes time before the first step, in the user's words."""
+"""Activities that take time before the first step, in the user's words."""
 
 
 @dataclass(frozen=True)

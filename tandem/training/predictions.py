@@ -32,7 +32,7 @@ class Predictions:
 
     @property
     def is_right(self) -> npt.NDArray[np.bool_]:
-        """Whether the most probable class is the true one, (picture,)."""
+        """Return whether the most probable class is the true one, (picture,)."""
         return self.classes[:, 0] == self.labels
 
 
