@@ -92,7 +92,8 @@ def named_programs() -> frozenset[str]:
 # Forks for each program after importing what takes long; paths are as Python sets them.
 _HELP = """
 import importlib.util, io, json, os, runpy, sys
-import matplotlib.pyplot, pytensor, torch, torch.distributed
+os.environ["KERAS_BACKEND"] = "torch"
+import keras, matplotlib.pyplot, pytensor, torch, torch.distributed
 
 here = sys.path[0]
 for name in json.load(sys.stdin):
