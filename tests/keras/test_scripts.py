@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.artifacts.run_folder import list_checkpoints
+from tests.support.ranks import Starter, command, missing
 from tests.support.tiny import ROOT, is_gone, python_path
 
 pytestmark = pytest.mark.slow
@@ -68,12 +69,10 @@ def test_three_trainers_learn_what_one_does(one: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("starter", ["mpirun", "torchrun"])
-def test_ranks_learn_what_one_process_does(one: float, tmp_path: Path, starter: str) -> None:
-    ranks = {
-        "mpirun": ["mpirun", "-n", "2", sys.executable],
-        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"],
-    }[starter]
-    output = run([*ranks, *script(tmp_path)[1:]], tmp_path)
+def test_ranks_learn_what_one_process_does(one: float, tmp_path: Path, starter: Starter) -> None:
+    if starter == "mpirun" and (reason := missing()):
+        pytest.skip(reason)
+    output = run([*command(2, starter), *script(tmp_path)[1:]], tmp_path)
     assert totals(output) == [pytest.approx(one, rel=1e-9)] * 2
 
 
