@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -613,3 +614,17 @@ def test_a_run_can_be_reached_by_nobody(data: Path, tmp_path: Path, monkeypatch)
     assert tiny.is_gone(process.pid)
     assert [path.name for path in temporary.rglob("*")] == []
     assert shared_memory() <= before
+
+
+def test_a_run_that_a_rank_is_sent_brings_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tandem.launch.ranks import RankLauncher
+    from tandem.training.run_spec import RunSpec
+
+    fields: Any = ("train", {}, None, None, None, {}, None, None, None)
+    messages = [RunSpec(*fields, own_code=b"a pickle"), "end"]
+    launcher = RankLauncher.__new__(RankLauncher)
+    world: Any = SimpleNamespace(all_gather_object=lambda value: [messages.pop(0)])
+    launcher.world, executed = world, list[RunSpec]()
+    monkeypatch.setattr(launcher, "_execute", lambda spec, reporter: executed.append(spec))
+    assert launcher.follow() == "end"
+    assert [spec.own_code for spec in executed] == [b""]

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -148,7 +149,11 @@ class RankLauncher(Launcher):
     def launch(
         self, spec: RunSpec, reporter: ProgressReporter, lock: FolderLock | None = None
     ) -> Outcome:
-        """Execute a run on all ranks, called on rank 0."""
+        """Execute a run on all ranks, called on rank 0.
+
+        The user's functions are not sent: each rank has them by its own script.
+        """
+        spec = replace(spec, own_code=b"")
         self.world.all_gather_object(spec)
         return self._execute(spec, reporter)
 
@@ -158,7 +163,8 @@ class RankLauncher(Launcher):
             message: Any = self.world.all_gather_object(None)[0]
             if not isinstance(message, RunSpec):
                 return message
-            self._execute(message, ProgressReporter())
+            # A message may be anybody's, so it brings no code.
+            self._execute(replace(message, own_code=b""), ProgressReporter())
 
     def _execute(self, spec: RunSpec, reporter: ProgressReporter) -> Outcome:
         """Execute this rank's part of a run; return the outcome for all.
