@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import torch
 
-from tandem.backend.channels_last import empty, numbers, pixels, rows, run
+from tandem.backend.channels_last import empty, images, numbers, pixels, rows, run
 
 Tensor = torch.Tensor
 
@@ -37,6 +37,17 @@ def lrn_gradient(x: Tensor, scale: Tensor, g: Tensor, size: int, alpha: float) -
 def from_nchw(planes: Tensor, y: Tensor, channels: slice) -> None:
     """Copy planes into some channels of images that lie in memory channels-last."""
     run(_from_nchw, planes.flatten(2).numpy(), rows(y), channels.start)
+
+
+def to_tiles(x: Tensor, channels: slice, size: int, step: int, pad: int) -> Tensor:
+    """Cut some channels of images into squares, every `step` pixels, with `pad` zeros around.
+
+    Returns (channel, picture and square, row, column): images as filters, channels as pictures.
+    """
+    count = -(-(x.shape[2] + 2 * pad - (size - step)) // step)
+    tiles = torch.empty((channels.stop - channels.start, len(x) * count**2, size, size))
+    run(_to_tiles, images(x), tiles.numpy(), channels.start, step, pad, count)
+    return tiles
 
 
 def _check_shapes(shape: torch.Size, **operands: Tensor) -> None:
@@ -106,3 +117,20 @@ def _from_nchw(planes: np.ndarray, images: np.ndarray, first: int) -> None:
         for p in range(pixels):
             for c in range(begin, min(begin + _BLOCK, channels)):
                 images[n, p, first + c] = planes[n, c, p]
+
+
+def _to_tiles(
+    images: np.ndarray, tiles: np.ndarray, first: int, step: int, pad: int, count: int
+) -> None:
+    channels, squares, size, _ = tiles.shape
+    _, rows, columns, _ = images.shape
+    blocks = -(-channels // _BLOCK)
+    for number in numba.prange(squares * blocks):
+        t, begin = number // blocks, number % blocks * _BLOCK
+        end = min(begin + _BLOCK, channels)
+        n, top, left = t // count**2, t // count % count * step - pad, t % count * step - pad
+        for r in range(size):
+            for q in range(size):
+                inside = 0 <= top + r < rows and 0 <= left + q < columns
+                for c in range(begin, end):
+                    tiles[c, t, r, q] = images[n, top + r, left + q, first + c] if inside else 0

@@ -26,7 +26,7 @@ needs_nnpack = pytest.mark.skipif(
 
 
 def fft_layers(sizes: Sizes, convolutions: Convolutions) -> list[str]:
-    """The convolutions of a training step, forward and of the images, that are computed by FFT."""
+    """The convolutions of a training step and their gradients that are computed by FFT."""
     step = ResidentStep(device_mode("cpu", convolutions=convolutions), sizes)
     program: Any = step.functions[0].vm
     lines = program.program.source.splitlines()
@@ -46,7 +46,7 @@ def computed(dtype: str, batch: int, channels: int, side: int, length: int) -> l
     x, w, b = (pt.tensor(dtype=dtype, shape=shape) for shape in shapes)
     y = conv2d(x, w, b, pad=side // 2)
     g = rng.normal(size=y.type.shape).astype("float32").astype(dtype)
-    outputs = [y, pytensor.grad((y * g).sum(), x)]
+    outputs = [y, *pytensor.grad((y * g).sum(), [x, w])]
     mode = device_mode(convolutions="fft")
     return pytensor.function([x, w, b], outputs, mode=mode)(*values)
 
@@ -57,10 +57,36 @@ def test_fft_rounds_no_more_coarsely_than_sums(side: int, length: int) -> None:
     """Sums of n random terms are off by some sqrt(n) roundings, of 6e-8 each."""
     exact = computed("float64", 16, 32, side, length)
     rounded = computed("float32", 16, 32, side, length)
-    terms = 32 * side**2
-    for one, other in zip(exact, rounded, strict=True):
+    terms = 32 * side**2, 32 * side**2, 16 * length**2
+    for one, other, count in zip(exact, rounded, terms, strict=True):
         error = np.sqrt(np.mean((one - other) ** 2) / np.mean(one**2))
-        assert 0 < error < np.sqrt(terms) * 2.0**-24
+        assert 0 < error < np.sqrt(count) * 2.0**-24
+
+
+@needs_nnpack
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("side", "length"), [(3, 13), (5, 27)])
+def test_threads_share_a_convolution_without_changing_a_bit(
+    side: int, length: int, groups: int
+) -> None:
+    rng = np.random.default_rng(1)
+    shapes = [(16, 12, length, length), (10, 12 // groups, side, side), (10,)]
+    x, w, b = (pt.tensor(dtype="float32", shape=shape) for shape in shapes)
+    y = conv2d(x, w, b, pad=side // 2, groups=groups)
+    outputs = [y, *pytensor.grad((y**2).sum(), [x, w])]
+    step = pytensor.function([x, w, b], outputs, mode=device_mode(convolutions="fft"))
+    values = [rng.normal(size=shape).astype("float32") for shape in shapes]
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2, 3, 8):
+            torch.set_num_threads(count)
+            found.append(step(*values))
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.slow
@@ -68,7 +94,7 @@ def test_fft_rounds_no_more_coarsely_than_sums(side: int, length: int) -> None:
 def test_the_papers_network_takes_fft_for_all_but_the_first_layer() -> None:
     paper, demo = Sizes(16, 227, 256, 10, 1.0), Sizes(64, 67, 76, 10, 1.0)
     found = fft_layers(paper, "fft")
-    assert sorted(found) == ["Conv2d"] * 4 + ["Conv2dInputGrad"] * 4
+    assert sorted(found) == ["Conv2d"] * 4 + ["Conv2dInputGrad"] * 4 + ["Conv2dWeightGrad"] * 4
     assert fft_layers(paper, "direct") == []
     assert fft_layers(demo, "fft") == []
 

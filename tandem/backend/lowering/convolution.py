@@ -4,9 +4,15 @@ On a CPU PyTorch has two libraries for them: oneDNN, which multiplies each pixel
 NNPACK, which multiplies Fourier transforms of tiles, with three to five times fewer products and
 less rounding (Mathieu, Henaff, LeCun 2014, section 2). PyTorch by default uses oneDNN if available.
 `tandem.processor.prefers_fft` decides by the processor.
+
+NNPACK's pool of threads and PyTorch's would wait for each other, so NNPACK is kept to one thread,
+and several calls of it run side by side.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -61,7 +67,14 @@ def lower_conv2d_input_grad(
 def lower_conv2d_weight_grad(
     op: Conv2dWeightGrad, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
-    return computed(_gradient(op, 1), factors=(0, 1, 2), images=True)
+    x, _, g = node.inputs
+
+    def by_fft(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
+        return _fft_filter_gradient(x, w, g, op.pad[0], op.groups)
+
+    pays = _pays(op, x, node.outputs[0], g)
+    variant = by_fft if pays and device.type == "cpu" else None
+    return computed(_gradient(op, 1), factors=(0, 1, 2), images=True, fft=variant)
 
 
 @lower.register(Conv2dBiasGrad)
@@ -95,22 +108,96 @@ def _fft_convolution(x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: i
 
     y = _empty_result(x, w, pad)
     inputs, filters = w.shape[1], w.shape[0] // groups
+    operands = []
     for group in range(groups):
         rows = slice(group * filters, (group + 1) * filters)
-        part = aten._nnpack_spatial_convolution(
-            x[:, group * inputs : (group + 1) * inputs].contiguous(),
-            w[rows].contiguous(),
-            None if b is None else b[rows],
-            [pad, pad],
-            [1, 1],
-        )
-        from_nchw(part, y, rows)
+        images = x[:, group * inputs : (group + 1) * inputs].contiguous()
+        operands.append((images, w[rows].contiguous(), None if b is None else b[rows]))
+    for group, pictures, rows, planes in _convolve(operands, pad):
+        first = group * filters
+        from_nchw(planes, y[pictures], slice(first + rows.start, first + rows.stop))
     return y
 
 
 @_fft_convolution.register_fake
 def _(x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: int) -> Tensor:
     return _empty_result(x, w, pad)
+
+
+@torch.library.custom_op("tandem::fft_filter_gradient", mutates_args=())
+def _fft_filter_gradient(x: Tensor, w: Tensor, g: Tensor, pad: int, groups: int) -> Tensor:
+    """The gradient of filters of such a convolution: that of the images, as many pictures as they
+    have channels, with g as its filters. What exceeds one of NNPACK's tiles is cut into several,
+    each as a channel of its own, over which a convolution sums."""
+    from tandem.backend.image_loops import to_tiles
+
+    margin, length = w.shape[2] - 1, g.shape[2]
+    size = -(-length // -(-length // (_TILE - margin)))
+    inputs, filters = w.shape[1], w.shape[0] // groups
+    operands = []
+    for group in range(groups):
+        channels = slice(group * inputs, (group + 1) * inputs)
+        images = to_tiles(x, channels, size + margin, size, pad)
+        channels = slice(group * filters, (group + 1) * filters)
+        operands.append((images, to_tiles(g, channels, size, size, 0), None))
+    gradient = torch.empty_like(w, memory_format=torch.contiguous_format)
+    for group, channels, rows, planes in _convolve(operands, 0):
+        gradient[group * filters :][rows, channels] = planes.transpose(0, 1)
+    return gradient
+
+
+@_fft_filter_gradient.register_fake
+def _(x: Tensor, w: Tensor, g: Tensor, pad: int, groups: int) -> Tensor:
+    return torch.empty_like(w, memory_format=torch.contiguous_format)
+
+
+def _convolve(
+    operands: Sequence[tuple[Tensor, Tensor, Tensor | None]], pad: int
+) -> Iterator[tuple[int, slice, slice, Tensor]]:
+    """Convolve images with filters and add a bias, for each group, by PyTorch's number of threads.
+
+    The pictures and filters of a group are divided until there is a part for each thread, so that
+    as few tiles as possible are transformed more than once. A part is given as group, pictures,
+    filters and result.
+    """
+    threads = torch.get_num_threads()
+    parts = -(-threads // len(operands))
+    images, filters, _ = operands[0]
+    tiles = max(1, images.shape[2] * images.shape[3] / _TILE**2)
+
+    def transformed(of_filters: int) -> float:
+        return of_filters * len(images) * tiles + parts // of_filters * len(filters)
+
+    divisors = [n for n in range(1, parts + 1) if parts % n == 0]
+    of_filters = min(divisors, key=transformed)
+    pieces = [
+        (group, pictures, rows)
+        for group in range(len(operands))
+        for pictures in _slices(len(images), parts // of_filters)
+        for rows in _slices(len(filters), of_filters)
+    ]
+
+    def convolve(piece: tuple[int, slice, slice]) -> Tensor:
+        group, pictures, rows = piece
+        x, w, b = operands[group]
+        bias = None if b is None else b[rows]
+        return aten._nnpack_spatial_convolution(x[pictures], w[rows], bias, [pad, pad], [1, 1])
+
+    results = map(convolve, pieces) if threads == 1 else _helpers(threads).map(convolve, pieces)
+    for piece, planes in zip(pieces, results, strict=True):
+        yield *piece, planes
+
+
+def _slices(length: int, parts: int) -> list[slice]:
+    """Divide a length into parts that differ by at most one, none of them empty."""
+    parts = min(length, parts)
+    bounds = [length * part // parts for part in range(parts + 1)]
+    return [slice(*pair) for pair in pairwise(bounds)]
+
+
+@cache
+def _helpers(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="convolution")
 
 
 def _empty_result(x: Tensor, w: Tensor, pad: int) -> Tensor:
@@ -132,18 +219,31 @@ def _turned(w: Tensor, groups: int) -> Tensor:
     return turned.reshape(groups * channels, filters // groups, *window)
 
 
+@cache
 def has_nnpack() -> bool:
-    """Return whether this PyTorch has NNPACK."""
-    # The query also sets it up, which its operator doesn't do by itself (PyTorch 2.13).
-    return torch.backends.nnpack.is_available()
+    """Return whether this PyTorch has NNPACK, which then has been set up with one thread."""
+    # Only the query does so (PyTorch 2.13), and the first call makes a pool of PyTorch's threads.
+    if not torch.backends.nnpack.is_available():
+        return False
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        image, filters = torch.zeros(1, 1, 16, 16), torch.zeros(1, 1, 3, 3)
+        aten._nnpack_spatial_convolution(image, filters, None, [0, 0], [1, 1])
+    finally:
+        torch.set_num_threads(threads)
+    return True
 
 
+_TILE = 16  # rows and columns of the tiles that NNPACK transforms
 _LEAST_TILES = 16  # in a minibatch, to make up for transforming the filters
 _LEAST_SAVING = 2.5  # factor in multiplications, to make up for transforming images and results
 
 
-def _pays(op: Conv2d | Conv2dInputGrad, x: Variable, w: Variable, y: Variable) -> bool:
-    """Return whether NNPACK should compute the convolution y of x with w.
+def _pays(
+    op: Conv2d | Conv2dInputGrad | Conv2dWeightGrad, x: Variable, w: Variable, y: Variable
+) -> bool:
+    """Return whether NNPACK should compute the convolution y of x with w, or that gradient w.
 
     It uses tiles of 16 x 16 pixels and Fourier's transform unless four tiles of 8 x 8 suffice, for
     which, with 3 x 3 filters, it uses Winograd's: that rounds a hundred times more coarsely than
@@ -156,7 +256,11 @@ def _pays(op: Conv2d | Conv2dInputGrad, x: Variable, w: Variable, y: Variable) -
     (batch, *_), (*_, side, columns), (*_, height, width) = cast(Any, shapes)
     if side != columns or not 3 <= side <= 8:
         return False
-    large, small = (-(-height // (n - side)) * -(-width // (n - side)) for n in (17, 9))
+    if isinstance(op, Conv2dWeightGrad) and height != width:
+        return False
+    large, small = (
+        -(-height // (n + 1 - side)) * -(-width // (n + 1 - side)) for n in (_TILE, _TILE // 2)
+    )
     # Half of the transform of real numbers, with four multiplications per complex product.
-    saving = side**2 * height * width / (16 * 16 / 2 * 4 * large)
+    saving = side**2 * height * width / (_TILE * _TILE / 2 * 4 * large)
     return small > 4 * large and batch * large >= _LEAST_TILES and saving >= _LEAST_SAVING
