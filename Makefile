@@ -27,7 +27,7 @@ soak: .venv/installed
 	$(BIN)/python -m tests.soak --faults 20 --runs runs/soak/sharded --fully-connected sharded
 
 # Each part against its peer, on a CPU that should be otherwise idle; about an hour.
-bench: .venv/installed
+bench: .venv/bench
 	$(BIN)/python -m benchmarks $(if $(BENCH),--only $(BENCH))
 
 # Exchanges over ranks of MPI by every all-reduce, and predictions for more; about ten minutes.
@@ -81,6 +81,10 @@ clean:
 .venv/gpu: .venv/installed gpu/build_pycuda.py
 	$(BIN)/python gpu/build_pycuda.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[gpu]"
+	touch $@
+
+.venv/bench: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench]"
 	touch $@
 
 .venv/docs: .venv/installed

@@ -20,6 +20,7 @@ from benchmarks.measure import machine, setting, table
 
 QUESTIONS = (
     "step",
+    "engines",
     "run",
     "loader",
     "exchange",
