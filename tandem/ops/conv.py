@@ -296,3 +296,41 @@ def conv2d(
         w = tensor_input(op, "w", w, 4)
         b = _no_bias(w)
     return op(x, w, b)
+
+
+TILE = 16
+"""Rows and columns of the tiles that NNPACK transforms."""
+
+_LEAST_TILES = 16  # in a minibatch, to make up for transforming the filters
+_LEAST_SAVING = 2.5  # factor in multiplications, to make up for transforming images and results
+
+
+def fft_pays(node: Apply) -> bool:
+    """Return whether NNPACK should compute a convolution or a gradient, where it is preferred.
+
+    It uses tiles of 16 x 16 pixels and Fourier's transform unless four tiles of 8 x 8 suffice, for
+    which, with 3 x 3 filters, it uses Winograd's: that rounds a hundred times more coarsely than
+    the sum itself, and is avoided. The limits are where it became faster on a CPU with AVX2.
+    """
+    op: Any = node.op
+    x, w = node.inputs[:2]
+    y = node.outputs[0] if isinstance(op, Conv2d) else node.inputs[2]
+    shapes = [v.type.shape for v in (x, w, y)]
+    plain = op.stride == op.dilation == (1, 1) and op.pad[0] == op.pad[1]
+    if any(None in shape for shape in shapes) or not plain or x.type.dtype != "float32":
+        return False
+    (batch, _, *image), (*_, side, columns), (*_, height, width) = shapes
+    if side != columns or not 3 <= side <= 8:
+        return False
+    if isinstance(op, Conv2dInputGrad):  # a convolution of g that must not crop it
+        if op.pad[0] >= side:
+            return False
+        height, width = image
+    if isinstance(op, Conv2dWeightGrad) and height != width:
+        return False
+    large, small = (
+        -(-height // (n + 1 - side)) * -(-width // (n + 1 - side)) for n in (TILE, TILE // 2)
+    )
+    # Half of the transform of real numbers, with four multiplications per complex product.
+    saving = side**2 * height * width / (TILE * TILE / 2 * 4 * large)
+    return small > 4 * large and batch * large >= _LEAST_TILES and saving >= _LEAST_SAVING

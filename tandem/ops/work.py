@@ -47,7 +47,13 @@ from tandem.ops.batch_norm_stages import (
     ChannelSums,
 )
 from tandem.ops.communication import Collective
-from tandem.ops.conv import Conv2d, Conv2dBiasGrad, Conv2dInputGrad, Conv2dWeightGrad
+from tandem.ops.conv import (
+    Conv2d,
+    Conv2dBiasGrad,
+    Conv2dInputGrad,
+    Conv2dWeightGrad,
+    fft_pays,
+)
 from tandem.ops.crop import CropMirror
 from tandem.ops.dropout import Dropout, DropoutMask
 from tandem.ops.lrn import LRN, LRNGrad
@@ -59,7 +65,7 @@ from tandem.ops.recurrent import GRUSteps, GRUStepsGrad, LSTMSteps, LSTMStepsGra
 from tandem.ops.relu import Relu, ReluGrad
 
 CONVOLUTIONS = ("convolution", "convolution input", "convolution weight")
-SHAPES = ("", " large", " 1x1", " image", " depthwise")
+SHAPES = ("", " large", " fft", " large fft", " 1x1", " image", " depthwise")
 KINDS = (
     *(kind + shape for kind in CONVOLUTIONS for shape in SHAPES),
     "product",
@@ -84,8 +90,9 @@ KINDS = (
 
 A convolution, and its gradient with respect to its images ("input") or filters ("weight"), is
 " depthwise" if each channel is a group, else " image" if it has at most `IMAGE_CHANNELS` channels,
-else " 1x1" if its filters have one pixel, else " large" if its images have at least `LARGE` pixels.
-A "move" only copies, and a "view" does not even that.
+else " 1x1" if its filters have one pixel, else " large" if its images have at least `LARGE` pixels,
+and then " fft" too where `tandem.ops.conv.fft_pays`, whatever computes it. A "move" only copies,
+and a "view" does not even that.
 """
 
 IMAGE_CHANNELS = 4
@@ -212,23 +219,23 @@ def _are_numbers(variables: Iterable[Variable]) -> bool:
 
 @_work.register(Conv2d)
 def _convolution(op: Conv2d, node: Apply) -> Work:
-    x, w, b = node.inputs
+    _, w, b = node.inputs
     y = _elements(node.outputs[0])
     adds = not (isinstance(b, Constant) and not b.data.any())
-    return Work(_conv_kind("convolution", op, x, w), _multiply_adds(y, w) + adds * y, _nbytes(node))
+    return Work(_conv_kind("convolution", node), _multiply_adds(y, w) + adds * y, _nbytes(node))
 
 
 @_work.register(Conv2dInputGrad)
 def _convolution_input(op: Conv2dInputGrad, node: Apply) -> Work:
-    x, w, g = node.inputs
-    kind = _conv_kind("convolution input", op, x, w)
+    _, w, g = node.inputs
+    kind = _conv_kind("convolution input", node)
     return Work(kind, _multiply_adds(_elements(g), w), _nbytes(node, unread=0))
 
 
 @_work.register(Conv2dWeightGrad)
 def _convolution_weight(op: Conv2dWeightGrad, node: Apply) -> Work:
-    x, w, g = node.inputs
-    kind = _conv_kind("convolution weight", op, x, w)
+    _, w, g = node.inputs
+    kind = _conv_kind("convolution weight", node)
     return Work(kind, _multiply_adds(_elements(g), w), _nbytes(node, unread=1))
 
 
@@ -236,7 +243,9 @@ def _multiply_adds(pixels: int, w: Variable) -> int:
     return 2 * pixels * prod(lengths(w)[1:])
 
 
-def _conv_kind(kind: str, op: Any, x: Variable, w: Variable) -> str:
+def _conv_kind(kind: str, node: Apply) -> str:
+    op: Any = node.op
+    x, w = node.inputs[:2]
     channels = lengths(x)[1]
     if op.groups == channels > 1:
         return f"{kind} depthwise"
@@ -244,7 +253,8 @@ def _conv_kind(kind: str, op: Any, x: Variable, w: Variable) -> str:
         return f"{kind} image"
     if lengths(w)[2:] == (1, 1):
         return f"{kind} 1x1"
-    return f"{kind} large" if prod(lengths(x)[2:]) >= LARGE else kind
+    large = " large" if prod(lengths(x)[2:]) >= LARGE else ""
+    return f"{kind}{large} fft" if fft_pays(node) else f"{kind}{large}"
 
 
 @_work.register(Dot)

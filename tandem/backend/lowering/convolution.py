@@ -13,15 +13,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
-from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Constant
 
-from tandem.backend.lowering.registry import Lowering, computed, lower, static_shape, torch_dtype
-from tandem.ops.conv import Conv2d, Conv2dBiasGrad, Conv2dInputGrad, Conv2dWeightGrad
+from tandem.backend.lowering.registry import Lowering, computed, lower, torch_dtype
+from tandem.ops.conv import (
+    TILE,
+    Conv2d,
+    Conv2dBiasGrad,
+    Conv2dInputGrad,
+    Conv2dWeightGrad,
+    fft_pays,
+)
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -40,9 +46,8 @@ def lower_conv2d(op: Conv2d, node: Apply, device: torch.device, compiled: bool) 
     def by_fft(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         return _fft_convolution(x, w, b, pad[0], groups)
 
-    x, w, b = node.inputs
-    pays = _pays(op, x, w, node.outputs[0])
-    variant = by_fft if pays and device.type == "cpu" else None
+    b = node.inputs[2]
+    variant = by_fft if fft_pays(node) and device.type == "cpu" else None
     without_bias = isinstance(b, Constant) and not np.any(b.data)
     omit = frozenset([2]) if without_bias else frozenset[int]()
     return computed(direct, factors=(0, 1), images=True, fft=variant, omit=omit)
@@ -52,14 +57,12 @@ def lower_conv2d(op: Conv2d, node: Apply, device: torch.device, compiled: bool) 
 def lower_conv2d_input_grad(
     op: Conv2dInputGrad, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
-    x, w, g = node.inputs
-    size, groups = w.type.shape[2], op.groups
+    size, groups = node.inputs[1].type.shape[2], op.groups
 
     def by_fft(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
         return _fft_convolution(g, _turned(w, groups), None, size - 1 - op.pad[0], groups)
 
-    pays = _pays(op, g, w, x) and op.pad[0] < size
-    variant = by_fft if pays and device.type == "cpu" else None
+    variant = by_fft if fft_pays(node) and device.type == "cpu" else None
     return computed(_gradient(op, 0), factors=(0, 1, 2), images=True, fft=variant)
 
 
@@ -67,13 +70,10 @@ def lower_conv2d_input_grad(
 def lower_conv2d_weight_grad(
     op: Conv2dWeightGrad, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
-    x, _, g = node.inputs
-
     def by_fft(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
         return _fft_filter_gradient(x, w, g, op.pad[0], op.groups)
 
-    pays = _pays(op, x, node.outputs[0], g)
-    variant = by_fft if pays and device.type == "cpu" else None
+    variant = by_fft if fft_pays(node) and device.type == "cpu" else None
     return computed(_gradient(op, 1), factors=(0, 1, 2), images=True, fft=variant)
 
 
@@ -132,7 +132,7 @@ def _fft_filter_gradient(x: Tensor, w: Tensor, g: Tensor, pad: int, groups: int)
     from tandem.backend.image_loops import to_tiles
 
     margin, length = w.shape[2] - 1, g.shape[2]
-    size = -(-length // -(-length // (_TILE - margin)))
+    size = -(-length // -(-length // (TILE - margin)))
     inputs, filters = w.shape[1], w.shape[0] // groups
     operands = []
     for group in range(groups):
@@ -163,7 +163,7 @@ def _convolve(
     threads = torch.get_num_threads()
     parts = -(-threads // len(operands))
     images, filters, _ = operands[0]
-    tiles = max(1, images.shape[2] * images.shape[3] / _TILE**2)
+    tiles = max(1, images.shape[2] * images.shape[3] / TILE**2)
 
     def transformed(of_filters: int) -> float:
         return of_filters * len(images) * tiles + parts // of_filters * len(filters)
@@ -233,34 +233,3 @@ def has_nnpack() -> bool:
     finally:
         torch.set_num_threads(threads)
     return True
-
-
-_TILE = 16  # rows and columns of the tiles that NNPACK transforms
-_LEAST_TILES = 16  # in a minibatch, to make up for transforming the filters
-_LEAST_SAVING = 2.5  # factor in multiplications, to make up for transforming images and results
-
-
-def _pays(
-    op: Conv2d | Conv2dInputGrad | Conv2dWeightGrad, x: Variable, w: Variable, y: Variable
-) -> bool:
-    """Return whether NNPACK should compute the convolution y of x with w, or that gradient w.
-
-    It uses tiles of 16 x 16 pixels and Fourier's transform unless four tiles of 8 x 8 suffice, for
-    which, with 3 x 3 filters, it uses Winograd's: that rounds a hundred times more coarsely than
-    the sum itself, and is avoided. The limits are where it became faster on a CPU with AVX2.
-    """
-    shapes = static_shape(x), static_shape(w), static_shape(y)
-    plain = op.stride == op.dilation == (1, 1) and op.pad[0] == op.pad[1]
-    if None in shapes or not plain or x.type.dtype != "float32":
-        return False
-    (batch, *_), (*_, side, columns), (*_, height, width) = cast(Any, shapes)
-    if side != columns or not 3 <= side <= 8:
-        return False
-    if isinstance(op, Conv2dWeightGrad) and height != width:
-        return False
-    large, small = (
-        -(-height // (n + 1 - side)) * -(-width // (n + 1 - side)) for n in (_TILE, _TILE // 2)
-    )
-    # Half of the transform of real numbers, with four multiplications per complex product.
-    saving = side**2 * height * width / (_TILE * _TILE / 2 * 4 * large)
-    return small > 4 * large and batch * large >= _LEAST_TILES and saving >= _LEAST_SAVING
