@@ -34,6 +34,11 @@ RETIRED: Mapping[str, str] = {
     "dir_head": "use data_folder; the other data folders are relative to it",
     "finetune": "use init_weights, a checkpoint to start from, and freeze or lr_multipliers",
     "name": "network names the network, as module:class; use weights_dir to tell runs apart",
+    **dict.fromkeys(
+        ("valtxt_filename", "traintxt_filename"),
+        "preprocessing writes val.txt and train.txt into tar_root_dir, and training reads labels "
+        "from label_folder",
+    ),
     "file_batch_size": "the manifest records the pictures per file, and batch_size may differ",
 }
 """Keys of the original program that have no meaning any more, and what replaces each."""

@@ -42,6 +42,7 @@ def settings_of(
 
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 PARAMETERS = {
+    "alexnet": 60_965_224,
     "densenet": 769_162,
     "googlenet": 13_378_280,
     "googlenet_bn": 13_004_888,
@@ -57,6 +58,12 @@ ALL = ["weight", "bias", "scale", "shift"]
 # What the sources that each recipe names have: batch, rate, policy, epochs, decay, what decays, the
 # rate of biases, Nesterov's momentum, and what else is particular.
 SETTINGS: dict[str, dict[str, object]] = {
+    "alexnet": settings_of(
+        *(128, 0.01, "plateau", 90, 5e-4, ["weight"]),
+        bias_rate=2.0,
+        rand_colour=0.1,
+        lr_patience=5,
+    ),
     "densenet": settings_of(64, 0.1, "step", 300, 1e-4, ALL, nesterov=True, lr_step=[150, 225]),
     "googlenet": settings_of(32, 0.01, "poly", 60, 2e-4, ["weight"], bias_rate=2.0, lr_power=0.5),
     "googlenet_bn": settings_of(256, 0.1, "step", 90, 1e-4, ["weight"], lr_step=[30, 60, 80]),
