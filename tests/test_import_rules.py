@@ -102,6 +102,7 @@ ROWS = (
         "placement_program",
         "plot",
         "report",
+        "session",
     ),
     ("__main__",),
 )

@@ -66,7 +66,7 @@ def train(config: Settings | None = None, **overrides: Any) -> Result:
         After Ctrl-C; a checkpoint was written first. After SIGTERM or SIGHUP, `SystemExit` with
         status 143 or 129. None is noticed where a thread other than the main one calls.
     """
-    settings = _checked(config, overrides)
+    settings = checked(config, overrides)
     with locked(settings.weights_path) as lock:
         raise_failure(execute_training(settings, lock, _launcher()))
     folder = settings.weights_path
@@ -87,7 +87,7 @@ def validate(
     the probabilities of ten crops of each picture are averaged.
     """
     source = file_beside(weights, DEFAULT_FILE.name) if config is None else None
-    settings = _checked(config if source is None else read_run_settings(source), overrides, source)
+    settings = checked(config if source is None else read_run_settings(source), overrides, source)
     outcome, record = execute_validation(Path(weights), settings, _launcher(), ten_crops)
     raise_failure(outcome)
     if record is None:
@@ -95,20 +95,29 @@ def validate(
     return record
 
 
-def _checked(
+def checked(
     config: Settings | None, overrides: Mapping[str, Any], source: Path | None = None
 ) -> Config:
-    """Read and check settings; `source` is the file that a mapping is from."""
+    """Read and check settings; `source` is the file that a mapping is from.
+
+    Raises InputError if one cannot be used.
+    """
     if isinstance(config, str | os.PathLike):
         source = Path(config)
+    values = given_values(config, overrides)
+    return validated(Config, values, {key: key for key in overrides}, source or "", ANSWERS)
+
+
+def given_values(config: Settings | None, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain values of settings, of which `overrides` win."""
+    if isinstance(config, str | os.PathLike):
         values = read_yaml(Path(config))
     else:
         values = config.model_dump() if isinstance(config, Config) else dict(config or {})
-    values = {
+    return {
         key: os.fspath(value) if isinstance(value, os.PathLike) else value
         for key, value in {**values, **overrides}.items()
     }
-    return validated(Config, values, {key: key for key in overrides}, source or "", ANSWERS)
 
 
 def _launcher() -> LocalLauncher:

@@ -1,0 +1,169 @@
+"""Theano-MPI's session: a rule that starts a run on several devices, and waits for it::
+
+    from tandem.session import BSP
+
+    rule = BSP()
+    rule.init(devices=["cpu", "cpu"], modelfile="tandem.models.resnet", modelclass="ResNet20")
+    result = rule.wait()
+
+The run is one of ``tandem train``, over ranks of ``mpirun`` where the rule is asynchronous. Its
+lines are printed here, also in a notebook.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Self
+
+import yaml
+
+from tandem.artifacts.metrics_log import read_records
+from tandem.artifacts.run_folder import CONFIGURATION, RECORD, list_checkpoints
+from tandem.errors import InputError, RunError
+from tandem.launch.api import Result, Settings, checked, given_values
+
+
+class _Rule:
+    """A way in which trainers agree on weights (Ma, Mao, Taylor 2016, section 3).
+
+    Parameters
+    ----------
+    config : Config, mapping or path, optional
+        Settings of its runs, as for `tandem.train`.
+    """
+
+    name: ClassVar[str]  # in the settings
+
+    def __init__(self, config: Settings | None = None) -> None:
+        self._config = config
+        self._process: subprocess.Popen[str] | None = None
+
+    def init(
+        self,
+        devices: Sequence[str],
+        modelfile: str = "alex_net",
+        modelclass: str = "AlexNet",
+        **settings: Any,
+    ) -> Self:
+        """Start a run, with a trainer on each device.
+
+        Parameters
+        ----------
+        devices : sequence of str
+            Such as ``["cpu", "cpu"]`` or ``["cuda:0", "cuda:1"]``.
+        modelfile, modelclass : str
+            Module and class of the network.
+        **settings
+            Further settings of ``config.yaml``, such as ``n_epochs=3``.
+
+        Raises
+        ------
+        InputError
+            A setting cannot be used, an asynchronous rule lacks ``mpirun``, or the run before has
+            not ended; nothing has been started.
+        """
+        if self._process is not None:
+            raise InputError("the run before has not ended; expected wait or stop before init")
+        network = f"{modelfile}:{modelclass}"
+        own = {"network": network, "devices": [*devices], "rule": self.name, **settings}
+        self._weights = checked(self._config, own).weights_path
+        starter = _starter(len(devices)) if self.name != "bsp" else []
+        self._folder = TemporaryDirectory()
+        file = Path(self._folder.name) / CONFIGURATION
+        file.write_text(yaml.safe_dump(given_values(self._config, own)))
+        command = [*starter, sys.executable, "-m", "tandem", "train", "--config", str(file)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for `wait`
+        )
+        self._last = ""
+        self._printer = threading.Thread(target=self._print, args=[self._process], daemon=True)
+        self._printer.start()
+        return self
+
+    def wait(self) -> Result:
+        """Wait until the run ends.
+
+        Returns
+        -------
+        Result
+            The newest checkpoint, and the records of the whole training.
+
+        Raises
+        ------
+        InputError
+            There is no run.
+        RunError
+            The run has failed, or was stopped.
+        KeyboardInterrupt
+            After Ctrl-C; a checkpoint was written first.
+        """
+        if self._process is None:
+            raise InputError("there is no run to wait for; expected init before wait")
+        try:
+            status = self._process.wait()
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        self._end()
+        if status:
+            raise RunError(f"the run has ended with status {status}: {self._last}")
+        records = tuple(read_records(self._weights / RECORD))
+        return Result(list_checkpoints(self._weights)[-1], records)
+
+    def stop(self) -> None:
+        """End the run after its current step, with a checkpoint."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._end()
+
+    def _end(self) -> None:
+        self._process = None
+        self._printer.join()
+        self._folder.cleanup()
+
+    def _print(self, process: subprocess.Popen[str]) -> None:
+        for line in process.stdout or ():
+            sys.stdout.write(line)
+            self._last = line.strip() or self._last
+
+
+class BSP(_Rule):
+    """Synchronous training: trainers average after every step."""
+
+    name = "bsp"
+
+
+class EASGD(_Rule):
+    """Elastic averaging: trainers and a server's weights attract each other."""
+
+    name = "easgd"
+
+
+class GOSGD(_Rule):
+    """Gossip: trainers send weights to each other at random."""
+
+    name = "gosgd"
+
+
+def _starter(ranks: int) -> list[str]:
+    """Return the command that starts ranks: this Python's mpirun, or the system's."""
+    beside = Path(sys.executable).parent / "mpirun"
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
+    if found is None:
+        raise InputError(
+            "there is no mpirun, by which this rule's trainers are started: install "
+            "tandem-train[mpi], or use BSP"
+        )
+    return [found, "-n", str(ranks)]

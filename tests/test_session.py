@@ -1,0 +1,85 @@
+"""Theano-MPI's session: rules start runs, whose records are those of `tandem train`."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.artifacts.checkpoint import read_header
+from tandem.errors import InputError, RunError
+from tandem.session import BSP, EASGD, GOSGD
+from tests.support.ranks import need_ranks
+from tests.support.runs import assert_same_bits, train
+from tests.support.tiny import wait_for_steps
+
+TINY: dict[str, Any] = {
+    "crop_size": 67,
+    "width": 0.05,
+    "batch_size": 2,
+    "n_epochs": 1,
+    "print_freq": 1,
+    "threads": 1,
+}
+
+
+def test_what_cannot_be_used_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = BSP()
+    with pytest.raises(InputError, match="expected init before wait"):
+        rule.wait()
+    with pytest.raises(InputError, match="n_epochs"):
+        rule.init(["cpu"], n_epochs=0)
+    with pytest.raises(InputError, match="unknown key epochz"):
+        rule.init(["cpu"], epochz=3)
+    monkeypatch.setattr("tandem.session.os.access", lambda *_: False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"no mpirun.*use BSP"):
+        EASGD().init(["cpu", "cpu"])
+    rule.stop()  # no run: nothing to do
+
+
+@pytest.mark.slow
+def test_two_lines_train_as_the_program_does(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rule = BSP({**TINY, "data_folder": data})
+    rule.init(["cpu", "cpu"], weights_dir=tmp_path / "run")
+    with pytest.raises(InputError, match="expected wait or stop before init"):
+        rule.init(["cpu"])
+    result = rule.wait()
+    assert "epoch 1" in capsys.readouterr().out
+    assert result.record[-1].images == 7
+    train(data, tmp_path / "other", devices=["cpu", "cpu"], **TINY)
+    assert_same_bits(tmp_path / "run", tmp_path / "other")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [EASGD, GOSGD])
+def test_asynchronous_rules_run_over_ranks(rule: Any, data: Path, tmp_path: Path) -> None:
+    need_ranks()
+    session = rule({**TINY, "data_folder": data, "weights_dir": tmp_path / "run"})
+    result = session.init(["cpu", "cpu"]).wait()
+    assert read_header(result.weights).network.network == "alex_net:AlexNet"
+    assert result.record[-1].images == 7
+
+
+@pytest.mark.slow
+def test_a_run_is_stopped_with_a_checkpoint_and_fails_with_its_last_line(
+    data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    rule = BSP({**TINY, "data_folder": data, "weights_dir": folder, "n_epochs": 1000})
+    rule.init(["cpu"])
+    assert rule._process is not None
+    wait_for_steps(folder, rule._process, 3)
+    rule.stop()
+    assert list(folder.glob("epoch-*-step-*.safetensors"))
+    rule.init(["cpu"], resume_train=True)
+    time.sleep(1)
+    assert rule._process is not None
+    rule._process.send_signal(signal.SIGKILL)
+    with pytest.raises(RunError, match="status -9"):
+        rule.wait()
