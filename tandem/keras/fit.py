@@ -21,7 +21,7 @@ from tandem.artifacts.run_folder import CONFIGURATION, RECORD, checkpoint_name, 
 from tandem.artifacts.run_lock import locked
 from tandem.config.command_line import ANSWERS
 from tandem.config.hardware import resolve_devices
-from tandem.config.resolve import group_of
+from tandem.config.resolve import group_of, resolve
 from tandem.config.schema import Config
 from tandem.data.manifest import read_any_manifest
 from tandem.data.order import minibatch_count, trainer_shares
@@ -284,7 +284,7 @@ class Plan:
             try:
                 self._store(Path(config.data_folder))
                 if not list_checkpoints(folder):
-                    self._write_first(folder, config)
+                    self._write_first(folder, resolve(config, launcher.ranks))
                 if arguments.verbose:
                     sys.stdout.write(f"{self._shared_out(config, launcher)}\n")
                 outcome = execute_training(
@@ -424,10 +424,8 @@ class Plan:
             network=config.network,
             options=config.options,
         )
-        settings = {"optimizer": config.optimizer}
-        save_checkpoint(
-            self._first(folder), as_checkpoint(self.model, network, self.begin, settings)
-        )
+        found = as_checkpoint(self.model, network, self.begin, config.model_dump(mode="json"))
+        save_checkpoint(self._first(folder), found)
 
     def _data_folder(self, folder: Path) -> Path:
         """The folder of the arrays: that of the last fit, if they are the same."""
