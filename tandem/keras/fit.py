@@ -68,7 +68,7 @@ from tandem.preprocessing.arrays import checksum, matches, write_arrays, write_p
 from tandem.processes.supervisor import Outcome
 from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
-from tandem.validation import shown, validated
+from tandem.validation import listed, shown, validated
 
 DATA = "data"  # the folder of a run's arrays, in its run folder
 RESULT = "fitted.safetensors"  # the model as `fit` leaves it, with what callbacks restore
@@ -155,6 +155,8 @@ class Fit:
         manifest = read_any_manifest(folder)
         compilation = Compilation.of(self.model, lambda: self._row(None))
         has_classes = manifest.target == CLASS_LABEL
+        if self.distribution.class_names is not None:
+            raise InputError(f"class_names: found them with {folder}, which has its own")
         if has_classes and not layout_of(self.model, compilation).functions <= OF_CLASSES:
             raise InputError(
                 f"{folder}: found targets that are classes, expected a cross-entropy of classes, "
@@ -188,7 +190,21 @@ class Fit:
                     f"{name}: found {shown(found)} with rows of numbers, expected uint8 pictures "
                     "with class labels"
                 )
+        self._check_names(form)
         return Data(form, splits, len(splits[0]), validation)
+
+    def _check_names(self, form: Form) -> None:
+        """Refuse names of classes where there are none, or others."""
+        names = self.distribution.class_names
+        if names is None:
+            return
+        if not form.has_classes:
+            found = "weights of rows" if form.weights else "targets that are no classes"
+            raise InputError(f"class_names: found them with {found}, expected classes alone")
+        if len(names) != (classes := int(self.model.outputs[0].shape[-1])):
+            raise InputError(
+                f"class_names: found {len(names)}, expected {classes}, as the model has outputs"
+            )
 
     @property
     def _crops(self) -> bool:
@@ -452,11 +468,16 @@ class Plan:
         is_there = matches(folder, self._source)
         form, (train, *rest) = self.data.form, self.__dict__.pop("_packed")
         self.data.splits.clear()  # copies of the arrays, if they had to be converted
+        names = self.fit.distribution.class_names
+        if form.has_classes and names is None:
+            names = [*map(str, range(int(self.model.outputs[0].shape[-1])))]
         if is_there:
+            if names and (before := read_any_manifest(folder).wnids) != (*names,):
+                raise InputError(
+                    f"class_names: found {listed([*names])}, expected those of {folder}, "
+                    f"{listed([*before])}"
+                )
             return
-        names = None
-        if form.has_classes:
-            names = tuple(map(str, range(int(self.model.outputs[0].shape[-1]))))
         write = write_pictures if form.are_pictures else write_arrays
         write(folder, train, rest[0] if rest else None, names)
 
