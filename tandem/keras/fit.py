@@ -21,7 +21,7 @@ from tandem.artifacts.run_folder import CONFIGURATION, RECORD, checkpoint_name, 
 from tandem.artifacts.run_lock import locked
 from tandem.config.command_line import ANSWERS
 from tandem.config.hardware import resolve_devices
-from tandem.config.resolve import group_of, resolve
+from tandem.config.resolve import divided_by, group_of, resolve
 from tandem.config.schema import Config
 from tandem.data.manifest import read_any_manifest
 from tandem.data.order import minibatch_count, trainer_shares
@@ -386,7 +386,18 @@ class Plan:
             **distribution.settings,
         }
         values = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in values.items()}
-        return validated(Config, values, {key: key for key in distribution.settings}, "", ANSWERS)
+        names = {key: key for key in distribution.settings}
+        config = validated(Config, values, names, "", ANSWERS)
+        if not (why := divided_by(config)):
+            return config
+        trainers = _trainers(config, launcher)
+        if self.batch % trainers:
+            raise InputError(
+                f"batch_size: found {self.batch} and {why}, expected a multiple of {trainers}, the "
+                "number of trainers: their shares are then the same"
+            )
+        shares = {"batch_size": self.batch // trainers, "global_batch": None}
+        return config.model_copy(update=shares)
 
     @property
     def _names(self) -> list[str]:
@@ -414,8 +425,8 @@ class Plan:
 
     def _shared_out(self, config: Config, launcher: Launcher) -> str:
         """Say in a line how many rows of a minibatch each trainer has."""
-        trainers = len(launcher.ranks) or len(resolve_devices(config.devices, config.para_load))
-        group = int(config.norm_rows)
+        trainers = _trainers(config, launcher)
+        group = 1 if config.norm_rows == "global" else int(config.norm_rows)
         shares = trainer_shares(self.batch, trainers, group)
         counts = ", ".join(str(share.stop - share.start) for share in shares)
         of_groups = f", in groups of {group} that are normalised together" if group > 1 else ""
@@ -494,6 +505,10 @@ class Plan:
         batch = self.fit.arguments.validation_batch_size or self.batch
         found = self.model.evaluate(given.x, given.y, batch, 0, given.weights, return_dict=True)
         return {name: float(value) for name, value in found.items() if name not in own}
+
+
+def _trainers(config: Config, launcher: Launcher) -> int:
+    return len(launcher.ranks) or len(resolve_devices(config.devices, config.para_load))
 
 
 def own_code() -> bytes:

@@ -424,6 +424,35 @@ def test_shares_of_a_batch_may_be_uneven(tmp_path: Path) -> None:
     assert_equal_weights(*found, atol=1e-7, rtol=1e-6)
 
 
+def of_steps() -> tuple[Any, np.ndarray, np.ndarray]:
+    layers = keras.layers
+    products = layers.EinsumDense("abc,cd->abd", output_shape=(6, 4), bias_axes="d")
+    model = keras.Sequential([keras.Input((6, 4)), products, layers.LSTM(4), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    return model, rng.normal(size=(64, 6, 4)), rng.normal(size=(64, 3))
+
+
+def of_norms() -> tuple[Any, np.ndarray, np.ndarray]:
+    return classifier("sgd"), *pictures(64)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [(of_steps, {"fully_connected": "sharded"}), (of_norms, {"norm_rows": "global"})],
+)
+def test_trainers_divide_one_graph(make: Any, settings: Any, tmp_path: Path) -> None:
+    ours, x, y = make()
+    theirs = clone(ours)
+    arguments = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
+    tandem.keras.distribute(ours, ["cpu", "cpu"], tmp_path / "run", **settings)
+    with pytest.raises(InputError, match=r"found 15 and .*, expected a multiple of 2"):
+        ours.fit(x, y, 15)
+    theirs.fit(x, y, **arguments)
+    ours.fit(x, y, **arguments)
+    assert_equal_weights(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
 def test_prepared_pictures_are_trained_on_and_cropped(tmp_path: Path) -> None:
     from tests.support.tiny import prepare
 
