@@ -100,7 +100,7 @@ def check_settings(config: Config) -> None:
         )
     if not RULES[config.rule].is_synchronous:
         _check_asynchronous(config)
-    if divided := _divided(config):
+    if divided := divided_by(config):
         _check_divided(config, divided)
     if config.clips and (divided or config.exchange != "gradients"):
         found = divided or f"exchange is {config.exchange}"
@@ -147,8 +147,8 @@ def _shared_out(config: Config) -> Config:
     whole, rows = config.global_batch, config.norm_rows
     if whole is None:
         return config
-    divided = _divided(config) or f"rule is {config.rule}"
-    if _divided(config) or not RULES[config.rule].is_synchronous:
+    divided = divided_by(config) or f"rule is {config.rule}"
+    if divided_by(config) or not RULES[config.rule].is_synchronous:
         raise InputError(
             f"global_batch is {whole} and {divided}: shares are then the same for all trainers, so "
             "set batch_size, and global_batch to null"
@@ -196,7 +196,7 @@ def resolve_norm_rows(config: Config) -> Config:
     return config.model_copy(update={"norm_rows": rows})
 
 
-def _divided(config: Config) -> str:
+def divided_by(config: Config) -> str:
     """The setting by which trainers compute parts of one graph; empty where there is none."""
     if config.fully_connected != "replicated":
         return f"fully_connected is {config.fully_connected}"
@@ -337,7 +337,7 @@ def resolve_exchange(config: Config) -> str:
     if not RULES[config.rule].is_synchronous:
         return "average"
     is_linear = OPTIMIZERS[config.optimizer].is_linear and not config.clips
-    averages = is_linear and not _divided(config)
+    averages = is_linear and not divided_by(config)
     return "average" if averages else "gradients"
 
 

@@ -25,7 +25,7 @@ from tandem.validation import listed
 
 @dataclass(frozen=True)
 class BatchLocation:
-    """Position of the pixels, uint8, or of rows of arrays, float32, in a batch file."""
+    """Position of the pixels, uint8, or of rows of arrays in a batch file."""
 
     offset: int  # bytes from the start of the file to the first pixel
     # Of pictures (n, S, S, 3) = b01c, or (3, S, S, n) = c01b. A file of three pictures could be
@@ -81,17 +81,18 @@ def write_rows(path: Path, rows: np.ndarray) -> None:
             raise written.error
 
 
-def locate_batch(path: Path, dtype: str = PICTURE_DTYPE) -> BatchLocation:
+def locate_batch(path: Path, rows: str | None = None) -> BatchLocation:
     """Find the pixels of a batch file without reading them.
 
     Raises InputError if the file is missing, truncated or not HDF5, or if its pixels are not one
-    contiguous uncompressed block of `dtype`: uint8 in one of the two layouts of pictures, or
-    another dtype in any shape.
+    contiguous uncompressed block: of pictures, uint8 in one of their two layouts; of arrays, whose
+    dtype is `rows`, in any shape.
     """
+    dtype = rows or PICTURE_DTYPE
     size = _size_of(path)
     try:
         with h5py.File(path, "r") as file:
-            location = _locate_dataset(path, _find_dataset(path, file), dtype)
+            location = _locate_dataset(path, _find_dataset(path, file), rows)
     except InputError:
         raise
     except Exception as error:
@@ -144,7 +145,7 @@ def _find_dataset(path: Path, file: h5py.File) -> h5py.Dataset:
     )
 
 
-def _locate_dataset(path: Path, dataset: h5py.Dataset, dtype: str) -> BatchLocation:
+def _locate_dataset(path: Path, dataset: h5py.Dataset, rows: str | None) -> BatchLocation:
     # Checked first: asked for its shape, HDF5 opens the sources of a virtual dataset.
     created = dataset.id.get_create_plist()
     contiguous = created.get_layout() == h5py.h5d.CONTIGUOUS
@@ -153,10 +154,10 @@ def _locate_dataset(path: Path, dataset: h5py.Dataset, dtype: str) -> BatchLocat
             f"{path}: found pixels in chunks, compressed or in another file, expected one"
             " uncompressed contiguous block (hickle.dump without compression)"
         )
-    if dataset.dtype != np.dtype(dtype):
+    if dataset.dtype != np.dtype(dtype := rows or PICTURE_DTYPE):
         raise InputError(f"{path}: found dtype {dataset.dtype}, expected {dtype}")
     shape = dataset.shape
-    if dtype != PICTURE_DTYPE:
+    if rows is not None:
         if not shape or min(shape) < 1:
             raise InputError(f"{path}: found shape {shape}, expected rows")
     elif not _is_batch_shape(shape):

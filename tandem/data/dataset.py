@@ -88,10 +88,10 @@ def locate_split(
 
     Arguments and errors are those of `open_split`.
     """
-    located = []
+    located, rows = [], None if manifest.stored is not None else manifest.row.dtype
     for file, count in zip(manifest.splits[split].files, manifest.counts(split), strict=True):
         path = data_folder / file if batch_folder is None else batch_folder / Path(file).name
-        location = locate_batch(path, manifest.row.dtype)
+        location = locate_batch(path, rows)
         expected = manifest.batch_shape(count)
         if location.shape != expected:
             raise InputError(

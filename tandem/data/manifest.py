@@ -180,7 +180,7 @@ class Manifest:
 class ArrayRows:
     """Dtype and shape of the rows of an array data set."""
 
-    dtype: Literal["float32"]
+    dtype: Literal["float32", "uint8"]
     shape: Annotated[tuple[Count, ...], Field(min_length=1, max_length=3)]
 
     def __post_init__(self) -> None:

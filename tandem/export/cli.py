@@ -136,7 +136,7 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
     predictions = "predictions" if mean is None else "probabilities"
     outputs = {"logits": logits, predictions: network.predictions(cast("TensorVariable", logits))}
     for name, variable in outputs.items():
-        graph.add("Identity", [graph.translate(variable)], name)
+        graph.add("Cast", [graph.translate(variable)], name, to=_FLOAT)
     shape: list[str | int | None] = ["batch", network.classes]
     model = helper.make_model(
         helper.make_graph(

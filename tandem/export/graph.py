@@ -5,29 +5,52 @@ A network that uses another Op needs a function here, registered for the Op's cl
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytensor
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+import pytensor.tensor as pt
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from pytensor.compile.mode import Mode
+from pytensor.compile.ops import ViewOp
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.scalar.basic import (
+    AND,
+    EQ,
+    GE,
     GT,
+    LE,
+    LT,
+    NEQ,
+    OR,
     Abs,
     Add,
     ArcTan,
+    Cast,
+    Ceil,
+    Clip,
+    Cos,
     Exp,
     Expm1,
+    Floor,
+    Identity,
+    IntDiv,
+    Invert,
     Log,
+    Log1p,
+    Mod,
     Mul,
     Neg,
     Pow,
     ScalarMaximum,
     ScalarMinimum,
     ScalarOp,
+    Second,
+    Sign,
+    Sin,
+    Sqr,
     Sqrt,
     Sub,
     Switch,
@@ -35,18 +58,40 @@ from pytensor.scalar.basic import (
     TrueDiv,
     upcast,
 )
-from pytensor.scalar.math import Sigmoid, Softplus
-from pytensor.tensor.basic import Join
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.scalar.math import Erf, Sigmoid, Softplus
+from pytensor.scan.op import Scan
+from pytensor.tensor.basic import Alloc, AllocEmpty, Join, MakeVector
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.einsum import Einsum
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
-from pytensor.tensor.math import Dot, Sum
-from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.math import Any as AnyTrue
+from pytensor.tensor.math import Argmax, Dot, Max, Min, Prod, Sum
+from pytensor.tensor.shape import Reshape, Shape, SpecifyShape
 from pytensor.tensor.sharedvar import TensorSharedVariable
-from pytensor.tensor.special import Softmax
-from pytensor.tensor.subtensor import IncSubtensor, Subtensor, get_constant_idx
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.subtensor import (
+    AdvancedSubtensor,
+    AdvancedSubtensor1,
+    IncSubtensor,
+    Subtensor,
+    get_constant_idx,
+)
 
 from tandem.errors import InputError
-from tandem.ops import LRN, AveragePool2d, BatchNormInference, Conv2d, MaxPool2d, Pad2d, Relu
+from tandem.ops import (
+    LRN,
+    AveragePool2d,
+    BatchNormInference,
+    Conv2d,
+    Conv2dInputGrad,
+    GRUSteps,
+    LSTMSteps,
+    MaxPool2d,
+    Pad2d,
+    Relu,
+)
 
 _PYTHON = Mode("py", RewriteDatabaseQuery(include=[]))
 
@@ -55,11 +100,15 @@ OPSET = 17
 
 
 class OnnxGraph:
-    """Nodes, in an order in which they can run, and constants of an ONNX graph."""
+    """Nodes, in an order in which they can run, and constants of an ONNX graph.
 
-    def __init__(self) -> None:
+    The body of a loop is a graph of its own, whose constants are those of the graph around it.
+    """
+
+    def __init__(self, around: "OnnxGraph | None" = None) -> None:
         self.nodes: list[NodeProto] = []
-        self.constants: list[TensorProto] = []
+        self.constants: list[TensorProto] = [] if around is None else around.constants
+        self.prefix: str = "" if around is None else f"{around.prefix}{len(around.nodes)}."
         self._names: dict[Variable, str] = {}
         self._fixed: set[Variable] = set()  # that depend on no input
 
@@ -71,7 +120,7 @@ class OnnxGraph:
         self, kind: str, inputs: Sequence[str], output: str | None = None, **attributes: Any
     ) -> str:
         """Append a node of one output; return the output's name."""
-        name = output or f"{kind}_{len(self.nodes)}"
+        name = output or f"{self.prefix}{kind}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, inputs, [name], name=name, **attributes))
         return name
 
@@ -101,7 +150,7 @@ class OnnxGraph:
                 if self._is_fixed(variable):
                     self._fixed.add(variable)
                 else:
-                    self._names[variable] = self._translated(variable)
+                    self._translate(variable)
             pending.pop()
         return self._name(output)
 
@@ -123,12 +172,14 @@ class OnnxGraph:
             self._names[variable] = self.constant(_value(variable), name)
         return self._names[variable]
 
-    def _translated(self, variable: Variable) -> str:
+    def _translate(self, variable: Variable) -> None:
         node = variable.owner
-        if node is None or variable is not node.outputs[0]:
+        if node is not None:
+            found = translated(node.op, node, [self._name(v) for v in _sources(node)], self)
+            names = [found] if isinstance(found, str) else found
+            self._names.update(zip(node.outputs, names, strict=False))
+        if variable not in self._names:
             raise InputError(f"ONNX: the graph needs {variable}, which has no translation")
-        names = [self._name(source) for source in _sources(node)]
-        return translated(node.op, node, names, self)
 
 
 def _value(variable: Variable) -> np.ndarray:
@@ -145,11 +196,18 @@ def _sources(node: Apply | None) -> Sequence[Variable]:
     if node is None:
         return ()
     if isinstance(node.op, Reshape | SpecifyShape):
-        return node.inputs[:1]
+        lacks = isinstance(node.op, Reshape) and node.outputs[0].type.shape.count(None) > 1
+        return node.inputs[: 1 + lacks]
     if isinstance(node.op, Join):
         return node.inputs[1:]
     if isinstance(node.op, Subtensor | IncSubtensor):
         return node.inputs[: 1 + isinstance(node.op, IncSubtensor)]
+    if isinstance(node.op, Conv2dInputGrad):
+        return node.inputs[1:]
+    if isinstance(node.op, Scan):
+        op, given = node.op, node.inputs
+        states = map(_first, op.outer_sitsot(given))
+        return [*op.outer_seqs(given), *states, *op.outer_non_seqs(given)]
     if isinstance(node.op, Conv2d):
         bias = node.inputs[2]
         is_zero = isinstance(bias, Constant) and not np.any(bias.data)
@@ -157,9 +215,19 @@ def _sources(node: Apply | None) -> Sequence[Variable]:
     return node.inputs
 
 
+def _first(buffer: Variable) -> Variable:
+    """The state before the first step, (1, ...), with which a buffer of a scan begins."""
+    node = buffer.owner
+    if node is not None and isinstance(node.op, IncSubtensor):
+        empty = node.inputs[0].owner
+        if empty is not None and isinstance(empty.op, AllocEmpty):
+            return node.inputs[1]
+    return buffer
+
+
 @functools.singledispatch
-def translated(op: Op, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    """Add the ONNX nodes of an Op; return the name of the first output.
+def translated(op: Op, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str | Sequence[str]:
+    """Add the ONNX nodes of an Op; return the name of the first output, or of the first ones.
 
     `inputs` are names in the ONNX graph. A function for another Op is added with
     ``translated.register``; without one, InputError is raised.
@@ -179,6 +247,25 @@ def _(op: Conv2d, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
         "dilations": op.dilation,
     }
     return graph.add("Conv", inputs, group=op.groups, **windows)
+
+
+@translated.register
+def _(op: Conv2dInputGrad, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    _, weight, g = (variable.type.shape[2:] for variable in node.inputs)
+    image = node.outputs[0].type.shape[2:]
+    if None in (*weight, *g, *image):
+        raise InputError(f"ONNX: {op} of {node.outputs[0].type}: rows and columns must be known")
+    windows = zip(image, weight, g, op.stride, op.pad, op.dilation, strict=True)
+    behind = [n - ((m - 1) * s - 2 * p + (t - 1) * d + 1) for n, t, m, s, p, d in windows]
+    return graph.add(
+        "ConvTranspose",
+        inputs[::-1],
+        group=op.groups,
+        strides=op.stride,
+        pads=[*op.pad] * 2,
+        dilations=op.dilation,
+        output_padding=behind,
+    )
 
 
 @translated.register
@@ -247,13 +334,28 @@ def _(op: Join, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
     axis = node.inputs[0]
     if not isinstance(axis, Constant):
         raise InputError(f"ONNX: {op}: the axis must be known")
-    return graph.add("Concat", inputs, axis=int(axis.data))
+    pairs = zip(inputs, node.inputs[1:], strict=True)
+    parts = [_cast(graph, *pair, node.outputs[0].type.dtype) for pair in pairs]
+    return graph.add("Concat", parts, axis=int(axis.data))
+
+
+_REDUCTIONS: Mapping[type[CAReduce], str] = {Max: "ReduceMax", Min: "ReduceMin", Prod: "ReduceProd"}
 
 
 @translated.register
-def _(op: Sum, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    axes = range(node.inputs[0].type.ndim) if op.axis is None else op.axis
-    return graph.add("ReduceSum", [*inputs, graph.integers(*axes)], keepdims=0)
+def _(op: CAReduce, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    (x,), (y,) = node.inputs, node.outputs
+    axes = [*range(x.type.ndim)] if op.axis is None else [*op.axis]
+    if isinstance(op, AnyTrue):
+        number = _cast(graph, inputs[0], x, "int32")
+        most = graph.add("ReduceMax", [number], axes=axes, keepdims=0)
+        return graph.add("Cast", [most], to=TensorProto.BOOL)
+    name = _cast(graph, inputs[0], x, y.type.dtype)
+    if isinstance(op, Sum):
+        return graph.add("ReduceSum", [name, graph.integers(*axes)], keepdims=0)
+    if type(op) not in _REDUCTIONS:
+        raise _untranslated(op)
+    return graph.add(_REDUCTIONS[type(op)], [name], axes=axes, keepdims=0)
 
 
 @translated.register
@@ -269,19 +371,43 @@ def _(op: Dot, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
 
 
 @translated.register
-def _(op: Softmax, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+def _(op: Blockwise, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    if not isinstance(op.core_op, Dot):
+        raise _untranslated(op)
+    return graph.add("MatMul", inputs)
+
+
+@translated.register
+def _(op: Einsum, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    return graph.add("Einsum", inputs, equation=op.subscripts)
+
+
+@translated.register
+def _(op: Softmax | LogSoftmax, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
     axis = range(node.inputs[0].type.ndim) if op.axis is None else op.axis
     if len(axis) != 1:
         raise InputError(f"ONNX: only a softmax over a single axis has a translation, not {op}")
-    return graph.add("Softmax", inputs, axis=axis[0])
+    return graph.add(type(op).__name__, inputs, axis=axis[0])
+
+
+@translated.register
+def _(op: Argmax, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    if op.axis is None or len(op.axis) != 1:
+        raise _untranslated(op)
+    return graph.add("ArgMax", inputs, axis=op.axis[0], keepdims=0)
+
+
+@translated.register
+def _(op: CumOp, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    if op.mode != "add" or op.axis is None:
+        raise _untranslated(op)
+    return graph.add("CumSum", [*inputs, graph.integers(op.axis)])
 
 
 @translated.register
 def _(op: Reshape, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
     shape = [-1 if length is None else length for length in node.outputs[0].type.shape]
-    if shape.count(-1) > 1:
-        raise InputError(f"ONNX: {op} to {node.outputs[0].type}: only one length may be unknown")
-    return graph.add("Reshape", [*inputs, graph.integers(*shape)])
+    return graph.add("Reshape", inputs if len(inputs) > 1 else [*inputs, graph.integers(*shape)])
 
 
 @translated.register
@@ -300,31 +426,76 @@ def _(op: DimShuffle, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> s
 
 
 @translated.register
-def _(op: SpecifyShape, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    """Nothing: lengths are known as they are."""
+def _(op: SpecifyShape | ViewOp, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    """Nothing: lengths are known as they are, and gradients are not computed."""
     return inputs[0]
 
 
 @translated.register
+def _(op: Shape, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    return graph.add("Shape", inputs)
+
+
+@translated.register
+def _(op: Alloc, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    return graph.add("Expand", [inputs[0], _vector(graph, inputs[1:], node.inputs[1:], "int64")])
+
+
+@translated.register
+def _(op: MakeVector, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
+    return _vector(graph, inputs, node.inputs, op.dtype)
+
+
+def _vector(graph: OnnxGraph, names: Sequence[str], scalars: Sequence[Variable], dtype: str) -> str:
+    pairs = zip(names, scalars, strict=True)
+    axis = graph.integers(0)
+    parts = [graph.add("Unsqueeze", [_cast(graph, *pair, dtype), axis]) for pair in pairs]
+    return graph.add("Concat", parts, axis=0)
+
+
+@translated.register
 def _(op: Subtensor, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    slices = _slices(op, node.inputs)
-    starts = [part.start or 0 for part in slices]
-    ends = [_FAR if part.stop is None else part.stop for part in slices]
+    parts = _parts(op, node.inputs)
+    numbers = [axis for axis, part in enumerate(parts) if not isinstance(part, slice)]
+    slices = [p if isinstance(p, slice) else slice(p, None if p == -1 else p + 1) for p in parts]
     steps = [part.step or 1 for part in slices]
+    starts = [part.start for part in slices]
+    ends = [part.stop for part in slices]
+    for n, step in enumerate(steps):
+        if starts[n] is None:
+            starts[n] = 0 if step > 0 else _FAR
+        if ends[n] is None:
+            ends[n] = _FAR if step > 0 else -_FAR
     bounds = (starts, ends, range(len(slices)), steps)
-    return graph.add("Slice", [*inputs, *(graph.integers(*values) for values in bounds)])
+    name = graph.add("Slice", [*inputs, *(graph.integers(*values) for values in bounds)])
+    return graph.add("Squeeze", [name, graph.integers(*numbers)]) if numbers else name
+
+
+@translated.register
+def _(
+    op: AdvancedSubtensor | AdvancedSubtensor1,
+    node: Apply,
+    inputs: Sequence[str],
+    graph: OnnxGraph,
+) -> str:
+    """Gather by whole numbers along one axis."""
+    places = [axis for axis, part in enumerate(op.idx_list) if part != slice(None)]
+    if len(node.inputs) != 2 or len(places) != 1 or node.inputs[1].type.dtype == "bool":
+        raise _untranslated(op)
+    index = _cast(graph, inputs[1], node.inputs[1], "int64")
+    return graph.add("Gather", [inputs[0], index], axis=places[0])
 
 
 @translated.register
 def _(op: IncSubtensor, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    """Return what is added is padded with zeros first; nothing is repeated."""
-    slices = _slices(op, [node.inputs[0], *node.inputs[2:]])
+    """Pad what is added with zeros first; nothing is repeated."""
+    parts = _parts(op, [node.inputs[0], *node.inputs[2:]])
     added = node.inputs[1].type
     if added.ndim != node.inputs[0].type.ndim:
         raise _untranslated(op)
     begins, ends = [], []
     for axis, length in enumerate(node.inputs[0].type.shape):
-        part = slices[axis] if axis < len(slices) else slice(None)
+        part = parts[axis] if axis < len(parts) else slice(None)
         if part == slice(None):
             begins.append(0)
             ends.append(0)
@@ -343,30 +514,121 @@ def _(op: IncSubtensor, node: Apply, inputs: Sequence[str], graph: OnnxGraph) ->
 _FAR = np.iinfo(np.int64).max  # where a slice without an end has it
 
 
-def _slices(op: Subtensor | IncSubtensor, inputs: Sequence[Variable]) -> list[slice]:
-    """The slices of an Op over parts of a tensor, which have to be known."""
+def _parts(op: Subtensor | IncSubtensor, inputs: Sequence[Variable]) -> list[Any]:
+    """The slices and whole numbers of an Op over parts of a tensor, which have to be known."""
     try:
-        found = get_constant_idx(op.idx_list, inputs)
+        return [*get_constant_idx(op.idx_list, inputs)]
     except NotScalarConstantError as error:
         raise _untranslated(op) from error
-    if not all(isinstance(part, slice) and (part.step or 1) > 0 for part in found):
+
+
+# Steps, each from what the one before it has left.
+
+
+@translated.register
+def _(op: Scan, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> list[str]:
+    """A scan over whole sequences whose states are those of one step before."""
+    info, (steps, *_) = op.info, node.inputs
+    first = [_first(buffer) for buffer in op.outer_sitsot(node.inputs)]
+    sequences = op.outer_seqs(node.inputs)
+    known = {v.type.shape[0] for v in sequences} | {v.type.shape[0] for v in first}
+    is_usual = not (info.as_while or info.mit_mot_in_slices or info.mit_sot_in_slices)
+    is_usual &= not info.n_untraced_sit_sot and isinstance(steps, Constant) and bool(sequences)
+    if not is_usual or known - {1, int(cast(Constant, steps).data)}:
         raise _untranslated(op)
-    return [*found]
+    counts = (len(sequences), len(first))
+    given = [*inputs[: counts[0]], *inputs[counts[0] :]]
+    axis = graph.integers(0)
+    names = given[counts[0] : sum(counts)]
+    states = [graph.add("Squeeze", [name, axis]) for name in names]
+    body = [*op.inner_inputs], [*op.inner_outputs]
+    traces = _traces(graph, *body, given[: counts[0]], states, given[sum(counts) :])
+    whole = zip(names, traces, strict=False)
+    return [*(graph.add("Concat", pair, axis=0) for pair in whole), *traces[len(names) :]]
+
+
+@translated.register
+def _(
+    op: LSTMSteps | GRUSteps, node: Apply, inputs: Sequence[str], graph: OnnxGraph
+) -> Sequence[str]:
+    z, weight = (variable.type for variable in node.inputs[:2])
+    if (units := weight.shape[0]) is None:
+        raise _untranslated(op)
+    given = pt.tensor(dtype=z.dtype, shape=z.shape[1:])
+    w, *others = (variable.type() for variable in node.inputs[1:])
+
+    def gates(x: Any) -> list[Any]:
+        return [x[:, n * units : (n + 1) * units] for n in range(op.gates)]
+
+    if isinstance(op, LSTMSteps):
+        h, c = others
+        i, f, g, o = gates(given + pt.dot(h, w))
+        c_next = pt.sigmoid(f) * c + pt.sigmoid(i) * pt.tanh(g)
+        step = [given, h, c, w], [pt.sigmoid(o) * pt.tanh(c_next), c_next]
+        return _traces(graph, *step, inputs[:1], inputs[2:], inputs[1:2])
+    bias, h = others
+    pairs = zip(gates(given), gates(pt.dot(h, w) + bias), strict=True)
+    (z_u, of_u), (z_r, of_r), (z_n, of_n) = pairs
+    u, n = pt.sigmoid(z_u + of_u), pt.tanh(z_n + pt.sigmoid(z_r + of_r) * of_n)
+    step = [given, h, w, bias], [u * h + (1 - u) * n]
+    return _traces(graph, *step, inputs[:1], inputs[3:], inputs[1:3])
+
+
+def _traces(
+    graph: OnnxGraph,
+    variables: Sequence[Variable],
+    results: Sequence[Variable],
+    sequences: Sequence[str],
+    states: Sequence[str],
+    others: Sequence[str],
+) -> list[str]:
+    """Add steps over sequences; return the names of their results, stacked.
+
+    A step has `variables`, those of a place of each sequence, of states and of what all steps
+    share, and results, of which the first are the next states.
+    """
+    body, count = OnnxGraph(graph), len(sequences)
+
+    def described(name: str, variable: Variable) -> ValueInfoProto:
+        return helper.make_tensor_value_info(name, _onnx_type(variable.type.dtype), None)
+
+    names = [f"{body.prefix}given_{n}" for n in range(count + len(states))]
+    for variable, name in zip(variables, [*names, *others], strict=True):
+        body.bind(variable, name)
+    given = [described(*pair) for pair in zip(names, variables, strict=False)]
+    ends = [*results[: len(states)], *results]
+    made = [described(body.add("Identity", [body.translate(v)]), v) for v in ends]
+    given = [*given[count:], *given[:count]]
+    step = helper.make_graph(body.nodes, f"{body.prefix}step", given, made)
+    outputs = [f"{body.prefix}made_{n}" for n in range(len(made))]
+    node = helper.make_node(
+        "Scan", [*states, *sequences], outputs, body=step, num_scan_inputs=count
+    )
+    graph.nodes.append(node)
+    return outputs[len(states) :]
+
+
+# Elements
 
 
 _ELEMENTWISE: Mapping[type[ScalarOp], str] = {
     Abs: "Abs",
     Add: "Add",
     ArcTan: "Atan",
+    Ceil: "Ceil",
+    Cos: "Cos",
+    Erf: "Erf",
     Exp: "Exp",
-    GT: "Greater",
+    Floor: "Floor",
     Log: "Log",
     Mul: "Mul",
     Neg: "Neg",
     Pow: "Pow",
     ScalarMaximum: "Max",
     ScalarMinimum: "Min",
+    Sign: "Sign",
     Sigmoid: "Sigmoid",
+    Sin: "Sin",
     Softplus: "Softplus",
     Sqrt: "Sqrt",
     Sub: "Sub",
@@ -374,33 +636,64 @@ _ELEMENTWISE: Mapping[type[ScalarOp], str] = {
     Tanh: "Tanh",
     TrueDiv: "Div",
 }
+_COMPARISONS: Mapping[type[ScalarOp], str] = {
+    EQ: "Equal",
+    GE: "GreaterOrEqual",
+    GT: "Greater",
+    LE: "LessOrEqual",
+    LT: "Less",
+    NEQ: "Equal",
+}
+_OF_BOOLS: Mapping[type[ScalarOp], str] = {AND: "And", Invert: "Not", OR: "Or"}
+
+
+def _onnx_type(dtype: str) -> int:
+    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
 def _cast(graph: OnnxGraph, name: str, source: Variable, dtype: str) -> str:
     if source.type.dtype == dtype:
         return name
-    return graph.add("Cast", [name], to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    return graph.add("Cast", [name], to=_onnx_type(dtype))
 
 
 @translated.register
 def _(op: Elemwise, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    kind = type(op.scalar_op)
-    if kind is Expm1:
-        one = graph.constant(np.ones((), node.outputs[0].type.dtype))
-        return graph.add("Sub", [graph.add("Exp", inputs), one])
-    if kind not in _ELEMENTWISE:
-        raise _untranslated(op)
+    kind, dtype = type(op.scalar_op), node.outputs[0].type.dtype
     # ONNX has no mixed arithmetic: PyTensor's 2, say, is an int8.
-    dtypes = [node.outputs[0].type.dtype] * len(inputs)
-    if kind is GT:
+    dtypes = [dtype] * len(inputs)
+    if kind in _COMPARISONS:
         dtypes = [upcast(*(source.type.dtype for source in node.inputs))] * len(inputs)
     if kind is Switch:
         dtypes[0] = "bool"
-    first, *others = map(functools.partial(_cast, graph), inputs, node.inputs, dtypes)
-    if kind is Switch:
-        return graph.add(_ELEMENTWISE[kind], [first, *others])
-    if not others:
-        return graph.add(_ELEMENTWISE[kind], [first])
+    names = [*map(functools.partial(_cast, graph), inputs, node.inputs, dtypes)]
+    if kind in (Cast, Identity):
+        return names[0]
+    if kind is IntDiv and dtype.startswith("float"):
+        return graph.add("Floor", [graph.add("Div", names)])
+    if kind is Mod and dtype.startswith("float"):  # ONNX's has the sign of what is divided
+        rest = graph.add("Mod", names, fmod=1)
+        return graph.add("Mod", [graph.add("Add", [rest, names[1]]), names[1]], fmod=1)
+    if kind is Clip:
+        name, low, high = names
+        return graph.add("Min", [graph.add("Max", [name, low]), high])
+    if kind is Second:
+        return graph.add("Expand", [names[1], graph.add("Shape", inputs[:1])])
+    if kind is Sqr:
+        return graph.add("Mul", names * 2)
+    if kind in (Expm1, Log1p):
+        one = graph.constant(np.ones((), dtype))
+        if kind is Log1p:
+            return graph.add("Log", [graph.add("Add", [*names, one])])
+        return graph.add("Sub", [graph.add("Exp", names), one])
+    found = _ELEMENTWISE.get(kind) or _COMPARISONS.get(kind)
+    if dtype == "bool":
+        found = found or _OF_BOOLS.get(kind)
+    if found is None:
+        raise _untranslated(op)
+    if kind is Switch or len(names) == 1:
+        return graph.add(found, names)
+    first, *others = names
     for other in others:
-        first = graph.add(_ELEMENTWISE[kind], [first, other])
-    return first
+        first = graph.add(found, [first, other])
+    return graph.add("Not", [first]) if kind is NEQ else first

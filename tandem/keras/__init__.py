@@ -26,6 +26,7 @@ def distribute(
     model: Any,
     devices: str | Sequence[str] = "auto",
     run: str | os.PathLike[str] | None = None,
+    class_names: Sequence[str] | None = None,
     **settings: Any,
 ) -> Any:
     """Let `fit` of a Keras model train with a process for each device; all else stays Keras's.
@@ -44,6 +45,8 @@ def distribute(
     run : path, optional
         The run folder; by default a new one in ``runs``, named after the model. A second `fit` has
         one of its own beside it, which ends in ``-2``, and so on.
+    class_names : sequence of str, optional
+        Of the outputs of a model of classes, by default their numbers; the programs print them.
     **settings
         Other keys of ``config.yaml``, such as ``rand_mirror=True``.
 
@@ -60,7 +63,7 @@ def distribute(
     """
     from tandem.keras.distribution import Distribution
 
-    model.fit = Distribution(model, devices, run, settings).fit
+    model.fit = Distribution(model, devices, run, settings, class_names).fit
     return model
 
 

@@ -324,7 +324,8 @@ class Form:
     Attributes
     ----------
     are_pictures : bool
-        uint8 pictures with classes, which may be cropped and mirrored; else rows of float32.
+        uint8 pictures with classes, which may be cropped and mirrored; else rows of float32 or
+        uint8.
     has_classes : bool
         Whether a target is the number of a class, of a single output.
     weights : int
@@ -364,13 +365,8 @@ class Form:
     def packed(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets as files hold them."""
         x, y = rows.inputs[0], rows.targets[0]
-        if not self.are_pictures:
-            x = x.astype(np.float32, copy=False)
-            if len(rows.inputs) > 1 or not 1 <= x.ndim - 1 <= 3:
-                x = np.concatenate(
-                    [i.reshape(len(i), -1).astype(np.float32, copy=False) for i in rows.inputs],
-                    axis=1,
-                )
+        if len(rows.inputs) > 1 or not 1 <= x.ndim - 1 <= 3:
+            x = np.concatenate([i.reshape(len(i), -1) for i in rows.inputs], axis=1)
         if self.has_classes:
             return x, y if y.ndim == 1 else y.argmax(axis=1).astype(np.int64)
         parts = [t.reshape(len(t), -1).astype(np.float32, copy=False) for t in rows.targets]

@@ -58,6 +58,10 @@ _OPTIMIZERS = {
     ),
 }
 _CLIPS = {"clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm", "clip_value": "clipvalue"}
+_METHODS = (
+    *("call", "fit", "train_step", "test_step", "compute_loss", "compute_metrics"),
+    *("make_train_function", "make_test_function"),
+)
 _AT_DEFAULT = {"axis": -1, "ignore_class": None, "from_sorted_ids": False}
 _ABSENT = {"use_ema": False, "gradient_accumulation_steps": None, "loss_scale_factor": None}
 
@@ -72,7 +76,7 @@ def check_model(model: Any) -> None:
             f"{name}: found the subclassed model {kind.__name__}, expected a Functional or "
             "Sequential one: a method call is code, which other processes do not run"
         )
-    for method in ("train_step", "compute_loss", "call", "make_train_function"):
+    for method in _METHODS:
         for base in kind.__mro__:
             if method in vars(base):
                 if not base.__module__.startswith("keras."):

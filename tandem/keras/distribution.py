@@ -93,6 +93,7 @@ class Distribution:
     devices: str | Sequence[str]
     run: str | os.PathLike[str] | None
     settings: Mapping[str, Any]
+    class_names: Sequence[str] | None = None
     epochs_done: int = 0
     fits: int = 0
     data: Path | None = None

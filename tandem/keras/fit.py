@@ -21,7 +21,7 @@ from tandem.artifacts.run_folder import CONFIGURATION, RECORD, checkpoint_name, 
 from tandem.artifacts.run_lock import locked
 from tandem.config.command_line import ANSWERS
 from tandem.config.hardware import resolve_devices
-from tandem.config.resolve import group_of
+from tandem.config.resolve import divided_by, group_of, resolve
 from tandem.config.schema import Config
 from tandem.data.manifest import read_any_manifest
 from tandem.data.order import minibatch_count, trainer_shares
@@ -68,7 +68,7 @@ from tandem.preprocessing.arrays import checksum, matches, write_arrays, write_p
 from tandem.processes.supervisor import Outcome
 from tandem.training.messages import Diverged
 from tandem.training.run_spec import RunSpec
-from tandem.validation import shown, validated
+from tandem.validation import listed, shown, validated
 
 DATA = "data"  # the folder of a run's arrays, in its run folder
 RESULT = "fitted.safetensors"  # the model as `fit` leaves it, with what callbacks restore
@@ -155,6 +155,8 @@ class Fit:
         manifest = read_any_manifest(folder)
         compilation = Compilation.of(self.model, lambda: self._row(None))
         has_classes = manifest.target == CLASS_LABEL
+        if self.distribution.class_names is not None:
+            raise InputError(f"class_names: found them with {folder}, which has its own")
         if has_classes and not layout_of(self.model, compilation).functions <= OF_CLASSES:
             raise InputError(
                 f"{folder}: found targets that are classes, expected a cross-entropy of classes, "
@@ -188,7 +190,21 @@ class Fit:
                     f"{name}: found {shown(found)} with rows of numbers, expected uint8 pictures "
                     "with class labels"
                 )
+        self._check_names(form)
         return Data(form, splits, len(splits[0]), validation)
+
+    def _check_names(self, form: Form) -> None:
+        """Refuse names of classes where there are none, or others."""
+        names = self.distribution.class_names
+        if names is None:
+            return
+        if not form.has_classes:
+            found = "weights of rows" if form.weights else "targets that are no classes"
+            raise InputError(f"class_names: found them with {found}, expected classes alone")
+        if len(names) != (classes := int(self.model.outputs[0].shape[-1])):
+            raise InputError(
+                f"class_names: found {len(names)}, expected {classes}, as the model has outputs"
+            )
 
     @property
     def _crops(self) -> bool:
@@ -284,7 +300,7 @@ class Plan:
             try:
                 self._store(Path(config.data_folder))
                 if not list_checkpoints(folder):
-                    self._write_first(folder, config)
+                    self._write_first(folder, resolve(config, launcher.ranks))
                 if arguments.verbose:
                     sys.stdout.write(f"{self._shared_out(config, launcher)}\n")
                 outcome = execute_training(
@@ -370,7 +386,18 @@ class Plan:
             **distribution.settings,
         }
         values = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in values.items()}
-        return validated(Config, values, {key: key for key in distribution.settings}, "", ANSWERS)
+        names = {key: key for key in distribution.settings}
+        config = validated(Config, values, names, "", ANSWERS)
+        if not (why := divided_by(config)):
+            return config
+        trainers = _trainers(config, launcher)
+        if self.batch % trainers:
+            raise InputError(
+                f"batch_size: found {self.batch} and {why}, expected a multiple of {trainers}, the "
+                "number of trainers: their shares are then the same"
+            )
+        shares = {"batch_size": self.batch // trainers, "global_batch": None}
+        return config.model_copy(update=shares)
 
     @property
     def _names(self) -> list[str]:
@@ -398,8 +425,8 @@ class Plan:
 
     def _shared_out(self, config: Config, launcher: Launcher) -> str:
         """Say in a line how many rows of a minibatch each trainer has."""
-        trainers = len(launcher.ranks) or len(resolve_devices(config.devices, config.para_load))
-        group = int(config.norm_rows)
+        trainers = _trainers(config, launcher)
+        group = 1 if config.norm_rows == "global" else int(config.norm_rows)
         shares = trainer_shares(self.batch, trainers, group)
         counts = ", ".join(str(share.stop - share.start) for share in shares)
         of_groups = f", in groups of {group} that are normalised together" if group > 1 else ""
@@ -424,10 +451,8 @@ class Plan:
             network=config.network,
             options=config.options,
         )
-        settings = {"optimizer": config.optimizer}
-        save_checkpoint(
-            self._first(folder), as_checkpoint(self.model, network, self.begin, settings)
-        )
+        found = as_checkpoint(self.model, network, self.begin, config.model_dump(mode="json"))
+        save_checkpoint(self._first(folder), found)
 
     def _data_folder(self, folder: Path) -> Path:
         """The folder of the arrays: that of the last fit, if they are the same."""
@@ -454,11 +479,16 @@ class Plan:
         is_there = matches(folder, self._source)
         form, (train, *rest) = self.data.form, self.__dict__.pop("_packed")
         self.data.splits.clear()  # copies of the arrays, if they had to be converted
+        names = self.fit.distribution.class_names
+        if form.has_classes and names is None:
+            names = [*map(str, range(int(self.model.outputs[0].shape[-1])))]
         if is_there:
+            if names and (before := read_any_manifest(folder).wnids) != (*names,):
+                raise InputError(
+                    f"class_names: found {listed([*names])}, expected those of {folder}, "
+                    f"{listed([*before])}"
+                )
             return
-        names = None
-        if form.has_classes:
-            names = tuple(map(str, range(int(self.model.outputs[0].shape[-1]))))
         write = write_pictures if form.are_pictures else write_arrays
         write(folder, train, rest[0] if rest else None, names)
 
@@ -475,6 +505,10 @@ class Plan:
         batch = self.fit.arguments.validation_batch_size or self.batch
         found = self.model.evaluate(given.x, given.y, batch, 0, given.weights, return_dict=True)
         return {name: float(value) for name, value in found.items() if name not in own}
+
+
+def _trainers(config: Config, launcher: Launcher) -> int:
+    return len(launcher.ranks) or len(resolve_devices(config.devices, config.para_load))
 
 
 def own_code() -> bytes:

@@ -11,13 +11,16 @@ from tandem.errors import InputError
 from tandem.keras.graph import LayerData, read_graph
 from tandem.keras.losses import Objective
 from tandem.layers.choices import BinaryCrossEntropy, CrossEntropy, KLDivergence
-from tandem.layers.network import COLOURS, Network
+from tandem.layers.network import COLOURS, FullyConnected, Network
+from tandem.layers.parameter import layer_of
 from tandem.layers.training_pass import Training
 from tandem.registry import find_function
 from tandem.validation import shown
 
 if TYPE_CHECKING:
     from pytensor.tensor.variable import TensorVariable
+
+    from tandem.placement import Placement
 
 Activation = Literal["softmax", "sigmoid", "linear"]
 
@@ -162,10 +165,17 @@ class KerasNetwork(Network):
         declaring = Pass(self.dtype)
         outputs = declaring.run(self.graph, self._cut(self.images()))
         self.parameters.add(*declaring.declared.values())
-        self.frozen = tuple(declaring.frozen)
+        self.frozen, self.undivided = tuple(declaring.frozen), tuple(declaring.loops)
         self.shapes |= {k: v for k, v in declaring.shapes.items() if k != "input"}
         self.output_shapes = [tuple(y.type.shape[1:]) for y in outputs]
         self.own_activation = [ending(y)[0] for y in outputs]
+
+    def placements(self, kind: FullyConnected) -> "dict[str, Placement]":
+        """As of every network, but each trainer has a copy of recurrent layers."""
+        ends = ".recurrent_kernel"
+        steps = {layer_of(name) for name in self.parameters if name.endswith(ends)}
+        found = super().placements(kind)
+        return {name: p for name, p in found.items() if layer_of(name) not in steps}
 
     @cached_property
     def untrained(self) -> tuple[str, ...]:

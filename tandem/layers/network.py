@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
@@ -134,6 +134,7 @@ class Network(ABC):
     # Whether rows of arrays reach it as they are stored; else those of three axes as images are,
     # with the channel first
     takes_stored_rows: ClassVar[bool] = False
+    undivided: Sequence[str] = ()  # layers of whose graph trainers cannot compute parts
     frozen: tuple[str, ...] = ()  # layers and parameters that are not trained, beside the setting's
 
     def __init__(self, crop_size: int | None, classes: int, dtype: str) -> None:

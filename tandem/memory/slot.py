@@ -96,7 +96,7 @@ class SlotLayout:
 class Slot:
     """One minibatch of one trainer, as arrays over a buffer. Rows from `valid` on are stale."""
 
-    # uint8 (b, P, P, RGB), whole or crops, mirrored where flagged; or rows of arrays, float32:
+    # uint8 (b, P, P, RGB), whole or crops, mirrored where flagged; or rows of arrays:
     pictures: npt.NDArray[Any]
     labels: npt.NDArray[Any]  # int64 (b,), or rows of targets, float32 (b, *)
     indices: npt.NDArray[np.int64]  # (b,), in the data set

@@ -5,12 +5,16 @@ from typing import Any, cast
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import io_toposort
 from pytensor.tensor.basic import Alloc, ARange
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.type import TensorType
+
+from tandem.placement.rules import has_rule
 
 _MOST_ELEMENTS = 1 << 20  # of a range that becomes a constant
 
@@ -20,12 +24,17 @@ def with_static_lengths(outputs: Sequence[Variable]) -> list[Variable]:
 
     A part of a tensor has other lengths than the whole: what is computed from them, such as the
     divisor of a mean, has to be found before it is divided. Ranges with known ends become
-    constants. Nodes that do not change are kept.
+    constants. Nodes that do not change are kept, but for those that stand for a graph and have no
+    rule, such as products by Einstein's summation: their graphs take their places.
     """
     known: dict[Variable, Variable] = {}
     for node in io_toposort([], outputs):
         inputs = [known.get(v, v) for v in node.inputs]
         found = _constants(node, inputs)
+        if found is None and isinstance(node.op, OpFromGraph) and not has_rule(node.op):
+            given = dict(zip(node.op.inner_inputs, inputs, strict=True))
+            inner = clone_replace(node.op.inner_outputs, given, rebuild_strict=False)
+            found = with_static_lengths(inner)
         if found is None:
             if inputs == node.inputs:
                 continue

@@ -1,8 +1,8 @@
 """Data sets of arrays in memory, as batch files, labels and a manifest.
 
-Pictures become those of preprocessing, manifest format 1; other arrays float32 rows, format 2. The
-manifest is written last, with the checksums of the arrays and of every file: a folder without one
-holds nothing, and one with it everything that it names.
+Pictures become those of preprocessing, manifest format 1; other arrays rows of float32, or uint8 as
+they are, format 2. The manifest is written last, with the checksums of the arrays and of every
+file: a folder without one holds nothing, and one with it everything that it names.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from math import floor, prod
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ from tandem.data.manifest import (
 from tandem.data.safe_io import sha256_of
 from tandem.errors import InputError
 from tandem.files import free_bytes, locked, make_folder, remove_partials, write_array
+from tandem.memory import RowType
 from tandem.preprocessing.batches import batch_name
 from tandem.preprocessing.border import inside, mean_colour
 from tandem.preprocessing.prepare import MEAN_NAME, mean_of
@@ -122,14 +123,15 @@ def write_arrays(
     validation: Arrays | None,
     class_names: Sequence[str] | None = None,
 ) -> ArrayManifest:
-    """Write rows of any shape as float32, with classes or with float32 targets.
+    """Write rows of any shape as float32, or uint8, with classes or with float32 targets.
 
     Parameters
     ----------
     train, validation : pair of arrays, or None for no rows
         Rows, numbers (n, ...) of 1 to 3 further axes, if 3 (n, row, column, channel), and a target
         for each: the number of its class, integers (n,); else numbers (n, ...) of up to 3 further
-        axes, which become float32. Their order is kept.
+        axes, which become float32. Their order is kept. Rows
+        that are all uint8 stay so.
     class_names : sequence of str, optional
         Of class 0, 1, ..., by default their numbers; of targets those of each value, or none.
 
@@ -145,15 +147,19 @@ def write_arrays(
         found = " and ".join(str(x.shape) for x, _ in given.values())
         raise InputError(f"x: found arrays {found}, expected (n, ...) with 1 to 3 axes of a row")
     targets, names, labels = _targets(given, class_names)
-    per_file = max(1, FILE_NBYTES // (4 * prod(shape)))
-    with _new(folder, 4 * sum(x.size for x, _ in given.values())):
+    are_bytes = all(x.dtype == np.uint8 for x, _ in given.values())
+    dtype: Literal["uint8", "float32"] = "uint8" if are_bytes else "float32"
+    row = RowType(dtype, shape)
+    per_file = max(1, FILE_NBYTES // row.nbytes)
+    with _new(folder, row.nbytes * sum(len(x) for x, _ in given.values())):
         splits = {}
         for split in SPLITS:
-            x = given[split][0] if split in given else np.empty((0, *shape), np.float32)
-            chunks = (_finite("x", x, part) for part in _parts(len(x), per_file))
+            x = given[split][0] if split in given else np.empty((0, *shape), dtype)
+            parts = _parts(len(x), per_file)
+            chunks = (x[part] if are_bytes else _finite("x", x, part) for part in parts)
             splits[split] = ArraySplit(len(x), _write_split(folder, split, chunks, labels[split]))
         manifest = ArrayManifest(
-            pixels=ArrayRows("float32", shape),
+            pixels=ArrayRows(dtype, shape),
             targets=targets,
             rows_per_file=per_file,
             source=_source(train, validation),

@@ -113,4 +113,14 @@ def divide(
             )
     has_averages = any(not parameter.trainable for parameter in declared.values())
     is_global = config.norm_rows == "global" and has_averages and job == "train"
-    return Division(ranks, rank, placements) if placements or is_global else None
+    if not (placements or is_global):
+        return None
+    if network.undivided:
+        setting = "norm_rows: found global"
+        if placements:
+            setting = f"fully_connected: found {config.fully_connected}"
+        raise InputError(
+            f"{setting} with {network.undivided[0]}, a loop over steps, which trainers cannot "
+            "divide; expected another setting"
+        )
+    return Division(ranks, rank, placements)

@@ -10,7 +10,7 @@ import pytest
 
 from tandem import layers
 from tandem.errors import InputError
-from tandem.ops import MaxPool2d
+from tandem.ops import Conv2dInputGrad, MaxPool2d
 from tandem.ops.batch_norm_folding import fold_batch_norms
 from tests.support.onnx_graphs import by_onnxruntime, translated
 from tests.support.op_checks import MODE, plain_python
@@ -32,6 +32,22 @@ def norm(channels: int) -> dict[str, Any]:
     names = ("weight", "bias", "running_mean", "running_var")
     values = np.random.default_rng(0).uniform(0.5, 2, (4, channels)).astype(np.float32)
     return {f"bn.{n}": pytensor.shared(v, n) for n, v in zip(names, values, strict=True)}
+
+
+def transposed_convolution(x: Any, stride: int, size: tuple[int, int]) -> Any:
+    like = pt.zeros((x.shape[0], 4, *size), dtype="float32")
+    return Conv2dInputGrad(stride=(stride, stride))(like, shared(6, 4, 3, 3), x)
+
+
+def scanned(x: Any) -> Any:
+    def step(part: Any, state: Any, scale: Any) -> list[Any]:
+        return [pt.tanh(part - state * scale), part * state]
+
+    parts, first = x.dimshuffle(1, 0, 2, 3), x[:, 0]
+    loop = pytensor.scan(
+        step, parts, [first, None], shared(9), 6, return_list=True, return_updates=False
+    )
+    return pt.stack(loop)
 
 
 ACTIVATIONS = (
@@ -93,6 +109,20 @@ ACTIVATIONS = (
         (ROWS, lambda x: pt.switch(pt.gt(x, 0), pt.sqrt(abs(x)) / 2, pt.exp(x) ** 1.5)),
         (ROWS, lambda x: pt.maximum(x, pt.log(x**2))),
         (IMAGES, lambda x: x[:, :1].dimshuffle(3, 0, "x", 2)),
+        (IMAGES, lambda x: x[:, ::-1, 7::-2, -3:1:-1]),
+        (IMAGES, lambda x: x[:, -1] + x[:, 2]),
+        (IMAGES, lambda x: x.max((1, 3)) - x.min(2).prod(1)),
+        (IMAGES, lambda x: pt.einsum("abcd,de->aceb", x, shared(9, 2))),
+        (IMAGES, lambda x: pt.matmul(x, shared(9, 2))),
+        (IMAGES, lambda x: pt.take(x, pt.constant([2, -1, 2]), axis=2)),
+        (IMAGES, lambda x: pt.alloc(x[:, :1], x.shape[0], 3, 9, 9) + pt.ones_like(x[:1, :1])),
+        (ROWS, lambda x: shared(3, 4)[pt.floor(abs(pt.sin(x)) * 3).astype("int64")]),
+        (ROWS, lambda x: pt.any(pt.neq(pt.sign(x), 1), axis=1).astype("float32") * x[:, 0]),
+        (ROWS, lambda x: pt.erf(x) + pt.log1p(pt.sqr(x)) + pt.cos(pt.ceil(x))),
+        (ROWS, lambda x: pt.switch(pt.ge(x, 0) & ~pt.lt(x, 0.5) | pt.le(x, -1), x, pt.eq(x, x))),
+        (IMAGES, lambda x: transposed_convolution(x, 2, (20, 19))),
+        (IMAGES, lambda x: transposed_convolution(x, 1, (11, 11))),
+        (IMAGES, scanned),
     ],
 )
 def test_onnx_computes_what_the_op_does(
@@ -116,9 +146,15 @@ def test_onnx_computes_what_the_op_does(
         (lambda x: pt.sort(x), "Sort.* has no translation; register"),
         (lambda x: pt.special.softmax(x), "only a softmax over a single axis"),
         (lambda x: x + pt.tensor("other", dtype="float32", shape=(5,)), "other, which has no"),
-        (lambda x: x.reshape((x.shape[0], -1, x.shape[1] // 2)), "only one length may be unknown"),
-        (lambda x: x[:, ::-1], "Subtensor.* has no translation"),
-        (lambda x: x[0], "Subtensor.* has no translation"),
+        (lambda x: x.reshape((x.shape[0], -1, x.shape[1] // 2)), "Int_div has no translation"),
+        (lambda x: pt.argmax(x), "Argmax.* has no translation"),
+        (lambda x: x[x > 0], "AdvancedSubtensor.* has no translation"),
+        (lambda x: pt.all(pt.gt(x, 0)), "All.* has no translation"),
+        (lambda x: pt.linalg.inv(x), "MatrixInverse.* has no translation"),
+        (
+            lambda x: pytensor.scan(pt.sin, None, x, n_steps=3, return_updates=False),
+            "Scan.* has no translation",
+        ),
         (lambda x: x[: x.shape[1]], "Subtensor.* has no translation"),
         (lambda x: pt.set_subtensor(x[:, 1:], 0), "SetSubtensor.* has no translation"),
         (lambda x: pt.inc_subtensor(x[:, 1:], x[:, :-1]), "IncSubtensor.* has no translation"),

@@ -138,7 +138,9 @@ def test_classes_and_pictures_are_stored_as_such() -> None:
     soft = checked_rows(Given(pictures, np.full((6, 3), 1 / 3)), of)
     form = Form.of([rows, soft], of)  # as soon as one split is not of classes
     assert not form.are_pictures
-    assert form.packed(rows)[0].dtype == np.float32
+    assert form.packed(rows)[0].dtype == np.uint8
+    weighed = checked_rows(Given(images, np.eye(3)[Y], Y), of)
+    assert Form.of([weighed], of).packed(weighed)[0].dtype == np.uint8
     other = checked_rows(Given(np.zeros((6, 9, 9, 1), np.uint8), Y), layout(((None, None, 1),)))
     with pytest.raises(InputError, match="validation_data: found rows of shape"):
         Form.of([rows, other], of)

@@ -67,7 +67,6 @@ def test_nothing_is_left_where_arrays_or_settings_are_refused(tmp_path: Path) ->
         ({"rand_mirror": True}, "rand_mirror: found true with rows of numbers"),
         ({"norm_rows": 3}, "norm_rows: found 3, expected a divisor of global_batch 8"),
         ({"clip_value": 1.0, "exchange": "shared"}, "clip_value is set and exchange is shared"),
-        ({"fully_connected": "sharded"}, "global_batch is 8 and fully_connected is sharded"),
         ({"bacth": 1}, "bacth"),
     ]
     for settings, message in cases:

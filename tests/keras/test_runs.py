@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 import tandem.keras
+from tandem.__main__ import run_verb
 from tandem.artifacts.checkpoint import read_checkpoint
 from tandem.artifacts.run_folder import list_checkpoints
+from tandem.data.manifest import read_any_manifest
 from tandem.errors import InputError
+from tandem.memory import RowType
 from tests.support.keras_models import keras
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:__array__ implementation")]
@@ -336,6 +339,75 @@ def test_pictures_are_stored_as_pictures(tmp_path: Path) -> None:
     assert header.network.crop_size == 8
 
 
+def of_grey_pictures() -> tuple[Any, np.ndarray, np.ndarray]:
+    rng, layers = np.random.default_rng(5), keras.layers
+    x, y = rng.integers(0, 256, (48, 8, 8, 1)).astype(np.uint8), rng.integers(0, 2, 48)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Rescaling(1 / 255),
+            layers.Flatten(),
+            layers.Dense(2, activation="softmax"),
+        ]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model, x, y
+
+
+def test_pictures_with_weights_stay_bytes(tmp_path: Path) -> None:
+    ours, x, y = of_grey_pictures()
+    theirs = clone(ours)
+    tandem.keras.distribute(ours, ["cpu", "cpu"], tmp_path / "run")
+    arguments = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
+    arguments["sample_weight"] = np.random.default_rng(0).uniform(0, 3, 48)
+    theirs.fit(x, y, **arguments)
+    ours.fit(x, y, **arguments)
+    assert_equal_weights(ours, theirs, atol=1e-6)
+    assert read_any_manifest(tmp_path / "run" / "data").row == RowType("uint8", (8, 8, 1))
+
+
+def test_names_of_classes_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    model, x, y = of_grey_pictures()
+    run, picture = tmp_path / "run", tmp_path / "0.png"
+    tandem.keras.distribute(model, ["cpu"], run, class_names=["cat", "dog"])
+    model.fit(x, y, 16, validation_split=0.25, verbose=0)
+    Image.fromarray(np.repeat(x[0], 3, axis=2)).save(picture)
+    assert run_verb("classify", ["--weights", str(run), str(picture)]) == 0
+    shown = capsys.readouterr().out
+    expected = model.predict(x[:1], verbose=0)[0]
+    assert shown.index(("cat", "dog")[expected.argmax()]) < shown.index(
+        ("cat", "dog")[expected.argmin()]
+    )
+    tandem.keras.distribute(model, ["cpu"], run, class_names=["cat", "cow"])
+    with pytest.raises(InputError, match="class_names: found cat, cow, expected those of"):
+        model.fit(x, y, 16, 2, validation_split=0.25, resume=True)
+    report = ["--weights", str(run), "--report", str(tmp_path / "report")]
+    assert run_verb("validate", ["--config", str(run / "config.yaml"), *report]) == 0
+    assert "cat,dog" in (tmp_path / "report" / "confusion.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "message"),
+    [
+        (["cat"], {}, "class_names: found 1, expected 2, as the model has outputs"),
+        (
+            ["a", "b"],
+            {"sample_weight": np.ones(48)},
+            "class_names: found them with weights of rows",
+        ),
+    ],
+)
+def test_names_that_fit_no_classes_are_refused(
+    names: list[str], given: Any, message: str, tmp_path: Path
+) -> None:
+    model, x, y = of_grey_pictures()
+    tandem.keras.distribute(model, ["cpu"], tmp_path / "run", class_names=names)
+    with pytest.raises(InputError, match=message):
+        model.fit(x, y, **given)
+
+
 def test_shares_of_a_batch_may_be_uneven(tmp_path: Path) -> None:
     """Of ten rows 4, 3 and 3, of the last seven 4, 3 and 0; momenta are averaged by them."""
     rng, found = np.random.default_rng(0), []
@@ -350,6 +422,35 @@ def test_shares_of_a_batch_may_be_uneven(tmp_path: Path) -> None:
         model.fit(x, y, 10, 2, verbose=0)
         found.append(model)
     assert_equal_weights(*found, atol=1e-7, rtol=1e-6)
+
+
+def of_steps() -> tuple[Any, np.ndarray, np.ndarray]:
+    layers = keras.layers
+    products = layers.EinsumDense("abc,cd->abd", output_shape=(6, 4), bias_axes="d")
+    model = keras.Sequential([keras.Input((6, 4)), products, layers.LSTM(4), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    return model, rng.normal(size=(64, 6, 4)), rng.normal(size=(64, 3))
+
+
+def of_norms() -> tuple[Any, np.ndarray, np.ndarray]:
+    return classifier("sgd"), *pictures(64)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [(of_steps, {"fully_connected": "sharded"}), (of_norms, {"norm_rows": "global"})],
+)
+def test_trainers_divide_one_graph(make: Any, settings: Any, tmp_path: Path) -> None:
+    ours, x, y = make()
+    theirs = clone(ours)
+    arguments = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
+    tandem.keras.distribute(ours, ["cpu", "cpu"], tmp_path / "run", **settings)
+    with pytest.raises(InputError, match=r"found 15 and .*, expected a multiple of 2"):
+        ours.fit(x, y, 15)
+    theirs.fit(x, y, **arguments)
+    ours.fit(x, y, **arguments)
+    assert_equal_weights(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
 def test_prepared_pictures_are_trained_on_and_cropped(tmp_path: Path) -> None:

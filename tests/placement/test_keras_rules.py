@@ -8,8 +8,11 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.compile.mode import Mode
 
+from tandem.config.schema import Config
+from tandem.errors import InputError
 from tandem.layers import Training
 from tandem.placement import Partial, Placement, Shard, simulate
+from tandem.training.division import divide
 from tests.support.keras_layers import LAYERS, randomize
 from tests.support.keras_models import keras, network_of
 from tests.support.op_checks import plain_python
@@ -17,8 +20,8 @@ from tests.support.op_checks import plain_python
 BATCH, ROWS = 8, 4
 MODE = Mode("py", None)
 SLOW = ("recurrent", "more of images")
-UNDIVIDED = {"rows": [24], "recurrent": [0, 1, 2, 6, 7]}
-"""Numbers of layers that are refused: of Einsum, and of loops over steps."""
+UNDIVIDED = {"recurrent": [0, 1, 2, 6, 7]}
+"""Numbers of layers that are loops over steps."""
 
 
 def united(parts: list[Any], placement: Placement) -> np.ndarray:
@@ -35,11 +38,20 @@ def test_two_ranks_compute_what_one_does(case: str) -> None:
         model = keras.Model(x, layer(x))
         randomize(model)
         network = network_of(model, dtype="float64")
-        if number not in UNDIVIDED.get(case, ()):
+        loops = [layer.name] if number in UNDIVIDED.get(case, ()) else []
+        assert [*network.undivided] == loops
+        if not loops:
             check(network, layer.name)
-            continue
-        with pytest.raises((NotImplementedError, ValueError), match=r"no rule says|needs a shape"):
-            check(network, layer.name)
+
+
+def test_a_loop_over_steps_is_refused() -> None:
+    model = keras.Sequential([keras.Input((6, 4)), keras.layers.SimpleRNN(2, name="steps")])
+    config = Config(fully_connected="sharded")
+    assert divide(network_of(model), config, 2, 0) is None  # there is nothing to divide
+    model.add(keras.layers.Dense(2))
+    message = "fully_connected: found sharded with steps, a loop over steps, which trainers cannot"
+    with pytest.raises(InputError, match=message):
+        divide(network_of(model), config, 2, 0)
 
 
 def check(network: Any, name: str) -> None:

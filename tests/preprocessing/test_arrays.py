@@ -58,6 +58,20 @@ def test_rows_and_targets_are_read_as_they_were_given(
         np.testing.assert_array_equal(labels, expected, strict=True)
 
 
+@pytest.mark.parametrize("shape", [(5,), (6, 6, 3), (6, 7, 1)])
+def test_bytes_stay_bytes_unless_a_split_has_other_numbers(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    x = np.random.default_rng(1).integers(0, 256, (9, *shape), np.uint8)
+    y = numbers(2, 9, 2)
+    for name, validation in (("uint8", x[6:]), ("float32", x[6:] / 2)):
+        manifest = write_arrays(tmp_path / name, (x[:6], y[:6]), (validation, y[6:]))
+        assert manifest.row == RowType(name, shape)
+        for split, rows in (("train", x[:6]), ("val", validation)):
+            found, _ = read(tmp_path / name, split)
+            np.testing.assert_array_equal(found, rows.astype(name), strict=True)
+
+
 @pytest.mark.parametrize("axes", ["grey", "one", "colour"])
 @pytest.mark.parametrize("pad", [0, 2])
 def test_pictures_are_those_of_preprocessing(
@@ -206,7 +220,7 @@ def damaged(folder: Path, change: Callable[[dict[str, Any]], Any]) -> str:
 
 CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "format": (lambda m: m.update(format=3), "format is 3, expected 1 or 2"),
-    "dtype": (lambda m: m["pixels"].update(dtype="object"), "input should be 'float32'"),
+    "dtype": (lambda m: m["pixels"].update(dtype="object"), "input should be 'float32' or 'uint8'"),
     "shape": (lambda m: m["pixels"].update(shape=[2]), "found shape (3, 3), expected (3, 2)"),
     "a huge row": (lambda m: m["pixels"].update(shape=[1 << 40]), "bytes a row"),
     "no axis": (lambda m: m["pixels"].update(shape=[]), "at least 1 item"),

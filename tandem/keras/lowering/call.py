@@ -54,6 +54,8 @@ class Pass:
         Of outputs, bool (batch, step): the steps that count.
     costs : list of variable
         Of regularizers, scalars.
+    loops : dict of str
+        Layers whose steps are a loop, in training or validation.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Pass:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.masks: dict[Variable, TensorVariable] = {}
         self.costs: dict[str, TensorVariable] = {}
+        self.loops: dict[str, None] = {}
         self.budget = Budget()
         self.rows_in_row = 1  # steps that are rows of a larger minibatch
         self._placeholders: dict[str, TensorVariable] = {}

@@ -213,8 +213,9 @@ def recurrent(layer: Call, x: TensorVariable, initial_state: Any = None) -> Any:
     sequences = [cell.project(x).dimshuffle(1, 0, 2)]
     if layer.mask is not None:
         sequences.append(layer.mask.dimshuffle(1, 0, "x"))
-    backwards = layer.flag("go_backwards")
-    if backwards:
+    if layer.mask is not None or cell.steps is None or layer.value("recurrent_dropout"):
+        layer.pass_.loops[layer.name] = None
+    if layer.flag("go_backwards"):
         sequences = [sequence[::-1] for sequence in sequences]
     if layer.mask is None and cell.steps is not None:
         traces = cell.steps(sequences[0], *states)
