@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pyte
+from matplotlib.pyplot import figure as new_figure
 from matplotlib.pyplot import subplots
 from PIL import Image
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -28,6 +29,8 @@ from rich.style import Style
 from rich.text import Text
 
 from tandem.__main__ import main as tandem
+from tandem.artifacts.run_folder import list_checkpoints
+from tandem.classify import Classifier
 from tandem.cost.program import MACHINE
 from tandem.optim import SCHEDULES, Moment
 from tandem.placement_program import DividedNetwork, PlacementOptions
@@ -71,6 +74,7 @@ def main() -> None:
     )
     makers = {
         "run": draw_run,
+        "learned": draw_learned,
         "classified": draw_classified,
         "trace": draw_trace,
         "cost": draw_cost,
@@ -99,6 +103,24 @@ def draw_run(folder: Path) -> Iterator[Path]:
     draw([read_run(run, "demo")]).savefig(curves, dpi=90)
     checked("look", *COMMAND.split()[2:], "--count", "16", "--output", sheet)
     yield from (curves, sheet)
+
+
+def draw_learned(folder: Path) -> Iterator[Path]:
+    """Draw the demo's errors of validation, and a digit of each class with the name it gets."""
+    run = HERE.parent / "runs" / "demo"
+    classes = sorted((HERE.parent / "data" / "demo" / "pictures" / "val").iterdir())
+    digits = [min(each.iterdir()) for each in classes]
+    named = Classifier.load(list_checkpoints(run)[-1]).classify(digits)
+    figure = new_figure(figsize=(9, 2.5), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 2))
+    validations, axis = read_run(run, "demo").validation, left.subplots()
+    axis.plot([v.epoch for v in validations], [100 * v.top1_error for v in validations], ".-")
+    axis.set(xlabel="epochs", title="Wrong digits (%)", ylim=(0, 100))
+    for axis, digit, guesses in zip(right.subplots(2, 5).flat, digits, named, strict=True):
+        axis.imshow(Image.open(digit), cmap="gray")
+        axis.set_title(f"{guesses[0].name}, {guesses[0].probability:.0%}", fontsize=8)
+        axis.set_axis_off()
+    yield saved(figure, folder / "learned.png")
 
 
 def draw_classified(folder: Path) -> Iterator[Path]:
